@@ -1,0 +1,142 @@
+"""BERT (Devlin et al. 2018) and the smaller sizes of Turc et al. 2019, pretrained on masked tokens and next sentence.
+
+The paper's recipe (section 3.1, appendix A.2): 256 lines × 512 tokens, 1M steps, 90 % of them at length 128, Adam at
+1e-4 with 10,000 steps of warm-up, decay 0.01, dropout 0.1, on BooksCorpus and English Wikipedia.
+"""
+
+from data.config import DataConfig
+from models.config import BertConfig
+from train.config import OptimConfig, Run, SaveConfig
+
+
+def _small(layers: int, hidden: int, heads: int) -> Run:
+    return Run(
+        model=BertConfig(layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden),
+        data=DataConfig(batch=32, length=128, predictions=20),
+        optim=OptimConfig(peak_lr=1e-3, warmup=100),
+        save=SaveConfig(every=500),
+        steps=10_000,
+    )
+
+
+def _full(
+    vocab: int, lowercase: bool = True, layers: int = 12, hidden: int = 768, heads: int = 12, remat: bool = False
+) -> Run:
+    return Run(
+        model=BertConfig(
+            vocab=vocab,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            ffn=4 * hidden,
+            dtype="bfloat16",
+            unroll=1,
+            remat="dots" if remat else "none",
+        ),
+        data=DataConfig(batch=256, length=128, predictions=20, lowercase=lowercase),
+        optim=OptimConfig(peak_lr=1e-4, warmup=10_000),
+        steps=1_000_000,
+    )
+
+
+def tiny() -> Run:
+    """2 layers of 128, 4.4M parameters: a first look, on any machine.
+
+    contexture pretrain bert.tiny --dir runs/tiny --data.path FILE
+
+    Turc et al. 2019. Hyperparameters for a small corpus on a CPU. Expect: `make demo` prints what this gives.
+    """
+    return _small(2, 128, 2)
+
+
+def mini() -> Run:
+    """4 layers of 256, 11.2M parameters: a small corpus on a CPU.
+
+    contexture pretrain bert.mini --dir runs/mini --data.path FILE
+
+    Turc et al. 2019. Hyperparameters for a small corpus on a CPU. Expect: not yet run to its end.
+    """
+    return _small(4, 256, 4)
+
+
+def small() -> Run:
+    """4 layers of 512, 28.8M parameters.
+
+    contexture pretrain bert.small --dir runs/small --data.path FILE
+
+    Turc et al. 2019. Hyperparameters for a small corpus. Expect: not yet run to its end.
+    """
+    return _small(4, 512, 8)
+
+
+def medium() -> Run:
+    """8 layers of 512, 41.4M parameters.
+
+    contexture pretrain bert.medium --dir runs/medium --data.path FILE
+
+    Turc et al. 2019. Hyperparameters for a small corpus. Expect: not yet run to its end.
+    """
+    return _small(8, 512, 8)
+
+
+def base() -> Run:
+    """bert-base-uncased, 109.5M parameters, the paper's first phase (length 128).
+
+    contexture pretrain bert.base --dir runs/base --data.path FOLDER --data.tokenizer vocab.txt --mesh.fsdp 4
+
+    Devlin et al. 2018, section 3. Expect: a held-out masked-token perplexity near 4.0 (a figure of the paper's
+    authors) after 4 days on 16 TPU chips. Not yet run here.
+    """
+    return _full(30522)
+
+
+def large() -> Run:
+    """bert-large-uncased, 335.1M parameters, the paper's first phase (length 128).
+
+    contexture pretrain bert.large --dir runs/large --data.path FOLDER --data.tokenizer vocab.txt --mesh.fsdp 8
+
+    Devlin et al. 2018, section 3. Expect: a held-out masked-token perplexity near 3.2 (paper) after 4 days on 64 TPU
+    chips. Not yet run here.
+    """
+    return _full(30522, layers=24, hidden=1024, heads=16, remat=True)
+
+
+def base_cased() -> Run:
+    """bert-base-cased, 108.3M parameters.
+
+    contexture pretrain bert.base_cased --dir runs/base_cased --data.path FOLDER --data.tokenizer vocab.txt
+
+    Devlin et al. 2018, section 3, with the released cased vocabulary. Not yet run.
+    """
+    return _full(28996, lowercase=False)
+
+
+def large_cased() -> Run:
+    """bert-large-cased, 333.6M parameters.
+
+    contexture pretrain bert.large_cased --dir runs/large_cased --data.path FOLDER --data.tokenizer vocab.txt
+
+    Devlin et al. 2018, section 3, with the released cased vocabulary. Not yet run.
+    """
+    return _full(28996, lowercase=False, layers=24, hidden=1024, heads=16, remat=True)
+
+
+def base_chinese() -> Run:
+    """bert-base-chinese, 102.3M parameters; its tokenizer lower-cases.
+
+    contexture pretrain bert.base_chinese --dir runs/chinese --data.path FOLDER --data.tokenizer vocab.txt
+
+    The released Chinese model (multilingual.md of the original). Not yet run.
+    """
+    return _full(21128)
+
+
+def multilingual() -> Run:
+    """bert-base-multilingual-cased, 177.9M parameters; its tokenizer neither lower-cases nor strips accents.
+
+    contexture pretrain bert.multilingual --dir runs/multilingual --data.path FOLDER --data.tokenizer vocab.txt
+
+    The released model of 104 languages (multilingual.md of the original); sampling P(L)^0.7 is the data's business.
+    Not yet run.
+    """
+    return _full(119547, lowercase=False)

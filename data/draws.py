@@ -1,0 +1,54 @@
+"""Chance without state: a 64-bit number for every (key, counter), so that any row can be drawn alone and in any order.
+
+The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+generators", section 4); `draw(key, c)` is the c-th output of the generator seeded with `key`.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+U64 = NDArray[np.uint64]
+_GOLDEN = 0x9E3779B97F4A7C15
+_MUL1 = 0xBF58476D1CE4E5B9
+_MUL2 = 0x94D049BB133111EB
+_ALL = 0xFFFFFFFFFFFFFFFF
+
+# What a draw is for: two purposes never share numbers.
+DOCUMENT, BLOCK_ORDER, WINDOW_ORDER, SURPLUS, CUT_A, CUT_B, MASK_CHOICE, MASK_ACTION = range(1, 9)
+
+
+def key(*parts: int) -> int:
+    """Mixes whole numbers (of any sign) into one 64-bit key; every part matters, so does their order."""
+    state = 0
+    for part in parts:
+        z = (state ^ (part & _ALL)) + _GOLDEN & _ALL
+        z = (z ^ (z >> 30)) * _MUL1 & _ALL
+        z = (z ^ (z >> 27)) * _MUL2 & _ALL
+        state = z ^ (z >> 31)
+    return state
+
+
+def draw(key: int | U64, counter: NDArray[np.integer]) -> U64:
+    """Uniform 64-bit numbers, one for each key and counter (broadcast): `draw(k_B[:, None], c_L[None, :])` → u64 BL."""
+    z = (counter.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.asarray(key, np.uint64)
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(_MUL1)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(_MUL2)
+    z ^= z >> np.uint64(31)
+    return z
+
+
+def unit(numbers: U64) -> NDArray[np.float64]:
+    """64-bit numbers → floats in [0, 1), by their upper 53 bits."""
+    return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def below(numbers: U64, limit: int) -> NDArray[np.int64]:
+    """64-bit numbers → whole numbers in [0, limit), by their upper 32 bits; limit < 2³¹ (bias at most limit / 2³²)."""
+    return ((numbers >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
+
+
+def permutation(key: int, size: int) -> NDArray[np.int64]:
+    """A permutation of range(size), by sorting one number for each place."""
+    return np.argsort(draw(key, np.arange(size)), kind="stable")

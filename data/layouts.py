@@ -1,0 +1,125 @@
+"""How text lies in the arrays of a batch: `[CLS] a [SEP] b [SEP]`."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data import draws
+from data.errors import DataError
+from data.shards import I64, Shards
+from data.streams import Pairs
+from data.tokenizer import Tokenizer
+
+Batch = dict[str, np.ndarray]
+
+
+def cut(pairs: Pairs, numbers: I64, *, length: int, seed: int) -> Pairs:
+    """Cuts both spans so that they fit `length` with three special tokens (truncate_seq_pair).
+
+    A token at a time goes from the longer side (from b where they tie), from its front or its end by a fair coin. The
+    coins of line n are the bits of numbers keyed (seed, n, side).
+    """
+    most = length - 3
+    a, b = pairs.a_length, pairs.b_length
+    over = a + b > most
+    half = most // 2
+    a_kept = np.where(over, np.where(b < half, most - b, np.minimum(a, most - half)), a)
+    b_kept = np.where(over, most - a_kept, b)
+    a_front = _heads(draws.key(draws.CUT_A, seed), numbers, a - a_kept)
+    b_front = _heads(draws.key(draws.CUT_B, seed), numbers, b - b_kept)
+    return Pairs(pairs.a_start + a_front, a_kept, pairs.b_start + b_front, b_kept, pairs.is_random)
+
+
+def _heads(key: int, numbers: I64, flips: I64) -> I64:
+    """How many of the first `flips` coins of each line show heads; coin c is bit c % 64 of the line's number c // 64."""
+    heads = np.zeros(len(flips), np.int64)
+    most = int(flips.max(initial=0))
+    if not most:
+        return heads
+    keys = draws.draw(key, numbers)
+    for word in range((most + 63) // 64):
+        rows = np.flatnonzero(flips > 64 * word)
+        bits = draws.draw(keys[rows], np.full(len(rows), word))
+        spare = (64 - np.minimum(flips[rows] - 64 * word, 64)).astype(np.uint64)
+        heads[rows] += np.bitwise_count(bits << spare)
+    return heads
+
+
+def bert_pair(shards: Shards, pairs: Pairs, tokenizer: Tokenizer, length: int) -> Batch:
+    """Spans that fit → tokens, segments, mask i32 BL, lengths i64 B (special tokens counted), candidates bool BL.
+
+    `a = 7 8, b = 9`, length 8 → tokens `[CLS] 7 8 [SEP] 9 [SEP] [PAD] [PAD]`, segments `0 0 0 0 1 1 0 0`.
+    """
+    B = len(pairs.a_start)
+    spans = np.stack([pairs.a_start, pairs.b_start], 1).ravel(), np.stack([pairs.a_length, pairs.b_length], 1).ravel()
+    place = np.arange(length)
+    a_end = (1 + pairs.a_length)[:, None]
+    end = a_end + 1 + pairs.b_length[:, None]
+    text_BL = (place > 0) & (place != a_end) & (place < end)
+    tokens_BL = np.full((B, length), tokenizer.pad, np.int32)
+    tokens_BL[text_BL] = shards.read(*spans)
+    _place_specials(tokens_BL, a_end[:, 0], end[:, 0], tokenizer)
+    segments_BL = ((place > a_end) & (place <= end)).astype(np.int32)
+    mask_BL = (place <= end).astype(np.int32)
+    lengths = end[:, 0] + 1
+    return {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL, "lengths": lengths, "candidates": text_BL}
+
+
+def _place_specials(tokens_BL: NDArray[np.int32], a_end: I64, end: I64, tokenizer: Tokenizer) -> None:
+    rows = np.arange(len(tokens_BL))
+    tokens_BL[:, 0] = tokenizer.cls
+    tokens_BL[rows, a_end] = tokenizer.sep
+    tokens_BL[rows, end] = tokenizer.sep
+
+
+def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], length: int) -> Batch:
+    """Texts or pairs of texts → tokens, segments, mask i32 BL. What is too long loses its end (of a pair, the longer).
+
+    Raises: DataError where `length` has no room for the special tokens and a token of each text.
+    """
+    if length < 5:
+        raise DataError(f"length={length} has no room for a pair of texts and its special tokens; give at least 5")
+    pairs = [(text, None) if isinstance(text, str) else text for text in texts]
+    firsts = tokenizer.encode([a for a, _ in pairs])
+    seconds = iter(tokenizer.encode([b for _, b in pairs if b is not None]))
+    tokens_BL = np.full((len(pairs), length), tokenizer.pad, np.int32)
+    segments_BL = np.zeros_like(tokens_BL)
+    mask_BL = np.zeros_like(tokens_BL)
+    for row, ((_, second), a) in enumerate(zip(pairs, firsts, strict=True)):
+        if second is None:
+            line = [tokenizer.cls, *a[: length - 2], tokenizer.sep]
+        else:
+            b = next(seconds)
+            room, half = length - 3, (length - 3) // 2
+            if len(a) + len(b) > room:
+                a = a[: room - len(b) if len(b) < half else min(len(a), room - half)]
+                b = b[: room - len(a)]
+            line = [tokenizer.cls, *a, tokenizer.sep, *b, tokenizer.sep]
+            segments_BL[row, len(a) + 2 : len(line)] = 1
+        tokens_BL[row, : len(line)] = line
+        mask_BL[row, : len(line)] = 1
+    return {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL}
+
+
+def describe(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:
+    """A line decoded back to text, for people: `[CLS] the {cat→[MASK]} sat [SEP]`, as {label→what stands there}."""
+    length = int(batch["mask"][row].sum())
+    pieces = [tokenizer.token(number) for number in batch["tokens"][row, :length].tolist()]
+    counted = 0
+    if "slots" in batch:
+        used = batch["slot_weights"][row] > 0
+        slots, labels = batch["slots"][row][used].tolist(), batch["labels"][row][used].tolist()
+        for slot, label in zip(slots, labels, strict=True):
+            shown = tokenizer.token(label)
+            mark = shown.removeprefix("##")
+            pieces[slot] = ("##" if mark != shown else "") + f"{{{mark}→{pieces[slot]}}}"
+            counted += 1
+    text = ""
+    for piece in pieces:
+        text += piece[2:] if piece.startswith("##") and text else " " + piece
+    second = int(batch["segments"][row, :length].sum())
+    facts = [f"{length} tokens", f"{length - second} in segment 0, {second} in segment 1", f"{counted} to guess"]
+    if "is_random" in batch:
+        facts.append("the second span is random" if batch["is_random"][row] else "the second span is the next")
+    return f"{text.strip()}\n({'; '.join(facts)})"

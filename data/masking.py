@@ -1,0 +1,72 @@
+"""What a masked language model must guess: BERT's choice of slots (create_pretraining_data.py; BERT, section 3.1)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data import draws
+from data.shards import I64
+
+I32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Masked:
+    """tokens i32 BL with slots replaced; slots, labels i32 BP and weights f32 BP, where unused slots are 0, 0 and 0."""
+
+    tokens: I32
+    slots: I32
+    labels: I32
+    weights: NDArray[np.float32]
+
+
+def bert_masking(
+    tokens_BL: I32,
+    candidates_BL: NDArray[np.bool_],
+    lengths_B: I64,
+    numbers_B: I64,
+    *,
+    seed: int,
+    predictions: int,
+    masked_fraction: float,
+    mask: int,
+    vocab: int,
+) -> Masked:
+    """Chooses min(P, max(1, round(length · fraction))) of a line's candidates, and makes 80 % of them [MASK], 10 % any
+    id of the vocabulary, and leaves 10 % as they are.
+
+    `lengths` count the special tokens, which are no candidates; halves round to even. The choice depends on (seed, the
+    line's number) alone. Slots ascend.
+
+    Differs: the original masks a line once, before training; here each pass masks it anew. The original may mask fewer
+    pieces than wanted where it joins whole words; here are no whole words.
+    """
+    B, L = tokens_BL.shape
+    P = predictions
+    choice_B = draws.draw(draws.key(draws.MASK_CHOICE, seed), numbers_B)
+    # The place in the low bits keeps all numbers of a line apart, so that exactly `count` are the smallest.
+    low = np.uint64((1 << max(L - 1, 1).bit_length()) - 1)
+    lots_BL = draws.draw(choice_B[:, None], np.arange(L)[None, :]) & ~low | np.arange(L, dtype=np.uint64)
+    lots_BL[~candidates_BL] = np.uint64(0xFFFFFFFFFFFFFFFF)
+    count_B = np.minimum(P, np.maximum(1, np.rint(lengths_B * masked_fraction).astype(np.int64)))
+    count_B = np.minimum(count_B, candidates_BL.sum(1))
+    smallest_BP = np.partition(lots_BL, P - 1, axis=1)[:, :P] if P < L else lots_BL.copy()
+    smallest_BP.sort(axis=1)
+    last_B = smallest_BP[np.arange(B), np.maximum(count_B, 1) - 1]
+    chosen_BL = (lots_BL <= last_B[:, None]) & (count_B > 0)[:, None]
+    rows, columns = np.nonzero(chosen_BL)
+    used_BP = np.arange(P)[None, :] < count_B[:, None]
+
+    slots_BP = np.zeros((B, P), np.int32)
+    labels_BP = np.zeros((B, P), np.int32)
+    slots_BP[used_BP] = columns
+    labels = tokens_BL[rows, columns]
+    labels_BP[used_BP] = labels
+
+    action_B = draws.draw(draws.key(draws.MASK_ACTION, seed), numbers_B)
+    first, second, third = (draws.draw(action_B[rows], 3 * columns + part) for part in range(3))
+    replaced = np.where(draws.unit(second) < 0.5, labels, draws.below(third, vocab))
+    tokens = tokens_BL.copy()
+    tokens[rows, columns] = np.where(draws.unit(first) < 0.8, mask, replaced)
+    return Masked(tokens, slots_BP, labels_BP, used_BP.astype(np.float32))

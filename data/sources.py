@@ -1,0 +1,174 @@
+"""Raw text: files and folders → lines with document borders → sentences, in bounded memory.
+
+A text file (*.txt) holds a sentence or a paragraph in each line and a blank line between documents; a *.jsonl file
+holds an object with "text" in each line, one document each, whose lines are its paragraphs.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from data.errors import DataError
+
+KINDS = (".txt", ".jsonl")
+_WANTED = 'every line of a *.jsonl is like {"text": "…"}'
+LONGEST_LINE = 1 << 20
+"""Bytes after which a line of a *.txt file is cut (at a space where it has one), so that no file need fit in memory."""
+
+
+def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") -> list[Path]:
+    """A file, several, or folders → files; a folder stands for its sorted *.txt and *.jsonl.
+
+    Raises: DataError naming what is missing, empty, or given twice.
+    """
+    paths = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not paths:
+        raise DataError(f"{what} names no text; give a file, several, or a folder")
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(p for p in path.iterdir() if p.suffix in KINDS and p.is_file())
+            if not inside:
+                raise DataError(f"{path}: {what} is a folder without *.txt or *.jsonl; give text files or their folder")
+            files += inside
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise DataError(f"{path}: {what} names no such file or folder; check the path")
+    seen: set[Path] = set()
+    for file in files:
+        if file.resolve() in seen:
+            raise DataError(f"{file}: {what} names this file twice; give every file once")
+        seen.add(file.resolve())
+        if not file.stat().st_size:
+            raise DataError(f"{file}: the file is empty; {what} wants text in UTF-8")
+    return files
+
+
+def documents(path: Path, seen: Callable[[bytes], Any] = len) -> Iterator[tuple[int, str]]:
+    """The file's lines as (line number, line without outer spaces); an empty line marks a border between documents.
+
+    Every byte goes through `seen` (a digest's update, a counter) as it is read. Memory is bounded by one line: that of
+    a *.txt is cut at LONGEST_LINE bytes, that of a *.jsonl is one document.
+
+    Raises: DataError with file:line for what is not UTF-8, or not the JSON that is wanted.
+    """
+    if path.suffix == ".jsonl":
+        yield from _json_documents(path, seen)
+    else:
+        for number, raw in _raw_lines(path, seen, LONGEST_LINE):
+            yield number, _text(path, number, raw).strip()
+
+
+def texts(paths: Iterable[Path]) -> Iterator[str]:
+    """All lines of the files, borders left out: what a tokenizer learns from."""
+    for path in paths:
+        for _, line in documents(path):
+            if line:
+                yield line
+
+
+def _json_documents(path: Path, seen: Callable[[bytes], Any]) -> Iterator[tuple[int, str]]:
+    for number, raw in _raw_lines(path, seen, -1):
+        line = _text(path, number, raw)
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            reason = getattr(error, "msg", "nested too deep")
+            raise DataError(f"{path}:{number}: not JSON ({reason}); {_WANTED}") from None
+        text = record.get("text") if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise DataError(f'{path}:{number}: no "text" that is a string; {_WANTED}')
+        for paragraph in text.splitlines():
+            if paragraph.strip():
+                yield number, paragraph.strip()
+        yield number, ""
+
+
+def _raw_lines(path: Path, seen: Callable[[bytes], Any], limit: int) -> Iterator[tuple[int, bytes]]:
+    """Lines as bytes, each with its number; one over the limit comes in pieces, cut at a space or a whole character."""
+    with path.open("rb") as file:
+        number, rest = 1, b""
+        while piece := file.readline(limit):
+            seen(piece)
+            if number == 1 and not rest:
+                piece = piece.removeprefix(b"\xef\xbb\xbf")
+            raw, rest = rest + piece, b""
+            if raw.endswith(b"\n"):
+                yield number, raw
+                number += 1
+                continue
+            if 0 < limit <= len(raw):
+                cut = raw.rfind(b" ", 1) + 1
+                if not cut:
+                    cut = len(raw)
+                    while cut > len(raw) - 4 and raw[cut - 1] & 0xC0 == 0x80:
+                        cut -= 1
+                    cut = cut - 1 if raw[cut - 1] >= 0xC0 else cut
+                raw, rest = raw[:cut], raw[cut:]
+                yield number, raw
+            else:
+                rest = raw
+        if rest:
+            yield number, rest
+
+
+def _text(path: Path, number: int, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        column = len(raw[: error.start].decode("utf-8")) + 1
+        where = f"byte 0x{raw[error.start]:02x} at column {column}"
+        raise DataError(f"{path}:{number}: not UTF-8 ({where}); save the file as UTF-8") from None
+
+
+# A sentence ends at these, with what closes quotes and brackets after them; CJK stops need no space to follow.
+_CLOSING = "\"'”’»)\\]}›"
+_END = re.compile(
+    rf"[.!?…؟।۔]+[{_CLOSING}]*(?P<gap>\s+)(?=(?P<next>\S))|[。！？]+[”’」』）》〉】\"')]*(?P<cjk>\s*)(?=\S)",
+)
+_ABBREVIATIONS = frozenset(
+    "mr mrs ms dr prof st sr jr rev hon gen col capt lt sgt maj cmdr adm gov sen rep pres messrs mme mlle mt ft "
+    "vs etc al cf ca approx fig figs eq eqs sec ch chap vol vols pp ed eds est dept univ inc ltd co corp bros "
+    "jan feb mar apr jun jul aug sep sept oct nov dec op viz".split()
+)
+_BEFORE_A_NUMBER = frozenset("no nos nr p art".split())
+_LAST_WORD = re.compile(r"[^\s(\[{\"'“‘«—–-]*\Z")
+
+
+def sentences(line: str) -> list[str]:
+    """Splits a paragraph: `"Dr. Who left. He ran!" → ["Dr. Who left.", "He ran!"]`.
+
+    A stop ends a sentence when a space follows and then something that may begin one (no lower-case letter, no closing
+    mark); abbreviations, initials, `e.g.` and the like end none. 。！？ end one without a space. Text without such
+    marks stays whole.
+    """
+    pieces: list[str] = []
+    start = 0
+    for match in _END.finditer(line):
+        follows = match["next"]
+        if follows is not None:
+            if follows.islower() or follows in ",;:)]}%&":
+                continue
+            before = line[max(start, match.start() - 24) : match.start()]
+            if line[match.start()] == "." and _abbreviated(before, follows):
+                continue
+        end = match.start("gap" if follows is not None else "cjk")
+        pieces.append(line[start:end])
+        start = match.end()
+    if start < len(line):
+        pieces.append(line[start:])
+    return pieces
+
+
+def _abbreviated(before: str, follows: str) -> bool:
+    found = _LAST_WORD.search(before)
+    word = found[0] if found else ""
+    if len(word) == 1 or (len(word) > 2 and word[-2] == "."):
+        return word[-1].isalpha()
+    word = word.lower()
+    return word in _ABBREVIATIONS or (word in _BEFORE_A_NUMBER and follows.isdigit())

@@ -1,0 +1,82 @@
+"""BERT's encoder (Devlin et al. 2018, section 3; post-norm as in Vaswani et al. 2017)."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from models.attention import Attention
+from models.blocks import FeedForward, Linear, Norm, stack
+from models.config import BertConfig
+from models.dropout import Noise, dropout
+from models.embeddings import Embeddings
+from models.shapes import Encoding, constrain
+
+# Dropout's sites: the embeddings, then three in each layer.
+_EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3
+_SITES_PER_LAYER = 3
+
+
+def _init(config: BertConfig) -> Any:
+    """Normal, cut at two deviations and not rescaled, as TensorFlow's truncated_normal."""
+    return nn.initializers.truncated_normal(config.init_std)
+
+
+def sizes(config: BertConfig) -> dict[str, int]:
+    """The letters of a configuration: {"V": 30522, "D": 768, …}."""
+    return {
+        "V": config.vocab,
+        "T": config.segments,
+        "N": config.layers,
+        "D": config.hidden,
+        "H": config.heads,
+        "K": config.hidden // config.heads,
+        "F": config.ffn,
+    }
+
+
+class Block(nn.Module):
+    """norm(x + attention(x)), then norm(x + ffn(x)); dropout on the attention weights and on both sums' new part."""
+
+    config: BertConfig
+
+    def setup(self) -> None:
+        c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
+        self.attention = Attention(size, c.attention_dropout, _init(c), dtype)
+        self.attention_norm = Norm(c.eps, dtype)
+        self.ffn = FeedForward(size, c.gelu, _init(c), dtype)
+        self.ffn_norm = Norm(c.eps, dtype)
+
+    def __call__(self, x_BLD: jax.Array, layer: jax.Array, bias_BHLM: jax.Array, noise: Noise | None) -> jax.Array:
+        rate, site = self.config.dropout, layer * _SITES_PER_LAYER
+        new_BLD = self.attention(x_BLD, bias_BHLM, noise, site + _ATTENTION)
+        x_BLD = self.attention_norm(x_BLD + dropout(new_BLD, rate, noise, site + _AFTER_ATTENTION))
+        new_BLD = self.ffn(x_BLD)
+        return self.ffn_norm(x_BLD + dropout(new_BLD, rate, noise, site + _AFTER_FFN))
+
+
+class Bert(nn.Module):
+    """tokens, segments, mask (all i32 BL) → Encoding, pooled by tanh(dense([CLS])).
+
+    The mask is over keys only: -10000 is added to a padded key's logit, and padded queries attend all the same,
+    as in the original. positions (i32 BL) may say where each token stands; packs are not read by BERT.
+    """
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Encoding:
+        c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
+        embeddings = Embeddings(size, c.length, c.dropout, c.eps, _init(c), dtype, name="embeddings")
+        x_BLD, table_VD = embeddings(
+            batch["tokens"], batch["segments"], batch.get("positions"), noise, _EMBEDDINGS
+        )
+        x_BLD = constrain(x_BLD, "BLD")
+        mask_BL = batch["mask"]
+        bias_BHLM = (1.0 - mask_BL.astype(jnp.float32))[:, None, None, :] * -10000.0
+        out_BLD, layers = stack(
+            Block, (c,), x_BLD, bias_BHLM, noise, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
+        )
+        pooled_BD = jnp.tanh(Linear("BD,D_->B_", {**size, "_": c.hidden}, _init(c), dtype, name="pooler")(out_BLD[:, 0]))
+        return Encoding(out_BLD, mask_BL, pooled_BD, (x_BLD, *layers) if states else (), table_VD)

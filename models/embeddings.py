@@ -1,0 +1,45 @@
+"""Tables of vectors: tokens, positions, segments."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from models.blocks import Init, Norm
+from models.dropout import Noise, dropout
+
+
+class Embeddings(nn.Module):
+    """Token + position + segment vectors, normed, with dropout (BERT, section 3.2).
+
+    tokens_BL, segments_BL → x_BLD, and the token table for a tied softmax. positions_BL counts 0, 1, … unless given.
+    """
+
+    sizes: dict[str, int]
+    length: int
+    rate: float
+    eps: float
+    kernel_init: Init
+    dtype: Any
+
+    def setup(self) -> None:
+        size = self.sizes
+        self.tokens = self.param("tokens", self.kernel_init, (size["V"], size["D"]))
+        self.positions = self.param("positions", self.kernel_init, (self.length, size["D"]))
+        self.segments = self.param("segments", self.kernel_init, (size["T"], size["D"]))
+        self.norm = Norm(self.eps, self.dtype)
+
+    def __call__(
+        self,
+        tokens_BL: jax.Array,
+        segments_BL: jax.Array,
+        positions_BL: jax.Array | None,
+        noise: Noise | None,
+        site: int,
+    ) -> tuple[jax.Array, jax.Array]:
+        L = tokens_BL.shape[1]
+        positions_BLD = self.positions[None, :L] if positions_BL is None else self.positions[positions_BL]
+        types_BLT = jax.nn.one_hot(segments_BL, self.sizes["T"], dtype=self.segments.dtype)
+        x_BLD = self.tokens[tokens_BL] + positions_BLD + jnp.einsum("BLT,TD->BLD", types_BLT, self.segments)
+        return dropout(self.norm(x_BLD), self.rate, noise, site), self.tokens

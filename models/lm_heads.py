@@ -1,0 +1,50 @@
+"""The heads that pretraining trains: masked tokens and next sentence (BERT, section 3.1)."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from models.blocks import ACTIVATIONS, Init, Linear, Norm
+from models.shapes import Encoding, constrain
+
+
+class MaskedLM(nn.Module):
+    """Logits of the predicted slots: Encoding, slots i32 BP → float32 BPV.
+
+    Only the P slots pass through the head. The softmax is tied to the token table; its bias is the head's own.
+    """
+
+    sizes: dict[str, int]
+    activation: str
+    eps: float
+    kernel_init: Init
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array]) -> jax.Array:
+        assert encoding.table_VD is not None, "MaskedLM is tied to a token table, and this backbone gives none"
+        size = {**self.sizes, "_": self.sizes["D"]}
+        x_BPD = jnp.take_along_axis(encoding.hidden_BLD, batch["slots"][:, :, None], axis=1)
+        x_BPD = Linear("BPD,D_->BP_", size, self.kernel_init, self.dtype, name="transform")(x_BPD)
+        x_BPD = Norm(self.eps, self.dtype, name="norm")(ACTIVATIONS[self.activation](x_BPD))
+        bias_V = self.param("bias", nn.initializers.zeros, (self.sizes["V"],))
+        table_VD = constrain(encoding.table_VD.astype(self.dtype), "V_")
+        logits_BPV = jnp.einsum("BPD,VD->BPV", x_BPD, table_VD, preferred_element_type=jnp.float32)
+        return logits_BPV + bias_V[None, None]
+
+
+class NextSentence(nn.Module):
+    """Is b what follows a? Encoding → float32 BC; class 0 = it is, 1 = it was drawn at random."""
+
+    sizes: dict[str, int]
+    kernel_init: Init
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array]) -> jax.Array:
+        assert encoding.pooled_BD is not None, "NextSentence reads a pooled vector, and this backbone gives none"
+        linear = Linear("BD,DC->BC", {**self.sizes, "C": 2}, self.kernel_init, self.dtype, name="linear")
+        nn.share_scope(self, linear)
+        return linear(encoding.pooled_BD).astype(jnp.float32)

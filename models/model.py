@@ -1,0 +1,65 @@
+"""Model = backbone + heads. Parameters are always {"backbone": …, "heads_<name>": …}."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from models import bert, lm_heads
+from models.config import BertConfig, ModelConfig
+from models.dropout import Noise
+from models.shapes import Encoding
+
+
+@flax.struct.dataclass
+class Outputs:
+    """What a model answers: the encoding and each head's logits by name."""
+
+    encoding: Encoding
+    heads: dict[str, jax.Array]
+
+
+class Model(nn.Module):
+    """A backbone with its heads: batch of fields by name → Outputs.
+
+    noise makes dropout's masks (None: evaluation). states asks for every layer's output.
+    """
+
+    backbone: nn.Module
+    heads: dict[str, nn.Module]
+
+    def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Outputs:
+        encoding = self.backbone(batch, noise, states=states)
+        return Outputs(encoding, {name: head(encoding, batch) for name, head in self.heads.items()})
+
+
+def _mlm(config: BertConfig) -> nn.Module:
+    return lm_heads.MaskedLM(
+        bert.sizes(config), config.gelu, config.eps, bert._init(config), jnp.dtype(config.dtype)
+    )
+
+
+def _nsp(config: BertConfig) -> nn.Module:
+    return lm_heads.NextSentence(bert.sizes(config), bert._init(config), jnp.dtype(config.dtype))
+
+
+FAMILIES: dict[type, Callable[[Any], nn.Module]] = {BertConfig: bert.Bert}
+HEADS: dict[str, Callable[[Any], nn.Module]] = {"mlm": _mlm, "nsp": _nsp}
+
+
+def build(config: ModelConfig, heads: tuple[str, ...] = ()) -> Model:
+    """The model of a configuration with the heads named: `build(BertConfig(), ("mlm", "nsp"))`."""
+    return Model(FAMILIES[type(config)](config), {name: HEADS[name](config) for name in heads})
+
+
+def example(fields: dict[str, str], sizes: dict[str, int]) -> dict[str, jax.Array]:
+    """A batch of ones by its spec, for shapes: `example({"tokens": "i32 BL"}, {"B": 1, "L": 8})`."""
+    kinds = {"i32": jnp.int32, "f32": jnp.float32}
+    batch = {}
+    for name, spec in fields.items():
+        kind, _, dims = spec.partition(" ")
+        batch[name] = jnp.ones(tuple(sizes[letter] for letter in dims), kinds[kind])
+    return batch

@@ -1,0 +1,255 @@
+"""Checkpoints: written in the background, verified number by number when read, with a loud fall-back.
+
+A checkpoint is one Orbax composite of three items: `state` (the arrays), `meta` (JSON: the step, what it was trained
+on) and `digest` (JSON: a digest of each array, of `meta` and of itself). Orbax alone would read a flipped byte as a
+number; the digests are what makes a damaged file known.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+from orbax.checkpoint import checkpoint_managers as policies
+
+from models.shapes import path_of
+from train.config import CheckpointError, SaveConfig
+from train.mesh import replicated
+
+FORMAT = 1
+_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
+
+
+def _digest_one(x: jax.Array) -> jax.Array:
+    """A word (u32) that changes with any element's value or place, the same however the array is cut over devices."""
+    x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
+    b = jax.lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize]).astype(jnp.uint32)
+    place = jnp.zeros((1,) * b.ndim, jnp.uint32)
+    for axis in range(b.ndim):
+        place = place * jnp.uint32(b.shape[axis]) + jax.lax.broadcasted_iota(jnp.uint32, b.shape, axis)
+    place = place * jnp.uint32(2654435761) + jnp.uint32(1)
+    return jnp.sum((b ^ (b >> 15)) * (place | 1), dtype=jnp.uint32)
+
+
+_digest_all = jax.jit(lambda leaves: jnp.stack([_digest_one(x) for x in leaves]))
+
+
+def digests(tree: Any, mesh: Mesh) -> dict[str, int]:
+    """path → digest of every array of a tree; computed where the arrays live."""
+    paths, leaves = zip(*jax.tree_util.tree_flatten_with_path(tree)[0], strict=True)
+    words = np.asarray(jax.device_get(jax.jit(_digest_all, out_shardings=replicated(mesh))(list(leaves))))
+    return {path_of(path): int(word) for path, word in zip(paths, words, strict=True)}
+
+
+def _text_digest(tree: Any) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def steps(directory: Path) -> list[int]:
+    """The steps that lie in a checkpoint folder, oldest first, good or not."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit() and entry.is_dir())
+
+
+def _read_item(directory: Path, item: str) -> Any:
+    path = directory / item / "metadata"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"item {item}: {path.name} is missing") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"item {item}: cannot be read ({_first_line(error)})") from None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) < 160 else text[:157] + "…"
+
+
+def _read_json(directory: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """(meta, array digests) of one checkpoint, both verified."""
+    digest = _read_item(directory, "digest")
+    if not isinstance(digest, dict) or digest.pop("self", None) != _text_digest(digest):
+        raise CheckpointError("item digest: does not match its own digest")
+    meta = _read_item(directory, "meta")
+    if _text_digest(meta) != digest["meta"]:
+        raise CheckpointError("item meta: does not match its digest")
+    return meta, digest["arrays"]
+
+
+def read_meta(directory: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself. Raises CheckpointError where it is damaged."""
+    return _read_json(directory)[0]
+
+
+def _read_arrays(directory: Path, wanted: Any, prefix: str) -> Any:
+    """Arrays of `wanted`'s shapes and shardings, a part of the stored tree under prefix ('' for all of it)."""
+    restore = ocp.checkpoint_utils.construct_restore_args
+    target = {prefix: wanted} if prefix else wanted
+    arguments = ocp.args.PyTreeRestore(target, restore_args=restore(target), partial_restore=bool(prefix))
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            found = reader.restore((directory / "state").absolute(), args=arguments)
+    except Exception as error:
+        raise CheckpointError(f"item state: cannot be read ({_first_line(error)})") from None
+    return found[prefix] if prefix else found
+
+
+def restore(directory: Path, wanted: Any, mesh: Mesh, prefix: str = "") -> tuple[Any, dict[str, Any]]:
+    """One checkpoint: (arrays like `wanted`, verified; meta). `wanted` holds ShapeDtypeStructs with shardings.
+
+    Raises CheckpointError naming the item or the array that is damaged, or that has another shape than is wanted.
+    """
+    meta, stored = _read_json(directory)
+    shapes = {path_of(k): x for k, x in jax.tree_util.tree_flatten_with_path(wanted)[0]}
+    start = prefix + "/" if prefix else ""
+    there = {name[len(start) :]: word for name, word in stored.items() if name.startswith(start)}
+    if set(there) != set(shapes):
+        odd = sorted(set(there) ^ set(shapes))[0]
+        side = "holds" if odd in there else "lacks"
+        raise CheckpointError(f"it {side} {start}{odd}, unlike this model")
+    for name, x in shapes.items():
+        if list(x.shape) != meta["shapes"][start + name]:
+            raise CheckpointError(f"it holds {start}{name} {meta['shapes'][start + name]}, this model wants {list(x.shape)}")
+    state = _read_arrays(directory, wanted, prefix)
+    found = digests(state, mesh)
+    for name, word in there.items():
+        if found[name] != word:
+            raise CheckpointError(f"array {start}{name}: its values do not match their digest")
+    return state, meta
+
+
+class Checkpoints:
+    """The checkpoints of one run: `checkpoints/<step>/`."""
+
+    def __init__(self, run_directory: Path, mesh: Mesh, config: SaveConfig, say: Callable[[str], None]) -> None:
+        self.directory = (run_directory / "checkpoints").absolute()
+        self.damaged = (run_directory / "damaged").absolute()
+        self.mesh, self.config, self.say = mesh, config, say
+        self._manager: ocp.CheckpointManager | None = None
+        for noisy in ("absl", "orbax"):
+            logging.getLogger(noisy).setLevel(logging.ERROR)
+
+    def restore_latest(self, wanted: Any) -> tuple[Any, dict[str, Any]] | None:
+        """The newest checkpoint that is good in every number, or None where there is none at all.
+
+        Says what is wrong with each that is not, and lays it aside in `damaged/`. Raises CheckpointError where there
+        are checkpoints and none is good.
+        """
+        found = steps(self.directory)
+        bad: list[str] = []
+        for step in reversed(found):
+            try:
+                state, meta = restore(self.directory / str(step), wanted, self.mesh)
+                if meta["step"] != step:
+                    raise CheckpointError(f"item meta: is of step {meta['step']}")
+            except CheckpointError as error:
+                bad.append(f"step {step}: {error}")
+                self.say(f"warning: checkpoint of {bad[-1]}; trying the one before")
+                continue
+            if bad:
+                self._lay_aside([s for s in found if s > step])
+            return state, meta
+        if bad:
+            raise CheckpointError(
+                f"no good checkpoint is left in {self.directory} ({'; '.join(bad)}); "
+                "give another --dir to start again from nothing"
+            )
+        return None
+
+    def _lay_aside(self, bad: list[int]) -> None:
+        if jax.process_index() == 0:
+            self.damaged.mkdir(exist_ok=True)
+            for step in bad:
+                number = sum(1 for _ in self.damaged.glob(f"{step}-*"))
+                os.rename(self.directory / str(step), self.damaged / f"{step}-{number}")
+            self.say(f"the damaged checkpoints are laid aside in {self.damaged}")
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("damaged checkpoints laid aside")
+
+    def _open(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            if jax.process_index() == 0:
+                for left in self.directory.glob("*.orbax-checkpoint-tmp*"):
+                    shutil.rmtree(left, ignore_errors=True)
+            latest = policies.LatestN(self.config.latest)
+            best = policies.BestN(
+                get_metric_fn=lambda m: m["loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False
+            )
+            kept: list[Any] = [latest, best]
+            if self.config.keep_every:
+                kept.append(policies.EveryNSteps(self.config.keep_every))
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=policies.AnyPreservationPolicy(kept), enable_async_checkpointing=True
+            )
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        return self._manager
+
+    def save(self, step: int, state: Any, meta: dict[str, Any], held_out: dict[str, float] | None) -> None:
+        """Begin to write the state of a step; the write goes on in the background.
+
+        Raises CheckpointError where the write before this one has failed.
+        """
+        shapes = {path_of(k): list(x.shape) for k, x in jax.tree_util.tree_flatten_with_path(state)[0]}
+        meta = {"format": FORMAT, "step": step, **meta, "shapes": shapes}
+        digest: dict[str, Any] = {"arrays": digests(state, self.mesh), "meta": _text_digest(meta)}
+        digest["self"] = _text_digest(digest)
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta), digest=ocp.args.JsonSave(digest)
+        )
+        try:
+            manager = self._open()
+            manager.wait_until_finished()
+            manager.save(step, args=items, metrics=held_out, force=True)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: BaseException) -> CheckpointError:
+        space = re.search(r"No space left|File too large|ENOSPC|EFBIG|RESOURCE_EXHAUSTED", str(error))
+        why = "the disk is full" if space else _first_line(error)
+        good = [s for s in steps(self.directory)]
+        last = f"the last good checkpoint is of step {good[-1]}" if good else "there is no checkpoint yet"
+        return CheckpointError(f"could not write a checkpoint to {self.directory}: {why}; {last}")
+
+    @property
+    def finished(self) -> int:
+        """The newest step that is on disk, whole."""
+        return (steps(self.directory) or [0])[-1]
+
+    def wait(self) -> None:
+        """Until what was begun is on disk. Raises CheckpointError where it could not be written."""
+        if self._manager is not None:
+            try:
+                self._manager.wait_until_finished()
+            except Exception as error:
+                raise self._failed(error) from error
+
+    def abandon(self) -> None:
+        """Let go of the folder whatever happened; for the way out of an error."""
+        if self._manager is not None:
+            with contextlib.suppress(Exception):
+                self._manager.close()
+            self._manager = None
+
+    def close(self) -> None:
+        """Let go of the folder; call wait first."""
+        if self._manager is not None:
+            try:
+                self._manager.close()
+            except Exception as error:
+                raise self._failed(error) from error
+            self._manager = None

@@ -1,0 +1,174 @@
+"""A run's folder: taken by one process at a time, described by run.json, with its tokenizer and its data."""
+
+import fcntl
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+from data.prepare import prepare
+from data.shards import Shards
+from data.sources import expand, texts
+from data.tokenizer import WordPiece, learn_wordpiece, load_tokenizer
+from train import config as configs
+from train.config import CheckpointError, ConfigError, Run
+
+Say = Callable[[str], None]
+
+
+def take(directory: Path) -> IO[str]:
+    """Make the folder and hold it, so that no second run writes into it. Keep what is returned for as long as it runs.
+
+    Raises ConfigError where another process holds it, CheckpointError where it cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = open(directory / "lock", "a+", encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be written: {error.strerror}; give another --dir") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        holder = lock.read().strip() or "another process"
+        lock.close()
+        raise ConfigError(f"{directory} is in use by {holder}; wait for it, or give another --dir") from None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {platform.node()}\n")
+    lock.flush()
+    return lock
+
+
+def versions() -> dict[str, str]:
+    """What made a run: Python and the libraries that its numbers may depend on."""
+    found = {"python": platform.python_version()}
+    for name in ("contexture", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
+    """What this folder's run.json says of the run begun here ({} where it is new), and writes it where it is new.
+
+    Raises ConfigError naming the field where `run` is another run than the one begun here. A folder in which nothing
+    was prepared yet (the first command failed) is begun anew.
+    """
+    old: dict[str, Any] = {}
+    if (directory / "run.json").exists():
+        begun, old = configs.read(directory)
+        changes = configs.difference(run, begun)
+        fixed = [name for name in changes if name.split(".")[0] not in configs.MAY_CHANGE]
+        if fixed and not old.get("data"):
+            for left in ("tokenizer", "data"):
+                shutil.rmtree(directory / left, ignore_errors=True)
+            old, changes, fixed = {}, {}, []
+        if fixed:
+            new, was = changes[fixed[0]]
+            raise ConfigError(
+                f"{directory} holds a run with {_flag(fixed[0])} {was}, not {new}; "
+                "leave it as it was, or give another --dir"
+            )
+        if run.steps < begun.steps and old:
+            raise ConfigError(
+                f"{directory} holds a run of --steps {begun.steps}, not {run.steps}; a run can only be made longer"
+            )
+        for name, (new, was) in changes.items():
+            if name != "dir":
+                say(f"{_flag(name)} is now {new}, was {was}")
+    if not old:
+        configs.write_json(directory / "run.json", _tree(run, {}))
+    return old
+
+
+def _tree(run: Run, more: dict[str, Any]) -> dict[str, Any]:
+    return {"format": configs.FORMAT, "config": configs.to_json(run), "versions": versions(), **more}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def describe(directory: Path, run: Run, tokenizer: WordPiece, shards: Shards, old: dict[str, Any]) -> None:
+    """Write run.json. Raises ConfigError where tokenizer or data are not those that the run was begun with."""
+    for name, now in (("tokenizer", tokenizer.fingerprint), ("data", shards.fingerprint)):
+        if old.get(name) not in (None, now):
+            raise ConfigError(
+                f"{directory}: the {name} is not what this run was begun with "
+                f"(fingerprint {now[:12]}, was {old[name][:12]}); put it back, or give another --dir"
+            )
+    tree = _tree(run, {"tokenizer": tokenizer.fingerprint, "data": shards.fingerprint})
+    if tree != old:
+        configs.write_json(directory / "run.json", tree)
+
+
+def open_data(run: Run, directory: Path, say: Say) -> tuple[WordPiece, Shards]:
+    """The run's tokenizer and tokenised text, made now where they are not there yet.
+
+    Raises DataError for text or vocabulary that are not what they should be, ConfigError where they do not fit the run.
+    """
+    prepared = _prepared_folder(run)
+    here = directory / "data"
+    if prepared is not None:
+        shards = Shards.open(prepared)
+        tokenizer = shards.tokenizer
+        if run.data.tokenizer and load_tokenizer(run.data.tokenizer, run.data.lowercase).fingerprint != tokenizer.fingerprint:
+            raise ConfigError(f"{prepared} was made with another tokenizer than {run.data.tokenizer}; leave --data.tokenizer out")
+    elif here.exists():
+        shards = Shards.open(here)
+        if changed := shards.sources_changed(run.data):
+            raise ConfigError(f"{directory}: {changed}; put the text back, or give another --dir")
+        tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
+    else:
+        tokenizer = _tokenizer(run, directory, say)
+        fits(run, tokenizer)
+        say(f"tokenising {len(expand(run.data.path, 'data.path'))} file(s) into {here}")
+        shards = prepare(run.data, tokenizer, here)
+    fits(run, tokenizer)
+    if not (directory / "tokenizer").exists():
+        tokenizer.save(directory / "tokenizer")
+    return tokenizer, shards
+
+
+def open_shards(directory: Path, run: Run) -> Shards:
+    """The tokenised text that a run was trained on. Raises DataError where it is gone."""
+    return Shards.open(_prepared_folder(run) or directory / "data")
+
+
+def _prepared_folder(run: Run) -> Path | None:
+    """The folder of `contexture prepare` that data.path names, or None."""
+    if not run.data.path:
+        raise ConfigError("data.path is empty; give the text to train on: --data.path FILE… or a folder")
+    first = Path(run.data.path[0])
+    return first if len(run.data.path) == 1 and (first / "index.json").is_file() else None
+
+
+def _tokenizer(run: Run, directory: Path, say: Say) -> WordPiece:
+    kept = directory / "tokenizer"
+    if run.data.tokenizer:
+        return load_tokenizer(run.data.tokenizer, run.data.lowercase)
+    if kept.exists():
+        return load_tokenizer(kept, run.data.lowercase)
+    say(f"learning a vocabulary of {run.model.vocab} pieces")
+    tokenizer = learn(run.data, run.model.vocab)
+    tokenizer.save(kept)
+    return tokenizer
+
+
+def learn(config: Any, size: int) -> WordPiece:
+    """A WordPiece vocabulary of at most `size` pieces, learned on data.path."""
+    return learn_wordpiece(texts(expand(config.path, "data.path")), size, config.lowercase)
+
+
+def fits(run: Run, tokenizer: WordPiece) -> None:
+    """Raises ConfigError where the model has fewer rows than the vocabulary has pieces."""
+    if tokenizer.size > run.model.vocab:
+        raise ConfigError(
+            f"the vocabulary has {tokenizer.size} pieces, more than model.vocab={run.model.vocab}; "
+            f"give --model.vocab {tokenizer.size} or another --data.tokenizer"
+        )

@@ -1,0 +1,68 @@
+"""Held-out figures: every line once, exact whatever the batch or the mesh."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from data.pipeline import HeldOutPairs, iterate
+from data.shards import Shards
+from models.model import Model
+from train import config as configs
+from train import mesh as meshes
+from train.config import ConfigError
+from train.directory import open_shards
+from train.metrics import unigram_baseline
+from train.objectives import OBJECTIVES, Objective
+from train.step import evaluation_step
+from train.transfer import load_parameters
+
+
+def evaluate(
+    model: Model, objective: Objective, params: Any, held_out: HeldOutPairs, mesh: Mesh
+) -> dict[str, float]:
+    """{"loss": …, and the mean of everything measured}. Sums of a batch are added up in float64 on the host."""
+    step = evaluation_step(model, objective)
+    lines = held_out.batch
+    rows = meshes.local_rows(mesh, lines)
+    totals: dict[str, np.ndarray] = {}
+    with iterate(held_out, 0, held_out.steps, rows) as stream:
+        for _, local in stream:
+            sums = jax.device_get(step(params, meshes.place(mesh, local, held_out.fields, lines)))
+            for name, s in sums.items():
+                totals[name] = totals.get(name, np.zeros(2)) + np.array([s.total, s.weight], np.float64)
+    measured = {name: float(total / max(weight, 1e-9)) for name, (total, weight) in totals.items()}
+    total = sum(coefficient * measured[name] for name, coefficient in objective.terms.items())
+    return {"loss": float(total), **measured}
+
+
+def unigram(held_out: HeldOutPairs, shards: Shards) -> dict[str, float]:
+    """What guessing by frequency alone gives on the held-out slots: unigram_loss, unigram_accuracy."""
+    labels = []
+    for step in range(held_out.steps):
+        batch = held_out.read(step)
+        labels.append(batch["labels"][batch["slot_weights"] > 0])
+    return unigram_baseline(shards.unigrams(), np.concatenate(labels))
+
+
+def evaluate_run(folder: Path, step: int | None, split: str) -> dict[str, Any]:
+    """{"run", "step", "split", "examples", "metrics"} of a run's newest good checkpoint, or that of `step`.
+
+    Raises ConfigError where the folder is no run or holds nothing out, CheckpointError where no checkpoint is good.
+    """
+    run, _ = configs.read(folder)
+    mesh = meshes.build(run.mesh)
+    with jax.set_mesh(mesh):
+        loaded = load_parameters(folder, run, mesh, step)
+        shards = open_shards(folder, run)
+        if not shards.splits[split].documents:
+            raise ConfigError(f"{folder} holds no {split} text; pretrain with --data.dev F or --data.dev-fraction 0.1")
+        lines = run.evaluate.batch or run.data.batch
+        meshes.check_batch(mesh, lines, 1, "evaluate.batch")
+        held_out = HeldOutPairs(shards, dataclasses.replace(run.data, batch=lines))
+        figures = evaluate(loaded.model, OBJECTIVES[run.objective], loaded.params, held_out, mesh)
+        figures |= unigram(held_out, shards)
+    return {"run": str(folder), "step": loaded.step, "split": split, "examples": held_out.count, "metrics": figures}

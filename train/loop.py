@@ -1,0 +1,268 @@
+"""The training loop, top to bottom: pretraining and fine-tuning are this one."""
+
+import dataclasses
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from data.layouts import describe as describe_line
+from data.pipeline import HeldOutPairs, PairBatches, iterate
+from data.shards import Shards
+from data.tokenizer import WordPiece
+from models.model import Model, build
+from models.shapes import count, dims_of, path_of
+from train import directory as directories
+from train import mesh as meshes
+from train.checkpoint import Checkpoints
+from train.config import ConfigError, Diverged, Run, difference
+from train.evaluate import evaluate, unigram
+from train.metrics import bert_step_flops, peak_flops
+from train.objectives import OBJECTIVES, Objective
+from train.report import Report, draw_loss, read_metrics
+from train.signals import Interrupted, Signals
+from train.step import State, create, train_step
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of, once its folder, devices and data are settled."""
+
+    run: Run
+    mesh: Mesh
+    model: Model
+    objective: Objective
+    tokenizer: WordPiece
+    shards: Shards
+    batches: PairBatches
+    held_out: HeldOutPairs | None
+
+
+def train(run: Run, recipe: Run, signals: Signals) -> Path:
+    """Train `run` in its folder, from its newest good checkpoint where there is one; `recipe` is what it came from.
+
+    Returns the folder. Raises ConfigError, DataError, CheckpointError; Diverged after optim.max_skipped steps in a row
+    without finite numbers; Interrupted on SIGTERM and Ctrl-C, with everything saved.
+    """
+    if not run.dir:
+        raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
+    folder = Path(run.dir)
+    if run.mesh.distributed:
+        signals.share()
+    meshes.initialize(run.mesh)
+    prepare_jax(run)
+    mesh = meshes.build(run.mesh)
+    meshes.check_batch(mesh, run.data.batch, run.optim.accumulate, "data.batch")
+
+    with ExitStack() as stack:
+        stack.enter_context(jax.set_mesh(mesh))
+        first = jax.process_index() == 0
+        if first:
+            stack.enter_context(directories.take(folder))
+        report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
+        stack.callback(report.close)
+        parts = _open(run, folder, mesh, report)
+        fields = parts.batches.fields
+        make, shapes, shardings = create(parts.model, run, fields, mesh)
+        _introduce(parts, recipe, report, shapes)
+
+        checkpoints = Checkpoints(folder, mesh, run.save, report.say)
+        stack.callback(checkpoints.abandon)
+        wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+        restored = checkpoints.restore_latest(wanted)
+        state = restored[0] if restored else make()
+        start = int(state.step)
+        report.say(f"going on from step {start}" if restored else "starting at step 0")
+        report.start(start)
+        if start > run.steps:
+            raise ConfigError(f"{folder} is at step {start} already, beyond --steps {run.steps}")
+
+        signals.begin()
+        _steps(parts, state, start, fields, shardings, checkpoints, report, signals)
+        if first:
+            records = read_metrics(folder / "metrics.jsonl")
+            baseline = [r["unigram_loss"] for r in records if r.get("unigram_loss") is not None]
+            draw_loss(records, folder / "loss.png", baseline[-1] if baseline else None)
+        report.say(f"done: {run.steps} steps in {folder}")
+    return folder
+
+
+def prepare_jax(run: Run) -> None:
+    """What is set once a process: compiled programs are kept between starts; float32 means float32 on every chip."""
+    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        jax.config.update("jax_compilation_cache_dir", os.path.join(home, "contexture", "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if run.model.dtype == "float32":
+        jax.config.update("jax_default_matmul_precision", "float32")
+
+
+def _open(run: Run, folder: Path, mesh: Mesh, report: Report) -> Parts:
+    """Folder, tokenizer, data, model. Process 0 makes what is missing, the others wait for it."""
+    several = jax.process_count() > 1
+    if jax.process_index() == 0:
+        old = directories.settle(run, folder, report.say)
+        tokenizer, shards = directories.open_data(run, folder, report.say)
+        directories.describe(folder, run, tokenizer, shards, old)
+    if several:
+        multihost_utils.sync_global_devices("data prepared")
+    if jax.process_index() > 0:
+        tokenizer, shards = directories.open_data(run, folder, report.say)
+    batches = PairBatches(shards, run.data, seed=run.seed)
+    held_out = None
+    if shards.splits["dev"].documents:
+        lines = run.evaluate.batch or run.data.batch
+        meshes.check_batch(mesh, lines, 1, "evaluate.batch")
+        held_out = HeldOutPairs(shards, dataclasses.replace(run.data, batch=lines))
+    objective = OBJECTIVES[run.objective]
+    return Parts(run, mesh, build(run.model, objective.heads), objective, tokenizer, shards, batches, held_out)
+
+
+def _introduce(parts: Parts, recipe: Run, report: Report, shapes: State) -> None:
+    """What one wants to know before the hours begin."""
+    run = parts.run
+    changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(run, recipe).items()]
+    report.say("differs from its recipe: " + (" ".join(changed) or "nothing"))
+    report.say(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
+    shardings = jax.tree.leaves(meshes.parameter_shardings(parts.mesh, shapes.params))
+    rows = []
+    leaves = jax.tree_util.tree_flatten_with_path(shapes.params)[0]
+    for (keys, x), place in zip(leaves, shardings, strict=True):
+        path = path_of(keys)
+        rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _cut(place.spec)))
+    report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
+    split = parts.shards.splits["train"]
+    report.say(
+        f"{split.tokens:,} tokens in {split.sentences:,} sentences of {split.documents:,} documents; "
+        f"a pass is {parts.batches.lines_per_pass:,} lines, {run.steps * run.data.batch / parts.batches.lines_per_pass:.2f} "
+        f"passes in all" + (f"; {parts.held_out.count:,} lines held out" if parts.held_out else "; nothing held out")
+    )
+    if report.speaks:
+        report.say("the first line:\n" + describe_line(parts.batches.read(0, np.array([0])), 0, parts.tokenizer))
+
+
+def _cut(spec: Any) -> str:
+    return ", ".join("–" if axis is None else "·".join((axis,) if isinstance(axis, str) else axis) for axis in spec)
+
+
+def _steps(
+    parts: Parts,
+    state: State,
+    start: int,
+    fields: dict[str, str],
+    shardings: State,
+    checkpoints: Checkpoints,
+    report: Report,
+    signals: Signals,
+) -> None:
+    """From step `start` to the last: step, report, evaluate, save."""
+    run, mesh = parts.run, parts.mesh
+    step_function = train_step(parts.model, parts.objective, run, fields, shardings)
+    rows = meshes.local_rows(mesh, run.data.batch)
+    meter = _Meter(run, mesh, start)
+    pending: list[tuple[int, dict[str, jax.Array]]] = []
+    held: dict[str, float] | None = None
+    evaluated = -1
+
+    def save(done: int) -> None:
+        checkpoints.save(done, state, {"seed": run.seed, "lines_read": done * run.data.batch}, held)
+
+    def tell(all_of_them: bool) -> None:
+        ready = pending if all_of_them else pending[:-1]
+        records = meter.records(ready, jax.device_get([metrics for _, metrics in ready]))
+        del pending[: len(ready)]
+        for record in records:
+            if record["skipped_in_row"] >= run.optim.max_skipped:
+                raise Diverged(_diverged(record["step"], run, checkpoints))
+        report.record([{k: v for k, v in r.items() if k != "skipped_in_row"} for r in records], _safe(checkpoints, run))
+
+    with iterate(parts.batches, start, run.steps, rows) as stream:
+        for number, local in stream:
+            batch = meshes.place(mesh, local, fields, run.data.batch)
+            state, metrics = step_function(state, batch)
+            done = number + 1
+            pending.append((done, metrics))
+            last, saves, stop = done == run.steps, done % run.save.every == 0, signals.stop(done)
+            if done % run.log.every == 0 or last or stop:
+                tell(last or saves or bool(stop))
+            if parts.held_out and (last or (run.evaluate.every and done % run.evaluate.every == 0)):
+                held = _evaluate(parts, state, done, report, checkpoints)
+                evaluated = done
+                meter.pause()
+            if saves or last or stop:
+                if pending:
+                    tell(True)
+                held = held if evaluated == done else None
+                save(done)
+                report.release(_safe(checkpoints, run))
+            if stop:
+                checkpoints.wait()
+                report.release(done)
+                raise Interrupted(stop, f"saved step {done} in {run.dir}")
+    checkpoints.wait()
+    report.release(run.steps)
+    checkpoints.close()
+
+
+def _safe(checkpoints: Checkpoints, run: Run) -> int:
+    """The last step whose figures may be written down: one interval beyond the newest checkpoint on disk."""
+    return checkpoints.finished + run.save.every
+
+
+def _diverged(step: int, run: Run, checkpoints: Checkpoints) -> str:
+    checkpoints.wait()
+    good = checkpoints.finished
+    where = f"the last checkpoint is of step {good}" if good else "there is no checkpoint yet"
+    return (
+        f"loss or gradient were not finite in the {run.optim.max_skipped} steps up to step {step}, all of them skipped; "
+        f"{where}; try a lower --optim.peak-lr or a longer --optim.warmup in another --dir"
+    )
+
+
+def _evaluate(parts: Parts, state: State, done: int, report: Report, checkpoints: Checkpoints) -> dict[str, float]:
+    assert parts.held_out is not None
+    figures = evaluate(parts.model, parts.objective, state.params, parts.held_out, parts.mesh)
+    figures |= unigram(parts.held_out, parts.shards)
+    report.record([{"step": done, "split": "dev", **figures}], _safe(checkpoints, parts.run))
+    return figures
+
+
+class _Meter:
+    """Turns fetched figures into records, with speed and time left."""
+
+    def __init__(self, run: Run, mesh: Mesh, start: int) -> None:
+        self.run, self.mesh = run, mesh
+        self._then, self._step = time.perf_counter(), start
+        self._compiled = False
+        data = run.data
+        self._tokens = data.batch * data.length
+        peak = peak_flops(mesh.devices.flat[0].device_kind)
+        flops = bert_step_flops(run.model, data.batch, data.length, data.predictions)
+        self._share = flops / (peak * mesh.devices.size) if peak else None
+
+    def pause(self) -> None:
+        """What was done since the last records was no training."""
+        self._then = time.perf_counter()
+
+    def records(self, ready: list[tuple[int, Any]], fetched: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not ready:
+            return []
+        now, last = time.perf_counter(), ready[-1][0]
+        seconds = (now - self._then) / max(last - self._step, 1)
+        speed: dict[str, Any] = {}
+        if self._compiled:  # the first stretch holds the compilation
+            speed = {"tokens_per_second": self._tokens / seconds, "seconds_left": seconds * (self.run.steps - last)}
+            if self._share is not None:
+                speed["flops_utilisation"] = self._share / seconds
+        self._then, self._step, self._compiled = now, last, True
+        return [
+            {"step": step, "split": "train", **figures, **speed}
+            for (step, _), figures in zip(ready, fetched, strict=True)
+        ]

@@ -1,0 +1,111 @@
+"""Devices: the mesh, where each array lives on it, and which lines of a batch a process reads."""
+
+import math
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from models.shapes import MESH_AXES, dims_of, path_of, spec
+from train.config import ConfigError, MeshConfig
+
+
+def initialize(config: MeshConfig) -> None:
+    """Join the other processes of this job, once, before any device is looked at. One process: nothing to do."""
+    if not config.distributed or jax.distributed.is_initialized():
+        return
+    count, number = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
+    try:
+        jax.distributed.initialize(
+            num_processes=int(count) if count else None, process_id=int(number) if number else None
+        )
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"mesh.distributed: {str(error).splitlines()[0]} Start every process with JAX_COORDINATOR_ADDRESS=host:port, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID, or leave mesh.distributed out"
+        ) from None
+
+
+def build(config: MeshConfig, devices: list[Any] | None = None) -> Mesh:
+    """The mesh data × fsdp × tensor over all devices. Raises ConfigError where they do not fit."""
+    devices = jax.devices() if devices is None else devices
+    model = config.fsdp * config.tensor
+    data = config.data or max(len(devices) // model, 1)
+    if data * model != len(devices):
+        raise ConfigError(
+            f"mesh data × fsdp × tensor = {data} × {config.fsdp} × {config.tensor} = {data * model} "
+            f"does not fit {len(devices)} device{'s' if len(devices) > 1 else ''}; their product must be the same"
+        )
+    shape = (data, config.fsdp, config.tensor)
+    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Whole on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def sharding(mesh: Mesh, dims: str, shape: tuple[int, ...]) -> NamedSharding:
+    """Where an array with these dims lives."""
+    return NamedSharding(mesh, spec(dims, shape, dict(mesh.shape)))
+
+
+def parameter_shardings(mesh: Mesh, parameters: Any) -> Any:
+    """A sharding for each parameter, by its path alone."""
+    return jax.tree_util.tree_map_with_path(lambda k, x: sharding(mesh, dims_of(path_of(k)), x.shape), parameters)
+
+
+def state_shardings(mesh: Mesh, state: Any, parameters: Any) -> Any:
+    """A sharding for each array of a training state: one whose path ends with a parameter's path, and that has its
+    shape (an Adam moment), lives where the parameter lives; the rest is on every device."""
+    where = {path_of(k): (x.shape, s) for (k, x), s in zip(
+        jax.tree_util.tree_flatten_with_path(parameters)[0],
+        jax.tree.leaves(parameter_shardings(mesh, parameters)),
+        strict=True,
+    )}  # fmt: skip
+
+    def find(keys: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        for start in range(len(keys)):
+            shape, place = where.get(path_of(keys[start:]), (None, None))
+            if place is not None and shape == leaf.shape:
+                return place
+        return replicated(mesh)
+
+    return jax.tree_util.tree_map_with_path(find, state)
+
+
+def check_batch(mesh: Mesh, batch: int, parts: int, name: str) -> None:
+    """Raises ConfigError unless every part of a batch can be dealt out evenly to the devices."""
+    shares = mesh.shape["data"] * mesh.shape["fsdp"]
+    if batch % (parts * shares):
+        cut = f"optim.accumulate × mesh.data × mesh.fsdp = {parts} × {mesh.shape['data']} × {mesh.shape['fsdp']}"
+        raise ConfigError(f"{name}={batch} is not a multiple of {cut} = {parts * shares}; change one of them")
+
+
+def local_rows(mesh: Mesh, batch: int) -> np.ndarray:
+    """The numbers of the lines of a batch that this process's devices hold, ascending."""
+    held = sharding(mesh, "B", (batch,)).addressable_devices_indices_map((batch,))
+    return np.unique(np.concatenate([np.arange(batch)[index] for index in held.values() if index is not None]))
+
+
+def place(mesh: Mesh, batch: dict[str, np.ndarray], fields: dict[str, str], lines: int) -> dict[str, jax.Array]:
+    """This process's lines of a batch, as global arrays cut over the mesh: {"tokens": (8, 128)} of (16, 128) in all."""
+    placed = {}
+    for name, local in batch.items():
+        shape = (lines, *local.shape[1:])
+        placed[name] = jax.make_array_from_process_local_data(
+            sharding(mesh, fields[name].partition(" ")[2], shape), local, shape
+        )
+    return placed
+
+
+def describe(mesh: Mesh) -> str:
+    """'8 cpu devices as data 2 × fsdp 2 × tensor 2 (2 processes)'."""
+    device = mesh.devices.flat[0]
+    layout = " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    processes = jax.process_count()
+    shared = f", {processes} processes" if processes > 1 else ""
+    many = math.prod(mesh.shape.values())
+    return f"{many} {device.device_kind} device{'s' if many > 1 else ''} as {layout}{shared}"

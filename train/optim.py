@@ -1,0 +1,68 @@
+"""Optimizers and schedules. The learning rate is a function of the step alone; an update is applied as p -= lr·update."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from models.shapes import path_of
+from train.config import OptimConfig
+
+
+def learning_rate(config: OptimConfig, steps: int, step: jax.Array) -> jax.Array:
+    """The rate of step (0-based, before the update), in float32.
+
+    `bert`: peak·t/W while t < W, then peak·(1 - t/T), so that it falls from peak·(W-1)/W to peak·(1 - W/T) at t = W.
+    `linear`, `cosine`: peak·(t+1)/W while t < W, then down to final_lr·peak at T.
+    """
+    t, W, T = step.astype(jnp.float32), float(config.warmup), float(steps)
+    if config.schedule == "bert":
+        rising, falling = t / max(W, 1.0), 1.0 - jnp.minimum(t, T) / T
+    else:
+        done = jnp.clip((t - W) / max(T - W, 1.0), 0.0, 1.0)
+        shape = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + jnp.cos(math.pi * done))
+        rising, falling = (t + 1.0) / max(W, 1.0), config.final_lr + (1.0 - config.final_lr) * shape
+    return config.peak_lr * jnp.where(t < W, rising, falling)
+
+
+class Moments(NamedTuple):
+    """Adam's running means of the gradient and of its square."""
+
+    mu: Any
+    nu: Any
+
+
+def _scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """m/(sqrt(v) + eps), without bias correction (google-research/bert, optimization.py)."""
+
+    def init(params: Any) -> Moments:
+        return Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Moments]:
+        mu = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.mu, grads)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1.0 - b2) * jnp.square(g), state.nu, grads)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu), Moments(mu, nu)
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def decayed(params: Any, no_decay: tuple[str, ...]) -> Any:
+    """True for each parameter that weight decay pulls on: whose path holds none of the words."""
+    return jax.tree_util.tree_map_with_path(lambda k, _: not any(word in path_of(k) for word in no_decay), params)
+
+
+def optimizer(config: OptimConfig) -> optax.GradientTransformation:
+    """clip → Adam → + decay·p; times -lr where it is applied.
+
+    Differs: the original clips each TPU core's own gradient before the cores' gradients are summed; here the whole
+    batch's gradient is clipped, so that a step does not depend on the number of devices.
+    """
+    adam = {
+        "bert": lambda: _scale_by_bert_adam(config.b1, config.b2, config.eps),
+        "adamw": lambda: optax.scale_by_adam(config.b1, config.b2, config.eps),
+    }[config.name]()
+    clip = optax.clip_by_global_norm(config.clip) if config.clip else optax.identity()
+    decay = optax.add_decayed_weights(config.weight_decay, lambda params: decayed(params, config.no_decay))
+    return optax.chain(clip, adam, decay)

@@ -1,0 +1,201 @@
+"""What a run tells: metrics.jsonl, TensorBoard, the loss curve, and lines or a progress bar on stderr.
+
+`metrics.jsonl` holds each step exactly once: a line is written when the step's checkpoint interval is safe on disk,
+and lines beyond the restored step are cut off when a run goes on.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+Record = dict[str, Any]
+
+
+def console() -> Console:
+    """Where progress, tables and warnings go."""
+    return Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """The records of a metrics.jsonl, in order; a line torn by a crash is left out."""
+    records = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
+    return records
+
+
+def _plain(value: Any) -> Any:
+    """A figure as JSON has it: integers whole, floats in full precision, null for what is not finite."""
+    number = value if isinstance(value, str) else value.item() if hasattr(value, "item") else value
+    return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+class Report:
+    """The voice of one run. Only process 0 has one that speaks and writes; the others' are silent."""
+
+    def __init__(self, directory: Path, *, steps: int, speaks: bool, tensorboard: bool) -> None:
+        self.directory, self.steps, self.speaks = directory, steps, speaks
+        self.path = directory / "metrics.jsonl"
+        self.console = console() if speaks else Console(quiet=True)
+        self._wants_tensorboard = tensorboard and speaks
+        self._held: list[Record] = []
+        self._file: Any = None
+        self._events: Any = None
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._said = 0.0
+
+    def say(self, text: str) -> None:
+        """One line on stderr."""
+        self.console.print(text, markup=False)
+
+    def table(self, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+        """A table on stderr."""
+        table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table)
+
+    def start(self, step: int) -> None:
+        """Begin after `step` updates: whatever was recorded beyond it is cut off."""
+        if not self.speaks:
+            return
+        kept = [r for r in read_metrics(self.path) if r["step"] <= step]
+        part = self.path.with_name(self.path.name + ".part")
+        with open(part, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in kept)
+        os.replace(part, self.path)
+        self._file = open(self.path, "a", encoding="utf-8")
+        if self._wants_tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self._events = SummaryWriter(str(self.directory / "tensorboard"), purge_step=step + 1)
+        if self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+                BarColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._bar.add_task("", total=self.steps, completed=step, figures="")
+            self._bar.start()
+
+    def record(self, records: list[Record], safe: int) -> None:
+        """Figures of steps (`step`, `split` and what was measured). Lines up to step `safe` go to disk, the others
+        wait for the checkpoint that they need: so a restart never lies more than one interval behind what is told."""
+        records = [{name: _plain(value) for name, value in record.items()} for record in records]
+        self._held += records
+        self.release(safe)
+        if not self.speaks or not records:
+            return
+        for record in records:
+            for name, value in record.items():
+                if self._events and name not in ("step", "split") and value is not None:
+                    self._events.add_scalar(f"{record['split']}/{name}", value, record["step"])
+        self._show(records[-1])
+
+    def release(self, safe: int) -> None:
+        """Write what waited, up to step `safe`."""
+        ready = [r for r in self._held if r["step"] <= safe]
+        self._held = [r for r in self._held if r["step"] > safe]
+        if self._file and ready:
+            self._file.writelines(json.dumps(record) + "\n" for record in ready)
+            self._file.flush()
+
+    def _show(self, record: Record) -> None:
+        figures = _figures(record)
+        if self._bar is not None and self._task is not None:
+            if record["split"] == "train":
+                self._bar.update(self._task, completed=record["step"], figures=figures)
+            else:
+                self._bar.print(f"step {record['step']} {record['split']}: {figures}", markup=False)
+        elif record["split"] != "train" or record["step"] >= self.steps or time.monotonic() - self._said > 5.0:
+            self._said = time.monotonic()
+            left = f", {record['seconds_left']:.0f} s left" if record.get("seconds_left") is not None else ""
+            self.say(f"step {record['step']}/{self.steps} {record['split']}: {figures}{left}")
+
+    def close(self) -> None:
+        """Let go of the terminal and the files. Lines that still wait are dropped: their steps will be done again."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+_SHOWN = {
+    "loss": "loss {:.4f}",
+    "mlm_accuracy": "masked accuracy {:.3f}",
+    "nsp_accuracy": "next-sentence accuracy {:.3f}",
+    "learning_rate": "lr {:.2e}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "flops_utilisation": "MFU {:.1%}",
+}
+
+
+def _figures(record: Record) -> str:
+    shown = [form.format(record[name]) for name, form in _SHOWN.items() if record.get(name) is not None]
+    if record.get("loss") is None:
+        shown.insert(0, "loss not finite, step skipped")
+    if record.get("skipped"):
+        shown.append(f"{record['skipped']} skipped")
+    return ", ".join(shown)
+
+
+def draw_loss(records: list[Record], path: Path, baseline: float | None = None) -> None:
+    """The loss curve as a PNG: every step's loss faint, their running mean, held-out loss, the unigram line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    name = "mlm_loss" if any("mlm_loss" in r for r in records) else "loss"
+    train = [(r["step"], r[name]) for r in records if r["split"] == "train" and r.get(name) is not None]
+    held = [(r["step"], r[name]) for r in records if r["split"] == "dev" and r.get(name) is not None]
+    if train:
+        steps, losses = zip(*train, strict=True)
+        axes.plot(steps, losses, color="#9db7d5", linewidth=0.7, label="training, each step")
+        window = max(len(losses) // 50, 1)
+        smooth, total = [], 0.0
+        for i, value in enumerate(losses):
+            total += value - (losses[i - window] if i >= window else 0.0)
+            smooth.append(total / min(i + 1, window))
+        axes.plot(steps, smooth, color="#1f4e8c", linewidth=1.8, label=f"training, mean of {window}")
+    if held:
+        axes.plot(*zip(*held, strict=True), "o-", color="#c2410c", markersize=5, label="held out")
+    if baseline is not None:
+        axes.axhline(baseline, color="#666666", linestyle="--", linewidth=1, label="unigram baseline, held out")
+    axes.set(xlabel="step", ylabel="masked-token loss (nats)" if name == "mlm_loss" else "loss (nats)")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    part = path.with_name(path.name + ".part")
+    figure.savefig(part, format="png")
+    os.replace(part, path)
+
+
+def is_terminal() -> bool:
+    """Whether anybody watches stderr."""
+    return sys.stderr.isatty()
