@@ -32,7 +32,7 @@ def cut(pairs: Pairs, numbers: I64, *, length: int, seed: int) -> Pairs:
 
 
 def _heads(key: int, numbers: I64, flips: I64) -> I64:
-    """How many of the first `flips` coins of each line show heads; coin c is bit c % 64 of the line's number c // 64."""
+    """How many of the first `flips` coins of each line show heads; coin c is bit c % 64 of its number c // 64."""
     heads = np.zeros(len(flips), np.int64)
     most = int(flips.max(initial=0))
     if not most:

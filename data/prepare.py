@@ -56,8 +56,8 @@ def prepare(
     temporary = to.parent / f".{to.name}.partial"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
+    writer = _Writer(temporary, tokenizer, config, per_file)
     try:
-        writer = _Writer(temporary, tokenizer, config, per_file)
         total = sum(file.stat().st_size for file in train + dev)
         done = 0
 
@@ -71,11 +71,12 @@ def prepare(
             writer.add(file, "train", config.dev_fraction, seen)
         for file in dev:
             writer.add(file, "dev", 0.0, seen)
-        writer.close()
+        writer.finish()
         if to.is_dir():
             to.rmdir()
         os.rename(temporary, to)
     except BaseException:
+        writer.close()
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return Shards.open(to)
@@ -261,18 +262,22 @@ class _Writer:
         return np.concatenate(pieces)
 
     def close(self) -> None:
+        """Closes every file, as it is."""
+        for rows in (self.starts, self.borders, *(table.rows for table in self.tables.values())):
+            rows.file.close()
+        self._close_tokens()
+
+    def finish(self) -> None:
         """Checks what was read and writes the rest of the folder. Raises: DataError where nothing can be trained on."""
-        train, dev = self.tables["train"], self.tables["dev"]
+        train = self.tables["train"]
         if not train.pairs:
             raise DataError(
                 f"{self.sources[0]['name']}: no document with two sentences to train on ({train.documents} of one "
                 "sentence); put sentences or paragraphs on lines, a blank line between documents, or hold out less"
             )
         splits = {name: table.summary() for name, table in self.tables.items()}
-        self._close_tokens()
-        for rows in (self.starts, self.borders, train.rows, dev.rows):
-            rows.flush()
-            rows.file.close()
+        self.starts.flush()
+        self.close()
         (self.folder / "borders.partial").unlink()
         self.unigrams.astype("<i8").tofile(self.folder / "unigrams.bin")
         self.tokenizer.save(self.folder / "tokenizer")

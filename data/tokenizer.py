@@ -6,6 +6,7 @@ The matching, normalising and learning run in the `tokenizers` library (Rust, al
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from data.errors import DataError
 
@@ -21,6 +22,7 @@ PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK
 LONGEST_WORD = 200
 """A word of more characters is [UNK] (max_input_chars_per_word)."""
 _VOCABULARY, _OPTIONS = "vocab.txt", "tokenizer.json"
+_CLEANED = re.compile(r" [.?!,]| ' ")
 _MOST_WORDS = 1_000_000
 
 
@@ -83,15 +85,15 @@ class WordPiece:
         self._tokenizer = tokenizers.Tokenizer(model)
         self._tokenizer.normalizer = self._normalizer  # type: ignore[assignment]
         self._tokenizer.pre_tokenizer = self._splitter  # type: ignore[assignment]
-        self._decoder = decoders.WordPiece(prefix="##", cleanup=True)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
         return [line.ids for line in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Ids, special tokens too → text, pieces joined and spaces before punctuation taken away."""
-        return self._decoder.decode([self.vocabulary[number] for number in ids])
+        """Ids, special tokens too → text: pieces joined, and spaces taken away around English stops and apostrophes."""
+        text = " ".join(self.vocabulary[number] for number in ids).replace(" ##", "")
+        return _CLEANED.sub(lambda match: match[0].strip(), text)
 
     def token(self, id: int) -> str:
         return self.vocabulary[id]
@@ -161,13 +163,7 @@ def learn_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> WordPie
         raise DataError(
             f"a vocabulary of {size} has no room beside the {len(SPECIAL)} special pieces; give a larger size"
         )
-    characters: Counter[str] = Counter()
-    for word, count in counts.items():
-        for place, character in enumerate(word):
-            characters["##" * (place > 0) + character] += count
-    # Rare characters yield to joins: those of CJK text alone could fill the vocabulary.
-    kept = sorted(characters, key=lambda piece: (-characters[piece], piece))[: max(room * 3 // 4, min(room, 256))]
-    alphabet = set(kept)
+    alphabet = _alphabet(counts, max(room * 3 // 4, min(room, 256)))
     trainer = trainers.WordPieceTrainer(
         vocab_size=size, min_frequency=2, special_tokens=[*SPECIAL, *sorted(alphabet)], show_progress=False
     )
@@ -201,6 +197,26 @@ def _count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
             if len(word) <= LONGEST_WORD:
                 words[word] += count
     return words
+
+
+def _alphabet(counts: Counter[str], room: int) -> set[str]:
+    """The most frequent characters, as pieces that begin a word and, where they are found inside one, with `##`.
+
+    Rare characters yield to joins of frequent ones: those of CJK text alone could fill a vocabulary.
+    """
+    characters: Counter[str] = Counter()
+    inside: set[str] = set()
+    for word, count in counts.items():
+        for character in word:
+            characters[character] += count
+        inside.update(word[1:])
+    pieces: set[str] = set()
+    for character in sorted(characters, key=lambda c: (-characters[c], c)):
+        forms = {character, "##" + character} if character in inside else {character}
+        if len(pieces) + len(forms) > room:
+            break
+        pieces |= forms
+    return pieces
 
 
 def _repeated(counts: Counter[str], alphabet: set[str]) -> Iterator[str]:

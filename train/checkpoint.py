@@ -6,13 +6,17 @@ number; the digests are what makes a damaged file known.
 """
 
 import contextlib
+import gc
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +105,37 @@ def _read_arrays(directory: Path, wanted: Any, prefix: str) -> Any:
     restore = ocp.checkpoint_utils.construct_restore_args
     target = {prefix: wanted} if prefix else wanted
     arguments = ocp.args.PyTreeRestore(target, restore_args=restore(target), partial_restore=bool(prefix))
+    with _quiet_failure():
+        try:
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+                found = reader.restore((directory / "state").absolute(), args=arguments)
+        except Exception as error:
+            problem = _first_line(error)
+        else:
+            return found[prefix] if prefix else found
+    raise CheckpointError(f"item state: cannot be read ({problem})")
+
+
+@contextlib.contextmanager
+def _quiet_failure() -> Iterator[None]:
+    """A read that fails leaves coroutines and threads behind which complain on stderr by the hundred, some of them
+    later: for the rest of the process that one complaint is dropped."""
+    logger = logging.getLogger("asyncio")
+    level, before = logger.level, sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            before(unraisable)
+
+    logger.setLevel(logging.CRITICAL)
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            found = reader.restore((directory / "state").absolute(), args=arguments)
-    except Exception as error:
-        raise CheckpointError(f"item state: cannot be read ({_first_line(error)})") from None
-    return found[prefix] if prefix else found
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+            sys.unraisablehook = hook  # reached only where the read failed: a good one returns from inside
+            gc.collect()
+    finally:
+        logger.setLevel(level)
 
 
 def restore(directory: Path, wanted: Any, mesh: Mesh, prefix: str = "") -> tuple[Any, dict[str, Any]]:
@@ -133,6 +162,18 @@ def restore(directory: Path, wanted: Any, mesh: Mesh, prefix: str = "") -> tuple
     return state, meta
 
 
+@dataclass
+class _Best(policies.PreservationPolicy):
+    """Keeps the step of the least held-out loss; losses: step → loss, or None where it was not measured."""
+
+    losses: dict[int, float | None]
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+        measured = {info.step: loss for info in checkpoints if (loss := self.losses.get(info.step)) is not None}
+        best = min(measured, key=lambda step: measured[step], default=None)
+        return [info.step == best for info in checkpoints]
+
+
 class Checkpoints:
     """The checkpoints of one run: `checkpoints/<step>/`."""
 
@@ -141,6 +182,7 @@ class Checkpoints:
         self.damaged = (run_directory / "damaged").absolute()
         self.mesh, self.config, self.say = mesh, config, say
         self._manager: ocp.CheckpointManager | None = None
+        self._losses: dict[int, float | None] = {}
         for noisy in ("absl", "orbax"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
 
@@ -187,10 +229,10 @@ class Checkpoints:
                 for left in self.directory.glob("*.orbax-checkpoint-tmp*"):
                     shutil.rmtree(left, ignore_errors=True)
             latest = policies.LatestN(self.config.latest)
-            best = policies.BestN(
-                get_metric_fn=lambda m: m["loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False
-            )
-            kept: list[Any] = [latest, best]
+            for step in steps(self.directory):
+                with contextlib.suppress(CheckpointError):
+                    self._losses[step] = read_meta(self.directory / str(step))["held_out_loss"]
+            kept: list[Any] = [latest, _Best(self._losses)]
             if self.config.keep_every:
                 kept.append(policies.EveryNSteps(self.config.keep_every))
             options = ocp.CheckpointManagerOptions(
@@ -199,13 +241,13 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
 
-    def save(self, step: int, state: Any, meta: dict[str, Any], held_out: dict[str, float] | None) -> None:
+    def save(self, step: int, state: Any, meta: dict[str, Any], held_out_loss: float | None) -> None:
         """Begin to write the state of a step; the write goes on in the background.
 
         Raises CheckpointError where the write before this one has failed.
         """
         shapes = {path_of(k): list(x.shape) for k, x in jax.tree_util.tree_flatten_with_path(state)[0]}
-        meta = {"format": FORMAT, "step": step, **meta, "shapes": shapes}
+        meta = {"format": FORMAT, "step": step, "held_out_loss": held_out_loss, **meta, "shapes": shapes}
         digest: dict[str, Any] = {"arrays": digests(state, self.mesh), "meta": _text_digest(meta)}
         digest["self"] = _text_digest(digest)
         items = ocp.args.Composite(
@@ -214,14 +256,15 @@ class Checkpoints:
         try:
             manager = self._open()
             manager.wait_until_finished()
-            manager.save(step, args=items, metrics=held_out, force=True)
+            self._losses[step] = held_out_loss
+            manager.save(step, args=items, force=True)
         except Exception as error:
             raise self._failed(error) from error
 
     def _failed(self, error: BaseException) -> CheckpointError:
         space = re.search(r"No space left|File too large|ENOSPC|EFBIG|RESOURCE_EXHAUSTED", str(error))
         why = "the disk is full" if space else _first_line(error)
-        good = [s for s in steps(self.directory)]
+        good = steps(self.directory)
         last = f"the last good checkpoint is of step {good[-1]}" if good else "there is no checkpoint yet"
         return CheckpointError(f"could not write a checkpoint to {self.directory}: {why}; {last}")
 

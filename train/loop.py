@@ -168,11 +168,10 @@ def _steps(
     rows = meshes.local_rows(mesh, run.data.batch)
     meter = _Meter(run, mesh, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []
-    held: dict[str, float] | None = None
-    evaluated = -1
+    held_out_loss: float | None = None
 
     def save(done: int) -> None:
-        checkpoints.save(done, state, {"seed": run.seed, "lines_read": done * run.data.batch}, held)
+        checkpoints.save(done, state, {"seed": run.seed, "lines_read": done * run.data.batch}, held_out_loss)
 
     def tell(all_of_them: bool) -> None:
         ready = pending if all_of_them else pending[:-1]
@@ -193,15 +192,14 @@ def _steps(
             if done % run.log.every == 0 or last or stop:
                 tell(last or saves or bool(stop))
             if parts.held_out and (last or (run.evaluate.every and done % run.evaluate.every == 0)):
-                held = _evaluate(parts, state, done, report, checkpoints)
-                evaluated = done
+                held_out_loss = _evaluate(parts, state, done, report, checkpoints)
                 meter.pause()
             if saves or last or stop:
                 if pending:
                     tell(True)
-                held = held if evaluated == done else None
                 save(done)
                 report.release(_safe(checkpoints, run))
+            held_out_loss = None
             if stop:
                 checkpoints.wait()
                 report.release(done)
@@ -226,12 +224,13 @@ def _diverged(step: int, run: Run, checkpoints: Checkpoints) -> str:
     )
 
 
-def _evaluate(parts: Parts, state: State, done: int, report: Report, checkpoints: Checkpoints) -> dict[str, float]:
+def _evaluate(parts: Parts, state: State, done: int, report: Report, checkpoints: Checkpoints) -> float:
+    """Measure and report the held-out figures; returns their loss."""
     assert parts.held_out is not None
     figures = evaluate(parts.model, parts.objective, state.params, parts.held_out, parts.mesh)
     figures |= unigram(parts.held_out, parts.shards)
     report.record([{"step": done, "split": "dev", **figures}], _safe(checkpoints, parts.run))
-    return figures
+    return figures["loss"]
 
 
 class _Meter:

@@ -1,0 +1,55 @@
+# make test | long | lint | parity | demo | bench | lock | clean          PYTHON=python3.12 chooses the interpreter of .venv
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: test long lint parity demo bench lock clean
+
+PYTHON ?= python3
+BIN    := .venv/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+STAMP  := .venv/installed
+PARITY := .venv/installed-parity
+
+# Redone when the lock changes. setuptools comes from the lock, so the editable install needs no second environment.
+$(STAMP): requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11 or newer: make PYTHON=python3.12")'
+	test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+	$(PIP) install -r requirements.lock
+	$(PIP) install --no-deps --no-build-isolation -e .
+	touch $@
+
+$(PARITY): requirements-parity.lock $(STAMP)
+	$(PIP) install -r requirements.lock -r requirements-parity.lock
+	touch $@
+
+test: $(STAMP)    ## the suite, its ten slowest tests named
+	$(BIN)/python -m pytest
+
+long: $(STAMP)    ## what takes minutes each
+	$(BIN)/python -m pytest -m long --timeout 3600
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+parity: $(PARITY) ## against torch and transformers
+	$(BIN)/python -m pytest -m parity
+
+demo: $(STAMP)
+	$(BIN)/python launch/demo.py
+
+bench: $(PARITY)
+	$(BIN)/python benchmarks/bert_step.py
+
+# The universal lock for Linux and macOS. requirements-parity.lock is what `pip install torch transformers` adds to it
+# with torch's CPU wheel: it names no CUDA packages itself, and a torch that wants them brings them.
+lock: $(STAMP)
+	$(PIP) install uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --fork-strategy fewest --extra dev \
+	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml \
+	  | sed -E "/sys_platform == '(win32|emscripten)'/d; s/ ; sys_platform != '(win32|emscripten)'$$//" > requirements.lock
+
+clean:
+	rm -rf .venv demo runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,116 @@
+"""Raw text: which files, which lines, which sentences, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data import sources
+from data.errors import DataError
+from data.sources import documents, expand, sentences, texts
+
+
+def _write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_a_folder_stands_for_its_sorted_text_files(tmp_path: Path):
+    for name in ("b.txt", "a.jsonl", "c.csv", "a.txt"):
+        _write(tmp_path / name, "x")
+    assert [path.name for path in expand([tmp_path])] == ["a.jsonl", "a.txt", "b.txt"]
+    assert [path.name for path in expand(str(tmp_path / "c.csv"))] == ["c.csv"]
+
+
+def test_paths_that_hold_no_text_are_refused(tmp_path: Path):
+    with pytest.raises(DataError, match=r"nowhere: data\.dev names no such file or folder"):
+        expand([tmp_path / "nowhere"], "data.dev")
+    with pytest.raises(DataError, match=r"data\.path is a folder without \*\.txt or \*\.jsonl"):
+        expand([tmp_path])
+    with pytest.raises(DataError, match=r"data\.path names no text"):
+        expand([])
+    empty = _write(tmp_path / "empty.txt", "")
+    with pytest.raises(DataError, match=r"empty\.txt: the file is empty"):
+        expand([empty])
+    file = _write(tmp_path / "some.txt", "x")
+    with pytest.raises(DataError, match=r"some\.txt: data\.path names this file twice"):
+        expand([file, file])
+
+
+def test_blank_lines_part_documents_and_lines_keep_their_numbers(tmp_path: Path):
+    file = _write(tmp_path / "a.txt", "\ufeffone \r\n two\r\n \t \r\nthree")
+    assert list(documents(file)) == [(1, "one"), (2, "two"), (3, ""), (4, "three")]
+    assert list(texts([file])) == ["one", "two", "three"]
+
+
+def test_a_json_line_is_a_document_and_its_lines_are_paragraphs(tmp_path: Path):
+    lines = [json.dumps({"text": "one\n\ntwo", "id": 1}), "", json.dumps({"text": "drei ✓"})]
+    file = _write(tmp_path / "a.jsonl", "\n".join(lines))
+    assert list(documents(file)) == [(1, "one"), (1, "two"), (1, ""), (3, "drei ✓"), (3, "")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"fine\nna\xc3\xafv\xff\n", r"a\.txt:2: not UTF-8 \(byte 0xff at column 5\); save the file as UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n\xe9\n', r"a\.jsonl:2: not UTF-8 \(byte 0xe9 at column 1\)"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl:2: not JSON \(Expecting value\)"),
+        ("a.jsonl", b'{"words": "x"}\n', r'a\.jsonl:1: no "text" that is a string'),
+        ("a.jsonl", b'["text"]\n', r'a\.jsonl:1: no "text" that is a string'),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1: not JSON"),
+    ],
+)
+def test_broken_lines_are_named_by_file_and_line(tmp_path: Path, name: str, content: bytes, message: str):
+    with pytest.raises(DataError, match=message):
+        list(documents(_write(tmp_path / name, content)))
+
+
+def test_every_byte_is_seen(tmp_path: Path):
+    file = _write(tmp_path / "a.txt", "ä b\n\nc\r\n" * 100)
+    raw: list[bytes] = []
+    list(documents(file, raw.append))
+    assert b"".join(raw) == file.read_bytes()
+
+
+@given(text=st.text(st.sampled_from("ab ä漢😀"), min_size=1, max_size=200), limit=st.integers(8, 40))
+def test_a_long_line_is_cut_between_characters(tmp_path_factory: pytest.TempPathFactory, text: str, limit: int):
+    file = _write(tmp_path_factory.mktemp("long") / "a.txt", f"{text}\nend")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "LONGEST_LINE", limit)
+        pieces = list(documents(file))
+    assert pieces[-1] == (2, "end")
+    assert {number for number, _ in pieces[:-1]} <= {1}
+    assert "".join(piece for _, piece in pieces[:-1]).replace(" ", "") == text.replace(" ", "")
+    assert all(len(piece.encode()) <= 2 * limit for _, piece in pieces)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["Dr. Who left.", "He ran!", "Why?"],
+        ['"Stop!" he said.', '"Go."', "She went (really?)", "Yes."],
+        ["At 3 p.m. J. R. Smith met No. 5 in the U.S. today... and so on.", "E.g. this vs. That, i.e. these.", "End"],
+        ["It cost $3.50 on St. Mark's Pl. near here.", "12 men came."],
+        ["Mr. and Mrs. Smith.", "“Who?”", "‘I.’"],
+        ["That is it…", "No more."],
+        ["no stop at all"],
+        ["Wer?!", "Ärger."],
+        ["نعم؟", "لا."],
+    ],
+)
+def test_sentences_end_where_a_reader_ends_them(pieces: list[str]):
+    assert sentences(" ".join(pieces)) == pieces
+
+
+def test_chinese_stops_end_sentences_without_a_space():
+    assert sentences("他来了。他走了！“好。”他说。") == ["他来了。", "他走了！", "“好。”", "他说。"]
+    assert sentences("他来了没有标点") == ["他来了没有标点"]
+
+
+@given(st.text(st.sampled_from("aA1.!?。” \"'()…"), max_size=80))
+def test_splitting_loses_nothing_but_spaces(line: str):
+    pieces = sentences(line.strip())
+    assert "".join(pieces).replace(" ", "") == line.replace(" ", "")
+    assert all(piece.strip() for piece in pieces)

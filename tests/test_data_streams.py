@@ -1,0 +1,254 @@
+"""Sentence pairs: exactly the original's plan, every line once a pass, any line in any order, at once."""
+
+import os
+import stat
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data import draws, streams
+from data import prepare as preparing
+from data.config import DataConfig
+from data.errors import DataError
+from data.layouts import cut
+from data.prepare import prepare
+from data.shards import Shards
+from data.streams import Pairs, SentencePairs
+from data.tokenizer import WordPiece
+from tests.slow_pairs import Document, Instance, as_text, instances_of, random_documents, truncate, vocabulary
+
+
+def _prepared(folder: Path, documents: list[Document], block: int = 40, window: int = 3, **options) -> Shards:
+    (folder / "text.txt").write_text(as_text(documents), "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparing, "BLOCK_SENTENCES", block)
+        config = DataConfig(path=(str(folder / "text.txt"),), split_sentences=False, **options)
+        return prepare(config, WordPiece(vocabulary(), lowercase=True), folder / "shards")
+
+
+def _spans(shards: Shards, pairs: Pairs) -> list[Instance]:
+    def text(starts, lengths):
+        return [shards.read(starts[i : i + 1], lengths[i : i + 1]).tolist() for i in range(len(starts))]
+
+    a, b = text(pairs.a_start, pairs.a_length), text(pairs.b_start, pairs.b_length)
+    return [Instance(*row) for row in zip(a, b, pairs.is_random.tolist(), strict=True)]
+
+
+def _slow(documents: list[Document], e: int, length: int, short: float, seed: int) -> list[Instance]:
+    """Pass e of a seed, in the order of the documents."""
+    found = []
+    for number in range(len(documents)):
+        generator = Random(draws.key(draws.key(draws.DOCUMENT, seed, e), number))
+        found += instances_of(documents, number, length, short, generator)
+    return found
+
+
+def _hashable(instances: list[Instance]) -> Counter:
+    return Counter((tuple(i.a), tuple(i.b), i.is_random) for i in instances)
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    documents = random_documents(11, 80)
+    documents[7] = [[5] * 70, [6], [7] * 200]  # sentences longer than any line
+    documents[30] = [[8] * 300]
+    return documents
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, documents: list[Document]) -> Shards:
+    return _prepared(tmp_path_factory.mktemp("pairs"), documents)
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "WINDOW", 3)
+    monkeypatch.setattr(streams, "_GUESS", 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(-5, 2**40),
+    e=st.integers(0, 3),
+    length=st.integers(8, 60),
+    short=st.sampled_from([0.0, 0.1, 0.9]),
+)
+def test_the_plan_is_exactly_the_original_s(shards, documents, seed, e, length, short):
+    stream = SentencePairs(shards, "train", length=length, short_fraction=short, seed=seed)
+    blocks = range(len(shards.splits["train"].blocks) - 1)
+    assert len(blocks) > 5
+    fast = [line for block in blocks for line in _spans(shards, stream._resolved(stream.plan(block, e)))]
+    assert fast == _slow(documents, e, length, short, seed)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 12), sentences=st.integers(1, 6), length=st.integers(8, 24))
+def test_the_plan_of_any_text_is_the_original_s(tmp_path_factory, seed, count, sentences, length):
+    text = random_documents(seed, count, sentences)
+    text[0] = [[5], *text[0]]
+    shards = _prepared(tmp_path_factory.mktemp("any"), text, block=7)
+    stream = SentencePairs(shards, "train", length=length, short_fraction=0.2, seed=seed)
+    lines = _spans(shards, stream.pairs(np.arange(stream.lines_per_pass)))
+    assert _hashable(lines) == _hashable(_slow(text, 0, length, 0.2, seed))
+
+
+def test_held_out_text_pairs_with_held_out_text_only(tmp_path: Path):
+    text = random_documents(5, 200)
+    shards = _prepared(tmp_path, text, dev_fraction=0.3)
+    kept = shards.splits["train"].documents
+    for split, part in (("train", text[:kept]), ("dev", text[kept:])):
+        stream = SentencePairs(shards, split, length=32, short_fraction=0.1, seed=3)
+        lines = _spans(shards, stream.pairs(np.arange(stream.lines_per_pass)))
+        assert _hashable(lines) == _hashable(_slow(part, 0, 32, 0.1, 3))
+
+
+def test_every_line_comes_once_in_pass_0_and_as_often_later(shards, documents):
+    stream = SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=9)
+    N = stream.lines_per_pass
+    first = _spans(shards, stream.pairs(np.arange(N)))
+    assert _hashable(first) == _hashable(_slow(documents, 0, 32, 0.1, 9))
+    for e in (1, 2):
+        lines = _spans(shards, stream.pairs(np.arange(e * N, (e + 1) * N)))
+        allowed = _hashable(_slow(documents, e, 32, 0.1, 9))
+        counts = _hashable(lines)
+        assert set(counts) <= set(allowed)
+        at_most = {line: 2 * count for line, count in allowed.items()}
+        assert all(counts[line] <= at_most[line] for line in counts)
+        assert len(set(counts)) > 0.8 * N  # few are left out, few come twice
+        assert lines != first
+
+
+def test_order_changes_with_pass_and_seed_and_mixes_a_window(shards):
+    stream = SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=1)
+    N = stream.lines_per_pass
+    orders = [stream.pairs(np.arange(e * N, e * N + 200)).a_start for e in range(2)]
+    other = SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=2).pairs(np.arange(200)).a_start
+    assert (orders[0] != orders[1]).mean() > 0.9 and (orders[0] != other).mean() > 0.9
+    # Neighbours in the order are not neighbours in the text.
+    assert np.median(np.abs(np.diff(orders[0]))) > 100
+    assert sorted(stream._order(0)[0].tolist()) == list(range(len(stream.quotas)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=50))
+def test_any_lines_in_any_order_are_the_same_lines(shards, numbers):
+    stream = SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=1)
+    together = _spans(shards, stream.pairs(np.array(numbers)))
+    fresh = SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=1)
+    assert together == [_spans(shards, fresh.pairs(np.array([number])))[0] for number in numbers]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 400), st.integers(1, 400), st.integers(8, 128), st.integers(0, 99), st.integers(0, 10**9))
+def test_cutting_is_the_original_s_token_by_token(a, b, length, seed, number):
+    a += 1
+    one = lambda x: np.array([x])  # noqa: E731
+    pairs = Pairs(one(0), one(a), one(1000), one(b), np.array([True]))
+    short = cut(pairs, one(number), length=length, seed=seed)
+
+    def front(side: str, taken: int) -> bool:
+        purpose = {"a": draws.CUT_A, "b": draws.CUT_B}[side]
+        line = draws.draw(draws.key(purpose, seed), one(number))
+        word = int(draws.draw(line, one(taken // 64))[0])
+        return bool(word >> taken % 64 & 1)
+
+    kept = truncate(list(range(a)), list(range(1000, 1000 + b)), length, front)
+    assert list(range(short.a_start[0], short.a_start[0] + short.a_length[0])) == kept[0]
+    assert list(range(short.b_start[0], short.b_start[0] + short.b_length[0])) == kept[1]
+    assert min(map(len, kept)) >= 1
+
+
+def test_front_and_end_are_cut_equally_often():
+    n = 2000
+    pairs = Pairs(np.zeros(n, int), np.full(n, 100), np.zeros(n, int), np.full(n, 100), np.zeros(n, bool))
+    short = cut(pairs, np.arange(n), length=103, seed=1)
+    assert (short.a_length == 50).all() and (short.b_length == 50).all()
+    for fronts in (short.a_start, short.b_start):
+        assert abs(fronts.mean() - 25) < 0.5 and abs(fronts.std() - 12.5**0.5) < 0.3
+    assert abs(np.corrcoef(short.a_start, short.b_start)[0, 1]) < 0.1
+
+
+def test_more_than_half_of_the_second_spans_are_random(tmp_path: Path):
+    shards = _prepared(tmp_path, random_documents(2, 1500, most_tokens=6), block=4000)
+    stream = SentencePairs(shards, "train", length=64, short_fraction=0.1, seed=4)
+    pairs = stream.pairs(np.arange(stream.lines_per_pass))
+    assert stream.lines_per_pass > 1500
+    assert 0.52 < pairs.is_random.mean() < 0.75
+    # Where there is a choice, it is a fair coin: a span that is next means a chunk of two sentences or more.
+    plan = [stream.plan(block, 0) for block in range(len(stream.quotas))]
+    assert all((part.b_length > 0).all() for part in plan)
+
+
+def test_short_lines_are_as_many_as_asked(tmp_path: Path):
+    text = [[[5 + n % 90] * 2 for n in range(300)] for _ in range(400)]  # 600 tokens: a short target is seen
+    shards = _prepared(tmp_path, text, block=10**6)
+    stream = SentencePairs(shards, "train", length=128, short_fraction=0.1, seed=1)
+    plan = stream.plan(0, 0)
+    documents = plan.a_start // 600
+    first = np.unique(documents, return_index=True)[1]
+    total = np.where(plan.is_random, plan.a_length + plan.wanted, plan.a_length + plan.b_length)[first]
+    assert 0.06 < (total < 124).mean() < 0.14
+    assert total.min() >= 2
+
+
+def test_step_a_million_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streams, "WINDOW", 16)
+    shards = _prepared(tmp_path, random_documents(2, 3000, 30), block=8192)
+    SentencePairs(shards, "train", length=128, short_fraction=0.1, seed=1)
+    start = time.perf_counter()
+    stream = SentencePairs(Shards.open(shards.folder), "train", length=128, short_fraction=0.1, seed=1)
+    stream.pairs(np.arange(64) + 10**6 * 64)
+    assert time.perf_counter() - start < 1.0
+
+
+def test_counts_are_kept_with_the_shards_and_made_again_when_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shards = _prepared(tmp_path, random_documents(2, 100))
+    make = lambda: SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=1)  # noqa: E731
+    quotas = make().quotas
+    (file,) = shards.folder.glob("pairs-*.json")
+    assert file.name == "pairs-train-32-0.1-1.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(SentencePairs, "plan", None)
+        assert (make().quotas == quotas).all()
+    for damage in ("", "{}", "[1]", file.read_text().replace('"seed": 1', '"seed": 2')):
+        file.write_text(damage)
+        assert (make().quotas == quotas).all()
+    Shards.open(shards.folder)
+    assert not list(shards.folder.glob(".pairs*"))
+
+
+def test_shards_that_cannot_be_written_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shards = _prepared(tmp_path, random_documents(2, 100))
+
+    def refuse(*_, **__):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(streams.tempfile, "mkstemp", refuse)
+    shards.folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        assert SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=1).lines_per_pass > 100
+        assert not [name for name in os.listdir(shards.folder) if "pairs" in name]
+    finally:
+        shards.folder.chmod(0o755)
+
+
+def test_a_split_without_text_is_refused(shards):
+    with pytest.raises(DataError, match=r"no dev text; prepare it again with data\.dev or data\.dev-fraction"):
+        SentencePairs(shards, "dev", length=32, short_fraction=0.1, seed=1)
+
+
+def test_draws_are_those_of_splitmix64_and_uniform():
+    # The first outputs of SplitMix64 from seed 0, as published with its reference implementation.
+    assert draws.draw(0, np.arange(3)).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    numbers = draws.draw(draws.key(1, 2), np.arange(100_000))
+    assert abs(draws.unit(numbers).mean() - 0.5) < 0.005
+    counts = np.bincount(draws.below(numbers, 10), minlength=10)
+    assert len(counts) == 10 and (abs(counts - 10_000) < 500).all()
+    assert len({draws.key(*parts) for parts in ((1, 2), (2, 1), (1, -2), (1,), (1, 2, 0))}) == 5
+    assert sorted(draws.permutation(5, 100).tolist()) == list(range(100))

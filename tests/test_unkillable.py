@@ -1,0 +1,188 @@
+"""Nothing makes a run lose or change a step: real processes, real signals, damaged files."""
+
+import json
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import contexture
+from train.report import read_metrics
+
+KILLS = 3
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    return [(r["step"], r["loss"]) for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"]
+
+
+def parameters(folder: Path) -> list[np.ndarray]:
+    import jax
+
+    return [np.asarray(x) for x in jax.tree.leaves(contexture.load(folder)[1])]
+
+
+def assert_same_run(folder: Path, whole: Path) -> None:
+    """Every step's loss and the final parameters, bit for bit; each step once."""
+    assert losses(folder) == losses(whole)
+    assert [step for step, _ in losses(folder)] == list(range(1, 41))
+    assert all(np.array_equal(a, b) for a, b in zip(parameters(folder), parameters(whole), strict=True))
+
+
+def recorded(folder: Path) -> int:
+    return max((r["step"] for r in read_metrics(folder / "metrics.jsonl")), default=0)
+
+
+def went_on_from(stderr: str) -> int:
+    said = [line for line in stderr.splitlines() if line.startswith(("going on from step", "starting at step"))]
+    return int(said[0].split()[-1])
+
+
+def stop_at_random(process, folder: Path, number: int, rng: random.Random) -> None:
+    """Send the signal at start-up, or after a random number of recorded steps."""
+    if rng.random() < 0.3:
+        time.sleep(rng.uniform(0.0, 3.0))
+    else:
+        goal, deadline = recorded(folder) + rng.randint(1, 15), time.monotonic() + 120
+        while recorded(folder) < min(goal, 36) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.05))
+    process.send_signal(number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_is_the_same_run(door, tiny_words, tiny_run, tmp_path, number):
+    rng, folder = random.Random(int(number)), tmp_path / "stopped"
+    kills = KILLS if number == signal.SIGKILL else 1
+    for _ in range(kills):
+        process = door(*tiny_words, "--dir", folder, wait=False)
+        stop_at_random(process, folder, number, rng)
+        _, stderr = process.communicate(timeout=120)
+        reached = recorded(folder)
+        if number != signal.SIGKILL:
+            assert process.returncode in (75 if number == signal.SIGTERM else 130, 0), stderr
+            assert "the same command goes on" in stderr or process.returncode == 0
+        again = door(*tiny_words, "--dir", folder, wait=False)
+        head = ""
+        while not head.startswith(("going on from step", "starting at step")):
+            head = again.stderr.readline()
+            assert head, "the run ended without saying where it goes on from"
+        assert went_on_from(head) >= reached - 10
+        if number == signal.SIGTERM and reached:
+            assert went_on_from(head) == reached
+        again.send_signal(signal.SIGKILL)
+        again.communicate()
+    done = door(*tiny_words, "--dir", folder)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(folder, tiny_run)
+
+
+def test_a_finished_run_stays_as_it_is(door, tiny_words, tiny_run, tmp_path):
+    folder = tmp_path / "again"
+    shutil.copytree(tiny_run, folder)
+    done = door(*tiny_words, "--dir", folder)
+    assert done.returncode == 0 and "going on from step 40" in done.stderr
+    assert_same_run(folder, tiny_run)
+
+
+def test_a_longer_run_goes_on(door, tiny_words, tiny_run, tmp_path):
+    folder = tmp_path / "longer"
+    shutil.copytree(tiny_run, folder)
+    done = door(*tiny_words, "--dir", folder, "--steps", "45", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "--steps is now 45, was 40" in done.stderr
+    assert json.loads(done.stdout)["step"] == 45
+
+
+def harm_truncate(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+
+
+def harm_flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    if data:
+        data[len(data) // 2] ^= 0x10
+    file.write_bytes(bytes(data))
+
+
+HARMS = {"truncated": harm_truncate, "removed": Path.unlink, "flipped": harm_flip}
+
+
+def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_path):
+    """Each file of the newest checkpoint, three harms: either the step before is gone on from and the bad item or array
+    is named, or the very numbers that were saved come back."""
+    import jax
+
+    from train import config as configs
+    from train import mesh as meshes
+    from train.checkpoint import Checkpoints, restore
+    from train.config import CheckpointError, MeshConfig
+    from train.directory import open_shards
+    from train.step import create
+    from data.pipeline import FIELDS
+    from models.model import build
+    from train.objectives import OBJECTIVES
+
+    run, _ = configs.read(tiny_run)
+    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        _, shapes, shardings = create(build(run.model, OBJECTIVES[run.objective].heads), run, FIELDS, mesh)
+        wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+        good = {
+            step: jax.device_get(restore(tiny_run / "checkpoints" / str(step), wanted, mesh)[0]) for step in (30, 40)
+        }
+        files = [f.relative_to(tiny_run) for f in sorted((tiny_run / "checkpoints" / "40").rglob("*")) if f.is_file()]
+        assert len(files) > 10
+        fell_back = set()
+        for file in files:
+            for name, harm in HARMS.items():
+                folder = tmp_path / "harmed"
+                shutil.rmtree(folder, ignore_errors=True)
+                shutil.copytree(tiny_run / "checkpoints", folder / "checkpoints")
+                harm(folder / file)
+                said: list[str] = []
+                checkpoints = Checkpoints(folder, mesh, run.save, said.append)
+                found = checkpoints.restore_latest(wanted)
+                assert found is not None
+                step = int(found[0].step)
+                same = jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), b), found[0], good[step])
+                assert all(jax.tree.leaves(same)), f"{file} {name}: wrong values"
+                if step == 30:
+                    fell_back.add((str(file), name))
+                    assert any("checkpoint of step 40: " in s and ("item " in s or "array " in s) for s in said), said
+                    assert not (folder / "checkpoints" / "40").exists()
+                checkpoints.save(50, found[0], {}, None)
+                checkpoints.wait()
+                checkpoints.close()
+                assert int(restore(folder / "checkpoints" / "50", wanted, mesh)[0].step) == step
+        assert {name for _, name in fell_back} == set(HARMS)
+        for item in ("digest/metadata", "meta/metadata"):
+            assert {n for f, n in fell_back if f.endswith(item)} == set(HARMS), item
+        for step in (30, 40):
+            harm_flip(next((folder := tmp_path / "both").parent.glob("*"), folder)) if False else None
+        folder = tmp_path / "both"
+        shutil.copytree(tiny_run / "checkpoints", folder / "checkpoints")
+        for step in (30, 40):
+            harm_truncate(folder / "checkpoints" / str(step) / "digest" / "metadata")
+        for step in folder.glob("checkpoints/[0-9]*"):
+            if step.name not in ("30", "40"):
+                shutil.rmtree(step)
+        with pytest.raises(CheckpointError, match="no good checkpoint is left.*step 40: item digest.*step 30"):
+            Checkpoints(folder, mesh, run.save, lambda _: None).restore_latest(wanted)
+        assert open_shards(tiny_run, run).fingerprint
+
+
+def test_a_damaged_checkpoint_is_said_and_the_run_is_the_same(door, tiny_words, tiny_run, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny_run, folder)
+    largest = max((folder / "checkpoints" / "40" / "state").rglob("*"), key=lambda f: f.stat().st_size * f.is_file())
+    harm_flip(largest)
+    done = door(*tiny_words, "--dir", folder)
+    assert done.returncode == 0, done.stderr
+    assert "warning: checkpoint of step 40: " in done.stderr and "going on from step 30" in done.stderr
+    assert_same_run(folder, tiny_run)
