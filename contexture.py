@@ -90,9 +90,7 @@ def parse(kind: type[T], words: list[str], command: str, default: T | None = Non
     given = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(said):
-            found, unknown = tyro.cli(
-                kind, args=words, prog=f"contexture {command}", return_unknown_args=True, **given
-            )  # pyright: ignore[reportCallIssue]
+            found, unknown = tyro.cli(kind, args=words, prog=f"contexture {command}", return_unknown_args=True, **given)  # pyright: ignore[reportCallIssue]
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
@@ -245,7 +243,11 @@ def _print(result: Result, indent: str = "") -> None:
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             print(f"{indent}{name}")
             for row in value:
-                print(indent + "  " + "  ".join(f"{cell}".ljust(46 if i == 0 else 6) for i, cell in enumerate(row.values())))
+                print(
+                    indent
+                    + "  "
+                    + "  ".join(f"{cell}".ljust(46 if i == 0 else 6) for i, cell in enumerate(row.values()))
+                )
         else:
             print(f"{indent}{name:<{max(24 - len(indent), 1)}} {value}")
 
@@ -262,7 +264,9 @@ def run_command(words: list[str]) -> Result | None:
         return None
     command = COMMANDS.get(words[0])
     if command is None:
-        raise ConfigError(f"there is no command {words[0]!r}{did_you_mean(words[0], COMMANDS)}; contexture --help lists them")
+        raise ConfigError(
+            f"there is no command {words[0]!r}{did_you_mean(words[0], COMMANDS)}; contexture --help lists them"
+        )
     return command(words[1:])
 
 
@@ -319,10 +323,13 @@ def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, WordPie
     from train.transfer import load_parameters
 
     folder = Path(run)
-    settings, _ = read(folder)
+    settings, described = read(folder)
+    tokenizer = load_tokenizer(folder / "tokenizer", settings.data.lowercase)
+    if described.get("tokenizer") != tokenizer.fingerprint:
+        raise ConfigError(f"{folder / 'tokenizer'} is not the vocabulary that this run was trained with; put it back")
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     loaded = load_parameters(folder, settings, mesh, step)
-    return loaded.model, loaded.params, load_tokenizer(folder / "tokenizer", settings.data.lowercase)
+    return loaded.model, loaded.params, tokenizer
 
 
 if __name__ == "__main__":

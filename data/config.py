@@ -14,7 +14,7 @@ class DataConfig:
     dev_fraction: float = 0.0
     """Instead of dev: hold out this share of each file of path, its end, in whole documents where it has several."""
     tokenizer: str = ""
-    """A tokenizer folder or a published vocab.txt; empty: learn the recipe's vocabulary on the training text."""
+    """A tokenizer folder or a published vocab.txt; empty: learn the recipe's vocabulary on the text of path."""
     lowercase: bool = True
     """Lower-case and strip accents (the uncased models)."""
     split_sentences: bool = True

@@ -43,8 +43,6 @@ class Attention(nn.Module):
         self.query, self.key, self.value = Linear(*inward), Linear(*inward), Linear(*inward)
         self.out = Linear("BLHK,HKD->BLD", self.sizes, self.kernel_init, self.dtype)
 
-    def __call__(
-        self, x_BLD: jax.Array, bias_BHLM: jax.Array, noise: Noise | None, site: jax.Array | int
-    ) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, bias_BHLM: jax.Array, noise: Noise | None, site: jax.Array | int) -> jax.Array:
         q_BLHK, k_BMHK, v_BMHK = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
         return self.out(attend(q_BLHK, k_BMHK, v_BMHK, bias_BHLM, rate=self.rate, noise=noise, site=site))

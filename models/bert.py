@@ -69,14 +69,14 @@ class Bert(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Encoding:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
         embeddings = Embeddings(size, c.length, c.dropout, c.eps, _init(c), dtype, name="embeddings")
-        x_BLD, table_VD = embeddings(
-            batch["tokens"], batch["segments"], batch.get("positions"), noise, _EMBEDDINGS
-        )
+        x_BLD, table_VD = embeddings(batch["tokens"], batch["segments"], batch.get("positions"), noise, _EMBEDDINGS)
         x_BLD = constrain(x_BLD, "BLD")
         mask_BL = batch["mask"]
         bias_BHLM = (1.0 - mask_BL.astype(jnp.float32))[:, None, None, :] * -10000.0
         out_BLD, layers = stack(
             Block, (c,), x_BLD, bias_BHLM, noise, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
         )
-        pooled_BD = jnp.tanh(Linear("BD,D_->B_", {**size, "_": c.hidden}, _init(c), dtype, name="pooler")(out_BLD[:, 0]))
+        pooled_BD = jnp.tanh(
+            Linear("BD,D_->B_", {**size, "_": c.hidden}, _init(c), dtype, name="pooler")(out_BLD[:, 0])
+        )
         return Encoding(out_BLD, mask_BL, pooled_BD, (x_BLD, *layers) if states else (), table_VD)

@@ -35,7 +35,7 @@ class Linear(nn.Module):
 
 
 class Norm(nn.Module):
-    """Layer norm over the last dim (Ba et al. 2016), biased variance, in float32: (x - mean)/sqrt(var + eps)·scale + bias."""
+    """Layer norm over the last dim (Ba et al. 2016): (x - mean)/sqrt(var + eps)·scale + bias, all in float32."""
 
     eps: float
     dtype: Any = jnp.float32
@@ -107,9 +107,9 @@ def stack(
         layer,
         variable_axes={"params": 0},
         split_rngs={"params": True},
-        in_axes=(0,) + (nn.broadcast,) * len(shared),
+        in_axes=(0,) + (nn.broadcast,) * len(shared),  # pyright: ignore[reportArgumentType]
         length=layers,
         unroll=unroll or layers,
     )
     x_BLD, every = scanned(name="layers")(x_BLD, jnp.arange(layers, dtype=jnp.int32), *shared)
-    return x_BLD, tuple(every) if states else ()
+    return x_BLD, () if every is None else tuple(every)

@@ -37,9 +37,7 @@ class Model(nn.Module):
 
 
 def _mlm(config: BertConfig) -> nn.Module:
-    return lm_heads.MaskedLM(
-        bert.sizes(config), config.gelu, config.eps, bert._init(config), jnp.dtype(config.dtype)
-    )
+    return lm_heads.MaskedLM(bert.sizes(config), config.gelu, config.eps, bert._init(config), jnp.dtype(config.dtype))
 
 
 def _nsp(config: BertConfig) -> nn.Module:

@@ -42,7 +42,10 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(30):
             subject = rng.choice(subjects)
             lines = [
-                " ".join(f"{subject} {rng.choice(verbs)} {rng.choice(objects)} {rng.choice(places)}." for _ in range(rng.randint(1, 4)))
+                " ".join(
+                    f"{subject} {rng.choice(verbs)} {rng.choice(objects)} {rng.choice(places)}."
+                    for _ in range(rng.randint(1, 4))
+                )
                 for _ in range(rng.randint(2, 8))
             ]
             documents.append("\n".join(line.capitalize() for line in lines))

@@ -55,7 +55,9 @@ def test_slots_are_candidates_in_order_and_as_many_as_the_original_s(lengths, ro
         assert ((0 <= masked.tokens) & (masked.tokens < V)).all()
 
 
-@pytest.mark.parametrize(("length", "count"), [(5, 1), (10, 2), (30, 4), (50, 8), (70, 10), (90, 14), (128, 19), (140, 20)])
+@pytest.mark.parametrize(
+    ("length", "count"), [(5, 1), (10, 2), (30, 4), (50, 8), (70, 10), (90, 14), (128, 19), (140, 20)]
+)
 def test_halves_round_to_even(length: int, count: int):
     assert _masked([length], 140)[2].weights.sum() == count == guesses(length, 20, 0.15)
 

@@ -6,7 +6,7 @@ number; the digests are what makes a damaged file known.
 """
 
 import contextlib
-import gc
+import functools
 import hashlib
 import json
 import logging
@@ -14,8 +14,10 @@ import os
 import re
 import shutil
 import sys
+import threading
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,40 +104,42 @@ def read_meta(directory: Path) -> dict[str, Any]:
 
 def _read_arrays(directory: Path, wanted: Any, prefix: str) -> Any:
     """Arrays of `wanted`'s shapes and shardings, a part of the stored tree under prefix ('' for all of it)."""
+    _quiet_orbax()
     restore = ocp.checkpoint_utils.construct_restore_args
     target = {prefix: wanted} if prefix else wanted
     arguments = ocp.args.PyTreeRestore(target, restore_args=restore(target), partial_restore=bool(prefix))
-    with _quiet_failure():
-        try:
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-                found = reader.restore((directory / "state").absolute(), args=arguments)
-        except Exception as error:
-            problem = _first_line(error)
-        else:
-            return found[prefix] if prefix else found
-    raise CheckpointError(f"item state: cannot be read ({problem})")
-
-
-@contextlib.contextmanager
-def _quiet_failure() -> Iterator[None]:
-    """A read that fails leaves coroutines and threads behind which complain on stderr by the hundred, some of them
-    later: for the rest of the process that one complaint is dropped."""
-    logger = logging.getLogger("asyncio")
-    level, before = logger.level, sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if "Event loop is closed" not in str(unraisable.exc_value):
-            before(unraisable)
-
-    logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-            sys.unraisablehook = hook  # reached only where the read failed: a good one returns from inside
-            gc.collect()
-    finally:
-        logger.setLevel(level)
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            found = reader.restore((directory / "state").absolute(), args=arguments)
+    except Exception as error:
+        raise CheckpointError(f"item state: cannot be read ({_first_line(error)})") from None
+    return found[prefix] if prefix else found
+
+
+@functools.cache
+def _quiet_orbax() -> None:
+    """Orbax raises what fails, and prints it too: from its writing threads at once, from coroutines and event loops left
+    behind by the hundred, some of them much later. Here it is raised, once, in one line; these printers are silenced,
+    for the rest of the process, and no others."""
+    thread_hook, unraisable_hook, hook = threading.excepthook, sys.unraisablehook, sys.excepthook
+    late = "Event loop is closed"
+
+    def of_thread(failed: threading.ExceptHookArgs) -> None:
+        if not any("orbax" in frame.filename for frame in traceback.extract_tb(failed.exc_traceback)):
+            thread_hook(failed)
+
+    def unraisable(failed: Any) -> None:
+        if late not in str(failed.exc_value):
+            unraisable_hook(failed)
+
+    def raised(kind: Any, value: BaseException, trace: Any) -> None:
+        if late not in str(value):
+            hook(kind, value, trace)
+
+    threading.excepthook, sys.unraisablehook, sys.excepthook = of_thread, unraisable, raised
+    for noisy in ("absl", "orbax", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
 
 
 def restore(directory: Path, wanted: Any, mesh: Mesh, prefix: str = "") -> tuple[Any, dict[str, Any]]:
@@ -153,7 +157,9 @@ def restore(directory: Path, wanted: Any, mesh: Mesh, prefix: str = "") -> tuple
         raise CheckpointError(f"it {side} {start}{odd}, unlike this model")
     for name, x in shapes.items():
         if list(x.shape) != meta["shapes"][start + name]:
-            raise CheckpointError(f"it holds {start}{name} {meta['shapes'][start + name]}, this model wants {list(x.shape)}")
+            raise CheckpointError(
+                f"it holds {start}{name} {meta['shapes'][start + name]}, this model wants {list(x.shape)}"
+            )
     state = _read_arrays(directory, wanted, prefix)
     found = digests(state, mesh)
     for name, word in there.items():
@@ -183,8 +189,6 @@ class Checkpoints:
         self.mesh, self.config, self.say = mesh, config, say
         self._manager: ocp.CheckpointManager | None = None
         self._losses: dict[int, float | None] = {}
-        for noisy in ("absl", "orbax"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
 
     def restore_latest(self, wanted: Any) -> tuple[Any, dict[str, Any]] | None:
         """The newest checkpoint that is good in every number, or None where there is none at all.
@@ -225,6 +229,7 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
+            _quiet_orbax()
             if jax.process_index() == 0:
                 for left in self.directory.glob("*.orbax-checkpoint-tmp*"):
                     shutil.rmtree(left, ignore_errors=True)

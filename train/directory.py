@@ -115,10 +115,19 @@ def open_data(run: Run, directory: Path, say: Say) -> tuple[WordPiece, Shards]:
     prepared = _prepared_folder(run)
     here = directory / "data"
     if prepared is not None:
+        if run.data.dev or run.data.dev_fraction:
+            raise ConfigError(
+                f"{prepared} was prepared with what it holds out; leave data.dev and data.dev-fraction out"
+            )
         shards = Shards.open(prepared)
         tokenizer = shards.tokenizer
-        if run.data.tokenizer and load_tokenizer(run.data.tokenizer, run.data.lowercase).fingerprint != tokenizer.fingerprint:
-            raise ConfigError(f"{prepared} was made with another tokenizer than {run.data.tokenizer}; leave --data.tokenizer out")
+        if (
+            run.data.tokenizer
+            and load_tokenizer(run.data.tokenizer, run.data.lowercase).fingerprint != tokenizer.fingerprint
+        ):
+            raise ConfigError(
+                f"{prepared} was made with another tokenizer than {run.data.tokenizer}; leave --data.tokenizer out"
+            )
     elif here.exists():
         shards = Shards.open(here)
         if changed := shards.sources_changed(run.data):

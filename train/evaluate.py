@@ -21,9 +21,7 @@ from train.step import evaluation_step
 from train.transfer import load_parameters
 
 
-def evaluate(
-    model: Model, objective: Objective, params: Any, held_out: HeldOutPairs, mesh: Mesh
-) -> dict[str, float]:
+def evaluate(model: Model, objective: Objective, params: Any, held_out: HeldOutPairs, mesh: Mesh) -> dict[str, float]:
     """{"loss": …, and the mean of everything measured}. Sums of a batch are added up in float64 on the host."""
     step = evaluation_step(model, objective)
     lines = held_out.batch

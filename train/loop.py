@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from models.shapes import count, dims_of, path_of
 from train import directory as directories
 from train import mesh as meshes
 from train.checkpoint import Checkpoints
-from train.config import ConfigError, Diverged, Run, difference
+from train.config import CheckpointError, ConfigError, Diverged, Run, difference
 from train.evaluate import evaluate, unigram
 from train.metrics import bert_step_flops, peak_flops
 from train.objectives import OBJECTIVES, Objective
@@ -54,6 +55,16 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
     if not run.dir:
         raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
     folder = Path(run.dir)
+    try:
+        _train(run, recipe, folder, signals)
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or folder}: {error.strerror or error}; what was saved before is whole"
+        ) from error
+    return folder
+
+
+def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
     if run.mesh.distributed:
         signals.share()
     meshes.initialize(run.mesh)
@@ -72,6 +83,7 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
         fields = parts.batches.fields
         make, shapes, shardings = create(parts.model, run, fields, mesh)
         _introduce(parts, recipe, report, shapes)
+        parts.batches.rows_read = 0
 
         checkpoints = Checkpoints(folder, mesh, run.save, report.say)
         stack.callback(checkpoints.abandon)
@@ -91,7 +103,6 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
             baseline = [r["unigram_loss"] for r in records if r.get("unigram_loss") is not None]
             draw_loss(records, folder / "loss.png", baseline[-1] if baseline else None)
         report.say(f"done: {run.steps} steps in {folder}")
-    return folder
 
 
 def prepare_jax(run: Run) -> None:
@@ -207,6 +218,9 @@ def _steps(
     checkpoints.wait()
     report.release(run.steps)
     checkpoints.close()
+    if jax.process_count() > 1:
+        read = f"read {parts.batches.rows_read} of {(run.steps - start) * run.data.batch} lines"
+        print(f"process {jax.process_index()} of {jax.process_count()} {read}", file=sys.stderr)
 
 
 def _safe(checkpoints: Checkpoints, run: Run) -> int:

@@ -4,10 +4,10 @@
 and lines beyond the restored step are cut off when a run goes on.
 """
 
+import contextlib
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -82,9 +82,9 @@ class Report:
         os.replace(part, self.path)
         self._file = open(self.path, "a", encoding="utf-8")
         if self._wants_tensorboard:
-            from tensorboardX import SummaryWriter
+            from train.events import Events
 
-            self._events = SummaryWriter(str(self.directory / "tensorboard"), purge_step=step + 1)
+            self._events = Events(self.directory / "tensorboard", step)
         if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
@@ -105,10 +105,11 @@ class Report:
         self.release(safe)
         if not self.speaks or not records:
             return
-        for record in records:
-            for name, value in record.items():
-                if self._events and name not in ("step", "split") and value is not None:
-                    self._events.add_scalar(f"{record['split']}/{name}", value, record["step"])
+        if self._events is not None:
+            for record in records:
+                figures = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
+                self._events.add(record["step"], record["split"], figures)
+            self._events.flush()
         self._show(records[-1])
 
     def release(self, safe: int) -> None:
@@ -136,12 +137,11 @@ class Report:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-        if self._events is not None:
-            self._events.close()
-            self._events = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        for open_file in (self._events, self._file):
+            if open_file is not None:
+                with contextlib.suppress(OSError):  # a full disk has been said by then
+                    open_file.close()
+        self._events = self._file = None
 
 
 _SHOWN = {
@@ -194,8 +194,3 @@ def draw_loss(records: list[Record], path: Path, baseline: float | None = None) 
     part = path.with_name(path.name + ".part")
     figure.savefig(part, format="png")
     os.replace(part, path)
-
-
-def is_terminal() -> bool:
-    """Whether anybody watches stderr."""
-    return sys.stderr.isatty()

@@ -47,9 +47,7 @@ def create(model: Model, run: Run, fields: dict[str, str], mesh: Mesh) -> tuple[
 
 def _part(batch: Batch, fields: dict[str, str], parts: int) -> Batch:
     """Each field BX as [parts, B/parts, X]: part m holds the rows m, m + parts, m + 2·parts, …"""
-    return {
-        name: jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0) for name, x in batch.items()
-    }
+    return {name: jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0) for name, x in batch.items()}
 
 
 def train_step(

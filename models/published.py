@@ -1,0 +1,180 @@
+"""Names elsewhere: published name ↔ our path and dims, a table per format, used in both directions.
+
+A row reads `(theirs, ours, "their dims -> our dims")` in the letters of models/shapes.py. `{layer}` in a name stands
+for each layer in turn: theirs are one tensor a layer, ours are stacked on a leading N. `(HK)` is one dim of theirs that
+holds two of ours, H the slower. Nothing is computed: values and dtypes pass as they are, bit for bit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.config import BertConfig
+
+Array = np.ndarray
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Format:
+    """rows: what a file holds, each tensor once. repeats: names that hold another name's tensor again.
+
+    A repeat is written on the way out; on the way in it may be absent, and must else be equal.
+    """
+
+    name: str
+    rows: tuple[tuple[str, str, str], ...]
+    repeats: tuple[tuple[str, str], ...] = ()
+
+
+def bert_sizes(config: BertConfig) -> dict[str, int]:
+    """The letters of BERT's table: {"V": 30522, "D": 768, …}."""
+    return {
+        "V": config.vocab,
+        "L": config.length,
+        "T": config.segments,
+        "N": config.layers,
+        "D": config.hidden,
+        "_": config.hidden,
+        "H": config.heads,
+        "K": config.hidden // config.heads,
+        "F": config.ffn,
+        "C": 2,
+    }
+
+
+# BERT as transformers' BertForPreTraining names it: kernels are [out, in]. First each layer's rows, within the layer.
+_BERT_HF_LAYER = (
+    ("attention.self.query.weight", "attention/query/kernel", "(HK)D -> DHK"),
+    ("attention.self.query.bias", "attention/query/bias", "(HK) -> HK"),
+    ("attention.self.key.weight", "attention/key/kernel", "(HK)D -> DHK"),
+    ("attention.self.key.bias", "attention/key/bias", "(HK) -> HK"),
+    ("attention.self.value.weight", "attention/value/kernel", "(HK)D -> DHK"),
+    ("attention.self.value.bias", "attention/value/bias", "(HK) -> HK"),
+    ("attention.output.dense.weight", "attention/out/kernel", "D(HK) -> HKD"),
+    ("attention.output.dense.bias", "attention/out/bias", "D -> D"),
+    ("attention.output.LayerNorm.weight", "attention_norm/scale", "D -> D"),
+    ("attention.output.LayerNorm.bias", "attention_norm/bias", "D -> D"),
+    ("intermediate.dense.weight", "ffn/in/kernel", "FD -> DF"),
+    ("intermediate.dense.bias", "ffn/in/bias", "F -> F"),
+    ("output.dense.weight", "ffn/out/kernel", "DF -> FD"),
+    ("output.dense.bias", "ffn/out/bias", "D -> D"),
+    ("output.LayerNorm.weight", "ffn_norm/scale", "D -> D"),
+    ("output.LayerNorm.bias", "ffn_norm/bias", "D -> D"),
+)
+BERT_HF = Format(
+    "transformers",
+    rows=(
+        ("bert.embeddings.word_embeddings.weight", "backbone/embeddings/tokens", "VD -> VD"),
+        ("bert.embeddings.position_embeddings.weight", "backbone/embeddings/positions", "LD -> LD"),
+        ("bert.embeddings.token_type_embeddings.weight", "backbone/embeddings/segments", "TD -> TD"),
+        ("bert.embeddings.LayerNorm.weight", "backbone/embeddings/norm/scale", "D -> D"),
+        ("bert.embeddings.LayerNorm.bias", "backbone/embeddings/norm/bias", "D -> D"),
+        *(
+            (f"bert.encoder.layer.{{layer}}.{theirs}", f"backbone/layers/{ours}", dims)
+            for theirs, ours, dims in _BERT_HF_LAYER
+        ),
+        ("bert.pooler.dense.weight", "backbone/pooler/kernel", "_D -> D_"),
+        ("bert.pooler.dense.bias", "backbone/pooler/bias", "D -> D"),
+        ("cls.predictions.transform.dense.weight", "heads_mlm/transform/kernel", "_D -> D_"),
+        ("cls.predictions.transform.dense.bias", "heads_mlm/transform/bias", "D -> D"),
+        ("cls.predictions.transform.LayerNorm.weight", "heads_mlm/norm/scale", "D -> D"),
+        ("cls.predictions.transform.LayerNorm.bias", "heads_mlm/norm/bias", "D -> D"),
+        ("cls.predictions.bias", "heads_mlm/bias", "V -> V"),
+        ("cls.seq_relationship.weight", "heads_nsp/kernel", "CD -> DC"),
+        ("cls.seq_relationship.bias", "heads_nsp/bias", "C -> C"),
+    ),
+    repeats=(
+        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    ),
+)
+
+
+def to_ours(table: Format, tensors: Mapping[str, Array], sizes: Sizes) -> dict[str, Any]:
+    """Their tensors by name → our nested parameters: `to_ours(BERT_HF, state, bert_sizes(config))`.
+
+    Raises ValueError where a tensor is missing, is in no row, has another shape, or differs from the one it repeats.
+    """
+    rows = [(_names(theirs, sizes), ours, dims, "{layer}" in theirs) for theirs, ours, dims in table.rows]
+    _same_names(table, "tensor", {name for names, *_ in rows for name in names}, tensors.keys() - dict(table.repeats))
+    for name, source in table.repeats:
+        if name in tensors and not np.array_equal(tensors[name], tensors[source]):
+            raise ValueError(f"tensor {name} is not equal to {source}, which {table.name} ties it to")
+    params: dict[str, Any] = {}
+    for names, ours, dims, layered in rows:
+        their_dims, our_dims = dims.split(" -> ")
+        flat = their_dims.translate(_NO_BRACKETS)
+        parts = []
+        for name in names:
+            _same_shape(name, their_dims, tensors[name].shape, _shape(their_dims, sizes))
+            split = tensors[name].reshape([sizes[letter] for letter in flat])
+            parts.append(split.transpose([flat.index(letter) for letter in our_dims]))
+        *folders, leaf = ours.split("/")
+        place = params
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[leaf] = np.stack(parts) if layered else parts[0].copy()
+    return params
+
+
+def to_theirs(table: Format, params: Mapping[str, Any], sizes: Sizes) -> dict[str, Array]:
+    """Our nested parameters → their tensors by name, repeats among them.
+
+    Raises ValueError where a parameter is missing, is in no row, or has another shape.
+    """
+    leaves = _leaves(params)
+    _same_names(table, "parameter", {ours for _, ours, _ in table.rows}, leaves.keys())
+    tensors: dict[str, Array] = {}
+    for theirs, ours, dims in table.rows:
+        their_dims, our_dims = dims.split(" -> ")
+        flat, stacked = their_dims.translate(_NO_BRACKETS), "N" * ("{layer}" in theirs) + our_dims
+        _same_shape(ours, stacked, leaves[ours].shape, _shape(stacked, sizes))
+        layers = leaves[ours] if "{layer}" in theirs else leaves[ours][None]
+        for name, part in zip(_names(theirs, sizes), layers, strict=True):
+            joined = part.transpose([our_dims.index(letter) for letter in flat])
+            tensors[name] = joined.reshape(_shape(their_dims, sizes)).copy()
+    return tensors | {name: tensors[source] for name, source in table.repeats}
+
+
+_NO_BRACKETS = str.maketrans("", "", "()")
+
+
+def _names(theirs: str, sizes: Sizes) -> list[str]:
+    return [theirs.format(layer=n) for n in range(sizes["N"])] if "{layer}" in theirs else [theirs]
+
+
+def _shape(dims: str, sizes: Sizes) -> tuple[int, ...]:
+    """`_shape("(HK)D", {"H": 3, "K": 4, "D": 12})` → (12, 12)."""
+    shape: list[int] = []
+    inside = False
+    for letter in dims:
+        if letter in "()":
+            inside = letter == "("
+            shape += [1] * inside
+        elif inside:
+            shape[-1] *= sizes[letter]
+        else:
+            shape.append(sizes[letter])
+    return tuple(shape)
+
+
+def _leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for name, value in tree.items():
+        found |= _leaves(value, f"{path}{name}/") if isinstance(value, Mapping) else {path + name: np.asarray(value)}
+    return found
+
+
+def _same_names(table: Format, what: str, wanted: Any, got: Any) -> None:
+    if missing := sorted(wanted - got):
+        raise ValueError(f"{what} {', '.join(missing)} is missing; the format {table.name} has it")
+    if unknown := sorted(got - wanted):
+        raise ValueError(f"{what} {', '.join(unknown)} is not accounted for: the format {table.name} has no row for it")
+
+
+def _same_shape(name: str, dims: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if got != wanted:
+        raise ValueError(f"{name} is {list(got)}, and {dims} = {list(wanted)} is wanted")

@@ -1,0 +1,229 @@
+"""The command line: results to stdout, one clear line for every mistake, exit codes that scripts can rely on."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import contexture
+from configs import recipes
+from tests.conftest import ROOT, TINY
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    """(exit code, the last line on stderr) of one command in this process."""
+    code = contexture.main([str(word) for word in words])
+    lines = capsys.readouterr().err.strip().splitlines()
+    return code, lines[-1] if lines else ""
+
+
+def pretrain(*words: object) -> list[str]:
+    return ["pretrain", "bert.tiny", *TINY, *map(str, words)]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--optim.peek-lr", "1"], "does not know '--optim.peek-lr' (did you mean optim.peak-lr?)"),
+        (["--steps", "many"], "--steps: invalid literal for int() with base 10: 'many'"),
+        (["--model.hidden", "30", "--model.heads", "4"], "model.hidden=30 is not a multiple of model.heads=4"),
+        (["--data.length", "600"], "data.length=600 exceeds model.length=512; lower data.length or raise model.length"),
+        (["--data.dev", "a", "--data.dev-fraction", "0.1"], "data.dev and data.dev-fraction both hold out text"),
+        (["--model.remat", "full"], "model.remat=full needs the layer loop"),
+        (["--optim.warmup", "99999"], "optim.warmup=99999 leaves nothing of steps=40"),
+        (["--optim.final-lr", "0.1"], "optim.final-lr=0.1 contradicts optim.schedule=bert"),
+        (["--data.batch", "15", "--optim.accumulate", "2"], "data.batch=15 is not a multiple of optim.accumulate=2"),
+        (["--mesh.fsdp", "3"], "mesh data × fsdp × tensor = 2 × 3 × 1 = 6 does not fit 8 devices"),
+        (["--data.path", "/nowhere.txt"], "/nowhere.txt: data.path names no such file"),
+        ([], "data.path is empty; give the text to train on"),
+    ],
+)
+def test_words_that_are_wrong_give_one_clear_line(capsys, tmp_path, words, line):
+    code, last = said(capsys, *pretrain("--dir", tmp_path / "run", *words))
+    assert code == 2 and line in last, last
+
+
+def test_unknown_commands_and_recipes_are_guessed(capsys):
+    assert said(capsys, "pretrian", "bert.tiny")[1].endswith("(did you mean pretrain?); contexture --help lists them")
+    code, last = said(capsys, "pretrain", "bert.tinny")
+    assert code == 2 and "did you mean bert.tiny?" in last
+    assert said(capsys, "pretrain")[0] == 2
+    assert said(capsys, *pretrain()) == (2, "ConfigError: dir is empty; say where the run shall live: --dir RUN")
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", "the file is empty"),
+        (b"good line\nbad \xff line\n", "text.txt:2: not UTF-8 (byte 0xff at column 5)"),
+        (b"Only one sentence here.\n\nAnd one more.\n", "no document"),
+    ],
+)
+def test_files_that_are_wrong_give_one_clear_line(capsys, tmp_path, content, line):
+    (tmp_path / "text.txt").write_bytes(content)
+    code, last = said(capsys, *pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "text.txt"))
+    assert code == 2 and line in last, last
+
+
+def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, text_folder, tiny_words):
+    (tmp_path / "bad.txt").write_bytes(b"x\n")
+    assert said(capsys, *pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "bad.txt"))[0] == 2
+    words = [*tiny_words, "--steps", "6", "--dir", tmp_path / "run"]
+    assert contexture.main([*map(str, words)]) == 0
+
+
+def test_another_model_in_an_old_folder_is_refused_by_name(capsys, tiny_words, tiny_run):
+    before = (tiny_run / "run.json").read_bytes()
+    for words, name in (
+        (["--model.hidden", "64"], "--model.hidden 32, not 64"),
+        (["--data.batch", "32"], "--data.batch 16, not 32"),
+        (["--seed", "1"], "--seed 0, not 1"),
+        (["--optim.peak-lr", "1"], "--optim.peak-lr 0.001, not 1.0"),
+        (["--steps", "30"], "--steps 40, not 30; a run can only be made longer"),
+    ):
+        code, last = said(capsys, *tiny_words, "--dir", tiny_run, *words)
+        assert code == 2 and f"holds a run {'of' if 'steps' in name else 'with'} {name}" in last, last
+    assert (tiny_run / "run.json").read_bytes() == before
+
+
+def test_another_vocabulary_in_an_old_folder_is_refused(capsys, tiny_words, tiny_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(tiny_run, folder)
+    vocabulary = folder / "tokenizer" / "vocab.txt"
+    pieces = vocabulary.read_text().splitlines()
+    vocabulary.write_text("\n".join([*pieces[:-2], pieces[-1], pieces[-2]]) + "\n")
+    code, last = said(capsys, *tiny_words, "--dir", folder)
+    assert code == 2 and "the tokenizer is not what this run was begun with" in last, last
+    with pytest.raises(contexture.ConfigError, match="not the vocabulary that this run was trained with"):
+        contexture.load(folder)
+
+
+def test_a_vocabulary_larger_than_the_model_is_refused(capsys, tmp_path, text_folder):
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(200))]))
+    words = pretrain("--dir", tmp_path / "run", "--data.path", text_folder, "--data.tokenizer", vocabulary)
+    code, last = said(capsys, *words)
+    assert code == 2 and "the vocabulary has 205 pieces, more than model.vocab=150" in last, last
+
+
+def test_text_that_changed_is_refused(capsys, tmp_path, text_folder, tiny_words):
+    folder, text = tmp_path / "run", tmp_path / "text"
+    shutil.copytree(text_folder, text)
+    words = [w if w != str(text_folder) else text for w in tiny_words]
+    assert contexture.main([*map(str, words), "--steps", "6", "--dir", str(folder)]) == 0
+    with open(text / "text0.txt", "a") as file:
+        file.write("More.\n")
+    code, last = said(capsys, *words, "--steps", "6", "--dir", folder)
+    assert code == 2 and "text0.txt has" in last, last
+
+
+def test_two_runs_in_one_folder_at_once_are_refused(door, capsys, tiny_words, tmp_path):
+    first = door(*tiny_words, "--steps", "4000", "--dir", tmp_path / "run", wait=False)
+    while not (tmp_path / "run" / "run.json").exists():
+        time.sleep(0.05)
+    code, last = said(capsys, *tiny_words, "--dir", tmp_path / "run")
+    first.kill()
+    first.communicate()
+    assert code == 2 and f"is in use by process {first.pid}" in last, last
+
+
+def test_a_folder_that_cannot_be_written_is_refused(capsys, tiny_words):
+    if not Path("/sys").is_dir():
+        pytest.skip("needs Linux's /sys, which not even root may write")
+    code, last = said(capsys, *tiny_words, "--dir", "/sys/run")
+    assert code == 1 and last.startswith("CheckpointError: /sys/run cannot be written"), last
+
+
+def test_a_full_disk_is_one_clear_line_and_loses_nothing(tiny_words, tmp_path):
+    """The largest file that may be written is smaller than a checkpoint's, from step 0 or from step 20 on."""
+    command = f"exec {sys.executable} {ROOT / 'contexture.py'} {' '.join(tiny_words)} --dir {tmp_path / 'run'}"
+    limited = subprocess.run(["bash", "-c", "ulimit -f 50; " + command], capture_output=True, text=True, timeout=200)
+    assert limited.returncode == 1, limited.stderr
+    last = limited.stderr.strip().splitlines()[-1]
+    assert last.startswith("CheckpointError: ") and "the disk is full; there is no checkpoint yet" in last
+    assert "Traceback" not in limited.stderr
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "starting at step 0" in done.stderr, done.stderr
+
+
+def test_a_run_that_diverges_stops_with_its_last_good_checkpoint(capsys, tiny_words, tmp_path):
+    words = [*tiny_words, "--optim.peak-lr", "1e18", "--optim.warmup", "0", "--save.every", "1", "--log.every", "1",
+             "--optim.clip", "0", "--optim.max-skipped", "5", "--dir", tmp_path / "run"]  # fmt: skip
+    code, last = said(capsys, *words)
+    assert code == 1 and "were not finite in the 5 steps up to step" in last, last
+    folder = tmp_path / "run" / "checkpoints"
+    assert any(folder.iterdir())
+
+
+def test_json_alone_goes_to_stdout(door, tiny_run):
+    done = door("evaluate", tiny_run, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(result) == {"run", "step", "split", "examples", "metrics"}
+    assert result["step"] == 40 and result["split"] == "dev" and result["examples"] > 0
+    assert {"loss", "mlm_accuracy", "nsp_accuracy", "unigram_loss", "unigram_accuracy"} <= set(result["metrics"])
+    records = [json.loads(line) for line in (tiny_run / "metrics.jsonl").read_text().splitlines()]
+    held = [r for r in records if r["split"] == "dev"][-1]
+    assert result["metrics"]["loss"] == pytest.approx(held["loss"], rel=1e-6)
+
+
+def test_commands_without_a_model_import_no_jax():
+    for words in (
+        ["--help"],
+        ["recipes"],
+        ["recipes", "--json"],
+        ["pretrain", "bert.tiny", "--help"],
+        ["evaluate", "--help"],
+    ):
+        code = f"import sys, contexture; contexture.main({words!r}); sys.exit('jax' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, (words, done.stderr)
+        assert done.stdout.strip()
+
+
+def test_every_recipe_says_its_command_and_what_to_expect():
+    for name, function in recipes().items():
+        assert f"contexture pretrain {name} --dir" in (function.__doc__ or ""), name
+        assert "Expect" in function.__doc__ or "Not yet run" in function.__doc__, name
+
+
+def test_tokenizer_prepare_and_pretrain_from_shards(capsys, tmp_path, text_folder):
+    words = [
+        "tokenizer",
+        "wordpiece",
+        "--input",
+        text_folder,
+        "--vocab-size",
+        120,
+        "--to",
+        tmp_path / "words",
+        "--json",
+    ]
+    assert contexture.main([*map(str, words)]) == 0
+    assert json.loads(capsys.readouterr().out)["pieces"] <= 120
+    words = ["prepare", "bert.tiny", "--input", text_folder, "--to", tmp_path / "shards", "--dev-fraction", 0.2,
+             "--tokenizer", tmp_path / "words", "--json"]  # fmt: skip
+    assert contexture.main([*map(str, words)]) == 0
+    assert json.loads(capsys.readouterr().out)["dev"]["documents"] > 0
+    assert (
+        contexture.main([*pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "shards", "--steps", 6)]) == 0
+    )
+    assert not (tmp_path / "run" / "data").exists()
+    code, last = said(capsys, *words)
+    assert code == 2 and "already holds something" in last
+
+
+def test_show_and_load_open_a_run(capsys, tiny_run):
+    assert contexture.main(["show", str(tiny_run), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["config"]["model"]["hidden"] == 32
+    from data.layouts import bert_texts
+
+    model, params, tokenizer = contexture.load(tiny_run)
+    batch = bert_texts(tokenizer, ["The cat sees the river.", ("One old man.", "He likes a red house.")], 16)
+    out = model.apply({"params": params}, {**batch, "slots": batch["tokens"][:, :2]}, states=True)
+    assert out.encoding.hidden_BLD.shape == (2, 16, 32) and len(out.encoding.states) == 3

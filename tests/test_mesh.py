@@ -1,0 +1,157 @@
+"""One run, whatever it runs on: devices, microbatches and processes change no number."""
+
+import dataclasses
+import re
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from data.config import DataConfig
+from data.pipeline import PairBatches
+from data.prepare import prepare
+from data.sources import expand, texts
+from data.tokenizer import learn_wordpiece
+from models.config import BertConfig
+from models.model import build
+from train import mesh as meshes
+from train.config import ConfigError, MeshConfig, OptimConfig, Run
+from train.objectives import OBJECTIVES
+from train.report import read_metrics
+from train.step import create, train_step
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def run(text_folder: Path) -> Run:
+    return Run(
+        model=BertConfig(vocab=152, length=32, layers=2, hidden=32, heads=2, ffn=64),
+        data=DataConfig(path=(str(text_folder),), batch=32, length=32, predictions=5),
+        optim=OptimConfig(peak_lr=1e-3, warmup=5),
+        steps=STEPS,
+    )
+
+
+@pytest.fixture(scope="module")
+def batches(run: Run, tmp_path_factory: pytest.TempPathFactory) -> PairBatches:
+    tokenizer = learn_wordpiece(texts(expand(run.data.path)), 150, True)
+    return PairBatches(prepare(run.data, tokenizer, tmp_path_factory.mktemp("mesh") / "shards"), run.data, seed=0)
+
+
+def losses_on(run: Run, batches: PairBatches, shape: tuple[int, int, int], accumulate: int):
+    """(20 losses, the final state, the mesh)."""
+    run = dataclasses.replace(run, optim=dataclasses.replace(run.optim, accumulate=accumulate))
+    config = MeshConfig(data=shape[0], fsdp=shape[1], tensor=shape[2])
+    mesh = meshes.build(config, jax.devices()[: int(np.prod(shape))])
+    objective = OBJECTIVES[run.objective]
+    model = build(run.model, objective.heads)
+    with jax.set_mesh(mesh):
+        make, _, shardings = create(model, run, batches.fields, mesh)
+        step = train_step(model, objective, run, batches.fields, shardings)
+        state, losses = make(), []
+        for number in range(STEPS):
+            batch = meshes.place(mesh, batches.read(number), batches.fields, run.data.batch)
+            state, metrics = step(state, batch)
+            losses.append(metrics["loss"])
+        return np.array(jax.device_get(losses)), state, mesh
+
+
+@pytest.fixture(scope="module")
+def one_device(run: Run, batches: PairBatches):
+    return losses_on(run, batches, (1, 1, 1), 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "accumulate"), [((1, 1, 1), 4), ((2, 2, 2), 1), ((2, 2, 2), 4), ((8, 1, 1), 1), ((8, 1, 1), 4)]
+)
+def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, shape, accumulate):
+    losses, state, mesh = losses_on(run, batches, shape, accumulate)
+    np.testing.assert_allclose(losses, one_device[0], rtol=1e-5)
+    assert losses[-1] < losses[0]
+    if shape == (2, 2, 2):
+        ffn = [state.params["backbone"]["layers"]["ffn"][name]["kernel"] for name in ("in", "out")]
+        moments = [
+            moment["backbone"]["layers"]["ffn"][name]["kernel"]
+            for moment in (state.opt[1].mu, state.opt[1].nu)
+            for name in ("in", "out")
+        ]
+        for array in ffn + moments:
+            assert len(array.addressable_shards) == 8
+            assert {4 * shard.data.nbytes for shard in array.addressable_shards} == {array.nbytes}
+
+
+def test_a_mesh_that_does_not_fit_is_one_clear_line():
+    with pytest.raises(ConfigError, match=r"3 × 2 × 1 = 6 does not fit 8 devices"):
+        meshes.build(MeshConfig(data=3, fsdp=2))
+    with pytest.raises(ConfigError, match=r"data.batch=12 is not a multiple of .* = 2 × 8 × 1 = 16"):
+        meshes.check_batch(meshes.build(MeshConfig()), 12, 2, "data.batch")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def start_two(door, words: list[str], folder: Path):
+    """Two processes of four devices each, one job."""
+    port = free_port()
+    environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2"}
+    return [
+        door(
+            *words, "--dir", folder, "--mesh.distributed", "--mesh.fsdp", "2", "--mesh.tensor", "2",
+            devices=4, wait=False, env={**environment, "JAX_PROCESS_ID": str(number)},
+        )
+        for number in range(2)
+    ]  # fmt: skip
+
+
+def finish(processes) -> list[tuple[int, str]]:
+    done = []
+    for process in processes:
+        try:
+            _, stderr = process.communicate(timeout=240)
+        finally:
+            process.kill()
+        done.append((process.returncode, stderr))
+    return done
+
+
+def losses(folder: Path) -> np.ndarray:
+    return np.array([r["loss"] for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"])
+
+
+def test_two_processes_are_one_run_and_go_on_as_one_process(door, tiny_words, tmp_path):
+    """Two processes of four devices, stopped by a SIGTERM to one of them; gone on with by one process on one device,
+    and, from the same checkpoint, by two processes again, each of which reads its own lines only."""
+    words = [*tiny_words, "--steps", "16", "--save.every", "4", "--log.every", "4"]
+    done = door(*words, "--dir", tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    whole = losses(tmp_path / "whole")
+    folder = tmp_path / "two"
+    processes = start_two(door, words, folder)
+    while not read_metrics(folder / "metrics.jsonl") and processes[0].poll() is None:
+        time.sleep(0.05)
+    processes[1].terminate()
+    first = finish(processes)
+    assert [code for code, _ in first] == [75, 75], first
+    saved = int(re.findall(r"saved step (\d+)", first[0][1])[0])
+    assert 4 <= saved < 16
+    np.testing.assert_allclose(losses(folder), whole[:saved], rtol=1e-5)
+    shutil.copytree(folder, tmp_path / "one")
+
+    done = door(*words, "--dir", tmp_path / "one")
+    assert done.returncode == 0 and f"going on from step {saved}" in done.stderr, done.stderr
+    np.testing.assert_allclose(losses(tmp_path / "one"), whole, rtol=1e-5)
+
+    again = finish(start_two(door, words, folder))
+    assert [code for code, _ in again] == [0, 0], again
+    np.testing.assert_allclose(losses(folder), whole, rtol=1e-5)
+    lines = 16 * (16 - saved)
+    for number, (_, stderr) in enumerate(again):
+        assert f"process {number} of 2 read {lines // 2} of {lines} lines" in stderr

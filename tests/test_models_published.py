@@ -1,0 +1,97 @@
+"""Published names: each table accounts for everything, goes both ways bit for bit, and says what does not fit."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from models.config import BertConfig
+from models.model import build, example
+from models.published import BERT_HF, bert_sizes, to_ours, to_theirs
+from models.shapes import dims_of, path_of
+
+CONFIG = BertConfig(vocab=13, length=7, segments=3, layers=3, hidden=12, heads=3, ffn=5)
+SIZES = bert_sizes(CONFIG)
+WORDS = "bert.embeddings.word_embeddings.weight"
+
+
+def _params() -> Any:
+    """Every number of a model is another one."""
+    model = build(CONFIG, ("mlm", "nsp"))
+    fields = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP"}
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), example(fields, {"B": 1, "L": 7, "P": 1}))["params"])
+    leaves, tree = jax.tree.flatten(shapes)
+    rng = np.random.default_rng(0)
+    return jax.tree.unflatten(tree, [rng.standard_normal(x.shape, np.float32) for x in leaves])
+
+
+PARAMS = _params()
+THEIRS = to_theirs(BERT_HF, PARAMS, SIZES)
+
+
+def test_published_round_trip():
+    back = to_ours(BERT_HF, THEIRS, SIZES)
+    assert jax.tree.structure(back) == jax.tree.structure(PARAMS)
+    for (path, got), wanted in zip(jax.tree.leaves_with_path(back), jax.tree.leaves(PARAMS), strict=True):
+        assert got.dtype == wanted.dtype and np.array_equal(got, wanted), path_of(path)
+    again = to_theirs(BERT_HF, back, SIZES)
+    assert again.keys() == THEIRS.keys() and all(np.array_equal(again[name], THEIRS[name]) for name in again)
+
+
+def test_a_table_s_dims_are_those_of_the_parameters():
+    for theirs, ours, dims in BERT_HF.rows:
+        their_dims, our_dims = dims.split(" -> ")
+        assert "N" * ("{layer}" in theirs) + our_dims == dims_of(ours), ours
+        assert sorted(their_dims.replace("(", "").replace(")", "")) == sorted(our_dims), theirs
+    theirs, ours, _ = zip(*BERT_HF.rows, strict=True)
+    assert len(set(theirs)) == len(set(ours)) == len(BERT_HF.rows)
+
+
+def test_a_head_s_rows_stand_together_in_their_kernels():
+    query = PARAMS["backbone"]["layers"]["attention"]["query"]["kernel"]  # NDHK
+    out = PARAMS["backbone"]["layers"]["attention"]["out"]["kernel"]  # NHKD
+    theirs = "bert.encoder.layer.1.attention."
+    assert THEIRS[theirs + "self.query.weight"][2 * 4 + 3, 5] == query[1, 5, 2, 3]
+    assert THEIRS[theirs + "output.dense.weight"][5, 2 * 4 + 3] == out[1, 2, 3, 5]
+
+
+def test_the_decoder_repeats_the_token_table_and_the_head_s_bias():
+    assert np.array_equal(THEIRS["cls.predictions.decoder.weight"], PARAMS["backbone"]["embeddings"]["tokens"])
+    assert np.array_equal(THEIRS["cls.predictions.decoder.bias"], PARAMS["heads_mlm"]["bias"])
+    without = {name: x for name, x in THEIRS.items() if "decoder" not in name}
+    assert jax.tree.all(jax.tree.map(np.array_equal, to_ours(BERT_HF, without, SIZES), PARAMS))
+    untied = THEIRS | {"cls.predictions.decoder.weight": THEIRS["cls.predictions.decoder.weight"] + 1}
+    with pytest.raises(ValueError, match=r"cls\.predictions\.decoder\.weight is not equal to bert\.embeddings\.word"):
+        to_ours(BERT_HF, untied, SIZES)
+
+
+def test_what_is_given_is_not_shared_with_what_comes_back():
+    ours = to_ours(BERT_HF, THEIRS, SIZES)
+    back = to_theirs(BERT_HF, ours, SIZES)
+    ours["backbone"]["embeddings"]["tokens"][:] = 0
+    assert THEIRS[WORDS].any() and back[WORDS].any()
+
+
+def test_a_tensor_missing_unknown_or_misshapen_is_named():
+    missing = {name: x for name, x in THEIRS.items() if name != "bert.encoder.layer.2.intermediate.dense.bias"}
+    with pytest.raises(ValueError, match=r"bert\.encoder\.layer\.2\.intermediate\.dense\.bias is missing"):
+        to_ours(BERT_HF, missing, SIZES)
+    with pytest.raises(ValueError, match=r"bert\.extra is not accounted for"):
+        to_ours(BERT_HF, THEIRS | {"bert.extra": np.zeros(1)}, SIZES)
+    with pytest.raises(ValueError, match=r"layer\.3\..* not accounted for"):  # a fourth layer
+        extra = {name.replace("layer.2", "layer.3"): x for name, x in THEIRS.items() if "layer.2" in name}
+        to_ours(BERT_HF, THEIRS | extra, SIZES)
+    with pytest.raises(ValueError, match=r"position_embeddings\.weight is \[6, 12\], and LD = \[7, 12\] is wanted"):
+        name = "bert.embeddings.position_embeddings.weight"
+        to_ours(BERT_HF, THEIRS | {name: THEIRS[name][:6]}, SIZES)
+
+
+def test_a_parameter_missing_unknown_or_misshapen_is_named():
+    with pytest.raises(ValueError, match="heads_nsp/bias, heads_nsp/kernel is missing"):
+        to_theirs(BERT_HF, {name: x for name, x in PARAMS.items() if name != "heads_nsp"}, SIZES)
+    with pytest.raises(ValueError, match="heads_other/bias is not accounted for"):
+        to_theirs(BERT_HF, PARAMS | {"heads_other": {"bias": np.zeros(2)}}, SIZES)
+    with pytest.raises(ValueError, match=r"heads_nsp/bias is \[3\], and C = \[2\] is wanted"):
+        wrong = PARAMS | {"heads_nsp": {**PARAMS["heads_nsp"], "bias": np.zeros(3)}}
+        to_theirs(BERT_HF, wrong, SIZES)

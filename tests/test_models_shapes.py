@@ -1,0 +1,182 @@
+"""The alphabet at work: sizes by letter, parameters by path, and how arrays are cut over a mesh."""
+
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from configs import recipes
+from models.model import build, example
+from models.shapes import (
+    LETTERS,
+    MESH_AXES,
+    PARAMETER_DIMS,
+    RULES,
+    check,
+    constrain,
+    count,
+    dims_of,
+    path_of,
+    spec,
+)
+
+FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP"}
+
+
+def _shapes(config, heads=("mlm", "nsp")):
+    model = build(config, heads)
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), example(FIELDS, {"B": 1, "L": 8, "P": 2}))["params"])
+
+
+@pytest.fixture(scope="module")
+def every_recipe_s_parameters():
+    """{"bert.base": {path: shape}, …}, with both heads."""
+    found = {}
+    for name, recipe in recipes().items():
+        leaves = jax.tree.leaves_with_path(_shapes(recipe().model))
+        found[name] = {path_of(path): x.shape for path, x in leaves}
+    return found
+
+
+# Millions as published, with the pooler; in brackets with both heads.
+PUBLISHED = {
+    "bert.tiny": (4.39, None),
+    "bert.mini": (11.17, None),
+    "bert.small": (28.76, None),
+    "bert.medium": (41.37, None),
+    "bert.base": (109.48, 110.11),
+    "bert.base_cased": (108.31, None),
+    "bert.large": (335.14, 336.23),
+    "bert.large_cased": (333.58, None),
+    "bert.base_chinese": (102.27, None),
+    "bert.multilingual": (177.85, None),
+}
+
+
+def test_every_published_size_has_a_recipe():
+    assert {name for name in recipes() if name.startswith("bert.")} == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_has_as_many_parameters_as_were_published(name: str, every_recipe_s_parameters):
+    c = recipes()[name]().model
+    V, L, T, N, D, F = c.vocab, c.length, c.segments, c.layers, c.hidden, c.ffn
+    block = 4 * (D * D + D) + 2 * D * F + F + D + 4 * D
+    backbone = (V + L + T + 2) * D + N * block + D * D + D
+    heads = D * D + D + 2 * D + V + 2 * D + 2
+    counted = {path: int(np.prod(shape)) for path, shape in every_recipe_s_parameters[name].items()}
+    assert sum(n for path, n in counted.items() if path.startswith("backbone/")) == backbone
+    assert sum(counted.values()) == backbone + heads
+    alone, with_heads = PUBLISHED[name]
+    assert round(backbone / 1e6, 2) == alone
+    assert with_heads is None or round((backbone + heads) / 1e6, 2) == with_heads
+    assert F == 4 * D and D // c.heads == 64
+
+
+def test_every_parameter_has_dims(every_recipe_s_parameters):
+    """Exactly one row matches (dims_of raises otherwise), with the right rank and, by letter, the right size."""
+    for name, shapes in every_recipe_s_parameters.items():
+        c = recipes()[name]().model
+        sizes = {"V": c.vocab, "L": c.length, "T": c.segments, "N": c.layers, "D": c.hidden}
+        sizes |= {"H": c.heads, "K": c.hidden // c.heads, "F": c.ffn, "C": 2}
+        for path, shape in shapes.items():
+            check(jax.ShapeDtypeStruct(shape, jnp.float32), dims_of(path), **sizes)
+
+
+def test_every_row_of_dims_is_some_parameter_s(every_recipe_s_parameters):
+    paths = every_recipe_s_parameters["bert.tiny"]
+    for pattern, dims in PARAMETER_DIMS:
+        assert set(dims) <= LETTERS
+        assert any(re.fullmatch(pattern, path) for path in paths), pattern
+
+
+def test_a_parameter_without_a_row_is_an_error():
+    with pytest.raises(ValueError, match="parameter backbone/gate matches 0 rows"):
+        dims_of("backbone/gate")
+
+
+def test_parameters_are_the_backbone_s_and_each_head_s():
+    config = recipes()["bert.tiny"]().model
+    assert _shapes(config).keys() == {"backbone", "heads_mlm", "heads_nsp"}
+    assert _shapes(config, ()).keys() == {"backbone"}
+    assert count(_shapes(config, ())) == 4_385_920
+
+
+def test_check_reads_sizes_and_refuses_others():
+    x = np.zeros((2, 8, 64))
+    assert check(x, "BLD") == {"B": 2, "L": 8, "D": 64}
+    assert check(x, "BLD", D=64) == {"D": 64, "B": 2, "L": 8}
+    assert check(np.zeros((3, 4)), "__") == {}
+    with pytest.raises(ValueError, match=r"shape \(2, 8, 64\) is not BL: 2 dims are wanted"):
+        check(x, "BL")
+    with pytest.raises(ValueError, match=r"shape \(2, 8, 64\) is not BLD: D=32 is wanted"):
+        check(x, "BLD", D=32)
+    with pytest.raises(ValueError, match="M=2 is wanted|is not MLM"):
+        check(x, "MLM")
+
+
+CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "axes", "wanted"),
+    [
+        ("NDF", (3, 8, 16), CUBE, (None, "fsdp", "tensor")),
+        ("NFD", (3, 16, 8), CUBE, (None, "tensor", "fsdp")),
+        ("NDHK", (3, 8, 4, 2), CUBE, (None, "fsdp", "tensor", None)),
+        ("ND", (3, 8), CUBE, (None, "fsdp")),
+        ("BLD", (8, 5, 8), CUBE, (("data", "fsdp"), None, None)),
+        ("BL", (2, 5), CUBE, ("data", None)),
+        ("V_", (8, 8), CUBE, ("tensor", None)),
+        ("VD", (8, 8), CUBE, ("tensor", "fsdp")),
+        ("VD", (7, 8), CUBE, (None, ("fsdp", "tensor"))),  # an odd vocabulary leaves its axis to D
+        ("VD", (7, 6), CUBE, (None, "fsdp")),  # which takes it only where it divides
+        ("VD", (7, 8), {"data": 8, "fsdp": 1, "tensor": 1}, (None, None)),
+        ("VD", (119547, 768), {"data": 1, "fsdp": 1, "tensor": 2}, (None, "tensor")),
+        ("V", (7,), CUBE, (None,)),
+        ("NDHK", (3, 8, 3, 2), CUBE, (None, "fsdp", None, None)),  # three heads over two
+        ("", (), CUBE, ()),
+    ],
+)
+def test_an_array_is_cut_by_its_letters(dims, shape, axes, wanted):
+    assert spec(dims, shape, axes) == PartitionSpec(*wanted)
+
+
+def test_no_axis_serves_twice_and_every_cut_divides(every_recipe_s_parameters):
+    for axes in itertools.product((1, 2, 3, 4, 8), repeat=3):
+        mesh = dict(zip(MESH_AXES, axes, strict=True))
+        for name in ("bert.base", "bert.multilingual"):
+            for path, shape in every_recipe_s_parameters[name].items():
+                taken = [e if isinstance(e, tuple) else (e,) if e else () for e in spec(dims_of(path), shape, mesh)]
+                flat = [axis for entry in taken for axis in entry]
+                assert len(flat) == len(set(flat)) and all(mesh[axis] > 1 for axis in flat)
+                for size, entry in zip(shape, taken, strict=True):
+                    assert size % int(np.prod([mesh[axis] for axis in entry])) == 0, (path, shape, mesh)
+    assert {axis for rule in RULES.values() for axis in rule} == set(MESH_AXES)
+
+
+def test_without_a_mesh_nothing_is_constrained():
+    x = jnp.ones((4, 8, 8))
+    assert constrain(x, "BLD") is x
+
+
+def test_on_a_mesh_the_model_asks_for_its_cuts():
+    config = recipes()["bert.tiny"]().model
+    model = build(config, ("mlm", "nsp"))
+    batch = example(FIELDS, {"B": 8, "L": 16, "P": 2})
+    lower = jax.jit(lambda params, batch: model.apply({"params": params}, batch).heads).lower
+    assert "sharding_constraint" not in lower(_shapes(config), batch).as_text()
+    with jax.set_mesh(jax.make_mesh((2, 2, 2), MESH_AXES, axis_types=(AxisType.Auto,) * 3)):
+        text = lower(_shapes(config), batch).as_text()
+        y = jax.jit(lambda x: constrain(x * 2, "BLD"))(jnp.ones((8, 2, 4)))
+    assert text.count("sharding_constraint") == 3  # the embeddings, the layer (one function for all), the tied table
+    assert y.sharding.shard_shape(y.shape) == (2, 2, 4)
+
+
+def test_paths_are_read_off_any_tree():
+    tree = {"a": {"b": [1, 2]}}
+    assert [path_of(path) for path, _ in jax.tree.leaves_with_path(tree)] == ["a/b/0", "a/b/1"]
