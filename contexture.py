@@ -1,4 +1,4 @@
-"""Contexture's one door: `contexture COMMAND …`, or `python contexture.py COMMAND …`. Also `from contexture import load`.
+"""Contexture's one door: `contexture COMMAND …` or `python contexture.py COMMAND …`; and `from contexture import load`.
 
 Results go to stdout (with --json one JSON object and nothing else); progress, tables and warnings go to stderr.
 Exit codes: 0 done, 1 failed (disk, numbers, checkpoint), 2 the user's words or files were wrong, 75 saved on SIGTERM
@@ -87,10 +87,10 @@ def parse(kind: type[T], words: list[str], command: str, default: T | None = Non
     width, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"
     if any(word in ("-h", "--help") for word in words):
         os.environ["COLUMNS"] = width or "110"
-    given = {} if default is None else {"default": default}
+    given: Any = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(said):
-            found, unknown = tyro.cli(kind, args=words, prog=f"contexture {command}", return_unknown_args=True, **given)  # pyright: ignore[reportCallIssue]
+            found, unknown = tyro.cli(kind, args=words, prog=f"contexture {command}", return_unknown_args=True, **given)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
@@ -156,14 +156,13 @@ def show_command(words: list[str]) -> Result:
         run, _, name = _recipe(words, "show")
     import jax
 
-    from data.pipeline import FIELDS
     from models.model import build, example
     from models.shapes import count, dims_of, path_of
-    from train.objectives import OBJECTIVES
+    from train.objectives import OBJECTIVES, batch_fields, batch_sizes
 
     model = build(run.model, OBJECTIVES[run.objective].heads)
-    sizes = {"B": 1, "L": run.data.length, "P": run.data.predictions}
-    shapes = jax.eval_shape(lambda key: model.init(key, example(FIELDS, sizes))["params"], jax.random.key(0))
+    line = example(batch_fields(run), batch_sizes(run, 1))
+    shapes = jax.eval_shape(lambda key: model.init(key, line)["params"], jax.random.key(0))
     leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
     table = [{"path": path_of(k), "dims": dims_of(path_of(k)), "shape": list(x.shape)} for k, x in leaves]
     total = {"parameters": count(shapes), "backbone": count(shapes["backbone"])}

@@ -1,6 +1,7 @@
 """What is read and how lines of text become batches. Plain dataclasses: importing this costs nothing."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class DataConfig:
     """Lower-case and strip accents (the uncased models)."""
     split_sentences: bool = True
     """Lines may be paragraphs: split them into sentences. Off: every line is one sentence."""
+    stream: Literal["sentence_pairs"] = "sentence_pairs"
+    """How lines are drawn from documents: BERT's pairs of sentence runs."""
     batch: int = 32
     """Lines per step, over the whole job."""
     length: int = 128

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -33,8 +34,10 @@ class Batches(Protocol):
     """What the trainer reads: whole batches, or the rows of them that are this process's."""
 
     fields: dict[str, str]
+    tokenizer: Tokenizer
     batch: int
     rows_read: int
+    lines_per_pass: int
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
@@ -113,10 +116,36 @@ class HeldOutPairs:
         return batch
 
 
+class HeldOut(Protocol):
+    """What evaluation reads: every held-out line once, `count` of them, in `steps` batches."""
+
+    fields: dict[str, str]
+    tokenizer: Tokenizer
+    batch: int
+    count: int
+    steps: int
+
+    def read(self, step: int, rows: I64 | None = None) -> Batch:
+        """As Batches.read, for steps below `steps`; rows past the last line have no weight."""
+        ...
+
+
+def open_batches(shards: Shards, config: DataConfig, seed: int) -> Batches:
+    """The training batches of data.stream."""
+    return {"sentence_pairs": PairBatches}[config.stream](shards, config, seed=seed)
+
+
+def open_held_out(shards: Shards, config: DataConfig, lines: int) -> HeldOut | None:
+    """The held-out batches of data.stream, `lines` at a time; None where nothing is held out."""
+    if not shards.splits["dev"].documents:
+        return None
+    return {"sentence_pairs": HeldOutPairs}[config.stream](shards, replace(config, batch=lines))
+
+
 class _Steps:
     """A source of whole batches for grain."""
 
-    def __init__(self, batches: Batches, first: int, last: int, rows: I64 | None) -> None:
+    def __init__(self, batches: Batches | HeldOut, first: int, last: int, rows: I64 | None) -> None:
         self.batches, self.first, self.last, self.rows = batches, first, last, rows
 
     def __len__(self) -> int:
@@ -129,7 +158,13 @@ class _Steps:
 
 @contextmanager
 def iterate(
-    batches: Batches, first_step: int, last_step: int, rows: I64 | None = None, *, threads: int = 2, prefetch: int = 4
+    batches: Batches | HeldOut,
+    first_step: int,
+    last_step: int,
+    rows: I64 | None = None,
+    *,
+    threads: int = 2,
+    prefetch: int = 4,
 ) -> Iterator[Iterator[tuple[int, Batch]]]:
     """Reads steps first … last-1 in order, `prefetch` of them ahead.
 

@@ -18,7 +18,7 @@ _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3
 _SITES_PER_LAYER = 3
 
 
-def _init(config: BertConfig) -> Any:
+def kernel_init(config: BertConfig) -> Any:
     """Normal, cut at two deviations and not rescaled, as TensorFlow's truncated_normal."""
     return nn.initializers.truncated_normal(config.init_std)
 
@@ -36,6 +36,18 @@ def sizes(config: BertConfig) -> dict[str, int]:
     }
 
 
+FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
+"""What the backbone reads of a batch."""
+
+
+def training_flops(config: BertConfig, size: dict[str, int]) -> float:
+    """FLOPs of one step on B lines of L tokens with P slots, three times the forward's products, recomputation not
+    counted: per token 8D² + 4DF a layer and 4LD for attention, per slot 2D² + 2DV, per line 2D²."""
+    D, F, N, V, L = config.hidden, config.ffn, config.layers, config.vocab, size["L"]
+    token = N * (8 * D * D + 4 * D * F + 4 * L * D)
+    return 3.0 * size["B"] * (L * token + size["P"] * (2 * D * D + 2 * D * V) + 2 * D * D)
+
+
 class Block(nn.Module):
     """norm(x + attention(x)), then norm(x + ffn(x)); dropout on the attention weights and on both sums' new part."""
 
@@ -43,9 +55,9 @@ class Block(nn.Module):
 
     def setup(self) -> None:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
-        self.attention = Attention(size, c.attention_dropout, _init(c), dtype)
+        self.attention = Attention(size, c.attention_dropout, kernel_init(c), dtype)
         self.attention_norm = Norm(c.eps, dtype)
-        self.ffn = FeedForward(size, c.gelu, _init(c), dtype)
+        self.ffn = FeedForward(size, c.gelu, kernel_init(c), dtype)
         self.ffn_norm = Norm(c.eps, dtype)
 
     def __call__(self, x_BLD: jax.Array, layer: jax.Array, bias_BHLM: jax.Array, noise: Noise | None) -> jax.Array:
@@ -68,7 +80,7 @@ class Bert(nn.Module):
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Encoding:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
-        embeddings = Embeddings(size, c.length, c.dropout, c.eps, _init(c), dtype, name="embeddings")
+        embeddings = Embeddings(size, c.length, c.dropout, c.eps, kernel_init(c), dtype, name="embeddings")
         x_BLD, table_VD = embeddings(batch["tokens"], batch["segments"], batch.get("positions"), noise, _EMBEDDINGS)
         x_BLD = constrain(x_BLD, "BLD")
         mask_BL = batch["mask"]
@@ -77,6 +89,6 @@ class Bert(nn.Module):
             Block, (c,), x_BLD, bias_BHLM, noise, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
         )
         pooled_BD = jnp.tanh(
-            Linear("BD,D_->B_", {**size, "_": c.hidden}, _init(c), dtype, name="pooler")(out_BLD[:, 0])
+            Linear("BD,D_->B_", {**size, "_": c.hidden}, kernel_init(c), dtype, name="pooler")(out_BLD[:, 0])
         )
         return Encoding(out_BLD, mask_BL, pooled_BD, (x_BLD, *layers) if states else (), table_VD)

@@ -1,6 +1,7 @@
 """Model = backbone + heads. Parameters are always {"backbone": …, "heads_<name>": …}."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -37,20 +38,33 @@ class Model(nn.Module):
 
 
 def _mlm(config: BertConfig) -> nn.Module:
-    return lm_heads.MaskedLM(bert.sizes(config), config.gelu, config.eps, bert._init(config), jnp.dtype(config.dtype))
+    return lm_heads.MaskedLM(
+        bert.sizes(config), config.gelu, config.eps, bert.kernel_init(config), jnp.dtype(config.dtype)
+    )
 
 
 def _nsp(config: BertConfig) -> nn.Module:
-    return lm_heads.NextSentence(bert.sizes(config), bert._init(config), jnp.dtype(config.dtype))
+    return lm_heads.NextSentence(bert.sizes(config), bert.kernel_init(config), jnp.dtype(config.dtype))
 
 
-FAMILIES: dict[type, Callable[[Any], nn.Module]] = {BertConfig: bert.Bert}
+@dataclass(frozen=True)
+class Family:
+    """What the rest of the house needs to know of a family."""
+
+    backbone: Callable[[Any], nn.Module]
+    fields: dict[str, str]
+    """What the backbone reads of a batch."""
+    training_flops: Callable[[Any, dict[str, int]], float]
+    """(config, sizes by letter) → FLOPs of one step."""
+
+
+FAMILIES: dict[type, Family] = {BertConfig: Family(bert.Bert, bert.FIELDS, bert.training_flops)}
 HEADS: dict[str, Callable[[Any], nn.Module]] = {"mlm": _mlm, "nsp": _nsp}
 
 
 def build(config: ModelConfig, heads: tuple[str, ...] = ()) -> Model:
     """The model of a configuration with the heads named: `build(BertConfig(), ("mlm", "nsp"))`."""
-    return Model(FAMILIES[type(config)](config), {name: HEADS[name](config) for name in heads})
+    return Model(FAMILIES[type(config)].backbone(config), {name: HEADS[name](config) for name in heads})
 
 
 def example(fields: dict[str, str], sizes: dict[str, int]) -> dict[str, jax.Array]:

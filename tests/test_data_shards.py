@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -308,10 +307,3 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, border: str, small: 
     print(f"{small} and {large} MB of text: {peaks}")
     for before, after in peaks.values():
         assert after < before + 30
-
-
-def test_preparing_runs_at_a_useful_rate(tmp_path: Path):
-    (tmp_path / "text.txt").write_text(as_text(random_documents(0, 4000)), "utf-8")
-    start = time.perf_counter()
-    shards = prepare(DataConfig(path=(str(tmp_path / "text.txt"),)), TOKENIZER, tmp_path / "s")
-    assert shards.tokens / (time.perf_counter() - start) > 100_000

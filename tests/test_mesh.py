@@ -51,8 +51,8 @@ def losses_on(run: Run, batches: PairBatches, shape: tuple[int, int, int], accum
     objective = OBJECTIVES[run.objective]
     model = build(run.model, objective.heads)
     with jax.set_mesh(mesh):
-        make, _, shardings = create(model, run, batches.fields, mesh)
-        step = train_step(model, objective, run, batches.fields, shardings)
+        make, _, shardings = create(model, run, mesh)
+        step = train_step(model, objective, run, shardings)
         state, losses = make(), []
         for number in range(STEPS):
             batch = meshes.place(mesh, batches.read(number), batches.fields, run.data.batch)

@@ -118,9 +118,9 @@ def _read_arrays(directory: Path, wanted: Any, prefix: str) -> Any:
 
 @functools.cache
 def _quiet_orbax() -> None:
-    """Orbax raises what fails, and prints it too: from its writing threads at once, from coroutines and event loops left
-    behind by the hundred, some of them much later. Here it is raised, once, in one line; these printers are silenced,
-    for the rest of the process, and no others."""
+    """Orbax raises what fails, and prints it too: from its writing threads at once, from coroutines and event loops
+    left behind by the hundred, some of them much later. Here it is raised, once, in one line; these printers are
+    silenced, for the rest of the process, and no others."""
     thread_hook, unraisable_hook, hook = threading.excepthook, sys.unraisablehook, sys.excepthook
     late = "Event loop is closed"
 
@@ -157,9 +157,8 @@ def restore(directory: Path, wanted: Any, mesh: Mesh, prefix: str = "") -> tuple
         raise CheckpointError(f"it {side} {start}{odd}, unlike this model")
     for name, x in shapes.items():
         if list(x.shape) != meta["shapes"][start + name]:
-            raise CheckpointError(
-                f"it holds {start}{name} {meta['shapes'][start + name]}, this model wants {list(x.shape)}"
-            )
+            held = meta["shapes"][start + name]
+            raise CheckpointError(f"it holds {start}{name} {held}, this model wants {list(x.shape)}")
     state = _read_arrays(directory, wanted, prefix)
     found = digests(state, mesh)
     for name, word in there.items():

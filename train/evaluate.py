@@ -1,6 +1,5 @@
 """Held-out figures: every line once, exact whatever the batch or the mesh."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from data.pipeline import HeldOutPairs, iterate
+from data.pipeline import HeldOut, iterate, open_held_out
 from data.shards import Shards
 from models.model import Model
 from train import config as configs
@@ -21,7 +20,7 @@ from train.step import evaluation_step
 from train.transfer import load_parameters
 
 
-def evaluate(model: Model, objective: Objective, params: Any, held_out: HeldOutPairs, mesh: Mesh) -> dict[str, float]:
+def evaluate(model: Model, objective: Objective, params: Any, held_out: HeldOut, mesh: Mesh) -> dict[str, float]:
     """{"loss": …, and the mean of everything measured}. Sums of a batch are added up in float64 on the host."""
     step = evaluation_step(model, objective)
     lines = held_out.batch
@@ -37,7 +36,7 @@ def evaluate(model: Model, objective: Objective, params: Any, held_out: HeldOutP
     return {"loss": float(total), **measured}
 
 
-def unigram(held_out: HeldOutPairs, shards: Shards) -> dict[str, float]:
+def unigram(held_out: HeldOut, shards: Shards) -> dict[str, float]:
     """What guessing by frequency alone gives on the held-out slots: unigram_loss, unigram_accuracy."""
     labels = []
     for step in range(held_out.steps):
@@ -56,11 +55,11 @@ def evaluate_run(folder: Path, step: int | None, split: str) -> dict[str, Any]:
     with jax.set_mesh(mesh):
         loaded = load_parameters(folder, run, mesh, step)
         shards = open_shards(folder, run)
-        if not shards.splits[split].documents:
-            raise ConfigError(f"{folder} holds no {split} text; pretrain with --data.dev F or --data.dev-fraction 0.1")
         lines = run.evaluate.batch or run.data.batch
         meshes.check_batch(mesh, lines, 1, "evaluate.batch")
-        held_out = HeldOutPairs(shards, dataclasses.replace(run.data, batch=lines))
+        held_out = open_held_out(shards, run.data, lines)
+        if held_out is None:
+            raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
         figures = evaluate(loaded.model, OBJECTIVES[run.objective], loaded.params, held_out, mesh)
         figures |= unigram(held_out, shards)
     return {"run": str(folder), "step": loaded.step, "split": split, "examples": held_out.count, "metrics": figures}

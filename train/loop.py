@@ -1,9 +1,7 @@
 """The training loop, top to bottom: pretraining and fine-tuning are this one."""
 
-import dataclasses
 import os
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from data.layouts import describe as describe_line
-from data.pipeline import HeldOutPairs, PairBatches, iterate
+from data.pipeline import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
 from data.shards import Shards
 from data.tokenizer import WordPiece
 from models.model import Model, build
@@ -25,8 +23,8 @@ from train import mesh as meshes
 from train.checkpoint import Checkpoints
 from train.config import CheckpointError, ConfigError, Diverged, Run, difference
 from train.evaluate import evaluate, unigram
-from train.metrics import bert_step_flops, peak_flops
-from train.objectives import OBJECTIVES, Objective
+from train.metrics import Meter
+from train.objectives import OBJECTIVES, Objective, batch_fields
 from train.report import Report, draw_loss, read_metrics
 from train.signals import Interrupted, Signals
 from train.step import State, create, train_step
@@ -42,8 +40,8 @@ class Parts:
     objective: Objective
     tokenizer: WordPiece
     shards: Shards
-    batches: PairBatches
-    held_out: HeldOutPairs | None
+    batches: Batches
+    held_out: HeldOut | None
 
 
 def train(run: Run, recipe: Run, signals: Signals) -> Path:
@@ -80,8 +78,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
         stack.callback(report.close)
         parts = _open(run, folder, mesh, report)
-        fields = parts.batches.fields
-        make, shapes, shardings = create(parts.model, run, fields, mesh)
+        make, shapes, shardings = create(parts.model, run, mesh)
         _introduce(parts, recipe, report, shapes)
         parts.batches.rows_read = 0
 
@@ -97,7 +94,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
             raise ConfigError(f"{folder} is at step {start} already, beyond --steps {run.steps}")
 
         signals.begin()
-        _steps(parts, state, start, fields, shardings, checkpoints, report, signals)
+        _steps(parts, state, start, shardings, checkpoints, report, signals)
         if first:
             records = read_metrics(folder / "metrics.jsonl")
             baseline = [r["unigram_loss"] for r in records if r.get("unigram_loss") is not None]
@@ -126,12 +123,9 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report) -> Parts:
         multihost_utils.sync_global_devices("data prepared")
     if jax.process_index() > 0:
         tokenizer, shards = directories.open_data(run, folder, report.say)
-    batches = PairBatches(shards, run.data, seed=run.seed)
-    held_out = None
-    if shards.splits["dev"].documents:
-        lines = run.evaluate.batch or run.data.batch
-        meshes.check_batch(mesh, lines, 1, "evaluate.batch")
-        held_out = HeldOutPairs(shards, dataclasses.replace(run.data, batch=lines))
+    lines = run.evaluate.batch or run.data.batch
+    meshes.check_batch(mesh, lines, 1, "evaluate.batch")
+    batches, held_out = open_batches(shards, run.data, run.seed), open_held_out(shards, run.data, lines)
     objective = OBJECTIVES[run.objective]
     return Parts(run, mesh, build(run.model, objective.heads), objective, tokenizer, shards, batches, held_out)
 
@@ -150,13 +144,16 @@ def _introduce(parts: Parts, recipe: Run, report: Report, shapes: State) -> None
         rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _cut(place.spec)))
     report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
     split = parts.shards.splits["train"]
+    passes = run.steps * run.data.batch / parts.batches.lines_per_pass
+    held = f"{parts.held_out.count:,} lines" if parts.held_out else "nothing"
     report.say(
         f"{split.tokens:,} tokens in {split.sentences:,} sentences of {split.documents:,} documents; "
-        f"a pass is {parts.batches.lines_per_pass:,} lines, {run.steps * run.data.batch / parts.batches.lines_per_pass:.2f} "
-        f"passes in all" + (f"; {parts.held_out.count:,} lines held out" if parts.held_out else "; nothing held out")
+        f"a pass is {parts.batches.lines_per_pass:,} lines, {passes:.2f} passes in all; {held} held out"
     )
     if report.speaks:
-        report.say("the first line:\n" + describe_line(parts.batches.read(0, np.array([0])), 0, parts.tokenizer))
+        line = parts.batches.read(0, np.array([0]))
+        check_fields(line, batch_fields(run))
+        report.say("the first line:\n" + describe_line(line, 0, parts.tokenizer))
 
 
 def _cut(spec: Any) -> str:
@@ -167,7 +164,6 @@ def _steps(
     parts: Parts,
     state: State,
     start: int,
-    fields: dict[str, str],
     shardings: State,
     checkpoints: Checkpoints,
     report: Report,
@@ -175,9 +171,10 @@ def _steps(
 ) -> None:
     """From step `start` to the last: step, report, evaluate, save."""
     run, mesh = parts.run, parts.mesh
-    step_function = train_step(parts.model, parts.objective, run, fields, shardings)
+    step_function = train_step(parts.model, parts.objective, run, shardings)
     rows = meshes.local_rows(mesh, run.data.batch)
-    meter = _Meter(run, mesh, start)
+    fields = batch_fields(run)
+    meter = Meter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []
     held_out_loss: float | None = None
 
@@ -186,7 +183,7 @@ def _steps(
 
     def tell(all_of_them: bool) -> None:
         ready = pending if all_of_them else pending[:-1]
-        records = meter.records(ready, jax.device_get([metrics for _, metrics in ready]))
+        records = meter.records([n for n, _ in ready], jax.device_get([metrics for _, metrics in ready]))
         del pending[: len(ready)]
         for record in records:
             if record["skipped_in_row"] >= run.optim.max_skipped:
@@ -233,7 +230,7 @@ def _diverged(step: int, run: Run, checkpoints: Checkpoints) -> str:
     good = checkpoints.finished
     where = f"the last checkpoint is of step {good}" if good else "there is no checkpoint yet"
     return (
-        f"loss or gradient were not finite in the {run.optim.max_skipped} steps up to step {step}, all of them skipped; "
+        f"loss or gradient were not finite in the {run.optim.max_skipped} steps up to step {step}, all skipped; "
         f"{where}; try a lower --optim.peak-lr or a longer --optim.warmup in another --dir"
     )
 
@@ -245,37 +242,3 @@ def _evaluate(parts: Parts, state: State, done: int, report: Report, checkpoints
     figures |= unigram(parts.held_out, parts.shards)
     report.record([{"step": done, "split": "dev", **figures}], _safe(checkpoints, parts.run))
     return figures["loss"]
-
-
-class _Meter:
-    """Turns fetched figures into records, with speed and time left."""
-
-    def __init__(self, run: Run, mesh: Mesh, start: int) -> None:
-        self.run, self.mesh = run, mesh
-        self._then, self._step = time.perf_counter(), start
-        self._compiled = False
-        data = run.data
-        self._tokens = data.batch * data.length
-        peak = peak_flops(mesh.devices.flat[0].device_kind)
-        flops = bert_step_flops(run.model, data.batch, data.length, data.predictions)
-        self._share = flops / (peak * mesh.devices.size) if peak else None
-
-    def pause(self) -> None:
-        """What was done since the last records was no training."""
-        self._then = time.perf_counter()
-
-    def records(self, ready: list[tuple[int, Any]], fetched: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        if not ready:
-            return []
-        now, last = time.perf_counter(), ready[-1][0]
-        seconds = (now - self._then) / max(last - self._step, 1)
-        speed: dict[str, Any] = {}
-        if self._compiled:  # the first stretch holds the compilation
-            speed = {"tokens_per_second": self._tokens / seconds, "seconds_left": seconds * (self.run.steps - last)}
-            if self._share is not None:
-                speed["flops_utilisation"] = self._share / seconds
-        self._then, self._step, self._compiled = now, last, True
-        return [
-            {"step": step, "split": "train", **figures, **speed}
-            for (step, _), figures in zip(ready, fetched, strict=True)
-        ]

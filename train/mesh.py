@@ -23,8 +23,8 @@ def initialize(config: MeshConfig) -> None:
         )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"mesh.distributed: {str(error).splitlines()[0]} Start every process with JAX_COORDINATOR_ADDRESS=host:port, "
-            "JAX_NUM_PROCESSES and JAX_PROCESS_ID, or leave mesh.distributed out"
+            f"mesh.distributed: {str(error).splitlines()[0]} Start every process with "
+            "JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or leave mesh.distributed out"
         ) from None
 
 

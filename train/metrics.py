@@ -1,8 +1,13 @@
 """Figures that no batch holds: the unigram baseline, and how much of a chip a step uses."""
 
+import time
 from typing import Any
 
 import numpy as np
+
+from models.model import FAMILIES
+from train.config import Run
+from train.objectives import batch_sizes
 
 # Dense bf16 peak of one chip, FLOP/s, by a word of jax's device_kind (vendors' data sheets).
 PEAK_FLOPS = {
@@ -27,14 +32,6 @@ def peak_flops(device_kind: str) -> float | None:
     return next((peak for word, peak in PEAK_FLOPS.items() if word.lower() in device_kind.lower()), None)
 
 
-def bert_step_flops(config: Any, lines: int, length: int, predictions: int) -> float:
-    """FLOPs of one BERT training step, forward and backward (three times the forward's products), recomputation not
-    counted: per token 8D² + 4DF a layer and 4LD for attention, per slot 2D² + 2DV, per line 2D²."""
-    D, F, N, V = config.hidden, config.ffn, config.layers, config.vocab
-    token = N * (8 * D * D + 4 * D * F + 4 * length * D)
-    return 3.0 * lines * (length * token + predictions * (2 * D * D + 2 * D * V) + 2 * D * D)
-
-
 def unigram_baseline(counts_V: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """What guessing by frequency alone gives on these labels: the loss in nats of the training text's distribution
     (one added to every count) and the accuracy of always naming its commonest token."""
@@ -43,3 +40,36 @@ def unigram_baseline(counts_V: np.ndarray, labels: np.ndarray) -> dict[str, floa
         "unigram_loss": float(-np.log(share_V[labels]).mean()),
         "unigram_accuracy": float((labels == int(counts_V.argmax())).mean()),
     }
+
+
+class Meter:
+    """Turns fetched figures into records, with speed and time left."""
+
+    def __init__(self, run: Run, devices: int, device_kind: str, start: int) -> None:
+        self._steps = run.steps
+        self._then, self._step = time.perf_counter(), start
+        self._compiled = False
+        self._tokens = run.data.batch * run.data.length
+        peak = peak_flops(device_kind)
+        flops = FAMILIES[type(run.model)].training_flops(run.model, batch_sizes(run, run.data.batch))
+        self._share = flops / (peak * devices) if peak else None
+
+    def pause(self) -> None:
+        """What was done since the last records was no training."""
+        self._then = time.perf_counter()
+
+    def records(self, steps: list[int], fetched: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """One record a step: `step`, `split`, its figures, tokens_per_second (padding counted), flops_utilisation."""
+        if not steps:
+            return []
+        now, last = time.perf_counter(), steps[-1]
+        seconds = (now - self._then) / max(last - self._step, 1)
+        speed: dict[str, Any] = {}
+        if self._compiled:  # the first stretch holds the compilation
+            speed = {"tokens_per_second": self._tokens / seconds, "seconds_left": seconds * (self._steps - last)}
+            if self._share is not None:
+                speed["flops_utilisation"] = self._share / seconds
+        self._then, self._step, self._compiled = now, last, True
+        return [
+            {"step": step, "split": "train", **figures, **speed} for step, figures in zip(steps, fetched, strict=True)
+        ]

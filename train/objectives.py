@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from models.model import Outputs
+from models.model import FAMILIES, Outputs
+from train.config import Run
 from train.losses import Sum, cross_entropy
 
 Batch = dict[str, Any]
@@ -19,9 +20,12 @@ Batch = dict[str, Any]
 class Objective(Protocol):
     """The contract. `fields` is what is read of a batch beyond what the backbone reads."""
 
-    heads: tuple[str, ...]
-    fields: dict[str, str]
-    terms: dict[str, float]
+    @property
+    def heads(self) -> tuple[str, ...]: ...
+    @property
+    def fields(self) -> dict[str, str]: ...
+    @property
+    def terms(self) -> dict[str, float]: ...
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
         """Each term's weight over the whole batch; reads the batch's fields only."""
@@ -65,6 +69,16 @@ class MlmNsp:
 
 
 OBJECTIVES: dict[str, Objective] = {"mlm_nsp": MlmNsp()}
+
+
+def batch_fields(run: Run) -> dict[str, str]:
+    """All that a run's batches must hold: what its backbone reads and what its objective reads beyond it."""
+    return {**FAMILIES[type(run.model)].fields, **OBJECTIVES[run.objective].fields}
+
+
+def batch_sizes(run: Run, lines: int) -> dict[str, int]:
+    """The letters of a batch of so many lines: {"B": 32, "L": 128, "P": 20}."""
+    return {"B": lines, "L": run.data.length, "P": run.data.predictions}
 
 
 def loss(objective: Objective, sums: dict[str, Sum], weights: dict[str, jax.Array]) -> jax.Array:

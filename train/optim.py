@@ -1,4 +1,4 @@
-"""Optimizers and schedules. The learning rate is a function of the step alone; an update is applied as p -= lr·update."""
+"""Optimizers and schedules. The learning rate is a function of the step alone; an update is p -= lr·update."""
 
 import math
 from typing import Any, NamedTuple

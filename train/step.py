@@ -15,7 +15,7 @@ from models.shapes import constrain, dims_of, path_of
 from train import mesh as meshes
 from train.config import Run
 from train.losses import Sum
-from train.objectives import Batch, Objective, loss, means
+from train.objectives import Batch, Objective, batch_fields, batch_sizes, loss, means
 from train.optim import learning_rate, optimizer
 
 
@@ -30,13 +30,13 @@ class State:
     skipped_in_row: jax.Array
 
 
-def create(model: Model, run: Run, fields: dict[str, str], mesh: Mesh) -> tuple[Callable[[], State], State, State]:
+def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], State, State]:
     """How a fresh state is born already cut over the mesh: (make, its shapes, its shardings)."""
-    sizes = {"B": 1, "L": run.data.length, "P": run.data.predictions}
+    sizes = batch_sizes(run, 1)
     tx = optimizer(run.optim)
 
     def make() -> State:
-        params = model.init(jax.random.key(run.seed), example(fields, sizes))["params"]
+        params = model.init(jax.random.key(run.seed), example(batch_fields(run), sizes))["params"]
         zero = jnp.zeros((), jnp.int32)
         return State(step=zero, params=params, opt=tx.init(params), skipped=zero, skipped_in_row=zero)
 
@@ -45,19 +45,19 @@ def create(model: Model, run: Run, fields: dict[str, str], mesh: Mesh) -> tuple[
     return jax.jit(make, out_shardings=shardings), shapes, shardings
 
 
-def _part(batch: Batch, fields: dict[str, str], parts: int) -> Batch:
+def _part(batch: Batch, parts: int) -> Batch:
     """Each field BX as [parts, B/parts, X]: part m holds the rows m, m + parts, m + 2·parts, …"""
     return {name: jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0) for name, x in batch.items()}
 
 
 def train_step(
-    model: Model, objective: Objective, run: Run, fields: dict[str, str], shardings: State
+    model: Model, objective: Objective, run: Run, shardings: State
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
     """(state, batch) → (state, metrics): loss, gradient, update; nothing is changed where they are not finite.
 
     The state given is donated. metrics are scalars that are the same on every device.
     """
-    tx, parts = optimizer(run.optim), run.optim.accumulate
+    tx, parts, fields = optimizer(run.optim), run.optim.accumulate, batch_fields(run)
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         whole = objective.weights(batch)
@@ -77,13 +77,13 @@ def train_step(
                 fields_of_part = {n: constrain(x, fields[n].partition(" ")[2]) for n, x in part[0].items()}
                 return jax.tree.map(jnp.add, total, gradient(state.params, fields_of_part, part[1])), None
 
-            every = (_part(batch, fields, parts), row_B.reshape(-1, parts).T)
+            every = (_part(batch, parts), row_B.reshape(-1, parts).T)
             first = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
                 lambda: gradient(state.params, *jax.tree.map(lambda x: x[0], every))))  # fmt: skip
             (grads, sums), _ = jax.lax.scan(add, first, every)
         grads = jax.tree_util.tree_map_with_path(lambda k, g: constrain(g, dims_of(path_of(k))), grads)
 
-        total, norm, lr = loss(objective, sums, whole), optax.global_norm(grads), learning_rate(
+        total, norm, lr = loss(objective, sums, whole), optax.tree.norm(grads), learning_rate(
             run.optim, run.steps, state.step)  # fmt: skip
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         updates, opt = tx.update(grads, state.opt, state.params)

@@ -7,10 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from data.pipeline import FIELDS
 from models.model import Model, build
 from train import checkpoint
-from train import mesh as meshes
 from train.config import CheckpointError, ConfigError, Run
 from train.objectives import OBJECTIVES
 from train.step import create
@@ -31,7 +29,7 @@ def load_parameters(folder: Path, run: Run, mesh: Mesh, step: int | None = None)
     Raises ConfigError where there is no such step, CheckpointError where none is good.
     """
     model = build(run.model, OBJECTIVES[run.objective].heads)
-    _, shapes, shardings = create(model, run, FIELDS, mesh)
+    _, shapes, shardings = create(model, run, mesh)
     wanted = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes.params, shardings.params
     )
