@@ -44,6 +44,7 @@ VOCAB, DROPOUT, PEAK_LR, DECAY, CLIP = 30522, 0.1, 1e-4, 0.01, 1.0
 
 # glibc gives large blocks back to the system and asks for them again at every step: these make it keep them.
 MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
     "MALLOC_TOP_PAD_": str(1 << 28),
@@ -159,25 +160,58 @@ def torch_worker(args: argparse.Namespace, *, gathered: bool) -> Worker:
 def ours(args: argparse.Namespace) -> Worker:
     import jax
 
-    # To be filled: the model and the jitted, donating step of train.step for SIZES[args.size], dropout and AdamW as
-    # above; `data` the batches under the names our layouts give them, placed on the device.
-    state: Any = None
-    step: Callable[[Any, Any], tuple[Any, Any]] | None = None
-    data: list[Any] = []
+    from data.config import DataConfig
+    from models.config import BertConfig
+    from models.model import build
+    from models.shapes import count
+    from train import mesh as meshes
+    from train.config import MeshConfig, OptimConfig, Run
+    from train.objectives import OBJECTIVES, batch_fields
+    from train.step import create, train_step
+
+    layers, hidden, heads, ffn = SIZES[args.size]
+    run = Run(
+        model=BertConfig(vocab=VOCAB, layers=layers, hidden=hidden, heads=heads, ffn=ffn),
+        data=DataConfig(batch=args.batch, length=args.length, predictions=args.predictions),
+        optim=OptimConfig(name="adamw", schedule="linear", warmup=10_000),
+    )
+    mesh = meshes.build(MeshConfig())
+    objective = OBJECTIVES[run.objective]
+    model = build(run.model, objective.heads)
+    ones = np.ones(args.batch, np.float32)
+    data = []
+    for batch in batches(args):
+        named = {
+            "tokens": batch["tokens"],
+            "segments": batch["segments"],
+            "mask": batch["mask"],
+            "slots": batch["slots"],
+            "labels": batch["words"],
+            "slot_weights": batch["weights"],
+            "is_random": batch["is_random"],
+            "valid": ones,
+        }
+        fields = batch_fields(run)
+        kinds = {name: np.float32 if fields[name].startswith("f32") else np.int32 for name in fields}
+        arrays = {name: np.asarray(value, kinds[name]) for name, value in named.items()}
+        data.append(meshes.place(mesh, arrays, fields, args.batch))
+    make, shapes, shardings = create(model, run, mesh)
+    with jax.set_mesh(mesh):
+        step = train_step(model, objective, run, shardings)
+        state = make()
     done = 0
-    if step is None:
-        raise NotImplementedError("benchmarks/bert_step.py: ours() has no step yet")
 
     def steps(n: int) -> float:
         nonlocal state, done
-        loss: Any = 0.0
-        for _ in range(n):
-            state, loss = step(state, data[done % len(data)])
-            done += 1
+        measured: Any = {"loss": 0.0}
+        with jax.set_mesh(mesh):
+            for _ in range(n):
+                state, measured = step(state, data[done % len(data)])
+                done += 1
         jax.block_until_ready(state)
-        return float(loss)
+        return float(measured["loss"])
 
-    return steps, {"jax": jax.__version__}
+    return steps, {"jax": jax.__version__, "parameters": count(shapes.params)}
 
 
 WORKERS: dict[str, Callable[[argparse.Namespace], Worker]] = {
@@ -306,7 +340,7 @@ def show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     model, step, machine = result["model"], result["step"], result["machine"]
-    malloc = "the four malloc settings" if result["malloc"] else "stock malloc"
+    malloc = "the malloc settings" if result["malloc"] else "stock malloc"
     print(
         f"BERT {model['size']} ({model['layers']} layers, {model['hidden']}), batch {step['batch']} x {step['length']}"
     )

@@ -24,15 +24,18 @@ def kernel_init(config: BertConfig) -> Any:
 
 
 def sizes(config: BertConfig) -> dict[str, int]:
-    """The letters of a configuration: {"V": 30522, "D": 768, …}."""
+    """The letters of a configuration: {"V": 30522, "D": 768, …}; `_` is the hidden width again, C next sentence's two."""
     return {
         "V": config.vocab,
+        "L": config.length,
         "T": config.segments,
         "N": config.layers,
         "D": config.hidden,
+        "_": config.hidden,
         "H": config.heads,
         "K": config.hidden // config.heads,
         "F": config.ffn,
+        "C": 2,
     }
 
 
@@ -80,7 +83,7 @@ class Bert(nn.Module):
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Encoding:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
-        embeddings = Embeddings(size, c.length, c.dropout, c.eps, kernel_init(c), dtype, name="embeddings")
+        embeddings = Embeddings(size, c.dropout, c.eps, kernel_init(c), dtype, name="embeddings")
         x_BLD, table_VD = embeddings(batch["tokens"], batch["segments"], batch.get("positions"), noise, _EMBEDDINGS)
         x_BLD = constrain(x_BLD, "BLD")
         mask_BL = batch["mask"]
@@ -89,6 +92,6 @@ class Bert(nn.Module):
             Block, (c,), x_BLD, bias_BHLM, noise, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
         )
         pooled_BD = jnp.tanh(
-            Linear("BD,D_->B_", {**size, "_": c.hidden}, kernel_init(c), dtype, name="pooler")(out_BLD[:, 0])
+            Linear("BD,D_->B_", size, kernel_init(c), dtype, name="pooler")(out_BLD[:, 0])
         )
         return Encoding(out_BLD, mask_BL, pooled_BD, (x_BLD, *layers) if states else (), table_VD)

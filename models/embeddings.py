@@ -17,7 +17,6 @@ class Embeddings(nn.Module):
     """
 
     sizes: dict[str, int]
-    length: int
     rate: float
     eps: float
     kernel_init: Init
@@ -26,7 +25,7 @@ class Embeddings(nn.Module):
     def setup(self) -> None:
         size = self.sizes
         self.tokens = self.param("tokens", self.kernel_init, (size["V"], size["D"]))
-        self.positions = self.param("positions", self.kernel_init, (self.length, size["D"]))
+        self.positions = self.param("positions", self.kernel_init, (size["L"], size["D"]))
         self.segments = self.param("segments", self.kernel_init, (size["T"], size["D"]))
         self.norm = Norm(self.eps, self.dtype)
 

@@ -25,9 +25,8 @@ class MaskedLM(nn.Module):
     @nn.compact
     def __call__(self, encoding: Encoding, batch: dict[str, jax.Array]) -> jax.Array:
         assert encoding.table_VD is not None, "MaskedLM is tied to a token table, and this backbone gives none"
-        size = {**self.sizes, "_": self.sizes["D"]}
         x_BPD = jnp.take_along_axis(encoding.hidden_BLD, batch["slots"][:, :, None], axis=1)
-        x_BPD = Linear("BPD,D_->BP_", size, self.kernel_init, self.dtype, name="transform")(x_BPD)
+        x_BPD = Linear("BPD,D_->BP_", self.sizes, self.kernel_init, self.dtype, name="transform")(x_BPD)
         x_BPD = Norm(self.eps, self.dtype, name="norm")(ACTIVATIONS[self.activation](x_BPD))
         bias_V = self.param("bias", nn.initializers.zeros, (self.sizes["V"],))
         table_VD = constrain(encoding.table_VD.astype(self.dtype), "V_")
@@ -45,6 +44,6 @@ class NextSentence(nn.Module):
     @nn.compact
     def __call__(self, encoding: Encoding, batch: dict[str, jax.Array]) -> jax.Array:
         assert encoding.pooled_BD is not None, "NextSentence reads a pooled vector, and this backbone gives none"
-        linear = Linear("BD,DC->BC", {**self.sizes, "C": 2}, self.kernel_init, self.dtype, name="linear")
+        linear = Linear("BD,DC->BC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
         return linear(encoding.pooled_BD).astype(jnp.float32)

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from models.config import BertConfig
-
 Array = np.ndarray
 Sizes = Mapping[str, int]
 
@@ -27,22 +25,6 @@ class Format:
     name: str
     rows: tuple[tuple[str, str, str], ...]
     repeats: tuple[tuple[str, str], ...] = ()
-
-
-def bert_sizes(config: BertConfig) -> dict[str, int]:
-    """The letters of BERT's table: {"V": 30522, "D": 768, …}."""
-    return {
-        "V": config.vocab,
-        "L": config.length,
-        "T": config.segments,
-        "N": config.layers,
-        "D": config.hidden,
-        "_": config.hidden,
-        "H": config.heads,
-        "K": config.hidden // config.heads,
-        "F": config.ffn,
-        "C": 2,
-    }
 
 
 # BERT as transformers' BertForPreTraining names it: kernels are [out, in]. First each layer's rows, within the layer.
@@ -94,7 +76,7 @@ BERT_HF = Format(
 
 
 def to_ours(table: Format, tensors: Mapping[str, Array], sizes: Sizes) -> dict[str, Any]:
-    """Their tensors by name → our nested parameters: `to_ours(BERT_HF, state, bert_sizes(config))`.
+    """Their tensors by name → our nested parameters: `to_ours(BERT_HF, state, bert.sizes(config))`.
 
     Raises ValueError where a tensor is missing, is in no row, has another shape, or differs from the one it repeats.
     """

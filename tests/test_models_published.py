@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import pytest
 
+from models import bert
 from models.config import BertConfig
 from models.model import build, example
-from models.published import BERT_HF, bert_sizes, to_ours, to_theirs
+from models.published import BERT_HF, to_ours, to_theirs
 from models.shapes import dims_of, path_of
 
 CONFIG = BertConfig(vocab=13, length=7, segments=3, layers=3, hidden=12, heads=3, ffn=5)
-SIZES = bert_sizes(CONFIG)
+SIZES = bert.sizes(CONFIG)
 WORDS = "bert.embeddings.word_embeddings.weight"
 
 

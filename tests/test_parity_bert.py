@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models import bert
 from models.config import BertConfig
 from models.model import build
-from models.published import BERT_HF, bert_sizes, to_ours, to_theirs
+from models.published import BERT_HF, to_ours, to_theirs
 from train.objectives import OBJECTIVES, loss
 
 torch = pytest.importorskip("torch")
@@ -159,7 +160,7 @@ def _run_ours(
         return total, answers
 
     grads, answers = jax.jit(jax.grad(run, has_aux=True))(params, batch)
-    return {k: np.asarray(x) for k, x in answers.items()}, to_theirs(BERT_HF, grads, bert_sizes(config))
+    return {k: np.asarray(x) for k, x in answers.items()}, to_theirs(BERT_HF, grads, bert.sizes(config))
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -169,7 +170,7 @@ def both(request: pytest.FixtureRequest) -> Both:
     _draw(theirs, torch.Generator().manual_seed(len(request.param)))
     tensors = {name: x.numpy().copy() for name, x in theirs.state_dict().items()}
     batch = _batch(config, np.random.default_rng(3))
-    got, got_grads = _run_ours(config, to_ours(BERT_HF, tensors, bert_sizes(config)), batch)
+    got, got_grads = _run_ours(config, to_ours(BERT_HF, tensors, bert.sizes(config)), batch)
     wanted, wanted_grads = _run_theirs(theirs, batch)
     return Both(config, theirs, batch, tensors, wanted, got, wanted_grads, got_grads)
 
@@ -201,7 +202,7 @@ def test_every_gradient_is_transformers_s(both: Both):
 
 def test_transformers_tensors_come_back_bit_for_bit(both: Both):
     """No name of theirs is unaccounted for, and none is made up."""
-    sizes = bert_sizes(both.config)
+    sizes = bert.sizes(both.config)
     back = to_theirs(BERT_HF, to_ours(BERT_HF, both.tensors, sizes), sizes)
     assert back.keys() == both.tensors.keys()
     for name, tensor in both.tensors.items():
@@ -211,7 +212,7 @@ def test_transformers_tensors_come_back_bit_for_bit(both: Both):
 def test_our_parameters_have_the_names_and_shapes_of_the_table(both: Both):
     model = build(both.config, ("mlm", "nsp"))
     made = jax.eval_shape(lambda: model.init(jax.random.key(0), both.batch)["params"])
-    ours = to_ours(BERT_HF, both.tensors, bert_sizes(both.config))
+    ours = to_ours(BERT_HF, both.tensors, bert.sizes(both.config))
     assert jax.tree.map(lambda x: x.shape, made) == jax.tree.map(lambda x: x.shape, ours)
 
 
@@ -228,7 +229,7 @@ def test_the_rule_sees_a_small_fault(both: Both):
     """One number of one kernel, off by a tenth of its deviation, breaks it in the last state and in the gradients."""
     tensors = {name: x.copy() for name, x in both.tensors.items()}
     tensors["bert.encoder.layer.0.output.dense.weight"][0, 0] += 0.02
-    got, grads = _run_ours(both.config, to_ours(BERT_HF, tensors, bert_sizes(both.config)), both.batch)
+    got, grads = _run_ours(both.config, to_ours(BERT_HF, tensors, bert.sizes(both.config)), both.batch)
     last = f"state {both.config.layers}"
     assert _off(got[last], both.wanted[last]) > 1e-5
     assert max(_off(grads[name], wanted) for name, wanted in both.wanted_grads.items() if "key.bias" not in name) > 1e-5

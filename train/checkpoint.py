@@ -122,18 +122,21 @@ def _quiet_orbax() -> None:
     left behind by the hundred, some of them much later. Here it is raised, once, in one line; these printers are
     silenced, for the rest of the process, and no others."""
     thread_hook, unraisable_hook, hook = threading.excepthook, sys.unraisablehook, sys.excepthook
-    late = "Event loop is closed"
+
+    def of_orbax(value: BaseException | None, trace: Any) -> bool:
+        late = "Event loop is closed" in str(value)
+        return late or any("orbax" in frame.filename for frame in traceback.extract_tb(trace))
 
     def of_thread(failed: threading.ExceptHookArgs) -> None:
-        if not any("orbax" in frame.filename for frame in traceback.extract_tb(failed.exc_traceback)):
+        if not of_orbax(failed.exc_value, failed.exc_traceback):
             thread_hook(failed)
 
     def unraisable(failed: Any) -> None:
-        if late not in str(failed.exc_value):
+        if not of_orbax(failed.exc_value, failed.exc_traceback):
             unraisable_hook(failed)
 
     def raised(kind: Any, value: BaseException, trace: Any) -> None:
-        if late not in str(value):
+        if "Event loop is closed" not in str(value):
             hook(kind, value, trace)
 
     threading.excepthook, sys.unraisablehook, sys.excepthook = of_thread, unraisable, raised

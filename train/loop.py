@@ -65,6 +65,7 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
 def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
     if run.mesh.distributed:
         signals.share()
+    meshes.keep_cpu_memory()
     meshes.initialize(run.mesh)
     prepare_jax(run)
     mesh = meshes.build(run.mesh)
