@@ -9,11 +9,11 @@ from models.config import BertConfig
 from train.config import OptimConfig, Run, SaveConfig
 
 
-def _small(layers: int, hidden: int, heads: int) -> Run:
+def _small(layers: int, hidden: int, heads: int, peak_lr: float = 1e-3) -> Run:
     return Run(
         model=BertConfig(layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden),
         data=DataConfig(batch=32, length=128, predictions=20),
-        optim=OptimConfig(peak_lr=1e-3, warmup=100),
+        optim=OptimConfig(name="adamw", schedule="linear", peak_lr=peak_lr, warmup=100),
         save=SaveConfig(every=500),
         steps=10_000,
     )
@@ -46,7 +46,7 @@ def tiny() -> Run:
 
     Turc et al. 2019. Hyperparameters for a small corpus on a CPU. Expect: `make demo` prints what this gives.
     """
-    return _small(2, 128, 2)
+    return _small(2, 128, 2, peak_lr=2e-3)
 
 
 def mini() -> Run:

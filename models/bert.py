@@ -24,7 +24,7 @@ def kernel_init(config: BertConfig) -> Any:
 
 
 def sizes(config: BertConfig) -> dict[str, int]:
-    """The letters of a configuration: {"V": 30522, "D": 768, …}; `_` is the hidden width again, C next sentence's two."""
+    """The letters of a configuration: {"V": 30522, "D": 768, …}; `_` is the hidden width again, C the NSP classes."""
     return {
         "V": config.vocab,
         "L": config.length,
@@ -91,7 +91,5 @@ class Bert(nn.Module):
         out_BLD, layers = stack(
             Block, (c,), x_BLD, bias_BHLM, noise, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
         )
-        pooled_BD = jnp.tanh(
-            Linear("BD,D_->B_", size, kernel_init(c), dtype, name="pooler")(out_BLD[:, 0])
-        )
+        pooled_BD = jnp.tanh(Linear("BD,D_->B_", size, kernel_init(c), dtype, name="pooler")(out_BLD[:, 0]))
         return Encoding(out_BLD, mask_BL, pooled_BD, (x_BLD, *layers) if states else (), table_VD)

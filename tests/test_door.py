@@ -36,7 +36,7 @@ def pretrain(*words: object) -> list[str]:
         (["--data.dev", "a", "--data.dev-fraction", "0.1"], "data.dev and data.dev-fraction both hold out text"),
         (["--model.remat", "full"], "model.remat=full needs the layer loop"),
         (["--optim.warmup", "99999"], "optim.warmup=99999 leaves nothing of steps=40"),
-        (["--optim.final-lr", "0.1"], "optim.final-lr=0.1 contradicts optim.schedule=bert"),
+        (["--optim.schedule", "bert", "--optim.final-lr", "0.1"], "optim.final-lr=0.1 contradicts optim.schedule=bert"),
         (["--data.batch", "15", "--optim.accumulate", "2"], "data.batch=15 is not a multiple of optim.accumulate=2"),
         (["--mesh.fsdp", "3"], "mesh data × fsdp × tensor = 2 × 3 × 1 = 6 does not fit 8 devices"),
         (["--data.path", "/nowhere.txt"], "/nowhere.txt: data.path names no such file"),
@@ -83,7 +83,7 @@ def test_another_model_in_an_old_folder_is_refused_by_name(capsys, tiny_words, t
         (["--model.hidden", "64"], "--model.hidden 32, not 64"),
         (["--data.batch", "32"], "--data.batch 16, not 32"),
         (["--seed", "1"], "--seed 0, not 1"),
-        (["--optim.peak-lr", "1"], "--optim.peak-lr 0.001, not 1.0"),
+        (["--optim.peak-lr", "1"], "--optim.peak-lr 0.002, not 1.0"),
         (["--steps", "30"], "--steps 40, not 30; a run can only be made longer"),
     ):
         code, last = said(capsys, *tiny_words, "--dir", tiny_run, *words)

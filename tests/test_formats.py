@@ -1,0 +1,46 @@
+"""What was written once can be read for ever."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import contexture
+from train import config as configs
+from train.config import ConfigError
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def test_a_run_of_format_1_loads_for_ever():
+    model, params, tokenizer = contexture.load(GOLDEN / "run_format_1")
+    expected = np.load(GOLDEN / "run_format_1_expected.npz")
+    batch = {name: expected[name] for name in ("tokens", "segments", "mask")}
+    encoding = model.clone(heads={}).apply({"params": {"backbone": params["backbone"]}}, batch).encoding
+    np.testing.assert_allclose(encoding.hidden_BLD, expected["hidden"], atol=1e-6)
+    np.testing.assert_allclose(encoding.pooled_BD, expected["pooled"], atol=1e-6)
+    assert tokenizer.encode(["the cat"])[0] == batch["tokens"][0][1:5].tolist()
+
+
+def test_run_json_is_read_back_as_it_was_written():
+    run, tree = configs.read(GOLDEN / "run_format_1")
+    assert configs.from_json(configs.to_json(run), "here") == run
+    assert set(tree) == {"format", "config", "versions", "tokenizer", "data"}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"format": 2}, "has format 2; this version reads format 1"),
+        ({"config": {"model": {"family": "bort"}}}, "model.family is 'bort', not one of bert"),
+        ({"config": {"model": {"family": "bert", "hiden": 8}}}, r"no field 'hiden' \(did you mean hidden\?\)"),
+        ({"config": {"model": {"family": "bert", "hidden": "8"}}}, "hidden is '8', not of kind int"),
+        ({"config": {"model": {"family": "bert", "gelu": "x"}}}, "gelu is 'x', not one of erf, tanh"),
+        ({"config": {"model": {"family": "bert"}, "data": {"path": "x"}}}, "path is 'x', not a list"),
+        ({"config": {"model": {"family": "bert"}, "steps": True}}, "steps is True, not of kind int"),
+    ],
+)
+def test_a_run_json_that_is_not_ours_is_one_clear_line(tmp_path, change, line):
+    configs.write_json(tmp_path / "run.json", {"format": 1, "config": {"model": {"family": "bert"}}, **change})
+    with pytest.raises(ConfigError, match=line):
+        configs.read(tmp_path)
