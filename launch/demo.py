@@ -30,7 +30,8 @@ TEXT, RUNS = Path("demo/text"), Path("demo/runs")
 RUN = RUNS / "bert"
 PRETRAIN = (
     f"pretrain bert.tiny --dir {RUN} --data.path {TEXT} --data.dev-fraction 0.1 --model.vocab 8192 "
-    "--data.length 64 --data.predictions 10 --data.batch 64 --model.dropout 0 --model.attention-dropout 0 --steps 1200"
+    "--data.length 64 --data.predictions 10 --data.batch 64 --model.dropout 0 --model.attention-dropout 0 "
+    "--steps 1200 --evaluate.every 200"
 )
 EVALUATE = f"evaluate {RUN} --json"
 

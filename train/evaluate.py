@@ -1,5 +1,6 @@
 """Held-out figures: every line once, exact whatever the batch or the mesh."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,24 @@ from jax.sharding import Mesh
 
 from data.pipeline import HeldOut, iterate, open_held_out
 from data.shards import Shards
-from models.model import Model
 from train import config as configs
 from train import mesh as meshes
 from train.config import ConfigError
 from train.directory import open_shards
+from train.losses import Sum
 from train.metrics import unigram_baseline
-from train.objectives import OBJECTIVES, Objective
+from train.objectives import OBJECTIVES, Batch, Objective
 from train.step import evaluation_step
 from train.transfer import load_parameters
 
 
-def evaluate(model: Model, objective: Objective, params: Any, held_out: HeldOut, mesh: Mesh) -> dict[str, float]:
-    """{"loss": …, and the mean of everything measured}. Sums of a batch are added up in float64 on the host."""
-    step = evaluation_step(model, objective)
+def evaluate(
+    step: Callable[[Any, Batch], dict[str, Sum]], objective: Objective, params: Any, held_out: HeldOut, mesh: Mesh
+) -> dict[str, float]:
+    """{"loss": …, and the mean of everything measured}; step is `train.step.evaluation_step`'s.
+
+    Sums of a batch are added up in float64 on the host.
+    """
     lines = held_out.batch
     rows = meshes.local_rows(mesh, lines)
     totals: dict[str, np.ndarray] = {}
@@ -60,6 +65,8 @@ def evaluate_run(folder: Path, step: int | None, split: str) -> dict[str, Any]:
         held_out = open_held_out(shards, run.data, lines)
         if held_out is None:
             raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
-        figures = evaluate(loaded.model, OBJECTIVES[run.objective], loaded.params, held_out, mesh)
+        objective = OBJECTIVES[run.objective]
+        step_function = evaluation_step(loaded.model, objective)
+        figures = evaluate(step_function, objective, loaded.params, held_out, mesh)
         figures |= unigram(held_out, shards)
     return {"run": str(folder), "step": loaded.step, "split": split, "examples": held_out.count, "metrics": figures}

@@ -27,7 +27,7 @@ from train.metrics import Meter
 from train.objectives import OBJECTIVES, Objective, batch_fields
 from train.report import Report, draw_loss, read_metrics
 from train.signals import Interrupted, Signals
-from train.step import State, create, train_step
+from train.step import State, create, evaluation_step, train_step
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Parts:
     shards: Shards
     batches: Batches
     held_out: HeldOut | None
+    baseline: dict[str, float]
+    """What guessing by frequency gives on the held-out lines."""
 
 
 def train(run: Run, recipe: Run, signals: Signals) -> Path:
@@ -98,8 +100,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         _steps(parts, state, start, shardings, checkpoints, report, signals)
         if first:
             records = read_metrics(folder / "metrics.jsonl")
-            baseline = [r["unigram_loss"] for r in records if r.get("unigram_loss") is not None]
-            draw_loss(records, folder / "loss.png", baseline[-1] if baseline else None)
+            draw_loss(records, folder / "loss.png", parts.baseline.get("unigram_loss"))
         report.say(f"done: {run.steps} steps in {folder}")
 
 
@@ -127,8 +128,10 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report) -> Parts:
     lines = run.evaluate.batch or run.data.batch
     meshes.check_batch(mesh, lines, 1, "evaluate.batch")
     batches, held_out = open_batches(shards, run.data, run.seed), open_held_out(shards, run.data, lines)
+    baseline = unigram(held_out, shards) if held_out else {}
     objective = OBJECTIVES[run.objective]
-    return Parts(run, mesh, build(run.model, objective.heads), objective, tokenizer, shards, batches, held_out)
+    model = build(run.model, objective.heads)
+    return Parts(run, mesh, model, objective, tokenizer, shards, batches, held_out, baseline)
 
 
 def _introduce(parts: Parts, recipe: Run, report: Report, shapes: State) -> None:
@@ -173,23 +176,20 @@ def _steps(
     """From step `start` to the last: step, report, evaluate, save."""
     run, mesh = parts.run, parts.mesh
     step_function = train_step(parts.model, parts.objective, run, shardings)
+    evaluation = evaluation_step(parts.model, parts.objective)
     rows = meshes.local_rows(mesh, run.data.batch)
     fields = batch_fields(run)
     meter = Meter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []
     held_out_loss: float | None = None
 
-    def save(done: int) -> None:
-        checkpoints.save(done, state, {"seed": run.seed, "lines_read": done * run.data.batch}, held_out_loss)
-
-    def tell(all_of_them: bool) -> None:
-        ready = pending if all_of_them else pending[:-1]
+    def tell(ready: list[tuple[int, dict[str, jax.Array]]]) -> None:
         records = meter.records([n for n, _ in ready], jax.device_get([metrics for _, metrics in ready]))
         del pending[: len(ready)]
         for record in records:
-            if record["skipped_in_row"] >= run.optim.max_skipped:
+            if record.pop("skipped_in_row") >= run.optim.max_skipped:
                 raise Diverged(_diverged(record["step"], run, checkpoints))
-        report.record([{k: v for k, v in r.items() if k != "skipped_in_row"} for r in records], _safe(checkpoints, run))
+        report.record(records, _safe(checkpoints, run))
 
     with iterate(parts.batches, start, run.steps, rows) as stream:
         for number, local in stream:
@@ -197,16 +197,21 @@ def _steps(
             state, metrics = step_function(state, batch)
             done = number + 1
             pending.append((done, metrics))
-            last, saves, stop = done == run.steps, done % run.save.every == 0, signals.stop(done)
-            if done % run.log.every == 0 or last or stop:
-                tell(last or saves or bool(stop))
-            if parts.held_out and (last or (run.evaluate.every and done % run.evaluate.every == 0)):
-                held_out_loss = _evaluate(parts, state, done, report, checkpoints)
+            last, stop = done == run.steps, signals.stop(done)
+            saves = last or bool(stop) or done % run.save.every == 0
+            evaluates = last or (run.evaluate.every > 0 and done % run.evaluate.every == 0)
+            if saves or evaluates:
+                tell(pending[:])
+            elif done % run.log.every == 0:
+                tell(pending[:-1])  # the newest step is still at work
+            if evaluates and parts.held_out:
+                figures = evaluate(evaluation, parts.objective, state.params, parts.held_out, mesh) | parts.baseline
+                report.record([{"step": done, "split": "dev", **figures}], _safe(checkpoints, run))
+                held_out_loss = figures["loss"]
                 meter.pause()
-            if saves or last or stop:
-                if pending:
-                    tell(True)
-                save(done)
+            if saves:
+                meta = {"seed": run.seed, "lines_read": done * run.data.batch}
+                checkpoints.save(done, state, meta, held_out_loss)
                 report.release(_safe(checkpoints, run))
             held_out_loss = None
             if stop:
@@ -234,12 +239,3 @@ def _diverged(step: int, run: Run, checkpoints: Checkpoints) -> str:
         f"loss or gradient were not finite in the {run.optim.max_skipped} steps up to step {step}, all skipped; "
         f"{where}; try a lower --optim.peak-lr or a longer --optim.warmup in another --dir"
     )
-
-
-def _evaluate(parts: Parts, state: State, done: int, report: Report, checkpoints: Checkpoints) -> float:
-    """Measure and report the held-out figures; returns their loss."""
-    assert parts.held_out is not None
-    figures = evaluate(parts.model, parts.objective, state.params, parts.held_out, parts.mesh)
-    figures |= unigram(parts.held_out, parts.shards)
-    report.record([{"step": done, "split": "dev", **figures}], _safe(checkpoints, parts.run))
-    return figures["loss"]

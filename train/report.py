@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 Record = dict[str, Any]
@@ -88,9 +88,8 @@ class Report:
         if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-                BarColumn(),
+                BarColumn(bar_width=20),
                 TextColumn("{task.fields[figures]}"),
-                TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 console=self.console,
             )
@@ -146,9 +145,9 @@ class Report:
 
 _SHOWN = {
     "loss": "loss {:.4f}",
-    "mlm_accuracy": "masked accuracy {:.3f}",
-    "nsp_accuracy": "next-sentence accuracy {:.3f}",
-    "learning_rate": "lr {:.2e}",
+    "mlm_accuracy": "mlm {:.1%}",
+    "nsp_accuracy": "nsp {:.1%}",
+    "learning_rate": "lr {:.1e}",
     "tokens_per_second": "{:,.0f} tokens/s",
     "flops_utilisation": "MFU {:.1%}",
 }

@@ -46,7 +46,7 @@ class Signals:
             self._raise()
 
     def _raise(self) -> None:
-        raise Interrupted(self.received, "nothing was trained yet, what was prepared is kept")
+        raise Interrupted(self.received, "stopped before training went on, what is there is kept")
 
     def begin(self) -> None:
         """Training begins: from here on signals are noted."""
