@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -105,16 +105,19 @@ def parse(kind: type[T], words: list[str], command: str, default: T | None = Non
 
 
 def _in_one_line(box: str) -> str:
-    """What tyro says in a box, as one line: the text above its first rule."""
-    lines = []
+    """What tyro says in a box, as one line: the first block between its rules. Its title stands in the frame, or, where
+    stderr knows no Unicode, as a block before it."""
+    blocks, framed = [""], False
     for line in box.splitlines():
-        text = line.strip("│╭╮╰╯ ").strip()
-        if line.lstrip().startswith("╭") or not text:
-            continue
-        if set(text) <= {"─"}:
-            break
-        lines.append(text)
-    text = " ".join(lines).removeprefix("Error parsing ")
+        text = line.strip("│|╭╮╰╯+ ")
+        if line.lstrip().startswith(("╭", "+")):
+            framed = True
+        elif text and set(text) <= {"─", "-"}:
+            blocks.append("")
+        else:
+            blocks[-1] = f"{blocks[-1]} {text}".strip()
+    blocks = [block for block in blocks if block]
+    text = blocks[0 if framed or len(blocks) == 1 else 1].removeprefix("Error parsing ") if blocks else box
     for section in ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate"):
         text = text.removeprefix(f"{section}: ")
     return text
@@ -172,10 +175,15 @@ def show_command(words: list[str]) -> Result:
 def tokenizer_command(words: list[str]) -> Result:
     """learn a vocabulary: contexture tokenizer wordpiece --input F… --vocab-size N --to DIR"""
     asked = parse(LearnTokenizer, words, "tokenizer")
-    from data.sources import expand, texts
-    from data.tokenizer import learn_wordpiece
+    from data.sources import check_free, expand
+    from train.directory import learn
 
-    tokenizer = learn_wordpiece(texts(expand(asked.input, "input")), asked.vocab_size, asked.lowercase)
+    check_free(Path(asked.to))
+    signals = Signals()
+    try:
+        tokenizer = learn(expand(asked.input, "input"), asked.vocab_size, asked.lowercase, signals.check)
+    finally:
+        signals.close()
     tokenizer.save(Path(asked.to))
     return {"tokenizer": asked.to, "pieces": tokenizer.size, "fingerprint": tokenizer.fingerprint}
 
@@ -185,33 +193,64 @@ def prepare_command(words: list[str]) -> Result:
     asked = parse(Prepare, words, "prepare")
     from configs import recipe
     from data.prepare import prepare
+    from data.sources import check_free, expand
     from data.tokenizer import load_tokenizer
     from train.directory import fits, learn
 
     run = recipe(asked.recipe)
-    data = dataclasses.replace(run.data, path=asked.input, dev=asked.dev, dev_fraction=asked.dev_fraction)
-    tokenizer = load_tokenizer(asked.tokenizer, data.lowercase) if asked.tokenizer else learn(data, run.model.vocab)
-    fits(run, tokenizer)
-    shards = prepare(data, tokenizer, Path(asked.to))
+    try:
+        data = dataclasses.replace(run.data, path=asked.input, dev=asked.dev, dev_fraction=asked.dev_fraction)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    check_free(Path(asked.to))
+    signals = Signals()
+    try:
+        if asked.tokenizer:
+            tokenizer = load_tokenizer(asked.tokenizer, data.lowercase)
+        else:
+            tokenizer = learn(expand(asked.input, "input"), run.model.vocab, data.lowercase, signals.check)
+        fits(run, tokenizer)
+        shards = prepare(data, tokenizer, Path(asked.to), lambda done, total: signals.check())
+    finally:
+        signals.close()
     splits = {name: {"documents": s.documents, "sentences": s.sentences, "tokens": s.tokens} for name, s in
               shards.splits.items()}  # fmt: skip
     return {"shards": asked.to, "pieces": tokenizer.size, "fingerprint": shards.fingerprint, **splits}
 
 
-def pretrain_command(words: list[str]) -> Result:
+def pretrain_command(words: list[str]) -> Result | None:
     """train a recipe: contexture pretrain RECIPE --dir RUN --data.path F… [--field value …]"""
     signals = Signals()
     try:
         run, base, _ = _recipe(words, "pretrain")
+        signals.check()
         from train.loop import train
 
-        folder = train(run, base, signals)
+        with _results_alone() if run.mesh.distributed else contextlib.nullcontext():
+            folder = train(run, base, signals)
+        import jax
+
         from train.report import read_metrics
 
+        if jax.process_index() > 0:
+            return None
         last = {r["split"]: r for r in read_metrics(folder / "metrics.jsonl")}
         return {"run": str(folder), "step": run.steps, **last}
     finally:
         signals.close()
+
+
+@contextlib.contextmanager
+def _results_alone() -> Iterator[None]:
+    """What libraries written in C print to stdout (which process reached which) goes to stderr."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def evaluate_command(words: list[str]) -> Result:
@@ -220,10 +259,10 @@ def evaluate_command(words: list[str]) -> Result:
     read(Path(asked.run))
     from train.evaluate import evaluate_run
 
-    return evaluate_run(Path(asked.run), asked.step or None, asked.split)
+    return evaluate_run(Path(asked.run), asked.step or None, asked.split, _warn)
 
 
-COMMANDS: dict[str, Callable[[list[str]], Result]] = {
+COMMANDS: dict[str, Callable[[list[str]], Result | None]] = {
     "recipes": recipes_command,
     "tokenizer": tokenizer_command,
     "prepare": prepare_command,
@@ -231,6 +270,10 @@ COMMANDS: dict[str, Callable[[list[str]], Result]] = {
     "evaluate": evaluate_command,
     "show": show_command,
 }
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _print(result: Result, indent: str = "") -> None:
@@ -274,6 +317,9 @@ def main(words: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     as_json, debug = "--json" in words, "--debug" in words
     words = [word for word in words if word not in ("--json", "--debug")]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     from data.errors import DataError
 
     try:
@@ -298,13 +344,18 @@ def main(words: list[str] | None = None) -> int:
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(type(error)(f"{where}{error.strerror or error}"), 1, debug)
+        return _fail(error, 1, debug, f"{where}{error.strerror or error}")
+    except Exception as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            told = "the device has too little memory; lower --data.batch, or raise --optim.accumulate or --mesh.fsdp"
+            return _fail(error, 1, debug, told)
+        return _fail(error, 1, debug, f"not foreseen: {error}; --debug shows where")
 
 
-def _fail(error: BaseException, code: int, debug: bool) -> int:
+def _fail(error: BaseException, code: int, debug: bool, says: str = "") -> int:
     if debug:
         traceback.print_exception(error)
-    print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"{type(error).__name__}: {' '.join((says or str(error)).split())}", file=sys.stderr)
     return code
 
 
@@ -326,8 +377,9 @@ def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, WordPie
     tokenizer = load_tokenizer(folder / "tokenizer", settings.data.lowercase)
     if described.get("tokenizer") != tokenizer.fingerprint:
         raise ConfigError(f"{folder / 'tokenizer'} is not the vocabulary that this run was trained with; put it back")
+    meshes.prepare_jax(settings.model.dtype)
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
-    loaded = load_parameters(folder, settings, mesh, step)
+    loaded = load_parameters(folder, settings, mesh, _warn, step)
     return loaded.model, loaded.params, tokenizer
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from data.config import DataConfig
 from data.errors import DataError
-from data.shards import FORMAT, INDEX, PER_FILE, SPLITS, Shards
-from data.sources import documents, expand, sentences
+from data.shards import FORMAT, INDEX, PER_FILE, SPLITS, Shards, fingerprint_of
+from data.sources import check_free, documents, expand, sentences
 from data.tokenizer import WordPiece
 
 LONGEST_DOCUMENT = 16384
@@ -39,15 +39,15 @@ def prepare(
 
     The folder is written beside its place and renamed there when it is whole. `config.dev_fraction` holds out the end
     of each file, counted in sentences, in whole documents where there are several. Sentences without tokens and
-    documents without sentences are dropped. `progress` is called with the bytes read and the bytes in all.
+    documents without sentences are dropped. `progress` is called with the bytes read and the bytes in all, for every
+    line and at least every half megabyte; what it raises stops the work and leaves nothing behind.
 
     Differs: a document of more than LONGEST_DOCUMENT sentences is cut in two.
 
     Raises: DataError for what `sources` refuses, text without a sentence, nothing to train on, a folder that is taken.
     """
-    to = Path(to)
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise DataError(f"{to}: already holds something; remove it or give another folder")
+    check_free(Path(to))
+    to = Path(os.path.realpath(to))
     train = expand(config.path, "data.path")
     dev = expand(config.dev, "data.dev") if config.dev else []
     for file in dev:
@@ -55,13 +55,14 @@ def prepare(
             raise DataError(f"{file}: data.dev names a file that data.path holds too; keep held-out text apart")
     temporary = to.parent / f".{to.name}.partial"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    writer = _Writer(temporary, tokenizer, config, per_file)
+    writer = None
     try:
+        temporary.mkdir(parents=True)
+        writer = _Writer(temporary, tokenizer, config, per_file)
         total = sum(file.stat().st_size for file in train + dev)
         done = 0
 
-        def seen(raw: bytes) -> None:
+        def seen(raw: bytes = b"") -> None:
             nonlocal done
             done += len(raw)
             if progress:
@@ -76,17 +77,37 @@ def prepare(
             to.rmdir()
         os.rename(temporary, to)
     except BaseException:
-        writer.close()
-        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            if writer is not None:
+                writer.close()
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
     return Shards.open(to)
 
 
-class _Rows:
+class _Out:
+    """A file being written, and the digest of what was written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: BinaryIO = path.open("w+b")
+        self._digest, self._size = hashlib.sha256(), 0
+
+    def write(self, raw: bytes) -> None:
+        self._digest.update(raw)
+        self._size += len(raw)
+        self.file.write(raw)
+
+    def entry(self) -> dict[str, Any]:
+        return {"size": self._size, "sha256": self._digest.hexdigest()}
+
+
+class _Rows(_Out):
     """Numbers written to a file through a small buffer."""
 
     def __init__(self, path: Path) -> None:
-        self.file: BinaryIO = path.open("w+b")
+        super().__init__(path)
         self.buffer = array("q")
 
     def add(self, *numbers: int) -> None:
@@ -95,7 +116,7 @@ class _Rows:
             self.flush()
 
     def flush(self) -> None:
-        np.frombuffer(self.buffer, np.int64).astype("<i8").tofile(self.file)
+        self.write(np.frombuffer(self.buffer, np.int64).astype("<i8").tobytes())
         self.buffer = array("q")
         self.file.flush()
 
@@ -138,9 +159,9 @@ class _Writer:
         self.tables = {name: _Table(folder / f"{name}.bin") for name in SPLITS}
         self.unigrams = np.zeros(tokenizer.size, np.int64)
         self.sources: list[dict[str, Any]] = []
-        self._file: BinaryIO | None = None
+        self._pieces: list[_Out] = []
 
-    def add(self, path: Path, split: str, dev_fraction: float, seen: Callable[[bytes], None]) -> None:
+    def add(self, path: Path, split: str, dev_fraction: float, seen: Callable[..., None]) -> None:
         digest, size, first = hashlib.sha256(), path.stat().st_size, self.sentences
 
         def read(raw: bytes) -> None:
@@ -168,6 +189,7 @@ class _Writer:
                 if self.sentences - begun == LONGEST_DOCUMENT or self.tokens - tokens >= BLOCK_TOKENS:
                     self.borders.add(self.sentences)
                     begun, tokens = self.sentences, self.tokens
+            seen()
         if self.sentences == first:
             raise DataError(f"{path}: no sentence in the file; it wants text in UTF-8")
         if self.sentences > begun:
@@ -186,10 +208,9 @@ class _Writer:
             number, at = divmod(self.tokens + written, self.per_file)
             if not at:
                 self._close_tokens()
-                self._file = (self.folder / f"tokens-{number:05d}.bin").open("wb")
+                self._pieces.append(_Out(self.folder / f"tokens-{number:05d}.bin"))
             piece = ids[written : written + self.per_file - at]
-            assert self._file is not None
-            piece.tofile(self._file)
+            self._pieces[-1].write(piece.tobytes())
             written += len(piece)
         place = iter(lines)
         for text in batch:
@@ -199,8 +220,8 @@ class _Writer:
                 yield length
 
     def _close_tokens(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self._pieces:
+            self._pieces[-1].file.close()
 
     def _share_out(self, first: int, whole: int, split: str, dev_fraction: float) -> int:
         """Enters the file's documents in the tables of the splits → the first sentence held out."""
@@ -250,8 +271,8 @@ class _Writer:
         return int.from_bytes(os.pread(self.starts.file.fileno(), 8, sentence * 8), "little")
 
     def _read(self, start: int, end: int) -> np.ndarray:
-        if self._file is not None and not self._file.closed:
-            self._file.flush()
+        if self._pieces:
+            self._pieces[-1].file.flush()
         pieces = []
         while start < end:
             number, at = divmod(start, self.per_file)
@@ -263,9 +284,8 @@ class _Writer:
 
     def close(self) -> None:
         """Closes every file, as it is."""
-        for rows in (self.starts, self.borders, *(table.rows for table in self.tables.values())):
-            rows.file.close()
-        self._close_tokens()
+        for out in (self.borders, self.starts, *(table.rows for table in self.tables.values()), *self._pieces[-1:]):
+            out.file.close()
 
     def finish(self) -> None:
         """Checks what was read and writes the rest of the folder. Raises: DataError where nothing can be trained on."""
@@ -277,9 +297,12 @@ class _Writer:
             )
         splits = {name: table.summary() for name, table in self.tables.items()}
         self.starts.flush()
+        unigrams = _Out(self.folder / "unigrams.bin")
+        unigrams.write(self.unigrams.astype("<i8").tobytes())
+        unigrams.file.close()
         self.close()
         (self.folder / "borders.partial").unlink()
-        self.unigrams.astype("<i8").tofile(self.folder / "unigrams.bin")
+        written = [self.starts, unigrams, *(table.rows for table in self.tables.values()), *self._pieces]
         self.tokenizer.save(self.folder / "tokenizer")
         index: dict[str, Any] = {
             "format": FORMAT,
@@ -290,26 +313,24 @@ class _Writer:
             "sentences": self.sentences,
             "tokens": self.tokens,
             "split_sentences": self.config.split_sentences,
-            "dev_fraction": self.config.dev_fraction,
+            "dev_fraction": float(self.config.dev_fraction),
             "splits": splits,
             "sources": self.sources,
-            "files": {file.name: file.stat().st_size for file in sorted(self.folder.glob("*.bin"))},
+            "files": {out.path.name: out.entry() for out in written},
         }
-        index["fingerprint"] = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
-        (self.folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        index["fingerprint"] = fingerprint_of(index)
+        (self.folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", "utf-8")
 
 
 def _batches(path: Path, seen: Callable[[bytes], None], split: bool) -> Iterator[list[str | None]]:
-    """Sentences, None for a border, in lists of about half a megabyte."""
+    """Sentences, None for a border, in lists of about half a million characters."""
     batch: list[str | None] = []
     size = 0
     for _, line in documents(path, seen):
-        if not line:
-            batch.append(None)
-            continue
-        batch.extend(sentences(line) if split else [line])
-        size += len(line)
-        if size >= _BATCH:
-            yield batch
-            batch, size = [], 0
+        for text in (sentences(line) if split else [line]) if line else [None]:
+            batch.append(text)
+            size += len(text or "") + 1
+            if size >= _BATCH:
+                yield batch
+                batch, size = [], 0
     yield batch

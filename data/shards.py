@@ -5,15 +5,17 @@
     train.bin, dev.bin   u64 [documents, 2], first sentence and the sentence after the last, a document a line
     unigrams.bin         i64 [V], how often each id occurs in the train split
     tokenizer/           the tokenizer that made them
-    index.json           "format": 1, counts, sizes, sources with their sha256, a fingerprint of everything
+    index.json           "format": 1, counts, size and sha256 of each file and source, a fingerprint of all that
 
 Everything is read by position (pread): nothing is held or mapped, so memory does not grow with the text.
 `data.prepare` writes the folder.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +34,26 @@ INDEX = "index.json"
 SPLITS = ("train", "dev")
 PER_FILE = 1 << 27
 """Ids in a token file."""
+_SMALL = 1 << 20
+"""Bytes up to which a file is read and compared with its sha256 whenever the shards are opened."""
+_MEND = "prepare the text again into another folder"
+
+_COUNTS = {"documents": int, "sentences": int, "tokens": int, "blocks": [int]}
+_INDEX = {
+    "tokenizer": str,
+    "vocabulary": int,
+    "dtype": str,
+    "per_file": int,
+    "sentences": int,
+    "tokens": int,
+    "split_sentences": bool,
+    "dev_fraction": float,
+    "splits": {name: _COUNTS for name in SPLITS},
+    "sources": [{"name": str, "size": int, "sha256": str, "split": str, "sentences": [int]}],
+    "files": dict,
+    "fingerprint": str,
+}
+"""The kind of everything in index.json: whole numbers are not negative, lists hold any number of one kind."""
 
 I64 = NDArray[np.int64]
 
@@ -82,50 +104,72 @@ class Shards:
         self.tokens: int = index["tokens"]
         self.sentences: int = index["sentences"]
         self.fingerprint: str = index["fingerprint"]
-        """sha256 (hex) over the tokenizer, the sources' bytes, and how they were cut and split."""
+        """sha256 (hex) over the tokenizer, the bytes of the sources and of every file, and how they were cut and split:
+        the same for the same text and tokenizer on any machine."""
         self.tokenizer_fingerprint: str = index["tokenizer"]
         self.dtype = np.dtype(index["dtype"])
         self.splits = {name: _split(folder, name, index["splits"][name]) for name in SPLITS}
         self._per_file: int = index["per_file"]
         self._offsets = _File(folder / "sentences.bin")
-        self._tokens = [_File(folder / name) for name in index["files"] if name.startswith("tokens-")]
+        self._tokens = [_File(folder / name) for name in _sizes(index) if name.startswith("tokens-")]
 
     @staticmethod
     def is_at(folder: str | Path) -> bool:
-        """Whether the folder holds shards (of any format)."""
-        return (Path(folder) / INDEX).is_file()
+        """Whether the folder holds shards (of any format), and not just some index.json."""
+        try:
+            index = json.loads((Path(folder) / INDEX).read_text("utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return False
+        return isinstance(index, dict) and {"format", "tokenizer", "splits"} <= index.keys()
 
     @staticmethod
     def open(folder: str | Path) -> "Shards":
-        """Raises: DataError where there are no shards, of another format, or where a file is missing or cut short."""
+        """Raises: DataError where there are no shards, or of another format, where the index is not as it was written,
+        or a file is missing, cut short, or (of the small ones; `verify` reads all) not as it was written."""
         folder = Path(folder)
-        mend = f"remove {folder} and prepare the text again"
-        if not Shards.is_at(folder):
-            raise DataError(f"{folder}: holds no shards ({INDEX} is missing); {mend}")
-        try:
-            index = json.loads((folder / INDEX).read_text("utf-8"))
-            format = index["format"]
-        except (ValueError, KeyError, TypeError):
-            raise DataError(f"{folder / INDEX}: not the index of shards; {mend}") from None
-        if format != FORMAT:
-            raise DataError(f"{folder}: shards of format {format!r}, this reads format {FORMAT}; {mend}")
-        for name, size in index["files"].items():
+        index = _read_index(folder)
+        for name, size in _sizes(index).items():
             file = folder / name
             if not file.is_file():
-                raise DataError(f"{file}: missing; {mend}")
+                raise DataError(f"{file}: missing; {_MEND}")
             if file.stat().st_size != size:
-                raise DataError(f"{file}: {file.stat().st_size} bytes where the index says {size}; {mend}")
-        return Shards(folder, index)
+                raise DataError(f"{file}: {file.stat().st_size} bytes where the index says {size}; {_MEND}")
+        shards = Shards(folder, index)
+        for name, size in _sizes(index).items():
+            if size <= _SMALL:
+                shards._verify(name)
+        return shards
+
+    def verify(self) -> None:
+        """Reads every file once, on all cores, in bounded memory, and compares it with what was written.
+
+        Raises: DataError naming a file that is not as it was written.
+        """
+        _ = self.tokenizer
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            try:
+                for _ in pool.map(self._verify, self.index["files"]):
+                    pass
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _verify(self, name: str) -> None:
+        file = self.folder / name
+        try:
+            with file.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:
+            raise DataError(f"{file}: cannot be read ({error.strerror}); {_MEND}") from None
+        if digest != self.index["files"][name]["sha256"]:
+            raise DataError(f"{file}: damaged, not the bytes that were written (their sha256 differs); {_MEND}")
 
     @cached_property
     def tokenizer(self) -> WordPiece:
         """The tokenizer kept inside. Raises: DataError where it is not the one that made the shards."""
         tokenizer = load_tokenizer(self.folder / "tokenizer")
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
-            raise DataError(
-                f"{self.folder / 'tokenizer'}: not the tokenizer that made these shards; "
-                f"remove {self.folder} and prepare the text again"
-            )
+            raise DataError(f"{self.folder / 'tokenizer'}: not the tokenizer that made these shards; {_MEND}")
         return tokenizer
 
     def unigrams(self) -> I64:
@@ -175,6 +219,63 @@ def _present(paths: Iterable[str]) -> list[Path]:
         elif path.is_dir():
             files += sorted(file for file in path.iterdir() if file.suffix in KINDS and file.is_file())
     return files
+
+
+def fingerprint_of(index: dict[str, Any]) -> str:
+    """sha256 (hex) over all of an index but its fingerprint."""
+    content = {key: value for key, value in index.items() if key != "fingerprint"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    """Raises: DataError where it is missing, of another format, or not as it was written."""
+    file = folder / INDEX
+    try:
+        index = json.loads(file.read_text("utf-8"))
+        format = index["format"]
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{folder}: holds no shards ({INDEX} is missing); {_MEND}") from None
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); {_MEND}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{file}: not the index of shards; {_MEND}") from None
+    if type(format) is not int or format != FORMAT:
+        raise DataError(f"{folder}: shards of format {format!r}, this reads format {FORMAT}; {_MEND}")
+    if wrong := _misfit(index, _INDEX):
+        raise DataError(f"{file}: {wrong} is missing or not what it should be; {_MEND}")
+    if index["dtype"] not in ("<u2", "<u4") or not index["per_file"]:
+        raise DataError(f"{file}: dtype or per_file is not what it should be; {_MEND}")
+    if index["fingerprint"] != fingerprint_of(index):
+        raise DataError(f"{file}: damaged, its content does not match its fingerprint; {_MEND}")
+    kinds = {name: {"size": int, "sha256": str} for name in _sizes(index)}
+    wrong = _misfit(index["files"], kinds, "files.")
+    if wrong or {name: index["files"][name]["size"] for name in index["files"]} != _sizes(index):
+        raise DataError(f"{file}: {wrong or 'files'} is missing or not what it should be; {_MEND}")
+    return index
+
+
+def _misfit(value: Any, kind: Any, at: str = "") -> str:
+    """The first place in JSON that is missing or not of its kind, or ""."""
+    if isinstance(kind, dict):
+        if not isinstance(value, dict):
+            return at.removesuffix(".")
+        places = [(value.get(key), inner, f"{at}{key}.") for key, inner in kind.items()]
+    elif isinstance(kind, list):
+        if not isinstance(value, list):
+            return at.removesuffix(".")
+        places = [(inner, kind[0], f"{at}{number}.") for number, inner in enumerate(value)]
+    else:
+        fits = type(value) is kind and (kind is not int or value >= 0)
+        return "" if fits else at.removesuffix(".")
+    return next((wrong for place in places if (wrong := _misfit(*place))), "")
+
+
+def _sizes(index: dict[str, Any]) -> dict[str, int]:
+    """The files of shards, the tokens in their order, and how many bytes each has."""
+    sizes = {"sentences.bin": (index["sentences"] + 1) * 8, "unigrams.bin": index["vocabulary"] * 8}
+    sizes |= {f"{name}.bin": index["splits"][name]["documents"] * 16 for name in SPLITS}
+    width, per, tokens = np.dtype(index["dtype"]).itemsize, index["per_file"], index["tokens"]
+    return sizes | {f"tokens-{at // per:05d}.bin": min(per, tokens - at) * width for at in range(0, tokens, per)}
 
 
 def _split(folder: Path, name: str, counts: dict[str, Any]) -> Split:

@@ -5,6 +5,7 @@ holds an object with "text" in each line, one document each, whose lines are its
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from data.errors import DataError
 
 KINDS = (".txt", ".jsonl")
 _WANTED = 'every line of a *.jsonl is like {"text": "…"}'
-LONGEST_LINE = 1 << 20
+LONGEST_LINE = 1 << 19
 """Bytes after which a line of a *.txt file is cut (at a space where it has one), so that no file need fit in memory."""
 
 
@@ -30,6 +31,11 @@ def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") ->
     for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(p for p in path.iterdir() if p.suffix in KINDS and p.is_file())
+            if not inside and (path / "sentences.bin").is_file():
+                raise DataError(
+                    f"{path}: {what} holds shards, not text; give their folder alone, with the index.json that was "
+                    "written, or prepare the text again into another folder"
+                )
             if not inside:
                 raise DataError(f"{path}: {what} is a folder without *.txt or *.jsonl; give text files or their folder")
             files += inside
@@ -47,18 +53,37 @@ def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") ->
     return files
 
 
+def check_free(path: Path) -> None:
+    """Raises: DataError where a new folder cannot be put: something is there already, or a folder cannot be made."""
+    real = Path(os.path.realpath(path))
+    try:
+        if real.is_dir() and any(real.iterdir()):
+            raise DataError(f"{path}: already holds something; give another folder")
+        if os.path.ismount(real):
+            raise DataError(f"{path}: a mounted disk, which a folder cannot replace; give a folder inside it")
+        if real.exists() and not real.is_dir():
+            raise DataError(f"{path}: a file where a folder is wanted; give another folder")
+        above = next(folder for folder in real.parents if folder.exists())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be a folder ({error.strerror}); give another one") from None
+    if not above.is_dir():
+        raise DataError(f"{path}: cannot be a folder, {above} is a file; give another one")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise DataError(f"{path}: cannot be made, {above} may not be written to; give another folder")
+
+
 def documents(path: Path, seen: Callable[[bytes], Any] = len) -> Iterator[tuple[int, str]]:
     """The file's lines as (line number, line without outer spaces); an empty line marks a border between documents.
 
-    Every byte goes through `seen` (a digest's update, a counter) as it is read. Memory is bounded by one line: that of
-    a *.txt is cut at LONGEST_LINE bytes, that of a *.jsonl is one document.
+    Every byte goes through `seen` (a digest's update, a counter) as it is read, at most LONGEST_LINE at a time. Memory
+    is bounded by one line: that of a *.txt is cut at LONGEST_LINE bytes, that of a *.jsonl is one document.
 
     Raises: DataError with file:line for what is not UTF-8, or not the JSON that is wanted.
     """
     if path.suffix == ".jsonl":
         yield from _json_documents(path, seen)
     else:
-        for number, raw in _raw_lines(path, seen, LONGEST_LINE):
+        for number, raw in _raw_lines(path, seen, cut_long=True):
             yield number, _text(path, number, raw).strip()
 
 
@@ -71,7 +96,7 @@ def texts(paths: Iterable[Path]) -> Iterator[str]:
 
 
 def _json_documents(path: Path, seen: Callable[[bytes], Any]) -> Iterator[tuple[int, str]]:
-    for number, raw in _raw_lines(path, seen, -1):
+    for number, raw in _raw_lines(path, seen, cut_long=False):
         line = _text(path, number, raw)
         if not line.strip():
             continue
@@ -89,32 +114,33 @@ def _json_documents(path: Path, seen: Callable[[bytes], Any]) -> Iterator[tuple[
         yield number, ""
 
 
-def _raw_lines(path: Path, seen: Callable[[bytes], Any], limit: int) -> Iterator[tuple[int, bytes]]:
-    """Lines as bytes, each with its number; one over the limit comes in pieces, cut at a space or a whole character."""
+def _raw_lines(path: Path, seen: Callable[[bytes], Any], cut_long: bool) -> Iterator[tuple[int, bytes]]:
+    """Lines as bytes, each with its number; where that is asked, one over LONGEST_LINE comes in pieces, cut at a space
+    or a whole character."""
+    limit = LONGEST_LINE
     with path.open("rb") as file:
-        number, rest = 1, b""
+        number, rest = 1, bytearray()
         while piece := file.readline(limit):
             seen(piece)
             if number == 1 and not rest:
                 piece = piece.removeprefix(b"\xef\xbb\xbf")
-            raw, rest = rest + piece, b""
-            if raw.endswith(b"\n"):
-                yield number, raw
+            rest += piece
+            if rest.endswith(b"\n"):
+                yield number, bytes(rest)
+                rest = bytearray()
                 number += 1
-                continue
-            if 0 < limit <= len(raw):
+            elif cut_long and len(rest) >= limit:
+                raw = bytes(rest)
                 cut = raw.rfind(b" ", 1) + 1
                 if not cut:
                     cut = len(raw)
                     while cut > len(raw) - 4 and raw[cut - 1] & 0xC0 == 0x80:
                         cut -= 1
                     cut = cut - 1 if raw[cut - 1] >= 0xC0 else cut
-                raw, rest = raw[:cut], raw[cut:]
-                yield number, raw
-            else:
-                rest = raw
+                rest = bytearray(raw[cut:])
+                yield number, raw[:cut]
         if rest:
-            yield number, rest
+            yield number, bytes(rest)
 
 
 def _text(path: Path, number: int, raw: bytes) -> str:

@@ -1,5 +1,6 @@
 """Streams: which sentences make which training line, worked out from lengths alone, for any line in any order."""
 
+import hashlib
 import json
 import os
 import random
@@ -10,6 +11,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +71,7 @@ class SentencePairs:
     """
 
     def __init__(self, shards: Shards, split: str, *, length: int, short_fraction: float, seed: int) -> None:
-        """Raises: DataError where the split holds no documents."""
+        """Raises: DataError where the split holds no documents, or none that give a line."""
         self.shards = shards
         self.split = shards.splits[split]
         self.length, self.short_fraction, self.seed = length, short_fraction, seed
@@ -81,6 +83,11 @@ class SentencePairs:
         self.quotas = self._quotas()
         """Lines that each block gives in a pass, i64 [blocks]."""
         self.lines_per_pass = int(self.quotas.sum())
+        if not self.lines_per_pass:
+            raise DataError(
+                f"{shards.folder}: the {split} text has no document that gives a pair of sentences; "
+                "prepare other text into another folder"
+            )
 
     def pairs(self, numbers: I64) -> Pairs:
         """Lines by their numbers, i64 [n], from 0 on without end. Safe to call from several threads."""
@@ -215,12 +222,13 @@ class SentencePairs:
         file = self.shards.folder / name
         try:
             kept = json.loads(file.read_text("utf-8"))
-            if kept["for"] == what and len(kept["lines"]) == blocks:
+            if kept == _sealed(what, kept["lines"]) and len(kept["lines"]) == blocks:
                 return np.array(kept["lines"], np.int64)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
         counts = [len(self.plan(block, 0)) for block in range(blocks)]
-        _keep(file, json.dumps({"for": what, "lines": counts}))
+        if any(counts):
+            _keep(file, json.dumps(_sealed(what, counts)))
         return np.array(counts, np.int64)
 
 
@@ -228,12 +236,20 @@ def _joined(plans: list[Plan]) -> Plan:
     return Plan(*(np.concatenate([getattr(plan, field.name) for plan in plans]) for field in fields(Plan)))
 
 
+def _sealed(what: dict[str, Any], lines: list[int]) -> dict[str, Any]:
+    """What is kept of the counts: them, what they were counted for, and a digest over both."""
+    content = {"for": what, "lines": lines}
+    return {**content, "sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+
+
 def _keep(file: Path, text: str) -> None:
     """Writes a file whole or not at all; where the folder cannot be written, not at all."""
+    name = ""
     try:
         number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         with open(number, "w", encoding="utf-8") as new:
             new.write(text)
         os.replace(name, file)
     except OSError:
-        pass
+        if name:
+            Path(name).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from data.errors import DataError
+from data.sources import check_free
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200
@@ -105,13 +106,14 @@ class WordPiece:
     def save(self, folder: Path) -> None:
         """Writes the folder (vocab.txt, tokenizer.json) beside its place and renames it there.
 
-        Raises: DataError where something else stands in that place.
+        Raises: DataError where something else stands in that place, or no folder can.
         """
-        folder = Path(folder)
-        if folder.exists() and any(folder.iterdir()):
+        folder = Path(os.path.realpath(folder))
+        if os.path.isfile(folder / _VOCABULARY):
             if load_tokenizer(folder).fingerprint == self.fingerprint:
                 return
-            raise DataError(f"{folder}: holds another tokenizer; remove it or give another folder")
+            raise DataError(f"{folder}: holds another tokenizer; give another folder")
+        check_free(folder)
         temporary = folder.parent / f".{folder.name}.partial"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -153,7 +155,7 @@ def learn_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> WordPie
 
     Differs: the original's learner was never published; this joins the most frequent pair first (as in byte pairs).
 
-    Raises: DataError where the texts hold no word or the size leaves no room for pieces.
+    Raises: DataError where the texts hold no word or the size leaves no room for pieces; and whatever the texts raise.
     """
     counts = _count_words(texts, lowercase)
     if not counts:

@@ -11,7 +11,7 @@ from models.blocks import FeedForward, Linear, Norm, stack
 from models.config import BertConfig
 from models.dropout import Noise, dropout
 from models.embeddings import Embeddings
-from models.shapes import Encoding, constrain
+from models.shapes import Encoding
 
 # Dropout's sites: the embeddings, then three in each layer.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3
@@ -85,7 +85,6 @@ class Bert(nn.Module):
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
         embeddings = Embeddings(size, c.dropout, c.eps, kernel_init(c), dtype, name="embeddings")
         x_BLD, table_VD = embeddings(batch["tokens"], batch["segments"], batch.get("positions"), noise, _EMBEDDINGS)
-        x_BLD = constrain(x_BLD, "BLD")
         mask_BL = batch["mask"]
         bias_BHLM = (1.0 - mask_BL.astype(jnp.float32))[:, None, None, :] * -10000.0
         out_BLD, layers = stack(

@@ -47,6 +47,11 @@ class BertConfig:
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not in [0, 1)")
+        for name in ("eps", "init_std"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not above 0 and below 1")
+        if self.segments < 2:
+            raise ValueError(f"model.segments={self.segments} does not tell a pair's two halves apart; give at least 2")
         if self.unroll < 0 or (self.unroll and self.layers % self.unroll):
             raise ValueError(
                 f"model.unroll={self.unroll} does not divide model.layers={self.layers}; 0 unrolls all, 1 none"

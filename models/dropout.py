@@ -72,4 +72,5 @@ def dropout(x: jax.Array, rate: float, noise: Noise | None, site: jax.Array | in
     if noise is None or rate == 0.0:
         return x
     keep = bits(noise, site, x.shape) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
-    return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - rate), x.dtype), jnp.zeros((), x.dtype))
+    kept = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
+    return jnp.where(keep, kept, jnp.zeros((), x.dtype))

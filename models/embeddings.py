@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from models.blocks import Init, Norm
 from models.dropout import Noise, dropout
+from models.shapes import constrain
 
 
 class Embeddings(nn.Module):
@@ -38,7 +39,9 @@ class Embeddings(nn.Module):
         site: int,
     ) -> tuple[jax.Array, jax.Array]:
         L = tokens_BL.shape[1]
-        positions_BLD = self.positions[None, :L] if positions_BL is None else self.positions[positions_BL]
+        table_VD, place_LD = constrain(self.tokens, "V_"), constrain(self.positions, "L_")
+        positions_BLD = place_LD[None, :L] if positions_BL is None else place_LD[positions_BL]
         types_BLT = jax.nn.one_hot(segments_BL, self.sizes["T"], dtype=self.segments.dtype)
-        x_BLD = self.tokens[tokens_BL] + positions_BLD + jnp.einsum("BLT,TD->BLD", types_BLT, self.segments)
-        return dropout(self.norm(x_BLD), self.rate, noise, site), self.tokens
+        types_BLD = jnp.einsum("BLT,TD->BLD", types_BLT, constrain(self.segments, "T_"))
+        x_BLD = constrain(table_VD[tokens_BL] + positions_BLD + types_BLD, "BLD")
+        return dropout(self.norm(x_BLD), self.rate, noise, site), table_VD

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from models.blocks import ACTIVATIONS, Init, Linear, Norm
-from models.shapes import Encoding, constrain
+from models.shapes import Encoding
 
 
 class MaskedLM(nn.Module):
@@ -29,7 +29,7 @@ class MaskedLM(nn.Module):
         x_BPD = Linear("BPD,D_->BP_", self.sizes, self.kernel_init, self.dtype, name="transform")(x_BPD)
         x_BPD = Norm(self.eps, self.dtype, name="norm")(ACTIVATIONS[self.activation](x_BPD))
         bias_V = self.param("bias", nn.initializers.zeros, (self.sizes["V"],))
-        table_VD = constrain(encoding.table_VD.astype(self.dtype), "V_")
+        table_VD = encoding.table_VD.astype(self.dtype)
         logits_BPV = jnp.einsum("BPD,VD->BPV", x_BPD, table_VD, preferred_element_type=jnp.float32)
         return logits_BPV + bias_V[None, None]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data import sources
 from data.errors import DataError
-from data.sources import documents, expand, sentences, texts
+from data.sources import check_free, documents, expand, sentences, texts
 
 
 def _write(path: Path, text: str | bytes) -> Path:
@@ -37,6 +37,27 @@ def test_paths_that_hold_no_text_are_refused(tmp_path: Path):
     file = _write(tmp_path / "some.txt", "x")
     with pytest.raises(DataError, match=r"some\.txt: data\.path names this file twice"):
         expand([file, file])
+
+
+def test_a_free_place_is_empty_or_not_there_yet(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full" / "inside").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    _write(tmp_path / "file", "x")
+    before = sorted(tmp_path.rglob("*"))
+    for free in ("empty", "new", "new/deep", "link", "full/../new"):
+        check_free(tmp_path / free)
+    for taken, message in (
+        ("full", "already holds something; give another folder"),
+        ("file", "a file where a folder is wanted"),
+        ("file/deep/er", "file is a file; give another"),
+        ("x" * 300, r"cannot be a folder \(File name too long\)"),
+    ):
+        with pytest.raises(DataError, match=message) as caught:
+            check_free(tmp_path / taken)
+        assert "\n" not in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_blank_lines_part_documents_and_lines_keep_their_numbers(tmp_path: Path):

@@ -1,5 +1,6 @@
 """Sentence pairs: exactly the original's plan, every line once a pass, any line in any order, at once."""
 
+import json
 import os
 import stat
 import time
@@ -216,9 +217,14 @@ def test_counts_are_kept_with_the_shards_and_made_again_when_damaged(tmp_path: P
     with monkeypatch.context() as patch:
         patch.setattr(SentencePairs, "plan", None)
         assert (make().quotas == quotas).all()
-    for damage in ("", "{}", "[1]", file.read_text().replace('"seed": 1', '"seed": 2')):
+    kept = file.read_text()
+    first = json.loads(kept)["lines"][0]
+    other = [kept.replace(f"[{first},", f"[{number},") for number in (first + 5, 0, f"{first}.0", "null", "true")]
+    assert kept not in other
+    for damage in ("", "{}", "[1]", "[" * 100_000, kept.replace('"seed": 1', '"seed": 2'), *other):
         file.write_text(damage)
         assert (make().quotas == quotas).all()
+        assert file.read_text() == kept
     Shards.open(shards.folder)
     assert not list(shards.folder.glob(".pairs*"))
 
@@ -241,6 +247,22 @@ def test_shards_that_cannot_be_written_are_read(tmp_path: Path, monkeypatch: pyt
 def test_a_split_without_text_is_refused(shards):
     with pytest.raises(DataError, match=r"no dev text; prepare it again with data\.dev or data\.dev-fraction"):
         SentencePairs(shards, "dev", length=32, short_fraction=0.1, seed=1)
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_a_split_that_gives_no_line_is_refused(tmp_path: Path, split: str):
+    shards = _prepared(tmp_path, random_documents(5, 40), dev_fraction=0.3)
+    with (shards.folder / f"{split}.bin").open("r+b") as file:  # no documents of text are so: only damage is
+        file.write(bytes((shards.folder / f"{split}.bin").stat().st_size))
+    with pytest.raises(DataError, match=f"the {split} text has no document that gives a pair of sentences; prepare"):
+        SentencePairs(shards, split, length=32, short_fraction=0.1, seed=1)
+    assert not list(shards.folder.glob("*pairs*"))
+
+
+def test_held_out_documents_of_one_sentence_give_lines(tmp_path: Path):
+    shards = _prepared(tmp_path, [[[5, 6], [7, 8]], [[9, 10]]], dev_fraction=0.3)
+    assert (shards.splits["dev"].documents, shards.splits["dev"].sentences) == (1, 1)
+    assert SentencePairs(shards, "dev", length=32, short_fraction=0.1, seed=1).lines_per_pass == 1
 
 
 def test_draws_are_those_of_splitmix64_and_uniform():

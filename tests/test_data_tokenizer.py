@@ -203,8 +203,30 @@ def test_saved_tokenizer_is_self_contained(tmp_path: Path):
     assert again.encode(TEXT) == tokenizer.encode(TEXT)
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["tokenizer"]
     tokenizer.save(tmp_path / "deep" / "tokenizer")
-    with pytest.raises(DataError, match="holds another tokenizer; remove it"):
+    with pytest.raises(DataError, match="holds another tokenizer; give another folder"):
         learn_wordpiece(TEXT, 60, lowercase=False).save(tmp_path / "deep" / "tokenizer")
+
+
+def test_a_tokenizer_is_not_saved_where_no_folder_can_be(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full" / "inside").mkdir(parents=True)
+    for to, message in (("file", "a file where"), ("file/t", "is a file"), ("full", "already holds something")):
+        with pytest.raises(DataError, match=message):
+            _tiny("a").save(tmp_path / to)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "inside"]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, OSError, DataError, SystemExit])
+def test_what_the_texts_raise_comes_through_unchanged(kind: type[BaseException]):
+    raised = kind("enough")
+
+    def texts():
+        yield "a b c"
+        raise raised
+
+    with pytest.raises(kind) as caught:
+        learn_wordpiece(texts(), 100, True)
+    assert caught.value is raised
 
 
 def test_fingerprint_covers_vocabulary_and_options():

@@ -41,6 +41,12 @@ def pretrain(*words: object) -> list[str]:
         (["--mesh.fsdp", "3"], "mesh data × fsdp × tensor = 2 × 3 × 1 = 6 does not fit 8 devices"),
         (["--data.path", "/nowhere.txt"], "/nowhere.txt: data.path names no such file"),
         ([], "data.path is empty; give the text to train on"),
+        (["--optim.clip", "-1"], "optim.clip=-1.0 is not at least 0"),
+        (["--optim.peak-lr", "nan"], "optim.peak-lr=nan is not above 0"),
+        (["--optim.b2", "1"], "optim.b2=1.0 is not at least 0 and below 1"),
+        (["--optim.eps", "0"], "optim.eps=0.0 is not above 0"),
+        (["--model.init-std", "-1"], "model.init-std=-1.0 is not above 0"),
+        (["--evaluate.batch", "-16"], "evaluate.every and evaluate.batch must be at least 0"),
     ],
 )
 def test_words_that_are_wrong_give_one_clear_line(capsys, tmp_path, words, line):
@@ -70,11 +76,24 @@ def test_files_that_are_wrong_give_one_clear_line(capsys, tmp_path, content, lin
     assert code == 2 and line in last, last
 
 
-def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, text_folder, tiny_words):
-    (tmp_path / "bad.txt").write_bytes(b"x\n")
-    assert said(capsys, *pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "bad.txt"))[0] == 2
-    words = [*tiny_words, "--steps", "6", "--dir", tmp_path / "run"]
-    assert contexture.main([*map(str, words)]) == 0
+def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, text_folder):
+    """The same file, mended: nothing that was learned on what it held before is used."""
+    text, folder = tmp_path / "text.txt", tmp_path / "run"
+    text.write_bytes(b"Only one sentence here.\n\nAnd one more.\n")
+    words = pretrain("--dir", folder, "--data.path", text)
+    assert said(capsys, *words)[0] == 2
+    text.write_bytes((text_folder / "text0.txt").read_bytes())
+    assert contexture.main([*words, "--steps", "6"]) == 0
+    assert len((folder / "tokenizer" / "vocab.txt").read_text().splitlines()) > 100
+
+
+def test_a_folder_that_holds_other_things_is_left_alone(capsys, tmp_path, text_folder, monkeypatch):
+    shutil.copytree(text_folder, tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    for words in (["--dir", "."], ["--dir", ".", "--data.dev-fraction", "0.1"]):
+        code, last = said(capsys, *pretrain("--data.path", "data", *words))
+        assert code == 2 and "holds data and no run.json" in last, last
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data"]
 
 
 def test_another_model_in_an_old_folder_is_refused_by_name(capsys, tiny_words, tiny_run):
@@ -160,6 +179,30 @@ def test_a_run_that_diverges_stops_with_its_last_good_checkpoint(capsys, tiny_wo
     assert code == 1 and "were not finite in the 5 steps up to step" in last, last
     folder = tmp_path / "run" / "checkpoints"
     assert any(folder.iterdir())
+
+
+def test_evaluate_fits_the_devices_there_are_and_says_what_it_fell_back_from(capsys, tiny_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(tiny_run, folder)
+    described = json.loads((folder / "run.json").read_text())
+    described["config"]["mesh"]["fsdp"] = 16
+    (folder / "run.json").write_text(json.dumps(described))
+    digest = folder / "checkpoints" / "40" / "digest" / "metadata"
+    digest.write_text(digest.read_text().replace("1", "2", 1))
+    assert contexture.main(["evaluate", str(folder), "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["step"] == 30 and "warning: checkpoint of step 40: item digest" in output.err
+
+
+def test_commands_check_where_they_write_before_they_work(capsys, tmp_path, text_folder):
+    (tmp_path / "file").write_text("x")
+    for to in (text_folder, tmp_path / "file", tmp_path / "file" / "below"):
+        for words in (["tokenizer", "wordpiece"], ["prepare", "bert.tiny"]):
+            code, last = said(capsys, *words, "--input", text_folder, "--to", to)
+            assert code == 2 and str(to) in last, last
+    words = ["prepare", "bert.tiny", "--input", text_folder, "--to", tmp_path / "x", "--dev-fraction", 2]
+    code, last = said(capsys, *words)
+    assert code == 2 and "data.dev-fraction=2.0 is not in [0, 1)" in last
 
 
 def test_json_alone_goes_to_stdout(door, tiny_run):

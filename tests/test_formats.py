@@ -38,6 +38,9 @@ def test_run_json_is_read_back_as_it_was_written():
         ({"config": {"model": {"family": "bert", "gelu": "x"}}}, "gelu is 'x', not one of erf, tanh"),
         ({"config": {"model": {"family": "bert"}, "data": {"path": "x"}}}, "path is 'x', not a list"),
         ({"config": {"model": {"family": "bert"}, "steps": True}}, "steps is True, not of kind int"),
+        ({"config": [1]}, "the configuration is not an object with a model"),
+        ({"config": {"model": "x"}}, "the configuration is not an object with a model"),
+        ({"config": {"model": {"family": ["bert"]}}}, r"model.family is \['bert'\]"),
     ],
 )
 def test_a_run_json_that_is_not_ours_is_one_clear_line(tmp_path, change, line):

@@ -135,7 +135,7 @@ def test_two_processes_are_one_run_and_go_on_as_one_process(door, tiny_words, tm
     whole = losses(tmp_path / "whole")
     folder = tmp_path / "two"
     processes = start_two(door, words, folder)
-    while not read_metrics(folder / "metrics.jsonl") and processes[0].poll() is None:
+    while not list(read_metrics(folder / "metrics.jsonl")) and processes[0].poll() is None:
         time.sleep(0.05)
     processes[1].terminate()
     first = finish(processes)
@@ -155,3 +155,10 @@ def test_two_processes_are_one_run_and_go_on_as_one_process(door, tiny_words, tm
     lines = 16 * (16 - saved)
     for number, (_, stderr) in enumerate(again):
         assert f"process {number} of 2 read {lines // 2} of {lines} lines" in stderr
+
+
+def test_a_mistake_ends_both_processes_at_once_in_one_line(door, tiny_words, tmp_path):
+    text = tiny_words[tiny_words.index("--data.path") + 1]
+    words = [word if word != text else "/nowhere" for word in tiny_words]
+    for code, stderr in finish(start_two(door, words, tmp_path / "run")):
+        assert code == 2 and "/nowhere: data.path names no such file" in stderr and "Traceback" not in stderr, stderr

@@ -173,7 +173,7 @@ def test_on_a_mesh_the_model_asks_for_its_cuts():
     with jax.set_mesh(jax.make_mesh((2, 2, 2), MESH_AXES, axis_types=(AxisType.Auto,) * 3)):
         text = lower(_shapes(config), batch).as_text()
         y = jax.jit(lambda x: constrain(x * 2, "BLD"))(jnp.ones((8, 2, 4)))
-    assert text.count("sharding_constraint") == 3  # the embeddings, the layer (one function for all), the tied table
+    assert text.count("sharding_constraint") == 5  # three tables, the embeddings, the layer (one function for all)
     assert y.sharding.shard_shape(y.shape) == (2, 2, 4)
 
 

@@ -54,6 +54,19 @@ def stop_at_random(process, folder: Path, number: int, rng: random.Random) -> No
     process.send_signal(number)
 
 
+@pytest.mark.parametrize("delay", [0.15, 0.4, 0.8, 1.5])
+def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, tiny_run, tmp_path, delay):
+    """Also while libraries are being imported and checkpoints read, where an exception would do harm."""
+    folder = tmp_path / "run"
+    shutil.copytree(tiny_run, folder)
+    process = door(*tiny_words, "--dir", folder, "--steps", "41", wait=False)
+    time.sleep(delay)
+    process.terminate()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode in (75, 0, -signal.SIGTERM) and "Traceback" not in stderr, stderr
+    assert not (folder / "damaged").exists() and recorded(folder) >= 40
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_is_the_same_run(door, tiny_words, tiny_run, tmp_path, number):
     rng, folder = random.Random(int(number)), tmp_path / "stopped"
@@ -89,6 +102,42 @@ def test_a_finished_run_stays_as_it_is(door, tiny_words, tiny_run, tmp_path):
     assert_same_run(folder, tiny_run)
 
 
+def test_a_run_without_its_description_is_refused(door, tiny_words, tiny_run, tmp_path, capsys):
+    folder = tmp_path / "bare"
+    shutil.copytree(tiny_run, folder)
+    (folder / "run.json").unlink()
+    assert contexture.main([*tiny_words, "--dir", str(folder), "--seed", "3"]) == 2
+    assert "and no run.json: it is no run's folder" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_run_is_refused(tiny_words, tiny_run, tmp_path, capsys):
+    folder = tmp_path / "mixed"
+    shutil.copytree(tiny_run, folder)
+    described = json.loads((folder / "run.json").read_text())
+    described["config"]["seed"] = 3
+    (folder / "run.json").write_text(json.dumps(described))
+    assert contexture.main([*tiny_words, "--dir", str(folder), "--seed", "3"]) == 2
+    assert "is of a run with other settings, text or vocabulary" in capsys.readouterr().err
+
+
+def test_data_that_changed_on_disk_is_not_trained_on(tiny_words, tiny_run, tmp_path, capsys):
+    for file in ("tokens-00000.bin", "train.bin", "sentences.bin", "unigrams.bin", "index.json"):
+        folder = tmp_path / file
+        shutil.copytree(tiny_run, folder)
+        harm_flip(folder / "data" / file)
+        assert contexture.main([*tiny_words, "--dir", str(folder), "--steps", "41"]) == 2, file
+        assert "DataError" in capsys.readouterr().err, file
+
+
+def test_figures_that_are_lost_are_said(door, tiny_words, tiny_run, tmp_path):
+    folder = tmp_path / "lost"
+    shutil.copytree(tiny_run, folder)
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_bytes(b"".join([*lines[:5], b"{\xff\n", *lines[6:]]))
+    done = door(*tiny_words, "--dir", folder)
+    assert done.returncode == 0 and "holds 39 of the 40 steps done" in done.stderr, done.stderr
+
+
 def test_a_longer_run_goes_on(door, tiny_words, tiny_run, tmp_path):
     folder = tmp_path / "longer"
     shutil.copytree(tiny_run, folder)
@@ -121,7 +170,7 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
     from models.model import build
     from train import config as configs
     from train import mesh as meshes
-    from train.checkpoint import Checkpoints, restore
+    from train.checkpoint import Checkpoints, read_meta, restore
     from train.config import CheckpointError, MeshConfig
     from train.directory import open_shards
     from train.objectives import OBJECTIVES
@@ -135,6 +184,7 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
         good = {
             step: jax.device_get(restore(tiny_run / "checkpoints" / str(step), wanted, mesh)[0]) for step in (30, 40)
         }
+        identity = read_meta(tiny_run / "checkpoints" / "40")["identity"]
         files = [f.relative_to(tiny_run) for f in sorted((tiny_run / "checkpoints" / "40").rglob("*")) if f.is_file()]
         assert len(files) > 10
         fell_back = set()
@@ -145,7 +195,7 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
                 shutil.copytree(tiny_run / "checkpoints", folder / "checkpoints")
                 harm(folder / file)
                 said: list[str] = []
-                checkpoints = Checkpoints(folder, mesh, run.save, said.append)
+                checkpoints = Checkpoints(folder, mesh, run.save, said.append, identity)
                 found = checkpoints.restore_latest(wanted)
                 assert found is not None
                 step = int(found[0].step)
@@ -170,7 +220,7 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
             if step.name not in ("30", "40"):
                 shutil.rmtree(step)
         with pytest.raises(CheckpointError, match="no good checkpoint is left.*step 40: item digest.*step 30"):
-            Checkpoints(folder, mesh, run.save, lambda _: None).restore_latest(wanted)
+            Checkpoints(folder, mesh, run.save, lambda _: None, identity).restore_latest(wanted)
         assert open_shards(tiny_run, run).fingerprint
 
 

@@ -31,7 +31,7 @@ from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers as policies
 
 from models.shapes import path_of
-from train.config import CheckpointError, SaveConfig
+from train.config import CheckpointError, ConfigError, Diverged, SaveConfig
 from train.mesh import replicated
 
 FORMAT = 1
@@ -49,14 +49,23 @@ def _digest_one(x: jax.Array) -> jax.Array:
     return jnp.sum((b ^ (b >> 15)) * (place | 1), dtype=jnp.uint32)
 
 
-_digest_all = jax.jit(lambda leaves: jnp.stack([_digest_one(x) for x in leaves]))
+@functools.cache
+def _examine(mesh: Mesh) -> Callable[[list[jax.Array]], jax.Array]:
+    """Arrays → u32 [arrays, 2]: the digest of each, and 1 where all its numbers are finite."""
+
+    def one(x: jax.Array) -> jax.Array:
+        finite = jnp.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.floating) else jnp.bool_(True)
+        return jnp.stack([_digest_one(x), finite.astype(jnp.uint32)])
+
+    return jax.jit(lambda leaves: jnp.stack([one(x) for x in leaves]), out_shardings=replicated(mesh))
 
 
-def digests(tree: Any, mesh: Mesh) -> dict[str, int]:
-    """path → digest of every array of a tree; computed where the arrays live."""
+def digests(tree: Any, mesh: Mesh) -> tuple[dict[str, int], list[str]]:
+    """(path → digest of every array of a tree, the paths whose numbers are not all finite); taken where they live."""
     paths, leaves = zip(*jax.tree_util.tree_flatten_with_path(tree)[0], strict=True)
-    words = np.asarray(jax.device_get(jax.jit(_digest_all, out_shardings=replicated(mesh))(list(leaves))))
-    return {path_of(path): int(word) for path, word in zip(paths, words, strict=True)}
+    found = np.asarray(jax.device_get(_examine(mesh)(list(leaves))))
+    words = {path_of(path): int(word) for path, (word, _) in zip(paths, found, strict=True)}
+    return words, [path_of(path) for path, (_, finite) in zip(paths, found, strict=True) if not finite]
 
 
 def _text_digest(tree: Any) -> str:
@@ -92,6 +101,8 @@ def _read_json(directory: Path) -> tuple[dict[str, Any], dict[str, int]]:
     if not isinstance(digest, dict) or digest.pop("self", None) != _text_digest(digest):
         raise CheckpointError("item digest: does not match its own digest")
     meta = _read_item(directory, "meta")
+    if isinstance(meta, dict) and meta.get("format") != FORMAT:
+        raise CheckpointError(f"item meta: has format {meta.get('format')!r}; this version reads format {FORMAT}")
     if _text_digest(meta) != digest["meta"]:
         raise CheckpointError("item meta: does not match its digest")
     return meta, digest["arrays"]
@@ -151,6 +162,8 @@ def restore(directory: Path, wanted: Any, mesh: Mesh, prefix: str = "") -> tuple
     Raises CheckpointError naming the item or the array that is damaged, or that has another shape than is wanted.
     """
     meta, stored = _read_json(directory)
+    if str(meta["step"]) != directory.name:
+        raise CheckpointError(f"item meta: is of step {meta['step']}")
     shapes = {path_of(k): x for k, x in jax.tree_util.tree_flatten_with_path(wanted)[0]}
     start = prefix + "/" if prefix else ""
     there = {name[len(start) :]: word for name, word in stored.items() if name.startswith(start)}
@@ -163,7 +176,7 @@ def restore(directory: Path, wanted: Any, mesh: Mesh, prefix: str = "") -> tuple
             held = meta["shapes"][start + name]
             raise CheckpointError(f"it holds {start}{name} {held}, this model wants {list(x.shape)}")
     state = _read_arrays(directory, wanted, prefix)
-    found = digests(state, mesh)
+    found, _ = digests(state, mesh)
     for name, word in there.items():
         if found[name] != word:
             raise CheckpointError(f"array {start}{name}: its values do not match their digest")
@@ -185,10 +198,13 @@ class _Best(policies.PreservationPolicy):
 class Checkpoints:
     """The checkpoints of one run: `checkpoints/<step>/`."""
 
-    def __init__(self, run_directory: Path, mesh: Mesh, config: SaveConfig, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, run_directory: Path, mesh: Mesh, config: SaveConfig, say: Callable[[str], None], identity: str = ""
+    ) -> None:
+        """identity: what makes this run's numbers; a checkpoint of another one is refused."""
         self.directory = (run_directory / "checkpoints").absolute()
         self.damaged = (run_directory / "damaged").absolute()
-        self.mesh, self.config, self.say = mesh, config, say
+        self.mesh, self.config, self.say, self.identity = mesh, config, say, identity
         self._manager: ocp.CheckpointManager | None = None
         self._losses: dict[int, float | None] = {}
 
@@ -203,12 +219,15 @@ class Checkpoints:
         for step in reversed(found):
             try:
                 state, meta = restore(self.directory / str(step), wanted, self.mesh)
-                if meta["step"] != step:
-                    raise CheckpointError(f"item meta: is of step {meta['step']}")
             except CheckpointError as error:
                 bad.append(f"step {step}: {error}")
                 self.say(f"warning: checkpoint of {bad[-1]}; trying the one before")
                 continue
+            if meta["identity"] != self.identity:
+                raise ConfigError(
+                    f"checkpoint {self.directory / str(step)} is of a run with other settings, text or vocabulary; "
+                    "give another --dir"
+                )
             if bad:
                 self._lay_aside([s for s in found if s > step])
             return state, meta
@@ -254,8 +273,20 @@ class Checkpoints:
         Raises CheckpointError where the write before this one has failed.
         """
         shapes = {path_of(k): list(x.shape) for k, x in jax.tree_util.tree_flatten_with_path(state)[0]}
-        meta = {"format": FORMAT, "step": step, "held_out_loss": held_out_loss, **meta, "shapes": shapes}
-        digest: dict[str, Any] = {"arrays": digests(state, self.mesh), "meta": _text_digest(meta)}
+        meta = {
+            "format": FORMAT,
+            "step": step,
+            "identity": self.identity,
+            "held_out_loss": held_out_loss,
+            **meta,
+            "shapes": shapes,
+        }
+        arrays, broken = digests(state, self.mesh)
+        if broken:
+            good = self.finished
+            where = f"the last checkpoint is of step {good}" if good else "there is no checkpoint yet"
+            raise Diverged(f"{broken[0]} holds numbers that are not finite at step {step}, not saved; {where}")
+        digest: dict[str, Any] = {"arrays": arrays, "meta": _text_digest(meta)}
         digest["self"] = _text_digest(digest)
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta), digest=ocp.args.JsonSave(digest)

@@ -5,7 +5,9 @@
 
 import dataclasses
 import difflib
+import hashlib
 import json
+import math
 import os
 import types
 import typing
@@ -58,8 +60,21 @@ class OptimConfig:
     """Steps in a row whose loss or gradient may be other than finite before the run stops."""
 
     def __post_init__(self) -> None:
-        if self.peak_lr <= 0:
-            raise ValueError(f"optim.peak-lr={self.peak_lr} is not above 0")
+        for name, low, high in (
+            ("peak_lr", 0.0, math.inf),
+            ("final_lr", 0.0, 1.0),
+            ("b1", 0.0, 1.0),
+            ("b2", 0.0, 1.0),
+            ("eps", 0.0, math.inf),
+            ("weight_decay", 0.0, math.inf),
+            ("clip", 0.0, math.inf),
+        ):
+            value = getattr(self, name)
+            may_be_low, may_be_high = name not in ("peak_lr", "eps"), name == "final_lr"
+            if not (low < value < high or (may_be_low and value == low) or (may_be_high and value == high)):
+                wanted = f"{'at least' if may_be_low else 'above'} {low:g}"
+                limit = f" and {'at most' if may_be_high else 'below'} {high:g}"
+                raise ValueError(f"optim.{name.replace('_', '-')}={value} is not {wanted}{limit}")
         if self.warmup < 0 or self.accumulate < 1 or self.max_skipped < 1:
             raise ValueError("optim.warmup must be at least 0, optim.accumulate and optim.max-skipped at least 1")
         if self.schedule == "bert" and self.final_lr:
@@ -128,6 +143,10 @@ class EvaluateConfig:
     batch: int = 0
     """Lines at a time; 0: as in training."""
 
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.batch < 0:
+            raise ValueError("evaluate.every and evaluate.batch must be at least 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -170,8 +189,13 @@ class Run:
 FAMILIES: dict[str, type] = {"bert": BertConfig}
 """run.json's word for a model's class."""
 
-MAY_CHANGE = ("mesh", "save", "log", "evaluate", "steps", "dir")
-"""What may differ when a run goes on; all else is the run itself."""
+_MAY_CHANGE = ("mesh", "save", "log", "evaluate", "steps", "dir", "data.path", "data.dev", "data.tokenizer")
+
+
+def may_change(name: str) -> bool:
+    """Whether a field may differ when a run goes on. Where text and vocabulary lie may: that they are the same is seen
+    from their fingerprints. All else is the run itself."""
+    return name in _MAY_CHANGE or name.split(".")[0] in _MAY_CHANGE
 
 
 def to_json(run: Run) -> dict[str, Any]:
@@ -183,10 +207,12 @@ def to_json(run: Run) -> dict[str, Any]:
 
 def from_json(tree: dict[str, Any], where: str) -> Run:
     """The typed tree again. Raises ConfigError naming the field that is unknown or of the wrong kind."""
-    tree = dict(tree)
-    model = dict(tree.get("model") or {})
+    model = tree.get("model") if isinstance(tree, dict) else None
+    if not isinstance(model, dict):
+        raise ConfigError(f"{where}: the configuration is not an object with a model, but {str(tree)[:60]!r}")
+    tree, model = dict(tree), dict(model)
     family = model.pop("family", None)
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(f"{where}: model.family is {family!r}, not one of {', '.join(FAMILIES)}")
     tree["model"] = model
     try:
@@ -195,6 +221,22 @@ def from_json(tree: dict[str, Any], where: str) -> Run:
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def resolved(run: Run) -> Run:
+    """The same run with its files named from the root, so that its folder can be opened from anywhere."""
+    data: dict[str, Any] = {}
+    for name in ("path", "dev"):
+        data[name] = tuple(os.path.abspath(path) for path in getattr(run.data, name))
+    if run.data.tokenizer:
+        data["tokenizer"] = os.path.abspath(run.data.tokenizer)
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, **data))
+
+
+def identity(run: Run, tokenizer: str, data: str) -> str:
+    """One word for all that makes a run's numbers: its fixed fields and the fingerprints of tokenizer and data."""
+    fixed = {name: value for name, value in fields(run).items() if not may_change(name)}
+    return hashlib.sha256(json.dumps([fixed, tokenizer, data], sort_keys=True, default=list).encode()).hexdigest()
 
 
 def _build(kind: type, tree: Any, where: str, override: dict[str, type] | None = None) -> Any:

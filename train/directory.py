@@ -4,7 +4,7 @@ import fcntl
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +24,15 @@ def take(directory: Path) -> IO[str]:
 
     Raises ConfigError where another process holds it, CheckpointError where it cannot be written.
     """
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory} is a file; give a folder as --dir")
+    if directory.is_dir() and not (directory / "run.json").exists():
+        others = sorted(entry.name for entry in directory.iterdir() if entry.name not in ("lock", "run.json.part"))
+        if others:
+            raise ConfigError(
+                f"{directory} holds {', '.join(others[:3])}{', …' if len(others) > 3 else ''} and no run.json: "
+                "it is no run's folder; give a new or an empty --dir"
+            )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = open(directory / "lock", "a+", encoding="utf-8")
@@ -56,33 +65,34 @@ def versions() -> dict[str, str]:
 def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
     """What this folder's run.json says of the run begun here ({} where it is new), and writes it where it is new.
 
-    Raises ConfigError naming the field where `run` is another run than the one begun here. A folder in which nothing
-    was prepared yet (the first command failed) is begun anew.
+    Raises ConfigError naming the field where `run` is another run than the one begun here. A folder whose text was not
+    prepared to the end (the first command failed, or was stopped) is begun anew.
     """
+    begun: Run | None = None
     old: dict[str, Any] = {}
     if (directory / "run.json").exists():
         begun, old = configs.read(directory)
-        changes = configs.difference(run, begun)
-        fixed = [name for name in changes if name.split(".")[0] not in configs.MAY_CHANGE]
-        if fixed and not old.get("data"):
-            for left in ("tokenizer", "data"):
-                shutil.rmtree(directory / left, ignore_errors=True)
-            old, changes, fixed = {}, {}, []
-        if fixed:
-            new, was = changes[fixed[0]]
-            raise ConfigError(
-                f"{directory} holds a run with {_flag(fixed[0])} {was}, not {new}; "
-                "leave it as it was, or give another --dir"
-            )
-        if run.steps < begun.steps and old:
-            raise ConfigError(
-                f"{directory} holds a run of --steps {begun.steps}, not {run.steps}; a run can only be made longer"
-            )
-        for name, (new, was) in changes.items():
-            if name != "dir":
-                say(f"{_flag(name)} is now {new}, was {was}")
-    if not old:
+    if begun is None or not old.get("data"):
+        for left in ("tokenizer", "data"):  # ours: the folder was empty when its run.json was written
+            if (directory / left).exists():
+                shutil.rmtree(directory / left)
         configs.write_json(directory / "run.json", _tree(run, {}))
+        return {}
+    changes = configs.difference(run, begun)
+    fixed = [name for name in changes if not configs.may_change(name)]
+    if fixed:
+        new, was = changes[fixed[0]]
+        raise ConfigError(
+            f"{directory} holds a run with {_flag(fixed[0])} {was}, not {new}; "
+            "leave it as it was, or give another --dir"
+        )
+    if run.steps < begun.steps:
+        raise ConfigError(
+            f"{directory} holds a run of --steps {begun.steps}, not {run.steps}; a run can only be made longer"
+        )
+    for name, (new, was) in changes.items():
+        if name != "dir":
+            say(f"{_flag(name)} is now {new}, was {was}")
     return old
 
 
@@ -107,8 +117,8 @@ def describe(directory: Path, run: Run, tokenizer: WordPiece, shards: Shards, ol
         configs.write_json(directory / "run.json", tree)
 
 
-def open_data(run: Run, directory: Path, say: Say) -> tuple[WordPiece, Shards]:
-    """The run's tokenizer and tokenised text, made now where they are not there yet.
+def open_data(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[WordPiece, Shards]:
+    """The run's tokenizer and tokenised text, made now where they are not there yet. `check` may raise to stop it.
 
     Raises DataError for text or vocabulary that are not what they should be, ConfigError where they do not fit the run.
     """
@@ -121,23 +131,22 @@ def open_data(run: Run, directory: Path, say: Say) -> tuple[WordPiece, Shards]:
             )
         shards = Shards.open(prepared)
         tokenizer = shards.tokenizer
-        if (
-            run.data.tokenizer
-            and load_tokenizer(run.data.tokenizer, run.data.lowercase).fingerprint != tokenizer.fingerprint
-        ):
-            raise ConfigError(
-                f"{prepared} was made with another tokenizer than {run.data.tokenizer}; leave --data.tokenizer out"
-            )
     elif here.exists():
         shards = Shards.open(here)
         if changed := shards.sources_changed(run.data):
             raise ConfigError(f"{directory}: {changed}; put the text back, or give another --dir")
         tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
     else:
-        tokenizer = _tokenizer(run, directory, say)
+        tokenizer = _tokenizer(run, directory, say, check)
         fits(run, tokenizer)
         say(f"tokenising {len(expand(run.data.path, 'data.path'))} file(s) into {here}")
-        shards = prepare(run.data, tokenizer, here)
+        shards = prepare(run.data, tokenizer, here, lambda done, total: check())
+    given = load_tokenizer(run.data.tokenizer, run.data.lowercase) if run.data.tokenizer else tokenizer
+    if given.fingerprint != tokenizer.fingerprint:
+        raise ConfigError(f"the text was tokenised with another vocabulary than {run.data.tokenizer}; leave it out")
+    for name, was in (("lowercase", tokenizer.lowercase), ("split_sentences", shards.index["split_sentences"])):
+        if getattr(run.data, name) != was:
+            raise ConfigError(f"the text was prepared with {_flag('data.' + name)} {was}; give the same")
     fits(run, tokenizer)
     if not (directory / "tokenizer").exists():
         tokenizer.save(directory / "tokenizer")
@@ -157,21 +166,27 @@ def _prepared_folder(run: Run) -> Path | None:
     return first if len(run.data.path) == 1 and (first / "index.json").is_file() else None
 
 
-def _tokenizer(run: Run, directory: Path, say: Say) -> WordPiece:
-    kept = directory / "tokenizer"
+def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> WordPiece:
     if run.data.tokenizer:
         return load_tokenizer(run.data.tokenizer, run.data.lowercase)
-    if kept.exists():
-        return load_tokenizer(kept, run.data.lowercase)
+    files = expand(run.data.path, "data.path")
     say(f"learning a vocabulary of {run.model.vocab} pieces")
-    tokenizer = learn(run.data, run.model.vocab)
-    tokenizer.save(kept)
+    tokenizer = learn(files, run.model.vocab, run.data.lowercase, check)
+    tokenizer.save(directory / "tokenizer")
     return tokenizer
 
 
-def learn(config: Any, size: int) -> WordPiece:
-    """A WordPiece vocabulary of at most `size` pieces, learned on data.path."""
-    return learn_wordpiece(texts(expand(config.path, "data.path")), size, config.lowercase)
+def learn(files: list[Path], size: int, lowercase: bool, check: Callable[[], None]) -> WordPiece:
+    """A WordPiece vocabulary of at most `size` pieces, learned on these files. `check` may raise to stop it."""
+
+    def lines() -> Iterator[str]:
+        for line in texts(files):
+            check()
+            yield line
+
+    tokenizer = learn_wordpiece(lines(), size, lowercase)
+    check()
+    return tokenizer
 
 
 def fits(run: Run, tokenizer: WordPiece) -> None:

@@ -12,11 +12,12 @@ from data.pipeline import HeldOut, iterate, open_held_out
 from data.shards import Shards
 from train import config as configs
 from train import mesh as meshes
-from train.config import ConfigError
+from train.config import ConfigError, MeshConfig
 from train.directory import open_shards
 from train.losses import Sum
 from train.metrics import unigram_baseline
 from train.objectives import OBJECTIVES, Batch, Objective
+from train.report import plain
 from train.step import evaluation_step
 from train.transfer import load_parameters
 
@@ -50,23 +51,30 @@ def unigram(held_out: HeldOut, shards: Shards) -> dict[str, float]:
     return unigram_baseline(shards.unigrams(), np.concatenate(labels))
 
 
-def evaluate_run(folder: Path, step: int | None, split: str) -> dict[str, Any]:
-    """{"run", "step", "split", "examples", "metrics"} of a run's newest good checkpoint, or that of `step`.
+def evaluate_run(folder: Path, step: int | None, split: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """{"run", "step", "split", "examples", "metrics"} of a run's newest good checkpoint, or that of `step`, on the
+    run's own mesh where it fits the devices here, else on all of them as copies.
 
     Raises ConfigError where the folder is no run or holds nothing out, CheckpointError where no checkpoint is good.
     """
-    run, _ = configs.read(folder)
-    mesh = meshes.build(run.mesh)
+    run, described = configs.read(folder)
+    meshes.keep_cpu_memory()
+    meshes.prepare_jax(run.model.dtype)
+    shards = open_shards(folder, run)
+    shards.verify()
+    if shards.fingerprint != described.get("data"):
+        raise ConfigError(f"{shards.folder} is not the text that {folder} was trained with; put it back")
+    try:
+        mesh = meshes.build(run.mesh)
+    except ConfigError:
+        mesh = meshes.build(MeshConfig())
     with jax.set_mesh(mesh):
-        loaded = load_parameters(folder, run, mesh, step)
-        shards = open_shards(folder, run)
-        lines = run.evaluate.batch or run.data.batch
-        meshes.check_batch(mesh, lines, 1, "evaluate.batch")
-        held_out = open_held_out(shards, run.data, lines)
+        loaded = load_parameters(folder, run, mesh, say, step)
+        held_out = open_held_out(shards, run.data, meshes.whole_batch(mesh, run.evaluate.batch or run.data.batch))
         if held_out is None:
             raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
         objective = OBJECTIVES[run.objective]
         step_function = evaluation_step(loaded.model, objective)
-        figures = evaluate(step_function, objective, loaded.params, held_out, mesh)
-        figures |= unigram(held_out, shards)
-    return {"run": str(folder), "step": loaded.step, "split": split, "examples": held_out.count, "metrics": figures}
+        figures = evaluate(step_function, objective, loaded.params, held_out, mesh) | unigram(held_out, shards)
+    metrics = {name: plain(value) for name, value in figures.items()}
+    return {"run": str(folder), "step": loaded.step, "split": split, "examples": held_out.count, "metrics": metrics}

@@ -1,6 +1,5 @@
 """The training loop, top to bottom: pretraining and fine-tuning are this one."""
 
-import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from data.layouts import describe as describe_line
@@ -18,6 +16,7 @@ from data.shards import Shards
 from data.tokenizer import WordPiece
 from models.model import Model, build
 from models.shapes import count, dims_of, path_of
+from train import config as configs
 from train import directory as directories
 from train import mesh as meshes
 from train.checkpoint import Checkpoints
@@ -55,6 +54,7 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
     if not run.dir:
         raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
     folder = Path(run.dir)
+    run = configs.resolved(run)
     try:
         _train(run, recipe, folder, signals)
     except OSError as error:
@@ -65,11 +65,12 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
 
 
 def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
+    signals.check()
     if run.mesh.distributed:
         signals.share()
     meshes.keep_cpu_memory()
     meshes.initialize(run.mesh)
-    prepare_jax(run)
+    meshes.prepare_jax(run.model.dtype)
     mesh = meshes.build(run.mesh)
     meshes.check_batch(mesh, run.data.batch, run.optim.accumulate, "data.batch")
 
@@ -77,18 +78,20 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         stack.enter_context(jax.set_mesh(mesh))
         first = jax.process_index() == 0
         if first:
-            stack.enter_context(directories.take(folder))
+            with meshes.told("prepared"):
+                stack.enter_context(directories.take(folder))
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
         stack.callback(report.close)
-        parts = _open(run, folder, mesh, report)
+        parts, identity = _open(run, folder, mesh, report, signals)
         make, shapes, shardings = create(parts.model, run, mesh)
         _introduce(parts, recipe, report, shapes)
         parts.batches.rows_read = 0
 
-        checkpoints = Checkpoints(folder, mesh, run.save, report.say)
+        checkpoints = Checkpoints(folder, mesh, run.save, report.say, identity)
         stack.callback(checkpoints.abandon)
         wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
         restored = checkpoints.restore_latest(wanted)
+        signals.check()
         state = restored[0] if restored else make()
         start = int(state.step)
         report.say(f"going on from step {start}" if restored else "starting at step 0")
@@ -96,7 +99,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         if start > run.steps:
             raise ConfigError(f"{folder} is at step {start} already, beyond --steps {run.steps}")
 
-        signals.begin()
+        signals.check()
         _steps(parts, state, start, shardings, checkpoints, report, signals)
         if first:
             records = read_metrics(folder / "metrics.jsonl")
@@ -104,34 +107,27 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         report.say(f"done: {run.steps} steps in {folder}")
 
 
-def prepare_jax(run: Run) -> None:
-    """What is set once a process: compiled programs are kept between starts; float32 means float32 on every chip."""
-    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        jax.config.update("jax_compilation_cache_dir", os.path.join(home, "contexture", "jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    if run.model.dtype == "float32":
-        jax.config.update("jax_default_matmul_precision", "float32")
-
-
-def _open(run: Run, folder: Path, mesh: Mesh, report: Report) -> Parts:
-    """Folder, tokenizer, data, model. Process 0 makes what is missing, the others wait for it."""
-    several = jax.process_count() > 1
+def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) -> tuple[Parts, str]:
+    """Folder, tokenizer, data, model; and the run's identity. Process 0 makes what is missing, the others wait for it,
+    and fail with it."""
     if jax.process_index() == 0:
-        old = directories.settle(run, folder, report.say)
-        tokenizer, shards = directories.open_data(run, folder, report.say)
-        directories.describe(folder, run, tokenizer, shards, old)
-    if several:
-        multihost_utils.sync_global_devices("data prepared")
-    if jax.process_index() > 0:
-        tokenizer, shards = directories.open_data(run, folder, report.say)
-    lines = run.evaluate.batch or run.data.batch
-    meshes.check_batch(mesh, lines, 1, "evaluate.batch")
+        with meshes.told("prepared"):
+            old = directories.settle(run, folder, report.say)
+            tokenizer, shards = directories.open_data(run, folder, report.say, signals.check)
+            shards.verify()
+            directories.describe(folder, run, tokenizer, shards, old)
+        meshes.tell("prepared", "")
+    else:
+        if said := meshes.hear("prepared"):
+            raise ConfigError(said)
+        tokenizer, shards = directories.open_data(run, folder, report.say, signals.check)
+    lines = meshes.whole_batch(mesh, run.evaluate.batch or run.data.batch)
     batches, held_out = open_batches(shards, run.data, run.seed), open_held_out(shards, run.data, lines)
     baseline = unigram(held_out, shards) if held_out else {}
     objective = OBJECTIVES[run.objective]
     model = build(run.model, objective.heads)
-    return Parts(run, mesh, model, objective, tokenizer, shards, batches, held_out, baseline)
+    identity = configs.identity(run, tokenizer.fingerprint, shards.fingerprint)
+    return Parts(run, mesh, model, objective, tokenizer, shards, batches, held_out, baseline), identity
 
 
 def _introduce(parts: Parts, recipe: Run, report: Report, shapes: State) -> None:
@@ -186,10 +182,11 @@ def _steps(
     def tell(ready: list[tuple[int, dict[str, jax.Array]]]) -> None:
         records = meter.records([n for n, _ in ready], jax.device_get([metrics for _, metrics in ready]))
         del pending[: len(ready)]
-        for record in records:
-            if record.pop("skipped_in_row") >= run.optim.max_skipped:
-                raise Diverged(_diverged(record["step"], run, checkpoints))
+        in_row = [record.pop("skipped_in_row") for record in records]
         report.record(records, _safe(checkpoints, run))
+        for record, skipped in zip(records, in_row, strict=True):
+            if skipped >= run.optim.max_skipped:
+                raise Diverged(_diverged(record["step"], run, checkpoints))
 
     with iterate(parts.batches, start, run.steps, rows) as stream:
         for number, local in stream:
@@ -211,8 +208,9 @@ def _steps(
                 meter.pause()
             if saves:
                 meta = {"seed": run.seed, "lines_read": done * run.data.batch}
+                checkpoints.wait()
+                report.release(_safe(checkpoints, run))  # all of it is written before it is needed no more
                 checkpoints.save(done, state, meta, held_out_loss)
-                report.release(_safe(checkpoints, run))
             held_out_loss = None
             if stop:
                 checkpoints.wait()

@@ -1,9 +1,11 @@
 """Devices: the mesh, where each array lives on it, and which lines of a batch a process reads."""
 
+import contextlib
 import ctypes
 import importlib.util
 import math
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -30,6 +32,18 @@ def keep_cpu_memory() -> None:
         mallopt(option, value)
 
 
+def prepare_jax(dtype: str) -> None:
+    """What is set once a process: compiled programs are kept between starts, unless the user has said otherwise; and
+    float32 means float32 on every chip."""
+    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        jax.config.update("jax_compilation_cache_dir", os.path.join(home, "contexture", "jax"))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if dtype == "float32":
+        jax.config.update("jax_default_matmul_precision", "float32")
+
+
 def initialize(config: MeshConfig) -> None:
     """Join the other processes of this job, once, before any device is looked at. One process: nothing to do."""
     if not config.distributed or jax.distributed.is_initialized():
@@ -48,7 +62,10 @@ def initialize(config: MeshConfig) -> None:
 
 def build(config: MeshConfig, devices: list[Any] | None = None) -> Mesh:
     """The mesh data × fsdp × tensor over all devices. Raises ConfigError where they do not fit."""
-    devices = jax.devices() if devices is None else devices
+    try:
+        devices = jax.devices() if devices is None else devices
+    except RuntimeError as error:
+        raise ConfigError(f"jax finds no device: {str(error).splitlines()[0]}; see JAX_PLATFORMS") from None
     model = config.fsdp * config.tensor
     data = config.data or max(len(devices) // model, 1)
     if data * model != len(devices):
@@ -92,6 +109,44 @@ def state_shardings(mesh: Mesh, state: Any, parameters: Any) -> Any:
         return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(find, state)
+
+
+def whole_batch(mesh: Mesh, lines: int) -> int:
+    """At least so many lines, and as many for each device."""
+    shares = mesh.shape["data"] * mesh.shape["fsdp"]
+    return -(-lines // shares) * shares
+
+
+def tell(word: str, text: str) -> None:
+    """Process 0 says something to the others, which may be waiting for hours. One process: nothing."""
+    if jax.process_count() > 1:
+        _client().key_value_set(f"contexture/{word}", text)
+
+
+@contextlib.contextmanager
+def told(word: str) -> Iterator[None]:
+    """What goes wrong inside is told to the other processes too."""
+    try:
+        yield
+    except BaseException as error:
+        tell(word, str(error) or type(error).__name__)
+        raise
+
+
+def hear(word: str) -> str:
+    """What process 0 said under this word, waited for as long as process 0 lives."""
+    while True:
+        try:
+            return _client().blocking_key_value_get(f"contexture/{word}", 10_000)
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+
+
+def _client() -> Any:
+    from jax._src import distributed  # its key-value store has no public name
+
+    return distributed.global_state.client
 
 
 def check_batch(mesh: Mesh, batch: int, parts: int, name: str) -> None:

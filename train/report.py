@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +22,24 @@ Record = dict[str, Any]
 
 def console() -> Console:
     """Where progress, tables and warnings go."""
-    return Console(stderr=True, soft_wrap=True, highlight=False)
+    return Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
-def read_metrics(path: Path) -> list[Record]:
-    """The records of a metrics.jsonl, in order; a line torn by a crash is left out."""
-    records = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+def read_metrics(path: Path) -> Iterator[Record]:
+    """The records of a metrics.jsonl, in order, one at a time; a line torn by a crash or damaged is left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
             try:
                 record = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
-                records.append(record)
-    return records
+            if isinstance(record, dict) and isinstance(record.get("step"), int) and "split" in record:
+                yield record
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A figure as JSON has it: integers whole, floats in full precision, null for what is not finite."""
     number = value if isinstance(value, str) else value.item() if hasattr(value, "item") else value
     return None if isinstance(number, float) and not math.isfinite(number) else number
@@ -75,11 +75,18 @@ class Report:
         """Begin after `step` updates: whatever was recorded beyond it is cut off."""
         if not self.speaks:
             return
-        kept = [r for r in read_metrics(self.path) if r["step"] <= step]
         part = self.path.with_name(self.path.name + ".part")
+        seen = 0
         with open(part, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in kept)
+            for record in read_metrics(self.path):
+                if record["step"] <= step:
+                    file.write(json.dumps(record) + "\n")
+                    seen += record["split"] == "train"
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(part, self.path)
+        if seen != step:
+            self.say(f"warning: {self.path} holds {seen} of the {step} steps done; the others' figures are lost")
         self._file = open(self.path, "a", encoding="utf-8")
         if self._wants_tensorboard:
             from train.events import Events
@@ -99,7 +106,7 @@ class Report:
     def record(self, records: list[Record], safe: int) -> None:
         """Figures of steps (`step`, `split` and what was measured). Lines up to step `safe` go to disk, the others
         wait for the checkpoint that they need: so a restart never lies more than one interval behind what is told."""
-        records = [{name: _plain(value) for name, value in record.items()} for record in records]
+        records = [{name: plain(value) for name, value in record.items()} for record in records]
         self._held += records
         self.release(safe)
         if not self.speaks or not records:
@@ -162,8 +169,15 @@ def _figures(record: Record) -> str:
     return ", ".join(shown)
 
 
-def draw_loss(records: list[Record], path: Path, baseline: float | None = None) -> None:
+def draw_loss(records: Iterable[Record], path: Path, baseline: float | None = None) -> None:
     """The loss curve as a PNG: every step's loss faint, their running mean, held-out loss, the unigram line."""
+    curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for record in records:
+        for name in ("mlm_loss", "loss"):
+            if record.get(name) is not None:
+                curves.setdefault((record["split"], name), []).append((record["step"], record[name]))
+    name = "mlm_loss" if ("train", "mlm_loss") in curves else "loss"
+    train, held = curves.get(("train", name), []), curves.get(("dev", name), [])
     import matplotlib
 
     matplotlib.use("Agg")
@@ -171,9 +185,6 @@ def draw_loss(records: list[Record], path: Path, baseline: float | None = None) 
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.subplots()
-    name = "mlm_loss" if any("mlm_loss" in r for r in records) else "loss"
-    train = [(r["step"], r[name]) for r in records if r["split"] == "train" and r.get(name) is not None]
-    held = [(r["step"], r[name]) for r in records if r["split"] == "dev" and r.get(name) is not None]
     if train:
         steps, losses = zip(*train, strict=True)
         axes.plot(steps, losses, color="#9db7d5", linewidth=0.7, label="training, each step")

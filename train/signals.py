@@ -9,8 +9,8 @@ EXIT_CODE = {signal.SIGTERM: 75, signal.SIGINT: 130}
 NAME = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
-class Interrupted(Exception):
-    """The run was asked to stop, and what it did until then is safe."""
+class Interrupted(BaseException):
+    """The run was asked to stop, and what it did until then is safe. No `except Exception` takes it for a failure."""
 
     def __init__(self, number: int, state: str) -> None:
         super().__init__(f"{NAME[signal.Signals(number)]}: {state}; the same command goes on from there")
@@ -18,12 +18,12 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """Listens from creation to close. Until `begin`, a signal raises Interrupted at once; from then on it is noted,
-    and asked for by `stop`. A second Ctrl-C ends the process."""
+    """Listens from creation to close. A signal is only noted: raised anywhere, it would break into imports and reads.
+    Before training, `check` raises it between two pieces of work; while training, `stop` tells of it between two steps.
+    A second signal that is Ctrl-C ends the process."""
 
     def __init__(self) -> None:
         self.received = 0
-        self._starting = True
         self._together = False
         self._before: dict[int, Any] = {}
         for number in EXIT_CODE:
@@ -42,17 +42,11 @@ class Signals:
             os.kill(os.getpid(), signal.SIGINT)
         elif self._together:
             os.kill(os.getpid(), signal.SIGTERM)  # jax passes it on to the other processes
-        elif self._starting:
-            self._raise()
 
-    def _raise(self) -> None:
-        raise Interrupted(self.received, "stopped before training went on, what is there is kept")
-
-    def begin(self) -> None:
-        """Training begins: from here on signals are noted."""
-        self._starting = False
+    def check(self) -> None:
+        """Raises Interrupted where a signal has come; to be called between two pieces of work before training."""
         if self.received and not self._together:
-            self._raise()
+            raise Interrupted(self.received, "stopped before training went on, what is there is kept")
 
     def stop(self, step: int) -> int:
         """The signal to stop for at this step, or 0. Every process of a job hears the same at the same step."""

@@ -1,5 +1,6 @@
 """Parameters out of a run's folder: what pretraining gives to whatever comes after."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ class Loaded:
     step: int
 
 
-def load_parameters(folder: Path, run: Run, mesh: Mesh, step: int | None = None) -> Loaded:
+def load_parameters(folder: Path, run: Run, mesh: Mesh, say: Callable[[str], None], step: int | None = None) -> Loaded:
     """The parameters alone (no optimizer) of a step, or of the newest good checkpoint, cut over the mesh.
 
     Raises ConfigError where there is no such step, CheckpointError where none is good.
@@ -45,4 +46,5 @@ def load_parameters(folder: Path, run: Run, mesh: Mesh, step: int | None = None)
             return Loaded(model, params, meta["step"])
         except CheckpointError as error:
             bad.append(f"step {number}: {error}")
+            say(f"warning: checkpoint of {bad[-1]}")
     raise CheckpointError(f"no good checkpoint in {folder / 'checkpoints'} ({'; '.join(bad)})")
