@@ -129,7 +129,7 @@ def losses(folder: Path) -> np.ndarray:
 def test_two_processes_are_one_run_and_go_on_as_one_process(door, tiny_words, tmp_path):
     """Two processes of four devices, stopped by a SIGTERM to one of them; gone on with by one process on one device,
     and, from the same checkpoint, by two processes again, each of which reads its own lines only."""
-    words = [*tiny_words, "--steps", "16", "--save.every", "4", "--log.every", "4"]
+    words = [*tiny_words, "--steps", "20", "--save.every", "4", "--log.every", "4"]
     done = door(*words, "--dir", tmp_path / "whole")
     assert done.returncode == 0, done.stderr
     whole = losses(tmp_path / "whole")
@@ -141,7 +141,7 @@ def test_two_processes_are_one_run_and_go_on_as_one_process(door, tiny_words, tm
     first = finish(processes)
     assert [code for code, _ in first] == [75, 75], first
     saved = int(re.findall(r"saved step (\d+)", first[0][1])[0])
-    assert 4 <= saved < 16
+    assert 4 <= saved < 20
     np.testing.assert_allclose(losses(folder), whole[:saved], rtol=1e-5)
     shutil.copytree(folder, tmp_path / "one")
 
@@ -152,9 +152,18 @@ def test_two_processes_are_one_run_and_go_on_as_one_process(door, tiny_words, tm
     again = finish(start_two(door, words, folder))
     assert [code for code, _ in again] == [0, 0], again
     np.testing.assert_allclose(losses(folder), whole, rtol=1e-5)
-    lines = 16 * (16 - saved)
+    lines = 16 * (20 - saved)
     for number, (_, stderr) in enumerate(again):
         assert f"process {number} of 2 read {lines // 2} of {lines} lines" in stderr
+
+
+def test_two_processes_in_four_parts_are_one_run(door, tiny_words, tmp_path):
+    """Accumulation changes no loss across processes either: 20 steps against one process, one device, one part."""
+    words = [*tiny_words, "--steps", "20"]
+    assert door(*words, "--dir", tmp_path / "whole").returncode == 0
+    done = finish(start_two(door, [*words, "--optim.accumulate", "4"], tmp_path / "two"))
+    assert [code for code, _ in done] == [0, 0], done
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "whole"), rtol=1e-5)
 
 
 def test_a_mistake_ends_both_processes_at_once_in_one_line(door, tiny_words, tmp_path):
