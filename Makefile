@@ -47,7 +47,7 @@ bench: $(PARITY)
 lock: $(STAMP)
 	$(PIP) install uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --fork-strategy fewest --extra dev \
-	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml \
+	  --no-header --no-annotate pyproject.toml \
 	  | sed -E "/sys_platform == '(win32|emscripten)'/d; s/ ; sys_platform != '(win32|emscripten)'$$//" > requirements.lock
 
 clean:

@@ -1,5 +1,6 @@
 """What was written once can be read for ever."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -47,3 +48,13 @@ def test_a_run_json_that_is_not_ours_is_one_clear_line(tmp_path, change, line):
     configs.write_json(tmp_path / "run.json", {"format": 1, "config": {"model": {"family": "bert"}}, **change})
     with pytest.raises(ConfigError, match=line):
         configs.read(tmp_path)
+
+
+def test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else():
+    run, _ = configs.read(GOLDEN / "run_format_1")
+    word = configs.identity(run, "t", "d")
+    same = [{"steps": 99}, {"dir": "x"}, {"mesh": configs.MeshConfig(fsdp=2)}, {"save": configs.SaveConfig(every=7)}]
+    assert {configs.identity(dataclasses.replace(run, **change), "t", "d") for change in same} == {word}
+    other = [{"seed": 1}, {"optim": dataclasses.replace(run.optim, b1=0.5)}]
+    words = {configs.identity(dataclasses.replace(run, **change), "t", "d") for change in other}
+    assert len({word, configs.identity(run, "u", "d"), configs.identity(run, "t", "e")} | words) == 5

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -190,7 +191,8 @@ class _Best(policies.PreservationPolicy):
     losses: dict[int, float | None]
 
     def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
-        measured = {info.step: loss for info in checkpoints if (loss := self.losses.get(info.step)) is not None}
+        known = {info.step: self.losses.get(info.step) for info in checkpoints}
+        measured = {step: loss for step, loss in known.items() if loss is not None and math.isfinite(loss)}
         best = min(measured, key=lambda step: measured[step], default=None)
         return [info.step == best for info in checkpoints]
 

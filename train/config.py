@@ -234,8 +234,13 @@ def resolved(run: Run) -> Run:
 
 
 def identity(run: Run, tokenizer: str, data: str) -> str:
-    """One word for all that makes a run's numbers: its fixed fields and the fingerprints of tokenizer and data."""
-    fixed = {name: value for name, value in fields(run).items() if not may_change(name)}
+    """One word for all that makes a run's numbers: its fixed fields and the fingerprints of tokenizer and data.
+
+    Fields left at their default are not counted, so that a field added later changes no run that was begun before.
+    """
+    usual = fields(Run(model=type(run.model)()))
+    fixed = {name: value for name, value in fields(run).items() if not may_change(name) and value != usual[name]}
+    fixed["model.family"] = next(name for name, kind in FAMILIES.items() if type(run.model) is kind)
     return hashlib.sha256(json.dumps([fixed, tokenizer, data], sort_keys=True, default=list).encode()).hexdigest()
 
 

@@ -163,7 +163,7 @@ def _prepared_folder(run: Run) -> Path | None:
     if not run.data.path:
         raise ConfigError("data.path is empty; give the text to train on: --data.path FILE… or a folder")
     first = Path(run.data.path[0])
-    return first if len(run.data.path) == 1 and (first / "index.json").is_file() else None
+    return first if len(run.data.path) == 1 and Shards.is_at(first) else None
 
 
 def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> WordPiece:
