@@ -12,115 +12,30 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from train.config import CheckpointError, ConfigError, Diverged, Run, did_you_mean, fields, read, to_json
+from train.asked import Evaluate, Fill, LearnTokenizer, Nothing, Predict, Prepare, Show
+from train.config import (
+    CheckpointError,
+    ConfigError,
+    Diverged,
+    InitConfig,
+    MeshConfig,
+    Run,
+    did_you_mean,
+    read,
+    to_json,
+)
 from train.signals import Interrupted, Signals
+from train.words import parse, spelled_out, value_of
 
 if TYPE_CHECKING:
     from data.tokenizer import WordPiece
     from models.model import Model
 
-T = TypeVar("T")
 Result = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Show:
-    """The resolved configuration and the parameter table; nothing runs."""
-
-    what: tyro.conf.Positional[str]
-    """A recipe or the folder of a run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnTokenizer:
-    """Learn a vocabulary from text."""
-
-    kind: tyro.conf.Positional[Literal["wordpiece"]]
-    input: tuple[str, ...]
-    """Text: files or a folder of *.txt and *.jsonl."""
-    vocab_size: int = 30522
-    """Most pieces."""
-    to: str
-    """The tokenizer's folder."""
-    lowercase: bool = True
-    """Lower-case and strip accents."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepare:
-    """Tokenise text once into shards, which any number of runs may then read: --data.path FOLDER."""
-
-    recipe: tyro.conf.Positional[str]
-    input: tuple[str, ...]
-    """Text: files or a folder of *.txt and *.jsonl."""
-    to: str
-    """The shards' folder."""
-    tokenizer: str = ""
-    """A tokenizer folder or a published vocab.txt; empty: learn the recipe's vocabulary on the text."""
-    dev: tuple[str, ...] = ()
-    """Held-out text, like input."""
-    dev_fraction: float = 0.0
-    """Instead of dev: hold out the end of each file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluate:
-    """Held-out figures of a run's newest good checkpoint."""
-
-    run: tyro.conf.Positional[str]
-    """The run's folder."""
-    split: Literal["dev"] = "dev"
-    step: int = 0
-    """Another checkpoint than the newest."""
-
-
-def parse(kind: type[T], words: list[str], command: str, default: T | None = None) -> T:
-    """The user's words as a `kind`, through tyro. Raises ConfigError in one line where they are not."""
-    said = io.StringIO()
-    width, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"
-    if any(word in ("-h", "--help") for word in words):
-        os.environ["COLUMNS"] = width or "110"
-    given: Any = {} if default is None else {"default": default}
-    try:
-        with contextlib.redirect_stderr(said):
-            found, unknown = tyro.cli(kind, args=words, prog=f"contexture {command}", return_unknown_args=True, **given)
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise ConfigError(_in_one_line(said.getvalue())) from None
-    finally:
-        os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
-    if unknown:
-        known = [name.replace("_", "-") for name in (fields(found) if dataclasses.is_dataclass(found) else ())]
-        word = unknown[0]
-        raise ConfigError(f"{command} does not know {word!r}{did_you_mean(word.lstrip('-'), known)}; --help lists all")
-    return found
-
-
-def _in_one_line(box: str) -> str:
-    """What tyro says in a box, as one line: the first block between its rules. Its title stands in the frame, or, where
-    stderr knows no Unicode, as a block before it."""
-    blocks, framed = [""], False
-    for line in box.splitlines():
-        text = line.strip("│|╭╮╰╯+ ")
-        if line.lstrip().startswith(("╭", "+")):
-            framed = True
-        elif text and set(text) <= {"─", "-"}:
-            blocks.append("")
-        else:
-            blocks[-1] = f"{blocks[-1]} {text}".strip()
-    blocks = [block for block in blocks if block]
-    text = blocks[0 if framed or len(blocks) == 1 else 1].removeprefix("Error parsing ") if blocks else box
-    for section in ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate"):
-        text = text.removeprefix(f"{section}: ")
-    return text
 
 
 def _recipe(words: list[str], command: str) -> tuple[Run, Run, str]:
@@ -133,37 +48,40 @@ def _recipe(words: list[str], command: str) -> tuple[Run, Run, str]:
     if not name:
         raise ConfigError(f"{command} wants a recipe first: contexture {command} bert.tiny …")
     base = recipe(name)
-    return parse(Run, words[1:], f"{command} {name}", base), base, name
+    run = parse(Run, spelled_out(words[1:]), f"{command} {name}", base)
+    if run.task.kind != "off":
+        raise ConfigError(f"{command} reads text and no task; contexture finetune RUN --task.kind {run.task.kind} …")
+    return run, base, name
 
 
 def recipes_command(words: list[str]) -> Result:
     """what can be trained, one line each"""
-    from configs import recipes
+    from configs import recipes, tasks
 
-    parse(_Nothing, words, "recipes")
-    return {"recipes": {name: (f.__doc__ or "").strip().splitlines()[0] for name, f in recipes().items()}}
-
-
-@dataclass(frozen=True)
-class _Nothing:
-    """What can be trained, one line each."""
+    parse(Nothing, words, "recipes")
+    both = {"recipes": recipes(), "tasks": tasks()}
+    return {kind: {name: (f.__doc__ or "").strip().splitlines()[0] for name, f in found.items()}
+            for kind, found in both.items()}  # fmt: skip
 
 
 def show_command(words: list[str]) -> Result:
     """the resolved config and parameter table; nothing runs"""
     asked = parse(Show, words[:1], "show") if not words or words[0][:1] == "-" else Show(what=words[0])
+    labels: tuple[str, ...] = ()
     if (Path(asked.what) / "run.json").exists():
-        run, name = read(Path(asked.what))[0], asked.what
-        parse(_Nothing, words[1:], "show")
+        (run, described), name = read(Path(asked.what)), asked.what
+        labels = tuple(described.get("labels", ()))
+        parse(Nothing, words[1:], "show")
     else:
         run, _, name = _recipe(words, "show")
     import jax
 
-    from models.model import build, example
+    from models.model import example
     from models.shapes import count, dims_of, path_of
-    from train.objectives import OBJECTIVES, batch_fields, batch_sizes
+    from train.objectives import batch_fields, batch_sizes
+    from train.transfer import model_of
 
-    model = build(run.model, OBJECTIVES[run.objective].heads)
+    model = model_of(run, labels)
     line = example(batch_fields(run), batch_sizes(run, 1))
     shapes = jax.eval_shape(lambda key: model.init(key, line)["params"], jax.random.key(0))
     leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
@@ -220,9 +138,39 @@ def prepare_command(words: list[str]) -> Result:
 
 def pretrain_command(words: list[str]) -> Result | None:
     """train a recipe: contexture pretrain RECIPE --dir RUN --data.path F… [--field value …]"""
+    return _train(lambda: _recipe(words, "pretrain")[:2])
+
+
+def finetune_command(words: list[str]) -> Result | None:
+    """teach a run a task: contexture finetune RUN --task NAME | --task.kind K --task.train F --dir RUN2"""
+    return _train(lambda: _finetuning(words))
+
+
+def _finetuning(words: list[str]) -> tuple[Run, Run]:
+    """(the run with its overrides, its recipe with the model of the run that it begins from)."""
+    from configs import task
+
+    words = spelled_out(words)
+    name = value_of(words, "--task.name") or value_of(words, "--task.kind")
+    wanted = "contexture finetune RUN --task NAME, or --task.kind classify|regress|tag --task.train F"
+    if not words or words[0].startswith("-"):
+        if any(word in ("-h", "--help") for word in words):
+            return parse(Run, words, "finetune RUN", task("classify")), Run()
+        raise ConfigError(f"finetune wants the run to begin from first: {wanted}")
+    if not name and not any(word in ("-h", "--help") for word in words):
+        raise ConfigError(f"finetune wants a task: {wanted}; `contexture recipes` lists the names")
+    base, (source, _) = task(name or "classify"), read(Path(words[0]))
+    data = dataclasses.replace(
+        base.data, lowercase=source.data.lowercase, length=min(base.data.length, source.model.length)
+    )
+    base = dataclasses.replace(base, model=source.model, data=data, init=InitConfig(run=words[0]))
+    return parse(Run, words[1:], "finetune", base), base
+
+
+def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
     signals = Signals()
     try:
-        run, base, _ = _recipe(words, "pretrain")
+        run, base = read_words()
         signals.check()
         from train.loop import train
 
@@ -235,7 +183,7 @@ def pretrain_command(words: list[str]) -> Result | None:
         if jax.process_index() > 0:
             return None
         last = {r["split"]: r for r in read_metrics(folder / "metrics.jsonl")}
-        return {"run": str(folder), "step": run.steps, **last}
+        return {"run": str(folder), "step": max(r["step"] for r in last.values()), **last}
     finally:
         signals.close()
 
@@ -254,12 +202,40 @@ def _results_alone() -> Iterator[None]:
 
 
 def evaluate_command(words: list[str]) -> Result:
-    """held-out figures of a run: contexture evaluate RUN [--step N]"""
+    """held-out figures of a run: contexture evaluate RUN [--task.dev F] [--split dev|test] [--step N…|best|all]"""
     asked = parse(Evaluate, words, "evaluate")
     read(Path(asked.run))
-    from train.evaluate import evaluate_run
+    with _results_alone() if asked.mesh.distributed else contextlib.nullcontext():
+        result = evaluate(
+            asked.run, split=asked.split, dev=asked.task.dev, step=asked.step, batch=asked.batch, to=asked.to,
+            mesh=asked.mesh,
+        )  # fmt: skip
+    if asked.mesh.distributed:
+        import jax
 
-    return evaluate_run(Path(asked.run), asked.step or None, asked.split, _warn)
+        return result if jax.process_index() == 0 else None
+    return result
+
+
+def predict_command(words: list[str]) -> Result:
+    """answers to new examples: contexture predict RUN --input F --to F"""
+    asked = parse(Predict, words, "predict")
+    read(Path(asked.run))
+    signals = Signals()
+    try:
+        from train.predict import Predictor, predict_file
+
+        predictor = Predictor(asked.run, step=asked.step or None, batch=asked.batch, say=_warn)
+        columns = {"text": asked.text, "second": asked.second, "header": asked.header}
+        return predict_file(predictor, asked.input, Path(asked.to), columns, _warn, signals.check)
+    finally:
+        signals.close()
+
+
+def fill_command(words: list[str]) -> Result:
+    """what fits a gap: contexture fill RUN --text "… [MASK] …" """
+    asked = parse(Fill, words, "fill")
+    return {"text": asked.text, "masks": fill(asked.run, asked.text, top=asked.top, step=asked.step or None)}
 
 
 COMMANDS: dict[str, Callable[[list[str]], Result | None]] = {
@@ -267,7 +243,10 @@ COMMANDS: dict[str, Callable[[list[str]], Result | None]] = {
     "tokenizer": tokenizer_command,
     "prepare": prepare_command,
     "pretrain": pretrain_command,
+    "finetune": finetune_command,
     "evaluate": evaluate_command,
+    "predict": predict_command,
+    "fill": fill_command,
     "show": show_command,
 }
 
@@ -367,20 +346,57 @@ def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, WordPie
     """
     import jax
 
-    from data.tokenizer import load_tokenizer
     from train import mesh as meshes
-    from train.config import MeshConfig
+    from train.directory import read_tokenizer
     from train.transfer import load_parameters
 
     folder = Path(run)
     settings, described = read(folder)
-    tokenizer = load_tokenizer(folder / "tokenizer", settings.data.lowercase)
-    if described.get("tokenizer") != tokenizer.fingerprint:
-        raise ConfigError(f"{folder / 'tokenizer'} is not the vocabulary that this run was trained with; put it back")
+    tokenizer = read_tokenizer(folder, settings, described)
     meshes.prepare_jax(settings.model.dtype)
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
-    loaded = load_parameters(folder, settings, mesh, _warn, step)
+    loaded = load_parameters(folder, settings, tuple(described.get("labels", ())), mesh, _warn, step)
     return loaded.model, loaded.params, tokenizer
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    split: str = "dev",
+    dev: str | Sequence[str] = (),
+    step: int | str | Sequence[str] = (),
+    batch: int = 0,
+    to: str = "",
+    mesh: MeshConfig | None = None,
+) -> Result:
+    """What `contexture evaluate` prints, as a dict: {"run", "step", "split", "examples", "metrics", …}.
+
+    dev: labelled files instead of the run's own examples; step: the numbers of checkpoints, "best" or "all". Raises as
+    `load` does, and DataError for a file.
+    """
+    from train.evaluate import Asked, evaluate_run
+
+    steps = (str(step),) if isinstance(step, int | str) else tuple(step)
+    asked = Asked(split, (dev,) if isinstance(dev, str) else tuple(dev), steps, batch, to, mesh)
+    return evaluate_run(Path(run), asked, _warn)
+
+
+def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None) -> list[Result]:
+    """A fine-tuned run's answers to texts, pairs of texts or lists of words: [{"id", "prediction", "scores"}, …].
+
+    For many calls keep a `train.predict.Predictor`. Raises as `load` does, and DataError for an empty text.
+    """
+    from train.predict import Predictor
+
+    return Predictor(run, step=step, say=_warn)(texts)
+
+
+def fill(run: str | Path, text: str, *, top: int = 5, step: int | None = None) -> list[list[Result]]:
+    """What a pretrained run would put in each [MASK] of a text: a list of {"piece", "score"} for each, best first."""
+    from analysis.fill import fill as fill_in
+
+    model, params, tokenizer = load(run, step)
+    return fill_in(model, params, tokenizer, text, top)
 
 
 if __name__ == "__main__":

@@ -7,21 +7,41 @@ from collections.abc import Callable
 
 from train.config import ConfigError, Run, did_you_mean
 
+Recipe = Callable[[], Run]
+_TASKS = "tasks"
 
-def recipes() -> dict[str, Callable[[], Run]]:
-    """Every recipe by its name: {"bert.tiny": <function>, …}, smallest first as they stand in their files."""
-    found: dict[str, Callable[[], Run]] = {}
-    for module in pkgutil.iter_modules(__path__):
-        functions = vars(importlib.import_module(f"{__name__}.{module.name}"))
-        for name, value in functions.items():
-            if inspect.isfunction(value) and value.__module__ == functions["__name__"] and name[0] != "_":
-                found[f"{module.name}.{name}"] = value
-    return found
+
+def recipes() -> dict[str, Recipe]:
+    """Every recipe of a pretraining: {"bert.tiny": <function>, …}, smallest first as they stand in their files."""
+    modules = (module.name for module in pkgutil.iter_modules(__path__) if module.name != _TASKS)
+    return {f"{module}.{name}": function for module in modules for name, function in _functions(module).items()}
+
+
+def tasks() -> dict[str, Recipe]:
+    """Every recipe of a fine-tuning: {"classify": <function>, …, "sst2": <function>}; the kinds of task come first."""
+    return _functions(_TASKS)
 
 
 def recipe(name: str) -> Run:
-    """The run of a recipe. Raises ConfigError where there is none of that name."""
-    known = recipes()
+    """The run of a pretraining recipe. Raises ConfigError where there is none of that name."""
+    return _find(name, recipes(), "recipe")
+
+
+def task(name: str) -> Run:
+    """The run of a fine-tuning recipe. Raises ConfigError where there is none of that name."""
+    return _find(name, tasks(), "task")
+
+
+def _find(name: str, known: dict[str, Recipe], what: str) -> Run:
     if name not in known:
-        raise ConfigError(f"there is no recipe {name!r}{did_you_mean(name, known)}; `contexture recipes` lists them")
+        raise ConfigError(f"there is no {what} {name!r}{did_you_mean(name, known)}; `contexture recipes` lists them")
     return known[name]()
+
+
+def _functions(module: str) -> dict[str, Recipe]:
+    found = vars(importlib.import_module(f"{__name__}.{module}"))
+    return {
+        name: value
+        for name, value in found.items()
+        if inspect.isfunction(value) and value.__module__ == found["__name__"] and name[0] != "_"
+    }

@@ -46,3 +46,49 @@ class DataConfig:
                 raise ValueError(f"data.{name.replace('_', '-')}={value} is not in [0, 1)")
         if self.dev and self.dev_fraction:
             raise ValueError("data.dev and data.dev-fraction both hold out text; give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """A labelled task and where its examples lie.
+
+    Files are *.tsv, *.csv, *.jsonl, *.conll and *.conllu, or TFDS sets as tfds:NAME[/CONFIG][:SPLIT]. A column is a
+    name, or a position counted from 1.
+    """
+
+    name: str = "off"
+    """A task that is known by its name (`contexture recipes` lists them)."""
+    kind: Literal["off", "classify", "regress", "tag"] = "off"
+    """What is asked: a class of a text or a pair, a number, or a tag for each word."""
+    train: tuple[str, ...] = ()
+    """Examples to learn from."""
+    dev: tuple[str, ...] = ()
+    """Held-out examples, looked at while training."""
+    test: tuple[str, ...] = ()
+    """Held-out examples for `contexture evaluate --split test`."""
+    dev_fraction: float = 0.0
+    """Instead of dev: hold out this share of the rows of train, drawn by their numbers."""
+    text: str = ""
+    """The column of the text, the pair's first text, or the words; empty: one with a usual name (text, sentence, …)."""
+    second: str = ""
+    """The column of the pair's second text; empty: one with a usual name beside the first, where there is one."""
+    label: str = ""
+    """The column of the label, the number or the tags; empty: one with a usual name (label, category, tags, …)."""
+    header: Literal["auto", "yes", "no"] = "auto"
+    """Whether tsv and csv begin with the names of their columns; auto: yes, unless columns are given by position."""
+    labels: tuple[str, ...] = ()
+    """All labels in their order; empty: those of train, sorted."""
+    class_weights: tuple[str, ...] = ()
+    """What an example of a label counts in the loss: `balanced`, or LABEL=WEIGHT for some; empty: all count 1."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.dev_fraction < 1.0:
+            raise ValueError(f"task.dev-fraction={self.dev_fraction} is not in [0, 1)")
+        if self.dev and self.dev_fraction:
+            raise ValueError("task.dev and task.dev-fraction both hold out examples; give one of them")
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError("task.labels names a label twice; give each once")
+        if self.second and self.kind == "tag":
+            raise ValueError("task.second has no meaning for task.kind=tag; leave it out")
+        if self.kind == "regress" and (self.labels or self.class_weights):
+            raise ValueError("task.labels and task.class-weights have no meaning for task.kind=regress; leave them out")

@@ -15,6 +15,7 @@ _ALL = 0xFFFFFFFFFFFFFFFF
 
 # What a draw is for: two purposes never share numbers.
 DOCUMENT, BLOCK_ORDER, WINDOW_ORDER, SURPLUS, CUT_A, CUT_B, MASK_CHOICE, MASK_ACTION = range(1, 9)
+HELD_OUT, EXAMPLE_ORDER = range(9, 11)
 
 
 def key(*parts: int) -> int:

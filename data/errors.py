@@ -1,5 +1,14 @@
 """The one error of this floor: a user's text, table or vocabulary is not what it should be."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class DataError(ValueError):
     """One line for the user: where (file:line), what is wrong with the value got, what was wanted, how to mend it."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' (did you mean x?)', or nothing where no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

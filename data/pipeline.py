@@ -8,12 +8,14 @@ from typing import Protocol
 
 import numpy as np
 
-from data.config import DataConfig
+from data.config import DataConfig, TaskConfig
+from data.encoded import Store
 from data.errors import DataError
 from data.layouts import Batch, bert_pair, cut
 from data.masking import bert_masking
 from data.shards import I64, Shards
 from data.streams import SentencePairs
+from data.task_batches import HeldOutTask, TaskBatches, class_weights
 from data.tokenizer import Tokenizer
 
 FIELDS = {
@@ -39,6 +41,15 @@ class Batches(Protocol):
     rows_read: int
     lines_per_pass: int
 
+    @property
+    def length(self) -> int:
+        """Tokens of a line."""
+        ...
+
+    def describe(self) -> str:
+        """What there is to train on, in a sentence."""
+        ...
+
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
         ...
@@ -52,12 +63,21 @@ class PairBatches:
         self.fields = dict(FIELDS)
         self.tokenizer: Tokenizer = shards.tokenizer
         self.shards, self.config, self.seed, self.batch = shards, config, seed, config.batch
+        self.length = config.length
         length, short = config.length, config.short_fraction
         self.stream = SentencePairs(shards, split, length=length, short_fraction=short, seed=seed)
         self.lines_per_pass = self.stream.lines_per_pass
         self.rows_read = 0
         """Rows read so far, by all threads."""
         self._lock = threading.Lock()
+
+    def describe(self) -> str:
+        """What there is to train on, in a sentence."""
+        split = self.stream.split
+        return (
+            f"{split.tokens:,} tokens in {split.sentences:,} sentences of {split.documents:,} documents; "
+            f"a pass is {self.lines_per_pass:,} lines"
+        )
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
@@ -68,7 +88,7 @@ class PairBatches:
         with self._lock:
             self.rows_read += len(numbers)
         pairs = cut(self.stream.pairs(numbers), numbers, length=config.length, seed=self.seed)
-        batch = bert_pair(self.shards, pairs, self.tokenizer, config.length)
+        batch = bert_pair(self.shards.read, pairs, self.tokenizer, config.length)
         masked = bert_masking(
             batch["tokens"],
             batch.pop("candidates"),
@@ -130,16 +150,26 @@ class HeldOut(Protocol):
         ...
 
 
-def open_batches(shards: Shards, config: DataConfig, seed: int) -> Batches:
-    """The training batches of data.stream."""
-    return {"sentence_pairs": PairBatches}[config.stream](shards, config, seed=seed)
+def open_batches(
+    store: Shards | Store, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, seed: int
+) -> Batches:
+    """The training batches of a task, or of data.stream."""
+    if isinstance(store, Store):
+        return TaskBatches(store, tokenizer, config, task, seed=seed)
+    return {"sentence_pairs": PairBatches}[config.stream](store, config, seed=seed)
 
 
-def open_held_out(shards: Shards, config: DataConfig, lines: int) -> HeldOut | None:
-    """The held-out batches of data.stream, `lines` at a time; None where nothing is held out."""
-    if not shards.splits["dev"].documents:
+def open_held_out(
+    store: Shards | Store, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, lines: int
+) -> HeldOut | None:
+    """The held-out batches of a task or of data.stream, `lines` at a time; None where nothing is held out."""
+    if isinstance(store, Store):
+        weights_C = class_weights(task, store.labels, store.counts)
+        dev = store.splits["dev"]
+        return HeldOutTask(dev, tokenizer, config, lines, weights_C) if dev.examples else None
+    if not store.splits["dev"].documents:
         return None
-    return {"sentence_pairs": HeldOutPairs}[config.stream](shards, replace(config, batch=lines))
+    return {"sentence_pairs": HeldOutPairs}[config.stream](store, replace(config, batch=lines))
 
 
 class _Steps:

@@ -15,7 +15,7 @@ import numpy as np
 from data.config import DataConfig
 from data.errors import DataError
 from data.shards import FORMAT, INDEX, PER_FILE, SPLITS, Shards, fingerprint_of
-from data.sources import check_free, documents, expand, sentences
+from data.sources import Source, check_free, expand, sentences, shared
 from data.tokenizer import WordPiece
 
 LONGEST_DOCUMENT = 16384
@@ -39,8 +39,8 @@ def prepare(
 
     The folder is written beside its place and renamed there when it is whole. `config.dev_fraction` holds out the end
     of each file, counted in sentences, in whole documents where there are several. Sentences without tokens and
-    documents without sentences are dropped. `progress` is called with the bytes read and the bytes in all, for every
-    line and at least every half megabyte; what it raises stops the work and leaves nothing behind.
+    documents without sentences are dropped. `progress` is called with the bytes read and the bytes in all (about, for a
+    TFDS set), for every line and at least every half megabyte; what it raises stops the work and leaves nothing behind.
 
     Differs: a document of more than LONGEST_DOCUMENT sentences is cut in two.
 
@@ -50,28 +50,29 @@ def prepare(
     to = Path(os.path.realpath(to))
     train = expand(config.path, "data.path")
     dev = expand(config.dev, "data.dev") if config.dev else []
-    for file in dev:
-        if file.resolve() in {other.resolve() for other in train}:
-            raise DataError(f"{file}: data.dev names a file that data.path holds too; keep held-out text apart")
+    if held_out := shared([*train, *dev]):
+        raise DataError(
+            f"{held_out}: data.dev names a {held_out.kind} that data.path holds too; keep held-out text apart"
+        )
     temporary = to.parent / f".{to.name}.partial"
     shutil.rmtree(temporary, ignore_errors=True)
     writer = None
     try:
         temporary.mkdir(parents=True)
         writer = _Writer(temporary, tokenizer, config, per_file)
-        total = sum(file.stat().st_size for file in train + dev)
+        total = sum(source.size for source in train + dev)
         done = 0
 
         def seen(raw: bytes = b"") -> None:
             nonlocal done
-            done += len(raw)
+            done = min(done + len(raw), total)
             if progress:
                 progress(done, total)
 
-        for file in train:
-            writer.add(file, "train", config.dev_fraction, seen)
-        for file in dev:
-            writer.add(file, "dev", 0.0, seen)
+        for source in train:
+            writer.add(source, "train", config.dev_fraction, seen)
+        for source in dev:
+            writer.add(source, "dev", 0.0, seen)
         writer.finish()
         if to.is_dir():
             to.rmdir()
@@ -86,7 +87,7 @@ def prepare(
     return Shards.open(to)
 
 
-class _Out:
+class Out:
     """A file being written, and the digest of what was written."""
 
     def __init__(self, path: Path) -> None:
@@ -103,7 +104,7 @@ class _Out:
         return {"size": self._size, "sha256": self._digest.hexdigest()}
 
 
-class _Rows(_Out):
+class _Rows(Out):
     """Numbers written to a file through a small buffer."""
 
     def __init__(self, path: Path) -> None:
@@ -159,10 +160,10 @@ class _Writer:
         self.tables = {name: _Table(folder / f"{name}.bin") for name in SPLITS}
         self.unigrams = np.zeros(tokenizer.size, np.int64)
         self.sources: list[dict[str, Any]] = []
-        self._pieces: list[_Out] = []
+        self._pieces: list[Out] = []
 
-    def add(self, path: Path, split: str, dev_fraction: float, seen: Callable[..., None]) -> None:
-        digest, size, first = hashlib.sha256(), path.stat().st_size, self.sentences
+    def add(self, source: Source, split: str, dev_fraction: float, seen: Callable[..., None]) -> None:
+        digest, size, first = hashlib.sha256(), source.size, self.sentences
 
         def read(raw: bytes) -> None:
             digest.update(raw)
@@ -170,10 +171,10 @@ class _Writer:
 
         self.borders.file.seek(0)
         self.borders.file.truncate()
-        whole = 0  # documents that the file itself tells apart
+        whole = 0  # documents that the source itself tells apart
         begun, tokens = first, self.tokens  # where the document being written begins
         fresh = True
-        for batch in _batches(path, read, self.config.split_sentences):
+        for batch in _batches(source, read, self.config.split_sentences):
             for ids in self._tokenised(batch):
                 if ids is None:
                     fresh = True
@@ -191,12 +192,12 @@ class _Writer:
                     begun, tokens = self.sentences, self.tokens
             seen()
         if self.sentences == first:
-            raise DataError(f"{path}: no sentence in the file; it wants text in UTF-8")
+            raise DataError(f"{source}: no sentence in the {source.kind}; it wants text in UTF-8")
         if self.sentences > begun:
             self.borders.add(self.sentences)
         cut = self._share_out(first, whole, split, dev_fraction)
-        source = {"name": path.name, "size": size, "sha256": digest.hexdigest(), "split": split}
-        self.sources.append({**source, "sentences": [first, cut, self.sentences]})
+        entry = {"name": source.name, "size": size, "sha256": digest.hexdigest(), "split": split}
+        self.sources.append({**entry, "sentences": [first, cut, self.sentences]})
 
     def _tokenised(self, batch: list[str | None]) -> Iterator[int | None]:
         """Writes the tokens of sentences; yields the length of each that has any, and None for a border."""
@@ -208,7 +209,7 @@ class _Writer:
             number, at = divmod(self.tokens + written, self.per_file)
             if not at:
                 self._close_tokens()
-                self._pieces.append(_Out(self.folder / f"tokens-{number:05d}.bin"))
+                self._pieces.append(Out(self.folder / f"tokens-{number:05d}.bin"))
             piece = ids[written : written + self.per_file - at]
             self._pieces[-1].write(piece.tobytes())
             written += len(piece)
@@ -297,7 +298,7 @@ class _Writer:
             )
         splits = {name: table.summary() for name, table in self.tables.items()}
         self.starts.flush()
-        unigrams = _Out(self.folder / "unigrams.bin")
+        unigrams = Out(self.folder / "unigrams.bin")
         unigrams.write(self.unigrams.astype("<i8").tobytes())
         unigrams.file.close()
         self.close()
@@ -322,11 +323,11 @@ class _Writer:
         (self.folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", "utf-8")
 
 
-def _batches(path: Path, seen: Callable[[bytes], None], split: bool) -> Iterator[list[str | None]]:
+def _batches(source: Source, seen: Callable[[bytes], None], split: bool) -> Iterator[list[str | None]]:
     """Sentences, None for a border, in lists of about half a million characters."""
     batch: list[str | None] = []
     size = 0
-    for _, line in documents(path, seen):
+    for _, line in source.documents(seen):
         for text in (sentences(line) if split else [line]) if line else [None]:
             batch.append(text)
             size += len(text or "") + 1

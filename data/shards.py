@@ -14,7 +14,6 @@ Everything is read by position (pread): nothing is held or mapped, so memory doe
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from data.config import DataConfig
 from data.errors import DataError
-from data.sources import KINDS
+from data.sources import Source, present
 from data.tokenizer import WordPiece, load_tokenizer
 
 FORMAT = 1
@@ -58,7 +57,7 @@ _INDEX = {
 I64 = NDArray[np.int64]
 
 
-class _File:
+class File:
     """Bytes of a file by their place; closed when it is forgotten."""
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +80,7 @@ class Split:
     sentences: int
     tokens: int
     blocks: tuple[int, ...]
-    file: _File
+    file: File
 
     def bounds(self, first: int, last: int) -> I64:
         """First sentence and the one after the last of documents first … last-1 → i64 [n, 2]."""
@@ -110,8 +109,8 @@ class Shards:
         self.dtype = np.dtype(index["dtype"])
         self.splits = {name: _split(folder, name, index["splits"][name]) for name in SPLITS}
         self._per_file: int = index["per_file"]
-        self._offsets = _File(folder / "sentences.bin")
-        self._tokens = [_File(folder / name) for name in _sizes(index) if name.startswith("tokens-")]
+        self._offsets = File(folder / "sentences.bin")
+        self._tokens = [File(folder / name) for name in _sizes(index) if name.startswith("tokens-")]
 
     @staticmethod
     def is_at(folder: str | Path) -> bool:
@@ -155,14 +154,7 @@ class Shards:
                 raise
 
     def _verify(self, name: str) -> None:
-        file = self.folder / name
-        try:
-            with file.open("rb") as opened:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        except OSError as error:
-            raise DataError(f"{file}: cannot be read ({error.strerror}); {_MEND}") from None
-        if digest != self.index["files"][name]["sha256"]:
-            raise DataError(f"{file}: damaged, not the bytes that were written (their sha256 differs); {_MEND}")
+        check_bytes(self.folder / name, self.index["files"][name]["sha256"], _MEND)
 
     @cached_property
     def tokenizer(self) -> WordPiece:
@@ -199,26 +191,33 @@ class Shards:
         """A sentence saying how the text that `config` names differs by name or size from what was read, or ""."""
         if not config.path or Path(config.path[0]).resolve() == self.folder.resolve():
             return ""
-        was = {(source["split"], source["name"]): source["size"] for source in self.index["sources"]}
-        files = [("train", file) for file in _present(config.path)] + [("dev", file) for file in _present(config.dev)]
-        for split, file in files:
-            size = file.stat().st_size
-            if (split, file.name) not in was:
-                return f"{file} was not there when {self.folder} was prepared"
-            if size not in {s["size"] for s in self.index["sources"] if (s["split"], s["name"]) == (split, file.name)}:
-                return f"{file} has {size} bytes and had {was[split, file.name]} when {self.folder} was prepared"
+        named = [("train", path) for path in config.path] + [("dev", path) for path in config.dev]
+        for split, source in ((split, source) for split, path in named for source in _still(path)):
+            sizes = [s["size"] for s in self.index["sources"] if (s["split"], s["name"]) == (split, source.name)]
+            if not sizes:
+                return f"{source} was not there when {self.folder} was prepared"
+            if source.size not in sizes:
+                return f"{source} has {source.size} bytes and had {sizes[-1]} when {self.folder} was prepared"
         return ""
 
 
-def _present(paths: Iterable[str]) -> list[Path]:
-    """The files among these that still exist."""
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_file():
-            files.append(path)
-        elif path.is_dir():
-            files += sorted(file for file in path.iterdir() if file.suffix in KINDS and file.is_file())
-    return files
+def _still(path: str) -> list[Source]:
+    """What is still there: text that was prepared is no longer needed."""
+    try:
+        return present(path)
+    except DataError:
+        return []
+
+
+def check_bytes(file: Path, sha256: str, mend: str) -> None:
+    """Raises: DataError where a file's bytes are not those that were written; mend says what to do then."""
+    try:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); {mend}") from None
+    if digest != sha256:
+        raise DataError(f"{file}: damaged, not the bytes that were written (their sha256 differs); {mend}")
 
 
 def fingerprint_of(index: dict[str, Any]) -> str:
@@ -241,20 +240,20 @@ def _read_index(folder: Path) -> dict[str, Any]:
         raise DataError(f"{file}: not the index of shards; {_MEND}") from None
     if type(format) is not int or format != FORMAT:
         raise DataError(f"{folder}: shards of format {format!r}, this reads format {FORMAT}; {_MEND}")
-    if wrong := _misfit(index, _INDEX):
+    if wrong := misfit(index, _INDEX):
         raise DataError(f"{file}: {wrong} is missing or not what it should be; {_MEND}")
     if index["dtype"] not in ("<u2", "<u4") or not index["per_file"]:
         raise DataError(f"{file}: dtype or per_file is not what it should be; {_MEND}")
     if index["fingerprint"] != fingerprint_of(index):
         raise DataError(f"{file}: damaged, its content does not match its fingerprint; {_MEND}")
     kinds = {name: {"size": int, "sha256": str} for name in _sizes(index)}
-    wrong = _misfit(index["files"], kinds, "files.")
+    wrong = misfit(index["files"], kinds, "files.")
     if wrong or {name: index["files"][name]["size"] for name in index["files"]} != _sizes(index):
         raise DataError(f"{file}: {wrong or 'files'} is missing or not what it should be; {_MEND}")
     return index
 
 
-def _misfit(value: Any, kind: Any, at: str = "") -> str:
+def misfit(value: Any, kind: Any, at: str = "") -> str:
     """The first place in JSON that is missing or not of its kind, or ""."""
     if isinstance(kind, dict):
         if not isinstance(value, dict):
@@ -267,7 +266,7 @@ def _misfit(value: Any, kind: Any, at: str = "") -> str:
     else:
         fits = type(value) is kind and (kind is not int or value >= 0)
         return "" if fits else at.removesuffix(".")
-    return next((wrong for place in places if (wrong := _misfit(*place))), "")
+    return next((wrong for place in places if (wrong := misfit(*place))), "")
 
 
 def _sizes(index: dict[str, Any]) -> dict[str, int]:
@@ -279,5 +278,5 @@ def _sizes(index: dict[str, Any]) -> dict[str, int]:
 
 
 def _split(folder: Path, name: str, counts: dict[str, Any]) -> Split:
-    file, blocks = _File(folder / f"{name}.bin"), tuple(counts["blocks"])
+    file, blocks = File(folder / f"{name}.bin"), tuple(counts["blocks"])
     return Split(name, counts["documents"], counts["sentences"], counts["tokens"], blocks, file)

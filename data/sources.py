@@ -1,16 +1,20 @@
-"""Raw text: files and folders → lines with document borders → sentences, in bounded memory.
+"""Raw text: files, folders and TFDS sets → lines with document borders → sentences, in bounded memory.
 
 A text file (*.txt) holds a sentence or a paragraph in each line and a blank line between documents; a *.jsonl file
-holds an object with "text" in each line, one document each, whose lines are its paragraphs.
+holds an object with "text" in each line, one document each, whose lines are its paragraphs. `data.tfds` says what a
+TFDS set holds.
 """
 
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from data import tfds
 from data.errors import DataError
 
 KINDS = (".txt", ".jsonl")
@@ -19,38 +23,99 @@ LONGEST_LINE = 1 << 19
 """Bytes after which a line of a *.txt file is cut (at a space where it has one), so that no file need fit in memory."""
 
 
-def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") -> list[Path]:
-    """A file, several, or folders → files; a folder stands for its sorted *.txt and *.jsonl.
+@dataclass(frozen=True)
+class TextFile:
+    """A file of text."""
+
+    kind: ClassVar = "file"
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    @property
+    def parts(self) -> tuple[tuple[str, int, int], ...]:
+        """What of which file is read, as a TFDS split has it: all."""
+        return ((os.path.realpath(self.path), 0, 1),)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def documents(self, seen: Callable[[bytes], Any] = len) -> Iterator[tuple[int, str]]:
+        """Its lines as (line number, line without outer spaces); an empty line marks a border between documents.
+
+        Every byte goes through `seen` (a digest's update, a counter) as it is read, at most LONGEST_LINE at a time.
+        Memory is bounded by one line: that of a *.txt is cut at LONGEST_LINE bytes, that of a *.jsonl is one document.
+
+        Raises: DataError with file:line for what is not UTF-8, or not the JSON that is wanted.
+        """
+        if self.path.suffix != ".jsonl":
+            for number, line in lines(self.path, seen, cut_long=True):
+                yield number, line.strip()
+            return
+        for number, record in json_lines(self.path, _WANTED, seen):
+            text = record.get("text")
+            if not isinstance(text, str):
+                raise DataError(f'{self.path}:{number}: no "text" that is a string; {_WANTED}')
+            for paragraph in text.splitlines():
+                if paragraph.strip():
+                    yield number, paragraph.strip()
+            yield number, ""
+
+
+Source = TextFile | tfds.Split
+"""Both have a name, a size in bytes, parts that tell whether two hold the same, and `documents`."""
+
+
+def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") -> list[Source]:
+    """A file, several, folders, or TFDS sets → what is to be read; a folder stands for its sorted *.txt and *.jsonl.
 
     Raises: DataError naming what is missing, empty, or given twice.
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     if not paths:
         raise DataError(f"{what} names no text; give a file, several, or a folder")
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix in KINDS and p.is_file())
-            if not inside and (path / "sentences.bin").is_file():
-                raise DataError(
-                    f"{path}: {what} holds shards, not text; give their folder alone, with the index.json that was "
-                    "written, or prepare the text again into another folder"
-                )
-            if not inside:
-                raise DataError(f"{path}: {what} is a folder without *.txt or *.jsonl; give text files or their folder")
-            files += inside
-        elif path.is_file():
-            files.append(path)
-        else:
-            raise DataError(f"{path}: {what} names no such file or folder; check the path")
-    seen: set[Path] = set()
-    for file in files:
-        if file.resolve() in seen:
-            raise DataError(f"{file}: {what} names this file twice; give every file once")
-        seen.add(file.resolve())
-        if not file.stat().st_size:
-            raise DataError(f"{file}: the file is empty; {what} wants text in UTF-8")
-    return files
+    sources = [source for path in paths for source in present(path, what)]
+    if twice := shared(sources):
+        raise DataError(f"{twice}: {what} names this {twice.kind} twice; give every {twice.kind} once")
+    for source in sources:
+        if not source.size:
+            raise DataError(f"{source}: the file is empty; {what} wants text in UTF-8")
+    return sources
+
+
+def present(path: str | Path, what: str = "data.path") -> list[Source]:
+    """What lies there. Raises: DataError where nothing does, or no text."""
+    if str(path).startswith(tfds.PREFIX):
+        return [tfds.open_split(str(path))]
+    path = Path(path)
+    if path.is_file():
+        return [TextFile(path)]
+    if not path.is_dir():
+        raise DataError(f"{path}: {what} names no such file or folder; check the path")
+    inside = sorted(p for p in path.iterdir() if p.suffix in KINDS and p.is_file())
+    if not inside and (path / "sentences.bin").is_file():
+        raise DataError(
+            f"{path}: {what} holds shards, not text; give their folder alone, with the index.json that was "
+            "written, or prepare the text again into another folder"
+        )
+    if not inside:
+        raise DataError(f"{path}: {what} is a folder without *.txt or *.jsonl; give text files or their folder")
+    return [TextFile(file) for file in inside]
+
+
+def shared(sources: Sequence[Source]) -> Source | None:
+    """The later of two that hold the same file, or some of the same rows of a TFDS set; None where no two do."""
+    parts = sorted((*part, place) for place, source in enumerate(sources) for part in source.parts)
+    for (file, _, end, place), (other, start, _, next_place) in pairwise(parts):
+        if file == other and start < end:
+            return sources[max(place, next_place)]
+    return None
 
 
 def check_free(path: Path) -> None:
@@ -72,46 +137,45 @@ def check_free(path: Path) -> None:
         raise DataError(f"{path}: cannot be made, {above} may not be written to; give another folder")
 
 
-def documents(path: Path, seen: Callable[[bytes], Any] = len) -> Iterator[tuple[int, str]]:
-    """The file's lines as (line number, line without outer spaces); an empty line marks a border between documents.
-
-    Every byte goes through `seen` (a digest's update, a counter) as it is read, at most LONGEST_LINE at a time. Memory
-    is bounded by one line: that of a *.txt is cut at LONGEST_LINE bytes, that of a *.jsonl is one document.
-
-    Raises: DataError with file:line for what is not UTF-8, or not the JSON that is wanted.
-    """
-    if path.suffix == ".jsonl":
-        yield from _json_documents(path, seen)
-    else:
-        for number, raw in _raw_lines(path, seen, cut_long=True):
-            yield number, _text(path, number, raw).strip()
-
-
-def texts(paths: Iterable[Path]) -> Iterator[str]:
-    """All lines of the files, borders left out: what a tokenizer learns from."""
-    for path in paths:
-        for _, line in documents(path):
+def texts(sources: Iterable[Source]) -> Iterator[str]:
+    """All lines of the sources, borders left out: what a tokenizer learns from."""
+    for source in sources:
+        for _, line in source.documents():
             if line:
                 yield line
 
 
-def _json_documents(path: Path, seen: Callable[[bytes], Any]) -> Iterator[tuple[int, str]]:
-    for number, raw in _raw_lines(path, seen, cut_long=False):
-        line = _text(path, number, raw)
+def json_lines(path: Path, wanted: str, seen: Callable[[bytes], Any] = len) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a *.jsonl file with their line numbers; blank lines are left out.
+
+    Raises: DataError with file:line for what is not UTF-8, no JSON, or no object; `wanted` says what was.
+    """
+    for number, line in lines(path, seen):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = getattr(error, "msg", "nested too deep")
-            raise DataError(f"{path}:{number}: not JSON ({reason}); {_WANTED}") from None
-        text = record.get("text") if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise DataError(f'{path}:{number}: no "text" that is a string; {_WANTED}')
-        for paragraph in text.splitlines():
-            if paragraph.strip():
-                yield number, paragraph.strip()
-        yield number, ""
+            json.dumps(record, ensure_ascii=False).encode() if "\\u" in line else None
+        except UnicodeEncodeError:
+            raise DataError(f"{path}:{number}: half a character (a lone \\ud800-\\udfff); {wanted}") from None
+        except RecursionError:
+            raise DataError(f"{path}:{number}: not JSON (nested too deep); {wanted}") from None
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: not JSON ({getattr(error, 'msg', error)}); {wanted}") from None
+        if not isinstance(record, dict):
+            raise DataError(f"{path}:{number}: no object; {wanted}")
+        yield number, record
+
+
+def lines(path: Path, seen: Callable[[bytes], Any] = len, cut_long: bool = False) -> Iterator[tuple[int, str]]:
+    """The lines of a file in UTF-8, with their ends, each with its number. Raises: DataError for what is not UTF-8."""
+    for number, raw in _raw_lines(path, seen, cut_long):
+        try:
+            yield number, raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            column = len(raw[: error.start].decode("utf-8")) + 1
+            where = f"byte 0x{raw[error.start]:02x} at column {column}"
+            raise DataError(f"{path}:{number}: not UTF-8 ({where}); save the file as UTF-8") from None
 
 
 def _raw_lines(path: Path, seen: Callable[[bytes], Any], cut_long: bool) -> Iterator[tuple[int, bytes]]:
@@ -141,15 +205,6 @@ def _raw_lines(path: Path, seen: Callable[[bytes], Any], cut_long: bool) -> Iter
                 yield number, raw[:cut]
         if rest:
             yield number, bytes(rest)
-
-
-def _text(path: Path, number: int, raw: bytes) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        column = len(raw[: error.start].decode("utf-8")) + 1
-        where = f"byte 0x{raw[error.start]:02x} at column {column}"
-        raise DataError(f"{path}:{number}: not UTF-8 ({where}); save the file as UTF-8") from None
 
 
 # A sentence ends at these, with what closes quotes and brackets after them; CJK stops need no space to follow.

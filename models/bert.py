@@ -23,8 +23,8 @@ def kernel_init(config: BertConfig) -> Any:
     return nn.initializers.truncated_normal(config.init_std)
 
 
-def sizes(config: BertConfig) -> dict[str, int]:
-    """The letters of a configuration: {"V": 30522, "D": 768, …}; `_` is the hidden width again, C the NSP classes."""
+def sizes(config: BertConfig, classes: int = 2) -> dict[str, int]:
+    """The letters of a configuration: {"V": 30522, "D": 768, …}; `_` is the hidden width again, C a head's classes."""
     return {
         "V": config.vocab,
         "L": config.length,
@@ -35,7 +35,7 @@ def sizes(config: BertConfig) -> dict[str, int]:
         "H": config.heads,
         "K": config.hidden // config.heads,
         "F": config.ffn,
-        "C": 2,
+        "C": classes,
     }
 
 
@@ -45,10 +45,10 @@ FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
 
 def training_flops(config: BertConfig, size: dict[str, int]) -> float:
     """FLOPs of one step on B lines of L tokens with P slots, three times the forward's products, recomputation not
-    counted: per token 8D² + 4DF a layer and 4LD for attention, per slot 2D² + 2DV, per line 2D²."""
+    counted: per token 8D² + 4DF a layer and 4LD for attention, per slot 2D² + 2DV (none without P), per line 2D²."""
     D, F, N, V, L = config.hidden, config.ffn, config.layers, config.vocab, size["L"]
     token = N * (8 * D * D + 4 * D * F + 4 * L * D)
-    return 3.0 * size["B"] * (L * token + size["P"] * (2 * D * D + 2 * D * V) + 2 * D * D)
+    return 3.0 * size["B"] * (L * token + size.get("P", 0) * (2 * D * D + 2 * D * V) + 2 * D * D)
 
 
 class Block(nn.Module):

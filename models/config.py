@@ -25,6 +25,8 @@ class BertConfig:
     """On the embeddings and on what each sublayer adds."""
     attention_dropout: float = 0.1
     """On the attention weights."""
+    head_dropout: float = 0.1
+    """On what a task's head reads."""
     eps: float = 1e-12
     """Of every layer norm."""
     init_std: float = 0.02
@@ -44,7 +46,7 @@ class BertConfig:
             raise ValueError(
                 f"model.hidden={self.hidden} is not a multiple of model.heads={self.heads}; change one of them"
             )
-        for name in ("dropout", "attention_dropout"):
+        for name in ("dropout", "attention_dropout", "head_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not in [0, 1)")
         for name in ("eps", "init_std"):

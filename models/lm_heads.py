@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from models.blocks import ACTIVATIONS, Init, Linear, Norm
+from models.dropout import Noise
 from models.shapes import Encoding
 
 
@@ -23,7 +24,7 @@ class MaskedLM(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array]) -> jax.Array:
+    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
         assert encoding.table_VD is not None, "MaskedLM is tied to a token table, and this backbone gives none"
         x_BPD = jnp.take_along_axis(encoding.hidden_BLD, batch["slots"][:, :, None], axis=1)
         x_BPD = Linear("BPD,D_->BP_", self.sizes, self.kernel_init, self.dtype, name="transform")(x_BPD)
@@ -42,7 +43,7 @@ class NextSentence(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array]) -> jax.Array:
+    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
         assert encoding.pooled_BD is not None, "NextSentence reads a pooled vector, and this backbone gives none"
         linear = Linear("BD,DC->BC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)

@@ -9,7 +9,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from models import bert, lm_heads
+from models import bert, lm_heads, task_heads
 from models.config import BertConfig, ModelConfig
 from models.dropout import Noise
 from models.shapes import Encoding
@@ -34,17 +34,21 @@ class Model(nn.Module):
 
     def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Outputs:
         encoding = self.backbone(batch, noise, states=states)
-        return Outputs(encoding, {name: head(encoding, batch) for name, head in self.heads.items()})
+        return Outputs(encoding, {name: head(encoding, batch, noise) for name, head in self.heads.items()})
 
 
-def _mlm(config: BertConfig) -> nn.Module:
+def _mlm(config: BertConfig, classes: int) -> nn.Module:
     return lm_heads.MaskedLM(
         bert.sizes(config), config.gelu, config.eps, bert.kernel_init(config), jnp.dtype(config.dtype)
     )
 
 
-def _nsp(config: BertConfig) -> nn.Module:
+def _nsp(config: BertConfig, classes: int) -> nn.Module:
     return lm_heads.NextSentence(bert.sizes(config), bert.kernel_init(config), jnp.dtype(config.dtype))
+
+
+def _task(head: type[nn.Module]) -> Callable[[Any, int], nn.Module]:
+    return lambda c, classes: head(bert.sizes(c, classes), c.head_dropout, bert.kernel_init(c), jnp.dtype(c.dtype))  # pyright: ignore[reportCallIssue]
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,19 @@ class Family:
 
 
 FAMILIES: dict[type, Family] = {BertConfig: Family(bert.Bert, bert.FIELDS, bert.training_flops)}
-HEADS: dict[str, Callable[[Any], nn.Module]] = {"mlm": _mlm, "nsp": _nsp}
+HEADS: dict[str, Callable[[Any, int], nn.Module]] = {
+    "mlm": _mlm,
+    "nsp": _nsp,
+    "classify": _task(task_heads.Pooled),
+    "regress": _task(task_heads.Pooled),
+    "tag": _task(task_heads.PerToken),
+}
+"""(config, classes) → head. classes is the number of labels of a task."""
 
 
-def build(config: ModelConfig, heads: tuple[str, ...] = ()) -> Model:
+def build(config: ModelConfig, heads: tuple[str, ...] = (), classes: int = 1) -> Model:
     """The model of a configuration with the heads named: `build(BertConfig(), ("mlm", "nsp"))`."""
-    return Model(FAMILIES[type(config)].backbone(config), {name: HEADS[name](config) for name in heads})
+    return Model(FAMILIES[type(config)].backbone(config), {name: HEADS[name](config, classes) for name in heads})
 
 
 def example(fields: dict[str, str], sizes: dict[str, int]) -> dict[str, jax.Array]:

@@ -49,8 +49,8 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"heads_mlm/transform/bias", "D"),
     (r"heads_mlm/norm/(scale|bias)", "D"),
     (r"heads_mlm/bias", "V"),
-    (r"heads_nsp/kernel", "DC"),
-    (r"heads_nsp/bias", "C"),
+    (r"heads_(nsp|classify|regress|tag)/kernel", "DC"),
+    (r"heads_(nsp|classify|regress|tag)/bias", "C"),
 )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data import sources
 from data.errors import DataError
-from data.sources import check_free, documents, expand, sentences, texts
+from data.sources import TextFile, check_free, expand, sentences, texts
 
 
 def _write(path: Path, text: str | bytes) -> Path:
@@ -62,14 +62,14 @@ def test_a_free_place_is_empty_or_not_there_yet(tmp_path: Path):
 
 def test_blank_lines_part_documents_and_lines_keep_their_numbers(tmp_path: Path):
     file = _write(tmp_path / "a.txt", "\ufeffone \r\n two\r\n \t \r\nthree")
-    assert list(documents(file)) == [(1, "one"), (2, "two"), (3, ""), (4, "three")]
-    assert list(texts([file])) == ["one", "two", "three"]
+    assert list(TextFile(file).documents()) == [(1, "one"), (2, "two"), (3, ""), (4, "three")]
+    assert list(texts([TextFile(file)])) == ["one", "two", "three"]
 
 
 def test_a_json_line_is_a_document_and_its_lines_are_paragraphs(tmp_path: Path):
     lines = [json.dumps({"text": "one\n\ntwo", "id": 1}), "", json.dumps({"text": "drei ✓"})]
     file = _write(tmp_path / "a.jsonl", "\n".join(lines))
-    assert list(documents(file)) == [(1, "one"), (1, "two"), (1, ""), (3, "drei ✓"), (3, "")]
+    assert list(TextFile(file).documents()) == [(1, "one"), (1, "two"), (1, ""), (3, "drei ✓"), (3, "")]
 
 
 @pytest.mark.parametrize(
@@ -79,19 +79,21 @@ def test_a_json_line_is_a_document_and_its_lines_are_paragraphs(tmp_path: Path):
         ("a.jsonl", b'{"text": "x"}\n\xe9\n', r"a\.jsonl:2: not UTF-8 \(byte 0xe9 at column 1\)"),
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl:2: not JSON \(Expecting value\)"),
         ("a.jsonl", b'{"words": "x"}\n', r'a\.jsonl:1: no "text" that is a string'),
-        ("a.jsonl", b'["text"]\n', r'a\.jsonl:1: no "text" that is a string'),
+        ("a.jsonl", b'["text"]\n', r'a\.jsonl:1: no object; every line of a \*\.jsonl is like'),
+        ("a.jsonl", b'{"text": "a \\ud801"}\n', r"a\.jsonl:1: half a character"),
+        ("a.jsonl", b'{"text": "", "n": ' + b"1" * 5000 + b"}", r"a\.jsonl:1: not JSON \(Exceeds the limit"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1: not JSON"),
     ],
 )
 def test_broken_lines_are_named_by_file_and_line(tmp_path: Path, name: str, content: bytes, message: str):
     with pytest.raises(DataError, match=message):
-        list(documents(_write(tmp_path / name, content)))
+        list(TextFile(_write(tmp_path / name, content)).documents())
 
 
 def test_every_byte_is_seen(tmp_path: Path):
     file = _write(tmp_path / "a.txt", "ä b\n\nc\r\n" * 100)
     raw: list[bytes] = []
-    list(documents(file, raw.append))
+    list(TextFile(file).documents(raw.append))
     assert b"".join(raw) == file.read_bytes()
 
 
@@ -100,7 +102,7 @@ def test_a_long_line_is_cut_between_characters(tmp_path_factory: pytest.TempPath
     file = _write(tmp_path_factory.mktemp("long") / "a.txt", f"{text}\nend")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "LONGEST_LINE", limit)
-        pieces = list(documents(file))
+        pieces = list(TextFile(file).documents())
     assert pieces[-1] == (2, "end")
     assert {number for number, _ in pieces[:-1]} <= {1}
     assert "".join(piece for _, piece in pieces[:-1]).replace(" ", "") == text.replace(" ", "")

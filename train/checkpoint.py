@@ -157,8 +157,11 @@ def _quiet_orbax() -> None:
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
 
 
-def restore(directory: Path, wanted: Any, mesh: Mesh, prefix: str = "") -> tuple[Any, dict[str, Any]]:
-    """One checkpoint: (arrays like `wanted`, verified; meta). `wanted` holds ShapeDtypeStructs with shardings.
+def restore(
+    directory: Path, wanted: Any, mesh: Mesh, prefix: str = "", part: bool = False
+) -> tuple[Any, dict[str, Any]]:
+    """One checkpoint: (arrays like `wanted`, verified; meta). `wanted` holds ShapeDtypeStructs with shardings, of all
+    arrays under prefix, or of a part of them.
 
     Raises CheckpointError naming the item or the array that is damaged, or that has another shape than is wanted.
     """
@@ -168,6 +171,8 @@ def restore(directory: Path, wanted: Any, mesh: Mesh, prefix: str = "") -> tuple
     shapes = {path_of(k): x for k, x in jax.tree_util.tree_flatten_with_path(wanted)[0]}
     start = prefix + "/" if prefix else ""
     there = {name[len(start) :]: word for name, word in stored.items() if name.startswith(start)}
+    if part:
+        there = {name: word for name, word in there.items() if name in shapes}
     if set(there) != set(shapes):
         odd = sorted(set(there) ^ set(shapes))[0]
         side = "holds" if odd in there else "lacks"
@@ -184,16 +189,20 @@ def restore(directory: Path, wanted: Any, mesh: Mesh, prefix: str = "") -> tuple
     return state, meta
 
 
+def best_step(ranks: dict[int, float | None]) -> int | None:
+    """The step of the least rank that is finite."""
+    measured = {step: rank for step, rank in ranks.items() if rank is not None and math.isfinite(rank)}
+    return min(measured, key=lambda step: measured[step], default=None)
+
+
 @dataclass
 class _Best(policies.PreservationPolicy):
-    """Keeps the step of the least held-out loss; losses: step → loss, or None where it was not measured."""
+    """Keeps the step of the least rank (the held-out loss): step → rank, or None where it was not measured."""
 
-    losses: dict[int, float | None]
+    ranks: dict[int, float | None]
 
     def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
-        known = {info.step: self.losses.get(info.step) for info in checkpoints}
-        measured = {step: loss for step, loss in known.items() if loss is not None and math.isfinite(loss)}
-        best = min(measured, key=lambda step: measured[step], default=None)
+        best = best_step({info.step: self.ranks.get(info.step) for info in checkpoints})
         return [info.step == best for info in checkpoints]
 
 
@@ -208,7 +217,7 @@ class Checkpoints:
         self.damaged = (run_directory / "damaged").absolute()
         self.mesh, self.config, self.say, self.identity = mesh, config, say, identity
         self._manager: ocp.CheckpointManager | None = None
-        self._losses: dict[int, float | None] = {}
+        self._ranks: dict[int, float | None] = {}
 
     def restore_latest(self, wanted: Any) -> tuple[Any, dict[str, Any]] | None:
         """The newest checkpoint that is good in every number, or None where there is none at all.
@@ -259,8 +268,9 @@ class Checkpoints:
             latest = policies.LatestN(self.config.latest)
             for step in steps(self.directory):
                 with contextlib.suppress(CheckpointError):
-                    self._losses[step] = read_meta(self.directory / str(step))["held_out_loss"]
-            kept: list[Any] = [latest, _Best(self._losses)]
+                    meta = read_meta(self.directory / str(step))
+                    self._ranks[step] = meta.get("rank", meta["held_out_loss"])
+            kept: list[Any] = [latest, _Best(self._ranks)]
             if self.config.keep_every:
                 kept.append(policies.EveryNSteps(self.config.keep_every))
             options = ocp.CheckpointManagerOptions(
@@ -271,6 +281,8 @@ class Checkpoints:
 
     def save(self, step: int, state: Any, meta: dict[str, Any], held_out_loss: float | None) -> None:
         """Begin to write the state of a step; the write goes on in the background.
+
+        The best step, which is kept, is that of the least meta["rank"], or where meta has none of the least loss.
 
         Raises CheckpointError where the write before this one has failed.
         """
@@ -296,7 +308,7 @@ class Checkpoints:
         try:
             manager = self._open()
             manager.wait_until_finished()
-            self._losses[step] = held_out_loss
+            self._ranks[step] = meta.get("rank", held_out_loss)
             manager.save(step, args=items, force=True)
         except Exception as error:
             raise self._failed(error) from error

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -15,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from data.config import DataConfig
+from data.config import DataConfig, TaskConfig
+from data.errors import did_you_mean
 from models.config import BertConfig, ModelConfig
 
 FORMAT = 1
@@ -44,6 +44,8 @@ class OptimConfig:
     `cosine` from the warm-up's end."""
     warmup: int = 10_000
     """Steps in which the learning rate rises."""
+    warmup_fraction: float = 0.0
+    """Instead of warmup: this share of all steps."""
     final_lr: float = 0.0
     """What `linear` and `cosine` end at, as a share of peak-lr."""
     b1: float = 0.9
@@ -52,6 +54,12 @@ class OptimConfig:
     weight_decay: float = 0.01
     no_decay: tuple[str, ...] = ("norm", "bias")
     """Parameters whose path holds one of these words are not decayed."""
+    frozen: tuple[str, ...] = ()
+    """Parameters whose path holds one of these words are not trained: `backbone` trains the heads alone."""
+    frozen_layers: int = 0
+    """The embeddings and this many of the lowest layers are not trained."""
+    layer_decay: float = 1.0
+    """Each layer's learning rate as a share of that of the layer above it; heads and pooler have the full rate."""
     clip: float = 1.0
     """Longest gradient, as a global norm; 0: no clipping."""
     accumulate: int = 1
@@ -68,15 +76,21 @@ class OptimConfig:
             ("eps", 0.0, math.inf),
             ("weight_decay", 0.0, math.inf),
             ("clip", 0.0, math.inf),
+            ("warmup_fraction", 0.0, 1.0),
+            ("layer_decay", 0.0, 1.0),
         ):
             value = getattr(self, name)
-            may_be_low, may_be_high = name not in ("peak_lr", "eps"), name == "final_lr"
+            may_be_low = name not in ("peak_lr", "eps", "layer_decay")
+            may_be_high = name in ("final_lr", "layer_decay")
             if not (low < value < high or (may_be_low and value == low) or (may_be_high and value == high)):
                 wanted = f"{'at least' if may_be_low else 'above'} {low:g}"
                 limit = f" and {'at most' if may_be_high else 'below'} {high:g}"
                 raise ValueError(f"optim.{name.replace('_', '-')}={value} is not {wanted}{limit}")
-        if self.warmup < 0 or self.accumulate < 1 or self.max_skipped < 1:
-            raise ValueError("optim.warmup must be at least 0, optim.accumulate and optim.max-skipped at least 1")
+        if self.warmup < 0 or self.frozen_layers < 0 or self.accumulate < 1 or self.max_skipped < 1:
+            raise ValueError(
+                "optim.warmup and optim.frozen-layers must be at least 0, "
+                "optim.accumulate and optim.max-skipped at least 1"
+            )
         if self.schedule == "bert" and self.final_lr:
             raise ValueError(
                 f"optim.final-lr={self.final_lr} contradicts optim.schedule=bert, which ends at 0; "
@@ -139,13 +153,33 @@ class EvaluateConfig:
     """Held-out figures while training, where there is held-out text."""
 
     every: int = 0
-    """Steps between evaluations; 0: only at the end."""
+    """Steps between evaluations; 0: at the end, and after each pass where a run is counted in epochs."""
     batch: int = 0
     """Lines at a time; 0: as in training."""
+    metric: str = "loss"
+    """The figure by which the best checkpoint is known: `loss`, or one that is better the larger it is (accuracy, …)."""
+    patience: int = 0
+    """Evaluations in a row without a better figure after which the run stops; each is then saved. 0: it never does."""
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.batch < 0:
-            raise ValueError("evaluate.every and evaluate.batch must be at least 0")
+        if self.every < 0 or self.batch < 0 or self.patience < 0:
+            raise ValueError("evaluate.every, evaluate.batch and evaluate.patience must be at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitConfig:
+    """What a run begins with, where not with chance: the parameters of another run."""
+
+    run: str = ""
+    """The folder of the run to begin from; its vocabulary comes along. Empty: everything is drawn."""
+    step: int = 0
+    """Its checkpoint; 0: the newest good one."""
+    scratch: bool = False
+    """Its model and vocabulary, but none of its parameters: what a pretraining is compared with."""
+    grow: bool = False
+    """Tables (vocabulary, positions, segments) may be larger than its own; the new rows are drawn."""
+    drop_heads: bool = False
+    """Draw all heads, also one that would fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,16 +193,22 @@ class Run:
     save: SaveConfig = field(default_factory=SaveConfig)
     log: LogConfig = field(default_factory=LogConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
-    objective: Literal["mlm_nsp"] = "mlm_nsp"
+    init: InitConfig = field(default_factory=InitConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    objective: Literal["mlm_nsp", "classify", "regress", "tag"] = "mlm_nsp"
     dir: str = ""
     """The run's folder; the same command in the same folder goes on."""
     steps: int = 1_000_000
-    """Updates in all."""
+    """Updates in all; 0: as many as epochs wants."""
+    epochs: float = 0.0
+    """Passes over the examples, where steps is 0."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps} is not a positive number")
+        if self.steps < 0 or not 0.0 <= self.epochs < math.inf or not (self.steps or self.epochs):
+            raise ValueError(f"steps={self.steps} and epochs={self.epochs} do not say how long; give one of them")
+        if self.task.kind != "off" and self.objective != self.task.kind:
+            raise ValueError(f"objective={self.objective} does not fit task.kind={self.task.kind}; leave it out")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} is not in [0, 2^31)")
         if self.data.length > self.model.length:
@@ -180,7 +220,7 @@ class Run:
             raise ValueError(
                 f"data.batch={self.data.batch} is not a multiple of optim.accumulate={self.optim.accumulate}"
             )
-        if self.optim.warmup >= self.steps:
+        if self.steps and not self.optim.warmup_fraction and self.optim.warmup >= self.steps:
             raise ValueError(
                 f"optim.warmup={self.optim.warmup} leaves nothing of steps={self.steps}; lower --optim.warmup"
             )
@@ -189,7 +229,10 @@ class Run:
 FAMILIES: dict[str, type] = {"bert": BertConfig}
 """run.json's word for a model's class."""
 
-_MAY_CHANGE = ("mesh", "save", "log", "evaluate", "steps", "dir", "data.path", "data.dev", "data.tokenizer")
+_MAY_CHANGE = (
+    *("mesh", "save", "log", "evaluate", "steps", "epochs", "dir", "data.path", "data.dev", "data.tokenizer"),
+    *("init.run", "task.train", "task.dev", "task.test"),
+)
 
 
 def may_change(name: str) -> bool:
@@ -225,12 +268,37 @@ def from_json(tree: dict[str, Any], where: str) -> Run:
 
 def resolved(run: Run) -> Run:
     """The same run with its files named from the root, so that its folder can be opened from anywhere."""
-    data: dict[str, Any] = {}
-    for name in ("path", "dev"):
-        data[name] = tuple(os.path.abspath(path) for path in getattr(run.data, name))
-    if run.data.tokenizer:
-        data["tokenizer"] = os.path.abspath(run.data.tokenizer)
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, **data))
+
+    def absolute(section: Any, *names: str) -> Any:
+        found: dict[str, Any] = {}
+        for name in names:
+            value = getattr(section, name)
+            found[name] = _absolute(value) if isinstance(value, str) else tuple(map(_absolute, value))
+        return dataclasses.replace(section, **found)
+
+    data, task = absolute(run.data, "path", "dev", "tokenizer"), absolute(run.task, "train", "dev", "test")
+    return dataclasses.replace(run, data=data, task=task, init=absolute(run.init, "run"))
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path) if path and not path.startswith("tfds:") else path
+
+
+def scheduled(run: Run, lines_per_pass: int) -> Run:
+    """The same run with its length told in steps: `epochs` passes, `warmup_fraction` of them, an evaluation a pass.
+
+    As the original counts: steps = int(lines / batch · epochs), warm-up = int(steps · fraction); at least one step.
+    """
+    steps = run.steps or max(int(lines_per_pass / run.data.batch * run.epochs), 1)
+    warmup = int(steps * run.optim.warmup_fraction) if run.optim.warmup_fraction else min(run.optim.warmup, steps - 1)
+    every = run.evaluate.every or (-(-lines_per_pass // run.data.batch) if run.epochs else 0)
+    return dataclasses.replace(
+        run,
+        steps=steps,
+        epochs=0.0,
+        optim=dataclasses.replace(run.optim, warmup=warmup, warmup_fraction=0.0),
+        evaluate=dataclasses.replace(run.evaluate, every=every),
+    )
 
 
 def identity(run: Run, tokenizer: str, data: str) -> str:
@@ -274,12 +342,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} is {value!r}, not of kind {hint.__name__}")
     return value
-
-
-def did_you_mean(word: str, known: typing.Iterable[str]) -> str:
-    """' (did you mean x?)', or nothing where no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def fields(kind: Any, prefix: str = "") -> dict[str, Any]:

@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
+from data.encode import encode
+from data.encoded import Store
 from data.prepare import prepare
 from data.shards import Shards
 from data.sources import expand, texts
@@ -86,10 +88,12 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
             f"{directory} holds a run with {_flag(fixed[0])} {was}, not {new}; "
             "leave it as it was, or give another --dir"
         )
-    if run.steps < begun.steps:
-        raise ConfigError(
-            f"{directory} holds a run of --steps {begun.steps}, not {run.steps}; a run can only be made longer"
-        )
+    for name in ("steps", "epochs"):
+        if getattr(run, name) < getattr(begun, name):
+            raise ConfigError(
+                f"{directory} holds a run of --{name} {getattr(begun, name)}, not {getattr(run, name)}; "
+                "a run can only be made longer"
+            )
     for name, (new, was) in changes.items():
         if name != "dir":
             say(f"{_flag(name)} is now {new}, was {was}")
@@ -104,24 +108,50 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def describe(directory: Path, run: Run, tokenizer: WordPiece, shards: Shards, old: dict[str, Any]) -> None:
+def describe(directory: Path, run: Run, tokenizer: WordPiece, data: Shards | Store, old: dict[str, Any]) -> None:
     """Write run.json. Raises ConfigError where tokenizer or data are not those that the run was begun with."""
-    for name, now in (("tokenizer", tokenizer.fingerprint), ("data", shards.fingerprint)):
+    for name, now in (("tokenizer", tokenizer.fingerprint), ("data", data.fingerprint)):
         if old.get(name) not in (None, now):
             raise ConfigError(
                 f"{directory}: the {name} is not what this run was begun with "
                 f"(fingerprint {now[:12]}, was {old[name][:12]}); put it back, or give another --dir"
             )
-    tree = _tree(run, {"tokenizer": tokenizer.fingerprint, "data": shards.fingerprint})
+    labels = {"labels": list(data.labels)} if isinstance(data, Store) else {}
+    tree = _tree(run, {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint, **labels})
     if tree != old:
         configs.write_json(directory / "run.json", tree)
 
 
-def open_data(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[WordPiece, Shards]:
-    """The run's tokenizer and tokenised text, made now where they are not there yet. `check` may raise to stop it.
+def open_data(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[WordPiece, Shards | Store]:
+    """The run's tokenizer and tokenised text or examples, made now where they are not there yet. `check` may raise to
+    stop it.
 
     Raises DataError for text or vocabulary that are not what they should be, ConfigError where they do not fit the run.
     """
+    return (_open_shards if run.task.kind == "off" else _open_examples)(run, directory, say, check)
+
+
+def _open_examples(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[WordPiece, Store]:
+    if run.data.path or run.data.dev or run.data.dev_fraction:
+        raise ConfigError("data.path is text to pretrain on; give a task's examples as --task.train and --task.dev")
+    if not run.task.train:
+        raise ConfigError("task.train is empty; give the examples to learn from: --task.train FILE")
+    here = directory / "data"
+    if here.exists():
+        store = Store.open(here)
+        if changed := store.sources_changed(run.task):
+            raise ConfigError(f"{directory}: {changed}; put it back, or give another --dir")
+        tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
+    else:
+        tokenizer = _tokenizer(run, directory, say, check)
+        fits(run, tokenizer)
+        store = encode(run.task, tokenizer, here, say, check)
+    if store.index["tokenizer"] != tokenizer.fingerprint:
+        raise ConfigError(f"{here} was encoded with another vocabulary than {directory / 'tokenizer'}; put it back")
+    return tokenizer, store
+
+
+def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[WordPiece, Shards]:
     prepared = _prepared_folder(run)
     here = directory / "data"
     if prepared is not None:
@@ -167,12 +197,26 @@ def _prepared_folder(run: Run) -> Path | None:
 
 
 def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> WordPiece:
+    if run.init.run:
+        if run.data.tokenizer:
+            raise ConfigError(f"{run.init.run} brings its own vocabulary; leave data.tokenizer out")
+        tokenizer = read_tokenizer(Path(run.init.run), *configs.read(Path(run.init.run)))
+        tokenizer.save(directory / "tokenizer")
+        return tokenizer
     if run.data.tokenizer:
         return load_tokenizer(run.data.tokenizer, run.data.lowercase)
     files = expand(run.data.path, "data.path")
     say(f"learning a vocabulary of {run.model.vocab} pieces")
     tokenizer = learn(files, run.model.vocab, run.data.lowercase, check)
     tokenizer.save(directory / "tokenizer")
+    return tokenizer
+
+
+def read_tokenizer(folder: Path, run: Run, described: dict[str, Any]) -> WordPiece:
+    """A run's tokenizer. Raises ConfigError where it is not the one that the run was trained with."""
+    tokenizer = load_tokenizer(folder / "tokenizer", run.data.lowercase)
+    if described.get("tokenizer") != tokenizer.fingerprint:
+        raise ConfigError(f"{folder / 'tokenizer'} is not the vocabulary that this run was trained with; put it back")
     return tokenizer
 
 

@@ -1,80 +1,254 @@
 """Held-out figures: every line once, exact whatever the batch or the mesh."""
 
-from collections.abc import Callable
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from data.encode import encode
+from data.encoded import Store
 from data.pipeline import HeldOut, iterate, open_held_out
 from data.shards import Shards
+from data.task_batches import HeldOutTask, class_weights
+from data.tokenizer import WordPiece
+from train import checkpoint
 from train import config as configs
 from train import mesh as meshes
-from train.config import ConfigError, MeshConfig
-from train.directory import open_shards
+from train.answers import Answers, guess
+from train.config import CheckpointError, ConfigError, MeshConfig, Run
+from train.directory import open_shards, read_tokenizer
 from train.losses import Sum
 from train.metrics import unigram_baseline
 from train.objectives import OBJECTIVES, Batch, Objective
 from train.report import plain
 from train.step import evaluation_step
-from train.transfer import load_parameters
+from train.transfer import find_step, load_parameters
+
+Step = Callable[[Any, Batch], tuple[dict[str, Sum], dict[str, jax.Array]]]
 
 
 def evaluate(
-    step: Callable[[Any, Batch], dict[str, Sum]], objective: Objective, params: Any, held_out: HeldOut, mesh: Mesh
-) -> dict[str, float]:
-    """{"loss": …, and the mean of everything measured}; step is `train.step.evaluation_step`'s.
+    step: Step, objective: Objective, params: Any, held_out: HeldOut, mesh: Mesh, write: IO[str] | None = None
+) -> tuple[dict[str, float], Answers | None]:
+    """({"loss": …, and everything measured}, the answers of a task); step is `train.step.evaluation_step`'s.
 
-    Sums of a batch are added up in float64 on the host.
+    Sums of a batch are added up in float64 on the host. write gets a JSON line for each example of a task.
     """
     lines = held_out.batch
     rows = meshes.local_rows(mesh, lines)
     totals: dict[str, np.ndarray] = {}
+    answers = Answers(held_out) if isinstance(held_out, HeldOutTask) else None
     with iterate(held_out, 0, held_out.steps, rows) as stream:
-        for _, local in stream:
-            sums = jax.device_get(step(params, meshes.place(mesh, local, held_out.fields, lines)))
+        for number, local in stream:
+            sums, predictions = jax.device_get(step(params, meshes.place(mesh, local, held_out.fields, lines)))
             for name, s in sums.items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.array([s.total, s.weight], np.float64)
+            if answers is not None:
+                for record in answers.add(number, predictions):
+                    if write is not None:
+                        write.write(json.dumps(record, ensure_ascii=False) + "\n")
     measured = {name: float(total / max(weight, 1e-9)) for name, (total, weight) in totals.items()}
     total = sum(coefficient * measured[name] for name, coefficient in objective.terms.items())
-    return {"loss": float(total), **measured}
+    return {"loss": float(total), **measured, **(answers.figures() if answers else {})}, answers
 
 
-def unigram(held_out: HeldOut, shards: Shards) -> dict[str, float]:
-    """What guessing by frequency alone gives on the held-out slots: unigram_loss, unigram_accuracy."""
+def baseline(held_out: HeldOut, store: Shards | Store) -> dict[str, float]:
+    """What guessing gives on the held-out lines: by frequency alone on their slots, or the same label for all."""
+    if isinstance(held_out, HeldOutTask):
+        return guess(store, held_out.split) if isinstance(store, Store) else {}
+    assert isinstance(store, Shards)
     labels = []
     for step in range(held_out.steps):
         batch = held_out.read(step)
         labels.append(batch["labels"][batch["slot_weights"] > 0])
-    return unigram_baseline(shards.unigrams(), np.concatenate(labels))
+    return unigram_baseline(store.unigrams(), np.concatenate(labels))
 
 
-def evaluate_run(folder: Path, step: int | None, split: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """{"run", "step", "split", "examples", "metrics"} of a run's newest good checkpoint, or that of `step`, on the
-    run's own mesh where it fits the devices here, else on all of them as copies.
+@dataclass(frozen=True)
+class Asked:
+    """What `evaluate_run` looks at. dev: files instead of the run's own; steps: numbers, `best` or `all`."""
 
-    Raises ConfigError where the folder is no run or holds nothing out, CheckpointError where no checkpoint is good.
+    split: str = "dev"
+    dev: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+    batch: int = 0
+    to: str = ""
+    mesh: MeshConfig | None = None
+
+
+def evaluate_run(folder: Path, asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
+    """{"run", "step", "split", "examples", "metrics"} of a run's newest good checkpoint, or of those of `asked.steps`
+    ({"run", "split", "examples", "checkpoints": [{"step", "metrics", …}]}), on the run's own mesh where it fits the
+    devices here, else on all of them as copies. A task's has "labels", its table, and "predictions", the file of them.
+
+    Raises ConfigError where the folder is no run or holds nothing out, DataError for the user's files, CheckpointError
+    where no checkpoint is good.
     """
     run, described = configs.read(folder)
+    if asked.mesh is not None:
+        meshes.initialize(asked.mesh)
     meshes.keep_cpu_memory()
     meshes.prepare_jax(run.model.dtype)
-    shards = open_shards(folder, run)
-    shards.verify()
-    if shards.fingerprint != described.get("data"):
-        raise ConfigError(f"{shards.folder} is not the text that {folder} was trained with; put it back")
+    mesh = _mesh(asked.mesh, run)
+    labels = tuple(described.get("labels", ()))
+    steps = _steps_asked(folder, asked.steps)
+    results = []
+    with jax.set_mesh(mesh), _held_out(folder, run, described, asked, mesh, say) as (held_out, store):
+        objective = OBJECTIVES[run.objective]
+        known = baseline(held_out, store) if store is not None else {}
+        function: Step | None = None
+        for number in steps:
+            loaded = load_parameters(folder, run, labels, mesh, say, number)
+            function = function or evaluation_step(loaded.model, objective, mesh)
+            file = _predictions_file(folder, asked, loaded.step) if run.task.kind != "off" else None
+            with _writing(file) as write:
+                figures, answers = evaluate(function, objective, loaded.params, held_out, mesh, write)
+            metrics = {name: plain(value) for name, value in (figures | known).items()}
+            more = {"labels": answers.table(), "predictions": str(file)} if answers is not None else {}
+            results.append({"step": loaded.step, "metrics": metrics, **more})
+    head = {"run": str(folder), "split": asked.split, "examples": held_out.count}
+    if len(results) > 1 or asked.steps == ("all",):
+        return {**head, "checkpoints": results}
+    first = results[0]
+    return {"run": head["run"], "step": first.pop("step"), **{k: head[k] for k in ("split", "examples")}, **first}
+
+
+def _mesh(wanted: MeshConfig | None, run: Run) -> Mesh:
+    if wanted is not None and wanted != MeshConfig():
+        return meshes.build(wanted)
     try:
-        mesh = meshes.build(run.mesh)
+        return meshes.build(run.mesh)
     except ConfigError:
-        mesh = meshes.build(MeshConfig())
-    with jax.set_mesh(mesh):
-        loaded = load_parameters(folder, run, mesh, say, step)
-        held_out = open_held_out(shards, run.data, meshes.whole_batch(mesh, run.evaluate.batch or run.data.batch))
+        return meshes.build(MeshConfig())
+
+
+def _steps_asked(folder: Path, words: Sequence[str]) -> list[int | None]:
+    """`100 200`, `best`, `all`, or nothing (the newest good one: None)."""
+    if not words:
+        return [None]
+    there = sorted(find_step(folder, None))
+    if tuple(words) == ("all",):
+        return list(there)
+    found: list[int | None] = []
+    for word in words:
+        if word == "best":
+            ranks: dict[int, float | None] = {}
+            for step in there:
+                try:
+                    meta = checkpoint.read_meta(folder / "checkpoints" / str(step))
+                except CheckpointError:
+                    continue
+                ranks[step] = meta.get("rank", meta["held_out_loss"])
+            best = checkpoint.best_step(ranks)
+            if best is None:
+                raise ConfigError(f"{folder} holds no checkpoint with a held-out figure; give --step N")
+            found.append(best)
+        elif word.isdigit():
+            find_step(folder, int(word))
+            found.append(int(word))
+        else:
+            raise ConfigError(f"--step {word}: give the numbers of steps, `best`, or `all`")
+    return found
+
+
+@contextmanager
+def _held_out(
+    folder: Path, run: Run, described: dict[str, Any], asked: Asked, mesh: Mesh, say: Callable[[str], None]
+) -> Iterator[tuple[HeldOut, Shards | Store | None]]:
+    """The lines asked for, and what the run was trained on, where that is still there."""
+    lines = meshes.whole_batch(mesh, asked.batch or run.evaluate.batch or run.data.batch)
+    if run.task.kind == "off":
+        if asked.dev or asked.split != "dev":
+            raise ConfigError(f"{folder} is a pretraining: it has its own held-out text (--split dev) and no task")
+        shards = open_shards(folder, run)
+        shards.verify()
+        if shards.fingerprint != described.get("data"):
+            raise ConfigError(f"{shards.folder} is not the text that {folder} was trained with; put it back")
+        tokenizer = read_tokenizer(folder, run, described)
+        held_out = open_held_out(shards, tokenizer, run.data, run.task, lines)
         if held_out is None:
             raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
-        objective = OBJECTIVES[run.objective]
-        step_function = evaluation_step(loaded.model, objective)
-        figures = evaluate(step_function, objective, loaded.params, held_out, mesh) | unigram(held_out, shards)
-    metrics = {name: plain(value) for name, value in figures.items()}
-    return {"run": str(folder), "step": loaded.step, "split": split, "examples": held_out.count, "metrics": metrics}
+        yield held_out, shards
+        return
+    tokenizer = read_tokenizer(folder, run, described)
+    store = Store.open(folder / "data") if (folder / "data").is_dir() else None
+    if store is not None:
+        store.verify()
+        if store.fingerprint != described.get("data"):
+            raise ConfigError(f"{store.folder} is not the data that {folder} was trained with; put it back")
+    paths = asked.dev or (run.task.test if asked.split == "test" else ())
+    if asked.split == "test" and not paths:
+        raise ConfigError(f"{folder} was trained without --task.test; give the file as --task.dev F")
+    if not paths:
+        split = store.splits[asked.split] if store is not None else None
+        if split is None or not split.examples:
+            raise ConfigError(f"{folder} holds no {asked.split} examples; give a file: --task.dev F")
+        yield HeldOutTask(split, tokenizer, run.data, lines, _weights(run, store)), store
+        return
+    with _encoded(folder, run, described, paths, tokenizer, asked, say) as other:
+        yield HeldOutTask(other.splits["dev"], tokenizer, run.data, lines, _weights(run, store)), store
+
+
+def _weights(run: Run, store: Store | None) -> Any:
+    return class_weights(run.task, store.labels, store.counts) if store is not None else None
+
+
+@contextmanager
+def _encoded(
+    folder: Path,
+    run: Run,
+    described: dict[str, Any],
+    paths: tuple[str, ...],
+    tokenizer: WordPiece,
+    asked: Asked,
+    say: Callable[[str], None],
+) -> Iterator[Store]:
+    """Files of the user's, encoded by process 0 for as long as they are looked at."""
+    task = dataclasses.replace(run.task, train=(), dev=paths, test=(), dev_fraction=0.0)
+    place = Path(asked.to or folder / "evaluations") / ".encoded"
+    if jax.process_index() == 0:
+        with meshes.told("encoded"):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place = place.with_name(f".encoded-{os.getpid()}")
+            encode(task, tokenizer, place, say, labels=described.get("labels", ()))
+        meshes.tell("encoded", f"/{place}")
+    else:
+        said = meshes.hear("encoded")
+        if not said.startswith("/"):
+            raise ConfigError(said)
+        place = Path(said[1:])
+    try:
+        yield Store.open(place)
+    finally:
+        if jax.process_index() == 0:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _predictions_file(folder: Path, asked: Asked, step: int) -> Path:
+    return Path(asked.to or folder / "evaluations") / f"{asked.split}-{step}" / "predictions.jsonl"
+
+
+@contextmanager
+def _writing(path: Path | None) -> Iterator[IO[str] | None]:
+    """A file that is there whole or not at all; process 0 writes."""
+    if path is None or jax.process_index() > 0:
+        yield None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            yield file
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -1,5 +1,6 @@
 """The training loop, top to bottom: pretraining and fine-tuning are this one."""
 
+import dataclasses
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,23 +11,25 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from data.encoded import Store
 from data.layouts import describe as describe_line
 from data.pipeline import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
 from data.shards import Shards
 from data.tokenizer import WordPiece
-from models.model import Model, build
+from models.model import Model
 from models.shapes import count, dims_of, path_of
 from train import config as configs
 from train import directory as directories
 from train import mesh as meshes
 from train.checkpoint import Checkpoints
 from train.config import CheckpointError, ConfigError, Diverged, Run, difference
-from train.evaluate import evaluate, unigram
-from train.metrics import Meter
+from train.evaluate import baseline, evaluate
+from train.metrics import Best, Meter, rank
 from train.objectives import OBJECTIVES, Objective, batch_fields
 from train.report import Report, draw_loss, read_metrics
 from train.signals import Interrupted, Signals
 from train.step import State, create, evaluation_step, train_step
+from train.transfer import begin_from, model_of
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,16 @@ class Parts:
     model: Model
     objective: Objective
     tokenizer: WordPiece
-    shards: Shards
+    store: Shards | Store
     batches: Batches
     held_out: HeldOut | None
     baseline: dict[str, float]
-    """What guessing by frequency gives on the held-out lines."""
+    """What guessing gives on the held-out lines."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Those of the task, or ()."""
+        return self.store.labels if isinstance(self.store, Store) else ()
 
 
 def train(run: Run, recipe: Run, signals: Signals) -> Path:
@@ -83,6 +91,8 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
         stack.callback(report.close)
         parts, identity = _open(run, folder, mesh, report, signals)
+        run = parts.run
+        report.steps = run.steps
         make, shapes, shardings = create(parts.model, run, mesh)
         _introduce(parts, recipe, report, shapes)
         parts.batches.rows_read = 0
@@ -93,6 +103,9 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         restored = checkpoints.restore_latest(wanted)
         signals.check()
         state = restored[0] if restored else make()
+        if not restored and run.init.run:
+            state = begin_from(run, parts.labels, state, mesh, report.say, report.table)
+            signals.check()
         start = int(state.step)
         report.say(f"going on from step {start}" if restored else "starting at step 0")
         report.start(start)
@@ -100,11 +113,13 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
             raise ConfigError(f"{folder} is at step {start} already, beyond --steps {run.steps}")
 
         signals.check()
-        _steps(parts, state, start, shardings, checkpoints, report, signals)
+        best = Best(**(restored[1].get("best", {}) if restored else {}))
+        done = _steps(parts, state, start, best, shardings, checkpoints, report, signals)
         if first:
             records = read_metrics(folder / "metrics.jsonl")
             draw_loss(records, folder / "loss.png", parts.baseline.get("unigram_loss"))
-        report.say(f"done: {run.steps} steps in {folder}")
+        early = f", stopped early: no better {run.evaluate.metric} since step {best.step}" if done < run.steps else ""
+        report.say(f"done: {done} steps in {folder}{early}")
 
 
 def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) -> tuple[Parts, str]:
@@ -113,21 +128,26 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
     if jax.process_index() == 0:
         with meshes.told("prepared"):
             old = directories.settle(run, folder, report.say)
-            tokenizer, shards = directories.open_data(run, folder, report.say, signals.check)
-            shards.verify()
-            directories.describe(folder, run, tokenizer, shards, old)
+            tokenizer, store = directories.open_data(run, folder, report.say, signals.check)
+            store.verify()
+            directories.describe(folder, run, tokenizer, store, old)
         meshes.tell("prepared", "")
     else:
         if said := meshes.hear("prepared"):
             raise ConfigError(said)
-        tokenizer, shards = directories.open_data(run, folder, report.say, signals.check)
+        tokenizer, store = directories.open_data(run, folder, report.say, signals.check)
     lines = meshes.whole_batch(mesh, run.evaluate.batch or run.data.batch)
-    batches, held_out = open_batches(shards, run.data, run.seed), open_held_out(shards, run.data, lines)
-    baseline = unigram(held_out, shards) if held_out else {}
-    objective = OBJECTIVES[run.objective]
-    model = build(run.model, objective.heads)
-    identity = configs.identity(run, tokenizer.fingerprint, shards.fingerprint)
-    return Parts(run, mesh, model, objective, tokenizer, shards, batches, held_out, baseline), identity
+    identity = configs.identity(run, tokenizer.fingerprint, store.fingerprint)
+    batches = open_batches(store, tokenizer, run.data, run.task, run.seed)
+    held_out = open_held_out(store, tokenizer, run.data, run.task, lines)
+    if run.evaluate.patience and held_out is None:
+        raise ConfigError("evaluate.patience wants held-out examples; give --task.dev or --data.dev, or a fraction")
+    guessed = baseline(held_out, store) if held_out else {}
+    run = configs.scheduled(run, batches.lines_per_pass)
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
+    model = model_of(run, store.labels if isinstance(store, Store) else ())
+    parts = Parts(run, mesh, model, OBJECTIVES[run.objective], tokenizer, store, batches, held_out, guessed)
+    return parts, identity
 
 
 def _introduce(parts: Parts, recipe: Run, report: Report, shapes: State) -> None:
@@ -143,17 +163,18 @@ def _introduce(parts: Parts, recipe: Run, report: Report, shapes: State) -> None
         path = path_of(keys)
         rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _cut(place.spec)))
     report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
-    split = parts.shards.splits["train"]
     passes = run.steps * run.data.batch / parts.batches.lines_per_pass
     held = f"{parts.held_out.count:,} lines" if parts.held_out else "nothing"
-    report.say(
-        f"{split.tokens:,} tokens in {split.sentences:,} sentences of {split.documents:,} documents; "
-        f"a pass is {parts.batches.lines_per_pass:,} lines, {passes:.2f} passes in all; {held} held out"
-    )
+    report.say(f"{parts.batches.describe()}; {run.steps:,} steps are {passes:.2f} passes; {held} held out")
+    if parts.labels:
+        counts = parts.store.counts if isinstance(parts.store, Store) else ()
+        report.table(
+            "labels", ("label", "in train"), [(n, f"{c:,}") for n, c in zip(parts.labels, counts, strict=True)]
+        )
     if report.speaks:
         line = parts.batches.read(0, np.array([0]))
         check_fields(line, batch_fields(run))
-        report.say("the first line:\n" + describe_line(line, 0, parts.tokenizer))
+        report.say("the first line:\n" + describe_line(line, 0, parts.tokenizer, parts.labels))
 
 
 def _cut(spec: Any) -> str:
@@ -164,20 +185,24 @@ def _steps(
     parts: Parts,
     state: State,
     start: int,
+    best: Best,
     shardings: State,
     checkpoints: Checkpoints,
     report: Report,
     signals: Signals,
-) -> None:
-    """From step `start` to the last: step, report, evaluate, save."""
+) -> int:
+    """From step `start` to the last, or to where patience ends: step, report, evaluate, save. Returns that step."""
     run, mesh = parts.run, parts.mesh
     step_function = train_step(parts.model, parts.objective, run, shardings)
-    evaluation = evaluation_step(parts.model, parts.objective)
+    evaluation = evaluation_step(parts.model, parts.objective, mesh)
+    patience = run.evaluate.patience
     rows = meshes.local_rows(mesh, run.data.batch)
     fields = batch_fields(run)
     meter = Meter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []
-    held_out_loss: float | None = None
+    measured: dict[str, float | None] = {}
+    if patience and best.waited >= patience:
+        return start
 
     def tell(ready: list[tuple[int, dict[str, jax.Array]]]) -> None:
         records = meter.records([n for n, _ in ready], jax.device_get([metrics for _, metrics in ready]))
@@ -188,6 +213,7 @@ def _steps(
             if skipped >= run.optim.max_skipped:
                 raise Diverged(_diverged(record["step"], run, checkpoints))
 
+    done = start
     with iterate(parts.batches, start, run.steps, rows) as stream:
         for number, local in stream:
             batch = meshes.place(mesh, local, fields, run.data.batch)
@@ -195,33 +221,40 @@ def _steps(
             done = number + 1
             pending.append((done, metrics))
             last, stop = done == run.steps, signals.stop(done)
-            saves = last or bool(stop) or done % run.save.every == 0
             evaluates = last or (run.evaluate.every > 0 and done % run.evaluate.every == 0)
+            saves = last or bool(stop) or done % run.save.every == 0 or (evaluates and patience > 0)
             if saves or evaluates:
                 tell(pending[:])
             elif done % run.log.every == 0:
                 tell(pending[:-1])  # the newest step is still at work
             if evaluates and parts.held_out:
-                figures = evaluate(evaluation, parts.objective, state.params, parts.held_out, mesh) | parts.baseline
-                report.record([{"step": done, "split": "dev", **figures}], _safe(checkpoints, run))
-                held_out_loss = figures["loss"]
+                figures, _ = evaluate(evaluation, parts.objective, state.params, parts.held_out, mesh)
+                report.record([{"step": done, "split": "dev", **figures, **parts.baseline}], _safe(checkpoints, run))
+                measured = {"held_out_loss": figures["loss"], "rank": rank(run.evaluate.metric, figures)}
+                best.look(done, rank(run.evaluate.metric, figures))
+                last = last or (patience > 0 and best.waited >= patience)
                 meter.pause()
             if saves:
-                meta = {"seed": run.seed, "lines_read": done * run.data.batch}
+                meta = {"seed": run.seed, "lines_read": done * run.data.batch, "best": dataclasses.asdict(best)}
+                if measured:
+                    meta["rank"] = measured["rank"]
                 checkpoints.wait()
                 report.release(_safe(checkpoints, run))  # all of it is written before it is needed no more
-                checkpoints.save(done, state, meta, held_out_loss)
-            held_out_loss = None
+                checkpoints.save(done, state, meta, measured.get("held_out_loss"))
+            measured = {}
             if stop:
                 checkpoints.wait()
                 report.release(done)
                 raise Interrupted(stop, f"saved step {done} in {run.dir}")
+            if last:
+                break
     checkpoints.wait()
     report.release(run.steps)
     checkpoints.close()
     if jax.process_count() > 1:
         read = f"read {parts.batches.rows_read} of {(run.steps - start) * run.data.batch} lines"
         print(f"process {jax.process_index()} of {jax.process_count()} {read}", file=sys.stderr)
+    return done
 
 
 def _safe(checkpoints: Checkpoints, run: Run) -> int:

@@ -1,12 +1,14 @@
 """Figures that no batch holds: the unigram baseline, and how much of a chip a step uses."""
 
+import dataclasses
+import math
 import time
 from typing import Any
 
 import numpy as np
 
 from models.model import FAMILIES
-from train.config import Run
+from train.config import ConfigError, Run, did_you_mean
 from train.objectives import batch_sizes
 
 # Dense bf16 peak of one chip, FLOP/s, by a word of jax's device_kind (vendors' data sheets).
@@ -73,3 +75,31 @@ class Meter:
         return [
             {"step": step, "split": "train", **figures, **speed} for step, figures in zip(steps, fetched, strict=True)
         ]
+
+
+def rank(metric: str, figures: dict[str, float]) -> float:
+    """What the best is chosen by, the less the better: a loss or an error itself, anything else with its sign turned.
+
+    Raises ConfigError where the figure was not measured.
+    """
+    if metric not in figures:
+        raise ConfigError(f"evaluate.metric={metric} is not measured{did_you_mean(metric, figures)}; there are "
+                          + ", ".join(figures))  # fmt: skip
+    value = figures[metric]
+    return value if metric.endswith(("loss", "mse", "mae")) else -value
+
+
+@dataclasses.dataclass
+class Best:
+    """The best evaluation so far, and how many have come after it without a better one."""
+
+    rank: float | None = None
+    step: int = 0
+    waited: int = 0
+
+    def look(self, step: int, rank: float) -> None:
+        """Takes the evaluation of a step."""
+        if math.isfinite(rank) and (self.rank is None or rank < self.rank):
+            self.rank, self.step, self.waited = rank, step, 0
+        else:
+            self.waited += 1

@@ -35,6 +35,10 @@ class Objective(Protocol):
         """Each term, and what else is measured, over a part of the batch."""
         ...
 
+    def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
+        """What is answered for each line, a B first; {} where only sums are wanted."""
+        ...
+
 
 @dataclass(frozen=True)
 class MlmNsp:
@@ -67,8 +71,88 @@ class MlmNsp:
             "nsp_accuracy": Sum((nsp_hit_B * lines_B).sum(), lines_B.sum()),
         }
 
+    def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
+        return {}
 
-OBJECTIVES: dict[str, Objective] = {"mlm_nsp": MlmNsp()}
+
+@dataclass(frozen=True)
+class Classify:
+    """A class for each line (BERT, section 4.1): cross entropy, each example weighted by its label."""
+
+    heads: tuple[str, ...] = ("classify",)
+    fields: dict[str, str] = field(default_factory=lambda: {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"})
+    terms: dict[str, float] = field(default_factory=lambda: {"classify_loss": 1.0})
+
+    def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"classify_loss": jnp.maximum(batch["weights"].sum(), 1e-9)}
+
+    def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        weights_B, lines_B = batch["weights"], batch["valid"]
+        loss_B, hit_B = cross_entropy(outputs.heads["classify"], batch["labels"])
+        return {
+            "classify_loss": Sum((loss_B * weights_B).sum(), weights_B.sum()),
+            "accuracy": Sum((hit_B * lines_B).sum(), lines_B.sum()),
+        }
+
+    def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
+        """scores f32 BC: the share that the softmax gives each label."""
+        return {"scores": jax.nn.softmax(outputs.heads["classify"])}
+
+
+@dataclass(frozen=True)
+class Regress:
+    """A number for each line: its squared error."""
+
+    heads: tuple[str, ...] = ("regress",)
+    fields: dict[str, str] = field(default_factory=lambda: {"targets": "f32 B", "valid": "f32 B"})
+    terms: dict[str, float] = field(default_factory=lambda: {"regress_loss": 1.0})
+
+    def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"regress_loss": jnp.maximum(batch["valid"].sum(), 1e-9)}
+
+    def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        error_B = jnp.square(outputs.heads["regress"][:, 0] - batch["targets"])
+        return {"regress_loss": Sum((error_B * batch["valid"]).sum(), batch["valid"].sum())}
+
+    def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
+        """values f32 B."""
+        return {"values": outputs.heads["regress"][:, 0]}
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A tag for each word, read at its first piece (BERT, section 5.3): cross entropy, weighted by the tag."""
+
+    heads: tuple[str, ...] = ("tag",)
+    fields: dict[str, str] = field(
+        default_factory=lambda: {"tags": "i32 BL", "tag_weights": "f32 BL", "valid": "f32 B"}
+    )
+    terms: dict[str, float] = field(default_factory=lambda: {"tag_loss": 1.0})
+
+    def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"tag_loss": jnp.maximum(batch["tag_weights"].sum(), 1e-9)}
+
+    def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        weights_BL = batch["tag_weights"]
+        words_BL = (batch["tags"] >= 0) * batch["valid"][:, None]
+        loss_BL, hit_BL = cross_entropy(outputs.heads["tag"], batch["tags"])
+        return {
+            "tag_loss": Sum((loss_BL * weights_BL).sum(), weights_BL.sum()),
+            "accuracy": Sum((hit_BL * words_BL).sum(), words_BL.sum()),
+        }
+
+    def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
+        """tags i32 BL, and the share that the softmax gives each, scores f32 BL."""
+        scores_BLC = jax.nn.softmax(outputs.heads["tag"])
+        return {"tags": scores_BLC.argmax(-1).astype(jnp.int32), "scores": scores_BLC.max(-1)}
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "mlm_nsp": MlmNsp(),
+    "classify": Classify(),
+    "regress": Regress(),
+    "tag": Tag(),
+}
 
 
 def batch_fields(run: Run) -> dict[str, str]:
@@ -77,8 +161,9 @@ def batch_fields(run: Run) -> dict[str, str]:
 
 
 def batch_sizes(run: Run, lines: int) -> dict[str, int]:
-    """The letters of a batch of so many lines: {"B": 32, "L": 128, "P": 20}."""
-    return {"B": lines, "L": run.data.length, "P": run.data.predictions}
+    """The letters of a batch of so many lines: {"B": 32, "L": 128, "P": 20}; P only where slots are predicted."""
+    slots = {"P": run.data.predictions} if "slots" in batch_fields(run) else {}
+    return {"B": lines, "L": run.data.length, **slots}
 
 
 def loss(objective: Objective, sums: dict[str, Sum], weights: dict[str, jax.Array]) -> jax.Array:

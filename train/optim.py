@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from models.shapes import path_of
-from train.config import OptimConfig
+from train.config import ConfigError, OptimConfig
 
 
 def learning_rate(config: OptimConfig, steps: int, step: jax.Array) -> jax.Array:
@@ -51,6 +52,37 @@ def _scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTrans
 def decayed(params: Any, no_decay: tuple[str, ...]) -> Any:
     """True for each parameter that weight decay pulls on: whose path holds none of the words."""
     return jax.tree_util.tree_map_with_path(lambda k, _: not any(word in path_of(k) for word in no_decay), params)
+
+
+def rates(config: OptimConfig, params: Any) -> Any | None:
+    """What share of the learning rate each parameter has: an array that broadcasts over it, 0 where it is not trained;
+    None where all have the whole.
+
+    With N layers, layer n (from 0) has `layer_decay`^(N - 1 - n) and the embeddings `layer_decay`^N; all else is above
+    the layers. (Howard and Ruder 2018, section 3.2; per layer.)
+    """
+    if not config.frozen and not config.frozen_layers and config.layer_decay == 1.0:
+        return None
+    layers = jax.tree.leaves(params["backbone"]["layers"])[0].shape[0]
+    if config.frozen_layers > layers:
+        raise ConfigError(f"optim.frozen-layers={config.frozen_layers} is more than the model's {layers} layers")
+    share_N = config.layer_decay ** np.arange(layers - 1, -1, -1.0)
+    share_N[: config.frozen_layers] = 0.0
+
+    def share(keys: tuple[Any, ...], x: Any) -> np.ndarray:
+        path = path_of(keys)
+        if any(word in path for word in config.frozen):
+            return np.zeros((1,) * len(x.shape), np.float32)
+        if path.startswith("backbone/layers/"):
+            return share_N.reshape(-1, *(1,) * (len(x.shape) - 1)).astype(np.float32)
+        bottom = path.startswith("backbone/embeddings/")
+        value = 0.0 if bottom and config.frozen_layers else config.layer_decay**layers if bottom else 1.0
+        return np.full((1,) * len(x.shape), value, np.float32)
+
+    found = jax.tree_util.tree_map_with_path(share, params)
+    if not any(x.any() for x in jax.tree.leaves(found)):
+        raise ConfigError(f"optim.frozen={' '.join(config.frozen)} leaves nothing to train; name fewer parameters")
+    return found
 
 
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:

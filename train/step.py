@@ -16,7 +16,7 @@ from train import mesh as meshes
 from train.config import Run
 from train.losses import Sum
 from train.objectives import Batch, Objective, batch_fields, batch_sizes, loss, means
-from train.optim import learning_rate, optimizer
+from train.optim import learning_rate, optimizer, rates
 
 
 @flax.struct.dataclass
@@ -61,8 +61,11 @@ def train_step(
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         whole = objective.weights(batch)
+        shares = rates(run.optim, state.params)
 
         def part_loss(params: Any, part: Batch, row_B: jax.Array) -> tuple[jax.Array, dict[str, Sum]]:
+            if shares is not None:  # what is not trained needs no gradient
+                params = jax.tree.map(lambda p, s: p if s.any() else jax.lax.stop_gradient(p), params, shares)
             outputs = model.apply({"params": params}, part, noise(run.seed, state.step, row_B))
             sums = objective.sums(outputs, part)  # pyright: ignore[reportArgumentType]
             return loss(objective, sums, whole), sums
@@ -87,6 +90,8 @@ def train_step(
             run.optim, run.steps, state.step)  # fmt: skip
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         updates, opt = tx.update(grads, state.opt, state.params)
+        if shares is not None:
+            updates = jax.tree.map(lambda u, s: u * s, updates, shares)
         params = jax.tree.map(lambda p, u: (p - lr * u).astype(p.dtype), state.params, updates)
         params, opt = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old), (params, opt), (state.params, state.opt)
@@ -105,10 +110,13 @@ def train_step(
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, everywhere))
 
 
-def evaluation_step(model: Model, objective: Objective) -> Callable[[Any, Batch], dict[str, Sum]]:
-    """(params, batch) → sums, without dropout."""
+def evaluation_step(
+    model: Model, objective: Objective, mesh: Mesh
+) -> Callable[[Any, Batch], tuple[dict[str, Sum], dict[str, jax.Array]]]:
+    """(params, batch) → (sums, predictions for each line, whole on every process), without dropout."""
 
-    def step(params: Any, batch: Batch) -> dict[str, Sum]:
-        return objective.sums(model.apply({"params": params}, batch), batch)  # pyright: ignore[reportArgumentType]
+    def step(params: Any, batch: Batch) -> tuple[dict[str, Sum], dict[str, jax.Array]]:
+        outputs: Any = model.apply({"params": params}, batch)
+        return objective.sums(outputs, batch), objective.predictions(outputs)
 
-    return jax.jit(step)
+    return jax.jit(step, out_shardings=meshes.replicated(mesh))

@@ -1,0 +1,155 @@
+"""Fine-tuning: what a run is when it learns a task from labelled examples (Devlin et al. 2018, section 4, appendix A.3).
+
+The paper's settings: batches of 32, 3 passes, a learning rate of 2e-5 to 5e-5 that rises over the first tenth of the
+steps, the pretraining's optimizer, dropout 0.1. `contexture finetune RUN --task NAME` takes one of these, with the model
+and vocabulary of RUN.
+
+The figures to expect of GLUE are those of five runs of bert-base-cased with another JAX stack on TPUs (length 128,
+2e-5, batches of 32): mean and standard deviation on the dev set.
+"""
+
+from data.config import DataConfig, TaskConfig
+from train.config import OptimConfig, Run
+
+
+def _task(task: TaskConfig, *, epochs: float = 3.0, peak_lr: float = 2e-5, batch: int = 32) -> Run:
+    return Run(
+        data=DataConfig(batch=batch, length=128, predictions=1),
+        optim=OptimConfig(peak_lr=peak_lr, warmup=0, warmup_fraction=0.1),
+        task=task,
+        objective=task.kind,  # pyright: ignore[reportArgumentType]
+        steps=0,
+        epochs=epochs,
+    )
+
+
+def _glue(name: str, *, kind: str = "classify", dev: str = "validation", text: str = "", second: str = "",
+          epochs: float = 3.0) -> Run:  # fmt: skip
+    where = f"tfds:glue/{name}"
+    task = TaskConfig(name=name, kind=kind, train=(f"{where}:train",), dev=(f"{where}:{dev}",), text=text,  # pyright: ignore[reportArgumentType]
+                      second=second, label="label")  # fmt: skip
+    return _task(task, epochs=epochs)
+
+
+def classify() -> Run:
+    """a class for each text or pair of texts, from your own files
+
+    contexture finetune RUN --task.kind classify --task.train train.tsv --task.dev dev.tsv --dir runs/mine
+
+    The paper's settings, at 5e-5. Expect: your own figures; the table of `contexture evaluate` says them.
+    """
+    return _task(TaskConfig(kind="classify"), peak_lr=5e-5)
+
+
+def regress() -> Run:
+    """a number for each text or pair of texts, from your own files
+
+    contexture finetune RUN --task.kind regress --task.train train.tsv --task.dev dev.tsv --dir runs/mine
+
+    The paper's settings, at 5e-5. Expect: your own figures; `contexture evaluate` says them.
+    """
+    return _task(TaskConfig(kind="regress"), peak_lr=5e-5)
+
+
+def tag() -> Run:
+    """a tag for each word, from your own files
+
+    contexture finetune RUN --task.kind tag --task.train train.conllu --task.dev dev.conllu --dir runs/mine
+
+    The paper's settings (section 5.3), at 5e-5. Expect: your own figures; the table of `contexture evaluate` says them.
+    """
+    return _task(TaskConfig(kind="tag"), peak_lr=5e-5)
+
+
+def cola() -> Run:
+    """GLUE CoLA: is the sentence acceptable English
+
+    contexture finetune RUN --task cola --dir runs/cola
+
+    Expect: Matthews 59.0 ± 1.1 (paper, base, test: 52.1). Not yet run here.
+    """
+    return _glue("cola", text="sentence")
+
+
+def sst2() -> Run:
+    """GLUE SST-2: is the sentence of a film review positive
+
+    contexture finetune RUN --task sst2 --dir runs/sst2
+
+    Expect: accuracy 92.2 ± 0.6 (paper, base, test: 93.5). Not yet run here.
+    """
+    return _glue("sst2", text="sentence")
+
+
+def mrpc() -> Run:
+    """GLUE MRPC: do two sentences say the same
+
+    contexture finetune RUN --task mrpc --dir runs/mrpc
+
+    5 passes. Expect: F1 89.0, accuracy 84.4. Not yet run here.
+    """
+    return _glue("mrpc", text="sentence1", second="sentence2", epochs=5.0)
+
+
+def stsb() -> Run:
+    """GLUE STS-B: how alike are two sentences, from 0 to 5
+
+    contexture finetune RUN --task stsb --dir runs/stsb
+
+    Expect: Pearson 88.9, Spearman 88.6. Not yet run here.
+    """
+    return _glue("stsb", kind="regress", text="sentence1", second="sentence2")
+
+
+def qqp() -> Run:
+    """GLUE QQP: do two questions ask the same
+
+    contexture finetune RUN --task qqp --dir runs/qqp
+
+    Expect: accuracy 90.8, F1 87.5. Not yet run here.
+    """
+    return _glue("qqp", text="question1", second="question2")
+
+
+def mnli() -> Run:
+    """GLUE MNLI: does a sentence follow from another, contradict it, or neither
+
+    contexture finetune RUN --task mnli --dir runs/mnli
+
+    Expect: accuracy 83.8 ± 0.2 on the matched dev set (paper, base, test: 84.6). Not yet run here.
+    """
+    return _glue("mnli", dev="validation_matched", text="premise", second="hypothesis")
+
+
+def qnli() -> Run:
+    """GLUE QNLI: does a sentence answer a question
+
+    contexture finetune RUN --task qnli --dir runs/qnli
+
+    Expect: accuracy 90.8 ± 0.2 (paper, base, test: 90.5). Not yet run here.
+    """
+    return _glue("qnli", text="question", second="sentence")
+
+
+def rte() -> Run:
+    """GLUE RTE: does a sentence follow from another
+
+    contexture finetune RUN --task rte --dir runs/rte
+
+    Expect: accuracy 64.8 ± 1.0 (paper, base, test: 66.4). Not yet run here.
+    """
+    return _glue("rte", text="sentence1", second="sentence2")
+
+
+def conll2003() -> Run:
+    """CoNLL-2003: names of persons, places, organisations and others
+
+    contexture finetune RUN --task conll2003 --dir runs/conll2003
+
+    Section 5.3, at 5e-5, with a cased model. Expect: entity F1 on the dev set 96.4 (paper, base, with the document
+    around each sentence, which this gives not). Not yet run here.
+    """
+    where = "tfds:conll2003"
+    task = TaskConfig(name="conll2003", kind="tag", train=(f"{where}:train",), dev=(f"{where}:dev",),
+                      test=(f"{where}:test",), text="tokens", label="ner")  # fmt: skip
+    return _task(task, peak_lr=5e-5)

@@ -1,0 +1,293 @@
+"""Examples of a task → tokens and answers, once and in bounded memory: into a folder, or a chunk at a time."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data import draws
+from data.align import cut_words
+from data.config import TaskConfig
+from data.encoded import ANSWER, END, FILE, FORMAT, INDEX, LINE, SPLITS, A, B, Column, Encoded, Memory, Store, tokens_of
+from data.errors import DataError, did_you_mean
+from data.examples import Example, Pair, Tagged, Text
+from data.prepare import Out
+from data.shards import I64, fingerprint_of
+from data.tasks import check_sources, examples, source_of
+from data.tokenizer import Tokenizer
+
+CHUNK = 4096
+"""Examples encoded together."""
+
+
+class Labels:
+    """Labels ↔ numbers. Open while the training set is read (a new label gets the next number), closed after it."""
+
+    def __init__(self, known: Sequence[str] = ()) -> None:
+        self.numbers = {label: number for number, label in enumerate(known)}
+        self.closed = bool(known)
+
+    def number(self, label: str, origin: str) -> int:
+        """Raises: DataError for a label that the training set does not have."""
+        found = self.numbers.get(label)
+        if found is None and self.closed:
+            names = list(self.numbers)
+            shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+            raise DataError(f"{origin}: label {label!r} is not one of {shown}{did_you_mean(label, names)}")
+        return self.numbers.setdefault(label, len(self.numbers)) if found is None else found
+
+    def close(self) -> NDArray[np.int64]:
+        """Sorts the labels (numbers by their value) and closes. Returns the new number of each old one."""
+        order = sorted(self.numbers, key=_sort_key)
+        renumbered = np.empty(len(order), np.int64)
+        for new, label in enumerate(order):
+            renumbered[self.numbers[label]] = new
+        self.numbers = {label: number for number, label in enumerate(order)}
+        self.closed = True
+        return renumbered
+
+
+def _sort_key(label: str) -> tuple[float, str]:
+    try:
+        value = float(label)
+    except ValueError:
+        return float("inf"), label
+    return (value, label) if value == value else (float("inf"), label)
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A chunk of examples, encoded: rows i64 [n, 6] (places counted from the chunk's first token), tokens, tags."""
+
+    rows: I64
+    tokens: NDArray[np.uint32]
+    tags: NDArray[np.int32] | None
+
+
+def code(found: Sequence[Example], kind: str, tokenizer: Tokenizer, labels: Labels, file: int) -> Coded:
+    """Tokenises examples and numbers their answers.
+
+    Raises: DataError with file:line for a text or word without a piece, an unknown label, a number that is none.
+    """
+    rows = np.full((len(found), 6), -1, np.int64)
+    rows[:, FILE] = file
+    tags: list[list[int]] | None = None
+    if kind == "tag":
+        tagged = [example for example in found if isinstance(example, Tagged)]
+        lines, begins = cut_words(tagged, tokenizer)
+        tags = [[-1] * len(line) for line in lines]
+        for example, marks, begin in zip(tagged, tags, begins, strict=True):
+            for at, tag in zip(begin, example.tags or ("",) * len(begin), strict=True):
+                marks[at] = labels.number(tag, example.origin) if example.tags is not None else 0
+    else:
+        plain = [(e.first, e.second, e) if isinstance(e, Pair) else (e.text, None, e) for e in found
+                 if isinstance(e, Text | Pair)]  # fmt: skip
+        firsts = tokenizer.encode([first for first, _, _ in plain])
+        seconds = iter(tokenizer.encode([second for _, second, _ in plain if second is not None]))
+        lines = []
+        for row, (first, second, example), ids in zip(rows, plain, firsts, strict=True):
+            more = next(seconds) if second is not None else []
+            for text, pieces in ((first, ids), (second, more)):
+                if text is not None and not pieces:
+                    raise DataError(
+                        f"{example.origin}: the text {text[:40]!r} has no letter that the vocabulary can spell; "
+                        "take the row out"
+                    )
+            row[B] = len(ids) if second is not None else -1
+            lines.append(ids + more)
+            if example.label is not None:
+                row[ANSWER] = _answer(example.label, example.origin, kind, labels)
+    ends = np.cumsum([len(line) for line in lines])
+    rows[:, END], rows[:, A] = ends, ends - [len(line) for line in lines]
+    rows[:, B] += np.where(rows[:, B] >= 0, rows[:, A], 0)
+    rows[:, LINE] = [int(example.origin.rpartition(":")[2]) for example in found]
+    total = int(ends[-1])
+    flat_tags = None if tags is None else np.fromiter(chain.from_iterable(tags), np.int32, total)
+    return Coded(rows, np.fromiter(chain.from_iterable(lines), np.uint32, total), flat_tags)
+
+
+def _answer(label: str, origin: str, kind: str, labels: Labels) -> int:
+    if kind == "classify":
+        return labels.number(label, origin)
+    try:
+        value = float(label)
+    except ValueError:
+        value = float("nan")
+    if not np.isfinite(value):
+        raise DataError(f"{origin}: {label!r} is not a number, which task.kind=regress wants")
+    return int(np.float64(value).view(np.int64))
+
+
+def in_memory(coded: Coded, kind: str, labels: tuple[str, ...], source: str) -> Encoded:
+    """A chunk as a split of its own."""
+    tags = None if coded.tags is None else Column(Memory(coded.tags), np.dtype("<i4"))
+    longest = int(tokens_of(coded.rows).max())
+    rows, tokens = Column(Memory(coded.rows), np.dtype("<i8"), 6), Column(Memory(coded.tokens), np.dtype("<u4"))
+    return Encoded(kind, labels, (source,), len(coded.rows), longest, rows, tokens, tags)
+
+
+def chunks(found: Iterable[Example], size: int = CHUNK) -> Iterator[list[Example]]:
+    """Lists of at most so many."""
+    iterator = iter(found)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def encode(
+    task: TaskConfig,
+    tokenizer: Tokenizer,
+    to: Path,
+    say: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+    labels: Sequence[str] = (),
+) -> Store:
+    """Encodes task.train and task.dev into the folder `to` and opens it.
+
+    labels: those of a run that is already trained, instead of task.labels and what train holds; then task.train may be
+    empty. The folder is written beside its place and renamed when it is whole; what `check` raises stops the work and
+    leaves nothing behind. Raises: DataError for what `examples` and `code` refuse, and where train names a file of dev.
+    """
+    check_sources(task.train, "task.train")
+    check_sources(task.dev, "task.dev")
+    _apart(task)
+    temporary = to.parent / f".{to.name}.partial"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    writer = _Writer(temporary, task, tokenizer, Labels(labels or task.labels))
+    try:
+        for path in task.train:
+            writer.add(path, "train", say, check)
+        writer.close_labels()
+        for path in task.dev:
+            writer.add(path, "dev", say, check)
+        writer.finish()
+        os.rename(temporary, to)
+    except BaseException:
+        writer.close()
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return Store.open(to)
+
+
+def _apart(task: TaskConfig) -> None:
+    """Raises: DataError where what is learned from is held out too."""
+    train = {path if path.startswith("tfds:") else os.path.realpath(path) for path in task.train}
+    for name, paths in (("task.dev", task.dev), ("task.test", task.test)):
+        for path in paths:
+            if (path if path.startswith("tfds:") else os.path.realpath(path)) in train:
+                raise DataError(f"{path}: {name} names a file of task.train too; keep held-out examples apart")
+
+
+class _Writer:
+    def __init__(self, folder: Path, task: TaskConfig, tokenizer: Tokenizer, labels: Labels) -> None:
+        self.folder, self.task, self.tokenizer, self.labels = folder, task, tokenizer, labels
+        self.dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
+        columns = ("rows", "tokens", "tags") if task.kind == "tag" else ("rows", "tokens")
+        self.files = {f"{split}-{name}": Out(folder / f"{split}-{name}.bin") for split in SPLITS for name in columns}
+        self.splits = {name: {"examples": 0, "tokens": 0, "longest": 0} for name in SPLITS}
+        self.sources: list[dict[str, Any]] = []
+        self.counts = np.zeros(0, np.int64)
+        self._read = 0
+
+    def add(self, path: str, split: str, say: Callable[[str], None], check: Callable[[], None]) -> None:
+        self.sources.append({**source_of(path), "split": split})
+        fraction = self.task.dev_fraction if split == "train" else 0.0
+        for chunk in chunks(examples(path, self.task, labelled=True, say=say)):
+            check()
+            coded = code(chunk, self.task.kind, self.tokenizer, self.labels, len(self.sources) - 1)
+            numbers = np.arange(self._read, self._read + len(chunk))
+            self._read += len(chunk)
+            held = draws.unit(draws.draw(draws.key(draws.HELD_OUT), numbers)) < fraction
+            self._write(coded, split, np.flatnonzero(~held))
+            self._write(coded, "dev", np.flatnonzero(held))
+
+    def _write(self, coded: Coded, split: str, chosen: NDArray[np.intp]) -> None:
+        if not len(chosen):
+            return
+        counts, rows = self.splits[split], coded.rows[chosen].copy()
+        kept = np.zeros(len(coded.rows), bool)
+        kept[chosen] = True
+        spans = np.flatnonzero(np.repeat(kept, coded.rows[:, END] - coded.rows[:, A]))
+        lengths = rows[:, END] - rows[:, A]
+        shift = counts["tokens"] + np.cumsum(lengths) - lengths - rows[:, A]
+        rows[:, B] = np.where(rows[:, B] >= 0, rows[:, B] + shift, -1)
+        rows[:, A] += shift
+        rows[:, END] += shift
+        self.files[f"{split}-rows"].write(rows.astype("<i8").tobytes())
+        self.files[f"{split}-tokens"].write(coded.tokens[spans].astype(self.dtype).tobytes())
+        answers = rows[:, ANSWER]
+        if coded.tags is not None:
+            tags = coded.tags[spans]
+            self.files[f"{split}-tags"].write(tags.astype("<i4").tobytes())
+            answers = tags[tags >= 0]
+        counts["examples"] += len(rows)
+        counts["tokens"] += len(spans)
+        counts["longest"] = max(counts["longest"], int(tokens_of(rows).max()))
+        if split == "train" and self.task.kind != "regress":
+            found = np.bincount(answers, minlength=max(len(self.labels.numbers), len(self.counts)))
+            self.counts = found + np.pad(self.counts, (0, len(found) - len(self.counts)))
+
+    def close_labels(self) -> None:
+        """Gives the labels their sorted numbers, in what was written too."""
+        if self.labels.closed or self.task.kind == "regress":
+            return
+        renumbered = self.labels.close()
+        counts = np.zeros(len(renumbered), np.int64)
+        counts[renumbered[: len(self.counts)]] = self.counts
+        self.counts = counts
+        for split in SPLITS:
+            name = f"{split}-{'tags' if self.task.kind == 'tag' else 'rows'}"
+            old = self.files[name]
+            old.file.seek(0)
+            new = Out(self.folder / f"{name}.renumbered")
+            width, dtype = (1, "<i4") if self.task.kind == "tag" else (6, "<i8")
+            while raw := old.file.read(width * 8 * (1 << 16)):
+                table = np.frombuffer(raw, dtype).reshape(-1, width).copy()
+                answers = table[:, -1]
+                table[:, -1] = np.where(answers >= 0, renumbered[answers], -1)
+                new.write(table.tobytes())
+            old.file.close()
+            os.replace(new.path, old.path)
+            new.path = old.path
+            self.files[name] = new
+
+    def finish(self) -> None:
+        """Checks what was read, and writes the index."""
+        kind, labels = self.task.kind, list(self.labels.numbers)
+        if self.task.train and not self.splits["train"]["examples"]:
+            raise DataError(f"{self.sources[0]['name']}: nothing is left to learn from; lower --task.dev-fraction")
+        if self.task.dev_fraction and not self.splits["dev"]["examples"]:
+            raise DataError(
+                f"task.dev-fraction={self.task.dev_fraction} holds out none of "
+                f"{self.splits['train']['examples']} examples; raise it, or give --task.dev"
+            )
+        if kind != "regress" and self.task.train and len(labels) < 2:
+            raise DataError(
+                f"{self.sources[0]['name']}: every example has the label {labels[0]!r}, so there is nothing to learn; "
+                "see that --task.label names the right column"
+            )
+        self.close()
+        index: dict[str, Any] = {
+            "format": FORMAT,
+            "kind": kind,
+            "tokenizer": self.tokenizer.fingerprint,
+            "dtype": self.dtype.str,
+            "labels": labels,
+            "counts": self.counts.tolist(),
+            "splits": self.splits,
+            "sources": self.sources,
+            "files": {out.path.name: out.entry() for out in self.files.values()},
+        }
+        index["fingerprint"] = fingerprint_of(index)
+        (self.folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+    def close(self) -> None:
+        for out in self.files.values():
+            out.file.close()

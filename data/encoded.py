@@ -1,0 +1,192 @@
+"""Tokenised examples of a task: encoded once, from then on read by number.
+
+    SPLIT-rows.bin      i64 [examples, 6]: where its first text begins among the tokens, its second (-1: none), where it
+                        ends, the number of its file, its line there, its answer (a label's number, the bits of a f64,
+                        or -1 for none)
+    SPLIT-tokens.bin    u16 (u32 where the vocabulary needs it), one long row of ids without special tokens
+    SPLIT-tags.bin      i32 beside the tokens, for task.kind=tag: the tag's number at a word's first piece, else -1
+    index.json          "format": 1, labels and their counts, sources, size and sha256 of each file, a fingerprint
+
+Read by position (pread), as shards are: nothing is held or mapped, so memory does not grow with the examples.
+`data.encode` writes the folder.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.config import TaskConfig
+from data.errors import DataError
+from data.shards import I64, File, check_bytes, fingerprint_of, misfit
+
+FORMAT = 1
+INDEX = "index.json"
+SPLITS = ("train", "dev")
+A, B, END, FILE, LINE, ANSWER = range(6)
+"""The columns of rows."""
+_MEND = "delete the folder and start the command again"
+_INDEX = {
+    "kind": str,
+    "tokenizer": str,
+    "dtype": str,
+    "labels": [str],
+    "counts": [int],
+    "splits": {name: {"examples": int, "tokens": int, "longest": int} for name in SPLITS},
+    "sources": [{"name": str, "size": int, "split": str}],
+    "files": dict,
+    "fingerprint": str,
+}
+
+
+class _Bytes(Protocol):
+    def read(self, count: int, at: int) -> bytes: ...
+
+
+class Memory:
+    """Bytes by their place, as File gives them."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._bytes = array.tobytes()
+
+    def read(self, count: int, at: int) -> bytes:
+        return self._bytes[at : at + count]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Numbers by their place, `width` of them at each."""
+
+    bytes: _Bytes
+    dtype: np.dtype
+    width: int = 1
+
+    def read(self, starts: I64, lengths: I64) -> NDArray[Any]:
+        """Spans joined: starts i64 [n], lengths i64 [n] → [sum of lengths] (or [sum, width])."""
+        if len(starts) > 1:  # spans that touch are one span
+            apart = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))
+            starts, lengths = starts[apart], np.add.reduceat(lengths, apart)
+        size = self.dtype.itemsize * self.width
+        spans = zip((lengths * size).tolist(), (starts * size).tolist(), strict=True)
+        joined = np.frombuffer(b"".join(self.bytes.read(count, at) for count, at in spans), self.dtype)
+        return joined.reshape(-1, self.width) if self.width > 1 else joined
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The examples of one split. labels: the classes or tags in their order, () for a regression."""
+
+    kind: str
+    labels: tuple[str, ...]
+    sources: tuple[str, ...]
+    examples: int
+    longest: int
+    """Tokens of the longest example, special ones not counted, and one more for a second text."""
+    rows: Column
+    tokens: Column
+    tags: Column | None
+
+    def take(self, numbers: I64) -> I64:
+        """Rows by their numbers → i64 [n, 6]."""
+        return self.rows.read(numbers, np.ones(len(numbers), np.int64))
+
+    def answers(self) -> NDArray[np.int32] | NDArray[np.float64]:
+        """Every answer in order: numbers of labels i32 [n] (-1: none) or of tags (one a word), or numbers f64 [n]."""
+        parts = [self._answers(first) for first in range(0, self.examples, 1 << 16)]
+        return np.concatenate(parts) if parts else np.empty(0, np.float64 if self.kind == "regress" else np.int32)
+
+    def _answers(self, first: int) -> NDArray[Any]:
+        rows = self.take(np.arange(first, min(first + (1 << 16), self.examples)))
+        if self.tags is not None:
+            tags = self.tags.read(rows[:, A], rows[:, END] - rows[:, A])
+            return tags[tags >= 0]
+        bits = rows[:, ANSWER]
+        return bits.copy().view(np.float64) if self.kind == "regress" else bits.astype(np.int32)
+
+    def origin(self, row: NDArray[np.int64]) -> str:
+        """ "train.tsv:7"."""
+        return f"{self.sources[int(row[FILE])]}:{int(row[LINE])}"
+
+    def longer_than(self, length: int) -> int:
+        """How many examples do not fit a line of so many tokens."""
+        many = 0
+        for first in range(0, self.examples, 1 << 16):
+            rows = self.take(np.arange(first, min(first + (1 << 16), self.examples)))
+            many += int((tokens_of(rows) + 2 > length).sum())
+        return many
+
+
+def tokens_of(rows: I64) -> I64:
+    """Tokens of each row, the special ones at the line's two ends not counted, that between two texts counted."""
+    return rows[:, END] - rows[:, A] + (rows[:, B] >= 0)
+
+
+class Store:
+    """A folder of encoded examples, opened for reading by any number of threads."""
+
+    def __init__(self, folder: Path, index: dict[str, Any]) -> None:
+        self.folder, self.index = folder, index
+        self.kind: str = index["kind"]
+        self.labels: tuple[str, ...] = tuple(index["labels"])
+        self.counts: tuple[int, ...] = tuple(index["counts"])
+        """How often each label stands in train; for a regression nothing."""
+        self.fingerprint: str = index["fingerprint"]
+        self.splits = {name: self._split(name) for name in SPLITS}
+
+    def _split(self, name: str) -> Encoded:
+        counts, token = self.index["splits"][name], np.dtype(self.index["dtype"])
+        tags = Column(File(self.folder / f"{name}-tags.bin"), np.dtype("<i4")) if self.kind == "tag" else None
+        return Encoded(
+            self.kind,
+            self.labels,
+            tuple(source["name"] for source in self.index["sources"]),
+            counts["examples"],
+            counts["longest"],
+            Column(File(self.folder / f"{name}-rows.bin"), np.dtype("<i8"), 6),
+            Column(File(self.folder / f"{name}-tokens.bin"), token),
+            tags,
+        )
+
+    @staticmethod
+    def open(folder: Path) -> "Store":
+        """Raises: DataError where there is none, or it is not as it was written."""
+        file = folder / INDEX
+        try:
+            index = json.loads(file.read_text("utf-8"))
+        except FileNotFoundError:
+            raise DataError(f"{folder}: holds no examples ({INDEX} is missing); {_MEND}") from None
+        except (OSError, ValueError, RecursionError):
+            raise DataError(f"{file}: cannot be read; {_MEND}") from None
+        if not isinstance(index, dict) or index.get("format") != FORMAT:
+            got = index.get("format") if isinstance(index, dict) else None
+            raise DataError(f"{file}: of format {got!r}, this reads format {FORMAT}; {_MEND}")
+        if (wrong := misfit(index, _INDEX)) or index["fingerprint"] != fingerprint_of(index):
+            raise DataError(f"{file}: damaged ({wrong or 'its content does not match its fingerprint'}); {_MEND}")
+        for name, entry in index["files"].items():
+            there = os.path.getsize(folder / name) if (folder / name).is_file() else None
+            if there != entry["size"]:
+                raise DataError(f"{folder / name}: missing or not as long as it was written; {_MEND}")
+        return Store(folder, index)
+
+    def sources_changed(self, task: TaskConfig) -> str:
+        """A sentence saying how the files that `task` names differ by name or size from what was read, or ""."""
+        was = {(source["split"], source["name"]): source["size"] for source in self.index["sources"]}
+        for split, paths in (("train", task.train), ("dev", task.dev)):
+            for path in paths:
+                if path.startswith("tfds:") or not os.path.isfile(path):
+                    continue
+                name, size = os.path.basename(path), os.path.getsize(path)
+                if (split, name) not in was:
+                    return f"{path} was not there when {self.folder} was encoded"
+                if was[split, name] != size:
+                    return f"{path} has {size} bytes and had {was[split, name]} when {self.folder} was encoded"
+        return ""
+
+    def verify(self) -> None:
+        """Reads every file once and compares it with what was written. Raises: DataError naming one that differs."""
+        for name, entry in self.index["files"].items():
+            check_bytes(self.folder / name, entry["sha256"], _MEND)

@@ -1,0 +1,126 @@
+"""Tables in files (*.tsv, *.csv, *.jsonl): the names of their columns and their rows, in memory bounded by a row."""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from data.errors import DataError
+from data.sources import json_lines, lines
+
+LONGEST_FIELD = 1 << 24
+"""Characters after which a field of a *.csv is taken for one whose quote is never closed."""
+_WANTED = 'every line of a *.jsonl is an object like {"text": "…", "label": "…"}'
+
+Row = Sequence[Any] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a file or a TFDS set, whatever its format."""
+
+    where: str
+    """The file's path, or the set's name."""
+    head: str
+    """Where the names of its columns stand: "data/train.tsv:1"."""
+    names: tuple[str, ...] | None
+    """Of the columns; None where they have only positions."""
+    width: int
+    """Columns of a row. 0: a row is a mapping, by the names of the columns."""
+    rows: Iterator[tuple[int, Row]]
+    """(number of its first line, or in its split; cells). A cell of CoNLL is a list, of all words of a sentence."""
+    usual: tuple[str, str] = ("", "")
+    """The columns of texts and labels, where the format itself says which they are."""
+    headed: bool = False
+    """Whether the names come from a first line, which may be none."""
+
+
+def separated(path: Path, header: bool) -> Table:
+    """A *.tsv (no quotes, a line a row) or a *.csv (RFC 4180). Raises: DataError with file:line for a broken row."""
+    rows = _commas(path) if path.suffix.lower() == ".csv" else _tabs(path)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{path}: no row in the file; give a row for each example")
+    number, cells = first
+    names = tuple(name.strip() for name in cells) if header else None
+    whose = f"the header has {len(cells)} ({listed(names)})" if names else f"line {number} has {len(cells)}"
+
+    def checked() -> Iterator[tuple[int, Row]]:
+        mend = "put a tab" if path.suffix.lower() == ".tsv" else "put a comma"
+        for line, row in rows if header else chain([first], rows):
+            if len(row) != len(cells):
+                raise DataError(f"{path}:{line}: {counted(len(row), 'column')} where {whose}; {mend} between columns")
+            yield line, row
+
+    return Table(str(path), f"{path}:{number}", names, len(cells), checked(), headed=header)
+
+
+def objects(path: Path) -> Table:
+    """A *.jsonl: an object a line, whose keys are the columns; the first one tells which there are."""
+    records = json_lines(path, _WANTED)
+    first = next(records, None)
+    if first is None:
+        raise DataError(f"{path}: no row in the file; {_WANTED}")
+    return Table(str(path), f"{path}:{first[0]}", tuple(first[1]), 0, chain([first], records))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of columns for a message: 'premise', 'hypothesis', …"""
+    shown = [repr(name if len(name) <= 40 else f"{name[:39]}…") for name in names[:16]]
+    return ", ".join([*shown, "…"] if len(names) > 16 else shown)
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 column", "2 columns"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _tabs(path: Path) -> Iterator[tuple[int, list[str]]]:
+    for number, line in lines(path):
+        line = line.removesuffix("\n").removesuffix("\r")
+        if line.strip() or "\t" in line:
+            yield number, line.split("\t")
+
+
+def _commas(path: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(LONGEST_FIELD)
+    held: list[str] = []  # the lines of the row that is being read
+
+    def fed() -> Iterator[str]:
+        for _, line in lines(path):
+            held.append(line)
+            yield line
+
+    reader = csv.reader(fed(), strict=True)
+    while True:
+        first = reader.line_num + 1
+        held.clear()
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise _broken(path, first, held, str(error)) from None
+        if cells and not (len(cells) == 1 and cells[0].isspace()):
+            yield first, cells
+
+
+def _broken(path: Path, first: int, held: list[str], reason: str) -> DataError:
+    """What csv's reader found wrong in the row of these lines."""
+    if "end of data" not in reason and "field limit" not in reason:
+        if "expected after" in reason:
+            reason = 'text after a closing quote; write a quote within a quoted field twice: ""'
+        elif "new-line" in reason:
+            reason = "a carriage return within a row; end lines with a line feed, or quote the field"
+        return DataError(f"{path}:{first + len(held) - 1}: {reason}")
+    begins, inside = first, False
+    for number, line in enumerate(held, first):
+        for found in re.finditer('""|"', line):
+            if found[0] == '"':
+                inside = not inside
+                begins = number if inside else begins
+    reason = "is never closed" if "end of data" in reason else f"has more than {LONGEST_FIELD} characters"
+    return DataError(f'{path}:{begins}: the quoted field that begins here {reason}; close it with "')

@@ -1,0 +1,179 @@
+"""Batches of a task's examples: shuffled and endless for training, in order and each once for everything else."""
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data import draws
+from data.config import DataConfig, TaskConfig
+from data.encoded import ANSWER, END, A, B, Encoded, Store
+from data.errors import DataError, did_you_mean
+from data.layouts import Batch, bert_pair, cut_ends
+from data.shards import I64
+from data.streams import Pairs
+from data.tokenizer import Tokenizer
+
+_BERT = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
+FIELDS: dict[str, dict[str, str]] = {
+    "classify": {**_BERT, "labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
+    "regress": {**_BERT, "targets": "f32 B", "valid": "f32 B"},
+    "tag": {**_BERT, "tags": "i32 BL", "tag_weights": "f32 BL", "valid": "f32 B"},
+}
+"""The arrays of a task's batch. labels and tags: numbers, 0 and -1 where there is none; weights: what an example, or a
+word's first piece, counts in the loss; valid: 0 where a line only fills up a batch."""
+
+
+def line_length(config: DataConfig, longest: int) -> int:
+    """Tokens of a line: what the longest example needs, in steps of 8, at most data.length."""
+    return min(config.length, -(-(longest + 2) // 8) * 8)
+
+
+def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, ...]) -> NDArray[np.float32]:
+    """What an example of each label counts. `balanced`: examples / (labels · the label's examples), as scikit-learn
+    has it. Raises: DataError for a label that is not there, or a weight that is no number above 0."""
+    weights_C = np.ones(max(len(labels), 1), np.float32)
+    if task.class_weights == ("balanced",):
+        counted = np.maximum(np.array(counts, np.float64), 1.0)
+        return (sum(counts) / (len(labels) * counted)).astype(np.float32)
+    for entry in task.class_weights:
+        label, _, weight = entry.rpartition("=")
+        if label not in labels:
+            raise DataError(
+                f"task.class-weights={entry}: {label!r} is not one of {', '.join(labels[:12])}"
+                f"{did_you_mean(label, labels)}; give `balanced`, or LABEL=WEIGHT"
+            )
+        try:
+            weights_C[labels.index(label)] = float(weight)
+        except ValueError:
+            raise DataError(f"task.class-weights={entry}: {weight!r} is not a number") from None
+    if not (np.isfinite(weights_C) & (weights_C > 0)).all():
+        raise DataError(f"task.class-weights={' '.join(task.class_weights)}: weights must be above 0")
+    return weights_C
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Examples by their numbers → the arrays of a batch."""
+
+    split: Encoded
+    tokenizer: Tokenizer
+    length: int
+    weights_C: NDArray[np.float32]
+
+    def read(self, numbers: I64) -> Batch:
+        split, rows = self.split, self.split.take(numbers)
+        single = rows[:, B] < 0
+        middle = np.where(single, rows[:, END], rows[:, B])
+        b_length = np.where(single, -1, rows[:, END] - middle)
+        pairs = Pairs(rows[:, A], middle - rows[:, A], middle, b_length, np.zeros(len(rows), bool))
+        pairs = cut_ends(pairs, self.length)
+        batch = bert_pair(split.tokens.read, pairs, self.tokenizer, self.length)
+        text_BL = batch.pop("candidates")
+        del batch["lengths"]
+        if split.kind == "classify":
+            batch["labels"] = np.maximum(rows[:, ANSWER], 0).astype(np.int32)
+            batch["weights"] = self.weights_C[batch["labels"]]
+        elif split.kind == "regress":
+            batch["targets"] = rows[:, ANSWER].copy().view(np.float64).astype(np.float32)
+        elif split.tags is not None:
+            tags_BL = np.full(text_BL.shape, -1, np.int32)
+            tags_BL[text_BL] = split.tags.read(pairs.a_start, pairs.a_length)
+            batch["tags"] = tags_BL
+            batch["tag_weights"] = np.where(tags_BL >= 0, self.weights_C[np.maximum(tags_BL, 0)], 0).astype(np.float32)
+        batch["valid"] = np.ones(len(rows), np.float32)
+        return batch
+
+
+class TaskBatches:
+    """Training batches: step s, row r is example `permuted[s · batch + r]` of an endless row of passes, each of which
+    has every example once, in an order of its own.
+
+    Differs: the original shuffles within a buffer of 100 examples; here a pass is shuffled whole.
+    """
+
+    def __init__(self, store: Store, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, *, seed: int) -> None:
+        split = store.splits["train"]
+        self.fields = dict(FIELDS[store.kind])
+        self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
+        self.lines_per_pass = split.examples
+        self.rows_read = 0
+        weights_C = class_weights(task, store.labels, store.counts)
+        self._reader = _Reader(split, tokenizer, line_length(config, split.longest), weights_C)
+        self._orders: dict[int, I64] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def length(self) -> int:
+        """Tokens of a line."""
+        return self._reader.length
+
+    def read(self, step: int, rows: I64 | None = None) -> Batch:
+        """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
+        places = step * self.batch + (np.arange(self.batch) if rows is None else np.asarray(rows, np.int64))
+        passes, within = np.divmod(places, self.lines_per_pass)
+        numbers = np.empty(len(places), np.int64)
+        for e in np.unique(passes).tolist():
+            mine = passes == e
+            numbers[mine] = self._order(e)[within[mine]]
+        with self._lock:
+            self.rows_read += len(numbers)
+        return self._reader.read(numbers)
+
+    def _order(self, e: int) -> I64:
+        with self._lock:
+            if e not in self._orders:
+                self._orders = {p: order for p, order in self._orders.items() if abs(p - e) == 1}
+                self._orders[e] = draws.permutation(draws.key(draws.EXAMPLE_ORDER, self.seed, e), self.lines_per_pass)
+            return self._orders[e]
+
+    def describe(self) -> str:
+        """What there is to train on, in a sentence."""
+        longer = self.split.longer_than(self.length)
+        cut = f"; {longer:,} of them longer, and cut" if longer else ""
+        return f"{self.split.examples:,} examples in lines of {self.length} tokens{cut}"
+
+
+class HeldOutTask:
+    """Every example once and in order, in `steps` batches of `batch` lines."""
+
+    def __init__(
+        self,
+        split: Encoded,
+        tokenizer: Tokenizer,
+        config: DataConfig,
+        lines: int,
+        weights_C: NDArray[np.float32] | None = None,
+        length: int = 0,
+    ) -> None:
+        """weights_C: what each label counts in the loss (all 1 if None). length: tokens of a line, if not what the
+        longest needs."""
+        self.fields = dict(FIELDS[split.kind])
+        self.tokenizer, self.batch, self.split = tokenizer, lines, split
+        self.count = split.examples
+        self.steps = -(-self.count // lines)
+        self.rows_read = 0
+        ones_C = np.ones(max(len(split.labels), 1), np.float32)
+        length = length or line_length(config, split.longest)
+        self._reader = _Reader(split, tokenizer, length, ones_C if weights_C is None else weights_C)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a line."""
+        return self._reader.length
+
+    def numbers(self, step: int) -> I64:
+        """The examples of a batch, without those that only fill it up."""
+        return np.arange(step * self.batch, min((step + 1) * self.batch, self.count))
+
+    def read(self, step: int, rows: I64 | None = None) -> Batch:
+        """As TaskBatches.read, for steps below `steps`; rows past the last example repeat example 0 without weight."""
+        numbers = step * self.batch + (np.arange(self.batch) if rows is None else np.asarray(rows, np.int64))
+        spare = numbers >= self.count
+        batch = self._reader.read(np.where(spare, 0, numbers))
+        for name in ("valid", "weights", "tag_weights"):
+            if name in batch:
+                batch[name][spare] = 0.0
+        self.rows_read += len(numbers)
+        return batch

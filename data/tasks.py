@@ -1,0 +1,294 @@
+"""Labelled examples from files and TFDS sets: every format gives rows, and one function makes Examples of rows."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from data import tfds
+from data.config import TaskConfig
+from data.conll import conll
+from data.errors import DataError, did_you_mean
+from data.examples import Example, Pair, Tagged, Text
+from data.sources import Source, TextFile, shared
+from data.tables import Row, Table, counted, listed, objects, separated
+
+FORMATS = (".tsv", ".csv", ".jsonl", ".conll", ".conllu")
+_FILES = f"{', '.join(f'*{suffix}' for suffix in FORMATS[:-1])} or *{FORMATS[-1]}, or tfds:NAME"
+
+# Usual names of columns, in lower case.
+_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("text1", "text2"),
+    ("first", "second"),
+    ("text_a", "text_b"),
+)
+_TEXTS = ("text", "sentence", "review", "content", "question", "utterance", "query")
+_LABELS = ("label", "category", "class", "intent", "target", "sentiment", "score", "gold_label")
+_NUMBERS = ("score", "label", "target", "similarity")
+_WORDS = ("tokens", "words", "text", "sentence")
+_TAGS = ("tags", "ner_tags", "upos", "pos_tags", "ner", "labels", "label")
+
+
+def check_sources(paths: Iterable[str], what: str) -> None:
+    """Raises: DataError where one is missing, empty, of no known format, named twice, or a TFDS set not on disk."""
+    sources: list[Source] = []
+    for path in paths:
+        if not path.startswith(tfds.PREFIX):
+            if os.path.isdir(path):
+                raise DataError(f"{path}: {what} names a folder; name the files in it")
+            if not os.path.isfile(path):
+                raise DataError(f"{path}: {what} names no such file; check the path")
+            if Path(path).suffix.lower() not in FORMATS:
+                raise DataError(f"{path}: {what} wants {_FILES}")
+        sources.append(_source(path))
+        if not sources[-1].size:
+            raise DataError(f"{path}: the file is empty; {what} wants a row for each example")
+    if twice := shared(sources):
+        raise DataError(f"{twice}: {what} names this {twice.kind} twice; give every {twice.kind} once")
+
+
+def source_of(path: str) -> dict[str, Any]:
+    """What tells a source from another: {"name": "train.tsv", "size": its bytes}."""
+    source = _source(path)
+    return {"name": source.name, "size": source.size}
+
+
+def examples(
+    path: str, task: TaskConfig, *, labelled: bool, say: Callable[[str], None] = lambda line: None
+) -> Iterator[Example]:
+    """The rows of a file or a TFDS set, in their order, in memory bounded by a row.
+
+    classify and regress give Text, or Pair where there is a second column; tag gives Tagged. Where they are not
+    `labelled`, labels and tags are None, and need no column. `say` is told which columns are read where these were not
+    all given.
+
+    Raises: DataError with file:line for a row that is not what it should be, and for columns that are not there.
+    """
+    table = _table(path, task)
+    columns = _columns(table, task, labelled, say)
+    name = table.where if path.startswith(tfds.PREFIX) else Path(path).name
+    empty = True
+    for number, row in table.rows:
+        empty = False
+        yield _example(row, columns, f"{table.where}:{number}", f"{name}:{number}")
+    if empty:
+        raise DataError(f"{path}: no row in the file but its header; give a row for each example")
+
+
+def _source(path: str) -> Source:
+    return tfds.open_split(path) if path.startswith(tfds.PREFIX) else TextFile(Path(path))
+
+
+def _table(path: str, task: TaskConfig) -> Table:
+    if path.startswith(tfds.PREFIX):
+        split = tfds.open_split(path)
+        return Table(split.name, split.name, tuple(split.features), 0, split.rows())
+    file = Path(path)
+    match file.suffix.lower():
+        case ".tsv" | ".csv":
+            return separated(file, _has_header(task))
+        case ".jsonl":
+            return objects(file)
+        case ".conll" | ".conllu" if task.kind == "tag":
+            return conll(file)
+        case ".conll" | ".conllu":
+            raise DataError(f"{path}: holds words with tags; give it to --task.kind tag, not {task.kind}")
+    raise DataError(f"{path}: examples lie in {_FILES}")
+
+
+def _has_header(task: TaskConfig) -> bool:
+    given = [column for column in (task.text, task.second, task.label) if column]
+    by_position = bool(task.text and task.label) and all(map(str.isdecimal, given))
+    return task.header == "yes" or (task.header == "auto" and not by_position)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column that is read: what for, where it is in a row, and what it is called."""
+
+    role: str
+    key: Any
+    called: str
+
+    def __str__(self) -> str:
+        return f"the {self.role} ({self.called})"
+
+
+@dataclass(frozen=True)
+class _Columns:
+    text: _Column
+    second: _Column | None
+    label: _Column | None
+    tagged: bool
+
+
+def _columns(table: Table, task: TaskConfig, labelled: bool, say: Callable[[str], None]) -> _Columns:
+    """Which columns are read: those that the task names, or those with usual names."""
+    tagged = task.kind == "tag"
+    text, second, label = task.text or table.usual[0], task.second, task.label or table.usual[1]
+    if table.names is None and not (text and (label or not labelled)):
+        raise DataError(f"{table.where}: a file without a header wants positions; give --task.text 1 --task.label 2")
+    if labelled and table.usual[0] and table.width == 1:
+        raise DataError(f"{table.head}: 1 column where a word and its tag are wanted; give every word its tag")
+    names = _Names(table, labelled)
+    if not text and tagged:
+        text = names.one("words", "text", _WORDS, (label,), prefer=True)
+    elif not text and second:
+        text = names.one("text", "text", (*_TEXTS, *(first for first, _ in _PAIRS)), (second, label))
+    elif not text:
+        text, second = names.texts((label,))
+    role = "words" if tagged else "first text" if second else "text"
+    columns = [names.column(text, role, "text")]
+    columns += [names.column(second, "second text", "second")] if second else []
+    if labelled:
+        role, usual = {"tag": ("tags", _TAGS), "regress": ("label", _NUMBERS)}.get(task.kind, ("label", _LABELS))
+        label = label or names.one(role, "label", usual, (text, second), prefer=usual is not _LABELS)
+        columns.append(names.column(label, role, "label"))
+    if not task.text or (labelled and not task.label):
+        name = table.where if table.where.startswith(tfds.PREFIX) else Path(table.where).name
+        say(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
+    return _Columns(columns[0], columns[1] if second else None, columns[-1] if labelled else None, tagged)
+
+
+class _Names:
+    """Finds columns of a table, by what the task calls them or by their usual names, and says what is amiss."""
+
+    def __init__(self, table: Table, labelled: bool) -> None:
+        self.table, self.names = table, table.names or ()
+        self.there = f"the columns are {listed(self.names)}" if self.names else "there are no columns"
+        positions = "--task.text 1 --task.label 2" if labelled else "--task.text 1 --task.header no"
+        self.hint = f"; if this line is no header, give positions: {positions}" if table.headed else ""
+
+    def column(self, asked: str, role: str, option: str) -> _Column:
+        """A column by its name or its position. Raises: DataError where there is no such column."""
+        table, places = self.table, [place for place, name in enumerate(self.names) if name == asked]
+        if len(places) == 1:
+            return _Column(role, places[0] if table.width else asked, f"column {asked!r}")
+        if places:
+            several = " or ".join(str(place + 1) for place in places)
+            raise DataError(f"{table.head}: several columns are called {asked!r}; give the position, {several}")
+        if not asked.isdecimal() and table.names is None:
+            raise DataError(
+                f"{table.where}: columns have no names here, and --task.{option} is {asked!r}; give a position, from 1"
+            )
+        if not asked.isdecimal() or not table.width:
+            raise self._no_column(asked)
+        if not 1 <= int(asked) <= table.width:
+            raise DataError(
+                f"{table.head}: --task.{option} is {asked} where there are 1 to {table.width}; give another"
+            )
+        place = int(asked) - 1
+        return _Column(role, place, f"column {asked}" + (f" {self.names[place]!r}" if self.names else ""))
+
+    def _no_column(self, asked: str) -> DataError:
+        lowered = {name.lower(): name for name in self.names}
+        near = did_you_mean(repr(asked), map(repr, self.names))
+        if asked.lower() in lowered:
+            near = f" (did you mean {lowered[asked.lower()]!r}?)"
+        hint = "" if near else self.hint
+        return DataError(f"{self.table.head}: there is no column {asked!r}{near}; {self.there}{hint}")
+
+    def one(self, role: str, option: str, usual: Sequence[str], used: Sequence[str], prefer: bool = False) -> str:
+        """The column with a usual name that is not used yet; of several the first, where that is to be preferred.
+
+        Raises: DataError where there is none, or several.
+        """
+        found = self._usual(usual, used)
+        if len(found) > 1 and not prefer:
+            raise self._unclear(role, option, found)
+        if not found:
+            raise DataError(
+                f"{self.table.head}: no column has a usual name of the {role} ({', '.join(usual[:3])}, …); "
+                f"{self.there}; name it with --task.{option}{self.hint}"
+            )
+        return found[0]
+
+    def texts(self, used: Sequence[str]) -> tuple[str, str]:
+        """The text and "", or the two texts of a pair."""
+        found = ((self._usual([first], used), self._usual([second], used)) for first, second in _PAIRS)
+        pairs = [(first[0], second[0]) for first, second in found if first and second]
+        if not pairs:
+            return self.one("text", "text", _TEXTS, used), ""
+        others = self._usual(_TEXTS, (*pairs[0], *used))
+        if len(pairs) > 1 or others:
+            raise self._unclear("text", "text", list(dict.fromkeys([*chain(*pairs), *others])))
+        return pairs[0]
+
+    def _usual(self, usual: Sequence[str], used: Sequence[str]) -> list[str]:
+        """The columns with these names, in the order of these."""
+        return [there for name in usual for there in self.names if there.lower() == name and there not in used]
+
+    def _unclear(self, role: str, option: str, found: Sequence[str]) -> DataError:
+        return DataError(f"{self.table.head}: {listed(found)} may each be the {role}; name it with --task.{option}")
+
+
+def _example(row: Row, columns: _Columns, at: str, origin: str) -> Example:
+    """One row as an Example. at: where it stands, for an error."""
+    label = columns.label
+    if columns.tagged:
+        words = _sequence(row, columns.text, at, _text)
+        tags = _sequence(row, label, at, _label) if label else None
+        if tags is not None and len(words) != len(tags):
+            raise DataError(
+                f"{at}: {counted(len(words), 'word')} and {counted(len(tags), 'tag')}; give every word one tag"
+            )
+        return Tagged(words, tags, origin)
+    text = _text(_cell(row, columns.text, at), str(columns.text), at)
+    said = _label(_cell(row, label, at), str(label), at) if label else None
+    if columns.second is None:
+        return Text(text, said, origin)
+    return Pair(text, _text(_cell(row, columns.second, at), str(columns.second), at), said, origin)
+
+
+def _cell(row: Row, column: _Column, at: str) -> Any:
+    try:
+        return row[column.key]
+    except KeyError:
+        raise DataError(f"{at}: {column} is missing; every line is to have the same keys") from None
+
+
+def _sequence(row: Row, column: _Column, at: str, read: Callable[[Any, str, str], str]) -> tuple[str, ...]:
+    """Words, or tags: a list of them, or a string with single spaces between them."""
+    value = _cell(row, column, at)
+    if isinstance(value, str):
+        value = value.split(" ") if value.strip() else []
+    if not isinstance(value, list):
+        raise DataError(f"{at}: {column} are {_shown(value)}; give a list, or a string with spaces between them")
+    if not value:
+        raise DataError(f"{at}: {column} are empty; give a row at least one word")
+    one = column.role.removesuffix("s")
+    return tuple(read(each, f"{one} {place} ({column.called})", at) for place, each in enumerate(value, 1))
+
+
+def _text(value: Any, called: str, at: str) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{at}: {called} is {_shown(value)}, no string; give a string")
+    if not value.strip():
+        raise DataError(f"{at}: {called} is empty; fill it, or leave the row out")
+    return value
+
+
+def _label(value: Any, called: str, at: str) -> str:
+    """A label as a file would say it; the white space around it is no part of it."""
+    if value is None:
+        raise DataError(f"{at}: {called} is missing; give every example one, or leave the row out")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        raise DataError(f"{at}: {called} is {_shown(value)}; give a string, a number, true or false")
+    if not (said := str(value).strip()):
+        raise DataError(f"{at}: {called} is empty; fill it, or leave the row out")
+    return said
+
+
+def _shown(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"the number {str(value)[:40]}"
+    return kinds.get(type(value), f"of type {type(value).__name__}")

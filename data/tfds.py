@@ -1,0 +1,201 @@
+"""TFDS sets that lie on disk, by names like "tfds:glue/sst2:train[:10%]": found, opened, and read row by row.
+
+They are read by their number in the split (TFDS's data source of array_record files), so TensorFlow is not needed.
+Nothing is ever downloaded.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from data.errors import DataError, did_you_mean
+
+PREFIX = "tfds:"
+_NAME = re.compile(r"(?P<set>\w+(?:/[\w.+-]+)?)(?::(?P<version>\d+\.\d+\.\d+))?(?::(?P<split>[^/]+))?")
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_AT_ONCE = 64
+"""Examples read together: several times as fast as one by one."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A split of a TFDS set, or a part of one. Rows are numbered from 0."""
+
+    kind: ClassVar = "split"
+    name: str
+    """As it was asked for, with its split: "tfds:glue/sst2:train"."""
+    size: int
+    """Bytes of the files that it lies in."""
+    parts: tuple[tuple[str, int, int], ...]
+    """Those files, and from which example to which each is read."""
+    features: dict[str, Any]
+    """TFDS's description of each column but `idx`, which only counts the rows."""
+    records: Any
+
+    def __str__(self) -> str:
+        return self.name
+
+    def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(number, {column: value}): str, int, float, bool, lists of them; the name of a class, None for class -1.
+
+        Raises: DataError naming a row that cannot be read, or a text that is not UTF-8.
+        """
+        for at in range(0, len(self.records), _AT_ONCE):
+            numbers = range(at, min(at + _AT_ONCE, len(self.records)))
+            try:
+                records = self.records.__getitems__(list(numbers))
+            except Exception as error:
+                raise DataError(
+                    f"{self.name}:{at}: cannot be read ({_first_line(error)}); the set is damaged, prepare it again"
+                ) from None
+            for number, record in zip(numbers, records, strict=True):
+                row = {}
+                for name, feature in self.features.items():
+                    try:
+                        row[name] = _plain(feature, record[name])
+                    except UnicodeDecodeError:
+                        raise DataError(f"{self.name}:{number}: {name!r} is not UTF-8; prepare the set again") from None
+                yield number, row
+
+    def documents(self, seen: Callable[[bytes], Any] = len) -> Iterator[tuple[int, str]]:
+        """Its text as (number, line without outer spaces); an empty line marks a border between documents.
+
+        An example of several lines is a document of them; one of a single line is a line of the running document, as it
+        would be in a text file. Every text goes through `seen`, with a line's end.
+        """
+        column = self._text_column()
+        for number, row in self.rows():
+            text: str = row[column]
+            seen(f"{text}\n".encode())
+            lines = [line.strip() for line in text.split("\n")]
+            full = [line for line in lines if line]
+            if len(full) < 2:
+                yield number, "".join(full)
+            else:
+                yield from ((number, line) for line in ("", *full, ""))
+
+    def _text_column(self) -> str:
+        import tensorflow_datasets as tfds
+
+        found = [name for name, feature in self.features.items() if isinstance(feature, tfds.features.Text)]
+        if "text" in found:
+            return "text"
+        if len(found) != 1:
+            several = f"several texts ({', '.join(found)}) and none of them is 'text'" if found else "no text"
+            raise DataError(f"{self.name}: the set has {several}; give one with a column 'text', or *.txt files")
+        return found[0]
+
+
+def open_split(name: str) -> Split:
+    """ "tfds:NAME[/CONFIG][:VERSION][:SPLIT]" → the split, by default all of `train` of the newest version on disk.
+
+    It is looked for in $TFDS_DATA_DIR, or else in ~/tensorflow_datasets.
+
+    Raises: DataError for what is no such name, not on disk, not as array_record, damaged, or has no such split.
+    """
+    match = _NAME.fullmatch(name.removeprefix(PREFIX))
+    if match is None:
+        raise DataError(f"{name}: no name of a TFDS set; give tfds:NAME[/CONFIG][:VERSION][:SPLIT], as tfds:lm1b:train")
+    folder = _folder(name, match["set"], match["version"])
+    spec = match["split"] or "train"
+    import tensorflow_datasets as tfds
+
+    try:
+        builder: Any = tfds.builder_from_directory(folder)
+        info: Any = builder.info
+        splits, features = info.splits, {key: info.features[key] for key in info.features if key != "idx"}
+    except Exception as error:
+        raise DataError(f"{folder}: damaged, no TFDS set ({_first_line(error)}); prepare it again") from None
+    for wanted in re.findall(r"(?:^|\+)\s*(\w+)", spec):
+        if wanted not in splits and wanted != "all":
+            there = ", ".join(splits)
+            raise DataError(f"{name}: there is no split {wanted!r}{did_you_mean(wanted, splits)}; there are {there}")
+    try:
+        instructions = splits[spec].file_instructions
+    except Exception as error:
+        reason = _first_line(error).partition(". See format")[0]
+        raise DataError(f"{name}: {spec!r} is no part of a split ({reason}); write it as train[:10%]") from None
+    if sum(each.take for each in instructions) < 1:
+        raise DataError(f"{name}: {spec!r} holds no example; write the part as train[:10%], or give a larger one")
+    if "array_record" not in {each.value for each in info.available_file_formats()}:
+        raise DataError(
+            f"{name}: lies in {folder} as {info.file_format.value}, which needs TensorFlow; remove it and get it as "
+            f"array_record, on a machine with network: {_how_to_get(match['set'], match['version'])}"
+        )
+    files = sorted({str(each.filename) for each in instructions})
+    if missing := [file for file in files if not os.path.isfile(file)]:
+        raise DataError(f"{missing[0]}: missing, a file of {name}; prepare the set again")
+    try:
+        records = builder.as_data_source(spec)
+    except Exception as error:
+        raise DataError(f"{name}: cannot be read ({_first_line(error)}); prepare the set again") from None
+    parts = tuple((os.path.realpath(each.filename), each.skip, each.skip + each.take) for each in instructions)
+    named = name if match["split"] else f"{name}:{spec}"
+    return Split(named, sum(os.path.getsize(file) for file in files), parts, features, records)
+
+
+def _folder(name: str, wanted: str, version: str | None) -> Path:
+    """Where the set lies. Raises: DataError where it does not."""
+    root = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    found: dict[str, list[tuple[tuple[int, ...], Path]]] = {}
+    for pattern in ("*/*/dataset_info.json", "*/*/*/dataset_info.json"):
+        for file in root.glob(pattern):
+            folder = file.parent
+            if _VERSION.fullmatch(folder.name):
+                key = folder.parent.relative_to(root).as_posix()
+                found.setdefault(key, []).append((tuple(map(int, folder.name.split("."))), folder))
+    inside = sorted(key for key in found if key.startswith(f"{wanted.partition('/')[0]}/"))
+    if wanted not in found and "/" not in wanted and inside:
+        if len(inside) > 1:
+            raise DataError(f"{name}: there are {', '.join(inside)}; name one of them, as tfds:{inside[0]}")
+        wanted = inside[0]
+    if wanted not in found:
+        near = did_you_mean(wanted, found) or (f" ({', '.join(inside)} is)" if inside else "")
+        raise DataError(
+            f"{name}: {wanted} is not in {root}{near}; set TFDS_DATA_DIR to the folder that it is in, or get it, on a "
+            f"machine with network: {_how_to_get(wanted, version)}"
+        )
+    if version is None:
+        return max(found[wanted])[1]
+    for numbers, folder in found[wanted]:
+        if numbers == tuple(map(int, version.split("."))):
+            return folder
+    there = ", ".join(folder.name for _, folder in sorted(found[wanted]))
+    raise DataError(f"{name}: there is no version {version} of {wanted} in {root}; there are {there}")
+
+
+def _how_to_get(wanted: str, version: str | None) -> str:
+    full = f"{wanted}:{version}" if version else wanted
+    return (
+        'python -c "import tensorflow_datasets as tfds; '
+        f"tfds.builder('{full}', file_format='array_record').download_and_prepare()\""
+    )
+
+
+def _first_line(error: Exception) -> str:
+    """What a library's error says at its end, where the reason stands."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
+
+
+def _plain(feature: Any, value: Any) -> Any:
+    """A value of a TFDS row as Python has it; arrays and nested features stay as they are."""
+    import tensorflow_datasets as tfds
+
+    kinds: Any = tfds.features
+    if isinstance(feature, kinds.ClassLabel):
+        return feature.int2str(int(value)) if value >= 0 else None
+    if isinstance(feature, kinds.Sequence) and not isinstance(value, dict):
+        return [_plain(feature.feature, each) for each in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, str | dict | list) or np.ndim(value):
+        return value
+    kept = np.asarray(value, feature.np_dtype)[()]
+    # a float32 is told by its own shortest decimals: 3.8, and not 3.799999952316284
+    return float(str(kept)) if isinstance(kept, np.floating) else kept.item()

@@ -1,0 +1,116 @@
+"""What a model answers to a task's examples: gathered by their numbers, scored, and told."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.encoded import ANSWER, END, A, Encoded, Store
+from data.task_batches import HeldOutTask
+from train import scores
+
+Record = dict[str, Any]
+
+
+class Answers:
+    """Gathers the predictions of every batch of a HeldOutTask; memory holds a number or two for each example or word."""
+
+    def __init__(self, held_out: HeldOutTask, labelled: bool = True) -> None:
+        self.held_out, self.split, self.labelled = held_out, held_out.split, labelled
+        self._gold: list[NDArray[Any]] = []
+        self._predicted: list[NDArray[Any]] = []
+        self._words: list[NDArray[np.int64]] = []
+        """Words of each example, for tags."""
+
+    def add(self, step: int, predictions: dict[str, NDArray[Any]]) -> Iterator[Record]:
+        """Takes the predictions of a batch (lines first) and gives a record for each of its examples:
+        {"id": "dev.tsv:7", "prediction": …, and scores}, with its label where the file has one."""
+        numbers = self.held_out.numbers(step)
+        rows = self.split.take(numbers)
+        here = {name: array[: len(numbers)] for name, array in predictions.items()}
+        tell = {"classify": self._classes, "regress": self._values, "tag": self._tags}[self.split.kind]
+        for row, record in zip(rows, tell(rows, here), strict=True):
+            yield {"id": self.split.origin(row), **record}
+
+    def _classes(self, rows: NDArray[np.int64], here: dict[str, NDArray[Any]]) -> list[Record]:
+        gold, scores_BC, labels = rows[:, ANSWER].astype(np.int32), here["scores"], self.split.labels
+        predicted = scores_BC.argmax(-1).astype(np.int32)
+        self._gold.append(gold)
+        self._predicted.append(predicted)
+        return [
+            {
+                **({"label": labels[g]} if g >= 0 else {}),
+                "prediction": labels[p],
+                "scores": dict(zip(labels, (round(x, 6) for x in line.tolist()), strict=True)),
+            }
+            for g, p, line in zip(gold.tolist(), predicted.tolist(), scores_BC, strict=True)
+        ]
+
+    def _values(self, rows: NDArray[np.int64], here: dict[str, NDArray[Any]]) -> list[Record]:
+        bits = rows[:, ANSWER]
+        gold, predicted = np.where(bits == -1, np.nan, bits.copy().view(np.float64)), here["values"].astype(np.float64)
+        self._gold.append(gold)
+        self._predicted.append(predicted)
+        return [
+            {**({"label": g} if g == g else {}), "prediction": p}
+            for g, p in zip(gold.tolist(), predicted.tolist(), strict=True)
+        ]
+
+    def _tags(self, rows: NDArray[np.int64], here: dict[str, NDArray[Any]]) -> list[Record]:
+        assert self.split.tags is not None
+        lengths = rows[:, END] - rows[:, A]
+        marks = self.split.tags.read(rows[:, A], lengths)
+        line = np.repeat(np.arange(len(rows)), lengths)
+        place = np.arange(len(marks)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
+        first = marks >= 0
+        marks, line, place = marks[first], line[first], place[first]
+        seen = place < self.held_out.length - 1  # what was cut has no answer
+        at = np.where(seen, place, 0)
+        predicted = np.where(seen, here["tags"][line, at], -1).astype(np.int32)
+        share = np.where(seen, here["scores"][line, at], 0.0)
+        words = np.bincount(line, minlength=len(rows))
+        self._gold.append(marks)
+        self._predicted.append(predicted)
+        self._words.append(words)
+        names = np.array([*self.split.labels, ""], object)
+        cuts = np.cumsum(words)[:-1]
+        answers = zip(
+            *(np.split(x, cuts) for x in (names[marks], names[predicted], np.round(share, 6))), strict=True
+        )  # fmt: skip
+        return [
+            {
+                **({"labels": gold.tolist()} if self.labelled else {}),
+                "predictions": said.tolist(),
+                "scores": sure.tolist(),
+            }
+            for gold, said, sure in answers
+        ]
+
+    def gathered(self) -> tuple[Any, Any]:
+        """(gold, predicted) of all examples in order: numbers of labels i32 [n], numbers f64 [n], or lists of tags."""
+        gold, predicted = np.concatenate(self._gold), np.concatenate(self._predicted)
+        if self.split.kind != "tag":
+            return gold, predicted
+        names = np.array([*self.split.labels, ""], object)
+        cuts = np.cumsum(np.concatenate(self._words))[:-1]
+        return [x.tolist() for x in np.split(names[gold], cuts)], [x.tolist() for x in np.split(names[predicted], cuts)]
+
+    def figures(self) -> dict[str, float]:
+        """The metrics of the kind of task, over all that was added."""
+        gold, predicted = self.gathered()
+        if self.split.kind == "regress":
+            return scores.regressed(gold, predicted)
+        of = scores.classified if self.split.kind == "classify" else scores.tagged
+        return of(gold, predicted, self.split.labels)
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each label: precision, recall, F1, count."""
+        return scores.label_table(self.split.kind, *self.gathered(), self.split.labels)
+
+
+def guess(store: Store, split: Encoded) -> dict[str, float]:
+    """What answering the same to everything gives on a split: majority_accuracy, or mean_mse of a regression."""
+    if store.kind == "regress":
+        return scores.mean_guess(float(store.splits["train"].answers().mean()), split.answers())
+    return scores.majority(store.counts, split.answers())

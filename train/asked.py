@@ -1,0 +1,115 @@
+"""What the commands are asked that train nothing, as typed configurations. Needs no jax."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import tyro
+
+from train.config import MeshConfig
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A command without options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """The resolved configuration and the parameter table; nothing runs."""
+
+    what: tyro.conf.Positional[str]
+    """A recipe or the folder of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnTokenizer:
+    """Learn a vocabulary from text."""
+
+    kind: tyro.conf.Positional[Literal["wordpiece"]]
+    input: tuple[str, ...]
+    """Text: files or a folder of *.txt and *.jsonl."""
+    vocab_size: int = 30522
+    """Most pieces."""
+    to: str
+    """The tokenizer's folder."""
+    lowercase: bool = True
+    """Lower-case and strip accents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Tokenise text once into shards, which any number of runs may then read: --data.path FOLDER."""
+
+    recipe: tyro.conf.Positional[str]
+    input: tuple[str, ...]
+    """Text: files or a folder of *.txt and *.jsonl."""
+    to: str
+    """The shards' folder."""
+    tokenizer: str = ""
+    """A tokenizer folder or a published vocab.txt; empty: learn the recipe's vocabulary on the text."""
+    dev: tuple[str, ...] = ()
+    """Held-out text, like input."""
+    dev_fraction: float = 0.0
+    """Instead of dev: hold out the end of each file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Other examples than the run's own."""
+
+    dev: tuple[str, ...] = ()
+    """Labelled files to look at, with the columns of the training set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Held-out figures of a run, over the whole set, each example once."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder."""
+    split: Literal["dev", "test", "train"] = "dev"
+    """Of a task: which of the run's own examples."""
+    task: Files = field(default_factory=Files)
+    step: tuple[str, ...] = ()
+    """Checkpoints: their steps, `best`, or `all`; empty: the newest good one."""
+    batch: int = 0
+    """Lines at a time; 0: as in training."""
+    to: str = ""
+    """A folder for predictions.jsonl; empty: RUN/evaluations."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """Answers to new examples, a JSON line each."""
+
+    run: tyro.conf.Positional[str]
+    """The folder of a fine-tuned run."""
+    input: str
+    """A file of examples, labelled or not, of any size."""
+    to: str
+    """The file of predictions."""
+    text: str = ""
+    """The column of the text or the words, where it has another name than in the training set."""
+    second: str = ""
+    """The column of the pair's second text."""
+    header: Literal["", "auto", "yes", "no"] = ""
+    """Whether tsv and csv begin with the names of their columns; empty: as in training."""
+    step: int = 0
+    """Another checkpoint than the newest."""
+    batch: int = 64
+    """Lines at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fill:
+    """What a masked language model would put in the place of each [MASK]."""
+
+    run: tyro.conf.Positional[str]
+    """The folder of a pretrained run."""
+    text: str
+    """A text with one [MASK] or several."""
+    top: int = 5
+    """Pieces for each."""
+    step: int = 0
+    """Another checkpoint than the newest."""

@@ -1,0 +1,134 @@
+"""Answers to new examples, of a file of any size or at hand."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from data.encode import Labels, chunks, code, in_memory
+from data.examples import Example, Pair, Tagged, Text
+from data.pipeline import iterate
+from data.task_batches import HeldOutTask
+from data.tasks import check_sources, examples
+from data.tokenizer import WordPiece
+from train import config as configs
+from train import mesh as meshes
+from train.answers import Answers
+from train.config import ConfigError, MeshConfig
+from train.directory import read_tokenizer
+from train.objectives import OBJECTIVES
+from train.step import evaluation_step
+from train.transfer import Loaded, load_parameters
+
+LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
+"""Tokens of a line: the least of these that holds a chunk's longest example, so that few programs are compiled."""
+
+
+class Predictor:
+    """A fine-tuned run, ready to answer: `Predictor("runs/intents")(["Where is my card?"])`."""
+
+    def __init__(
+        self,
+        run: str | Path,
+        *,
+        step: int | None = None,
+        batch: int = 64,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Raises ConfigError where the folder is no fine-tuned run, CheckpointError where no checkpoint is good."""
+        self.folder = Path(run)
+        self.run, described = configs.read(self.folder)
+        if self.run.task.kind == "off":
+            raise ConfigError(f"{run} was pretrained and not fine-tuned for a task: contexture finetune {run} --task …")
+        meshes.keep_cpu_memory()
+        meshes.prepare_jax(self.run.model.dtype)
+        self.labels: tuple[str, ...] = tuple(described.get("labels", ()))
+        self.tokenizer: WordPiece = read_tokenizer(self.folder, self.run, described)
+        self.mesh: Mesh = meshes.build(MeshConfig())
+        self.batch = meshes.whole_batch(self.mesh, batch)
+        with jax.set_mesh(self.mesh):
+            self.loaded: Loaded = load_parameters(self.folder, self.run, self.labels, self.mesh, say, step)
+        self.cut = 0
+        """Examples so far that were longer than the model, and cut."""
+        self._step = evaluation_step(self.loaded.model, OBJECTIVES[self.run.objective], self.mesh)
+
+    def __call__(self, texts: Sequence[Any]) -> list[dict[str, Any]]:
+        """Texts (str), pairs (tuple of two) or, for tags, lists of words → {"prediction", "scores"} each, in order.
+
+        Raises DataError for an empty text or a word that the vocabulary cannot spell.
+        """
+        found = [self._example(text, f"text:{number}") for number, text in enumerate(texts)]
+        return [record for chunk in chunks(found) for record in self.answer(chunk)]
+
+    def _example(self, text: Any, origin: str) -> Example:
+        if self.run.task.kind == "tag":
+            return Tagged(tuple(text.split() if isinstance(text, str) else text), None, origin)
+        return Text(text, None, origin) if isinstance(text, str) else Pair(text[0], text[1], None, origin)
+
+    def answer(self, found: Sequence[Example]) -> Iterator[dict[str, Any]]:
+        """A record for each example of a chunk, in order."""
+        kind, length = self.run.task.kind, min(self.run.data.length, self.run.model.length)
+        coded = code(found, kind, self.tokenizer, Labels(self.labels or ("",)), 0)
+        split = in_memory(coded, kind, self.labels, found[0].origin.rpartition(":")[0])
+        length = min(next((n for n in LENGTHS if n >= split.longest + 2), length), length)
+        self.cut += split.longer_than(length)
+        held_out = HeldOutTask(split, self.tokenizer, self.run.data, self.batch, length=length)
+        answers = Answers(held_out, labelled=False)
+        rows = meshes.local_rows(self.mesh, self.batch)
+        with jax.set_mesh(self.mesh), iterate(held_out, 0, held_out.steps, rows) as stream:
+            for number, local in stream:
+                batch = meshes.place(self.mesh, local, held_out.fields, self.batch)
+                _, predictions = jax.device_get(self._step(self.loaded.params, batch))
+                yield from answers.add(number, predictions)
+
+
+def predict_file(
+    predictor: Predictor,
+    source: str,
+    to: Path,
+    columns: dict[str, str],
+    say: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Writes a JSON line for each example of a file: what was read, the prediction, the scores. Memory is bounded.
+
+    columns: task.text, task.second, task.header where the file has others than the training set. The file is there
+    whole or not at all. Raises DataError for the user's file.
+    """
+    check_sources((source,), "input")
+    task = dataclasses.replace(predictor.run.task, **{name: word for name, word in columns.items() if word})
+    if os.path.isdir(to):
+        raise ConfigError(f"{to} is a folder; give a file as --to, as in {to}/predictions.jsonl")
+    if os.path.realpath(source) == os.path.realpath(to):
+        raise ConfigError(f"--to {to} is the input itself; give another file")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    part = to.with_name(to.name + ".part")
+    count = 0
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            for chunk in chunks(examples(source, task, labelled=False, say=say)):
+                check()
+                for example, record in zip(chunk, predictor.answer(chunk), strict=True):
+                    told = {"id": record.pop("id"), **_read(example), **record}
+                    file.write(json.dumps(told, ensure_ascii=False) + "\n")
+                    count += 1
+        os.replace(part, to)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if predictor.cut:
+        say(f"{predictor.cut:,} of {count:,} examples are longer than the {predictor.run.data.length} tokens of a line, "
+            "and were cut")  # fmt: skip
+    return {"run": str(predictor.folder), "step": predictor.loaded.step, "examples": count, "cut": predictor.cut,
+            "predictions": str(to)}  # fmt: skip
+
+
+def _read(example: Example) -> dict[str, Any]:
+    if isinstance(example, Tagged):
+        return {"words": list(example.words)}
+    return {"text": example.text} if isinstance(example, Text) else {"text": example.first, "second": example.second}

@@ -1,0 +1,77 @@
+"""The user's words as typed configurations, through tyro; what does not fit is one clear line."""
+
+import contextlib
+import dataclasses
+import io
+import os
+from typing import Any, TypeVar
+
+import tyro
+
+from train.config import ConfigError, did_you_mean, fields
+
+T = TypeVar("T")
+_SECTIONS = ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task")
+
+
+def parse(kind: type[T], words: list[str], command: str, default: T | None = None) -> T:
+    """The user's words as a `kind`, through tyro. Raises ConfigError in one line where they are not."""
+    said = io.StringIO()
+    width, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"
+    if any(word in ("-h", "--help") for word in words):
+        os.environ["COLUMNS"] = width or "110"
+    given: Any = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(said):
+            found, unknown = tyro.cli(kind, args=words, prog=f"contexture {command}", return_unknown_args=True, **given)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise ConfigError(_in_one_line(said.getvalue())) from None
+    finally:
+        os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
+    if unknown:
+        known = [name.replace("_", "-") for name in (fields(found) if dataclasses.is_dataclass(found) else ())]
+        word = unknown[0]
+        raise ConfigError(f"{command} does not know {word!r}{did_you_mean(word.lstrip('-'), known)}; --help lists all")
+    return found
+
+
+def _in_one_line(box: str) -> str:
+    """What tyro says in a box, as one line: the first block between its rules. Its title stands in the frame, or, where
+    stderr knows no Unicode, as a block before it."""
+    blocks, framed = [""], False
+    for line in box.splitlines():
+        text = line.strip("│|╭╮╰╯+ ")
+        if line.lstrip().startswith(("╭", "+")):
+            framed = True
+        elif text and set(text) <= {"─", "-"}:
+            blocks.append("")
+        else:
+            blocks[-1] = f"{blocks[-1]} {text}".strip()
+    blocks = [block for block in blocks if block]
+    text = blocks[0 if framed or len(blocks) == 1 else 1].removeprefix("Error parsing ") if blocks else box
+    for section in _SECTIONS:
+        text = text.removeprefix(f"{section}: ")
+    return text
+
+
+def value_of(words: list[str], *names: str) -> str:
+    """What was said for the first of these options: `--task.kind tag` or `--task.kind=tag` → "tag"; else ""."""
+    for place, word in enumerate(words):
+        for name in names:
+            if word == name and place + 1 < len(words):
+                return words[place + 1]
+            if word.startswith(name + "="):
+                return word.partition("=")[2]
+    return ""
+
+
+def spelled_out(words: list[str]) -> list[str]:
+    """The short forms `--task X` and `--init RUN` as what they stand for."""
+    short = {"--task": "--task.name", "--init": "--init.run"}
+    return [
+        short[name] + equals + value if (name := word.partition("=")[0]) in short else word
+        for word in words
+        for _, equals, value in [word.partition("=")]
+    ]
