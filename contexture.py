@@ -201,7 +201,7 @@ def _results_alone() -> Iterator[None]:
         os.close(saved)
 
 
-def evaluate_command(words: list[str]) -> Result:
+def evaluate_command(words: list[str]) -> Result | None:
     """held-out figures of a run: contexture evaluate RUN [--task.dev F] [--split dev|test] [--step N…|best|all]"""
     asked = parse(Evaluate, words, "evaluate")
     read(Path(asked.run))

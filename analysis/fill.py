@@ -35,7 +35,8 @@ def fill(model: Model, params: Any, tokenizer: WordPiece, text: str, top: int = 
     slots = np.flatnonzero(np.array(ids) == tokenizer.mask)
     tokens = np.array([ids], np.int32)
     batch = {"tokens": tokens, "segments": np.zeros_like(tokens), "mask": np.ones_like(tokens), "slots": slots[None]}
-    logits_PV = model.clone(heads={"mlm": model.heads["mlm"]}).apply({"params": params}, batch).heads["mlm"][0]
+    outputs: Any = model.clone(heads={"mlm": model.heads["mlm"]}).apply({"params": params}, batch)
+    logits_PV = outputs.heads["mlm"][0]
     shares, pieces = jax.device_get(jax.lax.top_k(jax.nn.softmax(logits_PV[:, : tokenizer.size]), top))
     return [
         [{"piece": tokenizer.token(int(p)), "score": float(s)} for p, s in zip(row_p, row_s, strict=True)]

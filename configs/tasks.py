@@ -1,8 +1,8 @@
-"""Fine-tuning: what a run is when it learns a task from labelled examples (Devlin et al. 2018, section 4, appendix A.3).
+"""Fine-tuning: a run that learns a task from labelled examples (Devlin et al. 2018, section 4, appendix A.3).
 
 The paper's settings: batches of 32, 3 passes, a learning rate of 2e-5 to 5e-5 that rises over the first tenth of the
-steps, the pretraining's optimizer, dropout 0.1. `contexture finetune RUN --task NAME` takes one of these, with the model
-and vocabulary of RUN.
+steps, the pretraining's optimizer, dropout 0.1. `contexture finetune RUN --task NAME` takes one of these, with the
+model and vocabulary of RUN.
 
 The figures to expect of GLUE are those of five runs of bert-base-cased with another JAX stack on TPUs (length 128,
 2e-5, batches of 32): mean and standard deviation on the dev set.

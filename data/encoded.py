@@ -94,7 +94,7 @@ class Encoded:
         """Rows by their numbers → i64 [n, 6]."""
         return self.rows.read(numbers, np.ones(len(numbers), np.int64))
 
-    def answers(self) -> NDArray[np.int32] | NDArray[np.float64]:
+    def answers(self) -> NDArray[Any]:
         """Every answer in order: numbers of labels i32 [n] (-1: none) or of tags (one a word), or numbers f64 [n]."""
         parts = [self._answers(first) for first in range(0, self.examples, 1 << 16)]
         return np.concatenate(parts) if parts else np.empty(0, np.float64 if self.kind == "regress" else np.int32)

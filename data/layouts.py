@@ -60,26 +60,25 @@ def _heads(key: int, numbers: I64, flips: I64) -> I64:
 def bert_pair(
     read: Callable[[I64, I64], NDArray[np.integer]], pairs: Pairs, tokenizer: Tokenizer, length: int
 ) -> Batch:
-    """Spans that fit, read by (starts, lengths) → tokens, segments, mask i32 BL, lengths i64 B (special tokens counted), candidates bool BL.
+    """Spans that fit, read by (starts, lengths) → tokens, segments, mask i32 BL, lengths i64 B (special ones counted),
+    candidates bool BL.
 
     `a = 7 8, b = 9`, length 8 → tokens `[CLS] 7 8 [SEP] 9 [SEP] [PAD] [PAD]`, segments `0 0 0 0 1 1 0 0`.
     """
     B = len(pairs.a_start)
-    spans = (
-        np.stack([pairs.a_start, pairs.b_start], 1).ravel(),
-        np.stack([pairs.a_length, np.maximum(pairs.b_length, 0)], 1).ravel(),
-    )
+    starts = np.stack([pairs.a_start, pairs.b_start], 1).ravel()
+    lengths = np.stack([pairs.a_length, np.maximum(pairs.b_length, 0)], 1).ravel()
     place = np.arange(length)
     a_end = (1 + pairs.a_length)[:, None]
     end = a_end + 1 + pairs.b_length[:, None]
     text_BL = (place > 0) & (place != a_end) & (place < end)
     tokens_BL = np.full((B, length), tokenizer.pad, np.int32)
-    tokens_BL[text_BL] = read(*spans)
+    tokens_BL[text_BL] = read(starts, lengths)
     _place_specials(tokens_BL, a_end[:, 0], end[:, 0], tokenizer)
     segments_BL = ((place > a_end) & (place <= end)).astype(np.int32)
     mask_BL = (place <= end).astype(np.int32)
-    lengths = end[:, 0] + 1
-    return {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL, "lengths": lengths, "candidates": text_BL}
+    batch = {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL}
+    return {**batch, "lengths": end[:, 0] + 1, "candidates": text_BL}
 
 
 def _place_specials(tokens_BL: NDArray[np.int32], a_end: I64, end: I64, tokenizer: Tokenizer) -> None:
@@ -117,7 +116,7 @@ def describe(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, la
     """A line decoded back to text, for people: `[CLS] the {cat→[MASK]} sat [SEP]`, as {label→what stands there}; a
     word's tag after its first piece, `jim/PROPN`; the line's own label behind it."""
     length = int(batch["mask"][row].sum())
-    pieces = [tokenizer.token(number) for number in batch["tokens"][row, :length].tolist()]
+    pieces: list[str] = [tokenizer.token(number) for number in batch["tokens"][row, :length].tolist()]
     counted = 0
     if "slots" in batch:
         used = batch["slot_weights"][row] > 0

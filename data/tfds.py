@@ -50,9 +50,7 @@ class Split:
             try:
                 records = self.records.__getitems__(list(numbers))
             except Exception as error:
-                raise DataError(
-                    f"{self.name}:{at}: cannot be read ({_first_line(error)}); the set is damaged, prepare it again"
-                ) from None
+                raise self._damaged(at, error) from None
             for number, record in zip(numbers, records, strict=True):
                 row = {}
                 for name, feature in self.features.items():
@@ -60,6 +58,8 @@ class Split:
                         row[name] = _plain(feature, record[name])
                     except UnicodeDecodeError:
                         raise DataError(f"{self.name}:{number}: {name!r} is not UTF-8; prepare the set again") from None
+                    except Exception as error:
+                        raise self._damaged(number, error) from None
                 yield number, row
 
     def documents(self, seen: Callable[[bytes], Any] = len) -> Iterator[tuple[int, str]]:
@@ -71,6 +71,8 @@ class Split:
         column = self._text_column()
         for number, row in self.rows():
             text: str = row[column]
+            if not isinstance(text, str):
+                raise self._damaged(number, ValueError(f"{column!r} is missing"))
             seen(f"{text}\n".encode())
             lines = [line.strip() for line in text.split("\n")]
             full = [line for line in lines if line]
@@ -78,6 +80,9 @@ class Split:
                 yield number, "".join(full)
             else:
                 yield from ((number, line) for line in ("", *full, ""))
+
+    def _damaged(self, number: int, error: Exception) -> DataError:
+        return DataError(f"{self.name}:{number}: cannot be read ({_first_line(error)}); prepare the set again")
 
     def _text_column(self) -> str:
         import tensorflow_datasets as tfds
@@ -155,7 +160,7 @@ def _folder(name: str, wanted: str, version: str | None) -> Path:
             raise DataError(f"{name}: there are {', '.join(inside)}; name one of them, as tfds:{inside[0]}")
         wanted = inside[0]
     if wanted not in found:
-        near = did_you_mean(wanted, found) or (f" ({', '.join(inside)} is)" if inside else "")
+        near = did_you_mean(wanted, found) or (f" (there are {', '.join(inside)})" if inside else "")
         raise DataError(
             f"{name}: {wanted} is not in {root}{near}; set TFDS_DATA_DIR to the folder that it is in, or get it, on a "
             f"machine with network: {_how_to_get(wanted, version)}"

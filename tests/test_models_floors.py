@@ -12,7 +12,10 @@ ROOMS = ("models", "data", "train", "analysis", "configs", "contexture")
 # The lowest floor first. A room's floor, or within train a file's.
 FLOORS = (
     ("models", "data"),
-    tuple(f"train.{name}" for name in "config mesh optim losses objectives metrics scores signals events words asked".split()),
+    tuple(
+        f"train.{name}"
+        for name in "config mesh optim losses objectives metrics scores signals events words asked".split()
+    ),
     tuple(f"train.{name}" for name in "step checkpoint transfer report directory answers".split()),
     (*(f"train.{name}" for name in "loop evaluate predict".split()), "analysis"),
     ("configs",),

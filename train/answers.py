@@ -14,7 +14,7 @@ Record = dict[str, Any]
 
 
 class Answers:
-    """Gathers the predictions of every batch of a HeldOutTask; memory holds a number or two for each example or word."""
+    """Gathers the predictions of every batch of a HeldOutTask; memory holds two numbers for each example or word."""
 
     def __init__(self, held_out: HeldOutTask, labelled: bool = True) -> None:
         self.held_out, self.split, self.labelled = held_out, held_out.split, labelled
@@ -75,9 +75,8 @@ class Answers:
         self._words.append(words)
         names = np.array([*self.split.labels, ""], object)
         cuts = np.cumsum(words)[:-1]
-        answers = zip(
-            *(np.split(x, cuts) for x in (names[marks], names[predicted], np.round(share, 6))), strict=True
-        )  # fmt: skip
+        told = names[marks], names[predicted], share.astype(np.float64).round(6)
+        answers = zip(*(np.split(x, cuts) for x in told), strict=True)
         return [
             {
                 **({"labels": gold.tolist()} if self.labelled else {}),

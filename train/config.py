@@ -157,9 +157,9 @@ class EvaluateConfig:
     batch: int = 0
     """Lines at a time; 0: as in training."""
     metric: str = "loss"
-    """The figure by which the best checkpoint is known: `loss`, or one that is better the larger it is (accuracy, …)."""
+    """The figure that the best checkpoint is known by: a loss or an error, or one that is better when larger."""
     patience: int = 0
-    """Evaluations in a row without a better figure after which the run stops; each is then saved. 0: it never does."""
+    """Evaluations in a row without a better figure after which the run stops; each is saved then. 0: never."""
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.batch < 0 or self.patience < 0:

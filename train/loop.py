@@ -91,10 +91,10 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
         stack.callback(report.close)
         parts, identity = _open(run, folder, mesh, report, signals)
-        run = parts.run
+        asked, run = run, parts.run
         report.steps = run.steps
         make, shapes, shardings = create(parts.model, run, mesh)
-        _introduce(parts, recipe, report, shapes)
+        _introduce(parts, asked, recipe, report, shapes)
         parts.batches.rows_read = 0
 
         checkpoints = Checkpoints(folder, mesh, run.save, report.say, identity)
@@ -150,10 +150,10 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
     return parts, identity
 
 
-def _introduce(parts: Parts, recipe: Run, report: Report, shapes: State) -> None:
+def _introduce(parts: Parts, asked: Run, recipe: Run, report: Report, shapes: State) -> None:
     """What one wants to know before the hours begin."""
     run = parts.run
-    changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(run, recipe).items()]
+    changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(asked, recipe).items()]
     report.say("differs from its recipe: " + (" ".join(changed) or "nothing"))
     report.say(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
     shardings = jax.tree.leaves(meshes.parameter_shardings(parts.mesh, shapes.params))
@@ -168,9 +168,8 @@ def _introduce(parts: Parts, recipe: Run, report: Report, shapes: State) -> None
     report.say(f"{parts.batches.describe()}; {run.steps:,} steps are {passes:.2f} passes; {held} held out")
     if parts.labels:
         counts = parts.store.counts if isinstance(parts.store, Store) else ()
-        report.table(
-            "labels", ("label", "in train"), [(n, f"{c:,}") for n, c in zip(parts.labels, counts, strict=True)]
-        )
+        named = [(name, f"{count:,}") for name, count in zip(parts.labels, counts, strict=True)]
+        report.table("labels", ("label", "in train"), named)
     if report.speaks:
         line = parts.batches.read(0, np.array([0]))
         check_fields(line, batch_fields(run))
@@ -200,7 +199,7 @@ def _steps(
     fields = batch_fields(run)
     meter = Meter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []
-    measured: dict[str, float | None] = {}
+    measured: dict[str, float] = {}
     if patience and best.waited >= patience:
         return start
 
@@ -231,7 +230,7 @@ def _steps(
                 figures, _ = evaluate(evaluation, parts.objective, state.params, parts.held_out, mesh)
                 report.record([{"step": done, "split": "dev", **figures, **parts.baseline}], _safe(checkpoints, run))
                 measured = {"held_out_loss": figures["loss"], "rank": rank(run.evaluate.metric, figures)}
-                best.look(done, rank(run.evaluate.metric, figures))
+                best.look(done, measured["rank"])
                 last = last or (patience > 0 and best.waited >= patience)
                 meter.pause()
             if saves:

@@ -122,10 +122,10 @@ def predict_file(
         part.unlink(missing_ok=True)
         raise
     if predictor.cut:
-        say(f"{predictor.cut:,} of {count:,} examples are longer than the {predictor.run.data.length} tokens of a line, "
-            "and were cut")  # fmt: skip
-    return {"run": str(predictor.folder), "step": predictor.loaded.step, "examples": count, "cut": predictor.cut,
-            "predictions": str(to)}  # fmt: skip
+        line = predictor.run.data.length
+        say(f"{predictor.cut:,} of {count:,} examples are longer than the {line} tokens of a line, and were cut")
+    told = {"examples": count, "cut": predictor.cut, "predictions": str(to)}
+    return {"run": str(predictor.folder), "step": predictor.loaded.step, **told}
 
 
 def _read(example: Example) -> dict[str, Any]:

@@ -144,7 +144,8 @@ def _grows(path: str, old: list[int], new: list[int]) -> bool:
 def begin_from(
     run: Run, labels: tuple[str, ...], fresh: State, mesh: Mesh, say: Say, table: Callable[..., None]
 ) -> State:
-    """The state `fresh` with the parameters of `run.init.run` put in where they have a place; tells what became of each.
+    """The state `fresh` with the parameters of `run.init.run` put in where they have a place; tells what became of
+    each.
 
     Raises ConfigError for a parameter that is not accounted for, CheckpointError where no checkpoint is good.
     """
