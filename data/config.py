@@ -9,7 +9,7 @@ class DataConfig:
     """The road from text to batches."""
 
     path: tuple[str, ...] = ()
-    """Text (*.txt, *.jsonl): files or folders; or one folder of shards made by `contexture prepare`."""
+    """Text: files (*.txt, *.jsonl), folders, TFDS sets (tfds:NAME); or one folder made by `contexture prepare`."""
     dev: tuple[str, ...] = ()
     """Held-out text, like path."""
     dev_fraction: float = 0.0
@@ -52,8 +52,8 @@ class DataConfig:
 class TaskConfig:
     """A labelled task and where its examples lie.
 
-    Files are *.tsv, *.csv, *.jsonl, *.conll and *.conllu, or TFDS sets as tfds:NAME[/CONFIG][:SPLIT]. A column is a
-    name, or a position counted from 1.
+    Files are *.tsv, *.csv, *.jsonl, *.conll and *.conllu, or TFDS sets as tfds:NAME[/CONFIG][:VERSION][:SPLIT]. A column is
+    a name, or a position counted from 1.
     """
 
     name: str = "off"

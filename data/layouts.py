@@ -120,9 +120,9 @@ def describe(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, la
     counted = 0
     if "slots" in batch:
         used = batch["slot_weights"][row] > 0
-        slots, labels = batch["slots"][row][used].tolist(), batch["labels"][row][used].tolist()
-        for slot, label in zip(slots, labels, strict=True):
-            shown = tokenizer.token(label)
+        slots, guesses = batch["slots"][row][used].tolist(), batch["labels"][row][used].tolist()
+        for slot, guess in zip(slots, guesses, strict=True):
+            shown = tokenizer.token(guess)
             mark = shown.removeprefix("##")
             pieces[slot] = ("##" if mark != shown else "") + f"{{{mark}→{pieces[slot]}}}"
             counted += 1

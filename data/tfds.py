@@ -82,7 +82,7 @@ class Split:
                 yield from ((number, line) for line in ("", *full, ""))
 
     def _damaged(self, number: int, error: Exception) -> DataError:
-        return DataError(f"{self.name}:{number}: cannot be read ({_first_line(error)}); prepare the set again")
+        return DataError(f"{self.name}:{number}: cannot be read ({_reason(error)}); prepare the set again")
 
     def _text_column(self) -> str:
         import tensorflow_datasets as tfds
@@ -97,7 +97,7 @@ class Split:
 
 
 def open_split(name: str) -> Split:
-    """ "tfds:NAME[/CONFIG][:VERSION][:SPLIT]" → the split, by default all of `train` of the newest version on disk.
+    """tfds:NAME[/CONFIG][:VERSION][:SPLIT] → the split, by default all of `train` of the newest version on disk.
 
     It is looked for in $TFDS_DATA_DIR, or else in ~/tensorflow_datasets.
 
@@ -113,9 +113,9 @@ def open_split(name: str) -> Split:
     try:
         builder: Any = tfds.builder_from_directory(folder)
         info: Any = builder.info
-        splits, features = info.splits, {key: info.features[key] for key in info.features if key != "idx"}
+        splits, features = info.splits, {key: info.features[key] for key in sorted(info.features) if key != "idx"}
     except Exception as error:
-        raise DataError(f"{folder}: damaged, no TFDS set ({_first_line(error)}); prepare it again") from None
+        raise DataError(f"{folder}: damaged, no TFDS set ({_reason(error)}); prepare it again") from None
     for wanted in re.findall(r"(?:^|\+)\s*(\w+)", spec):
         if wanted not in splits and wanted != "all":
             there = ", ".join(splits)
@@ -123,14 +123,14 @@ def open_split(name: str) -> Split:
     try:
         instructions = splits[spec].file_instructions
     except Exception as error:
-        reason = _first_line(error).partition(". See format")[0]
+        reason = _reason(error).partition(". See format")[0]
         raise DataError(f"{name}: {spec!r} is no part of a split ({reason}); write it as train[:10%]") from None
     if sum(each.take for each in instructions) < 1:
         raise DataError(f"{name}: {spec!r} holds no example; write the part as train[:10%], or give a larger one")
     if "array_record" not in {each.value for each in info.available_file_formats()}:
         raise DataError(
-            f"{name}: lies in {folder} as {info.file_format.value}, which needs TensorFlow; remove it and get it as "
-            f"array_record, on a machine with network: {_how_to_get(match['set'], match['version'])}"
+            f"{name}: lies in {folder} as {info.file_format.value}, which needs TensorFlow; get it as array_record "
+            f"into another TFDS_DATA_DIR, on a machine with network: {_how_to_get(match['set'], match['version'])}"
         )
     files = sorted({str(each.filename) for each in instructions})
     if missing := [file for file in files if not os.path.isfile(file)]:
@@ -138,7 +138,7 @@ def open_split(name: str) -> Split:
     try:
         records = builder.as_data_source(spec)
     except Exception as error:
-        raise DataError(f"{name}: cannot be read ({_first_line(error)}); prepare the set again") from None
+        raise DataError(f"{name}: cannot be read ({_reason(error)}); prepare the set again") from None
     parts = tuple((os.path.realpath(each.filename), each.skip, each.skip + each.take) for each in instructions)
     named = name if match["split"] else f"{name}:{spec}"
     return Split(named, sum(os.path.getsize(file) for file in files), parts, features, records)
@@ -182,7 +182,7 @@ def _how_to_get(wanted: str, version: str | None) -> str:
     )
 
 
-def _first_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """What a library's error says at its end, where the reason stands."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:200] if lines else type(error).__name__

@@ -101,3 +101,80 @@ def tiny_run(door, tiny_words: list[str], tmp_path_factory: pytest.TempPathFacto
     done = door(*tiny_words, "--dir", folder)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def task_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Labelled files in the words of the small corpus: train and dev of each kind. 97 examples are held out (a prime).
+
+    classify.*.tsv (text, label: who is spoken of), pairs.*.csv (first, second, label: is it the same one),
+    regress.*.jsonl (text, score: how many words), tag.*.conllu (upos).
+    """
+    import csv
+    import json
+    import random
+
+    rng = random.Random(2)
+    folder = tmp_path_factory.mktemp("tasks")
+    subjects = {"the cat": "animal", "a small dog": "animal", "that bird": "animal", "one old man": "person",
+                "the queen": "person", "my brother": "person", "the river": "thing", "his letter": "thing"}  # fmt: skip
+    verbs = ["sees", "likes", "follows", "finds", "remembers", "paints"]
+    objects = ["a red house", "two apples", "the long road", "many stars", "the sea"]
+    tags = {"the": "DET", "a": "DET", "that": "DET", "one": "NUM", "two": "NUM", "my": "PRON", "his": "PRON"}
+    tags |= dict.fromkeys(verbs, "VERB") | dict.fromkeys(["small", "old", "red", "long", "many"], "ADJ")
+
+    def sentence() -> tuple[str, str]:
+        subject = rng.choice(list(subjects))
+        return f"{subject} {rng.choice(verbs)} {rng.choice(objects)}", subjects[subject]
+
+    for split, count in (("train", 160), ("dev", 97)):
+        found = [sentence() for _ in range(count)]
+        with open(folder / f"classify.{split}.tsv", "w", encoding="utf-8") as file:
+            file.write("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in found))
+        with open(folder / f"pairs.{split}.csv", "w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["sentence1", "sentence2", "label"])
+            for (a, kind), (b, other) in zip(found, found[1:] + found[:1], strict=True):
+                rows.writerow([a, b, "same" if kind == other else "other"])
+        with open(folder / f"regress.{split}.jsonl", "w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": t, "score": len(t.split()) / 4}) + "\n" for t, _ in found)
+        with open(folder / f"tag.{split}.conllu", "w", encoding="utf-8") as file:
+            for text, _ in found:
+                for n, word in enumerate(text.split(), 1):
+                    file.write(f"{n}\t{word}\t_\t{tags.get(word, 'NOUN')}" + "\t_" * 6 + "\n")
+                file.write("\n")
+    return folder
+
+
+SUFFIX = {"classify": "tsv", "pairs": "csv", "regress": "jsonl", "tag": "conllu"}
+
+
+@pytest.fixture(scope="session")
+def task_words(tiny_run: Path, task_files: Path):
+    """The words of a small fine-tuning without its --dir, of a kind of file: 40 steps, a checkpoint every 10."""
+
+    def words(kind: str = "classify") -> list[str]:
+        files = [f"{task_files / kind}.{split}.{SUFFIX[kind]}" for split in ("train", "dev")]
+        return [
+            *("finetune", str(tiny_run), "--task.kind", "classify" if kind == "pairs" else kind),
+            *("--task.train", files[0], "--task.dev", files[1], "--data.batch", "16", "--optim.peak-lr", "3e-3"),
+            *("--optim.name", "adamw", "--save.every", "10", "--log.every", "5", "--steps", "40"),
+        ]
+
+    return words
+
+
+@pytest.fixture(scope="session")
+def task_run(door, task_words, tmp_path_factory: pytest.TempPathFactory):
+    """That fine-tuning, done without interruption, of a kind: `task_run("tag")` → its folder. Each is done once."""
+    done: dict[str, Path] = {}
+
+    def run(kind: str = "classify") -> Path:
+        if kind not in done:
+            folder = tmp_path_factory.mktemp("tasks") / kind
+            finished = door(*task_words(kind), "--dir", folder)
+            assert finished.returncode == 0, finished.stderr
+            done[kind] = folder
+        return done[kind]
+
+    return run

@@ -79,7 +79,7 @@ def test_a_json_line_is_a_document_and_its_lines_are_paragraphs(tmp_path: Path):
         ("a.jsonl", b'{"text": "x"}\n\xe9\n', r"a\.jsonl:2: not UTF-8 \(byte 0xe9 at column 1\)"),
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl:2: not JSON \(Expecting value\)"),
         ("a.jsonl", b'{"words": "x"}\n', r'a\.jsonl:1: no "text" that is a string'),
-        ("a.jsonl", b'["text"]\n', r'a\.jsonl:1: no object; every line of a \*\.jsonl is like'),
+        ("a.jsonl", b'["text"]\n', r"a\.jsonl:1: no object; every line of a \*\.jsonl is like"),
         ("a.jsonl", b'{"text": "a \\ud801"}\n', r"a\.jsonl:1: half a character"),
         ("a.jsonl", b'{"text": "", "n": ' + b"1" * 5000 + b"}", r"a\.jsonl:1: not JSON \(Exceeds the limit"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1: not JSON"),

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.config import OptimConfig
-from train.optim import decayed, learning_rate, optimizer
+from models.shapes import path_of
+from train.config import ConfigError, OptimConfig
+from train.optim import decayed, learning_rate, optimizer, rates
 
 T = 100
 
@@ -96,3 +97,37 @@ def test_norms_and_biases_are_not_decayed_and_the_words_are_a_choice():
     }
     every = dataclasses.replace(OptimConfig(), no_decay=())
     assert all(jax.tree.leaves(decayed(draw(0), every.no_decay)))
+
+
+def _shares(**more) -> dict[str, np.ndarray]:
+    params = {
+        "backbone": {
+            "embeddings": {"tokens": np.zeros((5, 2))},
+            "layers": {"ffn": {"in": {"kernel": np.zeros((3, 2, 4))}}},
+            "pooler": {"bias": np.zeros(2)},
+        },
+        "heads_tag": {"kernel": np.zeros((2, 3))},
+    }
+    found = rates(OptimConfig(**more), params)
+    leaves = jax.tree_util.tree_flatten_with_path(found)[0]
+    return {path_of(k): x.ravel() for k, x in leaves}
+
+
+def test_each_layer_has_its_share_of_the_rate():
+    assert rates(OptimConfig(), {}) is None
+    found = _shares(layer_decay=0.5)
+    np.testing.assert_allclose(found["backbone/layers/ffn/in/kernel"], [0.25, 0.5, 1.0])
+    assert found["backbone/embeddings/tokens"] == [0.125]
+    assert found["backbone/pooler/bias"] == found["heads_tag/kernel"] == [1.0]
+
+
+def test_what_is_frozen_has_no_rate():
+    found = _shares(frozen_layers=2)
+    assert found["backbone/layers/ffn/in/kernel"].tolist() == [0.0, 0.0, 1.0]
+    assert found["backbone/embeddings/tokens"] == [0.0] and found["heads_tag/kernel"] == [1.0]
+    found = _shares(frozen=("backbone",))
+    assert not any(x.any() for path, x in found.items() if path.startswith("backbone")) and found["heads_tag/kernel"]
+    with pytest.raises(ConfigError, match="optim.frozen-layers=4 is more than the model's 3 layers"):
+        _shares(frozen_layers=4)
+    with pytest.raises(ConfigError, match="leaves nothing to train"):
+        _shares(frozen=("backbone", "heads"))

@@ -27,7 +27,7 @@ class LearnTokenizer:
 
     kind: tyro.conf.Positional[Literal["wordpiece"]]
     input: tuple[str, ...]
-    """Text: files or a folder of *.txt and *.jsonl."""
+    """Text: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
     vocab_size: int = 30522
     """Most pieces."""
     to: str
@@ -42,7 +42,7 @@ class Prepare:
 
     recipe: tyro.conf.Positional[str]
     input: tuple[str, ...]
-    """Text: files or a folder of *.txt and *.jsonl."""
+    """Text: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
     to: str
     """The shards' folder."""
     tokenizer: str = ""

@@ -4,7 +4,7 @@ import fcntl
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -13,7 +13,7 @@ from data.encode import encode
 from data.encoded import Store
 from data.prepare import prepare
 from data.shards import Shards
-from data.sources import expand, texts
+from data.sources import Source, expand, texts
 from data.tokenizer import WordPiece, learn_wordpiece, load_tokenizer
 from train import config as configs
 from train.config import CheckpointError, ConfigError, Run
@@ -169,7 +169,7 @@ def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None])
     else:
         tokenizer = _tokenizer(run, directory, say, check)
         fits(run, tokenizer)
-        say(f"tokenising {len(expand(run.data.path, 'data.path'))} file(s) into {here}")
+        say(f"tokenising {len(expand(run.data.path, 'data.path'))} source(s) into {here}")
         shards = prepare(run.data, tokenizer, here, lambda done, total: check())
     given = load_tokenizer(run.data.tokenizer, run.data.lowercase) if run.data.tokenizer else tokenizer
     if given.fingerprint != tokenizer.fingerprint:
@@ -220,7 +220,7 @@ def read_tokenizer(folder: Path, run: Run, described: dict[str, Any]) -> WordPie
     return tokenizer
 
 
-def learn(files: list[Path], size: int, lowercase: bool, check: Callable[[], None]) -> WordPiece:
+def learn(files: Sequence[Source], size: int, lowercase: bool, check: Callable[[], None]) -> WordPiece:
     """A WordPiece vocabulary of at most `size` pieces, learned on these files. `check` may raise to stop it."""
 
     def lines() -> Iterator[str]:
