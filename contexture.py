@@ -261,16 +261,29 @@ def _print(result: Result, indent: str = "") -> None:
         if isinstance(value, dict):
             print(f"{indent}{name}")
             _print(value, indent + "  ")
+        elif isinstance(value, list) and value and isinstance(value[0], list):
+            _print({f"{name} {number}": rows for number, rows in enumerate(value, 1)}, indent)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             print(f"{indent}{name}")
-            for row in value:
-                print(
-                    indent
-                    + "  "
-                    + "  ".join(f"{cell}".ljust(46 if i == 0 else 6) for i, cell in enumerate(row.values()))
-                )
+            _print_table(value, indent + "  ")
         else:
-            print(f"{indent}{name:<{max(24 - len(indent), 1)}} {value}")
+            print(f"{indent}{name:<{max(24 - len(indent), 1)}} {_shown(value)}")
+
+
+def _print_table(rows: list[Result], indent: str) -> None:
+    flat = {name: value for name, value in rows[0].items() if not isinstance(value, dict | list)}
+    if len(flat) < len(rows[0]):  # what holds tables itself
+        for row in rows:
+            _print(row, indent)
+        return
+    lines = [list(rows[0]), *([_shown(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print((indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))).rstrip())
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else f"{value}"
 
 
 def _help() -> str:

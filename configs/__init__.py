@@ -8,7 +8,7 @@ from collections.abc import Callable
 from train.config import ConfigError, Run, did_you_mean
 
 Recipe = Callable[[], Run]
-_TASKS = "tasks"
+_TASKS = "tuning"
 
 
 def recipes() -> dict[str, Recipe]:

@@ -52,8 +52,8 @@ class DataConfig:
 class TaskConfig:
     """A labelled task and where its examples lie.
 
-    Files are *.tsv, *.csv, *.jsonl, *.conll and *.conllu, or TFDS sets as tfds:NAME[/CONFIG][:VERSION][:SPLIT]. A column
-    is a name, or a position counted from 1.
+    Files are *.tsv, *.csv, *.jsonl, *.conll and *.conllu, or TFDS sets as tfds:NAME[/CONFIG][:VERSION][:SPLIT].
+    A column is a name, or a position counted from 1.
     """
 
     name: str = "off"

@@ -151,14 +151,15 @@ SUFFIX = {"classify": "tsv", "pairs": "csv", "regress": "jsonl", "tag": "conllu"
 
 @pytest.fixture(scope="session")
 def task_words(tiny_run: Path, task_files: Path):
-    """The words of a small fine-tuning without its --dir, of a kind of file: 40 steps, a checkpoint every 10."""
+    """The words of a small fine-tuning without its --dir, of a kind of file: 60 steps, a checkpoint every 10."""
 
     def words(kind: str = "classify") -> list[str]:
         files = [f"{task_files / kind}.{split}.{SUFFIX[kind]}" for split in ("train", "dev")]
         return [
             *("finetune", str(tiny_run), "--task.kind", "classify" if kind == "pairs" else kind),
-            *("--task.train", files[0], "--task.dev", files[1], "--data.batch", "16", "--optim.peak-lr", "3e-3"),
-            *("--optim.name", "adamw", "--save.every", "10", "--log.every", "5", "--steps", "40"),
+            *("--task.train", files[0], "--task.dev", files[1], "--data.batch", "16", "--optim.peak-lr", "5e-3"),
+            *("--optim.name", "adamw", "--optim.schedule", "linear", "--model.dropout", "0"),
+            *("--model.attention-dropout", "0", "--save.every", "10", "--log.every", "5", "--steps", "60"),
         ]
 
     return words

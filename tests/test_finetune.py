@@ -1,0 +1,152 @@
+"""A pretrained run becomes a model that does somebody's task; and that one goes on to the next."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import contexture
+from models.shapes import path_of
+from train.predict import Predictor
+from train.report import read_metrics
+
+
+def parameters(folder: Path, step: int | None = None) -> dict[str, np.ndarray]:
+    params = contexture.load(folder, step)[1]
+    return {path_of(k): np.asarray(x) for k, x in jax.tree_util.tree_flatten_with_path(params)[0]}
+
+
+def finetune(words: list[str], folder: Path, *more: object) -> int:
+    return contexture.main([*words, "--dir", str(folder), *map(str, more)])
+
+
+@pytest.fixture(scope="module")
+def words(task_words):
+    """Short runs: 8 steps, saved once."""
+    return lambda kind="classify": [*task_words(kind)[:-4], "--log.every", "4", "--steps", "8"]
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was told on stderr, a space between words."""
+    return " ".join(capsys.readouterr().err.split())
+
+
+def from_run(words: list[str], run: Path) -> list[str]:
+    return [words[0], str(run), *words[2:]]
+
+
+def test_a_task_is_learned(task_run):
+    for kind in ("classify", "tag"):
+        held = [r for r in read_metrics(task_run(kind) / "metrics.jsonl") if r["split"] == "dev"][-1]
+        assert held["accuracy"] > held["majority_accuracy"] + 0.2, kind
+    held = [r for r in read_metrics(task_run("regress") / "metrics.jsonl") if r["split"] == "dev"][-1]
+    assert held["mse"] < held["mean_mse"] / 2 and held["pearson"] > 0.8
+    assert json.loads((task_run() / "run.json").read_text())["labels"] == ["animal", "person", "thing"]
+
+
+def test_one_knows_what_was_taken_over(capsys, words, tmp_path, tiny_run):
+    assert finetune(words(), tmp_path / "run", "--steps", 1) == 0
+    told = said(capsys)
+    assert f"parameters from {tiny_run}, step 40" in told and "kept backbone/… (23 tensors)" in told
+    for line in ("new heads_classify/kernel", "dropped heads_mlm/bias", "dropped heads_nsp/kernel"):
+        assert line in told
+    assert "classify.train.tsv: text from column 'text', label from column 'label'" in told
+    assert "160 examples in lines of" in told and "1 steps are 0.10 passes; 97 lines held out" in told
+
+
+def test_the_same_task_keeps_its_head_and_another_drops_it(capsys, words, task_run, tmp_path):
+    head = "heads_classify/kernel"
+    again = [*from_run(words(), task_run()), "--optim.frozen", "classify", "backbone/layers"]
+    assert finetune(again, tmp_path / "same", "--steps", 1) == 0
+    assert "kept heads_classify/… (2 tensors)" in said(capsys)
+    before, after = parameters(task_run()), parameters(tmp_path / "same")
+    assert np.array_equal(before[head], after[head])
+    assert finetune(from_run(words("pairs"), task_run()), tmp_path / "pairs", "--steps", 1) == 0
+    told = said(capsys)
+    assert "dropped heads_classify/kernel 32×3" in told and "new heads_classify/kernel 32×2" in told
+    assert finetune(from_run(words("tag"), task_run()), tmp_path / "tag", "--steps", 1) == 0
+    assert "dropped heads_classify/kernel" in said(capsys)
+
+
+def test_what_is_frozen_is_not_touched(words, tiny_run, tmp_path):
+    assert finetune([*words(), "--optim.frozen", "backbone"], tmp_path / "heads") == 0
+    before, after = parameters(tiny_run), parameters(tmp_path / "heads")
+    assert all(np.array_equal(before[path], x) for path, x in after.items() if path.startswith("backbone"))
+    assert finetune([*words(), "--optim.frozen-layers", "1", "--optim.layer-decay", "0.5"], tmp_path / "one") == 0
+    after = parameters(tmp_path / "one")
+    kernel = "backbone/layers/ffn/in/kernel"
+    assert [np.array_equal(before[kernel][n], after[kernel][n]) for n in range(2)] == [True, False]
+    assert np.array_equal(before["backbone/embeddings/tokens"], after["backbone/embeddings/tokens"])
+
+
+def test_class_weights_change_the_loss_and_not_what_is_counted(words, tmp_path):
+    for name, weights in (("plain", []), ("weighted", ["--task.class-weights", "balanced"])):
+        assert finetune([*words(), *weights, "--init.scratch"], tmp_path / name, "--steps", 1) == 0
+    first = [next(read_metrics(tmp_path / name / "metrics.jsonl")) for name in ("plain", "weighted")]
+    assert first[0]["accuracy"] == first[1]["accuracy"] and first[0]["loss"] != first[1]["loss"]
+
+
+def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tmp_path):
+    folder = tmp_path / "run"
+    patient = [*words(), "--evaluate.every", "1", "--evaluate.patience", "2", "--evaluate.metric", "accuracy",
+               "--optim.frozen", "backbone", "--optim.peak-lr", "1e-9", "--steps", "40"]  # fmt: skip
+    assert finetune(patient, folder) == 0
+    assert "done: 3 steps in" in capsys.readouterr().err
+    assert finetune(patient, folder) == 0
+    told = said(capsys)
+    assert "going on from step 3" in told and "stopped early: no better accuracy since step 1" in told
+    assert [r["step"] for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"] == [1, 2, 3]
+    assert contexture.evaluate(folder, step="best", to=str(tmp_path / "best"))["step"] == 1
+    assert finetune([*patient, "--evaluate.patience", "3"], folder) == 0
+    assert "done: 4 steps in" in capsys.readouterr().err
+
+
+def test_epochs_are_counted_as_the_original_counts(capsys, words, tmp_path):
+    by_epochs = [*words()[:-2], "--epochs", "0.55", "--optim.warmup-fraction", "0.4"]
+    assert finetune(by_epochs, tmp_path / "run") == 0
+    rates = [r["learning_rate"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if r["split"] == "train"]
+    assert len(rates) == int(160 / 16 * 0.55) == 5
+    assert rates[:2] == pytest.approx([5e-3 / 2, 5e-3], rel=1e-5) and rates[2] > rates[3] > rates[4] > 0
+    assert finetune([*by_epochs[:-3], "0.35", *by_epochs[-2:]], tmp_path / "run") == 2
+    assert "--epochs 0.55, not 0.35; a run can only be made longer" in capsys.readouterr().err
+
+
+def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_folder, tmp_path):
+    """Pretraining goes on from another run with its vocabulary, and gives the next fine-tuning."""
+    text = text_folder / "text1.txt"
+    words = ["pretrain", "bert.tiny", "--init", tiny_run, "--data.path", text, "--dir", tmp_path / "run",
+             *("--model.layers 2 --model.hidden 32 --model.heads 2 --model.ffn 64 --model.vocab 150 --steps 2 "
+               "--data.length 32 --data.predictions 5 --data.batch 16 --optim.warmup 1").split()]  # fmt: skip
+    assert contexture.main([*map(str, words)]) == 0
+    assert "kept heads_mlm/… (5 tensors)" in said(capsys)
+    vocabularies = [(folder / "tokenizer" / "vocab.txt").read_bytes() for folder in (tiny_run, tmp_path / "run")]
+    assert vocabularies[0] == vocabularies[1]
+
+
+def test_a_file_and_texts_at_hand_are_answered_alike(task_run, task_files, tmp_path):
+    for kind, suffix in (("classify", "tsv"), ("tag", "conllu")):
+        source, to = task_files / f"{kind}.dev.{suffix}", tmp_path / kind / "said.jsonl"
+        assert contexture.main(["predict", str(task_run(kind)), "--input", str(source), "--to", str(to)]) == 0
+        said = [json.loads(line) for line in to.read_text("utf-8").splitlines()]
+        assert len(said) == 97 and "label" not in said[0] and "labels" not in said[0]
+        texts = [record.get("text") or record["words"] for record in said]
+        answers = Predictor(task_run(kind), batch=8)(texts)
+        evaluated = contexture.evaluate(task_run(kind), to=str(tmp_path / f"{kind}-evaluated"))["predictions"]
+        counted = [json.loads(line) for line in Path(evaluated).read_text("utf-8").splitlines()]
+        name = "prediction" if kind == "classify" else "predictions"
+        assert [r[name] for r in said] == [r[name] for r in answers] == [r[name] for r in counted]
+        assert [r["id"] for r in said] == [r["id"] for r in counted]
+    answer = contexture.predict(task_run(), ["the cat sees a red house"])[0]["prediction"]
+    assert answer in ("animal", "person", "thing")
+
+
+def test_gaps_are_filled_by_likelihood(capsys, tiny_run):
+    gaps = contexture.fill(tiny_run, "The [MASK] sees the river. [MASK] old man.", top=3)
+    assert [len(gap) for gap in gaps] == [3, 3]
+    assert all(0 < b["score"] <= a["score"] < 1 for gap in gaps for a, b in zip(gap, gap[1:], strict=False))
+    whole = contexture.fill(tiny_run, "The [MASK] sees", top=10**6)[0]
+    assert sum(piece["score"] for piece in whole) == pytest.approx(1.0, abs=1e-5)
+    assert contexture.main(["fill", str(tiny_run), "--text", "the [MASK]"]) == 0
+    assert "masks 1\n  piece" in capsys.readouterr().out
