@@ -29,7 +29,7 @@ from train.config import (
     to_json,
 )
 from train.signals import Interrupted, Signals
-from train.words import parse, spelled_out, value_of
+from train.words import parse, print_result, spelled_out, value_of
 
 if TYPE_CHECKING:
     from data.tokenizer import WordPiece
@@ -205,16 +205,18 @@ def evaluate_command(words: list[str]) -> Result | None:
     """held-out figures of a run: contexture evaluate RUN [--task.dev F] [--split dev|test] [--step N…|best|all]"""
     asked = parse(Evaluate, words, "evaluate")
     read(Path(asked.run))
-    with _results_alone() if asked.mesh.distributed else contextlib.nullcontext():
-        result = evaluate(
-            asked.run, split=asked.split, dev=asked.task.dev, step=asked.step, batch=asked.batch, to=asked.to,
-            mesh=asked.mesh,
-        )  # fmt: skip
-    if asked.mesh.distributed:
-        import jax
+    from train import evaluate as evaluation
 
-        return result if jax.process_index() == 0 else None
-    return result
+    signals = Signals()
+    try:
+        with _results_alone() if asked.mesh.distributed else contextlib.nullcontext():
+            what = evaluation.Asked(asked.split, asked.task.dev, asked.step, asked.batch, asked.to, asked.mesh)
+            result = evaluation.evaluate_run(Path(asked.run), what, _warn, signals.check)
+    finally:
+        signals.close()
+    import jax
+
+    return result if jax.process_index() == 0 else None
 
 
 def predict_command(words: list[str]) -> Result:
@@ -255,37 +257,6 @@ def _warn(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _print(result: Result, indent: str = "") -> None:
-    """A result for a person."""
-    for name, value in result.items():
-        if isinstance(value, dict):
-            print(f"{indent}{name}")
-            _print(value, indent + "  ")
-        elif isinstance(value, list) and value and isinstance(value[0], list):
-            _print({f"{name} {number}": rows for number, rows in enumerate(value, 1)}, indent)
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            print(f"{indent}{name}")
-            _print_table(value, indent + "  ")
-        else:
-            print(f"{indent}{name:<{max(24 - len(indent), 1)}} {_shown(value)}")
-
-
-def _print_table(rows: list[Result], indent: str) -> None:
-    flat = {name: value for name, value in rows[0].items() if not isinstance(value, dict | list)}
-    if len(flat) < len(rows[0]):  # what holds tables itself
-        for row in rows:
-            _print(row, indent)
-        return
-    lines = [list(rows[0]), *([_shown(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print((indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))).rstrip())
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else f"{value}"
-
-
 def _help() -> str:
     lines = [f"  {name:<10} {function.__doc__}" for name, function in COMMANDS.items()]
     return "contexture COMMAND …\n\n" + "\n".join(lines) + "\n\ncontexture COMMAND --help tells more."
@@ -317,7 +288,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         result = run_command(words)
         if result is not None:
-            print(json.dumps(result, ensure_ascii=False)) if as_json else _print(result)
+            print(json.dumps(result, ensure_ascii=False)) if as_json else print_result(result)
         return 0
     except SystemExit as stop:
         return int(stop.code or 0)

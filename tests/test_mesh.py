@@ -11,18 +11,19 @@ import jax
 import numpy as np
 import pytest
 
-from data.config import DataConfig
-from data.pipeline import PairBatches
+from data.config import DataConfig, TaskConfig
+from data.encode import encode
+from data.pipeline import Batches, PairBatches, open_batches
 from data.prepare import prepare
 from data.sources import expand, texts
 from data.tokenizer import learn_wordpiece
 from models.config import BertConfig
-from models.model import build
 from train import mesh as meshes
 from train.config import ConfigError, MeshConfig, OptimConfig, Run
 from train.objectives import OBJECTIVES
 from train.report import read_metrics
 from train.step import create, train_step
+from train.transfer import model_of
 
 STEPS = 20
 
@@ -43,13 +44,13 @@ def batches(run: Run, tmp_path_factory: pytest.TempPathFactory) -> PairBatches:
     return PairBatches(prepare(run.data, tokenizer, tmp_path_factory.mktemp("mesh") / "shards"), run.data, seed=0)
 
 
-def losses_on(run: Run, batches: PairBatches, shape: tuple[int, int, int], accumulate: int):
+def losses_on(run: Run, batches: Batches, shape: tuple[int, int, int], accumulate: int, labels: tuple[str, ...] = ()):
     """(20 losses, the final state, the mesh)."""
     run = dataclasses.replace(run, optim=dataclasses.replace(run.optim, accumulate=accumulate))
     config = MeshConfig(data=shape[0], fsdp=shape[1], tensor=shape[2])
     mesh = meshes.build(config, jax.devices()[: int(np.prod(shape))])
     objective = OBJECTIVES[run.objective]
-    model = build(run.model, objective.heads)
+    model = model_of(run, labels)
     with jax.set_mesh(mesh):
         make, _, shardings = create(model, run, mesh)
         step = train_step(model, objective, run, shardings)
@@ -83,6 +84,18 @@ def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, 
         for array in ffn + moments:
             assert len(array.addressable_shards) == 8
             assert {4 * shard.data.nbytes for shard in array.addressable_shards} == {array.nbytes}
+
+
+def test_a_task_s_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_files, tmp_path):
+    """Class weights and words of unequal number among the parts: each part's share of the whole batch's weight counts."""
+    task = TaskConfig(kind="tag", train=(str(task_files / "tag.train.conllu"),), class_weights=("VERB=3", "DET=0.5"))
+    store = encode(task, batches.tokenizer, tmp_path / "data", lambda line: None)
+    tagging = dataclasses.replace(run, task=task, objective="tag")
+    examples = open_batches(store, batches.tokenizer, run.data, task, 0)
+    one, _, _ = losses_on(tagging, examples, (1, 1, 1), 1, store.labels)
+    many, _, _ = losses_on(tagging, examples, (2, 2, 2), 4, store.labels)
+    np.testing.assert_allclose(many, one, rtol=1e-5)
+    assert one[-1] < one[0]
 
 
 def test_a_mesh_that_does_not_fit_is_one_clear_line():

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,29 +20,38 @@ from data.encoded import Store
 from data.pipeline import HeldOut, iterate, open_held_out
 from data.shards import Shards
 from data.task_batches import HeldOutTask, class_weights
-from data.tokenizer import WordPiece
+from models.model import Model, example
 from train import checkpoint
 from train import config as configs
 from train import mesh as meshes
-from train.answers import Answers, guess
+from train.answers import Answers, guess, names
 from train.config import CheckpointError, ConfigError, MeshConfig, Run
 from train.directory import open_shards, read_tokenizer
 from train.losses import Sum
 from train.metrics import unigram_baseline
-from train.objectives import OBJECTIVES, Batch, Objective
+from train.objectives import OBJECTIVES, Batch, Objective, batch_fields, batch_sizes
 from train.report import plain
 from train.step import evaluation_step
 from train.transfer import find_step, load_parameters
 
 Step = Callable[[Any, Batch], tuple[dict[str, Sum], dict[str, jax.Array]]]
+Check = Callable[[], None]
+Say = Callable[[str], None]
 
 
 def evaluate(
-    step: Step, objective: Objective, params: Any, held_out: HeldOut, mesh: Mesh, write: IO[str] | None = None
+    step: Step,
+    objective: Objective,
+    params: Any,
+    held_out: HeldOut,
+    mesh: Mesh,
+    write: IO[str] | None = None,
+    check: Check = lambda: None,
 ) -> tuple[dict[str, float], Answers | None]:
     """({"loss": …, and everything measured}, the answers of a task); step is `train.step.evaluation_step`'s.
 
-    Sums of a batch are added up in float64 on the host. write gets a JSON line for each example of a task.
+    Sums of a batch are added up in float64 on the host. write gets a JSON line for each example of a task; check may
+    raise to stop it.
     """
     lines = held_out.batch
     rows = meshes.local_rows(mesh, lines)
@@ -49,6 +59,7 @@ def evaluate(
     answers = Answers(held_out) if isinstance(held_out, HeldOutTask) else None
     with iterate(held_out, 0, held_out.steps, rows) as stream:
         for number, local in stream:
+            check()
             sums, predictions = jax.device_get(step(params, meshes.place(mesh, local, held_out.fields, lines)))
             for name, s in sums.items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.array([s.total, s.weight], np.float64)
@@ -59,6 +70,17 @@ def evaluate(
     measured = {name: float(total / max(weight, 1e-9)) for name, (total, weight) in totals.items()}
     total = sum(coefficient * measured[name] for name, coefficient in objective.terms.items())
     return {"loss": float(total), **measured, **(answers.figures() if answers else {})}, answers
+
+
+def measured(model: Model, objective: Objective, run: Run, params: Any, store: Shards | Store) -> list[str]:
+    """The names of what `evaluate` gives; params may be shapes."""
+    batch = example(batch_fields(run), batch_sizes(run, 1))
+
+    def sums(params: Any) -> dict[str, Sum]:
+        return objective.sums(model.apply({"params": params}, batch), batch)  # pyright: ignore[reportArgumentType]
+
+    of_task = names(store.kind, store.labels) if isinstance(store, Store) else []
+    return ["loss", *jax.eval_shape(sums, params), *of_task]
 
 
 def baseline(held_out: HeldOut, store: Shards | Store) -> dict[str, float]:
@@ -85,7 +107,7 @@ class Asked:
     mesh: MeshConfig | None = None
 
 
-def evaluate_run(folder: Path, asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
+def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: None) -> dict[str, Any]:
     """{"run", "step", "split", "examples", "metrics"} of a run's newest good checkpoint, or of those of `asked.steps`
     ({"run", "split", "examples", "checkpoints": [{"step", "metrics", …}]}), on the run's own mesh where it fits the
     devices here, else on all of them as copies. A task's has "labels", its table, and "predictions", the file of them.
@@ -102,7 +124,7 @@ def evaluate_run(folder: Path, asked: Asked, say: Callable[[str], None]) -> dict
     labels = tuple(described.get("labels", ()))
     steps = _steps_asked(folder, asked.steps)
     results = []
-    with jax.set_mesh(mesh), _held_out(folder, run, described, asked, mesh, say) as (held_out, store):
+    with jax.set_mesh(mesh), _held_out(folder, run, described, asked, mesh, say, check) as (held_out, store):
         objective = OBJECTIVES[run.objective]
         known = baseline(held_out, store) if store is not None else {}
         function: Step | None = None
@@ -111,7 +133,7 @@ def evaluate_run(folder: Path, asked: Asked, say: Callable[[str], None]) -> dict
             function = function or evaluation_step(loaded.model, objective, mesh)
             file = _predictions_file(folder, asked, loaded.step) if run.task.kind != "off" else None
             with _writing(file) as write:
-                figures, answers = evaluate(function, objective, loaded.params, held_out, mesh, write)
+                figures, answers = evaluate(function, objective, loaded.params, held_out, mesh, write, check)
             metrics = {name: plain(value) for name, value in (figures | known).items()}
             more = {"labels": answers.table(), "predictions": str(file)} if answers is not None else {}
             results.append({"step": loaded.step, "metrics": metrics, **more})
@@ -162,7 +184,7 @@ def _steps_asked(folder: Path, words: Sequence[str]) -> list[int | None]:
 
 @contextmanager
 def _held_out(
-    folder: Path, run: Run, described: dict[str, Any], asked: Asked, mesh: Mesh, say: Callable[[str], None]
+    folder: Path, run: Run, described: dict[str, Any], asked: Asked, mesh: Mesh, say: Say, check: Check
 ) -> Iterator[tuple[HeldOut, Shards | Store | None]]:
     """The lines asked for, and what the run was trained on, where that is still there."""
     lines = meshes.whole_batch(mesh, asked.batch or run.evaluate.batch or run.data.batch)
@@ -194,7 +216,15 @@ def _held_out(
             raise ConfigError(f"{folder} holds no {asked.split} examples; give a file: --task.dev F")
         yield HeldOutTask(split, tokenizer, run.data, lines, _weights(run, store)), store
         return
-    with _encoded(folder, run, described, paths, tokenizer, asked, say) as other:
+    task = dataclasses.replace(run.task, train=(), dev=paths, test=(), dev_fraction=0.0)
+    with _shared_place(asked, folder) as place:
+        if jax.process_index() == 0:
+            with meshes.told("encoded"):
+                encode(task, tokenizer, place, say, check, described.get("labels", ()))
+            meshes.tell("encoded", "")
+        elif said := meshes.hear("encoded"):
+            raise ConfigError(said)
+        other = Store.open(place)
         yield HeldOutTask(other.splits["dev"], tokenizer, run.data, lines, _weights(run, store)), store
 
 
@@ -203,31 +233,18 @@ def _weights(run: Run, store: Store | None) -> Any:
 
 
 @contextmanager
-def _encoded(
-    folder: Path,
-    run: Run,
-    described: dict[str, Any],
-    paths: tuple[str, ...],
-    tokenizer: WordPiece,
-    asked: Asked,
-    say: Callable[[str], None],
-) -> Iterator[Store]:
-    """Files of the user's, encoded by process 0 for as long as they are looked at."""
-    task = dataclasses.replace(run.task, train=(), dev=paths, test=(), dev_fraction=0.0)
+def _shared_place(asked: Asked, folder: Path) -> Iterator[Path]:
+    """A folder to be made and taken away again; where there are several processes, one that all of them see."""
+    if jax.process_count() == 1:
+        with tempfile.TemporaryDirectory(prefix="contexture-") as temporary:
+            yield Path(temporary) / "encoded"
+        return
     place = Path(asked.to or folder / "evaluations") / ".encoded"
     if jax.process_index() == 0:
-        with meshes.told("encoded"):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place = place.with_name(f".encoded-{os.getpid()}")
-            encode(task, tokenizer, place, say, labels=described.get("labels", ()))
-        meshes.tell("encoded", f"/{place}")
-    else:
-        said = meshes.hear("encoded")
-        if not said.startswith("/"):
-            raise ConfigError(said)
-        place = Path(said[1:])
+        shutil.rmtree(place, ignore_errors=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield Store.open(place)
+        yield place
     finally:
         if jax.process_index() == 0:
             shutil.rmtree(place, ignore_errors=True)

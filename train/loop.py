@@ -23,7 +23,7 @@ from train import directory as directories
 from train import mesh as meshes
 from train.checkpoint import Checkpoints
 from train.config import CheckpointError, ConfigError, Diverged, Run, difference
-from train.evaluate import baseline, evaluate
+from train.evaluate import baseline, evaluate, measured
 from train.metrics import Best, Meter, rank
 from train.objectives import OBJECTIVES, Objective, batch_fields
 from train.report import Report, draw_loss, read_metrics
@@ -94,6 +94,9 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         asked, run = run, parts.run
         report.steps = run.steps
         make, shapes, shardings = create(parts.model, run, mesh)
+        if run.evaluate.metric != "loss":  # known before the hours begin
+            known = measured(parts.model, parts.objective, run, shapes.params, parts.store)
+            rank(run.evaluate.metric, dict.fromkeys(known, 0.0))
         _introduce(parts, asked, recipe, report, shapes)
         parts.batches.rows_read = 0
 
@@ -199,7 +202,7 @@ def _steps(
     fields = batch_fields(run)
     meter = Meter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []
-    measured: dict[str, float] = {}
+    judged: dict[str, float] = {}
     if patience and best.waited >= patience:
         return start
 
@@ -229,18 +232,18 @@ def _steps(
             if evaluates and parts.held_out:
                 figures, _ = evaluate(evaluation, parts.objective, state.params, parts.held_out, mesh)
                 report.record([{"step": done, "split": "dev", **figures, **parts.baseline}], _safe(checkpoints, run))
-                measured = {"held_out_loss": figures["loss"], "rank": rank(run.evaluate.metric, figures)}
-                best.look(done, measured["rank"])
+                judged = {"held_out_loss": figures["loss"], "rank": rank(run.evaluate.metric, figures)}
+                best.look(done, judged["rank"])
                 last = last or (patience > 0 and best.waited >= patience)
                 meter.pause()
             if saves:
                 meta = {"seed": run.seed, "lines_read": done * run.data.batch, "best": dataclasses.asdict(best)}
-                if measured:
-                    meta["rank"] = measured["rank"]
+                if judged:
+                    meta["rank"] = judged["rank"]
                 checkpoints.wait()
                 report.release(_safe(checkpoints, run))  # all of it is written before it is needed no more
-                checkpoints.save(done, state, meta, measured.get("held_out_loss"))
-            measured = {}
+                checkpoints.save(done, state, meta, judged.get("held_out_loss"))
+            judged = {}
             if stop:
                 checkpoints.wait()
                 report.release(done)

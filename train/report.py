@@ -152,6 +152,9 @@ class Report:
 
 _SHOWN = {
     "loss": "loss {:.4f}",
+    "accuracy": "accuracy {:.1%}",
+    "entity_f1": "entity F1 {:.1%}",
+    "pearson": "Pearson {:.3f}",
     "mlm_accuracy": "mlm {:.1%}",
     "nsp_accuracy": "nsp {:.1%}",
     "learning_rate": "lr {:.1e}",

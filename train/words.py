@@ -1,4 +1,4 @@
-"""The user's words as typed configurations, through tyro; what does not fit is one clear line."""
+"""The words between user and program: options in, as typed configurations through tyro; results out."""
 
 import contextlib
 import dataclasses
@@ -75,3 +75,34 @@ def spelled_out(words: list[str]) -> list[str]:
         for word in words
         for _, equals, value in [word.partition("=")]
     ]
+
+
+def print_result(result: dict[str, Any], indent: str = "") -> None:
+    """A result for a person."""
+    for name, value in result.items():
+        if isinstance(value, dict):
+            print(f"{indent}{name}")
+            print_result(value, indent + "  ")
+        elif isinstance(value, list) and value and isinstance(value[0], list):
+            print_result({f"{name} {number}": rows for number, rows in enumerate(value, 1)}, indent)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            print(f"{indent}{name}")
+            _print_table(value, indent + "  ")
+        else:
+            print(f"{indent}{name:<{max(24 - len(indent), 1)}} {_shown(value)}")
+
+
+def _print_table(rows: list[dict[str, Any]], indent: str) -> None:
+    flat = {name: value for name, value in rows[0].items() if not isinstance(value, dict | list)}
+    if len(flat) < len(rows[0]):  # what holds tables itself
+        for row in rows:
+            print_result(row, indent)
+        return
+    lines = [list(rows[0]), *([_shown(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print((indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))).rstrip())
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else f"{value}"
