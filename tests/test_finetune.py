@@ -57,28 +57,18 @@ def test_one_knows_what_was_taken_over(capsys, words, tmp_path, tiny_run):
 
 
 def test_the_same_task_keeps_its_head_and_another_drops_it(capsys, words, task_run, tmp_path):
-    head = "heads_classify/kernel"
-    again = [*from_run(words(), task_run()), "--optim.frozen", "classify", "backbone/layers"]
-    assert finetune(again, tmp_path / "same", "--steps", 1) == 0
+    """And what is frozen is not touched: here the head, the embeddings and the lower of two layers."""
+    head, kernel = "heads_classify/kernel", "backbone/layers/ffn/in/kernel"
+    frozen = ["--optim.frozen", "classify", "--optim.frozen-layers", "1", "--optim.layer-decay", "0.5"]
+    assert finetune([*from_run(words(), task_run()), *frozen], tmp_path / "same") == 0
     assert "kept heads_classify/… (2 tensors)" in said(capsys)
     before, after = parameters(task_run()), parameters(tmp_path / "same")
     assert np.array_equal(before[head], after[head])
+    assert [np.array_equal(before[kernel][n], after[kernel][n]) for n in range(2)] == [True, False]
+    assert np.array_equal(before["backbone/embeddings/tokens"], after["backbone/embeddings/tokens"])
     assert finetune(from_run(words("pairs"), task_run()), tmp_path / "pairs", "--steps", 1) == 0
     told = said(capsys)
     assert "dropped heads_classify/kernel 32×3" in told and "new heads_classify/kernel 32×2" in told
-    assert finetune(from_run(words("tag"), task_run()), tmp_path / "tag", "--steps", 1) == 0
-    assert "dropped heads_classify/kernel" in said(capsys)
-
-
-def test_what_is_frozen_is_not_touched(words, tiny_run, tmp_path):
-    assert finetune([*words(), "--optim.frozen", "backbone"], tmp_path / "heads") == 0
-    before, after = parameters(tiny_run), parameters(tmp_path / "heads")
-    assert all(np.array_equal(before[path], x) for path, x in after.items() if path.startswith("backbone"))
-    assert finetune([*words(), "--optim.frozen-layers", "1", "--optim.layer-decay", "0.5"], tmp_path / "one") == 0
-    after = parameters(tmp_path / "one")
-    kernel = "backbone/layers/ffn/in/kernel"
-    assert [np.array_equal(before[kernel][n], after[kernel][n]) for n in range(2)] == [True, False]
-    assert np.array_equal(before["backbone/embeddings/tokens"], after["backbone/embeddings/tokens"])
 
 
 def test_class_weights_change_the_loss_and_not_what_is_counted(words, tmp_path):
@@ -88,7 +78,8 @@ def test_class_weights_change_the_loss_and_not_what_is_counted(words, tmp_path):
     assert first[0]["accuracy"] == first[1]["accuracy"] and first[0]["loss"] != first[1]["loss"]
 
 
-def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tmp_path):
+def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tiny_run, tmp_path):
+    """Its backbone is frozen, and is that of the run it began from to the bit."""
     folder = tmp_path / "run"
     patient = [*words(), "--evaluate.every", "1", "--evaluate.patience", "2", "--evaluate.metric", "accuracy",
                "--optim.frozen", "backbone", "--optim.peak-lr", "1e-9", "--steps", "40"]  # fmt: skip
@@ -99,6 +90,8 @@ def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tmp
     assert "going on from step 3" in told and "stopped early: no better accuracy since step 1" in told
     assert [r["step"] for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"] == [1, 2, 3]
     assert contexture.evaluate(folder, step="best", to=str(tmp_path / "best"))["step"] == 1
+    before, after = parameters(tiny_run), parameters(folder)
+    assert all(np.array_equal(before[path], x) for path, x in after.items() if path.startswith("backbone"))
     assert finetune([*patient, "--evaluate.patience", "3"], folder) == 0
     assert "done: 4 steps in" in capsys.readouterr().err
 

@@ -87,7 +87,7 @@ def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, 
 
 
 def test_a_task_s_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_files, tmp_path):
-    """Class weights and words of unequal number among the parts: each part's share of the whole batch's weight counts."""
+    """Weights of classes, and words of unequal number in the parts: a part counts by its share of the weight."""
     task = TaskConfig(kind="tag", train=(str(task_files / "tag.train.conllu"),), class_weights=("VERB=3", "DET=0.5"))
     store = encode(task, batches.tokenizer, tmp_path / "data", lambda line: None)
     tagging = dataclasses.replace(run, task=task, objective="tag")
