@@ -48,10 +48,10 @@ def _recipe(words: list[str], command: str) -> tuple[Run, Run, str]:
     if not name:
         raise ConfigError(f"{command} wants a recipe first: contexture {command} bert.tiny …")
     base = recipe(name)
-    run = parse(Run, spelled_out(words[1:]), f"{command} {name}", base)
-    if run.task.kind != "off":
-        raise ConfigError(f"{command} reads text and no task; contexture finetune RUN --task.kind {run.task.kind} …")
-    return run, base, name
+    words = spelled_out(words[1:])
+    if asked := [word for word in words if word.startswith("--task.")]:
+        raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {asked[0]} …")
+    return parse(Run, words, f"{command} {name}", base), base, name
 
 
 def recipes_command(words: list[str]) -> Result:

@@ -1,148 +1,40 @@
-"""Pretrain a small BERT on the text that every Python carries, then say what it learned: `make demo`.
+"""Pretrain a small BERT on the text that every Python carries, fine-tune it, and compare: `make demo`.
 
-The text is the language reference in `pydoc_data.topics` and the docstrings of the standard library's sources, read
-with `ast` and never imported. The rest is two commands of `contexture`, printed as they are run.
+Text and task are written by `demo_text.py`. The rest is commands of `contexture`, printed as they are run. What is
+fine-tuned from the pretrained parameters at one rate, chosen beforehand, is trained from scratch at three, and the one
+that is best on the dev set counts.
 """
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import inspect
 import json
-import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
-import warnings
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 
+from demo_text import library, split, write_task, write_text
 from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
-TEXT, RUNS = Path("demo/text"), Path("demo/runs")
+TEXT, TASK, RUNS = Path("demo/text"), Path("demo/task"), Path("demo/runs")
 RUN = RUNS / "bert"
 PRETRAIN = (
-    f"pretrain bert.tiny --dir {RUN} --data.path {TEXT} --data.dev-fraction 0.1 --model.vocab 8192 "
-    "--data.length 64 --data.predictions 10 --data.batch 64 --model.dropout 0 --model.attention-dropout 0 "
-    "--steps 1200 --evaluate.every 200"
+    f"pretrain bert.tiny --dir {RUN} --data.path {TEXT} --data.dev-fraction 0.1 --model.vocab 4096 "
+    "--data.length 32 --data.predictions 7 --data.masked-fraction 0.2 --data.batch 32 --model.init-std 0.08 "
+    "--model.dropout 0 --model.attention-dropout 0 --optim.b2 0.98 --steps 4500 --evaluate.every 1500"
 )
-EVALUATE = f"evaluate {RUN} --json"
-
-# ---------------------------------------------------------------------------------------------------------------- text
-
-SKIPPED = {"__pycache__", "_bundled", "dist-packages", "idlelib", "pydoc_data", "site-packages", "test", "tests"}
-RULE = re.compile(r"[^\w\s]{3,}|[-=+*~^ ]{3,}")  # an underline, or the border of a table
-WORD = re.compile(r"""["'(]*[A-Za-z][A-Za-z'’-]*["')]*[.,;:?!]*["')]*""")  # a plain word with its punctuation
-
-
-def paragraphs(text: str) -> Iterator[str]:
-    """Prose of reST or of a docstring, one paragraph a string: no tables, rules, doctests, code or grammar."""
-    code: int | None = None  # the indentation of the line that announced a literal block with `::`
-    for block in re.split(r"\n\s*\n", text.expandtabs()):
-        lines = [line for line in block.split("\n") if line.strip() and not RULE.fullmatch(line.strip())]
-        if not lines:
-            continue
-        indent = len(lines[0]) - len(lines[0].lstrip())
-        if code is not None and indent > code:
-            continue
-        code = indent if lines[-1].endswith("::") else None
-        for piece in items(lines):
-            if prose(piece):
-                yield plain(piece)
-
-
-def items(lines: list[str]) -> Iterator[str]:
-    """A block's lines joined, cut where a list item begins."""
-    piece: list[str] = []
-    for line in (line.strip() for line in lines):
-        bullet = re.match(r"(?:[*•-]|\d+[.)])\s+", line)
-        if bullet:
-            yield " ".join(piece)
-            piece, line = [], line[bullet.end() :]
-        piece.append(line)
-    yield " ".join(piece)
-
-
-def prose(piece: str) -> bool:
-    """Whether a joined paragraph reads as English rather than as code, grammar, a heading or a table."""
-    tokens = piece.split()
-    if len(tokens) < 5 or piece.startswith((">>>", "...", "|", "+-", "..")) or ">>> " in piece or "::=" in piece:
-        return False
-    return sum(bool(WORD.fullmatch(token)) for token in tokens) >= 0.7 * len(tokens)
-
-
-def plain(piece: str) -> str:
-    """A paragraph without reST's inline marks and roles."""
-    piece = re.sub(r":[a-z:]+:`~?\.?([^`]*)`", r"\1", piece).replace("`", "")
-    piece = re.sub(r"(?<!\w)(\*{1,2})(\w[^*]*)\1(?!\w)", r"\2", piece)
-    return re.sub(r"\s+", " ", piece).replace("::", ":").strip()
-
-
-def reference() -> Iterator[tuple[str, str]]:
-    """Each topic of the language reference: its name and its text."""
-    try:
-        from pydoc_data.topics import topics  # type: ignore[import-untyped]
-    except ImportError:
-        return
-    yield from sorted(topics.items())
-
-
-def docstrings() -> Iterator[tuple[str, str]]:
-    """Each module of the standard library whose source is there: its name and all its docstrings, in order."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    sources = {source.relative_to(library): source for source in library.rglob("*.py")}
-    for name, source in sorted(sources.items(), key=lambda item: item[0].parts):
-        if SKIPPED.intersection(name.parts[:-1]):
-            continue
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # invalid escapes in old sources
-                tree = ast.parse(source.read_bytes())
-        except (OSError, SyntaxError, ValueError):
-            continue
-        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        nodes = sorted(
-            (node for node in ast.walk(tree) if isinstance(node, kinds)), key=lambda n: getattr(n, "lineno", 0)
-        )
-        found = [inspect.cleandoc(text) for node in nodes if (text := ast.get_docstring(node, clean=False))]
-        if found:
-            yield ".".join(name.with_suffix("").parts), "\n\n".join(found)
-
-
-def write_text(folder: Path) -> dict[str, int]:
-    """Writes language.txt and library.txt, a paragraph a line and a blank line between documents, in an order that
-    mixes subjects, since each file's end is held out.
-
-    A paragraph that stands in several places is kept where it comes first, so that nothing held out was trained on.
-    Returns the documents, paragraphs and words written.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    seen: set[str] = set()
-    counts = {"documents": 0, "paragraphs": 0, "words": 0}
-    for file, source in (("language.txt", reference()), ("library.txt", docstrings())):
-        documents = []
-        for _, text in sorted(source, key=lambda item: hashlib.sha256(item[0].encode()).digest()):
-            lines = [line for line in paragraphs(text) if not (line in seen or seen.add(line))]
-            words = sum(len(line.split()) for line in lines)
-            if len(lines) < 2 or words < 20:  # nothing to pair
-                continue
-            documents.append("\n".join(lines) + "\n")
-            for name, count in zip(counts, (1, len(lines), words), strict=True):
-                counts[name] += count
-        if documents:
-            (folder / file).write_text("\n".join(documents), encoding="utf-8")
-    return counts
-
-
-# ------------------------------------------------------------------------------------------------------------- commands
+FINETUNE = (
+    f"finetune {RUN} --task.kind classify --task.train {TASK}/train.tsv --task.dev {TASK}/dev.tsv --data.length 32 "
+    "--model.dropout 0.1 --model.attention-dropout 0.1 --optim.name adamw --optim.schedule linear --steps 150 "
+    "--evaluate.every 150"
+)
+RATE, SCRATCH_RATES = "2e-3", ("1e-3", "2e-3", "4e-3")
 
 
 def run(command: str, *, capture: bool = False) -> str:
@@ -163,8 +55,73 @@ def run(command: str, *, capture: bool = False) -> str:
     return output or ""
 
 
-def report(console: Console, result: dict, counts: dict[str, int], seconds: float) -> None:
-    """What was learned against the unigram baseline, where it lies, and what to try next."""
+def ask(command: str) -> dict[str, float]:
+    """The figures of the last split that a command tells of."""
+    result = json.loads(run(f"{command} --json", capture=True))
+    return result["metrics"] if "metrics" in result else result["dev"]
+
+
+def tuned(folder: Path, options: str) -> tuple[float, float, float]:
+    """Fine-tunes into the folder: accuracy on dev and on test, and the seconds it took to train."""
+    began = time.monotonic()
+    dev = ask(f"{FINETUNE} --dir {folder} {options}")["accuracy"]
+    seconds = time.monotonic() - began
+    return dev, ask(f"evaluate {folder} --task.dev {TASK}/test.tsv")["accuracy"], seconds
+
+
+def examples(part: str) -> tuple[list[str], list[str]]:
+    """The texts and the labels of one file of the task."""
+    lines = (ROOT / TASK / f"{part}.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    texts, labels = zip(*(line.split("\t") for line in lines), strict=True)
+    return list(texts), list(labels)
+
+
+def counted_words() -> tuple[float, float, float]:
+    """Logistic regression over weighted words and pairs of words, its strength chosen on dev; as `tuned`."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    began, best = time.monotonic(), (-1.0, 0.0)
+    for strength in (1, 10, 100):
+        model = make_pipeline(
+            TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LogisticRegression(C=strength, max_iter=1000)
+        ).fit(*examples("train"))
+        score = float(model.score(*examples("dev")))
+        if score > best[0]:
+            best = score, float(model.score(*examples("test")))
+    return *best, time.monotonic() - began
+
+
+def compare(console: Console) -> None:
+    """Fine-tunes with and without the pretraining, and sets both beside what needs no neural network."""
+    rows = [("pretrained", RATE, *tuned(RUNS / "pretrained", f"--optim.peak-lr {RATE}"))]
+    scratch = [
+        (rate, *tuned(RUNS / f"scratch-{rate}", f"--init.scratch --optim.peak-lr {rate}")) for rate in SCRATCH_RATES
+    ]
+    best = max(scratch, key=lambda row: row[1])
+    rows += [("from scratch" + ", best on dev" * (row is best), *row) for row in scratch]
+    rows.append(("TF-IDF + logistic regression", "", *counted_words()))
+    labels = examples("test")[1]
+    largest = Counter(labels).most_common(1)[0][1] / len(labels)
+    title = f"Which package is it? {len(examples('train')[1])} examples to learn from, {len(labels)} to test on"
+    table = Table(title=title)
+    for name in ("", "learning rate", "dev", "test", "seconds"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, rate, dev, test, seconds in rows:
+        table.add_row(name, rate, f"{dev:.1%}", f"{test:.1%}", f"{seconds:.0f}")
+    table.add_row("always the test set's largest class", "", "", f"{largest:.1%}", "")
+    console.print()
+    console.print(table)
+    gain = rows[0][3] - best[2]
+    console.print(
+        f"Pretraining gives {100 * gain:+.1f} points over the best run from scratch; one run each, and with as many "
+        f"test examples chance alone moves a figure by about {100 * (0.25 / len(labels)) ** 0.5:.0f} points."
+    )
+
+
+def pretrained(console: Console, result: dict) -> None:
+    """What pretraining learned, against the unigram baseline."""
     metrics = result["metrics"]
     table = Table(title=f"BERT after {result['step']:,} steps, on {result['examples']:,} examples it never saw")
     for name in ("", "this model", "unigram baseline"):
@@ -176,10 +133,17 @@ def report(console: Console, result: dict, counts: dict[str, int], seconds: floa
     console.print()
     console.print(table)
 
+
+def ending(console: Console, words: int, seconds: float) -> None:
+    """Where everything lies, and what to try next."""
     folder = ROOT / RUN
     steps = sorted(int(step.name) for step in (folder / "checkpoints").glob("*") if step.name.isdigit())
     events = sorted(path.parent.relative_to(ROOT) for path in folder.rglob("events.out.tfevents*"))
-    places = [("text", f"{TEXT}/ ({counts['words']:,} words)"), ("run", f"{RUN}/")]
+    places = [
+        ("text", f"{TEXT}/ ({words:,} words)"),
+        ("task", f"{TASK}/train.tsv, dev.tsv, test.tsv"),
+        ("run", f"{RUN}/"),
+    ]
     for label, name in (("tokenizer", "tokenizer"), ("metrics", "metrics.jsonl"), ("loss curve", "loss.png")):
         if (folder / name).exists():
             places.append((label, f"{RUN / name}"))
@@ -187,6 +151,7 @@ def report(console: Console, result: dict, counts: dict[str, int], seconds: floa
         places.append(("checkpoints", f"{RUN}/checkpoints/ (steps {', '.join(map(str, steps))})"))
     if events:
         places.append(("TensorBoard", f"{events[0].as_posix()}/"))
+    places.append(("fine-tuned", f"{RUNS}/pretrained/, {RUNS}/scratch-*/"))
     grid = Table(title="Where everything lies", show_header=False, box=None, title_justify="left")
     for place in places:
         grid.add_row(*place)
@@ -198,7 +163,10 @@ def report(console: Console, result: dict, counts: dict[str, int], seconds: floa
         "source .venv/bin/activate",
         "contexture recipes                 # what can be trained",
         f"contexture show {RUN}     # the resolved config and the parameters",
-        f"contexture {PRETRAIN.replace('demo/runs/bert', 'demo/runs/mini').replace('bert.tiny', 'bert.mini')}",
+        f'contexture fill {RUN} --text "Return the [MASK] of the file."',
+        f"contexture predict {RUNS}/pretrained --input {TASK}/test.tsv --to demo/predictions.jsonl",
+        f"contexture evaluate {RUNS}/pretrained --task.dev {TASK}/test.tsv    # each class's figures",
+        f"contexture {FINETUNE} --dir {RUNS}/seed-1 --optim.peak-lr {RATE} --seed 1",
         "contexture pretrain bert.tiny --dir runs/mine --data.path my_text   # your own *.txt",
     ):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
@@ -208,15 +176,19 @@ def report(console: Console, result: dict, counts: dict[str, int], seconds: floa
 def main() -> None:
     began = time.monotonic()
     console = Console()
-    counts = write_text(ROOT / TEXT)
+    parts = split(list(library()))
+    counts, examples = write_text(ROOT / TEXT, parts["rest"]), write_task(ROOT / TASK, parts)
     print(f"Wrote {TEXT}/: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
-    if counts["words"] < 50_000:
+    print(f"Wrote {TASK}/: " + ", ".join(f"{count} of {name}" for name, count in examples.items()))
+    if counts["words"] < 50_000 or not all(examples.values()):
         sys.exit("This Python carries too little text: its library's sources are missing. Try another: make PYTHON=…")
     if (ROOT / RUNS).exists():
         print(f"Starting over: removing {RUNS}/ of an earlier demo")
         shutil.rmtree(ROOT / RUNS)
     run(PRETRAIN)
-    report(console, json.loads(run(EVALUATE, capture=True)), counts, time.monotonic() - began)
+    pretrained(console, json.loads(run(f"evaluate {RUN} --json", capture=True)))
+    compare(console)
+    ending(console, counts["words"], time.monotonic() - began)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,9 @@ def pretrain(*words: object) -> list[str]:
         (["--optim.peak-lr", "nan"], "optim.peak-lr=nan is not above 0"),
         (["--optim.b2", "1"], "optim.b2=1.0 is not at least 0 and below 1"),
         (["--optim.eps", "0"], "optim.eps=0.0 is not above 0"),
+        (["--optim.layer-decay", "0"], "optim.layer-decay=0.0 is not above 0 and at most 1"),
+        (["--steps", "0"], "steps=0 and epochs=0.0 do not say how long; give one of them"),
+        (["--task.train", "a.tsv"], "reads text and no task; contexture finetune RUN --task.train"),
         (["--model.init-std", "-1"], "model.init-std=-1.0 is not above 0"),
         (["--evaluate.batch", "-16"], "evaluate.every and evaluate.batch must be at least 0"),
     ],
@@ -85,6 +88,15 @@ def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, te
     text.write_bytes((text_folder / "text0.txt").read_bytes())
     assert contexture.main([*words, "--steps", "6"]) == 0
     assert len((folder / "tokenizer" / "vocab.txt").read_text().splitlines()) > 100
+
+
+def test_a_folder_where_nothing_was_trained_is_begun_anew(capsys, tmp_path, text_folder):
+    """Also where the text was prepared, and other settings are wanted now."""
+    words = pretrain("--dir", tmp_path / "run", "--data.path", text_folder, "--steps", "6")
+    code, last = said(capsys, *words, "--optim.frozen", "everything")
+    assert code == 2 and "optim.frozen=everything is in the path of no parameter" in last, last
+    assert contexture.main([*words, "--seed", "5"]) == 0
+    assert "was begun with another --optim.frozen, and nothing trained yet: begun anew" in capsys.readouterr().err
 
 
 def test_a_folder_that_holds_other_things_is_left_alone(capsys, tmp_path, text_folder, monkeypatch):

@@ -208,7 +208,8 @@ class Run:
         if self.steps < 0 or not 0.0 <= self.epochs < math.inf or not (self.steps or self.epochs):
             raise ValueError(f"steps={self.steps} and epochs={self.epochs} do not say how long; give one of them")
         if self.task.kind != "off" and self.objective != self.task.kind:
-            raise ValueError(f"objective={self.objective} does not fit task.kind={self.task.kind}; leave it out")
+            named = f"task.name={self.task.name}" if self.task.name != "off" else f"objective={self.objective}"
+            raise ValueError(f"{named} does not fit task.kind={self.task.kind}; give one of them")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} is not in [0, 2^31)")
         if self.data.length > self.model.length:

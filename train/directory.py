@@ -68,20 +68,24 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
     """What this folder's run.json says of the run begun here ({} where it is new), and writes it where it is new.
 
     Raises ConfigError naming the field where `run` is another run than the one begun here. A folder whose text was not
-    prepared to the end (the first command failed, or was stopped) is begun anew.
+    prepared to the end (the first command failed, or was stopped), or where nothing was trained, is begun anew.
     """
     begun: Run | None = None
     old: dict[str, Any] = {}
     if (directory / "run.json").exists():
         begun, old = configs.read(directory)
-    if begun is None or not old.get("data"):
-        for left in ("tokenizer", "data"):  # ours: the folder was empty when its run.json was written
+    changes = configs.difference(run, begun) if begun is not None else {}
+    fixed = [name for name in changes if not configs.may_change(name)]
+    trained = any((directory / "checkpoints").glob("[0-9]*"))
+    if begun is None or not old.get("data") or (fixed and not trained):
+        for left in ("tokenizer", "data", "checkpoints"):  # ours: the folder was empty when its run.json was written
             if (directory / left).exists():
                 shutil.rmtree(directory / left)
+        (directory / "metrics.jsonl").unlink(missing_ok=True)
+        if fixed and begun is not None:
+            say(f"{directory} was begun with another {_flag(fixed[0])}, and nothing trained yet: begun anew")
         configs.write_json(directory / "run.json", _tree(run, {}))
         return {}
-    changes = configs.difference(run, begun)
-    fixed = [name for name in changes if not configs.may_change(name)]
     if fixed:
         new, was = changes[fixed[0]]
         raise ConfigError(
@@ -210,6 +214,14 @@ def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -
     tokenizer = learn(files, run.model.vocab, run.data.lowercase, check)
     tokenizer.save(directory / "tokenizer")
     return tokenizer
+
+
+def make_folder(folder: Path, option: str) -> None:
+    """Raises ConfigError where a file stands in the way."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"{folder} cannot be a folder, a file is in the way; give another {option}") from None
 
 
 def read_tokenizer(folder: Path, run: Run, described: dict[str, Any]) -> WordPiece:

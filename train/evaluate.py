@@ -26,7 +26,7 @@ from train import config as configs
 from train import mesh as meshes
 from train.answers import Answers, guess, names
 from train.config import CheckpointError, ConfigError, MeshConfig, Run
-from train.directory import open_shards, read_tokenizer
+from train.directory import make_folder, open_shards, read_tokenizer
 from train.losses import Sum
 from train.metrics import unigram_baseline
 from train.objectives import OBJECTIVES, Batch, Objective, batch_fields, batch_sizes
@@ -95,6 +95,17 @@ def baseline(held_out: HeldOut, store: Shards | Store) -> dict[str, float]:
     return unigram_baseline(store.unigrams(), np.concatenate(labels))
 
 
+def cut_of(held_out: HeldOut, say: Say) -> dict[str, int]:
+    """{"cut": how many examples of a task are longer than a line}, which is said where there are any."""
+    if not isinstance(held_out, HeldOutTask):
+        return {}
+    cut = held_out.split.longer_than(held_out.length)
+    if cut:
+        line = f"{held_out.length} tokens of a line"
+        say(f"{cut:,} of {held_out.count:,} held-out examples are longer than the {line}, and were cut")
+    return {"cut": cut}
+
+
 @dataclass(frozen=True)
 class Asked:
     """What `evaluate_run` looks at. dev: files instead of the run's own; steps: numbers, `best` or `all`."""
@@ -126,6 +137,7 @@ def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: No
     results = []
     with jax.set_mesh(mesh), _held_out(folder, run, described, asked, mesh, say, check) as (held_out, store):
         objective = OBJECTIVES[run.objective]
+        cut = cut_of(held_out, say)
         known = baseline(held_out, store) if store is not None else {}
         function: Step | None = None
         for number in steps:
@@ -137,11 +149,11 @@ def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: No
             metrics = {name: plain(value) for name, value in (figures | known).items()}
             more = {"labels": answers.table(), "predictions": str(file)} if answers is not None else {}
             results.append({"step": loaded.step, "metrics": metrics, **more})
-    head = {"run": str(folder), "split": asked.split, "examples": held_out.count}
+    head = {"run": str(folder), "split": asked.split, "examples": held_out.count, **cut}
     if len(results) > 1 or asked.steps == ("all",):
         return {**head, "checkpoints": results}
     first = results[0]
-    return {"run": head["run"], "step": first.pop("step"), **{k: head[k] for k in ("split", "examples")}, **first}
+    return {"run": head["run"], "step": first.pop("step"), **{k: head[k] for k in ("split", "examples", *cut)}, **first}
 
 
 def _mesh(wanted: MeshConfig | None, run: Run) -> Mesh:
@@ -207,6 +219,8 @@ def _held_out(
         store.verify()
         if store.fingerprint != described.get("data"):
             raise ConfigError(f"{store.folder} is not the data that {folder} was trained with; put it back")
+    if asked.dev and asked.split == "train":
+        raise ConfigError("--split train and --task.dev both say what to look at; give one of them")
     paths = asked.dev or (run.task.test if asked.split == "test" else ())
     if asked.split == "test" and not paths:
         raise ConfigError(f"{folder} was trained without --task.test; give the file as --task.dev F")
@@ -242,7 +256,7 @@ def _shared_place(asked: Asked, folder: Path) -> Iterator[Path]:
     place = Path(asked.to or folder / "evaluations") / ".encoded"
     if jax.process_index() == 0:
         shutil.rmtree(place, ignore_errors=True)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(place.parent, "--to")
     try:
         yield place
     finally:
@@ -260,7 +274,7 @@ def _writing(path: Path | None) -> Iterator[IO[str] | None]:
     if path is None or jax.process_index() > 0:
         yield None
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, "--to")
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "w", encoding="utf-8") as file:

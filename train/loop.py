@@ -23,7 +23,7 @@ from train import directory as directories
 from train import mesh as meshes
 from train.checkpoint import Checkpoints
 from train.config import CheckpointError, ConfigError, Diverged, Run, difference
-from train.evaluate import baseline, evaluate, measured
+from train.evaluate import baseline, cut_of, evaluate, measured
 from train.metrics import Best, Meter, rank
 from train.objectives import OBJECTIVES, Objective, batch_fields
 from train.report import Report, draw_loss, read_metrics
@@ -169,6 +169,8 @@ def _introduce(parts: Parts, asked: Run, recipe: Run, report: Report, shapes: St
     passes = run.steps * run.data.batch / parts.batches.lines_per_pass
     held = f"{parts.held_out.count:,} lines" if parts.held_out else "nothing"
     report.say(f"{parts.batches.describe()}; {run.steps:,} steps are {passes:.2f} passes; {held} held out")
+    if parts.held_out:
+        cut_of(parts.held_out, report.say)
     if parts.labels:
         counts = parts.store.counts if isinstance(parts.store, Store) else ()
         named = [(name, f"{count:,}") for name, count in zip(parts.labels, counts, strict=True)]

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from models.shapes import path_of
-from train.config import ConfigError, OptimConfig
+from train.config import ConfigError, OptimConfig, did_you_mean
 
 
 def learning_rate(config: OptimConfig, steps: int, step: jax.Array) -> jax.Array:
@@ -66,6 +66,14 @@ def rates(config: OptimConfig, params: Any) -> Any | None:
     layers = jax.tree.leaves(params["backbone"]["layers"])[0].shape[0]
     if config.frozen_layers > layers:
         raise ConfigError(f"optim.frozen-layers={config.frozen_layers} is more than the model's {layers} layers")
+    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    for word in config.frozen:
+        if not any(word in path for path in paths):
+            parts = dict.fromkeys(part for path in paths for part in path.split("/"))
+            raise ConfigError(
+                f"optim.frozen={word} is in the path of no parameter{did_you_mean(word, parts)}; "
+                "`contexture show RUN` lists the paths"
+            )
     share_N = config.layer_decay ** np.arange(layers - 1, -1, -1.0)
     share_N[: config.frozen_layers] = 0.0
 

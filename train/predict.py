@@ -20,7 +20,7 @@ from train import config as configs
 from train import mesh as meshes
 from train.answers import Answers
 from train.config import ConfigError, MeshConfig
-from train.directory import read_tokenizer
+from train.directory import make_folder, read_tokenizer
 from train.objectives import OBJECTIVES
 from train.step import evaluation_step
 from train.transfer import Loaded, load_parameters
@@ -106,7 +106,7 @@ def predict_file(
         raise ConfigError(f"{to} is a folder; give a file as --to, as in {to}/predictions.jsonl")
     if os.path.realpath(source) == os.path.realpath(to):
         raise ConfigError(f"--to {to} is the input itself; give another file")
-    to.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(to.parent, "--to")
     part = to.with_name(to.name + ".part")
     count = 0
     try:

@@ -42,7 +42,9 @@ def find_step(folder: Path, step: int | None) -> list[int]:
     if not found:
         raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
     if step is not None and step not in found:
-        raise ConfigError(f"{folder} holds no checkpoint of step {step}; there are {', '.join(map(str, found))}")
+        raise ConfigError(
+            f"{folder} holds no checkpoint of step {step}; those there are of step {', '.join(map(str, found))}"
+        )
     return [step] if step is not None else found[::-1]
 
 
