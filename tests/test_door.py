@@ -49,7 +49,7 @@ def pretrain(*words: object) -> list[str]:
         (["--steps", "0"], "steps=0 and epochs=0.0 do not say how long; give one of them"),
         (["--task.train", "a.tsv"], "reads text and no task; contexture finetune RUN --task.train"),
         (["--model.init-std", "-1"], "model.init-std=-1.0 is not above 0"),
-        (["--evaluate.batch", "-16"], "evaluate.every and evaluate.batch must be at least 0"),
+        (["--evaluate.batch", "-16"], "evaluate.every, evaluate.batch and evaluate.patience must be at least 0"),
     ],
 )
 def test_words_that_are_wrong_give_one_clear_line(capsys, tmp_path, words, line):
