@@ -110,12 +110,12 @@ def compare(console: Console) -> None:
         table.add_column(name, justify="right" if name else "left")
     for name, rate, dev, test, seconds in rows:
         table.add_row(name, rate, f"{dev:.1%}", f"{test:.1%}", f"{seconds:.0f}")
-    table.add_row("always the test set's largest class", "", "", f"{largest:.1%}", "")
+    table.add_row("majority", "", "", f"{largest:.1%}", "")
     console.print()
     console.print(table)
     gain = rows[0][3] - best[2]
     console.print(
-        f"Pretraining gives {100 * gain:+.1f} points over the best run from scratch; one run each, and with as many "
+        f"Pretraining gives {100 * gain:+.1f} points over the run from scratch that is best on dev; one run each, and with as many "
         f"test examples chance alone moves a figure by about {100 * (0.25 / len(labels)) ** 0.5:.0f} points."
     )
 
@@ -177,10 +177,10 @@ def main() -> None:
     began = time.monotonic()
     console = Console()
     parts = split(list(library()))
-    counts, examples = write_text(ROOT / TEXT, parts["rest"]), write_task(ROOT / TASK, parts)
+    counts, sizes = write_text(ROOT / TEXT, parts["rest"]), write_task(ROOT / TASK, parts)
     print(f"Wrote {TEXT}/: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
-    print(f"Wrote {TASK}/: " + ", ".join(f"{count} of {name}" for name, count in examples.items()))
-    if counts["words"] < 50_000 or not all(examples.values()):
+    print(f"Wrote {TASK}/: " + ", ".join(f"{count} of {name}" for name, count in sizes.items()))
+    if counts["words"] < 50_000 or not all(sizes.values()):
         sys.exit("This Python carries too little text: its library's sources are missing. Try another: make PYTHON=…")
     if (ROOT / RUNS).exists():
         print(f"Starting over: removing {RUNS}/ of an earlier demo")

@@ -144,7 +144,7 @@ def tagged(place: Path) -> Path:
         ("classify", ["rows.tsv", "--evaluate.patience", "2"], "evaluate.patience wants held-out examples; give --"),
         ("classify", ["rows.tsv", "--data.length", "64"], "data.length=64 exceeds model.length=16; lower data.length"),
         ("classify", ["rows.tsv", "--optim.frozen", "backbone", "heads"], "backbone heads leaves nothing to train"),
-        ("classify", ["rows.tsv", "--optim.frozen", "bckbone"], "is in the path of no parameter (did you mean backbone"),
+        ("classify", ["rows.tsv", "--optim.frozen", "bckbone"], "is in the path of no parameter (did you mean"),
         ("classify", ["rows.tsv", "--init.step", "7"], "base holds no checkpoint of step 7"),
     ],
 )  # fmt: skip
