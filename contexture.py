@@ -29,7 +29,7 @@ from train.config import (
     to_json,
 )
 from train.signals import Interrupted, Signals
-from train.words import parse, print_result, spelled_out, value_of
+from train.words import parse, print_result, spelled_out, value_of, without_contradiction
 
 if TYPE_CHECKING:
     from data.tokenizer import WordPiece
@@ -49,6 +49,7 @@ def _recipe(words: list[str], command: str) -> tuple[Run, Run, str]:
         raise ConfigError(f"{command} wants a recipe first: contexture {command} bert.tiny …")
     base = recipe(name)
     words = spelled_out(words[1:])
+    base = without_contradiction(base, words)
     if asked := [word for word in words if word.startswith("--task.")]:
         raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {asked[0]} …")
     return parse(Run, words, f"{command} {name}", base), base, name
@@ -60,8 +61,7 @@ def recipes_command(words: list[str]) -> Result:
 
     parse(Nothing, words, "recipes")
     both = {"recipes": recipes(), "tasks": tasks()}
-    return {kind: {name: (f.__doc__ or "").strip().splitlines()[0] for name, f in found.items()}
-            for kind, found in both.items()}  # fmt: skip
+    return {kind: {name: str(f.__doc__).strip().splitlines()[0] for name, f in of.items()} for kind, of in both.items()}
 
 
 def show_command(words: list[str]) -> Result:
@@ -159,12 +159,25 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
         raise ConfigError(f"finetune wants the run to begin from first: {wanted}")
     if not name and not any(word in ("-h", "--help") for word in words):
         raise ConfigError(f"finetune wants a task: {wanted}; `contexture recipes` lists the names")
-    base, (source, _) = task(name or "classify"), read(Path(words[0]))
+    base, source = without_contradiction(task(name or "classify"), words), _begun_from(words)
     data = dataclasses.replace(
         base.data, lowercase=source.data.lowercase, length=min(base.data.length, source.model.length)
     )
     base = dataclasses.replace(base, model=source.model, data=data, init=InitConfig(run=words[0]))
     return parse(Run, words[1:], "finetune", base), base
+
+
+def _begun_from(words: list[str]) -> Run:
+    """The run that a fine-tuning begins from; where that is gone, the fine-tuning itself, which goes on without it."""
+    here, folder = Path(words[0]), Path(value_of(words, "--dir") or ".")
+    if folder.resolve() == here.resolve():
+        raise ConfigError(f"--dir {folder} is the run to begin from; give another --dir")
+    try:
+        return read(here)[0]
+    except ConfigError:
+        if here.exists() or not any((folder / "checkpoints").glob("[0-9]*")):
+            raise
+        return read(folder)[0]
 
 
 def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
@@ -207,7 +220,7 @@ def evaluate_command(words: list[str]) -> Result | None:
     read(Path(asked.run))
     from train import evaluate as evaluation
 
-    signals = Signals()
+    signals = Signals("stopped; the same command begins again")
     try:
         with _results_alone() if asked.mesh.distributed else contextlib.nullcontext():
             what = evaluation.Asked(asked.split, asked.task.dev, asked.step, asked.batch, asked.to, asked.mesh)
@@ -223,7 +236,7 @@ def predict_command(words: list[str]) -> Result:
     """answers to new examples: contexture predict RUN --input F --to F"""
     asked = parse(Predict, words, "predict")
     read(Path(asked.run))
-    signals = Signals()
+    signals = Signals("stopped, nothing was written; the same command begins again")
     try:
         from train.predict import Predictor, predict_file
 

@@ -15,12 +15,29 @@ from numpy.typing import NDArray
 from data import draws
 from data.align import cut_words
 from data.config import TaskConfig
-from data.encoded import ANSWER, END, FILE, FORMAT, INDEX, LINE, SPLITS, A, B, Column, Encoded, Memory, Store, tokens_of
+from data.encoded import (
+    ANSWER,
+    END,
+    FILE,
+    FORMAT,
+    INDEX,
+    LINE,
+    SPLITS,
+    A,
+    B,
+    Column,
+    Encoded,
+    Memory,
+    Store,
+    sha256_of,
+    tokens_of,
+)
 from data.errors import DataError, did_you_mean
 from data.examples import Example, Pair, Tagged, Text
 from data.prepare import Out
 from data.shards import I64, fingerprint_of
-from data.tasks import check_sources, examples, source_of
+from data.sources import shared
+from data.tasks import check_sources, examples, open_source, source_of
 from data.tokenizer import Tokenizer
 
 CHUNK = 4096
@@ -125,6 +142,18 @@ def _answer(label: str, origin: str, kind: str, labels: Labels) -> int:
     return int(np.float64(value).view(np.int64))
 
 
+def same_shape(coded: Coded, pair: bool | None, origin: str) -> bool:
+    """Whether the examples are pairs. Raises: DataError where they are not what the others were."""
+    found = bool(coded.rows[0, B] >= 0)
+    if pair is not None and found != pair:
+        kinds = ("a single text", "a pair of texts")
+        raise DataError(
+            f"{origin}: {kinds[found]}, and {kinds[pair]} is what was learned from; name the columns: --task.text "
+            "(and --task.second), or in predict --text (and --second)"
+        )
+    return found
+
+
 def in_memory(coded: Coded, kind: str, labels: tuple[str, ...], source: str) -> Encoded:
     """A chunk as a split of its own."""
     tags = None if coded.tags is None else Column(Memory(coded.tags), np.dtype("<i4"))
@@ -147,12 +176,14 @@ def encode(
     say: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
     labels: Sequence[str] = (),
+    pair: bool | None = None,
 ) -> Store:
     """Encodes task.train and task.dev into the folder `to` and opens it.
 
-    labels: those of a run that is already trained, instead of task.labels and what train holds; then task.train may be
-    empty. The folder is written beside its place and renamed when it is whole; what `check` raises stops the work and
-    leaves nothing behind. Raises: DataError for what `examples` and `code` refuse, and where train names a file of dev.
+    labels, pair: those of a run that is already trained, instead of task.labels and what train holds; then task.train
+    may be empty. The folder is written beside its place and renamed when it is whole; what `check` raises stops the
+    work and leaves nothing behind. Raises: DataError for what `examples` and `code` refuse, and where examples of train
+    are held out too.
     """
     check_sources(task.train, "task.train")
     check_sources(task.dev, "task.dev")
@@ -160,7 +191,7 @@ def encode(
     temporary = to.parent / f".{to.name}.partial"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    writer = _Writer(temporary, task, tokenizer, Labels(labels or task.labels))
+    writer = _Writer(temporary, task, tokenizer, Labels(labels or task.labels), pair)
     try:
         for path in task.train:
             writer.add(path, "train", say, check)
@@ -178,15 +209,16 @@ def encode(
 
 def _apart(task: TaskConfig) -> None:
     """Raises: DataError where what is learned from is held out too."""
-    train = {path if path.startswith("tfds:") else os.path.realpath(path) for path in task.train}
+    train = [open_source(path) for path in task.train]
     for name, paths in (("task.dev", task.dev), ("task.test", task.test)):
         for path in paths:
-            if (path if path.startswith("tfds:") else os.path.realpath(path)) in train:
-                raise DataError(f"{path}: {name} names a file of task.train too; keep held-out examples apart")
+            if (path.startswith("tfds:") or os.path.isfile(path)) and shared([*train, open_source(path)]):
+                raise DataError(f"{path}: {name} names examples of task.train too; keep held-out examples apart")
 
 
 class _Writer:
-    def __init__(self, folder: Path, task: TaskConfig, tokenizer: Tokenizer, labels: Labels) -> None:
+    def __init__(self, folder: Path, task: TaskConfig, tokenizer: Tokenizer, labels: Labels, pair: bool | None) -> None:
+        self.pair = pair
         self.folder, self.task, self.tokenizer, self.labels = folder, task, tokenizer, labels
         self.dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
         columns = ("rows", "tokens", "tags") if task.kind == "tag" else ("rows", "tokens")
@@ -197,11 +229,15 @@ class _Writer:
         self._read = 0
 
     def add(self, path: str, split: str, say: Callable[[str], None], check: Callable[[], None]) -> None:
-        self.sources.append({**source_of(path), "split": split})
+        source = source_of(path)
+        if source["name"] in [other["name"] for other in self.sources]:
+            source["name"] = path  # so that every example has an id of its own
+        self.sources.append({**source, "sha256": sha256_of(path), "split": split})
         fraction = self.task.dev_fraction if split == "train" else 0.0
         for chunk in chunks(examples(path, self.task, labelled=True, say=say)):
             check()
             coded = code(chunk, self.task.kind, self.tokenizer, self.labels, len(self.sources) - 1)
+            self.pair = same_shape(coded, self.pair, chunk[0].origin)
             numbers = np.arange(self._read, self._read + len(chunk))
             self._read += len(chunk)
             held = draws.unit(draws.draw(draws.key(draws.HELD_OUT), numbers)) < fraction
@@ -280,6 +316,7 @@ class _Writer:
             "tokenizer": self.tokenizer.fingerprint,
             "dtype": self.dtype.str,
             "labels": labels,
+            "pair": bool(self.pair),
             "counts": self.counts.tolist(),
             "splits": self.splits,
             "sources": self.sources,

@@ -11,6 +11,7 @@ Read by position (pread), as shards are: nothing is held or mapped, so memory do
 `data.encode` writes the folder.
 """
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ _INDEX = {
     "labels": [str],
     "counts": [int],
     "splits": {name: {"examples": int, "tokens": int, "longest": int} for name in SPLITS},
-    "sources": [{"name": str, "size": int, "split": str}],
+    "sources": [{"name": str, "size": int, "sha256": str, "split": str}],
+    "pair": bool,
     "files": dict,
     "fingerprint": str,
 }
@@ -120,6 +122,14 @@ class Encoded:
         return many
 
 
+def sha256_of(path: str) -> str:
+    """Of a file's bytes (hex); of a TFDS set "", for it has its own."""
+    if path.startswith("tfds:"):
+        return ""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def tokens_of(rows: I64) -> I64:
     """Tokens of each row, the special ones at the line's two ends not counted, that between two texts counted."""
     return rows[:, END] - rows[:, A] + (rows[:, B] >= 0)
@@ -134,6 +144,8 @@ class Store:
         self.labels: tuple[str, ...] = tuple(index["labels"])
         self.counts: tuple[int, ...] = tuple(index["counts"])
         """How often each label stands in train; for a regression nothing."""
+        self.pair: bool = index["pair"]
+        """Whether the examples are pairs of texts."""
         self.fingerprint: str = index["fingerprint"]
         self.splits = {name: self._split(name) for name in SPLITS}
 
@@ -173,17 +185,17 @@ class Store:
         return Store(folder, index)
 
     def sources_changed(self, task: TaskConfig) -> str:
-        """A sentence saying how the files that `task` names differ by name or size from what was read, or ""."""
-        was = {(source["split"], source["name"]): source["size"] for source in self.index["sources"]}
+        """A sentence saying how the files that `task` names differ by name or content from what was read, or ""."""
         for split, paths in (("train", task.train), ("dev", task.dev)):
             for path in paths:
                 if path.startswith("tfds:") or not os.path.isfile(path):
                     continue
-                name, size = os.path.basename(path), os.path.getsize(path)
-                if (split, name) not in was:
+                name = os.path.basename(path)
+                was = [s for s in self.index["sources"] if (s["split"], os.path.basename(s["name"])) == (split, name)]
+                if not was:
                     return f"{path} was not there when {self.folder} was encoded"
-                if was[split, name] != size:
-                    return f"{path} has {size} bytes and had {was[split, name]} when {self.folder} was encoded"
+                if sha256_of(path) not in [source["sha256"] for source in was]:
+                    return f"{path} is not what it was when {self.folder} was encoded"
         return ""
 
     def verify(self) -> None:

@@ -46,7 +46,7 @@ def check_sources(paths: Iterable[str], what: str) -> None:
                 raise DataError(f"{path}: {what} names no such file; check the path")
             if Path(path).suffix.lower() not in FORMATS:
                 raise DataError(f"{path}: {what} wants {_FILES}")
-        sources.append(_source(path))
+        sources.append(open_source(path))
         if not sources[-1].size:
             raise DataError(f"{path}: the file is empty; {what} wants a row for each example")
     if twice := shared(sources):
@@ -55,7 +55,7 @@ def check_sources(paths: Iterable[str], what: str) -> None:
 
 def source_of(path: str) -> dict[str, Any]:
     """What tells a source from another: {"name": "train.tsv", "size": its bytes}."""
-    source = _source(path)
+    source = open_source(path)
     return {"name": source.name, "size": source.size}
 
 
@@ -81,7 +81,8 @@ def examples(
         raise DataError(f"{path}: no row in the file but its header; give a row for each example")
 
 
-def _source(path: str) -> Source:
+def open_source(path: str) -> Source:
+    """A file or a TFDS set by its name. Raises: DataError for a set that is not on disk."""
     return tfds.open_split(path) if path.startswith(tfds.PREFIX) else TextFile(Path(path))
 
 

@@ -179,7 +179,7 @@ def test_what_is_learned_from_is_not_held_out_too(tmp_path):
     (tmp_path / "dev.tsv").symlink_to("train.tsv")
     for name in ("dev", "test"):
         task = TaskConfig(kind="classify", train=(str(tmp_path / "train.tsv"),), **{name: (str(tmp_path / "dev.tsv"),)})
-        with pytest.raises(DataError, match=f"dev.tsv: task.{name} names a file of task.train too"):
+        with pytest.raises(DataError, match=f"dev.tsv: task.{name} names examples of task.train too"):
             encode(task, TOKENIZER, tmp_path / "data", lambda line: None)
 
 

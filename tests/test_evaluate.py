@@ -147,7 +147,7 @@ def test_other_files_several_steps_and_splits(capsys, task_run, task_files, tmp_
     dev = str(task_files / "classify.dev.tsv")
     again = contexture.evaluate(run, dev=dev, step=50, to=str(tmp_path / "file"))
     assert again["step"] == 50 and again["metrics"] == every["checkpoints"][0]["metrics"]
-    assert sorted(p.name for p in (tmp_path / "file").iterdir()) == ["dev-50"]
+    assert sorted(p.name for p in (tmp_path / "file").iterdir()) == ["classify.dev-50"]
     trained = contexture.evaluate(run, split="train", to=str(tmp_path / "train"))
     assert trained["examples"] == 160 and trained["predictions"].endswith("train-60/predictions.jsonl")
     assert contexture.main(["evaluate", str(run), "--to", str(tmp_path / "told")]) == 0

@@ -143,3 +143,40 @@ def test_gaps_are_filled_by_likelihood(capsys, tiny_run):
     assert sum(piece["score"] for piece in whole) == pytest.approx(1.0, abs=1e-5)
     assert contexture.main(["fill", str(tiny_run), "--text", "the [MASK]"]) == 0
     assert "masks 1\n  piece" in capsys.readouterr().out
+
+
+def test_it_goes_on_without_the_run_that_it_began_from(capsys, words, task_run, tmp_path):
+    """Also from two files of one name; and what would shorten it changes nothing."""
+    import shutil
+
+    base, folder = tmp_path / "base", tmp_path / "run"
+    shutil.copytree(task_run(), base)
+    files = []
+    for name, label in (("a", "[/yes]"), ("b", "[no]")):
+        (tmp_path / name).mkdir()
+        files.append(str(tmp_path / name / "same.tsv"))
+        Path(files[-1]).write_text("text\tlabel\n" + f"the cat {name}\t{label}\n" * (16 if name == "b" else 12))
+    asked = ["finetune", str(base), "--task.kind", "classify", "--task.train", *files]
+    asked += ["--epochs", "3", "--data.batch", "8"]
+    assert finetune(asked, folder) == 0
+    told = said(capsys)
+    assert "[/yes] 12" in told and "[no] 16" in told and "done: 10 steps" in told
+    shutil.rmtree(base)
+    assert finetune(asked, folder) == 0 and "going on from step 10" in said(capsys)
+    before = (folder / "run.json").read_bytes()
+    assert finetune([*asked[:-4], *asked[-2:], "--steps", "7"], folder) == 2
+    assert "holds a run of 10 steps, not 7; a run can only be made longer" in said(capsys)
+    assert (folder / "run.json").read_bytes() == before
+    Path(files[0]).write_text(Path(files[0]).read_text().replace("cat", "dog"))
+    assert finetune(asked, folder) == 2 and "same.tsv is not what it was when" in said(capsys)
+    trained = contexture.evaluate(folder, split="train", to=str(tmp_path / "e"))["predictions"]
+    assert len({json.loads(line)["id"] for line in Path(trained).read_text().splitlines()}) == 28
+
+
+def test_words_that_contradict_each_other(capsys, words, tmp_path):
+    assert finetune([*words(), "--epochs", "3"], tmp_path / "run") == 2
+    assert "--steps and --epochs both say how long to train" in said(capsys)
+    assert finetune(words(), Path(words()[1])) == 2 and "is the run to begin from; give another --dir" in said(capsys)
+    assert finetune([*words(), "--optim.warmup", "6"], tmp_path / "run", "--steps", "8") == 0
+    rates = [r["learning_rate"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if r["split"] == "train"]
+    assert rates[:6] == pytest.approx([5e-3 * n / 6 for n in range(1, 7)], rel=1e-5)

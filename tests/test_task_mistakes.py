@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -127,7 +128,7 @@ def tagged(place: Path) -> Path:
         ("tag", ["unequal.jsonl"], "unequal.jsonl:2: 2 words and 1 tag; give every word one tag"),
         ("classify", ["headless.tsv"], "headless.tsv:1: no column has a usual name of the text"),
         ("classify", ["headless.tsv"], "if this line is no header, give positions: --task.text 1 --task.label 2"),
-        ("classify", ["rows.tsv", "--task.dev", "foreign/../rows.tsv"], "rows.tsv: task.dev names a file of task."),
+        ("classify", ["rows.tsv", "--task.dev", "foreign/../rows.tsv"], "rows.tsv: task.dev names examples of task."),
         ("classify", ["rows.tsv", "--task.label", "labl"], "rows.tsv:1: there is no column 'labl' (did you mean"),
         ("classify", ["rows.tsv", "--task.labels", "likes", "other"], "rows.tsv:3: label 'hates' is not one of likes,"),
         ("classify", ["rows.tsv", "--task.class-weights", "liks=2"], "'liks' is not one of hates, likes (did you mean"),
@@ -254,6 +255,11 @@ def test_predict_refuses_in_one_clear_line_and_leaves_no_file(capsys, classified
     refused(capsys, ["predict", run, "--input", "rows.tsv", "--to", "rows.tsv"], "--to rows.tsv is the input itself")
     refused(capsys, ["predict", run, "--input", "rows.tsv", "--to", tmp_path], "is a folder; give a file as --to")
     refused(capsys, ["predict", run, "--input", "rows.tsv", "--to", "rows.tsv/x"], "rows.tsv cannot be a folder")
+    os.mkfifo(tmp_path / "fifo")
+    refused(capsys, ["predict", run, "--input", "rows.tsv", "--to", tmp_path / "fifo"], "fifo is no plain file")
+    refused(capsys, ["predict", run, "--input", "rows.tsv", "--to", to, "--batch", "0"], "batch=0 is not a positive")
+    Path("pair.tsv").write_text("sentence1\tsentence2\nthe cat\tthe dog\n")
+    refused(capsys, ["predict", run, "--input", "pair.tsv", "--to", to], "pair.tsv:2: a pair of texts, and a single")
     assert Path("rows.tsv").read_text() == ROWS
     assert said(capsys, "predict", run, "--input", "other.tsv", "--to", to, "--text", "words") == (0, "")
 

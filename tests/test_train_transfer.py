@@ -122,5 +122,5 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(source, tiny_run, tmp_path
     digest.write_text(digest.read_text().replace("1", "2", 1))
     found, _, _ = begin(dataclasses.replace(source, init=InitConfig(run=str(tmp_path / "run"))))
     assert not np.array_equal(found["heads_mlm/bias"], stored(tiny_run)["heads_mlm/bias"])
-    with pytest.raises(ConfigError, match="holds no checkpoint of step 7; there are"):
+    with pytest.raises(ConfigError, match="holds no checkpoint of step 7; those there are of step"):
         begin(dataclasses.replace(source, init=InitConfig(run=str(tiny_run), step=7)))

@@ -78,6 +78,10 @@ class Evaluate:
     """A folder for predictions.jsonl; empty: RUN/evaluations."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
+    def __post_init__(self) -> None:
+        if self.batch < 0:
+            raise ValueError(f"batch={self.batch} is not a number of lines (0: as in training)")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Predict:
@@ -99,6 +103,10 @@ class Predict:
     """Another checkpoint than the newest."""
     batch: int = 64
     """Lines at a time."""
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch} is not a positive number of lines")
 
 
 @dataclass(frozen=True, kw_only=True)

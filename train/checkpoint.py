@@ -189,6 +189,13 @@ def restore(
     return state, meta
 
 
+def rank_of(meta: dict[str, Any], metric: str) -> float | None:
+    """What a checkpoint is worth by a metric, the less the better; None where that was not measured at its step."""
+    if meta.get("metric", "loss") == metric:
+        return meta.get("rank", meta["held_out_loss"])
+    return meta["held_out_loss"] if metric == "loss" else None
+
+
 def best_step(ranks: dict[int, float | None]) -> int | None:
     """The step of the least rank that is finite."""
     measured = {step: rank for step, rank in ranks.items() if rank is not None and math.isfinite(rank)}
@@ -210,9 +217,17 @@ class Checkpoints:
     """The checkpoints of one run: `checkpoints/<step>/`."""
 
     def __init__(
-        self, run_directory: Path, mesh: Mesh, config: SaveConfig, say: Callable[[str], None], identity: str = ""
+        self,
+        run_directory: Path,
+        mesh: Mesh,
+        config: SaveConfig,
+        say: Callable[[str], None],
+        identity: str = "",
+        metric: str = "loss",
     ) -> None:
-        """identity: what makes this run's numbers; a checkpoint of another one is refused."""
+        """identity: what makes this run's numbers; a checkpoint of another one is refused. metric: what the best one,
+        which is kept, is known by."""
+        self.metric = metric
         self.directory = (run_directory / "checkpoints").absolute()
         self.damaged = (run_directory / "damaged").absolute()
         self.mesh, self.config, self.say, self.identity = mesh, config, say, identity
@@ -269,7 +284,7 @@ class Checkpoints:
             for step in steps(self.directory):
                 with contextlib.suppress(CheckpointError):
                     meta = read_meta(self.directory / str(step))
-                    self._ranks[step] = meta.get("rank", meta["held_out_loss"])
+                    self._ranks[step] = rank_of(meta, self.metric)
             kept: list[Any] = [latest, _Best(self._ranks)]
             if self.config.keep_every:
                 kept.append(policies.EveryNSteps(self.config.keep_every))
@@ -308,7 +323,7 @@ class Checkpoints:
         try:
             manager = self._open()
             manager.wait_until_finished()
-            self._ranks[step] = meta.get("rank", held_out_loss)
+            self._ranks[step] = rank_of(meta, self.metric)
             manager.save(step, args=items, force=True)
         except Exception as error:
             raise self._failed(error) from error

@@ -93,7 +93,7 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
             "leave it as it was, or give another --dir"
         )
     for name in ("steps", "epochs"):
-        if getattr(run, name) < getattr(begun, name):
+        if 0 < getattr(run, name) < getattr(begun, name):
             raise ConfigError(
                 f"{directory} holds a run of --{name} {getattr(begun, name)}, not {getattr(run, name)}; "
                 "a run can only be made longer"
@@ -102,6 +102,18 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
         if name != "dir":
             say(f"{_flag(name)} is now {new}, was {was}")
     return old
+
+
+def not_shorter(run: Run, directory: Path, old: dict[str, Any], lines_per_pass: int) -> None:
+    """Raises ConfigError where the run, its epochs told in steps, is shorter than it was begun, or than it is."""
+    steps = configs.scheduled(run, lines_per_pass).steps
+    if old:
+        begun = configs.scheduled(configs.from_json(old["config"], str(directory)), lines_per_pass).steps
+        if steps < begun:
+            raise ConfigError(f"{directory} holds a run of {begun} steps, not {steps}; a run can only be made longer")
+    there = [int(step.name) for step in (directory / "checkpoints").glob("[0-9]*") if step.name.isdigit()]
+    if there and max(there) > steps:
+        raise ConfigError(f"{directory} is at step {max(there)} already, beyond --steps {steps}")
 
 
 def _tree(run: Run, more: dict[str, Any]) -> dict[str, Any]:
@@ -120,8 +132,10 @@ def describe(directory: Path, run: Run, tokenizer: WordPiece, data: Shards | Sto
                 f"{directory}: the {name} is not what this run was begun with "
                 f"(fingerprint {now[:12]}, was {old[name][:12]}); put it back, or give another --dir"
             )
-    labels = {"labels": list(data.labels)} if isinstance(data, Store) else {}
-    tree = _tree(run, {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint, **labels})
+    task: dict[str, Any] = {}
+    if isinstance(data, Store):
+        task = {"labels": list(data.labels), "counts": list(data.counts), "pair": data.pair}
+    tree = _tree(run, {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint, **task})
     if tree != old:
         configs.write_json(directory / "run.json", tree)
 
@@ -217,11 +231,15 @@ def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -
 
 
 def make_folder(folder: Path, option: str) -> None:
-    """Raises ConfigError where a file stands in the way."""
+    """Raises ConfigError where a file stands in the way, or nothing may be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"{folder} may not be written to; give another {option}")
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"{folder} cannot be a folder, a file is in the way; give another {option}") from None
+    except PermissionError:
+        raise ConfigError(f"{folder} cannot be made, it may not be written to; give another {option}") from None
 
 
 def read_tokenizer(folder: Path, run: Run, described: dict[str, Any]) -> WordPiece:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -133,7 +134,7 @@ def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: No
     meshes.prepare_jax(run.model.dtype)
     mesh = _mesh(asked.mesh, run)
     labels = tuple(described.get("labels", ()))
-    steps = _steps_asked(folder, asked.steps)
+    steps = _steps_asked(folder, asked.steps, run.evaluate.metric)
     results = []
     with jax.set_mesh(mesh), _held_out(folder, run, described, asked, mesh, say, check) as (held_out, store):
         objective = OBJECTIVES[run.objective]
@@ -141,7 +142,12 @@ def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: No
         known = baseline(held_out, store) if store is not None else {}
         function: Step | None = None
         for number in steps:
-            loaded = load_parameters(folder, run, labels, mesh, say, number)
+            try:
+                loaded = load_parameters(folder, run, labels, mesh, say, number)
+            except CheckpointError:
+                if number == steps[-1] and not results:
+                    raise
+                continue  # said by then
             function = function or evaluation_step(loaded.model, objective, mesh)
             file = _predictions_file(folder, asked, loaded.step) if run.task.kind != "off" else None
             with _writing(file) as write:
@@ -165,7 +171,7 @@ def _mesh(wanted: MeshConfig | None, run: Run) -> Mesh:
         return meshes.build(MeshConfig())
 
 
-def _steps_asked(folder: Path, words: Sequence[str]) -> list[int | None]:
+def _steps_asked(folder: Path, words: Sequence[str], metric: str) -> list[int | None]:
     """`100 200`, `best`, `all`, or nothing (the newest good one: None)."""
     if not words:
         return [None]
@@ -181,12 +187,12 @@ def _steps_asked(folder: Path, words: Sequence[str]) -> list[int | None]:
                     meta = checkpoint.read_meta(folder / "checkpoints" / str(step))
                 except CheckpointError:
                     continue
-                ranks[step] = meta.get("rank", meta["held_out_loss"])
+                ranks[step] = checkpoint.rank_of(meta, metric)
             best = checkpoint.best_step(ranks)
             if best is None:
                 raise ConfigError(f"{folder} holds no checkpoint with a held-out figure; give --step N")
             found.append(best)
-        elif word.isdigit():
+        elif word.isascii() and word.isdecimal():
             find_step(folder, int(word))
             found.append(int(word))
         else:
@@ -228,22 +234,22 @@ def _held_out(
         split = store.splits[asked.split] if store is not None else None
         if split is None or not split.examples:
             raise ConfigError(f"{folder} holds no {asked.split} examples; give a file: --task.dev F")
-        yield HeldOutTask(split, tokenizer, run.data, lines, _weights(run, store)), store
+        yield HeldOutTask(split, tokenizer, run.data, lines, _weights(run, described)), store
         return
     task = dataclasses.replace(run.task, train=(), dev=paths, test=(), dev_fraction=0.0)
     with _shared_place(asked, folder) as place:
         if jax.process_index() == 0:
             with meshes.told("encoded"):
-                encode(task, tokenizer, place, say, check, described.get("labels", ()))
+                encode(task, tokenizer, place, say, check, described.get("labels", ()), described.get("pair"))
             meshes.tell("encoded", "")
         elif said := meshes.hear("encoded"):
             raise ConfigError(said)
         other = Store.open(place)
-        yield HeldOutTask(other.splits["dev"], tokenizer, run.data, lines, _weights(run, store)), store
+        yield HeldOutTask(other.splits["dev"], tokenizer, run.data, lines, _weights(run, described)), store
 
 
-def _weights(run: Run, store: Store | None) -> Any:
-    return class_weights(run.task, store.labels, store.counts) if store is not None else None
+def _weights(run: Run, described: dict[str, Any]) -> Any:
+    return class_weights(run.task, tuple(described.get("labels", ())), tuple(described.get("counts", ())))
 
 
 @contextmanager
@@ -265,7 +271,8 @@ def _shared_place(asked: Asked, folder: Path) -> Iterator[Path]:
 
 
 def _predictions_file(folder: Path, asked: Asked, step: int) -> Path:
-    return Path(asked.to or folder / "evaluations") / f"{asked.split}-{step}" / "predictions.jsonl"
+    looked_at = re.sub(r"[^\w.-]+", "-", Path(asked.dev[0]).stem) if asked.dev else asked.split
+    return Path(asked.to or folder / "evaluations") / f"{looked_at}-{step}" / "predictions.jsonl"
 
 
 @contextmanager
@@ -275,7 +282,7 @@ def _writing(path: Path | None) -> Iterator[IO[str] | None]:
         yield None
         return
     make_folder(path.parent, "--to")
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with open(part, "w", encoding="utf-8") as file:
             yield file

@@ -100,7 +100,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         _introduce(parts, asked, recipe, report, shapes)
         parts.batches.rows_read = 0
 
-        checkpoints = Checkpoints(folder, mesh, run.save, report.say, identity)
+        checkpoints = Checkpoints(folder, mesh, run.save, report.say, identity, run.evaluate.metric)
         stack.callback(checkpoints.abandon)
         wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
         restored = checkpoints.restore_latest(wanted)
@@ -112,11 +112,10 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         start = int(state.step)
         report.say(f"going on from step {start}" if restored else "starting at step 0")
         report.start(start)
-        if start > run.steps:
-            raise ConfigError(f"{folder} is at step {start} already, beyond --steps {run.steps}")
-
         signals.check()
         best = Best(**(restored[1].get("best", {}) if restored else {}))
+        if best.metric != run.evaluate.metric:
+            best = Best(run.evaluate.metric)
         done = _steps(parts, state, start, best, shardings, checkpoints, report, signals)
         if first:
             records = read_metrics(folder / "metrics.jsonl")
@@ -133,6 +132,8 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
             old = directories.settle(run, folder, report.say)
             tokenizer, store = directories.open_data(run, folder, report.say, signals.check)
             store.verify()
+            lines = open_batches(store, tokenizer, run.data, run.task, run.seed).lines_per_pass
+            directories.not_shorter(run, folder, old, lines)
             directories.describe(folder, run, tokenizer, store, old)
         meshes.tell("prepared", "")
     else:
@@ -143,8 +144,9 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
     identity = configs.identity(run, tokenizer.fingerprint, store.fingerprint)
     batches = open_batches(store, tokenizer, run.data, run.task, run.seed)
     held_out = open_held_out(store, tokenizer, run.data, run.task, lines)
-    if run.evaluate.patience and held_out is None:
-        raise ConfigError("evaluate.patience wants held-out examples; give --task.dev or --data.dev, or a fraction")
+    if held_out is None and (run.evaluate.patience or run.evaluate.metric != "loss"):
+        name = "patience" if run.evaluate.patience else "metric"
+        raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
     guessed = baseline(held_out, store) if held_out else {}
     run = configs.scheduled(run, batches.lines_per_pass)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
@@ -241,7 +243,7 @@ def _steps(
             if saves:
                 meta = {"seed": run.seed, "lines_read": done * run.data.batch, "best": dataclasses.asdict(best)}
                 if judged:
-                    meta["rank"] = judged["rank"]
+                    meta |= {"rank": judged["rank"], "metric": run.evaluate.metric}
                 checkpoints.wait()
                 report.release(_safe(checkpoints, run))  # all of it is written before it is needed no more
                 checkpoints.save(done, state, meta, judged.get("held_out_loss"))
@@ -249,7 +251,7 @@ def _steps(
             if stop:
                 checkpoints.wait()
                 report.release(done)
-                raise Interrupted(stop, f"saved step {done} in {run.dir}")
+                raise Interrupted(stop, f"saved step {done} in {run.dir}; the same command goes on from there")
             if last:
                 break
     checkpoints.wait()

@@ -93,6 +93,7 @@ def rank(metric: str, figures: dict[str, float]) -> float:
 class Best:
     """The best evaluation so far, and how many have come after it without a better one."""
 
+    metric: str = "loss"
     rank: float | None = None
     step: int = 0
     waited: int = 0

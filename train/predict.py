@@ -10,7 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from data.encode import Labels, chunks, code, in_memory
+from data.encode import Labels, chunks, code, in_memory, same_shape
+from data.errors import DataError
 from data.examples import Example, Pair, Tagged, Text
 from data.pipeline import iterate
 from data.task_batches import HeldOutTask
@@ -48,6 +49,7 @@ class Predictor:
         meshes.keep_cpu_memory()
         meshes.prepare_jax(self.run.model.dtype)
         self.labels: tuple[str, ...] = tuple(described.get("labels", ()))
+        self.pair: bool | None = described.get("pair")
         self.tokenizer: WordPiece = read_tokenizer(self.folder, self.run, described)
         self.mesh: Mesh = meshes.build(MeshConfig())
         self.batch = meshes.whole_batch(self.mesh, batch)
@@ -62,18 +64,27 @@ class Predictor:
 
         Raises DataError for an empty text or a word that the vocabulary cannot spell.
         """
+        if isinstance(texts, str):
+            raise DataError("give a list of texts, also for one: [text]")
         found = [self._example(text, f"text:{number}") for number, text in enumerate(texts)]
         return [record for chunk in chunks(found) for record in self.answer(chunk)]
 
     def _example(self, text: Any, origin: str) -> Example:
+        parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, list | tuple) else ()
+        if not parts or not all(isinstance(part, str) for part in parts):
+            raise DataError(f"{origin}: {text!r} is not a text, a pair of texts or, for tags, a list of words")
         if self.run.task.kind == "tag":
-            return Tagged(tuple(text.split() if isinstance(text, str) else text), None, origin)
-        return Text(text, None, origin) if isinstance(text, str) else Pair(text[0], text[1], None, origin)
+            return Tagged(tuple(text.split()) if isinstance(text, str) else parts, None, origin)
+        if len(parts) > 2:
+            raise DataError(f"{origin}: {len(parts)} texts are neither one nor a pair")
+        texts = list(map(str, parts))
+        return Text(texts[0], None, origin) if len(texts) == 1 else Pair(texts[0], texts[1], None, origin)
 
     def answer(self, found: Sequence[Example]) -> Iterator[dict[str, Any]]:
         """A record for each example of a chunk, in order."""
         kind, length = self.run.task.kind, min(self.run.data.length, self.run.model.length)
         coded = code(found, kind, self.tokenizer, Labels(self.labels or ("",)), 0)
+        same_shape(coded, self.pair, found[0].origin)
         split = in_memory(coded, kind, self.labels, found[0].origin.rpartition(":")[0])
         length = min(next((n for n in LENGTHS if n >= split.longest + 2), length), length)
         self.cut += split.longer_than(length)
@@ -104,10 +115,13 @@ def predict_file(
     task = dataclasses.replace(predictor.run.task, **{name: word for name, word in columns.items() if word})
     if os.path.isdir(to):
         raise ConfigError(f"{to} is a folder; give a file as --to, as in {to}/predictions.jsonl")
+    if to.exists() and not to.is_file():
+        raise ConfigError(f"{to} is no plain file; give another --to")
     if os.path.realpath(source) == os.path.realpath(to):
         raise ConfigError(f"--to {to} is the input itself; give another file")
+    to = Path(os.path.realpath(to))
     make_folder(to.parent, "--to")
-    part = to.with_name(to.name + ".part")
+    part = to.with_name(f"{to.name}.{os.getpid()}.part")
     count = 0
     try:
         with open(part, "w", encoding="utf-8") as file:

@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 Record = dict[str, Any]
 
@@ -66,9 +67,9 @@ class Report:
 
     def table(self, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         """A table on stderr."""
-        table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+        table = Table(*columns, title=Text(title), title_justify="left", box=None, pad_edge=False)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # not as markup: a label may stand in brackets
         self.console.print(table)
 
     def start(self, step: int) -> None:

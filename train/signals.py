@@ -13,7 +13,7 @@ class Interrupted(BaseException):
     """The run was asked to stop, and what it did until then is safe. No `except Exception` takes it for a failure."""
 
     def __init__(self, number: int, state: str) -> None:
-        super().__init__(f"{NAME[signal.Signals(number)]}: {state}; the same command goes on from there")
+        super().__init__(f"{NAME[signal.Signals(number)]}: {state}")
         self.code = EXIT_CODE[signal.Signals(number)]
 
 
@@ -22,7 +22,9 @@ class Signals:
     Before training, `check` raises it between two pieces of work; while training, `stop` tells of it between two steps.
     A second signal that is Ctrl-C ends the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: str = "stopped before training went on; the same command goes on from there") -> None:
+        """state: what is true when `check` stops the work."""
+        self.state = state
         self.received = 0
         self._together = False
         self._before: dict[int, Any] = {}
@@ -46,7 +48,7 @@ class Signals:
     def check(self) -> None:
         """Raises Interrupted where a signal has come; to be called between two pieces of work before training."""
         if self.received and not self._together:
-            raise Interrupted(self.received, "stopped before training went on, what is there is kept")
+            raise Interrupted(self.received, self.state)
 
     def stop(self, step: int) -> int:
         """The signal to stop for at this step, or 0. Every process of a job hears the same at the same step."""

@@ -86,6 +86,9 @@ def train_step(
             (grads, sums), _ = jax.lax.scan(add, first, every)
         grads = jax.tree_util.tree_map_with_path(lambda k, g: constrain(g, dims_of(path_of(k))), grads)
 
+        if shares is not None:  # of the layers in one array, some may be frozen
+            grads = jax.tree.map(lambda g, s: g * (s > 0), grads, shares)
+
         total, norm, lr = loss(objective, sums, whole), optax.tree.norm(grads), learning_rate(
             run.optim, run.steps, state.step)  # fmt: skip
         finite = jnp.isfinite(total) & jnp.isfinite(norm)

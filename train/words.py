@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from train.config import ConfigError, did_you_mean, fields
+from train.config import ConfigError, Run, did_you_mean, fields
 
 T = TypeVar("T")
 _SECTIONS = ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task")
@@ -75,6 +75,17 @@ def spelled_out(words: list[str]) -> list[str]:
         for word in words
         for _, equals, value in [word.partition("=")]
     ]
+
+
+def without_contradiction(base: Run, words: list[str]) -> Run:
+    """The recipe without what contradicts the user's words: how long to train, and to warm up, is told in one way."""
+    if value_of(words, "--epochs"):
+        if value_of(words, "--steps"):
+            raise ConfigError("--steps and --epochs both say how long to train; give one of them")
+        base = dataclasses.replace(base, steps=0, epochs=base.epochs or 1.0)
+    if value_of(words, "--optim.warmup") and not value_of(words, "--optim.warmup-fraction"):
+        base = dataclasses.replace(base, optim=dataclasses.replace(base.optim, warmup_fraction=0.0))
+    return base
 
 
 def print_result(result: dict[str, Any], indent: str = "") -> None:
