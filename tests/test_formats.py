@@ -9,6 +9,7 @@ import pytest
 import contexture
 from train import config as configs
 from train.config import ConfigError
+from train.predict import Predictor
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -21,6 +22,13 @@ def test_a_run_of_format_1_loads_for_ever():
     np.testing.assert_allclose(encoding.hidden_BLD, expected["hidden"], atol=1e-6)
     np.testing.assert_allclose(encoding.pooled_BD, expected["pooled"], atol=1e-6)
     assert tokenizer.encode(["the cat"])[0] == batch["tokens"][0][1:5].tolist()
+
+
+def test_a_fine_tuned_run_of_format_1_answers_for_ever():
+    answers = Predictor(GOLDEN / "task_format_1")(["the old cat", "a river"])
+    assert [answer["prediction"] for answer in answers] == ["thing", "thing"]
+    found = [answer["scores"]["animal"] for answer in answers]
+    np.testing.assert_allclose(found, [0.454133, 0.451204], atol=1e-5)
 
 
 def test_run_json_is_read_back_as_it_was_written():
