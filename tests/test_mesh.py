@@ -86,6 +86,7 @@ def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, 
             assert {4 * shard.data.nbytes for shard in array.addressable_shards} == {array.nbytes}
 
 
+@pytest.mark.long
 def test_a_task_s_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_files, tmp_path):
     """Weights of classes, and words of unequal number in the parts: a part counts by its share of the weight."""
     task = TaskConfig(kind="tag", train=(str(task_files / "tag.train.conllu"),), class_weights=("VERB=3", "DET=0.5"))
@@ -170,6 +171,7 @@ def test_two_processes_are_one_run_and_go_on_as_one_process(door, tiny_words, tm
         assert f"process {number} of 2 read {lines // 2} of {lines} lines" in stderr
 
 
+@pytest.mark.long
 def test_two_processes_in_four_parts_are_one_run(door, tiny_words, tmp_path):
     """Accumulation changes no loss across processes either: 20 steps against one process, one device, one part."""
     words = [*tiny_words, "--steps", "20"]
