@@ -26,7 +26,7 @@ test: $(STAMP)    ## the suite, its ten slowest tests named
 	$(BIN)/python -m pytest
 
 long: $(STAMP)    ## what takes minutes each
-	TEST_XLA_FLAGS= $(BIN)/python -m pytest -m long --timeout 3600
+	$(BIN)/python -m pytest -m long --timeout 3600
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -34,7 +34,7 @@ lint: $(STAMP)
 	$(BIN)/pyright
 
 parity: $(PARITY) ## against torch and transformers
-	TEST_XLA_FLAGS= $(BIN)/python -m pytest -m parity
+	$(BIN)/python -m pytest -m parity
 
 demo: $(STAMP)
 	$(BIN)/python launch/demo.py

@@ -5,17 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Unoptimised machine code: it is compiled in half the time, which is most of the suite's. `make parity` and `make long`
-# set this empty, and so run what users run.
-COMPILED = os.environ.get("TEST_XLA_FLAGS", "--xla_backend_optimization_level=0")
-
-
-def xla_flags(devices: int) -> str:
-    """XLA_FLAGS for so many fake devices."""
-    return f"--xla_force_host_platform_device_count={devices} {COMPILED}"
-
-
-os.environ["XLA_FLAGS"] = xla_flags(8)
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 
 import jax  # noqa: E402
@@ -78,7 +68,7 @@ def door():
     def run(*words: object, devices: int = 1, wait: bool = True, env: dict[str, str] | None = None):
         environment = {
             **os.environ,
-            "XLA_FLAGS": xla_flags(devices),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             **(env or {}),
         }

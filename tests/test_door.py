@@ -12,7 +12,7 @@ import pytest
 
 import contexture
 from configs import recipes
-from tests.conftest import ROOT, TINY, xla_flags
+from tests.conftest import ROOT, TINY
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
@@ -173,7 +173,7 @@ def test_a_folder_that_cannot_be_written_is_refused(capsys, tiny_words):
 def test_a_full_disk_is_one_clear_line_and_loses_nothing(tiny_words, tmp_path):
     """The largest file that may be written is smaller than a checkpoint's."""
     command = f"exec {sys.executable} {ROOT / 'contexture.py'} {' '.join(tiny_words)} --dir {tmp_path / 'run'}"
-    one = {**os.environ, "XLA_FLAGS": xla_flags(1)}
+    one = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     full = ["bash", "-c", "ulimit -f 50; " + command]
     limited = subprocess.run(full, capture_output=True, text=True, timeout=200, env=one)
     assert limited.returncode == 1, limited.stderr

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import contexture
-from tests.conftest import ROOT, xla_flags
+from tests.conftest import ROOT
 from tests.test_mesh import free_port
 
 BATCHES = (1, 7, 64)
@@ -35,7 +35,7 @@ def evaluated(task_run, tmp_path_factory) -> dict[tuple[str, str, int], tuple[di
         f"for kind, run, batch in {wanted!r}:\n"
         f"    print(json.dumps(contexture.evaluate(run, batch=batch, to=f'{one}/{{kind}}-{{batch}}')))\n"
     )
-    env = {**os.environ, "XLA_FLAGS": xla_flags(1)}
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     for (kind, _, batch), line in zip(wanted, done.stdout.splitlines(), strict=True):
