@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from data.config import TaskConfig
 from data.errors import DataError
-from data.shards import I64, File, check_bytes, fingerprint_of, misfit
+from data.shards import I64, File, check_bytes, fingerprint_of, joined, misfit
 
 FORMAT = 1
 INDEX = "index.json"
@@ -69,13 +69,11 @@ class Column:
 
     def read(self, starts: I64, lengths: I64) -> NDArray[Any]:
         """Spans joined: starts i64 [n], lengths i64 [n] → [sum of lengths] (or [sum, width])."""
-        if len(starts) > 1:  # spans that touch are one span
-            apart = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))
-            starts, lengths = starts[apart], np.add.reduceat(lengths, apart)
+        starts, lengths = joined(starts, lengths)
         size = self.dtype.itemsize * self.width
         spans = zip((lengths * size).tolist(), (starts * size).tolist(), strict=True)
-        joined = np.frombuffer(b"".join(self.bytes.read(count, at) for count, at in spans), self.dtype)
-        return joined.reshape(-1, self.width) if self.width > 1 else joined
+        numbers = np.frombuffer(b"".join(self.bytes.read(count, at) for count, at in spans), self.dtype)
+        return numbers.reshape(-1, self.width) if self.width > 1 else numbers
 
 
 @dataclass(frozen=True)

@@ -174,9 +174,7 @@ class Shards:
 
     def read(self, starts: I64, lengths: I64) -> NDArray[np.integer]:
         """Spans of the row of all tokens, joined: starts i64 [n], lengths i64 [n] → ids [sum of lengths]."""
-        if len(starts) > 1:  # spans that touch are one span
-            apart = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))
-            starts, lengths = starts[apart], np.add.reduceat(lengths, apart)
+        starts, lengths = joined(starts, lengths)
         width, per, files = self.dtype.itemsize, self._per_file, self._tokens
         pieces = []
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
@@ -207,6 +205,14 @@ def _still(path: str) -> list[Source]:
         return present(path)
     except DataError:
         return []
+
+
+def joined(starts: I64, lengths: I64) -> tuple[I64, I64]:
+    """Spans that touch as one span: starts 0 3 9, lengths 3 2 1 → starts 0 9, lengths 5 1."""
+    if len(starts) < 2:
+        return starts, lengths
+    apart = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))
+    return starts[apart], np.add.reduceat(lengths, apart)
 
 
 def check_bytes(file: Path, sha256: str, mend: str) -> None:
