@@ -22,8 +22,8 @@ $(PARITY): requirements-parity.lock $(STAMP)
 	$(PIP) install -r requirements.lock -r requirements-parity.lock
 	touch $@
 
-test: $(STAMP)    ## the suite, its ten slowest tests named
-	$(BIN)/python -m pytest
+test: $(STAMP)    ## the suite on two cores, its ten slowest tests named
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 long: $(STAMP)    ## what takes minutes each
 	$(BIN)/python -m pytest -m long --timeout 3600
