@@ -12,29 +12,18 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from train.asked import Evaluate, Fill, LearnTokenizer, Nothing, Predict, Prepare, Show
-from train.config import (
-    CheckpointError,
-    ConfigError,
-    Diverged,
-    InitConfig,
-    MeshConfig,
-    Run,
-    did_you_mean,
-    read,
-    to_json,
-)
+from analysis.api import evaluate, fill, generate, load, predict, score, warn
+from train.asked import Evaluate, Fill, Generate, LearnTokenizer, Nothing, Predict, Prepare, Score, Show
+from train.config import CheckpointError, ConfigError, Diverged, Run, did_you_mean, read, to_json
+from train.options import InitConfig
 from train.signals import Interrupted, Signals
-from train.words import parse, print_result, spelled_out, value_of, without_contradiction
+from train.words import Streamed, parse, print_result, spelled_out, value_of, without_contradiction, write_out
 
-if TYPE_CHECKING:
-    from data.tokenizer import WordPiece
-    from models.model import Model
-
+__all__ = ["evaluate", "fill", "generate", "load", "predict", "score"]
 Result = dict[str, Any]
 
 
@@ -91,7 +80,7 @@ def show_command(words: list[str]) -> Result:
 
 
 def tokenizer_command(words: list[str]) -> Result:
-    """learn a vocabulary: contexture tokenizer wordpiece --input F… --vocab-size N --to DIR"""
+    """learn a vocabulary: contexture tokenizer KIND --input F… --vocab-size N --to DIR"""
     asked = parse(LearnTokenizer, words, "tokenizer")
     from data.sources import check_free, expand
     from train.directory import learn
@@ -99,7 +88,7 @@ def tokenizer_command(words: list[str]) -> Result:
     check_free(Path(asked.to))
     signals = Signals()
     try:
-        tokenizer = learn(expand(asked.input, "input"), asked.vocab_size, asked.lowercase, signals.check)
+        tokenizer = learn(asked.kind, expand(asked.input, "input"), asked.vocab_size, asked.lowercase, signals.check)
     finally:
         signals.close()
     tokenizer.save(Path(asked.to))
@@ -126,7 +115,8 @@ def prepare_command(words: list[str]) -> Result:
         if asked.tokenizer:
             tokenizer = load_tokenizer(asked.tokenizer, data.lowercase)
         else:
-            tokenizer = learn(expand(asked.input, "input"), run.model.vocab, data.lowercase, signals.check)
+            files = expand(asked.input, "input")
+            tokenizer = learn(data.vocabulary, files, run.model.vocab, data.lowercase, signals.check, data.documents)
         fits(run, tokenizer)
         shards = prepare(data, tokenizer, Path(asked.to), lambda done, total: signals.check())
     finally:
@@ -148,7 +138,9 @@ def finetune_command(words: list[str]) -> Result | None:
 
 def _finetuning(words: list[str]) -> tuple[Run, Run]:
     """(the run with its overrides, its recipe with the model of the run that it begins from)."""
-    from configs import task
+    from configs import as_gpt, task
+    from data.layouts import with_task_tokens
+    from data.tokenizer import load_tokenizer
 
     words = spelled_out(words)
     name = value_of(words, "--task.name") or value_of(words, "--task.kind")
@@ -159,25 +151,33 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
         raise ConfigError(f"finetune wants the run to begin from first: {wanted}")
     if not name and not any(word in ("-h", "--help") for word in words):
         raise ConfigError(f"finetune wants a task: {wanted}; `contexture recipes` lists the names")
-    base, source = without_contradiction(task(name or "classify"), words), _begun_from(words)
+    source, folder = _begun_from(words)
+    base = task(name or "classify")
     data = dataclasses.replace(
-        base.data, lowercase=source.data.lowercase, length=min(base.data.length, source.model.length)
+        base.data,
+        lowercase=source.data.lowercase,
+        length=min(base.data.length, source.model.length),
+        layout=source.data.layout,
     )
     base = dataclasses.replace(base, model=source.model, data=data, init=InitConfig(run=words[0]))
+    if source.data.layout == "gpt":
+        base = as_gpt(base, with_task_tokens(load_tokenizer(folder / "tokenizer")).size)
+    base = without_contradiction(base, words)
     return parse(Run, words[1:], "finetune", base), base
 
 
-def _begun_from(words: list[str]) -> Run:
-    """The run that a fine-tuning begins from; where that is gone, the fine-tuning itself, which goes on without it."""
+def _begun_from(words: list[str]) -> tuple[Run, Path]:
+    """The run that a fine-tuning begins from, and its folder; where that is gone, the fine-tuning itself, which goes on
+    without it."""
     here, folder = Path(words[0]), Path(value_of(words, "--dir") or ".")
     if folder.resolve() == here.resolve():
         raise ConfigError(f"--dir {folder} is the run to begin from; give another --dir")
     try:
-        return read(here)[0]
+        return read(here)[0], here
     except ConfigError:
         if here.exists() or not any((folder / "checkpoints").glob("[0-9]*")):
             raise
-        return read(folder)[0]
+        return read(folder)[0], folder
 
 
 def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
@@ -224,7 +224,7 @@ def evaluate_command(words: list[str]) -> Result | None:
     try:
         with _results_alone() if asked.mesh.distributed else contextlib.nullcontext():
             what = evaluation.Asked(asked.split, asked.task.dev, asked.step, asked.batch, asked.to, asked.mesh)
-            result = evaluation.evaluate_run(Path(asked.run), what, _warn, signals.check)
+            result = evaluation.evaluate_run(Path(asked.run), what, warn, signals.check)
     finally:
         signals.close()
     import jax
@@ -240,9 +240,9 @@ def predict_command(words: list[str]) -> Result:
     try:
         from train.predict import Predictor, predict_file
 
-        predictor = Predictor(asked.run, step=asked.step or None, batch=asked.batch, say=_warn)
+        predictor = Predictor(asked.run, step=asked.step or None, batch=asked.batch, say=warn)
         columns = {"text": asked.text, "second": asked.second, "header": asked.header}
-        return predict_file(predictor, asked.input, Path(asked.to), columns, _warn, signals.check)
+        return predict_file(predictor, asked.input, Path(asked.to), columns, warn, signals.check)
     finally:
         signals.close()
 
@@ -253,7 +253,58 @@ def fill_command(words: list[str]) -> Result:
     return {"text": asked.text, "masks": fill(asked.run, asked.text, top=asked.top, step=asked.step or None)}
 
 
-COMMANDS: dict[str, Callable[[list[str]], Result | None]] = {
+def generate_command(words: list[str]) -> Streamed:
+    """what a GPT writes on: contexture generate RUN --prompt TEXT [--tokens N --temperature T --top-k K --top-p P]"""
+    asked = parse(Generate, words, "generate")
+    read(Path(asked.run))
+    prompts = asked.prompt or tuple(_lines(asked.input))
+    names = ("tokens", "temperature", "top_k", "top_p", "exclusive", "stop", "seed", "batch")
+    options: Any = {"step": asked.step or None, **{name: getattr(asked, name) for name in names}}
+
+    def write(tell: Callable[[str], None]) -> Result:
+        told = -1
+
+        def tell_line(line: int, text: str) -> None:
+            nonlocal told
+            if len(prompts) > 1:
+                return  # lines of a batch grow side by side
+            tell(text if told == line else prompts[line] + text)
+            told = line
+
+        signals = Signals("stopped")
+        try:
+            texts = generate(asked.run, prompts, tell=tell_line, check=signals.check, **options)
+        finally:
+            signals.close()
+        if len(prompts) > 1:
+            tell("\n\n".join(text["prompt"] + text["text"] for text in texts))
+        return {"run": asked.run, "texts": texts}
+
+    return Streamed(write)
+
+
+def _lines(file: str) -> Iterator[str]:
+    from data.sources import lines
+
+    if not Path(file).is_file():
+        raise ConfigError(f"{file}: no such file; give one with a prompt in each line")
+    for _, line in lines(Path(file)):
+        yield line.rstrip("\r\n")
+
+
+def score_command(words: list[str]) -> Result:
+    """how well a GPT foretells text: contexture score RUN --input F… [--stride N]"""
+    asked = parse(Score, words, "score")
+    read(Path(asked.run))
+    signals = Signals("stopped; the same command begins again")
+    try:
+        options: Any = {name: getattr(asked, name) for name in ("documents", "length", "stride", "batch")}
+        return score(asked.run, asked.input, step=asked.step or None, check=signals.check, **options)
+    finally:
+        signals.close()
+
+
+COMMANDS: dict[str, Callable[[list[str]], Result | Streamed | None]] = {
     "recipes": recipes_command,
     "tokenizer": tokenizer_command,
     "prepare": prepare_command,
@@ -262,12 +313,10 @@ COMMANDS: dict[str, Callable[[list[str]], Result | None]] = {
     "evaluate": evaluate_command,
     "predict": predict_command,
     "fill": fill_command,
+    "generate": generate_command,
+    "score": score_command,
     "show": show_command,
 }
-
-
-def _warn(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _help() -> str:
@@ -275,7 +324,7 @@ def _help() -> str:
     return "contexture COMMAND …\n\n" + "\n".join(lines) + "\n\ncontexture COMMAND --help tells more."
 
 
-def run_command(words: list[str]) -> Result | None:
+def run_command(words: list[str]) -> Result | Streamed | None:
     """One command by its words; None where only help was wanted."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
@@ -300,6 +349,9 @@ def main(words: list[str] | None = None) -> int:
 
     try:
         result = run_command(words)
+        if isinstance(result, Streamed):
+            told = result.work((lambda text: None) if as_json else write_out)
+            result = told if as_json else write_out("\n")
         if result is not None:
             print(json.dumps(result, ensure_ascii=False)) if as_json else print_result(result)
         return 0
@@ -333,67 +385,6 @@ def _fail(error: BaseException, code: int, debug: bool, says: str = "") -> int:
         traceback.print_exception(error)
     print(f"{type(error).__name__}: {' '.join((says or str(error)).split())}", file=sys.stderr)
     return code
-
-
-def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, WordPiece]":
-    """A run opened in Python: (model, params, tokenizer), from its newest good checkpoint or that of `step`.
-
-    `model.apply({"params": params}, batch)` with `batch = data.layouts.bert_texts(tokenizer, texts, length)`;
-    raises ConfigError where the folder is no run, CheckpointError where no checkpoint is good.
-    """
-    import jax
-
-    from train import mesh as meshes
-    from train.directory import read_tokenizer
-    from train.transfer import load_parameters
-
-    folder = Path(run)
-    settings, described = read(folder)
-    tokenizer = read_tokenizer(folder, settings, described)
-    meshes.prepare_jax(settings.model.dtype)
-    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
-    loaded = load_parameters(folder, settings, tuple(described.get("labels", ())), mesh, _warn, step)
-    return loaded.model, loaded.params, tokenizer
-
-
-def evaluate(
-    run: str | Path,
-    *,
-    split: str = "dev",
-    dev: str | Sequence[str] = (),
-    step: int | str | Sequence[str] = (),
-    batch: int = 0,
-    to: str = "",
-    mesh: MeshConfig | None = None,
-) -> Result:
-    """What `contexture evaluate` prints, as a dict: {"run", "step", "split", "examples", "metrics", …}.
-
-    dev: labelled files instead of the run's own examples; step: the numbers of checkpoints, "best" or "all". Raises as
-    `load` does, and DataError for a file.
-    """
-    from train.evaluate import Asked, evaluate_run
-
-    steps = (str(step),) if isinstance(step, int | str) else tuple(step)
-    asked = Asked(split, (dev,) if isinstance(dev, str) else tuple(dev), steps, batch, to, mesh)
-    return evaluate_run(Path(run), asked, _warn)
-
-
-def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None) -> list[Result]:
-    """A fine-tuned run's answers to texts, pairs of texts or lists of words: [{"id", "prediction", "scores"}, …].
-
-    For many calls keep a `train.predict.Predictor`. Raises as `load` does, and DataError for an empty text.
-    """
-    from train.predict import Predictor
-
-    return Predictor(run, step=step, say=_warn)(texts)
-
-
-def fill(run: str | Path, text: str, *, top: int = 5, step: int | None = None) -> list[list[Result]]:
-    """What a pretrained run would put in each [MASK] of a text: a list of {"piece", "score"} for each, best first."""
-    from analysis.fill import fill as fill_in
-
-    model, params, tokenizer = load(run, step)
-    return fill_in(model, params, tokenizer, text, top)
 
 
 if __name__ == "__main__":

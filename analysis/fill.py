@@ -6,11 +6,12 @@ import jax
 import numpy as np
 
 from data.errors import DataError
-from data.tokenizer import MASK, WordPiece
+from data.tokenizer import Tokenizer
+from data.wordpiece import MASK, wordpiece
 from models.model import Model
 
 
-def fill(model: Model, params: Any, tokenizer: WordPiece, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
+def fill(model: Model, params: Any, tokenizer: Tokenizer, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
     """For each [MASK] of the text, the `top` pieces that fit best: [[{"piece": "cat", "score": 0.61}, …], …].
 
     The score is the share that the softmax over the vocabulary gives. Raises DataError where the text has no [MASK], is
@@ -23,6 +24,7 @@ def fill(model: Model, params: Any, tokenizer: WordPiece, text: str, top: int = 
         raise DataError(f"the text has no {MASK}; put one where a word is wanted: 'The cat {MASK} on the mat.'")
     if top < 1:
         raise DataError(f"top={top} is not a positive number of pieces")
+    tokenizer = wordpiece(tokenizer)
     top = min(top, tokenizer.size)
     first, *others = tokenizer.encode(parts)
     ids = [tokenizer.cls, *first]

@@ -165,8 +165,9 @@ def ours(args: argparse.Namespace) -> Worker:
     from models.model import build
     from models.shapes import count
     from train import mesh as meshes
-    from train.config import MeshConfig, OptimConfig, Run
+    from train.config import Run
     from train.objectives import OBJECTIVES, batch_fields
+    from train.options import MeshConfig, OptimConfig
     from train.step import create, train_step
 
     layers, hidden, heads, ffn = SIZES[args.size]

@@ -1,11 +1,13 @@
 """Recipes: functions that give a whole Run. Their docstrings say the command, the paper's section, what to expect."""
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable
 
 from train.config import ConfigError, Run, did_you_mean
+from train.options import OptimConfig
 
 Recipe = Callable[[], Run]
 _TASKS = "tuning"
@@ -30,6 +32,21 @@ def recipe(name: str) -> Run:
 def task(name: str) -> Run:
     """The run of a fine-tuning recipe. Raises ConfigError where there is none of that name."""
     return _find(name, tasks(), "task")
+
+
+def as_gpt(run: Run, pieces: int) -> Run:
+    """A fine-tuning as GPT-1 has it (Radford et al. 2018, section 4.1): its optimizer, 6.25e-5, a warm-up over 0.2 % of
+    the steps, and beside the task's loss half of that of the words; the token table grows to hold `pieces` rows."""
+    optim = OptimConfig(
+        name="gpt1", schedule="gpt1", peak_lr=6.25e-5, warmup=0, warmup_fraction=0.002, eps=1e-8, weight_decay=0.01
+    )
+    return dataclasses.replace(
+        run,
+        model=dataclasses.replace(run.model, vocab=max(run.model.vocab, pieces)),
+        optim=optim,
+        task=dataclasses.replace(run.task, lm_weight=0.5),
+        init=dataclasses.replace(run.init, grow=True),
+    )
 
 
 def _find(name: str, known: dict[str, Recipe], what: str) -> Run:

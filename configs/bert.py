@@ -6,7 +6,8 @@ The paper's recipe (section 3.1, appendix A.2): 256 lines × 512 tokens, 1M step
 
 from data.config import DataConfig
 from models.config import BertConfig
-from train.config import OptimConfig, Run, SaveConfig
+from train.config import Run
+from train.options import OptimConfig, SaveConfig
 
 
 def _small(layers: int, hidden: int, heads: int, peak_lr: float = 1e-3) -> Run:

@@ -9,7 +9,8 @@ The figures to expect of GLUE are those of five runs of bert-base-cased with ano
 """
 
 from data.config import DataConfig, TaskConfig
-from train.config import OptimConfig, Run
+from train.config import Run
+from train.options import OptimConfig
 
 
 def _task(task: TaskConfig, *, epochs: float = 3.0, peak_lr: float = 2e-5, batch: int = 32) -> Run:

@@ -1,5 +1,6 @@
 """What is read and how lines of text become batches. Plain dataclasses: importing this costs nothing."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,8 +21,18 @@ class DataConfig:
     """Lower-case and strip accents (the uncased models)."""
     split_sentences: bool = True
     """Lines may be paragraphs: split them into sentences. Off: every line is one sentence."""
-    stream: Literal["sentence_pairs"] = "sentence_pairs"
-    """How lines are drawn from documents: BERT's pairs of sentence runs."""
+    vocabulary: Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe"] = (
+        "wordpiece"
+    )
+    """The kind of vocabulary that is learned where data.tokenizer gives none."""
+    stream: Literal["sentence_pairs", "windows"] = "sentence_pairs"
+    """How lines are drawn from documents: BERT's pairs of sentence runs, or GPT's windows over the joined text."""
+    documents: Literal["blank_lines", "files"] = "blank_lines"
+    """What a document of a *.txt file is for windows: the text between blank lines, or the whole file."""
+    packed: bool = False
+    """Documents in one window do not see each other."""
+    layout: Literal["bert", "gpt"] = "bert"
+    """How a text or a pair lies in a line: `[CLS] a [SEP] b [SEP]`, or GPT-1's `[start] a [delimiter] b [extract]`."""
     batch: int = 32
     """Lines per step, over the whole job."""
     length: int = 128
@@ -36,10 +47,17 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ValueError(f"data.batch={self.batch} is not a positive number of lines")
-        if self.length < 8:
-            raise ValueError(f"data.length={self.length} is too short for a pair of sentences; give at least 8")
-        if not 1 <= self.predictions <= self.length:
-            raise ValueError(f"data.predictions={self.predictions} is not between 1 and data.length={self.length}")
+        if self.stream == "windows":
+            if self.length < 2:
+                raise ValueError(f"data.length={self.length} is too short for a window of text; give at least 2")
+        else:
+            if self.length < 8:
+                raise ValueError(f"data.length={self.length} is too short for a pair of sentences; give at least 8")
+            if not 1 <= self.predictions <= self.length:
+                raise ValueError(f"data.predictions={self.predictions} is not between 1 and data.length={self.length}")
+            for name, usual in (("documents", "blank_lines"), ("packed", False)):
+                if getattr(self, name) != usual:
+                    raise ValueError(f"data.{name} has no meaning for data.stream={self.stream}; leave it out")
         for name in ("masked_fraction", "short_fraction", "dev_fraction"):
             value = getattr(self, name)
             if not 0.0 <= value < 1.0:
@@ -58,8 +76,8 @@ class TaskConfig:
 
     name: str = "off"
     """A task that is known by its name (`contexture recipes` lists them)."""
-    kind: Literal["off", "classify", "regress", "tag"] = "off"
-    """What is asked: a class of a text or a pair, a number, or a tag for each word."""
+    kind: Literal["off", "classify", "regress", "tag", "choice"] = "off"
+    """What is asked: a class of a text or a pair, a number, a tag for each word, or which alternative fits a text."""
     train: tuple[str, ...] = ()
     """Examples to learn from."""
     dev: tuple[str, ...] = ()
@@ -72,14 +90,21 @@ class TaskConfig:
     """The column of the text, the pair's first text, or the words; empty: one with a usual name (text, sentence, …)."""
     second: str = ""
     """The column of the pair's second text; empty: one with a usual name beside the first, where there is one."""
+    choices: tuple[str, ...] = ()
+    """The columns of the alternatives, or the one that holds a list of them; empty: `choices`, or those with usual
+    names (choice1 and choice2, ending0 and ending1, …)."""
     label: str = ""
     """The column of the label, the number or the tags; empty: one with a usual name (label, category, tags, …)."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether tsv and csv begin with the names of their columns; auto: yes, unless columns are given by position."""
     labels: tuple[str, ...] = ()
-    """All labels in their order; empty: those of train, sorted."""
+    """All labels in their order, or names of the alternatives in theirs; empty: those of train, sorted, or numbers."""
     class_weights: tuple[str, ...] = ()
     """What an example of a label counts in the loss: `balanced`, or LABEL=WEIGHT for some; empty: all count 1."""
+    symmetric: bool = False
+    """A pair is read in both orders, and what they give is added (GPT-1's similarity)."""
+    lm_weight: float = 0.0
+    """What the loss of foretelling the examples' own words counts beside the task's (GPT-1's lambda); 0: nothing."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dev_fraction < 1.0:
@@ -88,7 +113,16 @@ class TaskConfig:
             raise ValueError("task.dev and task.dev-fraction both hold out examples; give one of them")
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("task.labels names a label twice; give each once")
-        if self.second and self.kind == "tag":
-            raise ValueError("task.second has no meaning for task.kind=tag; leave it out")
+        for name, kinds in (("second", ("tag", "choice")), ("symmetric", ("tag", "choice"))):
+            if getattr(self, name) and self.kind in kinds:
+                raise ValueError(f"task.{name} has no meaning for task.kind={self.kind}; leave it out")
+        if self.choices and self.kind not in ("off", "choice"):
+            raise ValueError(f"task.choices has no meaning for task.kind={self.kind}; leave it out")
+        if len(set(self.choices)) != len(self.choices):
+            raise ValueError("task.choices names a column twice; give each once")
+        if self.kind == "choice" and len(self.labels) == 1:
+            raise ValueError("task.labels names a single alternative; give a name for each, or none")
+        if not 0.0 <= self.lm_weight < math.inf:
+            raise ValueError(f"task.lm-weight={self.lm_weight} is not a number from 0 on")
         if self.kind == "regress" and (self.labels or self.class_weights):
             raise ValueError("task.labels and task.class-weights have no meaning for task.kind=regress; leave them out")

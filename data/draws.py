@@ -15,7 +15,8 @@ _ALL = 0xFFFFFFFFFFFFFFFF
 
 # What a draw is for: two purposes never share numbers.
 DOCUMENT, BLOCK_ORDER, WINDOW_ORDER, SURPLUS, CUT_A, CUT_B, MASK_CHOICE, MASK_ACTION = range(1, 9)
-HELD_OUT, EXAMPLE_ORDER = range(9, 11)
+HELD_OUT, EXAMPLE_ORDER, WINDOW_SHIFT, WINDOW_PLACE = range(9, 13)
+_ROUNDS = 4
 
 
 def key(*parts: int) -> int:
@@ -53,3 +54,25 @@ def below(numbers: U64, limit: int) -> NDArray[np.int64]:
 def permutation(key: int, size: int) -> NDArray[np.int64]:
     """A permutation of range(size), by sorting one number for each place."""
     return np.argsort(draw(key, np.arange(size)), kind="stable")
+
+
+def shuffled(key: int, places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """What stands at these places of a permutation of range(size); nothing else of it is made.
+
+    A Feistel network (Luby and Rackoff 1988, "How to construct pseudorandom permutations") over the bits that `size`
+    takes; a number that it leads beyond `size` goes through it again, until it is below.
+    """
+    bits = (size - 1).bit_length()
+    width = np.uint64(bits - bits // 2)
+    low, high = ((np.uint64(1) << n) - np.uint64(1) for n in (width, np.uint64(bits // 2)))
+    keys = draw(key, np.arange(2 * _ROUNDS))
+    found = places.astype(np.uint64)
+    rows = np.arange(len(found))
+    while len(rows):
+        a, b = found[rows] >> width, found[rows] & low
+        for of_a, of_b in keys.reshape(-1, 2):
+            a ^= draw(of_a, b) & high
+            b ^= draw(of_b, a) & low
+        found[rows] = a << width | b
+        rows = rows[found[rows] >= size]
+    return found.astype(np.int64)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data import draws
-from data.align import cut_words
+from data.align import cut_words, spelled
 from data.config import TaskConfig
 from data.encoded import (
     ANSWER,
@@ -32,137 +32,128 @@ from data.encoded import (
     sha256_of,
     tokens_of,
 )
-from data.errors import DataError, did_you_mean
-from data.examples import Example, Pair, Tagged, Text
+from data.errors import DataError
+from data.examples import Choice, Example, Pair, Tagged, Text
+from data.labels import Labels, answer
 from data.prepare import Out
 from data.shards import I64, fingerprint_of
 from data.sources import shared
+from data.tables import counted
 from data.tasks import check_sources, examples, open_source, source_of
 from data.tokenizer import Tokenizer
 
+T = TypeVar("T")
 CHUNK = 4096
 """Examples encoded together."""
 
 
-class Labels:
-    """Labels ↔ numbers. Open while the training set is read (a new label gets the next number), closed after it."""
-
-    def __init__(self, known: Sequence[str] = ()) -> None:
-        self.numbers = {label: number for number, label in enumerate(known)}
-        self.closed = bool(known)
-
-    def number(self, label: str, origin: str) -> int:
-        """Raises: DataError for a label that the training set does not have."""
-        found = self.numbers.get(label)
-        if found is None and self.closed:
-            names = list(self.numbers)
-            shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
-            raise DataError(f"{origin}: label {label!r} is not one of {shown}{did_you_mean(label, names)}")
-        return self.numbers.setdefault(label, len(self.numbers)) if found is None else found
-
-    def close(self) -> NDArray[np.int64]:
-        """Sorts the labels (numbers by their value) and closes. Returns the new number of each old one."""
-        order = sorted(self.numbers, key=_sort_key)
-        renumbered = np.empty(len(order), np.int64)
-        for new, label in enumerate(order):
-            renumbered[self.numbers[label]] = new
-        self.numbers = {label: number for number, label in enumerate(order)}
-        self.closed = True
-        return renumbered
-
-
-def _sort_key(label: str) -> tuple[float, str]:
-    try:
-        value = float(label)
-    except ValueError:
-        return float("inf"), label
-    return (value, label) if value == value else (float("inf"), label)
-
-
 @dataclass(frozen=True)
 class Coded:
-    """A chunk of examples, encoded: rows i64 [n, 6] (places counted from the chunk's first token), tokens, tags."""
+    """A chunk of examples, encoded: rows i64 [n · choices, 6] (places counted from the chunk's first token), tokens,
+    tags."""
 
     rows: I64
     tokens: NDArray[np.uint32]
     tags: NDArray[np.int32] | None
+    choices: int = 1
 
 
 def code(found: Sequence[Example], kind: str, tokenizer: Tokenizer, labels: Labels, file: int) -> Coded:
     """Tokenises examples and numbers their answers.
 
-    Raises: DataError with file:line for a text or word without a piece, an unknown label, a number that is none.
+    Raises: DataError with file:line for a text or word without a piece, an unknown label, a number that is none, more
+    or fewer alternatives than others have.
     """
-    rows = np.full((len(found), 6), -1, np.int64)
+    choices = _alternatives(found, labels) if kind == "choice" else 1
+    rows = np.full((len(found) * choices, 6), -1, np.int64)
     rows[:, FILE] = file
     tags: list[list[int]] | None = None
     if kind == "tag":
         tagged = [example for example in found if isinstance(example, Tagged)]
-        lines, begins = cut_words(tagged, tokenizer)
+        lines, places = cut_words(tagged, tokenizer)
         tags = [[-1] * len(line) for line in lines]
-        for example, marks, begin in zip(tagged, tags, begins, strict=True):
-            for at, tag in zip(begin, example.tags or ("",) * len(begin), strict=True):
+        for example, marks, place in zip(tagged, tags, places, strict=True):
+            for at, tag in zip(place, example.tags or ("",) * len(place), strict=True):
                 marks[at] = labels.number(tag, example.origin) if example.tags is not None else 0
     else:
-        plain = [(e.first, e.second, e) if isinstance(e, Pair) else (e.text, None, e) for e in found
-                 if isinstance(e, Text | Pair)]  # fmt: skip
-        firsts = tokenizer.encode([first for first, _, _ in plain])
-        seconds = iter(tokenizer.encode([second for _, second, _ in plain if second is not None]))
-        lines = []
-        for row, (first, second, example), ids in zip(rows, plain, firsts, strict=True):
-            more = next(seconds) if second is not None else []
-            for text, pieces in ((first, ids), (second, more)):
-                if text is not None and not pieces:
-                    raise DataError(
-                        f"{example.origin}: the text {text[:40]!r} has no letter that the vocabulary can spell; "
-                        "take the row out"
-                    )
-            row[B] = len(ids) if second is not None else -1
-            lines.append(ids + more)
-            if example.label is not None:
-                row[ANSWER] = _answer(example.label, example.origin, kind, labels)
+        plain = [example for example in found if not isinstance(example, Tagged)]
+        read = _rows(plain, tokenizer)
+        lines = [a + (b or []) for a, b in read]
+        rows[:, B] = [-1 if b is None else len(a) for a, b in read]
+        rows[:, ANSWER] = np.repeat([answer(example, kind, labels) for example in plain], choices)
     ends = np.cumsum([len(line) for line in lines])
     rows[:, END], rows[:, A] = ends, ends - [len(line) for line in lines]
     rows[:, B] += np.where(rows[:, B] >= 0, rows[:, A], 0)
-    rows[:, LINE] = [int(example.origin.rpartition(":")[2]) for example in found]
+    rows[:, LINE] = np.repeat([int(example.origin.rpartition(":")[2]) for example in found], choices)
     total = int(ends[-1])
     flat_tags = None if tags is None else np.fromiter(chain.from_iterable(tags), np.int32, total)
-    return Coded(rows, np.fromiter(chain.from_iterable(lines), np.uint32, total), flat_tags)
+    return Coded(rows, np.fromiter(chain.from_iterable(lines), np.uint32, total), flat_tags, choices)
 
 
-def _answer(label: str, origin: str, kind: str, labels: Labels) -> int:
-    if kind == "classify":
-        return labels.number(label, origin)
-    try:
-        value = float(label)
-    except ValueError:
-        value = float("nan")
-    if not np.isfinite(value):
-        raise DataError(f"{origin}: {label!r} is not a number, which task.kind=regress wants")
-    return int(np.float64(value).view(np.int64))
+def _alternatives(found: Sequence[Example], labels: Labels) -> int:
+    """How many alternatives each example has. Raises: DataError for one that has more or fewer."""
+    for example in found:
+        many = len(example.choices) if isinstance(example, Choice) else 0
+        labels.number_alternatives(many)
+        if many != len(labels.numbers):
+            raise DataError(
+                f"{example.origin}: {counted(many, 'alternative')} where {len(labels.numbers)} are wanted, one for "
+                f"each of the labels {', '.join(labels.numbers)}; give every example as many"
+            )
+    return len(labels.numbers)
+
+
+def _rows(found: Sequence[Text | Pair | Choice], tokenizer: Tokenizer) -> list[tuple[list[int], list[int] | None]]:
+    """The pieces of each row's first text and of its second, where it has one; a choice has a row for each alternative.
+
+    Raises: DataError for a text without a piece.
+    """
+    texts = [_texts(example) for example in found]
+    origins = [example.origin for example, several in zip(found, texts, strict=True) for _ in several]
+    pieces = iter(spelled(list(chain.from_iterable(texts)), origins, tokenizer))
+    rows: list[tuple[list[int], list[int] | None]] = []
+    for example, read in zip(found, texts, strict=True):
+        first, *others = [next(pieces) for _ in read]
+        for text, ids in zip(read, (first, *others), strict=True):
+            if not ids:
+                raise DataError(
+                    f"{example.origin}: the text {text[:40]!r} has no letter that the vocabulary can spell; "
+                    "take the row out"
+                )
+        rows += [(first, other) for other in others or [None]]
+    return rows
+
+
+def _texts(example: Text | Pair | Choice) -> tuple[str, ...]:
+    if isinstance(example, Pair):
+        return example.first, example.second
+    return (example.text, *example.choices) if isinstance(example, Choice) else (example.text,)
 
 
 def same_shape(coded: Coded, pair: bool | None, origin: str) -> bool:
-    """Whether the examples are pairs. Raises: DataError where they are not what the others were."""
-    found = bool(coded.rows[0, B] >= 0)
-    if pair is not None and found != pair:
-        kinds = ("a single text", "a pair of texts")
+    """Whether the examples are pairs; origin: that of one of them. Raises: DataError where one is not what the others
+    were."""
+    found = coded.rows[:, B] >= 0
+    pair = bool(found[0]) if pair is None else pair
+    if len(others := np.flatnonzero(found != pair)):
+        at, kinds = f"{origin.rpartition(':')[0]}:{coded.rows[others[0], LINE]}", ("a single text", "a pair of texts")
         raise DataError(
-            f"{origin}: {kinds[found]}, and {kinds[pair]} is what was learned from; name the columns: --task.text "
+            f"{at}: {kinds[not pair]}, and {kinds[pair]} is what was learned from; name the columns: --task.text "
             "(and --task.second), or in predict --text (and --second)"
         )
-    return found
+    return pair
 
 
-def in_memory(coded: Coded, kind: str, labels: tuple[str, ...], source: str) -> Encoded:
+def in_memory(coded: Coded, kind: str, labels: tuple[str, ...], source: str, symmetric: bool = False) -> Encoded:
     """A chunk as a split of its own."""
     tags = None if coded.tags is None else Column(Memory(coded.tags), np.dtype("<i4"))
     longest = int(tokens_of(coded.rows).max())
     rows, tokens = Column(Memory(coded.rows), np.dtype("<i8"), 6), Column(Memory(coded.tokens), np.dtype("<u4"))
-    return Encoded(kind, labels, (source,), len(coded.rows), longest, rows, tokens, tags)
+    many = len(coded.rows) // coded.choices
+    return Encoded(kind, labels, (source,), many, longest, rows, tokens, tags, coded.choices, symmetric)
 
 
-def chunks(found: Iterable[Example], size: int = CHUNK) -> Iterator[list[Example]]:
+def chunks(found: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
     """Lists of at most so many."""
     iterator = iter(found)
     while chunk := list(islice(iterator, size)):
@@ -191,7 +182,7 @@ def encode(
     temporary = to.parent / f".{to.name}.partial"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    writer = _Writer(temporary, task, tokenizer, Labels(labels or task.labels), pair)
+    writer = _Writer(temporary, task, tokenizer, Labels(labels or task.labels, bool(task.labels)), pair)
     try:
         for path in task.train:
             writer.add(path, "train", say, check)
@@ -238,6 +229,11 @@ class _Writer:
             check()
             coded = code(chunk, self.task.kind, self.tokenizer, self.labels, len(self.sources) - 1)
             self.pair = same_shape(coded, self.pair, chunk[0].origin)
+            if self.task.symmetric and not self.pair:
+                raise DataError(
+                    f"{chunk[0].origin}: a single text, and task.symmetric reads pairs in both orders; name the second "
+                    "text's column, --task.second, or leave task.symmetric out"
+                )
             numbers = np.arange(self._read, self._read + len(chunk))
             self._read += len(chunk)
             held = draws.unit(draws.draw(draws.key(draws.HELD_OUT), numbers)) < fraction
@@ -247,9 +243,10 @@ class _Writer:
     def _write(self, coded: Coded, split: str, chosen: NDArray[np.intp]) -> None:
         if not len(chosen):
             return
-        counts, rows = self.splits[split], coded.rows[chosen].copy()
+        chosen_rows = (chosen[:, None] * coded.choices + np.arange(coded.choices)).ravel()
+        counts, rows = self.splits[split], coded.rows[chosen_rows].copy()
         kept = np.zeros(len(coded.rows), bool)
-        kept[chosen] = True
+        kept[chosen_rows] = True
         spans = np.flatnonzero(np.repeat(kept, coded.rows[:, END] - coded.rows[:, A]))
         lengths = rows[:, END] - rows[:, A]
         shift = counts["tokens"] + np.cumsum(lengths) - lengths - rows[:, A]
@@ -258,12 +255,12 @@ class _Writer:
         rows[:, END] += shift
         self.files[f"{split}-rows"].write(rows.astype("<i8").tobytes())
         self.files[f"{split}-tokens"].write(coded.tokens[spans].astype(self.dtype).tobytes())
-        answers = rows[:, ANSWER]
+        answers = rows[:: coded.choices, ANSWER]
         if coded.tags is not None:
             tags = coded.tags[spans]
             self.files[f"{split}-tags"].write(tags.astype("<i4").tobytes())
             answers = tags[tags >= 0]
-        counts["examples"] += len(rows)
+        counts["examples"] += len(chosen)
         counts["tokens"] += len(spans)
         counts["longest"] = max(counts["longest"], int(tokens_of(rows).max()))
         if split == "train" and self.task.kind != "regress":
@@ -322,6 +319,10 @@ class _Writer:
             "sources": self.sources,
             "files": {out.path.name: out.entry() for out in self.files.values()},
         }
+        if kind == "choice":
+            index["choices"] = len(labels)
+        if self.task.symmetric:
+            index["symmetric"] = True
         index["fingerprint"] = fingerprint_of(index)
         (self.folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", "utf-8")
 

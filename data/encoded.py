@@ -2,10 +2,12 @@
 
     SPLIT-rows.bin      i64 [examples, 6]: where its first text begins among the tokens, its second (-1: none), where it
                         ends, the number of its file, its line there, its answer (a label's number, the bits of a f64,
-                        or -1 for none)
+                        or -1 for none); of task.kind=choice a row for each alternative, its text and the alternative
     SPLIT-tokens.bin    u16 (u32 where the vocabulary needs it), one long row of ids without special tokens
-    SPLIT-tags.bin      i32 beside the tokens, for task.kind=tag: the tag's number at a word's first piece, else -1
-    index.json          "format": 1, labels and their counts, sources, size and sha256 of each file, a fingerprint
+    SPLIT-tags.bin      i32 beside the tokens, for task.kind=tag: the tag's number at the piece that stands for a word,
+                        else -1
+    index.json          "format": 1, labels and their counts, sources, size and sha256 of each file, a fingerprint;
+                        "choices": how many alternatives, "symmetric": true, where they have a meaning
 
 Read by position (pread), as shards are: nothing is held or mapped, so memory does not grow with the examples.
 `data.encode` writes the folder.
@@ -89,10 +91,14 @@ class Encoded:
     rows: Column
     tokens: Column
     tags: Column | None
+    choices: int = 1
+    """Rows of an example: one for each alternative of a choice."""
+    symmetric: bool = False
+    """Pairs are read in both orders."""
 
     def take(self, numbers: I64) -> I64:
-        """Rows by their numbers → i64 [n, 6]."""
-        return self.rows.read(numbers, np.ones(len(numbers), np.int64))
+        """Rows of examples by their numbers → i64 [n · choices, 6]."""
+        return self.rows.read(numbers * self.choices, np.full(len(numbers), self.choices))
 
     def answers(self) -> NDArray[Any]:
         """Every answer in order: numbers of labels i32 [n] (-1: none) or of tags (one a word), or numbers f64 [n]."""
@@ -104,7 +110,7 @@ class Encoded:
         if self.tags is not None:
             tags = self.tags.read(rows[:, A], rows[:, END] - rows[:, A])
             return tags[tags >= 0]
-        bits = rows[:, ANSWER]
+        bits = rows[:: self.choices, ANSWER]
         return bits.copy().view(np.float64) if self.kind == "regress" else bits.astype(np.int32)
 
     def origin(self, row: NDArray[np.int64]) -> str:
@@ -116,7 +122,7 @@ class Encoded:
         many = 0
         for first in range(0, self.examples, 1 << 16):
             rows = self.take(np.arange(first, min(first + (1 << 16), self.examples)))
-            many += int((tokens_of(rows) + 2 > length).sum())
+            many += int((tokens_of(rows) + 2 > length).reshape(-1, self.choices).any(1).sum())
         return many
 
 
@@ -144,6 +150,8 @@ class Store:
         """How often each label stands in train; for a regression nothing."""
         self.pair: bool = index["pair"]
         """Whether the examples are pairs of texts."""
+        self.choices: int = index.get("choices", 1)
+        """Alternatives of an example, each a pair with its text; 1 where there is nothing to choose."""
         self.fingerprint: str = index["fingerprint"]
         self.splits = {name: self._split(name) for name in SPLITS}
 
@@ -159,6 +167,8 @@ class Store:
             Column(File(self.folder / f"{name}-rows.bin"), np.dtype("<i8"), 6),
             Column(File(self.folder / f"{name}-tokens.bin"), token),
             tags,
+            self.choices,
+            self.index.get("symmetric", False),
         )
 
     @staticmethod

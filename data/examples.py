@@ -32,4 +32,14 @@ class Tagged:
     origin: str
 
 
-Example = Text | Pair | Tagged
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A text and alternatives, one of which fits it. label: its number from 0, its name, or its own text."""
+
+    text: str
+    choices: tuple[str, ...]
+    label: str | None
+    origin: str
+
+
+Example = Text | Pair | Tagged | Choice

@@ -1,4 +1,5 @@
-"""How text lies in the arrays of a batch: `[CLS] a [SEP] b [SEP]`, or `[CLS] a [SEP]`, of which b_length is -1."""
+"""How text lies in the arrays of a batch: `[CLS] a [SEP] b [SEP]`, or `[CLS] a [SEP]`, of which b_length is -1; and as
+GPT-1 has it, `[start] a [delimiter] b [extract]`, or `[start] a [extract]`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -10,9 +11,14 @@ from data import draws
 from data.errors import DataError
 from data.shards import I64
 from data.streams import Pairs
-from data.tokenizer import Tokenizer
+from data.tokenizer import Tokenizer, with_specials
+from data.wordpiece import WordPiece, wordpiece
 
 Batch = dict[str, np.ndarray]
+Read = Callable[[I64, I64], NDArray[np.integer]]
+"""Spans of tokens, joined: starts i64 [n], lengths i64 [n] → ids [sum of lengths]."""
+GPT_SPECIALS = ("_start_", "_delimiter_", "_classify_")
+"""The tokens that GPT-1 learns in fine-tuning: before a text, between two, and the one its answer is read from."""
 
 
 def cut(pairs: Pairs, numbers: I64, *, length: int, seed: int) -> Pairs:
@@ -57,35 +63,78 @@ def _heads(key: int, numbers: I64, flips: I64) -> I64:
     return heads
 
 
-def bert_pair(
-    read: Callable[[I64, I64], NDArray[np.integer]], pairs: Pairs, tokenizer: Tokenizer, length: int
-) -> Batch:
+def both_orders(pairs: Pairs) -> Pairs:
+    """Each pair twice, a-b and behind it b-a."""
+    starts = np.stack([pairs.a_start, pairs.b_start], 1)
+    lengths = np.stack([pairs.a_length, pairs.b_length], 1)
+    a, b = (starts.ravel(), lengths.ravel()), (starts[:, ::-1].ravel(), lengths[:, ::-1].ravel())
+    return Pairs(*a, *b, np.repeat(pairs.is_random, 2))
+
+
+def bert_pair(read: Read, pairs: Pairs, tokenizer: WordPiece, length: int) -> Batch:
     """Spans that fit, read by (starts, lengths) → tokens, segments, mask i32 BL, lengths i64 B (special ones counted),
     candidates bool BL.
 
     `a = 7 8, b = 9`, length 8 → tokens `[CLS] 7 8 [SEP] 9 [SEP] [PAD] [PAD]`, segments `0 0 0 0 1 1 0 0`.
     """
-    B = len(pairs.a_start)
+    place = np.arange(length)
+    tokens_BL, text_BL, end = _lines(read, pairs, (tokenizer.cls, tokenizer.sep, tokenizer.sep), tokenizer.pad, length)
+    a_end, last = (1 + pairs.a_length)[:, None], end[:, None]
+    segments_BL = ((place > a_end) & (place <= last)).astype(np.int32)
+    mask_BL = (place <= last).astype(np.int32)
+    batch = {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL}
+    return {**batch, "lengths": end + 1, "candidates": text_BL}
+
+
+def gpt_pair(read: Read, pairs: Pairs, tokenizer: Tokenizer, length: int) -> Batch:
+    """As bert_pair, without segments; and what follows each token, next i32 BL, next_weights f32 BL. The weights of a
+    line sum to 1: the original takes the mean within each line, then over the lines.
+
+    `a = 7 8, b = 9`, length 8 → tokens `[start] 7 8 [delimiter] 9 [extract] 0 0`, next `7 8 [delimiter] 9 [extract] 0
+    0 0`, next_weights 1/5 at the first five.
+    """
+    tokens_BL, text_BL, end = _lines(read, pairs, gpt_specials(tokenizer), tokenizer.pad, length)
+    place, last = np.arange(length), end[:, None]
+    target_BL = place < last
+    next_BL = np.zeros_like(tokens_BL)
+    next_BL[:, :-1] = np.where(target_BL[:, :-1], tokens_BL[:, 1:], 0)
+    weights_BL = np.where(target_BL, 1.0 / last, 0.0).astype(np.float32)
+    batch = {"tokens": tokens_BL, "mask": (place <= last).astype(np.int32), "next": next_BL, "next_weights": weights_BL}
+    return {**batch, "lengths": end + 1, "candidates": text_BL}
+
+
+def gpt_specials(tokenizer: Tokenizer) -> tuple[int, int, int]:
+    """The ids of GPT_SPECIALS. Raises: DataError where the vocabulary lacks one."""
+    if missing := [name for name in GPT_SPECIALS if name not in tokenizer.specials]:
+        raise DataError(
+            f"data.layout=gpt wants a vocabulary with {', '.join(GPT_SPECIALS)} behind it, and this one, of kind "
+            f"{tokenizer.kind}, lacks {', '.join(missing)}; fine-tune a GPT, or give data.layout=bert"
+        )
+    start, delimiter, extract = (tokenizer.specials[name] for name in GPT_SPECIALS)
+    return start, delimiter, extract
+
+
+def with_task_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """The same vocabulary with those of GPT_SPECIALS behind it that it lacks."""
+    missing = [name for name in GPT_SPECIALS if name not in tokenizer.specials]
+    return with_specials(tokenizer, missing) if missing else tokenizer
+
+
+def _lines(
+    read: Read, pairs: Pairs, marks: tuple[int, int, int], pad: int, length: int
+) -> tuple[NDArray[np.int32], NDArray[np.bool_], I64]:
+    """(tokens i32 BL, which of them are text, where each line's last token stands). marks: the tokens before the first
+    text, between the two, and at the end."""
     starts = np.stack([pairs.a_start, pairs.b_start], 1).ravel()
     lengths = np.stack([pairs.a_length, np.maximum(pairs.b_length, 0)], 1).ravel()
-    place = np.arange(length)
-    a_end = (1 + pairs.a_length)[:, None]
-    end = a_end + 1 + pairs.b_length[:, None]
-    text_BL = (place > 0) & (place != a_end) & (place < end)
-    tokens_BL = np.full((B, length), tokenizer.pad, np.int32)
+    rows, place = np.arange(len(pairs.a_start)), np.arange(length)
+    a_end = 1 + pairs.a_length
+    end = a_end + 1 + pairs.b_length
+    text_BL = (place > 0) & (place != a_end[:, None]) & (place < end[:, None])
+    tokens_BL = np.full((len(rows), length), pad, np.int32)
     tokens_BL[text_BL] = read(starts, lengths)
-    _place_specials(tokens_BL, a_end[:, 0], end[:, 0], tokenizer)
-    segments_BL = ((place > a_end) & (place <= end)).astype(np.int32)
-    mask_BL = (place <= end).astype(np.int32)
-    batch = {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL}
-    return {**batch, "lengths": end[:, 0] + 1, "candidates": text_BL}
-
-
-def _place_specials(tokens_BL: NDArray[np.int32], a_end: I64, end: I64, tokenizer: Tokenizer) -> None:
-    rows = np.arange(len(tokens_BL))
-    tokens_BL[:, 0] = tokenizer.cls
-    tokens_BL[rows, a_end] = tokenizer.sep
-    tokens_BL[rows, end] = tokenizer.sep
+    tokens_BL[:, 0], tokens_BL[rows, a_end], tokens_BL[rows, end] = marks
+    return tokens_BL, text_BL, end
 
 
 def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], length: int) -> Batch:
@@ -108,16 +157,56 @@ def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], len
     def read(starts: I64, lengths: I64) -> NDArray[np.int32]:
         return np.concatenate([ids[:0], *(ids[s : s + n] for s, n in zip(starts, lengths, strict=True))])
 
-    batch = bert_pair(read, cut_ends(pairs, length), tokenizer, length)
+    batch = bert_pair(read, cut_ends(pairs, length), wordpiece(tokenizer), length)
     return {name: batch[name] for name in ("tokens", "segments", "mask")}
 
 
-def describe(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, labels: Sequence[str] = ()) -> str:
+def describe(
+    batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, labels: Sequence[str] = (), kind: str = "off"
+) -> str:
     """A line decoded back to text, for people: `[CLS] the {cat→[MASK]} sat [SEP]`, as {label→what stands there}; a
-    word's tag after its first piece, `jim/PROPN`; the line's own label behind it."""
-    length = int(batch["mask"][row].sum())
-    pieces: list[str] = [tokenizer.token(number) for number in batch["tokens"][row, :length].tolist()]
-    counted = 0
+    word's tag after its first piece, `jim/PROPN`; the line's own label behind it. GPT's lines are shown as their text:
+    `_start_ the cat _classify_`; a window with ⏎ where a line ends. Of an example of several lines the first is shown,
+    of a choice (kind) the right one."""
+    several: list[str] = []
+    if batch["tokens"].ndim == 3:
+        many, right = batch["tokens"].shape[1], int(batch["labels"][row]) if kind == "choice" else 0
+        several = [f"the right one of {many} alternatives" if kind == "choice" else f"the first of {many} lines"]
+        batch = {name: array[:, right] if array.ndim == 3 else array for name, array in batch.items()}
+    tokens = batch["tokens"][row, : int(batch["mask"][row].sum())]
+    facts = [f"{len(tokens)} tokens", *several]
+    if "next" in batch and not {"labels", "targets", "tags"} & set(batch):
+        packed = [f"{batch['packs'][row].max()} documents apart"] if "packs" in batch else []
+        counted = int((batch["next_weights"][row] > 0).sum())
+        return f"{_shown(tokens, tokenizer)}\n({'; '.join([*facts, *packed, f'{counted} to predict'])})"
+    tags = batch["tags"][row, : len(tokens)] if "tags" in batch else np.full(len(tokens), -1)
+    if "next" in batch:
+        text = _in_words(tokens, tags, tokenizer, labels)
+    else:
+        text = _in_pieces(batch, row, tokens, tags, tokenizer, labels)
+        second = int(batch["segments"][row, : len(tokens)].sum())
+        facts.append(f"{len(tokens) - second} in segment 0, {second} in segment 1")
+    if "slots" in batch:
+        facts.append(f"{int((batch['slot_weights'][row] > 0).sum())} to guess")
+    elif "labels" in batch:
+        facts.append(f"label {labels[batch['labels'][row]]}")
+    elif "targets" in batch:
+        facts.append(f"target {batch['targets'][row]:g}")
+    if "is_random" in batch:
+        facts.append("the second span is random" if batch["is_random"][row] else "the second span is the next")
+    return f"{text}\n({'; '.join(facts)})"
+
+
+def _in_pieces(
+    batch: Mapping[str, np.ndarray],
+    row: int,
+    tokens: NDArray[np.int32],
+    tags: NDArray[np.integer],
+    tokenizer: Tokenizer,
+    labels: Sequence[str],
+) -> str:
+    """A line of BERT's, its pieces joined to words."""
+    pieces: list[str] = [tokenizer.token(number) for number in tokens.tolist()]
     if "slots" in batch:
         used = batch["slot_weights"][row] > 0
         slots, guesses = batch["slots"][row][used].tolist(), batch["labels"][row][used].tolist()
@@ -125,21 +214,34 @@ def describe(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, la
             shown = tokenizer.token(guess)
             mark = shown.removeprefix("##")
             pieces[slot] = ("##" if mark != shown else "") + f"{{{mark}→{pieces[slot]}}}"
-            counted += 1
-    if "tags" in batch:
-        marks = batch["tags"][row, :length].tolist()
-        pieces = [f"{p}/{labels[tag]}" if tag >= 0 else p for p, tag in zip(pieces, marks, strict=True)]
+    pieces = [f"{p}/{labels[tag]}" if tag >= 0 else p for p, tag in zip(pieces, tags.tolist(), strict=True)]
     text = ""
     for piece in pieces:
         text += piece[2:] if piece.startswith("##") and text else " " + piece
-    second = int(batch["segments"][row, :length].sum())
-    facts = [f"{length} tokens", f"{length - second} in segment 0, {second} in segment 1"]
-    if "slots" in batch:
-        facts.append(f"{counted} to guess")
-    elif "labels" in batch:
-        facts.append(f"label {labels[batch['labels'][row]]}")
-    elif "targets" in batch:
-        facts.append(f"target {batch['targets'][row]:g}")
-    if "is_random" in batch:
-        facts.append("the second span is random" if batch["is_random"][row] else "the second span is the next")
-    return f"{text.strip()}\n({'; '.join(facts)})"
+    return text.strip()
+
+
+def _in_words(tokens: NDArray[np.int32], tags: NDArray[np.integer], tokenizer: Tokenizer, labels: Sequence[str]) -> str:
+    """A line of GPT's, cut around its special tokens and behind each word that has a tag."""
+    special = np.isin(tokens, list(tokenizer.specials.values()))
+    ends = special | (tags >= 0)
+    ends[:-1] |= special[1:]
+    said = []
+    for span in np.split(np.arange(len(tokens)), np.flatnonzero(ends)[:-1] + 1):
+        text, tag = tokenizer.decode(tokens[span].tolist()).strip(), int(tags[span[-1]])
+        said.append(f"{text}/{labels[tag]}" if tag >= 0 else text)
+    return _in_one_line(" ".join(said))
+
+
+def _shown(tokens: NDArray[np.int32], tokenizer: Tokenizer) -> str:
+    """The text of a window with the ends of its documents, in one line."""
+    ends = np.flatnonzero(tokens == tokenizer.end) if tokenizer.end is not None else np.array([], np.int64)
+    first, *others = np.split(tokens, ends)
+    text = tokenizer.decode(first.tolist())
+    for other in others:
+        text += tokenizer.token(int(other[0])) + tokenizer.decode(other[1:].tolist())
+    return _in_one_line(text)
+
+
+def _in_one_line(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\n", "⏎")

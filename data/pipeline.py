@@ -17,6 +17,8 @@ from data.shards import I64, Shards
 from data.streams import SentencePairs
 from data.task_batches import HeldOutTask, TaskBatches, class_weights
 from data.tokenizer import Tokenizer
+from data.windows import HeldOutWindows, WindowBatches
+from data.wordpiece import wordpiece
 
 FIELDS = {
     "tokens": "i32 BL",
@@ -88,7 +90,8 @@ class PairBatches:
         with self._lock:
             self.rows_read += len(numbers)
         pairs = cut(self.stream.pairs(numbers), numbers, length=config.length, seed=self.seed)
-        batch = bert_pair(self.shards.read, pairs, self.tokenizer, config.length)
+        tokenizer = wordpiece(self.tokenizer)
+        batch = bert_pair(self.shards.read, pairs, tokenizer, config.length)
         masked = bert_masking(
             batch["tokens"],
             batch.pop("candidates"),
@@ -97,8 +100,8 @@ class PairBatches:
             seed=self.seed,
             predictions=config.predictions,
             masked_fraction=config.masked_fraction,
-            mask=self.tokenizer.mask,
-            vocab=self.tokenizer.size,
+            mask=tokenizer.mask,
+            vocab=tokenizer.size,
         )
         batch["tokens"], batch["slots"], batch["labels"] = masked.tokens, masked.slots, masked.labels
         batch["slot_weights"] = masked.weights
@@ -156,7 +159,7 @@ def open_batches(
     """The training batches of a task, or of data.stream."""
     if isinstance(store, Store):
         return TaskBatches(store, tokenizer, config, task, seed=seed)
-    return {"sentence_pairs": PairBatches}[config.stream](store, config, seed=seed)
+    return {"sentence_pairs": PairBatches, "windows": WindowBatches}[config.stream](store, config, seed=seed)
 
 
 def open_held_out(
@@ -169,7 +172,9 @@ def open_held_out(
         return HeldOutTask(dev, tokenizer, config, lines, weights_C) if dev.examples else None
     if not store.splits["dev"].documents:
         return None
-    return {"sentence_pairs": HeldOutPairs}[config.stream](store, replace(config, batch=lines))
+    return {"sentence_pairs": HeldOutPairs, "windows": HeldOutWindows}[config.stream](
+        store, replace(config, batch=lines)
+    )
 
 
 class _Steps:

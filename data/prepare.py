@@ -15,21 +15,22 @@ import numpy as np
 from data.config import DataConfig
 from data.errors import DataError
 from data.shards import FORMAT, INDEX, PER_FILE, SPLITS, Shards, fingerprint_of
-from data.sources import Source, check_free, expand, sentences, shared
-from data.tokenizer import WordPiece
+from data.sources import Source, check_free, document_batches, expand, sentence_batches, shared
+from data.tokenizer import Tokenizer
 
 LONGEST_DOCUMENT = 16384
 """Sentences after which a document is cut in two (or after BLOCK_TOKENS), so that a file without blank lines is still
 walked in pieces."""
 BLOCK_SENTENCES, BLOCK_TOKENS = 32768, 1 << 20
 """A block of documents, the unit of planning and shuffling, is closed when it holds this much of either."""
-_BATCH = 1 << 19
+RUN = 64
+"""Tokens of a run: what stands for a sentence where whole documents are tokenised."""
 _COPY = 1 << 16
 
 
 def prepare(
     config: DataConfig,
-    tokenizer: WordPiece,
+    tokenizer: Tokenizer,
     to: str | Path,
     progress: Callable[[int, int], None] | None = None,
     *,
@@ -42,7 +43,11 @@ def prepare(
     documents without sentences are dropped. `progress` is called with the bytes read and the bytes in all (about, for a
     TFDS set), for every line and at least every half megabyte; what it raises stops the work and leaves nothing behind.
 
-    Differs: a document of more than LONGEST_DOCUMENT sentences is cut in two.
+    For `windows` (`config.stream`) documents are tokenised whole, line ends and all, each with the tokenizer's end
+    behind it, and what is held out is counted in tokens. A single document is cut between two runs of RUN tokens; its
+    first part has no end then.
+
+    Differs: for sentence pairs, a document of more than LONGEST_DOCUMENT sentences is cut in two.
 
     Raises: DataError for what `sources` refuses, text without a sentence, nothing to train on, a folder that is taken.
     """
@@ -150,7 +155,7 @@ class _Table:
 
 
 class _Writer:
-    def __init__(self, folder: Path, tokenizer: WordPiece, config: DataConfig, per_file: int) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer, config: DataConfig, per_file: int) -> None:
         self.folder, self.tokenizer, self.config, self.per_file = folder, tokenizer, config, per_file
         self.dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
         self.sentences = self.tokens = 0
@@ -161,6 +166,7 @@ class _Writer:
         self.unigrams = np.zeros(tokenizer.size, np.int64)
         self.sources: list[dict[str, Any]] = []
         self._pieces: list[Out] = []
+        self._windows = config.stream == "windows"
 
     def add(self, source: Source, split: str, dev_fraction: float, seen: Callable[..., None]) -> None:
         digest, size, first = hashlib.sha256(), source.size, self.sentences
@@ -171,10 +177,57 @@ class _Writer:
 
         self.borders.file.seek(0)
         self.borders.file.truncate()
-        whole = 0  # documents that the source itself tells apart
-        begun, tokens = first, self.tokens  # where the document being written begins
+        whole = (self._add_documents if self._windows else self._add_sentences)(source, read, seen)
+        if self.sentences == first:
+            what = "text" if self._windows else "sentence"
+            raise DataError(f"{source}: no {what} in the {source.kind}; it wants text in UTF-8")
+        cut = self._share_out(first, whole, split, dev_fraction)
+        entry = {"name": source.name, "size": size, "sha256": digest.hexdigest(), "split": split}
+        self.sources.append({**entry, "sentences": [first, cut, self.sentences]})
+
+    def _add_documents(self, source: Source, read: Callable[[bytes], None], seen: Callable[..., None]) -> int:
+        """Writes whole documents, each with the end behind it, in runs → how many there are."""
+        end = [] if self.tokenizer.end is None else [self.tokenizer.end]
+        whole = 0
+        begun = run = self.tokens  # where the document and the run being written begin
+        for batch in document_batches(source, self.config.documents, self.tokenizer.parts, read):
+            try:
+                encoded = iter(self.tokenizer.encode([text for text in batch if text is not None]))
+            except DataError as error:
+                raise DataError(f"{source}: {error}") from None
+            lines: list[list[int]] = []
+            at = self.tokens
+            for text in batch:
+                if text is not None:
+                    lines.append(next(encoded))
+                    at += len(lines[-1])
+                elif at > begun:
+                    lines.append(end)
+                    at += len(end)
+                    self._add_runs(run, at)
+                    self.borders.add(self.sentences)
+                    begun = run = at
+                    whole += 1
+            self._write(lines)
+            self.tokens = at
+            full = at - (at - run) % RUN
+            self._add_runs(run, full)
+            run = full
+            seen()
+        return whole
+
+    def _add_runs(self, begin: int, end: int) -> None:
+        if begin < end:
+            ends = [*range(begin + RUN, end, RUN), end]
+            self.sentences += len(ends)
+            self.starts.add(*ends)
+
+    def _add_sentences(self, source: Source, read: Callable[[bytes], None], seen: Callable[..., None]) -> int:
+        """Writes sentences → how many documents the source itself tells apart."""
+        whole = 0
+        begun, tokens = self.sentences, self.tokens  # where the document being written begins
         fresh = True
-        for batch in _batches(source, read, self.config.split_sentences):
+        for batch in sentence_batches(source, self.config.split_sentences, read):
             for ids in self._tokenised(batch):
                 if ids is None:
                     fresh = True
@@ -191,17 +244,23 @@ class _Writer:
                     self.borders.add(self.sentences)
                     begun, tokens = self.sentences, self.tokens
             seen()
-        if self.sentences == first:
-            raise DataError(f"{source}: no sentence in the {source.kind}; it wants text in UTF-8")
         if self.sentences > begun:
             self.borders.add(self.sentences)
-        cut = self._share_out(first, whole, split, dev_fraction)
-        entry = {"name": source.name, "size": size, "sha256": digest.hexdigest(), "split": split}
-        self.sources.append({**entry, "sentences": [first, cut, self.sentences]})
+        return whole
 
     def _tokenised(self, batch: list[str | None]) -> Iterator[int | None]:
         """Writes the tokens of sentences; yields the length of each that has any, and None for a border."""
         lines = self.tokenizer.encode([text for text in batch if text is not None])
+        self._write(lines)
+        place = iter(lines)
+        for text in batch:
+            if text is None:
+                yield None
+            elif length := len(next(place)):
+                yield length
+
+    def _write(self, lines: list[list[int]]) -> None:
+        """Writes tokens behind those that are counted."""
         ids = np.fromiter(chain.from_iterable(lines), self.dtype, sum(map(len, lines)))
         self.unigrams += np.bincount(ids, minlength=len(self.unigrams))
         written = 0
@@ -213,12 +272,6 @@ class _Writer:
             piece = ids[written : written + self.per_file - at]
             self._pieces[-1].write(piece.tobytes())
             written += len(piece)
-        place = iter(lines)
-        for text in batch:
-            if text is None:
-                yield None
-            elif length := len(next(place)):
-                yield length
 
     def _close_tokens(self) -> None:
         if self._pieces:
@@ -234,7 +287,11 @@ class _Writer:
         if dev_fraction and whole > 1:
             cut = self._cut(first, last, documents, dev_fraction)
         elif dev_fraction and last - first > 1:
-            cut = min(max(last - round((last - first) * dev_fraction), first + 1), last - 1)
+            if self._windows:
+                cut = first + round((self._wanted(first, last, dev_fraction) - self._offset(first)) / RUN)
+            else:
+                cut = last - round((last - first) * dev_fraction)
+            cut = min(max(cut, first + 1), last - 1)
         begin = first
         for at in range(0, documents, _COPY):
             raw = os.pread(self.borders.file.fileno(), _COPY * 8, at * 8)
@@ -252,15 +309,23 @@ class _Writer:
 
     def _cut(self, first: int, last: int, documents: int, dev_fraction: float) -> int:
         """The first border of a document from which at most the share remains, but for one document on both sides."""
-        wanted = last - (last - first) * dev_fraction
+        wanted = self._wanted(first, last, dev_fraction)
         low, high = 0, documents - 2
         while low < high:
             middle = (low + high) // 2
-            if self._border(middle) >= wanted:
+            if self._place(self._border(middle)) >= wanted:
                 high = middle
             else:
                 low = middle + 1
         return self._border(low)
+
+    def _wanted(self, first: int, last: int, dev_fraction: float) -> float:
+        """Where the share to hold out begins, counted in tokens for windows, else in sentences."""
+        begin, end = self._place(first), self._place(last)
+        return end - (end - begin) * dev_fraction
+
+    def _place(self, sentence: int) -> int:
+        return self._offset(sentence) if self._windows else sentence
 
     def _enter(self, split: str, first: int, last: int) -> None:
         self.tables[split].add(first, last, self._offset(last) - self._offset(first))
@@ -291,7 +356,10 @@ class _Writer:
     def finish(self) -> None:
         """Checks what was read and writes the rest of the folder. Raises: DataError where nothing can be trained on."""
         train = self.tables["train"]
-        if not train.pairs:
+        if self._windows and train.tokens < 2:
+            name = self.sources[0]["name"]
+            raise DataError(f"{name}: fewer than two tokens to train on; give more text, or hold out less")
+        if not self._windows and not train.pairs:
             raise DataError(
                 f"{self.sources[0]['name']}: no document with two sentences to train on ({train.documents} of one "
                 "sentence); put sentences or paragraphs on lines, a blank line between documents, or hold out less"
@@ -319,19 +387,7 @@ class _Writer:
             "sources": self.sources,
             "files": {out.path.name: out.entry() for out in written},
         }
+        if self._windows:
+            index |= {"stream": self.config.stream, "documents": self.config.documents}
         index["fingerprint"] = fingerprint_of(index)
         (self.folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", "utf-8")
-
-
-def _batches(source: Source, seen: Callable[[bytes], None], split: bool) -> Iterator[list[str | None]]:
-    """Sentences, None for a border, in lists of about half a million characters."""
-    batch: list[str | None] = []
-    size = 0
-    for _, line in source.documents(seen):
-        for text in (sentences(line) if split else [line]) if line else [None]:
-            batch.append(text)
-            size += len(text or "") + 1
-            if size >= _BATCH:
-                yield batch
-                batch, size = [], 0
-    yield batch

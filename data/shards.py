@@ -1,11 +1,13 @@
 """Shards: tokenised text on disk, and its index of sentences, documents, splits and where it all came from.
 
     tokens-00000.bin …   u16 (u32 where the vocabulary needs it), one long row of ids cut every PER_FILE of them
-    sentences.bin        u64 [sentences + 1], where each sentence begins in that row, and the end
+    sentences.bin        u64 [sentences + 1], where each sentence begins in that row, and the end; in shards for windows
+                         a run of at most 64 tokens stands for a sentence
     train.bin, dev.bin   u64 [documents, 2], first sentence and the sentence after the last, a document a line
     unigrams.bin         i64 [V], how often each id occurs in the train split
     tokenizer/           the tokenizer that made them
-    index.json           "format": 1, counts, size and sha256 of each file and source, a fingerprint of all that
+    index.json           "format": 1, counts, size and sha256 of each file and source, a fingerprint of all that; for
+                         windows "stream" and "documents", as in data.config
 
 Everything is read by position (pread): nothing is held or mapped, so memory does not grow with the text.
 `data.prepare` writes the folder.
@@ -26,7 +28,7 @@ from numpy.typing import NDArray
 from data.config import DataConfig
 from data.errors import DataError
 from data.sources import Source, present
-from data.tokenizer import WordPiece, load_tokenizer
+from data.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1
 INDEX = "index.json"
@@ -53,6 +55,8 @@ _INDEX = {
     "fingerprint": str,
 }
 """The kind of everything in index.json: whole numbers are not negative, lists hold any number of one kind."""
+_MADE_FOR = {"stream": ("sentence_pairs", "windows"), "documents": ("blank_lines", "files")}
+"""What shards may be made for, as `data.config` has it; index.json need not say the first."""
 
 I64 = NDArray[np.int64]
 
@@ -106,6 +110,8 @@ class Shards:
         """sha256 (hex) over the tokenizer, the bytes of the sources and of every file, and how they were cut and split:
         the same for the same text and tokenizer on any machine."""
         self.tokenizer_fingerprint: str = index["tokenizer"]
+        self.stream, self.documents = (str(index.get(name, may[0])) for name, may in _MADE_FOR.items())
+        """What they were prepared for, as data.stream and data.documents name it."""
         self.dtype = np.dtype(index["dtype"])
         self.splits = {name: _split(folder, name, index["splits"][name]) for name in SPLITS}
         self._per_file: int = index["per_file"]
@@ -157,7 +163,7 @@ class Shards:
         check_bytes(self.folder / name, self.index["files"][name]["sha256"], _MEND)
 
     @cached_property
-    def tokenizer(self) -> WordPiece:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer kept inside. Raises: DataError where it is not the one that made the shards."""
         tokenizer = load_tokenizer(self.folder / "tokenizer")
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
@@ -167,6 +173,17 @@ class Shards:
     def unigrams(self) -> I64:
         """How often each id occurs in the train split → i64 [V]."""
         return np.fromfile(self.folder / "unigrams.bin", "<i8")
+
+    def spans(self, split: str) -> tuple[I64, I64]:
+        """Where the split's tokens lie in the row of all tokens, in their order: starts and lengths, i64 [n] each."""
+        ends = []
+        for source in self.index["sources"]:
+            first, cut, last = source["sentences"]
+            first, last = (first, cut) if split == "train" else (cut, last)
+            if first < last:
+                ends.append([int(self.offsets(place, place)[0]) for place in (first, last)])
+        starts, stops = np.array(ends, np.int64).reshape(-1, 2).T
+        return joined(starts, stops - starts)
 
     def offsets(self, first: int, last: int) -> I64:
         """Where sentences first … last begin among all tokens (last included, so that lengths are differences)."""
@@ -250,6 +267,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
         raise DataError(f"{file}: {wrong} is missing or not what it should be; {_MEND}")
     if index["dtype"] not in ("<u2", "<u4") or not index["per_file"]:
         raise DataError(f"{file}: dtype or per_file is not what it should be; {_MEND}")
+    if any(index.get(name, may[0]) not in may for name, may in _MADE_FOR.items()):
+        raise DataError(f"{file}: stream or documents is not what it should be; {_MEND}")
     if index["fingerprint"] != fingerprint_of(index):
         raise DataError(f"{file}: damaged, its content does not match its fingerprint; {_MEND}")
     kinds = {name: {"size": int, "sha256": str} for name in _sizes(index)}

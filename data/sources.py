@@ -1,4 +1,5 @@
-"""Raw text: files, folders and TFDS sets → lines with document borders → sentences, in bounded memory.
+"""Raw text: files, folders and TFDS sets → lines with document borders → sentences, in bounded memory; or whole
+documents, exactly as they stand.
 
 A text file (*.txt) holds a sentence or a paragraph in each line and a blank line between documents; a *.jsonl file
 holds an object with "text" in each line, one document each, whose lines are its paragraphs. `data.tfds` says what a
@@ -10,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +22,11 @@ KINDS = (".txt", ".jsonl")
 _WANTED = 'every line of a *.jsonl is like {"text": "…"}'
 LONGEST_LINE = 1 << 19
 """Bytes after which a line of a *.txt file is cut (at a space where it has one), so that no file need fit in memory."""
+CHUNK = 1 << 16
+"""Characters of a document after which `chunks` gives what it has, at the end of a line."""
+_BATCH = 1 << 19
+_PART, _LONGEST_PART = 1 << 14, 1 << 20
+"""Characters that are tokenised together, and after which text without a place to cut it is cut anywhere."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +64,55 @@ class TextFile:
             for number, line in lines(self.path, seen, cut_long=True):
                 yield number, line.strip()
             return
-        for number, record in json_lines(self.path, _WANTED, seen):
-            text = record.get("text")
-            if not isinstance(text, str):
-                raise DataError(f'{self.path}:{number}: no "text" that is a string; {_WANTED}')
+        for number, text in self._rows(seen):
             for paragraph in text.splitlines():
                 if paragraph.strip():
                     yield number, paragraph.strip()
             yield number, ""
 
+    def chunks(self, documents: str, seen: Callable[[bytes], Any] = len) -> Iterator[str]:
+        """The text of its documents exactly as it stands, in chunks to be joined; an empty one ends a document.
+
+        A document of a *.txt is the whole file (`documents` is "files"), or what stands between blank lines, which
+        belong to none ("blank_lines"). Line ends stay as they are, \\r\\n too; only a byte order mark is dropped.
+        Memory and `seen` as in `documents`.
+
+        Raises: DataError as in `documents`.
+        """
+        if self.path.suffix == ".jsonl":
+            for _, text in self._rows(seen):
+                yield from (text, "") if text else ()
+            return
+        held: list[str] = []
+        size = before = 0
+        begun = False
+        pieces = chain(lines(self.path, seen, cut_long=True), [(0, "")])
+        for (number, piece), (after, _) in pairwise(pieces):
+            whole_line = before != number != after
+            before = number
+            blank = documents == "blank_lines" and whole_line and not piece.strip()
+            if not blank:
+                held.append(piece)
+                size += len(piece)
+                begun = True
+            if held and (blank or not after or size >= CHUNK):
+                yield "".join(held)
+                held, size = [], 0
+            if begun and (blank or not after):
+                yield ""
+                begun = False
+
+    def _rows(self, seen: Callable[[bytes], Any]) -> Iterator[tuple[int, str]]:
+        """The texts of a *.jsonl file with their line numbers."""
+        for number, record in json_lines(self.path, _WANTED, seen):
+            text = record.get("text")
+            if not isinstance(text, str):
+                raise DataError(f'{self.path}:{number}: no "text" that is a string; {_WANTED}')
+            yield number, text
+
 
 Source = TextFile | tfds.Split
-"""Both have a name, a size in bytes, parts that tell whether two hold the same, and `documents`."""
+"""Both have a name, a size in bytes, parts that tell whether two hold the same, `documents` and `chunks`."""
 
 
 def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") -> list[Source]:
@@ -145,6 +188,53 @@ def texts(sources: Iterable[Source]) -> Iterator[str]:
                 yield line
 
 
+def whole_texts(sources: Iterable[Source], documents: str) -> Iterator[str]:
+    """All text of the sources with its line ends, in chunks: what a tokenizer of whole documents learns from."""
+    for source in sources:
+        for chunk in source.chunks(documents):
+            if chunk:
+                yield chunk
+
+
+def sentence_batches(source: Source, split: bool, seen: Callable[[bytes], Any] = len) -> Iterator[list[str | None]]:
+    """Its sentences (its lines, where they are not to be split), None for a border between documents, in lists of about
+    half a million characters."""
+    batch: list[str | None] = []
+    size = 0
+    for _, line in source.documents(seen):
+        for text in (sentences(line) if split else [line]) if line else [None]:
+            batch.append(text)
+            size += len(text or "") + 1
+            if size >= _BATCH:
+                yield batch
+                batch, size = [], 0
+    yield batch
+
+
+def document_batches(
+    source: Source, documents: str, cut: Callable[[str, int], list[str]], seen: Callable[[bytes], Any] = len
+) -> Iterator[list[str | None]]:
+    """Its documents in parts that may be tokenised alone, None after each document, in lists of about half a million
+    characters. `cut` cuts a text into such parts of about so many characters; the last of them is not given before it
+    is known what follows it."""
+    batch: list[str | None] = []
+    size, rest = 0, ""
+    for chunk in source.chunks(documents, seen):
+        parts: list[str | None] = [*cut(rest + chunk, _PART)] if rest or chunk else []
+        rest = ""
+        if not chunk:
+            parts.append(None)
+        elif len(last := parts[-1] or "") < _LONGEST_PART:
+            rest = last
+            parts.pop()
+        batch += parts
+        size += len(chunk) + 1
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
 def json_lines(path: Path, wanted: str, seen: Callable[[bytes], Any] = len) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a *.jsonl file with their line numbers; blank lines are left out.
 
@@ -183,11 +273,11 @@ def _raw_lines(path: Path, seen: Callable[[bytes], Any], cut_long: bool) -> Iter
     or a whole character."""
     limit = LONGEST_LINE
     with path.open("rb") as file:
-        number, rest = 1, bytearray()
+        number, rest, first = 1, bytearray(), True
         while piece := file.readline(limit):
             seen(piece)
-            if number == 1 and not rest:
-                piece = piece.removeprefix(b"\xef\xbb\xbf")
+            if first:
+                piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
             rest += piece
             if rest.endswith(b"\n"):
                 yield number, bytes(rest)

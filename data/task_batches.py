@@ -10,19 +10,38 @@ from data import draws
 from data.config import DataConfig, TaskConfig
 from data.encoded import ANSWER, END, A, B, Encoded, Store
 from data.errors import DataError, did_you_mean
-from data.layouts import Batch, bert_pair, cut_ends
+from data.layouts import Batch, bert_pair, both_orders, cut_ends, gpt_pair, gpt_specials
 from data.shards import I64
 from data.streams import Pairs
 from data.tokenizer import Tokenizer
+from data.wordpiece import wordpiece
 
-_BERT = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
-FIELDS: dict[str, dict[str, str]] = {
-    "classify": {**_BERT, "labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
-    "regress": {**_BERT, "targets": "f32 B", "valid": "f32 B"},
-    "tag": {**_BERT, "tags": "i32 BL", "tag_weights": "f32 BL", "valid": "f32 B"},
+LINES = {
+    "bert": {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"},
+    "gpt": {"tokens": "i32 BL", "mask": "i32 BL", "next": "i32 BL", "next_weights": "f32 BL"},
 }
-"""The arrays of a task's batch. labels and tags: numbers, 0 and -1 where there is none; weights: what an example, or a
-word's first piece, counts in the loss; valid: 0 where a line only fills up a batch."""
+"""The arrays of lines, by data.layout. next: what follows each token; next_weights: those of a line sum to 1."""
+ANSWERS = {
+    "classify": {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
+    "regress": {"targets": "f32 B", "valid": "f32 B"},
+    "tag": {"tags": "i32 BL", "tag_weights": "f32 BL", "valid": "f32 B"},
+    "choice": {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
+}
+"""The arrays of answers, by task.kind. labels and tags: numbers, 0 and -1 where there is none; weights: what an
+example, or the piece that stands for a word, counts in the loss; valid: 0 where a line only fills up a batch."""
+
+
+def task_fields(kind: str, layout: str, symmetric: bool = False) -> dict[str, str]:
+    """The arrays of a task's batch. Where an example has several lines, an alternative or an order each, they are BAL:
+    `task_fields("choice", "bert")["tokens"]` → `i32 BAL`."""
+    lines = LINES[layout]
+    if kind == "choice" or symmetric:
+        lines = {name: spec.replace("BL", "BAL") for name, spec in lines.items()}
+    return {**lines, **ANSWERS[kind]}
+
+
+SHORTEST = 5
+"""Tokens of a line that has room for a pair: three special tokens and a token of each text."""
 
 
 def line_length(config: DataConfig, longest: int) -> int:
@@ -59,8 +78,18 @@ class _Reader:
 
     split: Encoded
     tokenizer: Tokenizer
+    layout: str
     length: int
     weights_C: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        """Raises: DataError where the layout's special tokens are not in the vocabulary, or have no room in a line."""
+        _ = wordpiece(self.tokenizer) if self.layout == "bert" else gpt_specials(self.tokenizer)
+        if self.length < SHORTEST:
+            raise DataError(
+                f"data.length={self.length} has no room for a pair of texts and its special tokens; "
+                f"give at least {SHORTEST}"
+            )
 
     def read(self, numbers: I64) -> Batch:
         split, rows = self.split, self.split.take(numbers)
@@ -68,11 +97,18 @@ class _Reader:
         middle = np.where(single, rows[:, END], rows[:, B])
         b_length = np.where(single, -1, rows[:, END] - middle)
         pairs = Pairs(rows[:, A], middle - rows[:, A], middle, b_length, np.zeros(len(rows), bool))
-        pairs = cut_ends(pairs, self.length)
-        batch = bert_pair(split.tokens.read, pairs, self.tokenizer, self.length)
+        pairs = cut_ends(both_orders(pairs) if split.symmetric else pairs, self.length)
+        batch: Batch
+        if self.layout == "gpt":
+            batch = gpt_pair(split.tokens.read, pairs, self.tokenizer, self.length)
+        else:
+            batch = bert_pair(split.tokens.read, pairs, wordpiece(self.tokenizer), self.length)
         text_BL = batch.pop("candidates")
         del batch["lengths"]
-        if split.kind == "classify":
+        if split.kind == "choice" or split.symmetric:
+            batch = {name: lines.reshape(len(numbers), -1, self.length) for name, lines in batch.items()}
+        rows = rows[:: split.choices]
+        if split.kind in ("classify", "choice"):
             batch["labels"] = np.maximum(rows[:, ANSWER], 0).astype(np.int32)
             batch["weights"] = self.weights_C[batch["labels"]]
         elif split.kind == "regress":
@@ -95,12 +131,12 @@ class TaskBatches:
 
     def __init__(self, store: Store, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, *, seed: int) -> None:
         split = store.splits["train"]
-        self.fields = dict(FIELDS[store.kind])
+        self.fields = task_fields(store.kind, config.layout, split.symmetric)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
         self.lines_per_pass = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
-        self._reader = _Reader(split, tokenizer, line_length(config, split.longest), weights_C)
+        self._reader = _Reader(split, tokenizer, config.layout, line_length(config, split.longest), weights_C)
         self._orders: dict[int, I64] = {}
         self._lock = threading.Lock()
 
@@ -132,7 +168,9 @@ class TaskBatches:
         """What there is to train on, in a sentence."""
         longer = self.split.longer_than(self.length)
         cut = f"; {longer:,} of them longer, and cut" if longer else ""
-        return f"{self.split.examples:,} examples in lines of {self.length} tokens{cut}"
+        lines = 2 if self.split.symmetric else self.split.choices
+        several = f"{lines} " if lines > 1 else ""
+        return f"{self.split.examples:,} examples in {several}lines of {self.length} tokens{cut}"
 
 
 class HeldOutTask:
@@ -149,14 +187,15 @@ class HeldOutTask:
     ) -> None:
         """weights_C: what each label counts in the loss (all 1 if None). length: tokens of a line, if not what the
         longest needs."""
-        self.fields = dict(FIELDS[split.kind])
+        self.fields = task_fields(split.kind, config.layout, split.symmetric)
         self.tokenizer, self.batch, self.split = tokenizer, lines, split
         self.count = split.examples
         self.steps = -(-self.count // lines)
         self.rows_read = 0
         ones_C = np.ones(max(len(split.labels), 1), np.float32)
         length = length or line_length(config, split.longest)
-        self._reader = _Reader(split, tokenizer, length, ones_C if weights_C is None else weights_C)
+        weights_C = ones_C if weights_C is None else weights_C
+        self._reader = _Reader(split, tokenizer, config.layout, length, weights_C)
 
     @property
     def length(self) -> int:
@@ -172,7 +211,7 @@ class HeldOutTask:
         numbers = step * self.batch + (np.arange(self.batch) if rows is None else np.asarray(rows, np.int64))
         spare = numbers >= self.count
         batch = self._reader.read(np.where(spare, 0, numbers))
-        for name in ("valid", "weights", "tag_weights"):
+        for name in ("valid", "weights", "tag_weights", "next_weights"):
             if name in batch:
                 batch[name][spare] = 0.0
         self.rows_read += len(numbers)

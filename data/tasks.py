@@ -1,6 +1,7 @@
 """Labelled examples from files and TFDS sets: every format gives rows, and one function makes Examples of rows."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -11,7 +12,7 @@ from data import tfds
 from data.config import TaskConfig
 from data.conll import conll
 from data.errors import DataError, did_you_mean
-from data.examples import Example, Pair, Tagged, Text
+from data.examples import Choice, Example, Pair, Tagged, Text
 from data.sources import Source, TextFile, shared
 from data.tables import Row, Table, counted, listed, objects, separated
 
@@ -33,6 +34,9 @@ _LABELS = ("label", "category", "class", "intent", "target", "sentiment", "score
 _NUMBERS = ("score", "label", "target", "similarity")
 _WORDS = ("tokens", "words", "text", "sentence")
 _TAGS = ("tags", "ner_tags", "upos", "pos_tags", "ner", "labels", "label")
+_CONTEXTS = ("text", "context", "ctx", "premise", "question", "goal", "story", "sentence")
+_CHOICES = ("choices", "endings", "options", "alternatives")
+_CHOICE = re.compile(r"(choice|ending|option|alternative|solution|sol)_?(\d+)")
 
 
 def check_sources(paths: Iterable[str], what: str) -> None:
@@ -64,9 +68,9 @@ def examples(
 ) -> Iterator[Example]:
     """The rows of a file or a TFDS set, in their order, in memory bounded by a row.
 
-    classify and regress give Text, or Pair where there is a second column; tag gives Tagged. Where they are not
-    `labelled`, labels and tags are None, and need no column. `say` is told which columns are read where these were not
-    all given.
+    classify and regress give Text, or Pair where there is a second column; tag gives Tagged, choice gives Choice. Where
+    they are not `labelled`, labels and tags are None, and need no column. `say` is told which columns are read where
+    these were not all given.
 
     Raises: DataError with file:line for a row that is not what it should be, and for columns that are not there.
     """
@@ -104,7 +108,7 @@ def _table(path: str, task: TaskConfig) -> Table:
 
 
 def _has_header(task: TaskConfig) -> bool:
-    given = [column for column in (task.text, task.second, task.label) if column]
+    given = [column for column in (task.text, task.second, *task.choices, task.label) if column]
     by_position = bool(task.text and task.label) and all(map(str.isdecimal, given))
     return task.header == "yes" or (task.header == "auto" and not by_position)
 
@@ -125,6 +129,7 @@ class _Column:
 class _Columns:
     text: _Column
     second: _Column | None
+    choices: tuple[_Column, ...]
     label: _Column | None
     tagged: bool
 
@@ -133,12 +138,15 @@ def _columns(table: Table, task: TaskConfig, labelled: bool, say: Callable[[str]
     """Which columns are read: those that the task names, or those with usual names."""
     tagged = task.kind == "tag"
     text, second, label = task.text or table.usual[0], task.second, task.label or table.usual[1]
-    if table.names is None and not (text and (label or not labelled)):
-        raise DataError(f"{table.where}: a file without a header wants positions; give --task.text 1 --task.label 2")
+    names = _Names(table, task.kind, labelled)
+    if table.names is None and not (text and (label or not labelled) and (task.choices or task.kind != "choice")):
+        raise DataError(f"{table.where}: a file without a header wants positions; give {names.positions}")
     if labelled and table.usual[0] and table.width == 1:
         raise DataError(f"{table.head}: 1 column where a word and its tag are wanted; give every word its tag")
-    names = _Names(table, labelled)
-    if not text and tagged:
+    choices = task.choices or (names.choices((text, label)) if task.kind == "choice" else ())
+    if choices:
+        text = text or names.one("text", "text", _CONTEXTS, (*choices, label))
+    elif not text and tagged:
         text = names.one("words", "text", _WORDS, (label,), prefer=True)
     elif not text and second:
         text = names.one("text", "text", (*_TEXTS, *(first for first, _ in _PAIRS)), (second, label))
@@ -147,24 +155,32 @@ def _columns(table: Table, task: TaskConfig, labelled: bool, say: Callable[[str]
     role = "words" if tagged else "first text" if second else "text"
     columns = [names.column(text, role, "text")]
     columns += [names.column(second, "second text", "second")] if second else []
+    if len(choices) == 1:
+        columns.append(names.column(choices[0], "alternatives", "choices"))
+    else:
+        columns += [names.column(name, f"alternative {n}", "choices") for n, name in enumerate(choices)]
     if labelled:
         role, usual = {"tag": ("tags", _TAGS), "regress": ("label", _NUMBERS)}.get(task.kind, ("label", _LABELS))
-        label = label or names.one(role, "label", usual, (text, second), prefer=usual is not _LABELS)
+        label = label or names.one(role, "label", usual, (text, second, *choices), prefer=usual is not _LABELS)
         columns.append(names.column(label, role, "label"))
-    if not task.text or (labelled and not task.label):
+    if choices:
+        names.check_apart(columns)
+    if not task.text or (labelled and not task.label) or choices != task.choices:
         name = table.where if table.where.startswith(tfds.PREFIX) else Path(table.where).name
         say(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
-    return _Columns(columns[0], columns[1] if second else None, columns[-1] if labelled else None, tagged)
+    more = columns[1 : 1 + len(choices)]
+    return _Columns(columns[0], columns[1] if second else None, tuple(more), columns[-1] if labelled else None, tagged)
 
 
 class _Names:
     """Finds columns of a table, by what the task calls them or by their usual names, and says what is amiss."""
 
-    def __init__(self, table: Table, labelled: bool) -> None:
+    def __init__(self, table: Table, kind: str, labelled: bool) -> None:
         self.table, self.names = table, table.names or ()
         self.there = f"the columns are {listed(self.names)}" if self.names else "there are no columns"
-        positions = "--task.text 1 --task.label 2" if labelled else "--task.text 1 --task.header no"
-        self.hint = f"; if this line is no header, give positions: {positions}" if table.headed else ""
+        texts, label = ("--task.text 1 --task.choices 2 3", 4) if kind == "choice" else ("--task.text 1", 2)
+        self.positions = f"{texts} --task.label {label}" if labelled else f"{texts} --task.header no"
+        self.hint = f"; if this line is no header, give positions: {self.positions}" if table.headed else ""
 
     def column(self, asked: str, role: str, option: str) -> _Column:
         """A column by its name or its position. Raises: DataError where there is no such column."""
@@ -221,6 +237,43 @@ class _Names:
             raise self._unclear("text", "text", list(dict.fromkeys([*chain(*pairs), *others])))
         return pairs[0]
 
+    def choices(self, used: Sequence[str]) -> tuple[str, ...]:
+        """The column of a list of alternatives, or the columns of one each, numbered from 0 or 1."""
+        found: dict[str, dict[int, str]] = {name: {0: name} for name in self._usual(_CHOICES, used)}
+        for name in self.names:
+            match = _CHOICE.fullmatch(name.lower())
+            if match and name not in used:
+                group, number = found.setdefault(match[1], {}), int(match[2])
+                if number in group:
+                    raise self._unclear(f"alternative {number}", "choices", [group[number], name])
+                group[number] = name
+        if not found:
+            raise DataError(
+                f"{self.table.head}: no columns have usual names of alternatives (choices; choice1 and choice2; …); "
+                f"{self.there}; name them with --task.choices{self.hint}"
+            )
+        if len(found) > 1:
+            several = [name for group in found.values() for name in group.values()]
+            raise self._unclear("alternatives", "choices", several)
+        (group,) = found.values()
+        numbers = sorted(group)
+        if numbers[0] > 1 or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            raise DataError(
+                f"{self.table.head}: {listed([group[n] for n in numbers])} are not numbered from 0 or 1 on without a "
+                "gap; name the columns of the alternatives with --task.choices"
+            )
+        return tuple(group[number] for number in numbers)
+
+    def check_apart(self, columns: Sequence[_Column]) -> None:
+        """Raises: DataError where one column is read for two things."""
+        for place, column in enumerate(columns):
+            for other in columns[:place]:
+                if other.key == column.key:
+                    raise DataError(
+                        f"{self.table.head}: {column.called} is both the {other.role} and the {column.role}; "
+                        "give each a column of its own: --task.text, --task.choices, --task.label"
+                    )
+
     def _usual(self, usual: Sequence[str], used: Sequence[str]) -> list[str]:
         """The columns with these names, in the order of these."""
         return [there for name in usual for there in self.names if there.lower() == name and there not in used]
@@ -242,6 +295,8 @@ def _example(row: Row, columns: _Columns, at: str, origin: str) -> Example:
         return Tagged(words, tags, origin)
     text = _text(_cell(row, columns.text, at), str(columns.text), at)
     said = _label(_cell(row, label, at), str(label), at) if label else None
+    if columns.choices:
+        return Choice(text, _alternatives(row, columns.choices, at), said, origin)
     if columns.second is None:
         return Text(text, said, origin)
     return Pair(text, _text(_cell(row, columns.second, at), str(columns.second), at), said, origin)
@@ -267,6 +322,19 @@ def _sequence(row: Row, column: _Column, at: str, read: Callable[[Any, str, str]
     return tuple(read(each, f"{one} {place} ({column.called})", at) for place, each in enumerate(value, 1))
 
 
+def _alternatives(row: Row, columns: Sequence[_Column], at: str) -> tuple[str, ...]:
+    """A list of them in one column, or one in each of several."""
+    if len(columns) > 1:
+        return tuple(_text(_cell(row, column, at), str(column), at) for column in columns)
+    column = columns[0]
+    value = _cell(row, column, at)
+    if not isinstance(value, list):
+        raise DataError(f"{at}: {column} are {_shown(value)}; give a list, or a column for each: --task.choices A B")
+    if len(value) < 2:
+        raise DataError(f"{at}: {column} are {len(value)}; give at least two to choose from")
+    return tuple(_text(each, f"alternative {number} ({column.called})", at) for number, each in enumerate(value))
+
+
 def _text(value: Any, called: str, at: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{at}: {called} is {_shown(value)}, no string; give a string")
@@ -289,7 +357,7 @@ def _label(value: Any, called: str, at: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
+    kinds = {dict: "an object", list: "a list", bool: "true or false", str: "a string", type(None): "null"}
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"the number {str(value)[:40]}"
     return kinds.get(type(value), f"of type {type(value).__name__}")

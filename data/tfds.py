@@ -68,18 +68,31 @@ class Split:
         An example of several lines is a document of them; one of a single line is a line of the running document, as it
         would be in a text file. Every text goes through `seen`, with a line's end.
         """
-        column = self._text_column()
-        for number, row in self.rows():
-            text: str = row[column]
-            if not isinstance(text, str):
-                raise self._damaged(number, ValueError(f"{column!r} is missing"))
-            seen(f"{text}\n".encode())
+        for number, text in self._texts(seen):
             lines = [line.strip() for line in text.split("\n")]
             full = [line for line in lines if line]
             if len(full) < 2:
                 yield number, "".join(full)
             else:
                 yield from ((number, line) for line in ("", *full, ""))
+
+    def chunks(self, documents: str, seen: Callable[[bytes], Any] = len) -> Iterator[str]:
+        """The text of each example, one document whatever `documents` says of files, exactly as it is; "" after each.
+
+        Every text goes through `seen`, with a line's end.
+        """
+        for _, text in self._texts(seen):
+            yield from (text, "") if text else ()
+
+    def _texts(self, seen: Callable[[bytes], Any]) -> Iterator[tuple[int, str]]:
+        """The text of each example with its number."""
+        column = self._text_column()
+        for number, row in self.rows():
+            text: str = row[column]
+            if not isinstance(text, str):
+                raise self._damaged(number, ValueError(f"{column!r} is missing"))
+            seen(f"{text}\n".encode())
+            yield number, text
 
     def _damaged(self, number: int, error: Exception) -> DataError:
         return DataError(f"{self.name}:{number}: cannot be read ({_reason(error)}); prepare the set again")

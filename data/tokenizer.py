@@ -1,243 +1,213 @@
-"""Text ↔ ids: the `Tokenizer` protocol and BERT's WordPiece, learned here or read from a published vocab.txt.
+"""Text ↔ ids: what the rest of the house knows of a tokenizer, and vocabularies of every kind opened or learned.
 
-The matching, normalising and learning run in the `tokenizers` library (Rust, all cores).
+Each kind has its room: `data.wordpiece` (BERT), `data.bpe` (GPT-2 and GPT-1), `data.characters`, `data.pieces`
+(SentencePiece).
 """
 
-import hashlib
 import json
-import os
-import re
-import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers, trainers
-
+from data import bpe, pieces, wordpiece
+from data import vocabulary as vocabularies
+from data.bpe import ByteBPE, Gpt1BPE, learn_byte_bpe
+from data.characters import Characters, learn_characters
 from data.errors import DataError
-from data.sources import check_free
+from data.pieces import SentencePiece, learn_sentencepiece
+from data.wordpiece import WordPiece, learn_wordpiece
 
-PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-LONGEST_WORD = 200
-"""A word of more characters is [UNK] (max_input_chars_per_word)."""
-_VOCABULARY, _OPTIONS = "vocab.txt", "tokenizer.json"
-_CLEANED = re.compile(r" [.?!,]| ' ")
-_MOST_WORDS = 1_000_000
+KINDS = ("wordpiece", "byte-bpe", "gpt1-bpe", "characters", *pieces.KINDS)
+_NO_OPTIONS = "not the options of a tokenizer; make it again, or give the vocabulary's own file"
 
 
 class Tokenizer(Protocol):
-    """What the rest of the house knows of a tokenizer."""
+    """What the rest of the house knows of a tokenizer. WordPiece alone has `cls`, `sep` and `mask` besides."""
 
+    kind: str
     size: int
+    """How many ids there are, `specials` counted."""
     pad: int
-    unk: int
-    cls: int
-    sep: int
-    mask: int
+    """An id that may stand in padding; 0 where the vocabulary has none for that."""
+    lossless: bool
+    """Whether every text comes back from its ids as it was."""
+    specials: Mapping[str, int]
+    """Tokens that were grown behind the vocabulary (`with_specials`), and their ids."""
     fingerprint: str
-    """sha256 (hex) over the vocabulary and the options."""
+    """sha256 (hex) over all that makes the tokenizer."""
+
+    @property
+    def end(self) -> int | None:
+        """The token that ends a document; None where the vocabulary has none."""
+        ...
+
+    @property
+    def unk(self) -> int | None:
+        """What stands for text that no token spells; None where every text is spelled, or such text is an error."""
+        ...
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Texts → ids, without special tokens."""
+        """Texts → ids, without special tokens; one that is spelled out in text is text."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids, special tokens too → text."""
         ...
 
-    def token(self, id: int) -> str: ...
-
-    def save(self, folder: Path) -> None: ...
-
-
-class WordPiece:
-    """The tokenizer of google-research/bert (tokenization.py): clean, space CJK characters, lower-case and strip
-    accents (`lowercase`), split at white space and punctuation, then the longest piece first, `##` inside a word.
-
-    A special token spelled out in text is text, as in the original.
-
-    Differs: characters for private use are dropped like control characters, and U+2B820–2B91F are not spaced as CJK,
-    for so does the library.
-    """
-
-    def __init__(self, vocabulary: Sequence[str], lowercase: bool, where: str = "vocabulary") -> None:
-        """Raises: DataError for a vocabulary that is empty, holds a piece twice, or lacks one of SPECIAL."""
-        ids = {piece: number for number, piece in enumerate(vocabulary)}
-        if not vocabulary:
-            raise DataError(f"{where}: the vocabulary is empty; it wants one piece in each line")
-        if len(ids) != len(vocabulary):
-            piece, times = Counter(vocabulary).most_common(1)[0]
-            line = list(vocabulary).index(piece, list(vocabulary).index(piece) + 1) + 1
-            raise DataError(f"{where}:{line}: the piece {piece!r} stands in {times} lines; keep each piece once")
-        if "" in ids:
-            raise DataError(f"{where}:{ids[''] + 1}: an empty line in the vocabulary; it wants one piece in each line")
-        if missing := [special for special in SPECIAL if special not in ids]:
-            raise DataError(f"{where}: {', '.join(missing)} missing; a BERT vocabulary holds {', '.join(SPECIAL)}")
-        self.vocabulary = tuple(vocabulary)
-        self.lowercase = lowercase
-        self.size = len(vocabulary)
-        self.pad, self.unk, self.cls, self.sep, self.mask = (ids[special] for special in SPECIAL)
-        whole = json.dumps({"kind": "wordpiece", "lowercase": lowercase, "vocabulary": self.vocabulary})
-        self.fingerprint = hashlib.sha256(whole.encode()).hexdigest()
-        self._normalizer, self._splitter = _rules(lowercase)
-        model = models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=LONGEST_WORD)
-        self._tokenizer = tokenizers.Tokenizer(model)
-        self._tokenizer.normalizer = self._normalizer  # type: ignore[assignment]
-        self._tokenizer.pre_tokenizer = self._splitter  # type: ignore[assignment]
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Texts → ids, without special tokens, on all cores."""
-        return [line.ids for line in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Ids, special tokens too → text: pieces joined, and spaces taken away around English stops and apostrophes."""
-        text = " ".join(self.vocabulary[number] for number in ids).replace(" ##", "")
-        return _CLEANED.sub(lambda match: match[0].strip(), text)
-
     def token(self, id: int) -> str:
-        return self.vocabulary[id]
+        """What an id stands for, for people."""
+        ...
 
-    def words(self, text: str) -> list[str]:
-        """The words that are then cut into pieces (the original's BasicTokenizer)."""
-        return [word for word, _ in self._splitter.pre_tokenize_str(self._normalizer.normalize_str(text))]
+    def parts(self, text: str, most: int) -> list[str]:
+        """A long text in parts of about `most` characters (more where it cannot be cut), whose ids, joined, are those
+        of the whole."""
+        ...
+
+    def files(self) -> dict[str, bytes]:
+        """What `save` writes, by name."""
+        ...
 
     def save(self, folder: Path) -> None:
-        """Writes the folder (vocab.txt, tokenizer.json) beside its place and renames it there.
+        """Writes the folder beside its place and renames it there; one that holds the same is left as it is.
 
         Raises: DataError where something else stands in that place, or no folder can.
         """
-        folder = Path(os.path.realpath(folder))
-        if os.path.isfile(folder / _VOCABULARY):
-            if load_tokenizer(folder).fingerprint == self.fingerprint:
-                return
-            raise DataError(f"{folder}: holds another tokenizer; give another folder")
-        check_free(folder)
-        temporary = folder.parent / f".{folder.name}.partial"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        (temporary / _VOCABULARY).write_text("".join(f"{piece}\n" for piece in self.vocabulary), "utf-8", newline="\n")
-        options = {"format": 1, "kind": "wordpiece", "lowercase": self.lowercase}
-        (temporary / _OPTIONS).write_text(json.dumps(options, indent=1) + "\n", "utf-8")
-        os.rename(temporary, folder)
+        ...
 
 
-def load_tokenizer(path: str | Path, lowercase: bool = True) -> WordPiece:
-    """Opens a folder written by `save` (which knows its own `lowercase`), a published vocab.txt, or a folder with one.
+class Grown:
+    """A vocabulary with special tokens behind it; all other ids stay. Text that spells one of them is text."""
 
-    Raises: DataError for what is missing, not UTF-8, of another format, or no BERT vocabulary.
+    def __init__(self, base: Tokenizer, names: Sequence[str]) -> None:
+        self.base, self.names = base, tuple(names)
+        self.kind, self.pad, self.lossless = base.kind, base.pad, base.lossless
+        self.end, self.unk = base.end, base.unk
+        self.size = base.size + len(names)
+        self.specials: Mapping[str, int] = {name: base.size + place for place, name in enumerate(names)}
+        self.fingerprint = vocabularies.fingerprint(self.kind, base=base.fingerprint, specials=self.names)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.base.encode(texts)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Special tokens by their names, between them the text as it is without them."""
+        texts: list[str] = []
+        between: list[int] = []
+        for number in ids:
+            if number < self.base.size:
+                between.append(number)
+            else:
+                texts += [self.base.decode(between), self.token(number)]
+                between = []
+        return "".join([*texts, self.base.decode(between)])
+
+    def token(self, id: int) -> str:
+        return self.base.token(id) if id < self.base.size else self.names[id - self.base.size]
+
+    def parts(self, text: str, most: int) -> list[str]:
+        return self.base.parts(text, most)
+
+    def files(self) -> dict[str, bytes]:
+        return {**self.base.files(), vocabularies.OPTIONS: vocabularies.options(self.kind, specials=self.names)}
+
+    def save(self, folder: Path) -> None:
+        vocabularies.save(folder, self.files())
+
+
+def with_specials(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
+    """The same vocabulary with tokens behind it that no text spells: `with_specials(tokenizer, ["_start_"])`.
+
+    Raises: DataError for WordPiece, which has its own, for a name twice, and for no name.
+    """
+    if tokenizer.kind == WordPiece.kind:
+        raise DataError(f"a wordpiece vocabulary has its own special tokens ({', '.join(wordpiece.SPECIAL)}); use them")
+    base, old = (tokenizer.base, tokenizer.names) if isinstance(tokenizer, Grown) else (tokenizer, ())
+    together = [*old, *names]
+    if not names or "" in names:
+        raise DataError("a special token without a name; give each a name, like _start_")
+    if len(set(together)) < len(together):
+        name = next(name for name in together if together.count(name) > 1)
+        raise DataError(f"the special token {name!r} is there already; give each name once")
+    return Grown(base, together)
+
+
+def load_tokenizer(path: str | Path, lowercase: bool = True) -> Tokenizer:
+    """Opens a folder written by `save`, or a published vocabulary as it is: vocab.txt (`lowercase` is for that alone),
+    encoder.json with vocab.bpe, encoder_bpe_40000.json with vocab_40000.bpe, a *.model; or a folder with one of these.
+
+    Raises: DataError for what is missing, not UTF-8, of another format, or no vocabulary.
     """
     path = Path(path)
-    file = path / _VOCABULARY if path.is_dir() else path
-    if not file.is_file():
-        hint = f"; the folder holds no {_VOCABULARY}" if path.is_dir() else ""
-        raise DataError(f"{file}: no such vocabulary{hint}; give a tokenizer folder or a vocab.txt")
-    if path.is_dir() and (path / _OPTIONS).is_file():
-        lowercase = _read_options(path / _OPTIONS)
-    try:
-        # Only \n ends a line: published vocabularies hold pieces that are themselves Unicode line separators.
-        lines = file.read_bytes().decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        byte = error.object[error.start]
-        raise DataError(f"{file}:{line}: not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8") from None
-    while lines and not lines[-1]:
-        lines.pop()
-    return WordPiece(lines, lowercase, str(file))
+    if path.name in (*bpe.BYTE_FILES, *bpe.GPT1_FILES, vocabularies.OPTIONS):
+        path = path.parent
+    if (path / vocabularies.OPTIONS).is_file():
+        return _open_saved(path)
+    if (file := path / wordpiece.VOCABULARY).is_file():
+        return WordPiece.open(file, lowercase)
+    for kind, names in ((ByteBPE, bpe.BYTE_FILES), (Gpt1BPE, bpe.GPT1_FILES)):
+        if any((path / name).is_file() for name in names):
+            return kind.open(path)
+    if path.is_dir():
+        found = sorted(path.glob("*.model"))
+        if len(found) != 1:
+            known = f"{wordpiece.VOCABULARY}, {', '.join(bpe.BYTE_FILES + bpe.GPT1_FILES)} and no single *.model"
+            raise DataError(f"{path}: no such vocabulary; the folder holds no {known}; give a folder with one of them")
+        path = found[0]
+    if not path.is_file():
+        raise DataError(f"{path}: no such vocabulary; give a tokenizer folder, a vocab.txt or a *.model")
+    return SentencePiece.open(path) if path.suffix == ".model" else WordPiece.open(path, lowercase)
 
 
-def learn_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> WordPiece:
-    """Learns a vocabulary of at most `size` pieces: SPECIAL, the characters, then the most frequent joins of pieces.
+def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool) -> Tokenizer:
+    """A vocabulary of at most `size` tokens, the same from the same texts in every process; `lowercase` is WordPiece's.
 
-    The same texts give the same vocabulary in every process: the library numbers characters inside words in the order
-    of a hash map, so all characters are named to it beforehand, sorted. Memory holds the distinct words alone.
-
-    Differs: the original's learner was never published; this joins the most frequent pair first (as in byte pairs).
-
-    Raises: DataError where the texts hold no word or the size leaves no room for pieces; and whatever the texts raise.
+    Raises: DataError where the texts hold nothing or the size has no room; and whatever the texts raise.
     """
-    counts = _count_words(texts, lowercase)
-    if not counts:
-        raise DataError("no word in the text to learn a vocabulary from; give text")
-    room = size - len(SPECIAL)
-    if room < 2:
+    if kind == WordPiece.kind:
+        return learn_wordpiece(texts, size, lowercase)
+    if kind == ByteBPE.kind:
+        return learn_byte_bpe(texts, size)
+    if kind == Characters.kind:
+        return learn_characters(texts, size)
+    if kind in pieces.KINDS:
+        return learn_sentencepiece(texts, size, kind)
+    learned = ", ".join(known for known in KINDS if known != Gpt1BPE.kind)
+    raise DataError(f"a vocabulary of kind {kind!r} cannot be learned; choose one of {learned}")
+
+
+def _open_saved(folder: Path) -> Tokenizer:
+    """Raises: DataError where tokenizer.json is not what `save` writes, and for a vocabulary that is not as it was."""
+    file = folder / vocabularies.OPTIONS
+    try:
+        options: dict[str, Any] = json.loads(vocabularies.read_text(file))
+        kind, format, names = options["kind"], options.get("format"), options.get("specials", [])
+        fits = kind != WordPiece.kind or isinstance(options["lowercase"], bool)
+        named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(
-            f"a vocabulary of {size} has no room beside the {len(SPECIAL)} special pieces; give a larger size"
+            f"{file}: not the options of a tokenizer; make it again, or give the vocabulary's own file"
+        ) from None
+    if type(format) is not int or format != vocabularies.FORMAT or kind not in KINDS:
+        raise DataError(
+            f"{file}: format {format!r}, kind {kind!r}; "
+            f"this reads format {vocabularies.FORMAT}, kinds {', '.join(KINDS)}"
         )
-    alphabet = _alphabet(counts, max(room * 3 // 4, min(room, 256)))
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size, min_frequency=2, special_tokens=[*SPECIAL, *sorted(alphabet)], show_progress=False
-    )
-    learner = tokenizers.Tokenizer(models.WordPiece(unk_token=UNK))
-    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    learner.train_from_iterator(_repeated(counts, alphabet), trainer)
-    vocabulary = learner.get_vocab(with_added_tokens=False)
-    return WordPiece(sorted(vocabulary, key=vocabulary.__getitem__), lowercase)
+    if not fits or not named:
+        raise DataError(f"{file}: {_NO_OPTIONS}")
+    tokenizer = _open_kind(folder, kind, options)
+    return with_specials(tokenizer, names) if names else tokenizer
 
 
-def _rules(lowercase: bool) -> tuple[normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer]:
-    normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
-    )
-    return normalizer, pre_tokenizers.BertPreTokenizer()
-
-
-def _count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
-    """Counts words; the rarest are forgotten where there would be more than a million."""
-    normalizer, splitter = _rules(lowercase)
-    coarse: Counter[str] = Counter()
-    floor = 1
-    for text in texts:
-        coarse.update(normalizer.normalize_str(text).split())
-        while len(coarse) > _MOST_WORDS:
-            coarse = Counter({word: count for word, count in coarse.items() if count > floor})
-            floor += 1
-    words: Counter[str] = Counter()
-    for chunk, count in coarse.items():
-        for word, _ in splitter.pre_tokenize_str(chunk):
-            if len(word) <= LONGEST_WORD:
-                words[word] += count
-    return words
-
-
-def _alphabet(counts: Counter[str], room: int) -> set[str]:
-    """The most frequent characters, as pieces that begin a word and, where they are found inside one, with `##`.
-
-    Rare characters yield to joins of frequent ones: those of CJK text alone could fill a vocabulary.
-    """
-    characters: Counter[str] = Counter()
-    inside: set[str] = set()
-    for word, count in counts.items():
-        for character in word:
-            characters[character] += count
-        inside.update(word[1:])
-    pieces: set[str] = set()
-    for character in sorted(characters, key=lambda c: (-characters[c], c)):
-        forms = {character, "##" + character} if character in inside else {character}
-        if len(pieces) + len(forms) > room:
-            break
-        pieces |= forms
-    return pieces
-
-
-def _repeated(counts: Counter[str], alphabet: set[str]) -> Iterator[str]:
-    """Each word that the alphabet can spell, in sorted order, as often as it was counted."""
-    for word in sorted(counts):
-        if word[0] in alphabet and all("##" + character in alphabet for character in word[1:]):
-            left = counts[word]
-            while left > 0:
-                yield " ".join([word] * min(left, 4096))
-                left -= 4096
-
-
-def _read_options(file: Path) -> bool:
-    try:
-        options = json.loads(file.read_text("utf-8"))
-        kind, lowercase = options["kind"], options["lowercase"]
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"{file}: not the options of a tokenizer; make the tokenizer again") from None
-    if options.get("format") != 1 or kind != "wordpiece" or not isinstance(lowercase, bool):
-        got = f"format {options.get('format')!r}, kind {kind!r}"
-        raise DataError(f"{file}: {got}; this reads format 1, kind 'wordpiece'")
-    return lowercase
+def _open_kind(folder: Path, kind: str, options: Mapping[str, Any]) -> Tokenizer:
+    if kind == WordPiece.kind:
+        return WordPiece.open(folder / wordpiece.VOCABULARY, options["lowercase"])
+    if kind == ByteBPE.kind:
+        return ByteBPE.open(folder)
+    if kind == Gpt1BPE.kind:
+        return Gpt1BPE.open(folder)
+    if kind == Characters.kind:
+        return Characters.open(folder)
+    tokenizer = SentencePiece.open(folder / pieces.FILE)
+    if tokenizer.kind != kind:
+        raise DataError(f"{folder / pieces.FILE}: of kind {tokenizer.kind}, not {kind}; make the tokenizer again")
+    return tokenizer

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 from models.blocks import Init, Linear
 from models.dropout import Noise, dropout
 
+Memory = tuple[jax.Array, jax.Array]
+"""The keys and values of a layer that are remembered, BMHK each."""
+
 
 def attend(
     q_BLHK: jax.Array,
@@ -31,18 +34,31 @@ def attend(
 
 
 class Attention(nn.Module):
-    """Self-attention: x_BLD, bias_BHLM → BLD. Query, key, value and output maps have biases."""
+    """Self-attention: x_BLD, bias_BHLM → BLD. out_init: of the output's map, if not like the others."""
 
     sizes: dict[str, int]
     rate: float
     kernel_init: Init
     dtype: Any
+    out_init: Init | None = None
+    biases: bool = True
 
     def setup(self) -> None:
-        inward = ("BLD,DHK->BLHK", self.sizes, self.kernel_init, self.dtype)
+        inward = ("BLD,DHK->BLHK", self.sizes, self.kernel_init, self.dtype, self.biases)
         self.query, self.key, self.value = Linear(*inward), Linear(*inward), Linear(*inward)
-        self.out = Linear("BLHK,HKD->BLD", self.sizes, self.kernel_init, self.dtype)
+        self.out = Linear("BLHK,HKD->BLD", self.sizes, self.out_init or self.kernel_init, self.dtype, self.biases)
 
     def __call__(self, x_BLD: jax.Array, bias_BHLM: jax.Array, noise: Noise | None, site: jax.Array | int) -> jax.Array:
         q_BLHK, k_BMHK, v_BMHK = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
         return self.out(attend(q_BLHK, k_BMHK, v_BMHK, bias_BHLM, rate=self.rate, noise=noise, site=site))
+
+    def step(
+        self, x_BLD: jax.Array, bias_BHLM: jax.Array, memory: Memory, start: jax.Array | int
+    ) -> tuple[jax.Array, Memory]:
+        """L tokens more after those that are remembered: their keys and values go to places start, start + 1, … of the
+        memory, and they attend to all of it, as bias allows. → (x_BLD, the memory)."""
+        keys_BMHK, values_BMHK = (
+            jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
+            for old, new in zip(memory, (self.key(x_BLD), self.value(x_BLD)), strict=True)
+        )
+        return self.out(attend(self.query(x_BLD), keys_BMHK, values_BMHK, bias_BHLM)), (keys_BMHK, values_BMHK)

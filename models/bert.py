@@ -48,7 +48,7 @@ def training_flops(config: BertConfig, size: dict[str, int]) -> float:
     counted: per token 8D² + 4DF a layer and 4LD for attention, per slot 2D² + 2DV (none without P), per line 2D²."""
     D, F, N, V, L = config.hidden, config.ffn, config.layers, config.vocab, size["L"]
     token = N * (8 * D * D + 4 * D * F + 4 * L * D)
-    return 3.0 * size["B"] * (L * token + size.get("P", 0) * (2 * D * D + 2 * D * V) + 2 * D * D)
+    return 3.0 * size["B"] * size.get("A", 1) * (L * token + size.get("P", 0) * (2 * D * D + 2 * D * V) + 2 * D * D)
 
 
 class Block(nn.Module):

@@ -1,5 +1,6 @@
 """The parts that transformers are made of: linear maps, norms, feed-forward, and the stack of layers."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,22 +16,29 @@ Init = jax.nn.initializers.Initializer
 class Linear(nn.Module):
     """y = einsum(equation, x, kernel) + bias; the kernel's shape is read off the equation's letters.
 
-    `Linear("BLD,DHK->BLHK", {"D": 64, "H": 4, "K": 16})`: kernel [64, 4, 16], bias [4, 16].
+    `Linear("BLD,DHK->BLHK", {"D": 64, "H": 4, "K": 16})`: kernel [64, 4, 16], bias [4, 16]. The letters that both have
+    stand last in x and first in the kernel. It is computed as a product of two matrices: over more dims XLA would
+    transpose and copy what the kernel's gradient is made of, which costs a CPU more than the product.
     """
 
     equation: str
     sizes: dict[str, int]
     kernel_init: Init
     dtype: Any = jnp.float32
+    biases: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        operands, result = self.equation.split("->")
-        letters = operands.split(",")[1]
-        biased = "".join(c for c in result if c in letters)
+        (given, letters), result = self.equation.split("->")[0].split(","), self.equation.split("->")[1]
+        inward, outward = [c for c in letters if c in given], [c for c in letters if c in result]
         kernel = self.param("kernel", self.kernel_init, tuple(self.sizes[c] for c in letters))
-        bias = self.param("bias", nn.initializers.zeros, tuple(self.sizes[c] for c in biased))
-        y = jnp.einsum(self.equation, x.astype(self.dtype), kernel.astype(self.dtype))
+        shape = tuple(self.sizes[c] for c in outward)
+        width = math.prod(self.sizes[c] for c in inward)
+        y = x.astype(self.dtype).reshape(-1, width) @ kernel.astype(self.dtype).reshape(width, -1)
+        y = y.reshape(*x.shape[: x.ndim - len(inward)], *shape)
+        if not self.biases:
+            return y
+        bias = self.param("bias", nn.initializers.zeros, shape)
         return y + jnp.expand_dims(bias.astype(self.dtype), tuple(range(y.ndim - bias.ndim)))
 
 
@@ -39,17 +47,19 @@ class Norm(nn.Module):
 
     eps: float
     dtype: Any = jnp.float32
+    biases: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, shape)
-        bias = self.param("bias", nn.initializers.zeros, shape)
+        bias = self.param("bias", nn.initializers.zeros, shape) if self.biases else None
         x = x.astype(jnp.float32)
         x = x - x.mean(-1, keepdims=True)
         y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
         lead = tuple(range(x.ndim - 1))
-        return (y * jnp.expand_dims(scale, lead) + jnp.expand_dims(bias, lead)).astype(self.dtype)
+        y = y * jnp.expand_dims(scale, lead)
+        return (y if bias is None else y + jnp.expand_dims(bias, lead)).astype(self.dtype)
 
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -60,18 +70,21 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between: x_BLD → BLD."""
+    """Two linear maps with an activation between: x_BLD → BLD. out_init: of the second, if not like the first."""
 
     sizes: dict[str, int]
     activation: str
     kernel_init: Init
     dtype: Any
+    out_init: Init | None = None
+    biases: bool = True
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        x_BLF = Linear("BLD,DF->BLF", self.sizes, self.kernel_init, self.dtype, name="in")(x_BLD)
+        out_init = self.out_init or self.kernel_init
+        x_BLF = Linear("BLD,DF->BLF", self.sizes, self.kernel_init, self.dtype, self.biases, name="in")(x_BLD)
         x_BLF = ACTIVATIONS[self.activation](x_BLF)
-        return Linear("BLF,FD->BLD", self.sizes, self.kernel_init, self.dtype, name="out")(x_BLF)
+        return Linear("BLF,FD->BLD", self.sizes, out_init, self.dtype, self.biases, name="out")(x_BLF)
 
 
 _POLICIES = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}

@@ -5,32 +5,28 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertConfig:
-    """BERT (Devlin et al. 2018). The defaults are bert-base-uncased."""
+class Transformer:
+    """What the transformers of the house have in common."""
 
-    vocab: int = 30522
+    vocab: int
     """Rows of the token table."""
-    length: int = 512
+    length: int
     """Rows of the position table: the longest line."""
-    segments: int = 2
-    """Token types."""
     layers: int = 12
     hidden: int = 768
     heads: int = 12
     ffn: int = 3072
     """Inner width of the feed-forward."""
-    gelu: Literal["erf", "tanh"] = "erf"
-    """erf: the first checkpoints and most ports. tanh: the original's code since February 2019."""
     dropout: float = 0.1
     """On the embeddings and on what each sublayer adds."""
     attention_dropout: float = 0.1
     """On the attention weights."""
     head_dropout: float = 0.1
     """On what a task's head reads."""
-    eps: float = 1e-12
+    eps: float
     """Of every layer norm."""
     init_std: float = 0.02
-    """Of kernels and tables: normal, cut at two deviations."""
+    """Of kernels and tables."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What is computed in; parameters, norms, softmaxes and losses stay in float32."""
     unroll: int = 0
@@ -39,7 +35,7 @@ class BertConfig:
     """What the backward pass computes again: nothing, all but the matrix products, or everything. Needs a loop."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "length", "segments", "layers", "hidden", "heads", "ffn"):
+        for name in ("vocab", "length", "layers", "hidden", "heads", "ffn"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name}={getattr(self, name)} is not a positive number")
         if self.hidden % self.heads:
@@ -52,8 +48,6 @@ class BertConfig:
         for name in ("eps", "init_std"):
             if not 0.0 < getattr(self, name) < 1.0:
                 raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not above 0 and below 1")
-        if self.segments < 2:
-            raise ValueError(f"model.segments={self.segments} does not tell a pair's two halves apart; give at least 2")
         if self.unroll < 0 or (self.unroll and self.layers % self.unroll):
             raise ValueError(
                 f"model.unroll={self.unroll} does not divide model.layers={self.layers}; 0 unrolls all, 1 none"
@@ -65,4 +59,53 @@ class BertConfig:
             )
 
 
-ModelConfig = BertConfig
+@dataclass(frozen=True, kw_only=True)
+class BertConfig(Transformer):
+    """BERT (Devlin et al. 2018). The defaults are bert-base-uncased. Kernels and tables are drawn normal, cut at two
+    deviations."""
+
+    vocab: int = 30522
+    length: int = 512
+    segments: int = 2
+    """Token types."""
+    gelu: Literal["erf", "tanh"] = "erf"
+    """erf: the first checkpoints and most ports. tanh: the original's code since February 2019."""
+    eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.segments < 2:
+            raise ValueError(f"model.segments={self.segments} does not tell a pair's two halves apart; give at least 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptConfig(Transformer):
+    """GPT (Radford et al. 2018, 2019; Brown et al. 2020). The defaults are GPT-2 124M."""
+
+    vocab: int = 50257
+    length: int = 1024
+    eps: float = 1e-5
+    norm: Literal["pre", "post"] = "pre"
+    """pre: before each sublayer, and once more at the end (GPT-2, GPT-3). post: after each sublayer's sum (GPT-1)."""
+    init: Literal["paper", "released"] = "paper"
+    """paper: the kernels that write into the residual stream are drawn smaller, by 1/sqrt(2·layers). released: all
+    alike, as the published code has it."""
+    position_std: float = 0.01
+    """Of the position table (GPT-1: 0.02)."""
+    biases: bool = True
+    """Whether linear maps and norms have them."""
+    local_window: int = 0
+    """Keys that a position of every second layer sees, itself counted (GPT-3's banded layers); 0: all before it."""
+    one_table: bool = False
+    """GPT-1's fine-tuning code: tokens and positions are one table. Dropout falls on that table, once a step, wherever
+    it is used, and the softmax runs over the positions too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.position_std < 1.0:
+            raise ValueError(f"model.position-std={self.position_std} is not above 0 and below 1")
+        if self.local_window < 0:
+            raise ValueError(f"model.local-window={self.local_window} is not a number of keys (0: all)")
+
+
+ModelConfig = BertConfig | GptConfig

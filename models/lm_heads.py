@@ -1,4 +1,4 @@
-"""The heads that pretraining trains: masked tokens and next sentence (BERT, section 3.1)."""
+"""The heads that pretraining trains: masked tokens and next sentence (BERT, section 3.1), the next token (GPT)."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from models.blocks import ACTIVATIONS, Init, Linear, Norm
 from models.dropout import Noise
 from models.shapes import Encoding
+from models.softmax import Scored, next_token_loss
 
 
 class MaskedLM(nn.Module):
@@ -48,3 +49,18 @@ class NextSentence(nn.Module):
         linear = Linear("BD,DC->BC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
         return linear(encoding.pooled_BD).astype(jnp.float32)
+
+
+class NextToken(nn.Module):
+    """How well each token's successor is foretold: Encoding, next i32 BL, next_weights f32 BL → Scored.
+
+    The softmax is tied to the token table and has no bias; there are no parameters.
+    """
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> Scored:
+        assert encoding.table_VD is not None, "NextToken is tied to a token table, and this backbone gives none"
+        table_VD = encoding.table_VD.astype(self.dtype)
+        return next_token_loss(encoding.hidden_BLD, table_VD, batch["next"], batch["next_weights"])

@@ -9,32 +9,65 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from models import bert, lm_heads, task_heads
-from models.config import BertConfig, ModelConfig
+from models import bert, gpt, lm_heads, task_heads
+from models.blocks import Init
+from models.config import BertConfig, GptConfig, ModelConfig
 from models.dropout import Noise
 from models.shapes import Encoding
 
 
 @flax.struct.dataclass
 class Outputs:
-    """What a model answers: the encoding and each head's logits by name."""
+    """What a model answers: the encoding and what each head says by name (logits; of `lm`, a Scored)."""
 
     encoding: Encoding
-    heads: dict[str, jax.Array]
+    heads: dict[str, Any]
 
 
 class Model(nn.Module):
     """A backbone with its heads: batch of fields by name → Outputs.
 
-    noise makes dropout's masks (None: evaluation). states asks for every layer's output.
+    noise makes dropout's masks (None: evaluation). states asks for every layer's output. Fields BAL (the alternatives
+    of each line) are folded to (BA)L; the Encoding says so, and heads that answer for a line unfold.
     """
 
     backbone: nn.Module
     heads: dict[str, nn.Module]
 
     def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Outputs:
-        encoding = self.backbone(batch, noise, states=states)
-        return Outputs(encoding, {name: head(encoding, batch, noise) for name, head in self.heads.items()})
+        folded, choices = {name: _folded(x) for name, x in batch.items()}, 1
+        rows = noise
+        if batch["tokens"].ndim == 3:
+            choices = batch["tokens"].shape[1]
+            if noise is not None:
+                place_BA = noise.row_B[:, None] * choices + jnp.arange(choices, dtype=noise.row_B.dtype)[None]
+                rows = Noise(noise.key, place_BA.reshape(-1))
+        encoding = self.backbone(folded, rows, states=states).replace(choices=choices)
+        return Outputs(encoding, {name: head(encoding, folded, noise) for name, head in self.heads.items()})
+
+
+def _folded(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, x.shape[-1]) if x.ndim == 3 else x
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the rest of the house needs to know of a family."""
+
+    backbone: Callable[[Any], nn.Module]
+    fields: dict[str, str]
+    """What the backbone reads of a batch."""
+    training_flops: Callable[[Any, dict[str, int]], float]
+    """(config, sizes by letter) → FLOPs of one step."""
+    sizes: Callable[[Any, int], dict[str, int]]
+    """(config, classes) → sizes by letter."""
+    kernel_init: Callable[[Any], Init]
+
+
+FAMILIES: dict[type, Family] = {
+    BertConfig: Family(bert.Bert, bert.FIELDS, bert.training_flops, bert.sizes, bert.kernel_init),
+    GptConfig: Family(gpt.Gpt, gpt.FIELDS, gpt.training_flops, gpt.sizes, gpt.kernel_init),
+}
 
 
 def _mlm(config: BertConfig, classes: int) -> nn.Module:
@@ -47,28 +80,27 @@ def _nsp(config: BertConfig, classes: int) -> nn.Module:
     return lm_heads.NextSentence(bert.sizes(config), bert.kernel_init(config), jnp.dtype(config.dtype))
 
 
+def _lm(config: GptConfig, classes: int) -> nn.Module:
+    return lm_heads.NextToken(jnp.dtype(config.dtype))
+
+
 def _task(head: type[nn.Module]) -> Callable[[Any, int], nn.Module]:
-    return lambda c, classes: head(bert.sizes(c, classes), c.head_dropout, bert.kernel_init(c), jnp.dtype(c.dtype))  # pyright: ignore[reportCallIssue]
+    def make(config: ModelConfig, classes: int) -> nn.Module:
+        family = FAMILIES[type(config)]
+        dtype = jnp.dtype(config.dtype)
+        return head(family.sizes(config, classes), config.head_dropout, family.kernel_init(config), dtype)  # pyright: ignore[reportCallIssue]
+
+    return make
 
 
-@dataclass(frozen=True)
-class Family:
-    """What the rest of the house needs to know of a family."""
-
-    backbone: Callable[[Any], nn.Module]
-    fields: dict[str, str]
-    """What the backbone reads of a batch."""
-    training_flops: Callable[[Any, dict[str, int]], float]
-    """(config, sizes by letter) → FLOPs of one step."""
-
-
-FAMILIES: dict[type, Family] = {BertConfig: Family(bert.Bert, bert.FIELDS, bert.training_flops)}
 HEADS: dict[str, Callable[[Any, int], nn.Module]] = {
     "mlm": _mlm,
     "nsp": _nsp,
+    "lm": _lm,
     "classify": _task(task_heads.Pooled),
     "regress": _task(task_heads.Pooled),
     "tag": _task(task_heads.PerToken),
+    "choice": _task(task_heads.Choice),
 }
 """(config, classes) → head. classes is the number of labels of a task."""
 

@@ -2,10 +2,11 @@
 
 A row reads `(theirs, ours, "their dims -> our dims")` in the letters of models/shapes.py. `{layer}` in a name stands
 for each layer in turn: theirs are one tensor a layer, ours are stacked on a leading N. `(HK)` is one dim of theirs that
-holds two of ours, H the slower. Nothing is computed: values and dtypes pass as they are, bit for bit.
+holds two of ours, H the slower; in `(qHK)`, `(kHK)`, `(vHK)` their dim holds queries, keys and values one after the
+other, of which ours is one. Nothing is computed: values and dtypes pass as they are, bit for bit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,55 @@ BERT_HF = Format(
     ),
 )
 
+# GPT as transformers' GPT2LMHeadModel and OpenAIGPTLMHeadModel name it: kernels are [in, out], as in the originals.
+_GPT_HF_LAYER = (
+    *(
+        row
+        for ours, part in (("query", "q"), ("key", "k"), ("value", "v"))
+        for row in (
+            ("attn.c_attn.weight", f"attention/{ours}/kernel", f"D({part}HK) -> DHK"),
+            ("attn.c_attn.bias", f"attention/{ours}/bias", f"({part}HK) -> HK"),
+        )
+    ),
+    ("attn.c_proj.weight", "attention/out/kernel", "(HK)D -> HKD"),
+    ("attn.c_proj.bias", "attention/out/bias", "D -> D"),
+    ("ln_1.weight", "attention_norm/scale", "D -> D"),
+    ("ln_1.bias", "attention_norm/bias", "D -> D"),
+    ("mlp.c_fc.weight", "ffn/in/kernel", "DF -> DF"),
+    ("mlp.c_fc.bias", "ffn/in/bias", "F -> F"),
+    ("mlp.c_proj.weight", "ffn/out/kernel", "FD -> FD"),
+    ("mlp.c_proj.bias", "ffn/out/bias", "D -> D"),
+    ("ln_2.weight", "ffn_norm/scale", "D -> D"),
+    ("ln_2.bias", "ffn_norm/bias", "D -> D"),
+)
+
+
+def _gpt_hf(tokens: str, positions: str, final: tuple[tuple[str, str, str], ...] = ()) -> Format:
+    return Format(
+        "transformers",
+        rows=(
+            (f"transformer.{tokens}.weight", "backbone/embeddings/tokens", "VD -> VD"),
+            (f"transformer.{positions}.weight", "backbone/embeddings/positions", "LD -> LD"),
+            *(
+                (f"transformer.h.{{layer}}.{theirs}", f"backbone/layers/{ours}", dims)
+                for theirs, ours, dims in _GPT_HF_LAYER
+            ),
+            *final,
+        ),
+        repeats=(("lm_head.weight", f"transformer.{tokens}.weight"),),
+    )
+
+
+GPT1_HF = _gpt_hf("tokens_embed", "positions_embed")
+GPT2_HF = _gpt_hf(
+    "wte",
+    "wpe",
+    (
+        ("transformer.ln_f.weight", "backbone/norm/scale", "D -> D"),
+        ("transformer.ln_f.bias", "backbone/norm/bias", "D -> D"),
+    ),
+)
+
 
 def to_ours(table: Format, tensors: Mapping[str, Array], sizes: Sizes) -> dict[str, Any]:
     """Their tensors by name → our nested parameters: `to_ours(BERT_HF, state, bert.sizes(config))`.
@@ -88,11 +138,11 @@ def to_ours(table: Format, tensors: Mapping[str, Array], sizes: Sizes) -> dict[s
     params: dict[str, Any] = {}
     for names, ours, dims, layered in rows:
         their_dims, our_dims = dims.split(" -> ")
-        flat = their_dims.translate(_NO_BRACKETS)
+        flat, third = their_dims.translate(_PLAIN), _third(their_dims)
         parts = []
         for name in names:
             _same_shape(name, their_dims, tensors[name].shape, _shape(their_dims, sizes))
-            split = tensors[name].reshape([sizes[letter] for letter in flat])
+            split = third(tensors[name]).reshape([sizes[letter] for letter in flat])
             parts.append(split.transpose([flat.index(letter) for letter in our_dims]))
         *folders, leaf = ours.split("/")
         place = params
@@ -112,16 +162,30 @@ def to_theirs(table: Format, params: Mapping[str, Any], sizes: Sizes) -> dict[st
     tensors: dict[str, Array] = {}
     for theirs, ours, dims in table.rows:
         their_dims, our_dims = dims.split(" -> ")
-        flat, stacked = their_dims.translate(_NO_BRACKETS), "N" * ("{layer}" in theirs) + our_dims
+        flat, stacked = their_dims.translate(_PLAIN), "N" * ("{layer}" in theirs) + our_dims
+        shape, third = _shape(their_dims, sizes), _third(their_dims)
         _same_shape(ours, stacked, leaves[ours].shape, _shape(stacked, sizes))
         layers = leaves[ours] if "{layer}" in theirs else leaves[ours][None]
         for name, part in zip(_names(theirs, sizes), layers, strict=True):
             joined = part.transpose([our_dims.index(letter) for letter in flat])
-            tensors[name] = joined.reshape(_shape(their_dims, sizes)).copy()
+            place = third(tensors.setdefault(name, np.empty(shape, part.dtype)))
+            place[...] = joined.reshape(place.shape)
     return tensors | {name: tensors[source] for name, source in table.repeats}
 
 
-_NO_BRACKETS = str.maketrans("", "", "()")
+_PARTS = "qkv"
+_PLAIN = str.maketrans("", "", "()" + _PARTS)
+
+
+def _third(dims: str) -> Callable[[Array], Array]:
+    """A view of the third of an array that a row with these dims speaks of; of an array without thirds, all of it."""
+    part = next((_PARTS.index(letter) for letter in dims if letter in _PARTS), None)
+
+    def view(array: Array) -> Array:
+        width = array.shape[-1] // 3
+        return array if part is None else array[..., part * width : (part + 1) * width]
+
+    return view
 
 
 def _names(theirs: str, sizes: Sizes) -> list[str]:
@@ -129,7 +193,7 @@ def _names(theirs: str, sizes: Sizes) -> list[str]:
 
 
 def _shape(dims: str, sizes: Sizes) -> tuple[int, ...]:
-    """`_shape("(HK)D", {"H": 3, "K": 4, "D": 12})` → (12, 12)."""
+    """`_shape("(HK)D", {"H": 3, "K": 4, "D": 12})` → (12, 12); `(qHK)` is three times (HK)."""
     shape: list[int] = []
     inside = False
     for letter in dims:
@@ -137,7 +201,7 @@ def _shape(dims: str, sizes: Sizes) -> tuple[int, ...]:
             inside = letter == "("
             shape += [1] * inside
         elif inside:
-            shape[-1] *= sizes[letter]
+            shape[-1] *= 3 if letter in _PARTS else sizes[letter]
         else:
             shape.append(sizes[letter])
     return tuple(shape)

@@ -34,7 +34,7 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"backbone/embeddings/tokens", "VD"),
     (r"backbone/embeddings/positions", "LD"),
     (r"backbone/embeddings/segments", "TD"),
-    (r"backbone/embeddings/norm/(scale|bias)", "D"),
+    (r"backbone/(embeddings/)?norm/(scale|bias)", "D"),
     (r"backbone/layers/attention/(query|key|value)/kernel", "NDHK"),
     (r"backbone/layers/attention/(query|key|value)/bias", "NHK"),
     (r"backbone/layers/attention/out/kernel", "NHKD"),
@@ -51,6 +51,8 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"heads_mlm/bias", "V"),
     (r"heads_(nsp|classify|regress|tag)/kernel", "DC"),
     (r"heads_(nsp|classify|regress|tag)/bias", "C"),
+    (r"heads_choice/kernel", "D_"),
+    (r"heads_choice/bias", "_"),
 )
 
 
@@ -63,6 +65,7 @@ class Encoding:
     pooled_BD    one vector a line, or None
     states       N+1 arrays BLD (the embeddings, then each layer), or () unless asked for
     table_VD     the token table, for tied softmaxes, or None
+    choices      how many rows stand for one line of the batch, one behind the other (its alternatives)
     """
 
     hidden_BLD: jax.Array
@@ -70,6 +73,7 @@ class Encoding:
     pooled_BD: jax.Array | None = None
     states: tuple[jax.Array, ...] = ()
     table_VD: jax.Array | None = None
+    choices: int = flax.struct.field(pytree_node=False, default=1)
 
 
 def check(x: Any, dims: str, **sizes: int) -> dict[str, int]:

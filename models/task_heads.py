@@ -17,7 +17,8 @@ SITE = 1 << 16
 class Pooled(nn.Module):
     """Logits of a line from its pooled vector: dropout, then linear: Encoding → float32 BC.
 
-    The original's classifier (run_classifier.py, create_model); with one class the number that a regression gives.
+    BERT's classifier (run_classifier.py, create_model); with one class the number that a regression gives. Where a
+    line has alternatives, a pair in both orders, their vectors are added first (Radford et al. 2018, section 3.3).
     """
 
     sizes: dict[str, int]
@@ -28,9 +29,12 @@ class Pooled(nn.Module):
     @nn.compact
     def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
         assert encoding.pooled_BD is not None, "Pooled reads a pooled vector, and this backbone gives none"
+        pooled_BD = encoding.pooled_BD
+        if encoding.choices > 1:
+            pooled_BD = pooled_BD.reshape(-1, encoding.choices, pooled_BD.shape[-1]).sum(1)
         linear = Linear("BD,DC->BC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
-        return linear(dropout(encoding.pooled_BD, self.dropout, noise, SITE)).astype(jnp.float32)
+        return linear(dropout(pooled_BD, self.dropout, noise, SITE)).astype(jnp.float32)
 
 
 class PerToken(nn.Module):
@@ -46,3 +50,25 @@ class PerToken(nn.Module):
         linear = Linear("BLD,DC->BLC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
         return linear(dropout(encoding.hidden_BLD, self.dropout, noise, SITE)).astype(jnp.float32)
+
+
+class Choice(nn.Module):
+    """A logit for each alternative of a line, from its pooled vector: Encoding → float32 BA.
+
+    Dropout is the same for all alternatives of a line, as in GPT-1's code (finetune-transformer-lm, train.py).
+    """
+
+    sizes: dict[str, int]
+    dropout: float
+    kernel_init: Init
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
+        assert encoding.pooled_BD is not None, "Choice reads pooled vectors, and this backbone gives none"
+        D = encoding.pooled_BD.shape[-1]
+        pooled_BAD = encoding.pooled_BD.reshape(-1, encoding.choices, D)
+        kept_BD = dropout(jnp.ones_like(pooled_BAD[:, 0]), self.dropout, noise, SITE)
+        linear = Linear("BAD,D_->BA_", {"D": D, "_": 1}, self.kernel_init, self.dtype, name="linear")
+        nn.share_scope(self, linear)
+        return linear(pooled_BAD * kept_BD[:, None]).astype(jnp.float32)[..., 0]

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from data.config import DataConfig
 from data.errors import DataError
 from data.prepare import prepare
 from data.shards import Shards
-from data.tokenizer import learn_wordpiece
+from data.wordpiece import learn_wordpiece
 from tests.slow_pairs import random_documents
 from tests.test_data_shards import ROOT, TOKENIZER, _prepared
 
@@ -143,6 +144,23 @@ def test_an_index_that_is_not_as_it_was_written_is_refused_in_one_line(tmp_path:
             with pytest.raises(DataError):
                 Shards.open(folder)
         _flip(file, at)
+
+
+def test_the_index_says_what_shards_were_made_for(tmp_path: Path):
+    pairs = _prepared(tmp_path, {"a.txt": random_documents(1, 5)})
+    assert (pairs.stream, pairs.documents) == ("sentence_pairs", "blank_lines") and "stream" not in pairs.index
+
+    def open_with(**more: Any) -> Shards:
+        index = {**pairs.index, **more}
+        sealed = {**index, "fingerprint": shards_module.fingerprint_of(index)}
+        (pairs.folder / "index.json").write_text(json.dumps(sealed), "utf-8")
+        return Shards.open(pairs.folder)
+
+    windows = open_with(stream="windows", documents="files")
+    assert (windows.stream, windows.documents) == ("windows", "files")
+    for wrong in ({"stream": "lanes"}, {"stream": None}, {"documents": ["files"]}):
+        with pytest.raises(DataError, match="stream or documents is not what it should be; prepare the text again"):
+            open_with(**wrong)
 
 
 def test_a_text_folder_with_some_index_json_is_a_text_folder(tmp_path: Path):

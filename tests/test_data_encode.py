@@ -16,7 +16,7 @@ from data.examples import Pair, Tagged, Text
 from data.layouts import bert_texts
 from data.pipeline import iterate
 from data.task_batches import HeldOutTask, TaskBatches, class_weights, line_length
-from data.tokenizer import WordPiece
+from data.wordpiece import WordPiece
 from tests.slow_pairs import vocabulary
 
 TOKENIZER = WordPiece([*vocabulary(), "un", "##want", "##ed"], lowercase=True)

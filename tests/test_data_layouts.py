@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from data.errors import DataError
 from data.layouts import bert_texts, describe
-from data.tokenizer import WordPiece
+from data.wordpiece import WordPiece
 from tests.slow_pairs import truncate, vocabulary
 
 TOKENIZER = WordPiece([*vocabulary(), "un", "##want", "##ed"], lowercase=True)

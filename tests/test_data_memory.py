@@ -23,7 +23,7 @@ def _peak(program: str, *arguments: str) -> float:
 
 PREPARE = (
     "import sys\nfrom data.config import DataConfig\nfrom data.prepare import prepare\n"
-    "from data.tokenizer import SPECIAL, WordPiece\n"
+    "from data.wordpiece import SPECIAL, WordPiece\n"
     "tokenizer = WordPiece([*SPECIAL, *(f'contextual{number}' for number in range(90))], True)\n"
     "prepare(DataConfig(path=(sys.argv[1],), dev_fraction=0.02), tokenizer, sys.argv[2])"
 )

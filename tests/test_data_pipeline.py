@@ -21,7 +21,7 @@ from data.errors import DataError
 from data.pipeline import FIELDS, HeldOutPairs, PairBatches, check_fields, iterate
 from data.prepare import prepare
 from data.shards import Shards
-from data.tokenizer import WordPiece
+from data.wordpiece import WordPiece
 from tests.slow_pairs import as_text, guesses, instances_of, random_documents, truncate, vocabulary
 
 ROOT = Path(__file__).parents[1]

@@ -19,7 +19,7 @@ from data.config import DataConfig
 from data.errors import DataError
 from data.prepare import prepare
 from data.shards import Shards
-from data.tokenizer import WordPiece
+from data.wordpiece import WordPiece
 from tests.slow_pairs import Document, as_text, random_documents, vocabulary
 
 ROOT = Path(__file__).parents[1]
@@ -256,7 +256,7 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path: Path):
     program = (
         "import sys, time\n"
         "from data.config import DataConfig\nfrom data.prepare import prepare\n"
-        "from data.tokenizer import WordPiece\nfrom tests.slow_pairs import vocabulary\n"
+        "from data.wordpiece import WordPiece\nfrom tests.slow_pairs import vocabulary\n"
         "def slow(done, total):\n    print(done, flush=True); time.sleep(0.01)\n"
         "prepare(DataConfig(path=(sys.argv[1],)), WordPiece(vocabulary(), True), sys.argv[2], slow)"
     )

@@ -1,15 +1,16 @@
 """Raw text: which files, which lines, which sentences, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import sources
 from data.errors import DataError
-from data.sources import TextFile, check_free, expand, sentences, texts
+from data.sources import TextFile, check_free, document_batches, expand, sentences, texts
 
 
 def _write(path: Path, text: str | bytes) -> Path:
@@ -137,3 +138,54 @@ def test_splitting_loses_nothing_but_spaces(line: str):
     pieces = sentences(line.strip())
     assert "".join(pieces).replace(" ", "") == line.replace(" ", "")
     assert all(piece.strip() for piece in pieces)
+
+
+def documents_of(text: str) -> list[str]:
+    """The text between blank lines."""
+    found = [""]
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text.removeprefix("\ufeff")):
+        if line.strip():
+            found[-1] += line
+        elif found[-1]:
+            found.append("")
+    return [document for document in found if document]
+
+
+TEXT = st.text(st.sampled_from("ab cd. \n\n\n\r\t\ufeffä漢😀\u2028\x85"), max_size=120)
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXT, st.integers(1, 9), st.sampled_from([8, 16, 1 << 19]))
+def test_documents_come_exactly_as_they_stand(
+    tmp_path_factory: pytest.TempPathFactory, text: str, chunk: int, longest: int
+):
+    file = TextFile(tmp_path_factory.mktemp("chunks") / "a.txt")
+    file.path.write_bytes(text.encode())
+    raw: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "CHUNK", chunk)
+        patch.setattr(sources, "LONGEST_LINE", longest)
+        whole = list(file.chunks("files", raw.append))
+        parts = list(file.chunks("blank_lines"))
+    assert b"".join(raw) == text.encode()
+    assert "".join(whole) == text.removeprefix("\ufeff")
+    assert whole[-1:] == ([""] if "".join(whole) else []) and whole.count("") < 2
+    if longest > 1000:  # else a line of nothing but spaces may be longer than the longest
+        documents = [""]
+        for part in parts:
+            documents += [""] if not part else []
+            documents[-1] += part
+        assert documents == [*documents_of(text), ""]
+    (file.path.parent / "a.jsonl").write_text(json.dumps({"text": text}))
+    assert list(TextFile(file.path.parent / "a.jsonl").chunks("blank_lines")) == ([text, ""] if text else [])
+
+
+def test_text_without_a_place_to_cut_is_cut_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in (("CHUNK", 40), ("LONGEST_LINE", 100), ("_LONGEST_PART", 200)):
+        monkeypatch.setattr(sources, name, value)
+    (tmp_path / "a.txt").write_text("w" * 5000 + "\n\n" + "end")
+    given = []
+    for batch in document_batches(TextFile(tmp_path / "a.txt"), "blank_lines", lambda text, most: [text]):
+        given += batch
+    assert "".join(part or "|" for part in given) == "w" * 5000 + "\n|end|"
+    assert max(len(part or "") for part in given) <= 300

@@ -21,7 +21,7 @@ from data.layouts import cut
 from data.prepare import prepare
 from data.shards import Shards
 from data.streams import Pairs, SentencePairs
-from data.tokenizer import WordPiece
+from data.wordpiece import WordPiece
 from tests.slow_pairs import Document, Instance, as_text, instances_of, random_documents, truncate, vocabulary
 
 
@@ -274,3 +274,13 @@ def test_draws_are_those_of_splitmix64_and_uniform():
     assert len(counts) == 10 and (abs(counts - 10_000) < 500).all()
     assert len({draws.key(*parts) for parts in ((1, 2), (2, 1), (1, -2), (1,), (1, 2, 0))}) == 5
     assert sorted(draws.permutation(5, 100).tolist()) == list(range(100))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3000), st.integers(0, 2**40))
+def test_an_order_without_memory_is_a_permutation(size: int, key: int):
+    order = draws.shuffled(key, np.arange(size), size)
+    assert sorted(order.tolist()) == list(range(size))
+    assert draws.shuffled(key, np.array([size - 1, 0]), size).tolist() == [order[-1], order[0]]
+    if size > 100:
+        assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < 5 / size**0.5

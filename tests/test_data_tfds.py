@@ -16,7 +16,7 @@ from data.shards import Shards
 from data.sources import expand, texts
 from data.tasks import check_sources, examples, source_of
 from data.tfds import open_split
-from data.tokenizer import WordPiece
+from data.wordpiece import WordPiece
 from tests.slow_pairs import as_text, random_documents, vocabulary
 from tests.tfds_sets import build
 

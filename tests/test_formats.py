@@ -9,6 +9,7 @@ import pytest
 import contexture
 from train import config as configs
 from train.config import ConfigError
+from train.options import MeshConfig, SaveConfig
 from train.predict import Predictor
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -61,7 +62,7 @@ def test_a_run_json_that_is_not_ours_is_one_clear_line(tmp_path, change, line):
 def test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else():
     run, _ = configs.read(GOLDEN / "run_format_1")
     word = configs.identity(run, "t", "d")
-    same = [{"steps": 99}, {"dir": "x"}, {"mesh": configs.MeshConfig(fsdp=2)}, {"save": configs.SaveConfig(every=7)}]
+    same = [{"steps": 99}, {"dir": "x"}, {"mesh": MeshConfig(fsdp=2)}, {"save": SaveConfig(every=7)}]
     assert {configs.identity(dataclasses.replace(run, **change), "t", "d") for change in same} == {word}
     other = [{"seed": 1}, {"optim": dataclasses.replace(run.optim, b1=0.5)}]
     words = {configs.identity(dataclasses.replace(run, **change), "t", "d") for change in other}

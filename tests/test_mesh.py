@@ -16,11 +16,12 @@ from data.encode import encode
 from data.pipeline import Batches, PairBatches, open_batches
 from data.prepare import prepare
 from data.sources import expand, texts
-from data.tokenizer import learn_wordpiece
+from data.wordpiece import learn_wordpiece
 from models.config import BertConfig
 from train import mesh as meshes
-from train.config import ConfigError, MeshConfig, OptimConfig, Run
+from train.config import ConfigError, Run
 from train.objectives import OBJECTIVES
+from train.options import MeshConfig, OptimConfig
 from train.report import read_metrics
 from train.step import create, train_step
 from train.transfer import model_of

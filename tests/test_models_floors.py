@@ -14,7 +14,7 @@ FLOORS = (
     ("models", "data"),
     tuple(
         f"train.{name}"
-        for name in "config mesh optim losses objectives metrics scores signals events words asked".split()
+        for name in "config options mesh optim losses objectives metrics scores signals events words asked".split()
     ),
     tuple(f"train.{name}" for name in "step checkpoint transfer report directory answers".split()),
     (*(f"train.{name}" for name in "loop evaluate predict".split()), "analysis"),

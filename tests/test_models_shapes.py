@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from configs import recipes
-from models.model import build, example
+from models.model import FAMILIES, build, example
 from models.shapes import (
     LETTERS,
     MESH_AXES,
@@ -23,8 +23,10 @@ from models.shapes import (
     path_of,
     spec,
 )
+from train.objectives import OBJECTIVES
 
-FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP"}
+FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP", "next": "i32 BL",
+          "next_weights": "f32 BL"}  # fmt: skip
 
 
 def _shapes(config, heads=("mlm", "nsp")):
@@ -34,10 +36,11 @@ def _shapes(config, heads=("mlm", "nsp")):
 
 @pytest.fixture(scope="module")
 def every_recipe_s_parameters():
-    """{"bert.base": {path: shape}, …}, with both heads."""
+    """{"bert.base": {path: shape}, …}, with the heads of its objective."""
     found = {}
     for name, recipe in recipes().items():
-        leaves = jax.tree.leaves_with_path(_shapes(recipe().model))
+        run = recipe()
+        leaves = jax.tree.leaves_with_path(_shapes(run.model, OBJECTIVES[run.objective].heads))
         found[name] = {path_of(path): x.shape for path, x in leaves}
     return found
 
@@ -55,10 +58,34 @@ PUBLISHED = {
     "bert.base_chinese": (102.27, None),
     "bert.multilingual": (177.85, None),
 }
+PUBLISHED_GPT = {
+    "gpt.one": 116.53,
+    "gpt.two_124m": 124.44,
+    "gpt.two_355m": 354.82,
+    "gpt.two_774m": 774.03,
+    "gpt.two_1558m": 1557.61,
+    "gpt.three_125m": 125.23,
+    "gpt.three_350m": 355.87,
+    "gpt.three_760m": 760.30,
+    "gpt.three_1_3b": 1315.7,
+    "gpt.three_2_7b": 2651.6,
+    "gpt.three_6_7b": 6658.4,
+    "gpt.three_13b": 12853.4,
+    "gpt.three_175b": 174_600,
+}
 
 
 def test_every_published_size_has_a_recipe():
-    assert {name for name in recipes() if name.startswith("bert.")} == PUBLISHED.keys()
+    assert recipes().keys() == PUBLISHED.keys() | PUBLISHED_GPT.keys() | {"gpt.tiny", "gpt.shakespeare_char"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_GPT)
+def test_a_gpt_recipe_has_as_many_parameters_as_were_published(name: str, every_recipe_s_parameters):
+    c, wanted = recipes()[name]().model, PUBLISHED_GPT[name]
+    counted = sum(int(np.prod(shape)) for shape in every_recipe_s_parameters[name].values())
+    D = c.hidden
+    assert counted == (c.vocab + c.length) * D + c.layers * (12 * D * D + 13 * D) + 2 * D * (c.norm == "pre")
+    assert abs(counted / 1e6 - wanted) <= (0.005 if wanted < 1000 else 0.05 if wanted < 1e5 else 5)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -81,14 +108,14 @@ def test_every_parameter_has_dims(every_recipe_s_parameters):
     """Exactly one row matches (dims_of raises otherwise), with the right rank and, by letter, the right size."""
     for name, shapes in every_recipe_s_parameters.items():
         c = recipes()[name]().model
-        sizes = {"V": c.vocab, "L": c.length, "T": c.segments, "N": c.layers, "D": c.hidden}
-        sizes |= {"H": c.heads, "K": c.hidden // c.heads, "F": c.ffn, "C": 2}
+        sizes = FAMILIES[type(c)].sizes(c, 2)
         for path, shape in shapes.items():
             check(jax.ShapeDtypeStruct(shape, jnp.float32), dims_of(path), **sizes)
 
 
 def test_every_row_of_dims_is_some_parameter_s(every_recipe_s_parameters):
-    paths = every_recipe_s_parameters["bert.tiny"]
+    paths = every_recipe_s_parameters["bert.tiny"].keys() | every_recipe_s_parameters["gpt.tiny"].keys()
+    paths |= {path_of(path) for path, _ in jax.tree.leaves_with_path(_shapes(recipes()["gpt.tiny"]().model, ("choice",)))}
     for pattern, dims in PARAMETER_DIMS:
         assert set(dims) <= LETTERS
         assert any(re.fullmatch(pattern, path) for path in paths), pattern

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.shapes import path_of
-from train.config import ConfigError, OptimConfig
+from train.config import ConfigError
 from train.optim import decayed, learning_rate, optimizer, rates
+from train.options import OptimConfig
 
 T = 100
 

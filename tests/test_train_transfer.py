@@ -11,7 +11,8 @@ from models.shapes import path_of
 from train import config as configs
 from train import mesh as meshes
 from train.checkpoint import restore
-from train.config import ConfigError, InitConfig, MeshConfig, Run
+from train.config import ConfigError, Run
+from train.options import InitConfig, MeshConfig
 from train.step import create
 from train.transfer import account, begin_from, model_of
 

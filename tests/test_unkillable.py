@@ -182,9 +182,10 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
     from train import config as configs
     from train import mesh as meshes
     from train.checkpoint import Checkpoints, read_meta, restore
-    from train.config import CheckpointError, MeshConfig
+    from train.config import CheckpointError
     from train.directory import open_shards
     from train.objectives import OBJECTIVES
+    from train.options import MeshConfig
     from train.step import create
 
     run, _ = configs.read(tiny_run)

@@ -27,9 +27,10 @@ class Answers:
         """Takes the predictions of a batch (lines first) and gives a record for each of its examples:
         {"id": "dev.tsv:7", "prediction": …, and scores}, with its label where the file has one."""
         numbers = self.held_out.numbers(step)
-        rows = self.split.take(numbers)
+        rows = self.split.take(numbers)[:: self.split.choices]
         here = {name: array[: len(numbers)] for name, array in predictions.items()}
-        tell = {"classify": self._classes, "regress": self._values, "tag": self._tags}[self.split.kind]
+        classes = {"classify": self._classes, "choice": self._classes}
+        tell = {**classes, "regress": self._values, "tag": self._tags}[self.split.kind]
         for row, record in zip(rows, tell(rows, here), strict=True):
             yield {"id": self.split.origin(row), **record}
 
@@ -100,7 +101,7 @@ class Answers:
         gold, predicted = self.gathered()
         if self.split.kind == "regress":
             return scores.regressed(gold, predicted)
-        of = scores.classified if self.split.kind == "classify" else scores.tagged
+        of = scores.tagged if self.split.kind == "tag" else scores.classified
         return of(gold, predicted, self.split.labels)
 
     def table(self) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from typing import Literal
 
 import tyro
 
-from train.config import MeshConfig
+from train.options import MeshConfig
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,18 @@ class Show:
 class LearnTokenizer:
     """Learn a vocabulary from text."""
 
-    kind: tyro.conf.Positional[Literal["wordpiece"]]
+    kind: tyro.conf.Positional[
+        Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe"]
+    ]
+    """BERT's word pieces, GPT-2's byte pairs, single characters, or SentencePiece's unigrams or byte pairs."""
     input: tuple[str, ...]
     """Text: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
     vocab_size: int = 30522
-    """Most pieces."""
+    """Most tokens."""
     to: str
     """The tokenizer's folder."""
     lowercase: bool = True
-    """Lower-case and strip accents."""
+    """Lower-case and strip accents (wordpiece alone; all others keep text as it is)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class Prepare:
     to: str
     """The shards' folder."""
     tokenizer: str = ""
-    """A tokenizer folder or a published vocab.txt; empty: learn the recipe's vocabulary on the text."""
+    """A tokenizer folder or a published vocabulary; empty: learn the recipe's vocabulary on the text."""
     dev: tuple[str, ...] = ()
     """Held-out text, like input."""
     dev_fraction: float = 0.0
@@ -121,3 +124,67 @@ class Fill:
     """Pieces for each."""
     step: int = 0
     """Another checkpoint than the newest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate:
+    """What a GPT writes on from a prompt."""
+
+    run: tyro.conf.Positional[str]
+    """The folder of a pretrained run."""
+    prompt: tuple[str, ...] = ()
+    """A prompt or several; an empty one begins a document."""
+    input: str = ""
+    """Instead of prompt: a file with a prompt in each line."""
+    tokens: int = 64
+    """Most tokens that are written."""
+    temperature: float = 1.0
+    """0: always the likeliest token; 1: as the model has it."""
+    top_k: int = 0
+    """Draw among the k likeliest tokens; 0: all."""
+    top_p: float = 1.0
+    """Draw among the likeliest tokens that together have this share; 1: all."""
+    exclusive: bool = False
+    """The token with which top-p is reached stays out, as in GPT-2's code."""
+    stop: tuple[str, ...] = ()
+    """Texts before which the writing ends."""
+    seed: int = 0
+    batch: int = 16
+    """Prompts at a time."""
+    step: int = 0
+    """Another checkpoint than the newest."""
+
+    def __post_init__(self) -> None:
+        if bool(self.prompt) == bool(self.input):
+            raise ValueError("give --prompt TEXT, or --input FILE with a prompt in each line")
+        if self.temperature < 0:
+            raise ValueError(f"temperature={self.temperature} is below 0; 0 takes always the likeliest token")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top-p={self.top_p} is not above 0 and at most 1")
+        for name, low in (("tokens", 1), ("top_k", 0), ("batch", 1), ("seed", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name.replace('_', '-')}={getattr(self, name)} is not at least {low}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How well a GPT foretells text: perplexity per token and per word, bits per byte."""
+
+    run: tyro.conf.Positional[str]
+    """The folder of a pretrained run."""
+    input: tuple[str, ...]
+    """Text: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    documents: Literal["files", "blank_lines"] = "files"
+    """What a document of a *.txt file is: the whole file, or text between blank lines."""
+    length: int = 0
+    """Tokens of a window; 0: what the model takes."""
+    stride: int = 0
+    """New tokens in each window, the others being context; 0: all."""
+    batch: int = 8
+    """Windows at a time."""
+    step: int = 0
+    """Another checkpoint than the newest."""
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch} is not a positive number of windows")

@@ -32,8 +32,9 @@ from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers as policies
 
 from models.shapes import path_of
-from train.config import CheckpointError, ConfigError, Diverged, SaveConfig
+from train.config import CheckpointError, ConfigError, Diverged
 from train.mesh import replicated
+from train.options import SaveConfig
 
 FORMAT = 1
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}

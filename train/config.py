@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from data.config import DataConfig, TaskConfig
 from data.errors import did_you_mean
-from models.config import BertConfig, ModelConfig
+from models.config import BertConfig, GptConfig, ModelConfig
+from train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
 
 FORMAT = 1
 
@@ -34,155 +35,6 @@ class Diverged(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig:
-    """AdamW in two forms. `bert`: the original's, without bias correction. `adamw`: Loshchilov & Hutter 2019."""
-
-    name: Literal["bert", "adamw"] = "bert"
-    peak_lr: float = 1e-4
-    schedule: Literal["bert", "linear", "cosine"] = "bert"
-    """After the warm-up: `bert` falls linearly as counted from step 0 (the original's formula), `linear` and
-    `cosine` from the warm-up's end."""
-    warmup: int = 10_000
-    """Steps in which the learning rate rises."""
-    warmup_fraction: float = 0.0
-    """Instead of warmup: this share of all steps."""
-    final_lr: float = 0.0
-    """What `linear` and `cosine` end at, as a share of peak-lr."""
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-6
-    weight_decay: float = 0.01
-    no_decay: tuple[str, ...] = ("norm", "bias")
-    """Parameters whose path holds one of these words are not decayed."""
-    frozen: tuple[str, ...] = ()
-    """Parameters whose path holds one of these words are not trained: `backbone` trains the heads alone."""
-    frozen_layers: int = 0
-    """The embeddings and this many of the lowest layers are not trained."""
-    layer_decay: float = 1.0
-    """Each layer's learning rate as a share of that of the layer above it; heads and pooler have the full rate."""
-    clip: float = 1.0
-    """Longest gradient, as a global norm; 0: no clipping."""
-    accumulate: int = 1
-    """Parts that a batch is worked through in, one after the other; the step is the same."""
-    max_skipped: int = 10
-    """Steps in a row whose loss or gradient may be other than finite before the run stops."""
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("peak_lr", 0.0, math.inf),
-            ("final_lr", 0.0, 1.0),
-            ("b1", 0.0, 1.0),
-            ("b2", 0.0, 1.0),
-            ("eps", 0.0, math.inf),
-            ("weight_decay", 0.0, math.inf),
-            ("clip", 0.0, math.inf),
-            ("warmup_fraction", 0.0, 1.0),
-            ("layer_decay", 0.0, 1.0),
-        ):
-            value = getattr(self, name)
-            may_be_low = name not in ("peak_lr", "eps", "layer_decay")
-            may_be_high = name in ("final_lr", "layer_decay")
-            if not (low < value < high or (may_be_low and value == low) or (may_be_high and value == high)):
-                wanted = f"{'at least' if may_be_low else 'above'} {low:g}"
-                limit = f" and {'at most' if may_be_high else 'below'} {high:g}"
-                raise ValueError(f"optim.{name.replace('_', '-')}={value} is not {wanted}{limit}")
-        if self.warmup < 0 or self.frozen_layers < 0 or self.accumulate < 1 or self.max_skipped < 1:
-            raise ValueError(
-                "optim.warmup and optim.frozen-layers must be at least 0, "
-                "optim.accumulate and optim.max-skipped at least 1"
-            )
-        if self.schedule == "bert" and self.final_lr:
-            raise ValueError(
-                f"optim.final-lr={self.final_lr} contradicts optim.schedule=bert, which ends at 0; "
-                "give --optim.schedule linear or cosine"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeshConfig:
-    """How the devices are laid out: data × fsdp × tensor."""
-
-    data: int = 0
-    """Copies of the model that each take a share of the batch; 0: as many as the devices allow."""
-    fsdp: int = 1
-    """Parts that parameters and optimizer are cut into along the hidden width, each with a share of the batch."""
-    tensor: int = 1
-    """Parts that heads, feed-forward width and vocabulary are cut into."""
-    distributed: bool = False
-    """Several processes, found by jax.distributed: on a TPU pod or under SLURM, MPI or Kubernetes by itself,
-    else by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
-
-    def __post_init__(self) -> None:
-        if self.data < 0 or self.fsdp < 1 or self.tensor < 1:
-            raise ValueError("mesh.data must be at least 0 (0: what is left), mesh.fsdp and mesh.tensor at least 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveConfig:
-    """Checkpoints. The last one, and the best by held-out loss, are always kept."""
-
-    every: int = 1000
-    """Steps between checkpoints."""
-    latest: int = 2
-    """How many of the newest are kept."""
-    keep_every: int = 0
-    """Keep each checkpoint whose step is a multiple of this, for ever; 0: none."""
-
-    def __post_init__(self) -> None:
-        if self.every < 1 or self.latest < 1 or self.keep_every < 0:
-            raise ValueError("save.every and save.latest must be at least 1, save.keep-every at least 0")
-        if self.keep_every % self.every:
-            raise ValueError(f"save.keep-every={self.keep_every} is not a multiple of save.every={self.every}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogConfig:
-    """What a run tells of itself. Every step is in metrics.jsonl whatever is set here."""
-
-    every: int = 10
-    """Steps whose figures are fetched from the device together."""
-    tensorboard: bool = True
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"log.every={self.every} is not a positive number of steps")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """Held-out figures while training, where there is held-out text."""
-
-    every: int = 0
-    """Steps between evaluations; 0: at the end, and after each pass where a run is counted in epochs."""
-    batch: int = 0
-    """Lines at a time; 0: as in training."""
-    metric: str = "loss"
-    """The figure that the best checkpoint is known by: a loss or an error, or one that is better when larger."""
-    patience: int = 0
-    """Evaluations in a row without a better figure after which the run stops; each is saved then. 0: never."""
-
-    def __post_init__(self) -> None:
-        if self.every < 0 or self.batch < 0 or self.patience < 0:
-            raise ValueError("evaluate.every, evaluate.batch and evaluate.patience must be at least 0")
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitConfig:
-    """What a run begins with, where not with chance: the parameters of another run."""
-
-    run: str = ""
-    """The folder of the run to begin from; its vocabulary comes along. Empty: everything is drawn."""
-    step: int = 0
-    """Its checkpoint; 0: the newest good one."""
-    scratch: bool = False
-    """Its model and vocabulary, but none of its parameters: what a pretraining is compared with."""
-    grow: bool = False
-    """Tables (vocabulary, positions, segments) may be larger than its own; the new rows are drawn."""
-    drop_heads: bool = False
-    """Draw all heads, also one that would fit."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Run:
     """One training run."""
 
@@ -195,7 +47,7 @@ class Run:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     init: InitConfig = field(default_factory=InitConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
-    objective: Literal["mlm_nsp", "classify", "regress", "tag"] = "mlm_nsp"
+    objective: Literal["mlm_nsp", "lm", "classify", "regress", "tag", "choice"] = "mlm_nsp"
     dir: str = ""
     """The run's folder; the same command in the same folder goes on."""
     steps: int = 1_000_000
@@ -210,6 +62,18 @@ class Run:
         if self.task.kind != "off" and self.objective != self.task.kind:
             named = f"task.name={self.task.name}" if self.task.name != "off" else f"objective={self.objective}"
             raise ValueError(f"{named} does not fit task.kind={self.task.kind}; give one of them")
+        family = next(name for name, kind in FAMILIES.items() if type(self.model) is kind)
+        wanted = {"mlm_nsp": ("bert", "sentence_pairs"), "lm": ("gpt", "windows")}.get(self.objective)
+        if wanted and (family, self.data.stream) != wanted:
+            raise ValueError(
+                f"objective={self.objective} wants a model of the family {wanted[0]} and data.stream={wanted[1]}, "
+                f"not {family} and {self.data.stream}"
+            )
+        if self.data.layout != family:
+            raise ValueError(f"data.layout={self.data.layout} does not fit a model of the family {family}")
+        if family != "gpt" and (self.task.lm_weight or self.task.symmetric):
+            name = "lm-weight" if self.task.lm_weight else "symmetric"
+            raise ValueError(f"task.{name} is for GPT, and the model is of the family {family}; leave it out")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} is not in [0, 2^31)")
         if self.data.length > self.model.length:
@@ -227,7 +91,7 @@ class Run:
             )
 
 
-FAMILIES: dict[str, type] = {"bert": BertConfig}
+FAMILIES: dict[str, type] = {"bert": BertConfig, "gpt": GptConfig}
 """run.json's word for a model's class."""
 
 _MAY_CHANGE = (
@@ -289,15 +153,19 @@ def scheduled(run: Run, lines_per_pass: int) -> Run:
     """The same run with its length told in steps: `epochs` passes, `warmup_fraction` of them, an evaluation a pass.
 
     As the original counts: steps = int(lines / batch · epochs), warm-up = int(steps · fraction); at least one step.
+    GPT-1's schedule counts its warm-up in parts of a step, so its fraction stays as it is.
     """
     steps = run.steps or max(int(lines_per_pass / run.data.batch * run.epochs), 1)
     warmup = int(steps * run.optim.warmup_fraction) if run.optim.warmup_fraction else min(run.optim.warmup, steps - 1)
+    optim = run.optim
+    if optim.schedule != "gpt1":
+        optim = dataclasses.replace(optim, warmup=warmup, warmup_fraction=0.0)
     every = run.evaluate.every or (-(-lines_per_pass // run.data.batch) if run.epochs else 0)
     return dataclasses.replace(
         run,
         steps=steps,
         epochs=0.0,
-        optim=dataclasses.replace(run.optim, warmup=warmup, warmup_fraction=0.0),
+        optim=optim,
         evaluate=dataclasses.replace(run.evaluate, every=every),
     )
 
@@ -307,7 +175,7 @@ def identity(run: Run, tokenizer: str, data: str) -> str:
 
     Fields left at their default are not counted, so that a field added later changes no run that was begun before.
     """
-    usual = fields(Run(model=type(run.model)()))
+    usual = fields(Run()) | {f"model.{name}": value for name, value in fields(type(run.model)()).items()}
     fixed = {name: value for name, value in fields(run).items() if not may_change(name) and value != usual[name]}
     fixed["model.family"] = next(name for name, kind in FAMILIES.items() if type(run.model) is kind)
     return hashlib.sha256(json.dumps([fixed, tokenizer, data], sort_keys=True, default=list).encode()).hexdigest()

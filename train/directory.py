@@ -11,10 +11,14 @@ from typing import IO, Any
 
 from data.encode import encode
 from data.encoded import Store
+from data.layouts import with_task_tokens
 from data.prepare import prepare
 from data.shards import Shards
-from data.sources import Source, expand, texts
-from data.tokenizer import WordPiece, learn_wordpiece, load_tokenizer
+from data.sources import Source, expand, texts, whole_texts
+from data.tokenizer import Tokenizer, load_tokenizer
+from data.tokenizer import learn as learn_vocabulary
+from data.wordpiece import WordPiece
+from models.config import BertConfig
 from train import config as configs
 from train.config import CheckpointError, ConfigError, Run
 
@@ -56,7 +60,8 @@ def take(directory: Path) -> IO[str]:
 def versions() -> dict[str, str]:
     """What made a run: Python and the libraries that its numbers may depend on."""
     found = {"python": platform.python_version()}
-    for name in ("contexture", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy"):
+    libraries = "jax jaxlib flax optax orbax-checkpoint grain tokenizers sentencepiece ftfy numpy"
+    for name in ("contexture", *libraries.split()):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -124,7 +129,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def describe(directory: Path, run: Run, tokenizer: WordPiece, data: Shards | Store, old: dict[str, Any]) -> None:
+def describe(directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | Store, old: dict[str, Any]) -> None:
     """Write run.json. Raises ConfigError where tokenizer or data are not those that the run was begun with."""
     for name, now in (("tokenizer", tokenizer.fingerprint), ("data", data.fingerprint)):
         if old.get(name) not in (None, now):
@@ -140,7 +145,7 @@ def describe(directory: Path, run: Run, tokenizer: WordPiece, data: Shards | Sto
         configs.write_json(directory / "run.json", tree)
 
 
-def open_data(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[WordPiece, Shards | Store]:
+def open_data(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[Tokenizer, Shards | Store]:
     """The run's tokenizer and tokenised text or examples, made now where they are not there yet. `check` may raise to
     stop it.
 
@@ -149,7 +154,7 @@ def open_data(run: Run, directory: Path, say: Say, check: Callable[[], None]) ->
     return (_open_shards if run.task.kind == "off" else _open_examples)(run, directory, say, check)
 
 
-def _open_examples(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[WordPiece, Store]:
+def _open_examples(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[Tokenizer, Store]:
     if run.data.path or run.data.dev or run.data.dev_fraction:
         raise ConfigError("data.path is text to pretrain on; give a task's examples as --task.train and --task.dev")
     if not run.task.train:
@@ -169,7 +174,7 @@ def _open_examples(run: Run, directory: Path, say: Say, check: Callable[[], None
     return tokenizer, store
 
 
-def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[WordPiece, Shards]:
+def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[Tokenizer, Shards]:
     prepared = _prepared_folder(run)
     here = directory / "data"
     if prepared is not None:
@@ -189,10 +194,20 @@ def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None])
         fits(run, tokenizer)
         say(f"tokenising {len(expand(run.data.path, 'data.path'))} source(s) into {here}")
         shards = prepare(run.data, tokenizer, here, lambda done, total: check())
+    if shards.stream != run.data.stream:
+        raise ConfigError(
+            f"{shards.folder} was prepared for data.stream={shards.stream}, and this run reads {run.data.stream}; "
+            "prepare the text again with a recipe of that stream: contexture prepare RECIPE --input F… --to DIR"
+        )
     given = load_tokenizer(run.data.tokenizer, run.data.lowercase) if run.data.tokenizer else tokenizer
     if given.fingerprint != tokenizer.fingerprint:
         raise ConfigError(f"the text was tokenised with another vocabulary than {run.data.tokenizer}; leave it out")
-    for name, was in (("lowercase", tokenizer.lowercase), ("split_sentences", shards.index["split_sentences"])):
+    lowercase = tokenizer.lowercase if isinstance(tokenizer, WordPiece) else run.data.lowercase
+    of_stream = {
+        "sentence_pairs": ("split_sentences", shards.index["split_sentences"]),
+        "windows": ("documents", shards.documents),
+    }
+    for name, was in (("lowercase", lowercase), of_stream[shards.stream]):
         if getattr(run.data, name) != was:
             raise ConfigError(f"the text was prepared with {_flag('data.' + name)} {was}; give the same")
     fits(run, tokenizer)
@@ -214,18 +229,21 @@ def _prepared_folder(run: Run) -> Path | None:
     return first if len(run.data.path) == 1 and Shards.is_at(first) else None
 
 
-def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> WordPiece:
+def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> Tokenizer:
     if run.init.run:
         if run.data.tokenizer:
             raise ConfigError(f"{run.init.run} brings its own vocabulary; leave data.tokenizer out")
         tokenizer = read_tokenizer(Path(run.init.run), *configs.read(Path(run.init.run)))
+        if run.task.kind != "off" and run.data.layout == "gpt":
+            tokenizer = with_task_tokens(tokenizer)
         tokenizer.save(directory / "tokenizer")
         return tokenizer
     if run.data.tokenizer:
         return load_tokenizer(run.data.tokenizer, run.data.lowercase)
     files = expand(run.data.path, "data.path")
-    say(f"learning a vocabulary of {run.model.vocab} pieces")
-    tokenizer = learn(files, run.model.vocab, run.data.lowercase, check)
+    _fits_kind(run, run.data.vocabulary)
+    say(f"learning a vocabulary of at most {run.model.vocab} pieces ({run.data.vocabulary})")
+    tokenizer = learn(run.data.vocabulary, files, run.model.vocab, run.data.lowercase, check, run.data.documents)
     tokenizer.save(directory / "tokenizer")
     return tokenizer
 
@@ -242,7 +260,7 @@ def make_folder(folder: Path, option: str) -> None:
         raise ConfigError(f"{folder} cannot be made, it may not be written to; give another {option}") from None
 
 
-def read_tokenizer(folder: Path, run: Run, described: dict[str, Any]) -> WordPiece:
+def read_tokenizer(folder: Path, run: Run, described: dict[str, Any]) -> Tokenizer:
     """A run's tokenizer. Raises ConfigError where it is not the one that the run was trained with."""
     tokenizer = load_tokenizer(folder / "tokenizer", run.data.lowercase)
     if described.get("tokenizer") != tokenizer.fingerprint:
@@ -250,23 +268,40 @@ def read_tokenizer(folder: Path, run: Run, described: dict[str, Any]) -> WordPie
     return tokenizer
 
 
-def learn(files: Sequence[Source], size: int, lowercase: bool, check: Callable[[], None]) -> WordPiece:
-    """A WordPiece vocabulary of at most `size` pieces, learned on these files. `check` may raise to stop it."""
+def learn(
+    kind: str,
+    files: Sequence[Source],
+    size: int,
+    lowercase: bool,
+    check: Callable[[], None],
+    documents: str = "files",
+) -> Tokenizer:
+    """A vocabulary of at most `size` pieces, learned on these files: WordPiece on their lines, the other kinds on their
+    documents with all line ends. `check` may raise to stop it."""
 
-    def lines() -> Iterator[str]:
-        for line in texts(files):
+    def checked() -> Iterator[str]:
+        for text in texts(files) if kind == WordPiece.kind else whole_texts(files, documents):
             check()
-            yield line
+            yield text
 
-    tokenizer = learn_wordpiece(lines(), size, lowercase)
+    tokenizer = learn_vocabulary(kind, checked(), size, lowercase)
     check()
     return tokenizer
 
 
-def fits(run: Run, tokenizer: WordPiece) -> None:
-    """Raises ConfigError where the model has fewer rows than the vocabulary has pieces."""
+def fits(run: Run, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError where the model has fewer rows than the vocabulary has pieces, or reads another kind."""
+    _fits_kind(run, tokenizer.kind)
     if tokenizer.size > run.model.vocab:
         raise ConfigError(
             f"the vocabulary has {tokenizer.size} pieces, more than model.vocab={run.model.vocab}; "
             f"give --model.vocab {tokenizer.size} or another --data.tokenizer"
+        )
+
+
+def _fits_kind(run: Run, kind: str) -> None:
+    if isinstance(run.model, BertConfig) and kind != WordPiece.kind:
+        raise ConfigError(
+            f"bert reads a vocabulary of kind wordpiece, with [MASK] and its like, and this one is {kind}; "
+            "give a vocab.txt as --data.tokenizer, or learn one with --data.vocabulary wordpiece"
         )

@@ -26,11 +26,12 @@ from train import checkpoint
 from train import config as configs
 from train import mesh as meshes
 from train.answers import Answers, guess, names
-from train.config import CheckpointError, ConfigError, MeshConfig, Run
+from train.config import CheckpointError, ConfigError, Run
 from train.directory import make_folder, open_shards, read_tokenizer
 from train.losses import Sum
 from train.metrics import unigram_baseline
-from train.objectives import OBJECTIVES, Batch, Objective, batch_fields, batch_sizes
+from train.objectives import Batch, Objective, batch_fields, batch_sizes, objective_of
+from train.options import MeshConfig
 from train.report import plain
 from train.step import evaluation_step
 from train.transfer import find_step, load_parameters
@@ -89,11 +90,12 @@ def baseline(held_out: HeldOut, store: Shards | Store) -> dict[str, float]:
     if isinstance(held_out, HeldOutTask):
         return guess(store, held_out.split) if isinstance(store, Store) else {}
     assert isinstance(store, Shards)
-    labels = []
+    truth, weights = ("next", "next_weights") if "next" in held_out.fields else ("labels", "slot_weights")
+    counts_V = np.zeros(store.vocabulary, np.int64)
     for step in range(held_out.steps):
         batch = held_out.read(step)
-        labels.append(batch["labels"][batch["slot_weights"] > 0])
-    return unigram_baseline(store.unigrams(), np.concatenate(labels))
+        counts_V += np.bincount(batch[truth][batch[weights] > 0], minlength=store.vocabulary)
+    return unigram_baseline(store.unigrams(), counts_V)
 
 
 def cut_of(held_out: HeldOut, say: Say) -> dict[str, int]:
@@ -137,7 +139,7 @@ def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: No
     steps = _steps_asked(folder, asked.steps, run.evaluate.metric)
     results = []
     with jax.set_mesh(mesh), _held_out(folder, run, described, asked, mesh, say, check) as (held_out, store):
-        objective = OBJECTIVES[run.objective]
+        objective = objective_of(run)
         cut = cut_of(held_out, say)
         known = baseline(held_out, store) if store is not None else {}
         function: Step | None = None

@@ -15,7 +15,7 @@ from data.encoded import Store
 from data.layouts import describe as describe_line
 from data.pipeline import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
 from data.shards import Shards
-from data.tokenizer import WordPiece
+from data.tokenizer import Tokenizer
 from models.model import Model
 from models.shapes import count, dims_of, path_of
 from train import config as configs
@@ -25,7 +25,7 @@ from train.checkpoint import Checkpoints
 from train.config import CheckpointError, ConfigError, Diverged, Run, difference
 from train.evaluate import baseline, cut_of, evaluate, measured
 from train.metrics import Best, Meter, rank
-from train.objectives import OBJECTIVES, Objective, batch_fields
+from train.objectives import Objective, batch_fields, objective_of
 from train.report import Report, draw_loss, read_metrics
 from train.signals import Interrupted, Signals
 from train.step import State, create, evaluation_step, train_step
@@ -40,7 +40,7 @@ class Parts:
     mesh: Mesh
     model: Model
     objective: Objective
-    tokenizer: WordPiece
+    tokenizer: Tokenizer
     store: Shards | Store
     batches: Batches
     held_out: HeldOut | None
@@ -151,7 +151,7 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
     run = configs.scheduled(run, batches.lines_per_pass)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
     model = model_of(run, store.labels if isinstance(store, Store) else ())
-    parts = Parts(run, mesh, model, OBJECTIVES[run.objective], tokenizer, store, batches, held_out, guessed)
+    parts = Parts(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guessed)
     return parts, identity
 
 

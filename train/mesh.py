@@ -13,7 +13,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models.shapes import MESH_AXES, dims_of, path_of, spec
-from train.config import ConfigError, MeshConfig
+from train.config import ConfigError
+from train.options import MeshConfig
 
 
 def keep_cpu_memory() -> None:

@@ -34,13 +34,14 @@ def peak_flops(device_kind: str) -> float | None:
     return next((peak for word, peak in PEAK_FLOPS.items() if word.lower() in device_kind.lower()), None)
 
 
-def unigram_baseline(counts_V: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """What guessing by frequency alone gives on these labels: the loss in nats of the training text's distribution
-    (one added to every count) and the accuracy of always naming its commonest token."""
+def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, float]:
+    """What guessing by frequency alone gives on labels, of which labels_V says how many are each token: the loss in
+    nats of the training text's distribution (one added to every count), the accuracy of always naming its commonest
+    token."""
     share_V = (counts_V + 1.0) / (counts_V.sum() + len(counts_V))
     return {
-        "unigram_loss": float(-np.log(share_V[labels]).mean()),
-        "unigram_accuracy": float((labels == int(counts_V.argmax())).mean()),
+        "unigram_loss": float(-(np.log(share_V) * labels_V).sum() / labels_V.sum()),
+        "unigram_accuracy": float(labels_V[counts_V.argmax()] / labels_V.sum()),
     }
 
 

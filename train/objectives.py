@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from data.task_batches import task_fields
 from models.model import FAMILIES, Outputs
 from train.config import Run
 from train.losses import Sum, cross_entropy
@@ -69,6 +70,31 @@ class MlmNsp:
             "nsp_loss": Sum((nsp_B * lines_B).sum(), lines_B.sum()),
             "mlm_accuracy": Sum((mlm_hit_BP * slots_BP).sum(), slots_BP.sum()),
             "nsp_accuracy": Sum((nsp_hit_B * lines_B).sum(), lines_B.sum()),
+        }
+
+    def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
+        return {}
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """The next token at every place (GPT): the mean over all that are foretold."""
+
+    heads: tuple[str, ...] = ("lm",)
+    fields: dict[str, str] = field(
+        default_factory=lambda: {"next": "i32 BL", "next_weights": "f32 BL", "valid": "f32 B"}
+    )
+    terms: dict[str, float] = field(default_factory=lambda: {"lm_loss": 1.0})
+
+    def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"lm_loss": jnp.maximum(batch["next_weights"].sum(), 1e-9)}
+
+    def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        scored = outputs.heads["lm"]
+        weights_BL = batch["next_weights"].reshape(scored.loss_BL.shape)  # of alternatives folded
+        return {
+            "lm_loss": Sum(scored.total, weights_BL.sum()),
+            "lm_accuracy": Sum((scored.hit_BL * weights_BL).sum(), weights_BL.sum()),
         }
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
@@ -147,23 +173,91 @@ class Tag:
         return {"tags": scores_BLC.argmax(-1).astype(jnp.int32), "scores": scores_BLC.max(-1)}
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The right one of a line's alternatives: cross entropy over them (Radford et al. 2018, section 3.3)."""
+
+    heads: tuple[str, ...] = ("choice",)
+    fields: dict[str, str] = field(default_factory=lambda: {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"})
+    terms: dict[str, float] = field(default_factory=lambda: {"choice_loss": 1.0})
+
+    def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"choice_loss": jnp.maximum(batch["weights"].sum(), 1e-9)}
+
+    def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        weights_B, lines_B = batch["weights"], batch["valid"]
+        loss_B, hit_B = cross_entropy(outputs.heads["choice"], batch["labels"])
+        return {
+            "choice_loss": Sum((loss_B * weights_B).sum(), weights_B.sum()),
+            "accuracy": Sum((hit_B * lines_B).sum(), lines_B.sum()),
+        }
+
+    def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
+        """scores f32 BA: the share that the softmax gives each alternative."""
+        return {"scores": jax.nn.softmax(outputs.heads["choice"])}
+
+
+@dataclass(frozen=True)
+class WithWords:
+    """A task's objective and, beside it, that of foretelling the examples' own words: L3 = L2 + weight · L1 (Radford et
+    al. 2018, equation 5). L1 is the mean over each sequence, then over sequences, as in the original's code."""
+
+    task: Objective
+    weight: float
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return (*self.task.heads, "lm")
+
+    @property
+    def fields(self) -> dict[str, str]:
+        return {**self.task.fields, "next": "i32 BL", "next_weights": "f32 BL"}
+
+    @property
+    def terms(self) -> dict[str, float]:
+        return {**self.task.terms, "lm_loss": self.weight}
+
+    def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        return {**self.task.weights(batch), **NextToken().weights(batch)}
+
+    def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        return {**self.task.sums(outputs, batch), **NextToken().sums(outputs, batch)}
+
+    def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
+        return self.task.predictions(outputs)
+
+
 OBJECTIVES: dict[str, Objective] = {
     "mlm_nsp": MlmNsp(),
+    "lm": NextToken(),
     "classify": Classify(),
     "regress": Regress(),
     "tag": Tag(),
+    "choice": Choice(),
 }
+
+
+def objective_of(run: Run) -> Objective:
+    """What a run optimises."""
+    objective = OBJECTIVES[run.objective]
+    return WithWords(objective, run.task.lm_weight) if run.task.lm_weight else objective
 
 
 def batch_fields(run: Run) -> dict[str, str]:
     """All that a run's batches must hold: what its backbone reads and what its objective reads beyond it."""
-    return {**FAMILIES[type(run.model)].fields, **OBJECTIVES[run.objective].fields}
+    if run.task.kind != "off":
+        return task_fields(run.task.kind, run.data.layout, run.task.symmetric)
+    packed = {"packs": "i32 BL", "positions": "i32 BL"} if run.objective == "lm" and run.data.packed else {}
+    return {**FAMILIES[type(run.model)].fields, **packed, **OBJECTIVES[run.objective].fields}
 
 
-def batch_sizes(run: Run, lines: int) -> dict[str, int]:
-    """The letters of a batch of so many lines: {"B": 32, "L": 128, "P": 20}; P only where slots are predicted."""
-    slots = {"P": run.data.predictions} if "slots" in batch_fields(run) else {}
-    return {"B": lines, "L": run.data.length, **slots}
+def batch_sizes(run: Run, lines: int, choices: int = 2) -> dict[str, int]:
+    """The letters of a batch of so many lines: {"B": 32, "L": 128, "P": 20}; P where slots are predicted, A where lines
+    have alternatives."""
+    fields = batch_fields(run)
+    slots = {"P": run.data.predictions} if "slots" in fields else {}
+    alternatives = {"A": choices} if "A" in fields["tokens"] else {}
+    return {"B": lines, "L": run.data.length, **slots, **alternatives}
 
 
 def loss(objective: Objective, sums: dict[str, Sum], weights: dict[str, jax.Array]) -> jax.Array:

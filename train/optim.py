@@ -9,20 +9,25 @@ import numpy as np
 import optax
 
 from models.shapes import path_of
-from train.config import ConfigError, OptimConfig, did_you_mean
+from train.config import ConfigError, did_you_mean
+from train.options import OptimConfig
 
 
 def learning_rate(config: OptimConfig, steps: int, step: jax.Array) -> jax.Array:
     """The rate of step (0-based, before the update), in float32.
 
     `bert`: peak·t/W while t < W, then peak·(1 - t/T), so that it falls from peak·(W-1)/W to peak·(1 - W/T) at t = W.
-    `linear`, `cosine`: peak·(t+1)/W while t < W, then down to final_lr·peak at T.
+    `linear`, `cosine`: peak·(t+1)/W while t < W, then down to final_lr·peak at T, or at decay_steps.
+    `gpt1`: peak·t/W while t ≤ W, times 1 - t/T throughout (finetune-transformer-lm, opt.py): 0 in the first step.
     """
     t, W, T = step.astype(jnp.float32), float(config.warmup), float(steps)
+    if config.schedule == "gpt1":
+        W = config.warmup_fraction * T or W
+        return config.peak_lr * jnp.where(t > W, 1.0, t / max(W, 1e-9)) * (1.0 - jnp.minimum(t, T) / T)
     if config.schedule == "bert":
         rising, falling = t / max(W, 1.0), 1.0 - jnp.minimum(t, T) / T
     else:
-        done = jnp.clip((t - W) / max(T - W, 1.0), 0.0, 1.0)
+        done = jnp.clip((t - W) / max((config.decay_steps or T) - W, 1.0), 0.0, 1.0)
         shape = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + jnp.cos(math.pi * done))
         rising, falling = (t + 1.0) / max(W, 1.0), config.final_lr + (1.0 - config.final_lr) * shape
     return config.peak_lr * jnp.where(t < W, rising, falling)
@@ -45,6 +50,35 @@ def _scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTrans
         mu = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.mu, grads)
         nu = jax.tree.map(lambda v, g: b2 * v + (1.0 - b2) * jnp.square(g), state.nu, grads)
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu), Moments(mu, nu)
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+class CountedMoments(NamedTuple):
+    """Moments, and how many updates they have seen."""
+
+    mu: Any
+    nu: Any
+    count: jax.Array
+
+
+def _scale_by_gpt1_adam(
+    b1: float, b2: float, eps: float, decay: float, no_decay: tuple[str, ...]
+) -> optax.GradientTransformation:
+    """sqrt(1 - b2^t)/(1 - b1^t) · (m/(sqrt(v) + eps) + decay·p) (finetune-transformer-lm, opt.py)."""
+
+    def init(params: Any) -> CountedMoments:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return CountedMoments(zeros, jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, CountedMoments]:
+        mu = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.mu, grads)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1.0 - b2) * jnp.square(g), state.nu, grads)
+        t = (state.count + 1).astype(jnp.float32)
+        correction = jnp.sqrt(1.0 - b2**t) / (1.0 - b1**t)
+        pull = jax.tree.map(lambda p, d: decay * d * p, params, decayed(params, no_decay))
+        updates = jax.tree.map(lambda m, v, w: correction * (m / (jnp.sqrt(v) + eps) + w), mu, nu, pull)
+        return updates, CountedMoments(mu, nu, state.count + 1)
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
@@ -94,15 +128,18 @@ def rates(config: OptimConfig, params: Any) -> Any | None:
 
 
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:
-    """clip → Adam → + decay·p; times -lr where it is applied.
+    """clip → Adam → + decay·p; times -lr where it is applied. A step is no update where it was skipped.
 
     Differs: the original clips each TPU core's own gradient before the cores' gradients are summed; here the whole
     batch's gradient is clipped, so that a step does not depend on the number of devices.
     """
+    clip = optax.clip_by_global_norm(config.clip) if config.clip else optax.identity()
+    if config.name == "gpt1":
+        betas, decay = (config.b1, config.b2, config.eps), (config.weight_decay, config.no_decay)
+        return optax.chain(clip, _scale_by_gpt1_adam(*betas, *decay))
     adam = {
         "bert": lambda: _scale_by_bert_adam(config.b1, config.b2, config.eps),
         "adamw": lambda: optax.scale_by_adam(config.b1, config.b2, config.eps),
     }[config.name]()
-    clip = optax.clip_by_global_norm(config.clip) if config.clip else optax.identity()
     decay = optax.add_decayed_weights(config.weight_decay, lambda params: decayed(params, config.no_decay))
     return optax.chain(clip, adam, decay)

@@ -12,17 +12,18 @@ from jax.sharding import Mesh
 
 from data.encode import Labels, chunks, code, in_memory, same_shape
 from data.errors import DataError
-from data.examples import Example, Pair, Tagged, Text
+from data.examples import Choice, Example, Pair, Tagged, Text
 from data.pipeline import iterate
 from data.task_batches import HeldOutTask
 from data.tasks import check_sources, examples
-from data.tokenizer import WordPiece
+from data.tokenizer import Tokenizer
 from train import config as configs
 from train import mesh as meshes
 from train.answers import Answers
-from train.config import ConfigError, MeshConfig
+from train.config import ConfigError
 from train.directory import make_folder, read_tokenizer
-from train.objectives import OBJECTIVES
+from train.objectives import objective_of
+from train.options import MeshConfig
 from train.step import evaluation_step
 from train.transfer import Loaded, load_parameters
 
@@ -50,17 +51,18 @@ class Predictor:
         meshes.prepare_jax(self.run.model.dtype)
         self.labels: tuple[str, ...] = tuple(described.get("labels", ()))
         self.pair: bool | None = described.get("pair")
-        self.tokenizer: WordPiece = read_tokenizer(self.folder, self.run, described)
+        self.tokenizer: Tokenizer = read_tokenizer(self.folder, self.run, described)
         self.mesh: Mesh = meshes.build(MeshConfig())
         self.batch = meshes.whole_batch(self.mesh, batch)
         with jax.set_mesh(self.mesh):
             self.loaded: Loaded = load_parameters(self.folder, self.run, self.labels, self.mesh, say, step)
         self.cut = 0
         """Examples so far that were longer than the model, and cut."""
-        self._step = evaluation_step(self.loaded.model, OBJECTIVES[self.run.objective], self.mesh)
+        self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
 
     def __call__(self, texts: Sequence[Any]) -> list[dict[str, Any]]:
-        """Texts (str), pairs (tuple of two) or, for tags, lists of words → {"prediction", "scores"} each, in order.
+        """Texts (str), pairs (tuple of two), for tags lists of words, for choices (text, [alternative, …]) →
+        {"prediction", "scores"} each, in order.
 
         Raises DataError for an empty text or a word that the vocabulary cannot spell.
         """
@@ -70,6 +72,8 @@ class Predictor:
         return [record for chunk in chunks(found) for record in self.answer(chunk)]
 
     def _example(self, text: Any, origin: str) -> Example:
+        if self.run.task.kind == "choice":
+            return self._choice(text, origin)
         parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, list | tuple) else ()
         if not parts or not all(isinstance(part, str) for part in parts):
             raise DataError(f"{origin}: {text!r} is not a text, a pair of texts or, for tags, a list of words")
@@ -80,12 +84,20 @@ class Predictor:
         texts = list(map(str, parts))
         return Text(texts[0], None, origin) if len(texts) == 1 else Pair(texts[0], texts[1], None, origin)
 
+    def _choice(self, item: Any, origin: str) -> Choice:
+        text, choices = item if isinstance(item, list | tuple) and len(item) == 2 else (None, None)
+        choices = choices if isinstance(choices, list | tuple) else ()
+        if not isinstance(text, str) or not choices or not all(isinstance(choice, str) for choice in choices):
+            raise DataError(f"{origin}: {item!r} is not a text with a list of alternatives: (text, [one, another])")
+        return Choice(text, tuple(choices), None, origin)
+
     def answer(self, found: Sequence[Example]) -> Iterator[dict[str, Any]]:
         """A record for each example of a chunk, in order."""
         kind, length = self.run.task.kind, min(self.run.data.length, self.run.model.length)
         coded = code(found, kind, self.tokenizer, Labels(self.labels or ("",)), 0)
         same_shape(coded, self.pair, found[0].origin)
-        split = in_memory(coded, kind, self.labels, found[0].origin.rpartition(":")[0])
+        source = found[0].origin.rpartition(":")[0]
+        split = in_memory(coded, kind, self.labels, source, self.run.task.symmetric)
         length = min(next((n for n in LENGTHS if n >= split.longest + 2), length), length)
         self.cut += split.longer_than(length)
         held_out = HeldOutTask(split, self.tokenizer, self.run.data, self.batch, length=length)
@@ -102,14 +114,14 @@ def predict_file(
     predictor: Predictor,
     source: str,
     to: Path,
-    columns: dict[str, str],
+    columns: dict[str, Any],
     say: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Writes a JSON line for each example of a file: what was read, the prediction, the scores. Memory is bounded.
 
-    columns: task.text, task.second, task.header where the file has others than the training set. The file is there
-    whole or not at all. Raises DataError for the user's file.
+    columns: task.text, task.second, task.choices, task.header where the file has others than the training set. The file
+    is there whole or not at all. Raises DataError for the user's file.
     """
     check_sources((source,), "input")
     task = dataclasses.replace(predictor.run.task, **{name: word for name, word in columns.items() if word})
@@ -143,6 +155,8 @@ def predict_file(
 
 
 def _read(example: Example) -> dict[str, Any]:
+    if isinstance(example, Choice):
+        return {"text": example.text, "choices": list(example.choices)}
     if isinstance(example, Tagged):
         return {"words": list(example.words)}
     return {"text": example.text} if isinstance(example, Text) else {"text": example.first, "second": example.second}

@@ -85,8 +85,9 @@ def is_entity_scheme(labels: Sequence[str]) -> bool:
 
 
 def label_table(kind: str, gold: Any, predicted: Any, labels: Sequence[str]) -> list[Row]:
-    """What `classified` ("classify") or `tagged` ("tag") was given → {label, precision, recall, f1, count in gold}, in
-    the order of labels, then what occurs besides. An entity scheme has a row for each type. Numbers have no rows."""
+    """What `classified` ("classify", "choice") or `tagged` ("tag") was given → {label, precision, recall, f1, count in
+    gold}, in the order of labels, then what occurs besides. An entity scheme has a row for each type. Numbers have no
+    rows."""
     if kind == "regress":
         return []
     if kind != "tag":

@@ -15,7 +15,7 @@ from train import checkpoint
 from train import config as configs
 from train import mesh as meshes
 from train.config import CheckpointError, ConfigError, Run
-from train.objectives import OBJECTIVES
+from train.objectives import objective_of
 from train.step import State, create
 
 Say = Callable[[str], None]
@@ -33,7 +33,7 @@ class Loaded:
 
 def model_of(run: Run, labels: tuple[str, ...]) -> Model:
     """The model of a run, with the heads that its objective trains; labels: those of its task."""
-    return build(run.model, OBJECTIVES[run.objective].heads, max(len(labels), 1))
+    return build(run.model, objective_of(run).heads, max(len(labels), 1))
 
 
 def find_step(folder: Path, step: int | None) -> list[int]:
@@ -112,7 +112,8 @@ def account(there: dict[str, list[int]], here: dict[str, list[int]], run: Run, s
     Heads may come and go; everything else must be accounted for: raises ConfigError for a tensor that is not.
     """
     source = run.init.run
-    heads = {"heads_mlm", "heads_nsp", *(f"heads_{kind}" for kind in ("classify", "regress", "tag") if same_task)}
+    kinds = ("classify", "regress", "tag", "choice") if same_task else ()
+    heads = {"heads_mlm", "heads_nsp", *(f"heads_{kind}" for kind in kinds)}
     found = Account({}, {}, {}, {})
     for path, shape in there.items():
         top = path.partition("/")[0]

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import os
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import tyro
@@ -23,7 +24,14 @@ def parse(kind: type[T], words: list[str], command: str, default: T | None = Non
     given: Any = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(said):
-            found, unknown = tyro.cli(kind, args=words, prog=f"contexture {command}", return_unknown_args=True, **given)
+            found, unknown = tyro.cli(
+                kind,
+                args=words,
+                prog=f"contexture {command}",
+                return_unknown_args=True,
+                config=(tyro.conf.AvoidSubcommands,),  # a model's class comes with the recipe
+                **given,
+            )
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
@@ -86,6 +94,18 @@ def without_contradiction(base: Run, words: list[str]) -> Run:
     if value_of(words, "--optim.warmup") and not value_of(words, "--optim.warmup-fraction"):
         base = dataclasses.replace(base, optim=dataclasses.replace(base.optim, warmup_fraction=0.0))
     return base
+
+
+@dataclasses.dataclass(frozen=True)
+class Streamed:
+    """A command's work whose text is told while it grows: work(tell) → the result for --json."""
+
+    work: Callable[[Callable[[str], None]], dict[str, Any]]
+
+
+def write_out(text: str) -> None:
+    """To stdout, at once."""
+    print(text, end="", flush=True)
 
 
 def print_result(result: dict[str, Any], indent: str = "") -> None:

@@ -1,0 +1,147 @@
+"""What `import contexture` gives: runs opened, evaluated and asked in Python. Importing this needs no jax."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from train.config import read
+from train.options import MeshConfig
+
+if TYPE_CHECKING:
+    from data.tokenizer import Tokenizer
+    from models.model import Model
+
+Result = dict[str, Any]
+
+
+def warn(line: str) -> None:
+    """What a person should know goes to stderr."""
+    print(line, file=sys.stderr)
+
+
+def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokenizer]":
+    """A run opened in Python: (model, params, tokenizer), from its newest good checkpoint or that of `step`.
+
+    `model.apply({"params": params}, batch)` with `batch = data.layouts.bert_texts(tokenizer, texts, length)`;
+    raises ConfigError where the folder is no run, CheckpointError where no checkpoint is good.
+    """
+    import jax
+
+    from train import mesh as meshes
+    from train.directory import read_tokenizer
+    from train.transfer import load_parameters
+
+    folder = Path(run)
+    settings, described = read(folder)
+    tokenizer = read_tokenizer(folder, settings, described)
+    meshes.prepare_jax(settings.model.dtype)
+    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    loaded = load_parameters(folder, settings, tuple(described.get("labels", ())), mesh, warn, step)
+    return loaded.model, loaded.params, tokenizer
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    split: str = "dev",
+    dev: str | Sequence[str] = (),
+    step: int | str | Sequence[str] = (),
+    batch: int = 0,
+    to: str = "",
+    mesh: MeshConfig | None = None,
+) -> Result:
+    """What `contexture evaluate` prints, as a dict: {"run", "step", "split", "examples", "metrics", …}.
+
+    dev: labelled files instead of the run's own examples; step: the numbers of checkpoints, "best" or "all". Raises as
+    `load` does, and DataError for a file.
+    """
+    from train.evaluate import Asked, evaluate_run
+
+    steps = (str(step),) if isinstance(step, int | str) else tuple(step)
+    asked = Asked(split, (dev,) if isinstance(dev, str) else tuple(dev), steps, batch, to, mesh)
+    return evaluate_run(Path(run), asked, warn)
+
+
+def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None) -> list[Result]:
+    """A fine-tuned run's answers to texts, pairs of texts or lists of words: [{"id", "prediction", "scores"}, …].
+
+    For many calls keep a `train.predict.Predictor`. Raises as `load` does, and DataError for an empty text.
+    """
+    from train.predict import Predictor
+
+    return Predictor(run, step=step, say=warn)(texts)
+
+
+def fill(run: str | Path, text: str, *, top: int = 5, step: int | None = None) -> list[list[Result]]:
+    """What a pretrained run would put in each [MASK] of a text: a list of {"piece", "score"} for each, best first."""
+    from analysis.fill import fill as fill_in
+
+    model, params, tokenizer = load(run, step)
+    return fill_in(model, params, tokenizer, text, top)
+
+
+def generate(
+    run: str | Path,
+    prompts: str | Sequence[str],
+    *,
+    tokens: int = 64,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    exclusive: bool = False,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    batch: int = 16,
+    step: int | None = None,
+    tell: Callable[[int, str], None] = lambda line, text: None,
+    check: Callable[[], None] = lambda: None,
+) -> list[Result]:
+    """What a pretrained GPT writes behind each prompt: [{"prompt", "text", "tokens", "stopped"}, …].
+
+    `analysis.generate.generate` says what the options mean. Raises as `load` does, and DataError for a prompt.
+    """
+    from analysis.generate import generate as write
+    from models.decode import Sampling
+
+    model, params, tokenizer = load(run, step)
+    lines = [prompts] if isinstance(prompts, str) else list(prompts)
+    how = Sampling(temperature, top_k, top_p, exclusive)
+    more: Any = {"tokens": tokens, "stop": stop, "seed": seed, "batch": batch, "tell": tell, "check": check}
+    return write(model, params, tokenizer, lines, how, **more)
+
+
+def score(
+    run: str | Path,
+    texts: str | Sequence[str],
+    *,
+    documents: str = "files",
+    length: int = 0,
+    stride: int = 0,
+    batch: int = 8,
+    step: int | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Result:
+    """How well a pretrained GPT foretells the text of files: what `contexture score` prints.
+
+    `analysis.score.score` says what the options mean. Raises as `load` does, and DataError for a file.
+    """
+    from analysis.score import score as foretell
+    from data.sources import expand
+
+    def each() -> Iterator[str]:
+        for source in sources:
+            held: list[str] = []
+            for chunk in source.chunks(documents):
+                if chunk:
+                    held.append(chunk)
+                elif held:
+                    yield "".join(held)
+                    held = []
+            if held:
+                yield "".join(held)
+
+    sources = expand((texts,) if isinstance(texts, str) else tuple(texts), "input")
+    model, params, tokenizer = load(run, step)
+    found = foretell(model, params, tokenizer, each(), length=length, stride=stride, batch=batch, check=check)
+    return {"run": str(run), **found}

@@ -1,0 +1,261 @@
+"""Byte pairs as GPT has them: GPT-2's over bytes (`ByteBPE`), GPT-1's over the letters of words (`Gpt1BPE`).
+
+Both read the published pair of files as they are: a JSON object that gives each token its id, and the merges, best
+first. The matching and learning run in the `tokenizers` library (Rust, all cores).
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+
+from data import vocabulary as vocabularies
+from data.errors import DataError
+
+END = "<|endoftext|>"
+BYTE_FILES = ("encoder.json", "vocab.bpe")
+GPT1_FILES = ("encoder_bpe_40000.json", "vocab_40000.bpe")
+Merges = Sequence[tuple[str, str]]
+
+_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_ORDER = [*_PRINTED, *sorted(set(range(256)) - set(_PRINTED))]
+BYTES = {chr(byte if byte in _PRINTED else 0x100 + n - len(_PRINTED)): byte for n, byte in enumerate(_ORDER)}
+"""GPT-2's characters for bytes: those that can be printed stand for themselves, the others for U+0100 and on."""
+
+# No token of GPT-2's pattern holds white space after something else, or a mark after a letter or a digit.
+_SAFE = re.compile(r"(?<=\S)(?=[ \t\r\n])|(?<=[^\W_])(?=[.,;:!?。，、；：！？])")
+_RUNS = re.compile(r'([-~!";?+,()/*\[\]{}|_])\1*')
+_LINES = re.compile(r" ?\n ?")
+
+
+class ByteBPE:
+    """GPT-2's tokenizer (encoder.py): its pattern cuts words with the space before them, whose bytes are joined by the
+    merges, best first. Every text is spelled, and comes back as it was.
+
+    `<|endoftext|>` joins documents; spelled out in text it is text.
+    """
+
+    kind = "byte-bpe"
+    lossless = True
+    pad = 0
+    unk = None
+    specials: Mapping[str, int] = {}
+
+    def __init__(self, vocabulary: Sequence[str], merges: Merges, where: str = "vocabulary") -> None:
+        """Raises: DataError where a byte has no token."""
+        ids = {token: number for number, token in enumerate(vocabulary)}
+        if missing := [byte for character, byte in BYTES.items() if character not in ids]:
+            raise DataError(f"{where}: no token for byte 0x{missing[0]:02x}; a byte vocabulary holds all 256 of them")
+        self.vocabulary, self.merges = tuple(vocabulary), tuple(merges)
+        self.size = len(vocabulary)
+        self.end = ids.get(END)
+        self.fingerprint = vocabularies.fingerprint(self.kind, vocabulary=self.vocabulary, merges=self.merges)
+        self._bytes = [_bytes(token) for token in vocabulary]
+        self._tokenizer = tokenizers.Tokenizer(models.BPE(ids, list(self.merges)))
+        self._tokenizer.pre_tokenizer = _byte_words()  # type: ignore[assignment]
+
+    @staticmethod
+    def open(folder: Path) -> "ByteBPE":
+        """Raises: DataError for a pair of files that is not whole, or do not belong together."""
+        return ByteBPE(*_read_pair(folder, *BYTE_FILES), where=str(folder / BYTE_FILES[0]))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts → ids, without special tokens, on all cores."""
+        return vocabularies.encode_words(
+            [_SAFE.split(text) for text in texts], lambda words: _ids(self._tokenizer, words)
+        )
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Ids → text; bytes that are no character become U+FFFD, as in the original."""
+        return b"".join(self._bytes[number] for number in ids).decode("utf-8", "replace")
+
+    def token(self, id: int) -> str:
+        """What an id stands for; bytes that are no character as \\xe2."""
+        return self._bytes[id].decode("utf-8", "backslashreplace")
+
+    def parts(self, text: str, most: int) -> list[str]:
+        """Cut before a space or line end that follows something else, or a mark that follows a letter."""
+        return vocabularies.cut(text, most, _SAFE)
+
+    def files(self) -> dict[str, bytes]:
+        return _pair(self.kind, BYTE_FILES, self.vocabulary, self.merges)
+
+    def save(self, folder: Path) -> None:
+        """Raises: DataError where something else stands in that place, or no folder can."""
+        vocabularies.save(folder, self.files())
+
+
+class Gpt1BPE:
+    """GPT-1's tokenizer (finetune-transformer-lm, text_utils.py): ftfy mends the text, dashes, dots and runs of marks
+    are made even, words are lower-cased and spelled by the merges; `</w>` ends a word, and a line end is one.
+
+    The published vocabulary has no token that ends a text: documents follow each other without one.
+
+    Differs: the original cut words with the spaCy of 2018; here white space and punctuation cut them, as in the
+    tokenizer's port in transformers.
+    """
+
+    kind = "gpt1-bpe"
+    lossless = False
+    pad = 0
+    end = None
+    specials: Mapping[str, int] = {}
+
+    def __init__(self, vocabulary: Sequence[str], merges: Merges, where: str = "vocabulary") -> None:
+        """Raises: DataError where the vocabulary lacks `<unk>`."""
+        ids = {token: number for number, token in enumerate(vocabulary)}
+        if "<unk>" not in ids:
+            raise DataError(f"{where}: <unk> is missing; a GPT-1 vocabulary holds it")
+        self.vocabulary, self.merges = tuple(vocabulary), tuple(merges)
+        self.size = len(vocabulary)
+        self.unk = ids["<unk>"]
+        self.fingerprint = vocabularies.fingerprint(self.kind, vocabulary=self.vocabulary, merges=self.merges)
+        model = models.BPE(ids, list(self.merges), unk_token="<unk>", end_of_word_suffix="</w>")
+        self._tokenizer = tokenizers.Tokenizer(model)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Punctuation()  # type: ignore[assignment]
+
+    @staticmethod
+    def open(folder: Path) -> "Gpt1BPE":
+        """Raises: DataError for a pair of files that is not whole, or do not belong together."""
+        return Gpt1BPE(*_read_pair(folder, *GPT1_FILES), where=str(folder / GPT1_FILES[0]))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts → ids, without special tokens; what no token spells is `<unk>`."""
+        lines = [standardized(text).lower().split(" ") for text in texts]
+        return vocabularies.encode_words(lines, lambda words: _ids(self._tokenizer, words))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Ids → words with spaces between."""
+        text = "".join(self.vocabulary[number] for number in ids).replace("</w>", " ")
+        return _LINES.sub("\n", text).strip(" ")
+
+    def token(self, id: int) -> str:
+        return self.vocabulary[id]
+
+    def parts(self, text: str, most: int) -> list[str]:
+        """Never cut: the clean-up looks at whole lines, and forgets the line ends that a text begins or ends with."""
+        return [text]
+
+    def files(self) -> dict[str, bytes]:
+        return _pair(self.kind, GPT1_FILES, self.vocabulary, self.merges)
+
+    def save(self, folder: Path) -> None:
+        """Raises: DataError where something else stands in that place, or no folder can."""
+        vocabularies.save(folder, self.files())
+
+
+def standardized(text: str) -> str:
+    """GPT-1's clean-up: `"Well…  it's—2018!!"` → `"Well... it's - 2018 !!"`. Backslashes are not spaced: the original's
+    pattern means to, but has no raw string."""
+    import ftfy
+
+    text = ftfy.fix_text(text)
+    for character, plain in (("—", "-"), ("–", "-"), ("―", "-"), ("…", "..."), ("´", "'")):
+        text = text.replace(character, plain)
+    text = _RUNS.sub(r" \g<0> ", text)
+    text = re.sub(r"\s*\n\s*", " \n ", text)
+    return re.sub(r"[^\S\n]+", " ", text).strip()
+
+
+def learn_byte_bpe(texts: Iterable[str], size: int) -> ByteBPE:
+    """Learns at most `size` tokens: the 256 bytes, the most frequent joins (those met twice at least), and
+    `<|endoftext|>`.
+
+    The same texts give the same vocabulary in every process: of joins that are equally frequent the one whose parts
+    are older comes first. Memory holds the distinct words alone.
+
+    Raises: DataError where the texts are empty or the size has no room for the bytes; and whatever the texts raise.
+    """
+    if size < len(BYTES) + 1:
+        raise DataError(f"a vocabulary of {size} has no room for the 256 bytes and {END}; give at least 257")
+    chunks = vocabularies.count(texts, lambda text: vocabularies.slices(_SAFE.split(text)))
+    words: Counter[str] = Counter()
+    splitter = _byte_words()
+    for chunk, count in chunks.items():
+        for word, _ in splitter.pre_tokenize_str(chunk):
+            words[word] += count
+    if not words:
+        raise DataError("no word in the text to learn a vocabulary from; give text")
+    trainer = trainers.BpeTrainer(vocab_size=size - 1, min_frequency=2, initial_alphabet=[*BYTES], show_progress=False)
+    learner = tokenizers.Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    learner.train_from_iterator(vocabularies.repeated(words), trainer)
+    learned = json.loads(learner.to_str())["model"]
+    vocabulary = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
+    return ByteBPE([*vocabulary, END], [(first, second) for first, second in learned["merges"]])
+
+
+def _byte_words() -> pre_tokenizers.ByteLevel:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _ids(tokenizer: tokenizers.Tokenizer, words: list[str]) -> list[list[int]]:
+    return [word.ids for word in tokenizer.encode_batch_fast(words, add_special_tokens=False)]
+
+
+def _bytes(token: str) -> bytes:
+    """The bytes that a token's characters stand for; a token of other characters stands for itself."""
+    known = all(character in BYTES for character in token)
+    return bytes(BYTES[character] for character in token) if known else token.encode("utf-8", "replace")
+
+
+def _pair(kind: str, names: tuple[str, str], vocabulary: Sequence[str], merges: Merges) -> dict[str, bytes]:
+    encoder = json.dumps({token: number for number, token in enumerate(vocabulary)})
+    lines = "".join(f"{first} {second}\n" for first, second in merges)
+    files = {names[0]: encoder.encode(), names[1]: f"#version: 0.2\n{lines}".encode()}
+    return {**files, vocabularies.OPTIONS: vocabularies.options(kind)}
+
+
+def _read_pair(folder: Path, encoder: str, merges: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """(the tokens in the order of their ids, the merges)."""
+    for name, other in ((encoder, merges), (merges, encoder)):
+        if not (folder / name).is_file():
+            raise DataError(f"{folder / name}: missing beside {other}; put both files of a published pair there")
+    vocabulary = _read_encoder(folder / encoder)
+    return vocabulary, _read_merges(folder / merges, set(vocabulary), encoder)
+
+
+def _read_encoder(file: Path) -> list[str]:
+    """Raises: DataError where it is not JSON, not an object of ids, or the ids do not run from 0 without a hole."""
+    pairs = vocabularies.read_json(file, hook=list)
+    entries = pairs if isinstance(pairs, list) else []
+    if not entries or not all(isinstance(entry, tuple) and type(entry[1]) is int for entry in entries):
+        raise DataError(
+            f'{file}: not a vocabulary; it wants one object that gives each token its id: {{"the": 262, …}}'
+        )
+    tokens: dict[int, str] = {}
+    for token, number in entries:
+        if number in tokens:
+            raise DataError(f"{file}: {tokens[number]!r} and {token!r} both have id {number}; give each its own")
+        tokens[number] = token
+    for number in range(len(tokens)):
+        if number not in tokens:
+            raise DataError(f"{file}: no token has id {number}; {len(tokens)} ids run from 0 to {len(tokens) - 1}")
+    if len(set(tokens.values())) < len(tokens):
+        token, times = Counter(tokens.values()).most_common(1)[0]
+        raise DataError(f"{file}: the token {token!r} stands there {times} times; keep it once")
+    return [tokens[number] for number in range(len(tokens))]
+
+
+def _read_merges(file: Path, vocabulary: set[str], encoder: str) -> list[tuple[str, str]]:
+    """The line of a version may be there or not. Raises: DataError with file:line for what is no merge of the
+    vocabulary."""
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(vocabularies.read_lines(file), 1):
+        if number == 1 and (line.startswith("#version") or not line):
+            continue
+        first, _, second = line.partition(" ")
+        if not first or not second or " " in second:
+            raise DataError(f"{file}:{number}: {line!r} is no merge; it wants two tokens with a space between")
+        for token in (first, second, first + second):
+            if token not in vocabulary:
+                raise DataError(
+                    f"{file}:{number}: the merge {line!r} names {token!r}, which {encoder} lacks; "
+                    "give two files that belong together"
+                )
+        merges.append((first, second))
+    return merges

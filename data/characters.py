@@ -1,0 +1,104 @@
+"""A token for each character of the text that the vocabulary was learned on."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from data import vocabulary as vocabularies
+from data.errors import DataError
+
+FILE = "characters.json"
+
+
+class Characters:
+    """Characters by their number in the vocabulary; another character is an error."""
+
+    kind = "characters"
+    lossless = True
+    pad = 0
+    end = None
+    unk = None
+    specials: Mapping[str, int] = {}
+
+    def __init__(self, characters: Sequence[str], where: str = "vocabulary") -> None:
+        """Raises: DataError for a vocabulary that is empty, or holds a character twice or what is not one."""
+        if not characters:
+            raise DataError(f"{where}: the vocabulary is empty; it wants a list of characters")
+        if wrong := [one for one in characters if not isinstance(one, str) or len(one) != 1]:
+            raise DataError(f"{where}: {wrong[0]!r} is not one character; it wants a list of characters")
+        character, times = Counter(characters).most_common(1)[0]
+        if times > 1:
+            raise DataError(f"{where}: the character {character!r} stands there {times} times; keep each once")
+        self.characters = "".join(characters)
+        self.size = len(characters)
+        self.fingerprint = vocabularies.fingerprint(self.kind, characters=self.characters)
+        codes = _codes(self.characters)
+        self._ids = np.full(int(codes.max()) + 2, -1, np.int32)
+        self._ids[codes] = np.arange(self.size)
+
+    @staticmethod
+    def open(folder: Path) -> "Characters":
+        """Raises: DataError for a file that is missing, or not a list of characters."""
+        file = folder / FILE
+        characters = vocabularies.read_json(file)
+        if not isinstance(characters, list):
+            raise DataError(f"{file}: not a vocabulary; it wants a list of characters")
+        return Characters(characters, str(file))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts → ids. Raises: DataError for a character that is not in the vocabulary."""
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        ids = self._ids[np.minimum(_codes(text), len(self._ids) - 1)]
+        if len(ids) and ids.min() < 0:
+            character = text[int(ids.argmin())]
+            raise DataError(
+                f"the character {character!r} (U+{ord(character):04X}) is none of the vocabulary's {self.size}; "
+                "learn the vocabulary on text that holds it"
+            )
+        return ids.tolist()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(self.characters[number] for number in ids)
+
+    def token(self, id: int) -> str:
+        return self.characters[id]
+
+    def parts(self, text: str, most: int) -> list[str]:
+        """Cut anywhere."""
+        return [text[at : at + most] for at in range(0, len(text), most)] or [text]
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            FILE: json.dumps([*self.characters]).encode(),
+            vocabularies.OPTIONS: vocabularies.options(self.kind),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Raises: DataError where something else stands in that place, or no folder can."""
+        vocabularies.save(folder, self.files())
+
+
+def learn_characters(texts: Iterable[str], size: int) -> Characters:
+    """All characters of the texts, in the order of Unicode.
+
+    Raises: DataError where there are none, or more than `size`; and whatever the texts raise.
+    """
+    found: set[str] = set()
+    for text in texts:
+        found.update(text)
+    if not found:
+        raise DataError("no character in the text to learn a vocabulary from; give text")
+    if len(found) > size:
+        raise DataError(f"the text has {len(found)} different characters, a vocabulary of {size} no room for them; "
+                        f"give a size of {len(found)}, or learn a byte-bpe")  # fmt: skip
+    return Characters(sorted(found))
+
+
+def _codes(text: str) -> np.ndarray:
+    """The text's characters by their numbers in Unicode."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

@@ -1,0 +1,93 @@
+"""What an example's label means: labels ↔ numbers, and the alternative that is right."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.errors import DataError, did_you_mean
+from data.examples import Choice, Pair, Text
+
+
+class Labels:
+    """Labels ↔ numbers. Open while the training set is read (a new label gets the next number), closed after it."""
+
+    def __init__(self, known: Sequence[str] = (), named: bool = False) -> None:
+        """named: whether the user named them, so that a label is never the text of an alternative of the same name."""
+        self.numbers = {label: number for number, label in enumerate(known)}
+        self.closed, self.named = bool(known), named
+
+    def number(self, label: str, origin: str) -> int:
+        """Raises: DataError for a label that the training set does not have."""
+        found = self.numbers.get(label)
+        if found is None and self.closed:
+            names = list(self.numbers)
+            shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+            raise DataError(f"{origin}: label {label!r} is not one of {shown}{did_you_mean(label, names)}")
+        return self.numbers.setdefault(label, len(self.numbers)) if found is None else found
+
+    def close(self) -> NDArray[np.int64]:
+        """Sorts the labels (numbers by their value) and closes. Returns the new number of each old one."""
+        order = sorted(self.numbers, key=_sort_key)
+        renumbered = np.empty(len(order), np.int64)
+        for new, label in enumerate(order):
+            renumbered[self.numbers[label]] = new
+        self.numbers = {label: number for number, label in enumerate(order)}
+        self.closed = True
+        return renumbered
+
+    def number_alternatives(self, many: int) -> None:
+        """Closes, with names 0, 1, … for so many alternatives where they have none."""
+        if not self.closed:
+            self.numbers = {str(number): number for number in range(many)}
+            self.closed = True
+
+
+def _sort_key(label: str) -> tuple[float, str]:
+    try:
+        value = float(label)
+    except ValueError:
+        return float("inf"), label
+    return (value, label) if value == value else (float("inf"), label)
+
+
+def answer(example: Text | Pair | Choice, kind: str, labels: Labels) -> int:
+    """A label's number, the bits of a number, or -1 where there is none.
+
+    Raises: DataError with file:line for an unknown label, a number that is none, a label that names no alternative.
+    """
+    label, origin = example.label, example.origin
+    if label is None:
+        return -1
+    if isinstance(example, Choice):
+        return _right(example, label, labels)
+    if kind == "classify":
+        return labels.number(label, origin)
+    try:
+        value = float(label)
+    except ValueError:
+        value = float("nan")
+    if not np.isfinite(value):
+        raise DataError(f"{origin}: {label!r} is not a number, which task.kind=regress wants")
+    return int(np.float64(value).view(np.int64))
+
+
+def _right(example: Choice, label: str, labels: Labels) -> int:
+    """Which alternative a label means, by its name (its number, where it was given none) or by its own text."""
+    found = {labels.numbers[label]} if label in labels.numbers else set()
+    if not found or not labels.named:
+        found |= {number for number, choice in enumerate(example.choices) if choice.strip() == label}
+    names = list(labels.numbers)
+    if not found:
+        raise DataError(
+            f"{example.origin}: label {label[:40]!r} is neither one of {', '.join(names)} nor an alternative's own text"
+            f"{did_you_mean(label, [*names, *example.choices])}; count the alternatives from 0, or name them in their "
+            "order: --task.labels 1 2"
+        )
+    if len(found) > 1:
+        which = " or ".join(map(str, sorted(found)))
+        raise DataError(
+            f"{example.origin}: label {label[:40]!r} may mean alternative {which}, by number or by text; give numbers, "
+            f"and say so: --task.labels {' '.join(names)}"
+        )
+    return found.pop()

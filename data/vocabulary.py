@@ -1,0 +1,129 @@
+"""What vocabularies of every kind share: files read with errors that say where, a folder that appears whole, words
+counted in bounded memory, and long texts cut where no token is."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from data.errors import DataError
+from data.sources import check_free
+
+OPTIONS = "tokenizer.json"
+"""The file that says of what kind a saved tokenizer is."""
+FORMAT = 1
+LONGEST_CHUNK = 200
+"""A vocabulary is learned on chunks of at most so many characters."""
+MOST_WORDS = 1_000_000
+
+
+def fingerprint(kind: str, **content: Any) -> str:
+    """sha256 (hex) over all that makes a tokenizer."""
+    return hashlib.sha256(json.dumps({"kind": kind, **content}).encode()).hexdigest()
+
+
+def options(kind: str, **more: Any) -> bytes:
+    """The content of tokenizer.json."""
+    return (json.dumps({"format": FORMAT, "kind": kind, **more}, indent=1) + "\n").encode()
+
+
+def save(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes a tokenizer's files beside the folder's place and renames it there; nothing where they stand already.
+
+    Raises: DataError where something else stands in that place, or no folder can.
+    """
+    folder = Path(os.path.realpath(folder))
+    if any(os.path.isfile(folder / name) for name in files):
+        if all(os.path.isfile(folder / name) and (folder / name).read_bytes() == files[name] for name in files):
+            return
+        raise DataError(f"{folder}: holds another tokenizer; give another folder")
+    check_free(folder)
+    temporary = folder.parent / f".{folder.name}.partial"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for name, content in files.items():
+        (temporary / name).write_bytes(content)
+    os.rename(temporary, folder)
+
+
+def read_text(file: Path) -> str:
+    """A file in UTF-8; its lines end in \\n. Raises: DataError for what cannot be read, or is not UTF-8."""
+    try:
+        return file.read_bytes().decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); give a tokenizer that can") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        byte = error.object[error.start]
+        raise DataError(f"{file}:{line}: not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8") from None
+
+
+def read_lines(file: Path) -> list[str]:
+    """Only \\n ends a line: published vocabularies hold pieces that are themselves Unicode line separators."""
+    return read_text(file).rstrip("\n").split("\n")
+
+
+def read_json(file: Path, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """`hook` makes something else than a dict of an object's pairs. Raises: DataError with file:line for what is not
+    JSON."""
+    try:
+        return json.loads(read_text(file), object_pairs_hook=hook)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}:{error.lineno}: not JSON ({error.msg}); give the file as it was published") from None
+    except RecursionError:
+        raise DataError(f"{file}: not JSON (nested too deep); give the file as it was published") from None
+
+
+def cut(text: str, most: int, safe: re.Pattern[str]) -> list[str]:
+    """Parts of about `most` characters: each ends at the first place after so many where `safe` matches."""
+    parts: list[str] = []
+    start = 0
+    while len(text) - start > most and (found := safe.search(text, start + most)):
+        parts.append(text[start : found.start()])
+        start = found.start()
+    return [*parts, text[start:]]
+
+
+def encode_words(
+    lines: Sequence[Sequence[str]], encode: Callable[[list[str]], Sequence[Sequence[int]]]
+) -> list[list[int]]:
+    """The words of each line → the line's ids; `encode` sees every distinct word once."""
+    distinct = list(dict.fromkeys(chain.from_iterable(lines)))
+    ids = dict(zip(distinct, encode(distinct), strict=True))
+    return [list(chain.from_iterable(map(ids.__getitem__, line))) for line in lines]
+
+
+def count(texts: Iterable[str], split: Callable[[str], Iterable[str]]) -> Counter[str]:
+    """Counts what the texts are split into; the rarest are forgotten where there would be more than a million."""
+    counts: Counter[str] = Counter()
+    floor = 1
+    for text in texts:
+        counts.update(split(text))
+        while len(counts) > MOST_WORDS:
+            counts = Counter({word: times for word, times in counts.items() if times > floor})
+            floor += 1
+    return counts
+
+
+def slices(chunks: Iterable[str]) -> Iterator[str]:
+    """Chunks, those of more than LONGEST_CHUNK characters in slices."""
+    for chunk in chunks:
+        if len(chunk) <= LONGEST_CHUNK:
+            yield chunk
+        else:
+            yield from (chunk[at : at + LONGEST_CHUNK] for at in range(0, len(chunk), LONGEST_CHUNK))
+
+
+def repeated(counts: Counter[str]) -> Iterator[str]:
+    """Each word in sorted order, as often as it was counted, with spaces between."""
+    for word in sorted(counts):
+        left = counts[word]
+        while left > 0:
+            yield " ".join([word] * min(left, 4096))
+            left -= 4096

@@ -1,0 +1,184 @@
+"""BERT's WordPiece, learned here or read from a published vocab.txt.
+
+The matching, normalising and learning run in the `tokenizers` library (Rust, all cores).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from data import vocabulary as vocabularies
+from data.errors import DataError
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+LONGEST_WORD = 200
+"""A word of more characters is [UNK] (max_input_chars_per_word)."""
+VOCABULARY = "vocab.txt"
+_CLEANED = re.compile(r" [.?!,]| ' ")
+_SPACE = re.compile(" ")
+
+
+class WordPiece:
+    """The tokenizer of google-research/bert (tokenization.py): clean, space CJK characters, lower-case and strip
+    accents (`lowercase`), split at white space and punctuation, then the longest piece first, `##` inside a word.
+
+    A special token spelled out in text is text, as in the original.
+
+    Differs: characters for private use are dropped like control characters, and U+2B820–2B91F are not spaced as CJK,
+    for so does the library.
+    """
+
+    kind = "wordpiece"
+    lossless = False
+    end = None
+    specials: Mapping[str, int] = {}
+
+    def __init__(self, vocabulary: Sequence[str], lowercase: bool, where: str = "vocabulary") -> None:
+        """Raises: DataError for a vocabulary that is empty, holds a piece twice, or lacks one of SPECIAL."""
+        ids = {piece: number for number, piece in enumerate(vocabulary)}
+        if not vocabulary:
+            raise DataError(f"{where}: the vocabulary is empty; it wants one piece in each line")
+        if len(ids) != len(vocabulary):
+            piece, times = Counter(vocabulary).most_common(1)[0]
+            line = list(vocabulary).index(piece, list(vocabulary).index(piece) + 1) + 1
+            raise DataError(f"{where}:{line}: the piece {piece!r} stands in {times} lines; keep each piece once")
+        if "" in ids:
+            raise DataError(f"{where}:{ids[''] + 1}: an empty line in the vocabulary; it wants one piece in each line")
+        if missing := [special for special in SPECIAL if special not in ids]:
+            raise DataError(f"{where}: {', '.join(missing)} missing; a BERT vocabulary holds {', '.join(SPECIAL)}")
+        self.vocabulary = tuple(vocabulary)
+        self.lowercase = lowercase
+        self.size = len(vocabulary)
+        self.pad, self.unk, self.cls, self.sep, self.mask = (ids[special] for special in SPECIAL)
+        self.fingerprint = vocabularies.fingerprint(self.kind, lowercase=lowercase, vocabulary=self.vocabulary)
+        self._normalizer, self._splitter = _rules(lowercase)
+        model = models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=LONGEST_WORD)
+        self._tokenizer = tokenizers.Tokenizer(model)
+        self._tokenizer.normalizer = self._normalizer  # type: ignore[assignment]
+        self._tokenizer.pre_tokenizer = self._splitter  # type: ignore[assignment]
+
+    @staticmethod
+    def open(file: Path, lowercase: bool) -> "WordPiece":
+        """Raises: DataError for a file that is not UTF-8, or no BERT vocabulary."""
+        lines = vocabularies.read_lines(file)
+        return WordPiece([] if lines == [""] else lines, lowercase, str(file))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts → ids, without special tokens, on all cores."""
+        return [line.ids for line in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Ids, special tokens too → text: pieces joined, and spaces taken away around English stops and apostrophes."""
+        text = " ".join(self.vocabulary[number] for number in ids).replace(" ##", "")
+        return _CLEANED.sub(lambda match: match[0].strip(), text)
+
+    def token(self, id: int) -> str:
+        return self.vocabulary[id]
+
+    def words(self, text: str) -> list[str]:
+        """The words that are then cut into pieces (the original's BasicTokenizer)."""
+        return [word for word, _ in self._splitter.pre_tokenize_str(self._normalizer.normalize_str(text))]
+
+    def parts(self, text: str, most: int) -> list[str]:
+        """Cut before spaces, which no piece holds."""
+        return vocabularies.cut(text, most, _SPACE)
+
+    def files(self) -> dict[str, bytes]:
+        vocabulary = "".join(f"{piece}\n" for piece in self.vocabulary).encode()
+        return {VOCABULARY: vocabulary, vocabularies.OPTIONS: vocabularies.options(self.kind, lowercase=self.lowercase)}
+
+    def save(self, folder: Path) -> None:
+        """Raises: DataError where something else stands in that place, or no folder can."""
+        vocabularies.save(folder, self.files())
+
+
+def wordpiece(tokenizer: Any) -> WordPiece:
+    """The same tokenizer, known to be WordPiece. Raises: DataError where it is of another kind."""
+    if not isinstance(tokenizer, WordPiece):
+        raise DataError(
+            f"BERT reads a vocabulary of kind wordpiece, with [MASK] and its like, and this one is {tokenizer.kind}; "
+            "give a BERT vocab.txt, or learn one: contexture tokenizer wordpiece"
+        )
+    return tokenizer
+
+
+def learn_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> WordPiece:
+    """Learns a vocabulary of at most `size` pieces: SPECIAL, the characters, then the most frequent joins of pieces.
+
+    The same texts give the same vocabulary in every process: the library numbers characters inside words in the order
+    of a hash map, so all characters are named to it beforehand, sorted. Memory holds the distinct words alone.
+
+    Differs: the original's learner was never published; this joins the most frequent pair first (as in byte pairs).
+
+    Raises: DataError where the texts hold no word or the size leaves no room for pieces; and whatever the texts raise.
+    """
+    counts = _count_words(texts, lowercase)
+    if not counts:
+        raise DataError("no word in the text to learn a vocabulary from; give text")
+    room = size - len(SPECIAL)
+    if room < 2:
+        raise DataError(
+            f"a vocabulary of {size} has no room beside the {len(SPECIAL)} special pieces; give a larger size"
+        )
+    alphabet = _alphabet(counts, max(room * 3 // 4, min(room, 256)))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, min_frequency=2, special_tokens=[*SPECIAL, *sorted(alphabet)], show_progress=False
+    )
+    learner = tokenizers.Tokenizer(models.WordPiece(unk_token=UNK))
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    learner.train_from_iterator(vocabularies.repeated(_spelled(counts, alphabet)), trainer)
+    vocabulary = learner.get_vocab(with_added_tokens=False)
+    return WordPiece(sorted(vocabulary, key=vocabulary.__getitem__), lowercase)
+
+
+def _rules(lowercase: bool) -> tuple[normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer]:
+    normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
+    )
+    return normalizer, pre_tokenizers.BertPreTokenizer()
+
+
+def _count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
+    normalizer, splitter = _rules(lowercase)
+    words: Counter[str] = Counter()
+    for chunk, count in vocabularies.count(texts, lambda text: normalizer.normalize_str(text).split()).items():
+        for word, _ in splitter.pre_tokenize_str(chunk):
+            if len(word) <= LONGEST_WORD:
+                words[word] += count
+    return words
+
+
+def _alphabet(counts: Counter[str], room: int) -> set[str]:
+    """The most frequent characters, as pieces that begin a word and, where they are found inside one, with `##`.
+
+    Rare characters yield to joins of frequent ones: those of CJK text alone could fill a vocabulary.
+    """
+    characters: Counter[str] = Counter()
+    inside: set[str] = set()
+    for word, count in counts.items():
+        for character in word:
+            characters[character] += count
+        inside.update(word[1:])
+    pieces: set[str] = set()
+    for character in sorted(characters, key=lambda c: (-characters[c], c)):
+        forms = {character, "##" + character} if character in inside else {character}
+        if len(pieces) + len(forms) > room:
+            break
+        pieces |= forms
+    return pieces
+
+
+def _spelled(counts: Counter[str], alphabet: set[str]) -> Counter[str]:
+    """The words that the alphabet can spell."""
+    return Counter(
+        {
+            word: count
+            for word, count in counts.items()
+            if word[0] in alphabet and all("##" + character in alphabet for character in word[1:])
+        }
+    )

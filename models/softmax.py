@@ -1,0 +1,102 @@
+"""The softmax over a vocabulary and its loss, in parts, so that the logits of a whole batch are never there at once."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from models.shapes import constrain
+
+MOST_LOGITS = 1 << 24
+"""Float32 logits that are worked on at once (64 MiB), unless those of one position of every line are more."""
+
+
+@flax.struct.dataclass
+class Scored:
+    """total: Σ weight · loss, the only one with a gradient. loss_BL in nats; hit_BL: 1 where the next token is the
+    likeliest, else 0."""
+
+    total: jax.Array
+    loss_BL: jax.Array
+    hit_BL: jax.Array
+
+
+def next_token_loss(x_BLD: jax.Array, table_VD: jax.Array, next_BL: jax.Array, weights_BL: jax.Array) -> Scored:
+    """The cross entropy of next under softmax(x · table), weighted.
+
+    The gradient of the total is formed in the forward pass, part by part of the line (a part's logits are there
+    anyway), and only scaled in the backward pass; nothing of the size of the logits is kept.
+    """
+    return Scored(*_loss(x_BLD, table_VD, next_BL, weights_BL))
+
+
+@jax.custom_vjp
+def _loss(x_BLD: jax.Array, table_VD: jax.Array, next_BL: jax.Array, weights_BL: jax.Array) -> tuple[jax.Array, ...]:
+    return _in_parts(x_BLD, table_VD, next_BL, weights_BL, gradient=False)[0]
+
+
+def _forward(*arguments: jax.Array) -> Any:
+    return _in_parts(*arguments, gradient=True)
+
+
+def _backward(saved: Any, cotangents: Any) -> Any:
+    dx_BLD, dtable_VD = saved
+    return (dx_BLD * cotangents[0].astype(dx_BLD.dtype), dtable_VD * cotangents[0].astype(dtable_VD.dtype), None, None)
+
+
+_loss.defvjp(_forward, _backward)
+
+
+def _in_parts(
+    x_BLD: jax.Array, table_VD: jax.Array, next_BL: jax.Array, weights_BL: jax.Array, *, gradient: bool
+) -> Any:
+    """((total, loss_BL, hit_BL), (the gradient of total to x, and to table) or None)."""
+    B, L, _ = x_BLD.shape
+    V = table_VD.shape[0]
+    most = max(MOST_LOGITS // (B * V), 1)
+    columns = next(c for c in range(min(most, L), 0, -1) if L % c == 0)
+    arguments = (x_BLD, next_BL, weights_BL)
+    dtable_VD: Any
+    found: Any
+    if columns == L:
+        found, dtable_VD = _part(*arguments, table_VD=table_VD, gradient=gradient)
+    else:
+
+        def part(dtable_VD: Any, arguments: Any) -> tuple[Any, Any]:
+            found, more_VD = _part(*arguments, table_VD=table_VD, gradient=gradient)
+            return (dtable_VD + more_VD if gradient else None), found
+
+        first_VD = jnp.zeros(table_VD.shape, jnp.float32) if gradient else None
+        cut = [jnp.moveaxis(x.reshape(B, L // columns, columns, *x.shape[2:]), 1, 0) for x in arguments]
+        dtable_VD, found = jax.lax.scan(part, first_VD, cut)
+        found = [None if x is None else jnp.moveaxis(x, 0, 1).reshape(B, L, *x.shape[3:]) for x in found]
+    loss_BL, hit_BL, dx_BLD = found
+    answer = (loss_BL * weights_BL).sum(), loss_BL, hit_BL
+    if not gradient:
+        return answer, None
+    assert dtable_VD is not None
+    return answer, (dx_BLD, dtable_VD.astype(table_VD.dtype))
+
+
+def _part(x_BLD: jax.Array, next_BL: jax.Array, weights_BL: jax.Array, *, table_VD: jax.Array, gradient: bool) -> Any:
+    """((loss_BL, hit_BL, gradient to x), gradient to table), the gradients None where they are not wanted.
+
+    The next token's logit is picked by comparison, not by a gather, so that a vocabulary cut over devices stays cut.
+    """
+    logits_BLV = jnp.einsum("BLD,VD->BLV", x_BLD, table_VD, preferred_element_type=jnp.float32)
+    top_BL = logits_BLV.max(-1)
+    chosen_BLV = jax.lax.broadcasted_iota(jnp.int32, logits_BLV.shape, 2) == next_BL[..., None]
+    label_BL = jnp.where(chosen_BLV, logits_BLV, 0.0).sum(-1)
+    shares_BLV = jnp.exp(logits_BLV - top_BL[..., None])
+    sum_BL = shares_BLV.sum(-1)
+    loss_BL, hit_BL = top_BL + jnp.log(sum_BL) - label_BL, (label_BL >= top_BL).astype(jnp.float32)
+    if not gradient:
+        return (loss_BL, hit_BL, None), None
+    scale_BL = weights_BL / sum_BL
+    dlogits_BLV = shares_BLV * scale_BL[..., None] - jnp.where(chosen_BLV, weights_BL[..., None], 0.0)
+    dlogits_BLV = dlogits_BLV.astype(x_BLD.dtype)
+    dx_BLD = constrain(jnp.einsum("BLV,VD->BLD", dlogits_BLV, table_VD), "BLD")
+    rows = (x.reshape(-1, x.shape[-1]) for x in (dlogits_BLV, x_BLD))  # of a product of matrices nothing is copied
+    dtable_VD = jnp.einsum("TV,TD->VD", *rows, preferred_element_type=jnp.float32)
+    return (loss_BL, hit_BL, dx_BLD), dtable_VD

@@ -1,0 +1,160 @@
+"""The sections of a run beside its model, its data and its task: optimizer, mesh, saving, logging, evaluating, init.
+
+Plain dataclasses: importing this costs nothing and needs no jax.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW in three forms. `adamw`: Loshchilov & Hutter 2019. `bert`: the original's, without bias correction. `gpt1`:
+    the original's, whose bias correction falls on the decay too and not on eps."""
+
+    name: Literal["bert", "adamw", "gpt1"] = "bert"
+    peak_lr: float = 1e-4
+    schedule: Literal["bert", "linear", "cosine", "gpt1"] = "bert"
+    """After the warm-up: `bert` falls linearly as counted from step 0 (the original's formula), `linear` and
+    `cosine` from the warm-up's end. `gpt1` falls linearly from step 0 on, the warm-up included."""
+    warmup: int = 10_000
+    """Steps in which the learning rate rises."""
+    warmup_fraction: float = 0.0
+    """Instead of warmup: this share of all steps."""
+    final_lr: float = 0.0
+    """What `linear` and `cosine` end at, as a share of peak-lr."""
+    decay_steps: int = 0
+    """The step at which `linear` and `cosine` end; 0: the last."""
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    no_decay: tuple[str, ...] = ("norm", "bias")
+    """Parameters whose path holds one of these words are not decayed."""
+    frozen: tuple[str, ...] = ()
+    """Parameters whose path holds one of these words are not trained: `backbone` trains the heads alone."""
+    frozen_layers: int = 0
+    """The embeddings and this many of the lowest layers are not trained."""
+    layer_decay: float = 1.0
+    """Each layer's learning rate as a share of that of the layer above it; heads and pooler have the full rate."""
+    clip: float = 1.0
+    """Longest gradient, as a global norm; 0: no clipping."""
+    accumulate: int = 1
+    """Parts that a batch is worked through in, one after the other; the step is the same."""
+    max_skipped: int = 10
+    """Steps in a row whose loss or gradient may be other than finite before the run stops."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("peak_lr", 0.0, math.inf),
+            ("final_lr", 0.0, 1.0),
+            ("b1", 0.0, 1.0),
+            ("b2", 0.0, 1.0),
+            ("eps", 0.0, math.inf),
+            ("weight_decay", 0.0, math.inf),
+            ("clip", 0.0, math.inf),
+            ("warmup_fraction", 0.0, 1.0),
+            ("layer_decay", 0.0, 1.0),
+        ):
+            value = getattr(self, name)
+            may_be_low = name not in ("peak_lr", "eps", "layer_decay")
+            may_be_high = name in ("final_lr", "layer_decay")
+            if not (low < value < high or (may_be_low and value == low) or (may_be_high and value == high)):
+                wanted = f"{'at least' if may_be_low else 'above'} {low:g}"
+                limit = f" and {'at most' if may_be_high else 'below'} {high:g}"
+                raise ValueError(f"optim.{name.replace('_', '-')}={value} is not {wanted}{limit}")
+        for name in ("warmup", "frozen_layers", "decay_steps", "accumulate", "max_skipped"):
+            low = int(name in ("accumulate", "max_skipped"))
+            if getattr(self, name) < low:
+                raise ValueError(f"optim.{name.replace('_', '-')}={getattr(self, name)} is not at least {low}")
+        for name in ("final_lr", "decay_steps"):
+            if self.schedule in ("bert", "gpt1") and getattr(self, name):
+                raise ValueError(
+                    f"optim.{name.replace('_', '-')}={getattr(self, name)} contradicts optim.schedule={self.schedule}, "
+                    "which ends at 0 with the last step; give --optim.schedule linear or cosine"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """How the devices are laid out: data × fsdp × tensor."""
+
+    data: int = 0
+    """Copies of the model that each take a share of the batch; 0: as many as the devices allow."""
+    fsdp: int = 1
+    """Parts that parameters and optimizer are cut into along the hidden width, each with a share of the batch."""
+    tensor: int = 1
+    """Parts that heads, feed-forward width and vocabulary are cut into."""
+    distributed: bool = False
+    """Several processes, found by jax.distributed: on a TPU pod or under SLURM, MPI or Kubernetes by itself,
+    else by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
+
+    def __post_init__(self) -> None:
+        if self.data < 0 or self.fsdp < 1 or self.tensor < 1:
+            raise ValueError("mesh.data must be at least 0 (0: what is left), mesh.fsdp and mesh.tensor at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveConfig:
+    """Checkpoints. The last one, and the best by held-out loss, are always kept."""
+
+    every: int = 1000
+    """Steps between checkpoints."""
+    latest: int = 2
+    """How many of the newest are kept."""
+    keep_every: int = 0
+    """Keep each checkpoint whose step is a multiple of this, for ever; 0: none."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.latest < 1 or self.keep_every < 0:
+            raise ValueError("save.every and save.latest must be at least 1, save.keep-every at least 0")
+        if self.keep_every % self.every:
+            raise ValueError(f"save.keep-every={self.keep_every} is not a multiple of save.every={self.every}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """What a run tells of itself. Every step is in metrics.jsonl whatever is set here."""
+
+    every: int = 10
+    """Steps whose figures are fetched from the device together."""
+    tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"log.every={self.every} is not a positive number of steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """Held-out figures while training, where there is held-out text."""
+
+    every: int = 0
+    """Steps between evaluations; 0: at the end, and after each pass where a run is counted in epochs."""
+    batch: int = 0
+    """Lines at a time; 0: as in training."""
+    metric: str = "loss"
+    """The figure that the best checkpoint is known by: a loss or an error, or one that is better when larger."""
+    patience: int = 0
+    """Evaluations in a row without a better figure after which the run stops; each is saved then. 0: never."""
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.batch < 0 or self.patience < 0:
+            raise ValueError("evaluate.every, evaluate.batch and evaluate.patience must be at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitConfig:
+    """What a run begins with, where not with chance: the parameters of another run."""
+
+    run: str = ""
+    """The folder of the run to begin from; its vocabulary comes along. Empty: everything is drawn."""
+    step: int = 0
+    """Its checkpoint; 0: the newest good one."""
+    scratch: bool = False
+    """Its model and vocabulary, but none of its parameters: what a pretraining is compared with."""
+    grow: bool = False
+    """Tables (vocabulary, positions, segments) may be larger than its own; the new rows are drawn."""
+    drop_heads: bool = False
+    """Draw all heads, also one that would fit."""
