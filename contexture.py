@@ -144,7 +144,7 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
 
     words = spelled_out(words)
     name = value_of(words, "--task.name") or value_of(words, "--task.kind")
-    wanted = "contexture finetune RUN --task NAME, or --task.kind classify|regress|tag --task.train F"
+    wanted = "contexture finetune RUN --task NAME, or --task.kind classify|regress|tag|choice --task.train F"
     if not words or words[0].startswith("-"):
         if any(word in ("-h", "--help") for word in words):
             return parse(Run, words, "finetune RUN", task("classify")), Run()
@@ -241,7 +241,7 @@ def predict_command(words: list[str]) -> Result:
         from train.predict import Predictor, predict_file
 
         predictor = Predictor(asked.run, step=asked.step or None, batch=asked.batch, say=warn)
-        columns = {"text": asked.text, "second": asked.second, "header": asked.header}
+        columns = {"text": asked.text, "second": asked.second, "choices": asked.choices, "header": asked.header}
         return predict_file(predictor, asked.input, Path(asked.to), columns, warn, signals.check)
     finally:
         signals.close()

@@ -62,6 +62,17 @@ def tag() -> Run:
     return _task(TaskConfig(kind="tag"), peak_lr=5e-5)
 
 
+def choice() -> Run:
+    """which of a row's alternatives is right, from your own files
+
+    contexture finetune RUN --task.kind choice --task.train train.jsonl --task.dev dev.jsonl --dir runs/mine
+
+    The paper's settings, at 5e-5; for a GPT, GPT-1's (its section 3.3). Expect: your own figures; the table of
+    `contexture evaluate` says them.
+    """
+    return _task(TaskConfig(kind="choice"), peak_lr=5e-5)
+
+
 def cola() -> Run:
     """GLUE CoLA: is the sentence acceptable English
 

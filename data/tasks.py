@@ -242,7 +242,7 @@ class _Names:
         found: dict[str, dict[int, str]] = {name: {0: name} for name in self._usual(_CHOICES, used)}
         for name in self.names:
             match = _CHOICE.fullmatch(name.lower())
-            if match and name not in used:
+            if match:
                 group, number = found.setdefault(match[1], {}), int(match[2])
                 if number in group:
                     raise self._unclear(f"alternative {number}", "choices", [group[number], name])

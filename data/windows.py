@@ -1,7 +1,6 @@
 """GPT's windows: a split's tokens are one long row, and a line is a stretch of it with the token after each token."""
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 from data import draws
 from data.config import DataConfig
 from data.errors import DataError
-from data.layouts import Batch
+from data.layouts import Batch, Read
 from data.shards import I64, Shards
 from data.tokenizer import Tokenizer
 
@@ -23,9 +22,6 @@ FIELDS = {
 """The arrays of a batch of windows. next: the token after each token; next_weights: 0 where none is to be predicted."""
 PACKED = {"packs": "i32 BL", "positions": "i32 BL"}
 """What packed windows have besides. packs: 1, 2, … by document, 0 at padding; positions: counted in each document."""
-
-Read = Callable[[I64, I64], NDArray[np.integer]]
-"""Spans of a row, joined: starts i64 [n], lengths i64 [n] → ids [sum of lengths]."""
 
 
 class Row:

@@ -104,6 +104,25 @@ def tiny_run(door, tiny_words: list[str], tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
+def gpt_words(text_folder: Path) -> list[str]:
+    """The words of a small GPT's run without its --dir: 40 steps, a checkpoint every 10; byte-level pieces, packed."""
+    at = TINY.index("--data.predictions")
+    words = TINY[:at] + TINY[at + 2 :]
+    words[words.index("150")] = "300"
+    more = ["--data.documents", "blank_lines", "--data.packed", "True"]
+    return ["pretrain", "gpt.tiny", "--data.path", str(text_folder), "--data.dev-fraction", "0.2", *words, *more]
+
+
+@pytest.fixture(scope="session")
+def gpt_run(door, gpt_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That run, done without interruption."""
+    folder = tmp_path_factory.mktemp("runs") / "gpt"
+    done = door(*gpt_words, "--dir", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
 def task_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Labelled files in the words of the small corpus: train and dev of each kind. 97 examples are held out (a prime).
 

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.config import DataConfig, TaskConfig
-from data.encode import Labels, code, encode, in_memory
+from data.encode import code, encode, in_memory, same_shape
 from data.encoded import Store
 from data.errors import DataError
 from data.examples import Pair, Tagged, Text
+from data.labels import Labels
 from data.layouts import bert_texts
 from data.pipeline import iterate
 from data.task_batches import HeldOutTask, TaskBatches, class_weights, line_length
@@ -172,6 +173,15 @@ def test_examples_that_are_wrong_give_one_clear_line_and_leave_nothing(tmp_path,
     with pytest.raises(DataError, match=says):
         store(tmp_path, lines, **more)
     assert [path.name for path in tmp_path.iterdir()] == ["train.tsv"]
+
+
+def test_a_single_text_among_pairs_is_named():
+    found = [Pair("w1", "w2", None, "f:4"), Text("w3", None, "f:5"), Pair("w1", "w2", None, "f:6")]
+    coded = code(found, "classify", TOKENIZER, Labels(["x"]), 0)
+    for pair, says in ((None, "f:5: a single text, and a pair of texts is what was learned from"),
+                       (False, "f:4: a pair of texts, and a single text is what was learned from")):  # fmt: skip
+        with pytest.raises(DataError, match=says):
+            same_shape(coded, pair, "f:4")
 
 
 def test_what_is_learned_from_is_not_held_out_too(tmp_path):

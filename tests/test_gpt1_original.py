@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from models.config import GptConfig
+from models.dropout import noise
 from models.model import build
+from train.objectives import OBJECTIVES, WithWords, loss
 from train.optim import learning_rate, optimizer
 from train.options import OptimConfig
 
@@ -86,6 +88,68 @@ def test_one_table_is_read_by_token_and_place_and_is_the_softmax(weights: dict[s
     wanted = -np.log(np.take_along_axis(_softmax(logits), tokens[:, 1:, None], -1))[..., 0]
     for a, b in ((outputs.encoding.hidden_BLD, hidden), (outputs.heads["lm"].loss_BL, wanted)):
         assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
+
+
+def test_the_loss_is_the_choice_s_and_half_of_the_words(weights: dict[str, Any]):
+    """L3 of a multiple choice (ROCStories): cross entropy over the alternatives, each read at its last token, and 0.5
+    of the mean over all sequences of each one's mean loss of a word."""
+    rng = np.random.default_rng(3)
+    A, lam = 2, 0.5
+    lengths = rng.integers(3, L + 1, (B, A))
+    tokens = rng.integers(0, V, (B, A, L))
+    head, bias, labels = 0.2 * rng.standard_normal(D), 0.1, rng.integers(0, A, B)
+    hidden, logits = _reference(weights, weights["we"], tokens.reshape(B * A, L))
+    extract = hidden[np.arange(B * A), lengths.ravel() - 1].reshape(B, A, D)
+    clf = -np.log(_softmax(extract @ head + bias)[np.arange(B), labels]).mean()
+    ce = -np.log(np.take_along_axis(_softmax(logits[:, :-1]), tokens.reshape(B * A, L)[:, 1:, None], -1))[..., 0]
+    M = np.arange(1, L) < lengths.ravel()[:, None]
+    lm = ((ce * M).sum(1) / M.sum(1)).mean()
+
+    place = np.arange(L)
+    targets = place < lengths[..., None] - 1
+    batch = {
+        "tokens": tokens.astype(np.int32),
+        "mask": (place < lengths[..., None]).astype(np.int32),
+        "next": np.roll(tokens, -1, -1).astype(np.int32),
+        "next_weights": (targets / targets.sum(-1, keepdims=True)).astype(np.float32),
+        "labels": labels.astype(np.int32),
+        "weights": np.ones(B, np.float32),
+        "valid": np.ones(B, np.float32),
+    }
+    objective = WithWords(OBJECTIVES["choice"], lam)
+    linear = {"kernel": head[:, None].astype(np.float32), "bias": np.float32([bias])}
+    params = {**_params(weights), "heads_choice": linear}
+    outputs: Any = build(CONFIG, objective.heads).apply({"params": params}, batch)
+    got = loss(objective, objective.sums(outputs, batch), objective.weights(batch))
+    np.testing.assert_allclose(got, clf + lam * lm, rtol=1e-5)
+
+
+def test_the_alternatives_of_an_example_share_their_dropout():
+    """Two alternatives that are the same text have the same logit, whatever is dropped; two examples have not."""
+    model = build(CONFIG, ("choice",))
+    tokens = np.broadcast_to(np.arange(L, dtype=np.int32), (B, 2, L))
+    batch = {"tokens": tokens, "mask": np.ones_like(tokens)}
+    params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+    outputs: Any = model.apply({"params": params}, batch, noise(0, jnp.int32(1), jnp.arange(B)))
+    logits_BA = np.asarray(outputs.heads["choice"])
+    assert (logits_BA[:, 0] == logits_BA[:, 1]).all() and len(set(logits_BA[:, 0].tolist())) == B
+
+
+def test_a_pair_in_both_orders_is_read_from_the_sum_of_both():
+    """Similarity: the two vectors are added before the linear map, so that the order of a pair changes nothing."""
+    model = build(CONFIG, ("regress",))
+    rng = np.random.default_rng(4)
+    tokens = rng.integers(0, V, (B, 2, L)).astype(np.int32)
+    batch = {"tokens": tokens, "mask": np.ones_like(tokens)}
+    params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+    both: Any = model.apply({"params": params}, batch)
+    turned: Any = model.apply({"params": params}, {"tokens": tokens[:, ::-1], "mask": batch["mask"]})
+    one: Any = model.apply({"params": params}, {"tokens": tokens[:, 0], "mask": batch["mask"][:, 0]})
+    other: Any = model.apply({"params": params}, {"tokens": tokens[:, 1], "mask": batch["mask"][:, 1]})
+    bias = params["heads_regress"]["bias"]
+    np.testing.assert_allclose(both.heads["regress"], turned.heads["regress"], rtol=1e-6, atol=1e-7)
+    summed = one.heads["regress"] + other.heads["regress"] - bias[None]
+    np.testing.assert_allclose(both.heads["regress"], summed, rtol=1e-5, atol=1e-6)
 
 
 def test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps():

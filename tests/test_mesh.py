@@ -13,14 +13,15 @@ import pytest
 
 from data.config import DataConfig, TaskConfig
 from data.encode import encode
-from data.pipeline import Batches, PairBatches, open_batches
+from data.layouts import with_task_tokens
+from data.pipeline import Batches, open_batches
 from data.prepare import prepare
 from data.sources import expand, texts
-from data.wordpiece import learn_wordpiece
-from models.config import BertConfig
+from data.tokenizer import learn
+from models.config import BertConfig, GptConfig
 from train import mesh as meshes
 from train.config import ConfigError, Run
-from train.objectives import OBJECTIVES
+from train.objectives import objective_of
 from train.options import MeshConfig, OptimConfig
 from train.report import read_metrics
 from train.step import create, train_step
@@ -29,20 +30,32 @@ from train.transfer import model_of
 STEPS = 20
 
 
-@pytest.fixture(scope="module")
-def run(text_folder: Path) -> Run:
-    return Run(
-        model=BertConfig(vocab=152, length=32, layers=2, hidden=32, heads=2, ffn=64),
-        data=DataConfig(path=(str(text_folder),), batch=32, length=32, predictions=5),
-        optim=OptimConfig(peak_lr=1e-3, warmup=5),
-        steps=STEPS,
-    )
+BERT = Run(
+    model=BertConfig(vocab=152, length=32, layers=2, hidden=32, heads=2, ffn=64),
+    data=DataConfig(batch=32, length=32, predictions=5),
+    optim=OptimConfig(peak_lr=1e-3, warmup=5),
+    steps=STEPS,
+)
+GPT = Run(
+    model=GptConfig(vocab=302, length=32, layers=2, hidden=32, heads=2, ffn=64, local_window=8),
+    data=DataConfig(batch=32, length=32, vocabulary="byte-bpe", stream="windows", packed=True, layout="gpt"),
+    optim=OptimConfig(peak_lr=1e-3, warmup=5),
+    objective="lm",
+    steps=STEPS,
+)
+
+
+@pytest.fixture(scope="module", params=["bert", "gpt"])
+def run(request: pytest.FixtureRequest, text_folder: Path) -> Run:
+    run = BERT if request.param == "bert" else GPT
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, path=(str(text_folder),)))
 
 
 @pytest.fixture(scope="module")
-def batches(run: Run, tmp_path_factory: pytest.TempPathFactory) -> PairBatches:
-    tokenizer = learn_wordpiece(texts(expand(run.data.path)), 150, True)
-    return PairBatches(prepare(run.data, tokenizer, tmp_path_factory.mktemp("mesh") / "shards"), run.data, seed=0)
+def batches(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Batches:
+    vocabulary = learn(run.data.vocabulary, texts(expand(run.data.path)), run.model.vocab - 2, True)
+    shards = prepare(run.data, vocabulary, tmp_path_factory.mktemp("mesh") / "shards")
+    return open_batches(shards, vocabulary, run.data, run.task, 0)
 
 
 def losses_on(run: Run, batches: Batches, shape: tuple[int, int, int], accumulate: int, labels: tuple[str, ...] = ()):
@@ -50,7 +63,7 @@ def losses_on(run: Run, batches: Batches, shape: tuple[int, int, int], accumulat
     run = dataclasses.replace(run, optim=dataclasses.replace(run.optim, accumulate=accumulate))
     config = MeshConfig(data=shape[0], fsdp=shape[1], tensor=shape[2])
     mesh = meshes.build(config, jax.devices()[: int(np.prod(shape))])
-    objective = OBJECTIVES[run.objective]
+    objective = objective_of(run)
     model = model_of(run, labels)
     with jax.set_mesh(mesh):
         make, _, shardings = create(model, run, mesh)
@@ -64,7 +77,7 @@ def losses_on(run: Run, batches: Batches, shape: tuple[int, int, int], accumulat
 
 
 @pytest.fixture(scope="module")
-def one_device(run: Run, batches: PairBatches):
+def one_device(run: Run, batches: Batches):
     return losses_on(run, batches, (1, 1, 1), 1)
 
 
@@ -89,11 +102,16 @@ def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, 
 
 @pytest.mark.long
 def test_a_task_s_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_files, tmp_path):
-    """Weights of classes, and words of unequal number in the parts: a part counts by its share of the weight."""
+    """Weights of classes, and words of unequal number in the parts: a part counts by its share of the weight; with
+    GPT, the words' own loss beside it."""
     task = TaskConfig(kind="tag", train=(str(task_files / "tag.train.conllu"),), class_weights=("VERB=3", "DET=0.5"))
-    store = encode(task, batches.tokenizer, tmp_path / "data", lambda line: None)
+    tokenizer = batches.tokenizer
+    if run.data.layout == "gpt":
+        task, tokenizer = dataclasses.replace(task, lm_weight=0.5), with_task_tokens(tokenizer)
+        run = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab=tokenizer.size))
+    store = encode(task, tokenizer, tmp_path / "data", lambda line: None)
     tagging = dataclasses.replace(run, task=task, objective="tag")
-    examples = open_batches(store, batches.tokenizer, run.data, task, 0)
+    examples = open_batches(store, tokenizer, run.data, task, 0)
     one, _, _ = losses_on(tagging, examples, (1, 1, 1), 1, store.labels)
     many, _, _ = losses_on(tagging, examples, (2, 2, 2), 4, store.labels)
     np.testing.assert_allclose(many, one, rtol=1e-5)
@@ -141,10 +159,11 @@ def losses(folder: Path) -> np.ndarray:
     return np.array([r["loss"] for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"])
 
 
-def test_two_processes_are_one_run_and_go_on_as_one_process(door, tiny_words, tmp_path):
+@pytest.mark.parametrize("family", ["tiny", pytest.param("gpt", marks=pytest.mark.long)])
+def test_two_processes_are_one_run_and_go_on_as_one_process(door, family, tmp_path, request):
     """Two processes of four devices, stopped by a SIGTERM to one of them; gone on with by one process on one device,
     and, from the same checkpoint, by two processes again, each of which reads its own lines only."""
-    words = [*tiny_words, "--steps", "20", "--save.every", "4", "--log.every", "4"]
+    words = [*request.getfixturevalue(f"{family}_words"), "--steps", "20", "--save.every", "4", "--log.every", "4"]
     done = door(*words, "--dir", tmp_path / "whole")
     assert done.returncode == 0, done.stderr
     whole = losses(tmp_path / "whole")

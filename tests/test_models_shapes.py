@@ -115,7 +115,8 @@ def test_every_parameter_has_dims(every_recipe_s_parameters):
 
 def test_every_row_of_dims_is_some_parameter_s(every_recipe_s_parameters):
     paths = every_recipe_s_parameters["bert.tiny"].keys() | every_recipe_s_parameters["gpt.tiny"].keys()
-    paths |= {path_of(path) for path, _ in jax.tree.leaves_with_path(_shapes(recipes()["gpt.tiny"]().model, ("choice",)))}
+    choice = _shapes(recipes()["gpt.tiny"]().model, ("choice",))
+    paths |= {path_of(path) for path, _ in jax.tree.leaves_with_path(choice)}
     for pattern, dims in PARAMETER_DIMS:
         assert set(dims) <= LETTERS
         assert any(re.fullmatch(pattern, path) for path in paths), pattern

@@ -75,11 +75,17 @@ def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, t
         ("pretraining", signal.SIGINT),
         ("fine-tuning", signal.SIGKILL),
         ("fine-tuning", signal.SIGTERM),
+        ("GPT", signal.SIGKILL),
+        ("GPT", signal.SIGTERM),
     ],
 )
-def test_a_stopped_run_is_the_same_run(door, tiny_words, tiny_run, task_words, task_run, tmp_path, training, number):
+def test_a_stopped_run_is_the_same_run(door, tmp_path, training, number, request):
+    wanted = request.getfixturevalue
     if training == "fine-tuning":
-        tiny_words, tiny_run = task_words(), task_run()
+        tiny_words, tiny_run = wanted("task_words")(), wanted("task_run")()
+    else:
+        family = "gpt" if training == "GPT" else "tiny"
+        tiny_words, tiny_run = wanted(f"{family}_words"), wanted(f"{family}_run")
     rng, folder = random.Random(int(number)), tmp_path / "stopped"
     kills = KILLS if number == signal.SIGKILL and training == "pretraining" else 1
     for _ in range(kills):

@@ -100,6 +100,8 @@ class Predict:
     """The column of the text or the words, where it has another name than in the training set."""
     second: str = ""
     """The column of the pair's second text."""
+    choices: tuple[str, ...] = ()
+    """The columns of the alternatives."""
     header: Literal["", "auto", "yes", "no"] = ""
     """Whether tsv and csv begin with the names of their columns; empty: as in training."""
     step: int = 0

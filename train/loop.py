@@ -180,7 +180,7 @@ def _introduce(parts: Parts, asked: Run, recipe: Run, report: Report, shapes: St
     if report.speaks:
         line = parts.batches.read(0, np.array([0]))
         check_fields(line, batch_fields(run))
-        report.say("the first line:\n" + describe_line(line, 0, parts.tokenizer, parts.labels))
+        report.say("the first line:\n" + describe_line(line, 0, parts.tokenizer, parts.labels, run.task.kind))
 
 
 def _cut(spec: Any) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from data.encode import Labels, chunks, code, in_memory, same_shape
+from data.encode import chunks, code, in_memory, same_shape
 from data.errors import DataError
 from data.examples import Choice, Example, Pair, Tagged, Text
+from data.labels import Labels
 from data.pipeline import iterate
 from data.task_batches import HeldOutTask
 from data.tasks import check_sources, examples
