@@ -109,7 +109,7 @@ def gpt_words(text_folder: Path) -> list[str]:
     at = TINY.index("--data.predictions")
     words = TINY[:at] + TINY[at + 2 :]
     words[words.index("150")] = "300"
-    more = ["--data.documents", "blank_lines", "--data.packed", "True"]
+    more = ["--data.documents", "blank_lines", "--data.packed"]
     return ["pretrain", "gpt.tiny", "--data.path", str(text_folder), "--data.dev-fraction", "0.2", *words, *more]
 
 

@@ -28,6 +28,7 @@ from data.prepare import RUN, prepare
 from data.shards import Shards
 from data.sources import expand, whole_texts
 from data.windows import FIELDS, PACKED, HeldOutWindows, WindowBatches
+from models.config import GptConfig
 from tests.test_data_sources import TEXT, documents_of
 
 ROOT = Path(__file__).parents[1]
@@ -393,6 +394,9 @@ def test_shards_made_for_something_else_are_refused(tmp_path: Path):
         ("windows", "sentence_pairs", rf"for data\.stream=windows, and this run reads sentence_pairs; {again}"),
         ("windows", "windows", r"was prepared with --data\.documents files; give the same"),
     ):
-        run = Run(data=DataConfig(path=(str(tmp_path / folder),), stream=stream))
+        data = DataConfig(
+            path=(str(tmp_path / folder),), stream=stream, layout="gpt" if stream == "windows" else "bert"
+        )
+        run = Run(data=data) if stream == "sentence_pairs" else Run(model=GptConfig(), data=data, objective="lm")
         with pytest.raises(ConfigError, match=message):
             open_data(run, tmp_path / "run", print, lambda: None)

@@ -159,7 +159,8 @@ def losses(folder: Path) -> np.ndarray:
     return np.array([r["loss"] for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"])
 
 
-@pytest.mark.parametrize("family", ["tiny", pytest.param("gpt", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["tiny", "gpt"])
 def test_two_processes_are_one_run_and_go_on_as_one_process(door, family, tmp_path, request):
     """Two processes of four devices, stopped by a SIGTERM to one of them; gone on with by one process on one device,
     and, from the same checkpoint, by two processes again, each of which reads its own lines only."""

@@ -76,13 +76,12 @@ def test_no_gradient_comes_from_the_future(params: Any):
     """The gradient of a state to every token vector behind it is exactly zero."""
     place = 5
 
+    line = {name: x[:1] for name, x in BATCH.items()} | {"tokens": np.arange(L, dtype=np.int32)[None]}
+    backbone = params["backbone"]
+
     def state(table: jax.Array) -> jax.Array:
-        given = {
-            "backbone": {**params["backbone"], "embeddings": {**params["backbone"]["embeddings"], "tokens": table}}
-        }
-        return _apply(BANDED, given, BATCH | {"tokens": np.arange(L, dtype=np.int32)[None]}).encoding.hidden_BLD[
-            0, place
-        ].sum()  # fmt: skip
+        given = {"backbone": {**backbone, "embeddings": {**backbone["embeddings"], "tokens": table}}}
+        return _apply(BANDED, given, line).encoding.hidden_BLD[0, place].sum()
 
     gradient = jax.grad(state)(params["backbone"]["embeddings"]["tokens"])
     assert not gradient[place + 1 : L].any() and gradient[: place + 1].any(1).all()

@@ -49,15 +49,15 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every file, `base` (pretrained, 16 positions), `gpt` (of a family not known), `foreign`."""
+    """A folder with every file, `base` (pretrained, 16 positions), `other` (of a family not known), `foreign`."""
     folder = tmp_path_factory.mktemp("mistakes")
     for name, content in FILES.items():
         (folder / name).write_text(content, "utf-8")
-    for name in ("base", "gpt"):
+    for name in ("base", "other"):
         shutil.copytree(GOLDEN / "run_format_1", folder / name)
-    described = json.loads((folder / "gpt" / "run.json").read_text())
-    described["config"]["model"] = {"family": "gpt"}
-    (folder / "gpt" / "run.json").write_text(json.dumps(described))
+    described = json.loads((folder / "other" / "run.json").read_text())
+    described["config"]["model"] = {"family": "xlnet"}
+    (folder / "other" / "run.json").write_text(json.dumps(described))
     (folder / "foreign").mkdir()
     (folder / "foreign" / "notes.txt").write_text("mine")
     return folder
@@ -159,7 +159,7 @@ def test_examples_and_words_that_are_wrong_give_one_clear_line(capsys, tmp_path,
     [
         ("foreign", "foreign is not a run: it holds no run.json; give the --dir of a pretraining"),
         ("nowhere", "nowhere is not a run: it holds no run.json"),
-        ("gpt", "gpt/run.json: model.family is 'gpt', not one of bert"),
+        ("other", "other/run.json: model.family is 'xlnet', not one of bert, gpt"),
         ("rows.tsv", "rows.tsv is not a run but a file"),
     ],
 )
