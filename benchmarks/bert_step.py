@@ -7,9 +7,7 @@ contenders:
     gathered  the same model, its masked-word head at the 20 prediction slots alone
     ours      the recipe's own step (gathered slots)
 
-Each lives in its own process, which stays alive and works only when told to: the others sleep. Rounds alternate, the
-order rotates, and all have the same batches, cores and allocator settings. Only ratios within one run of this program
-mean anything, and on a shared machine a difference of 15 % is a tie.
+`harness.py` says how they are measured.
 
     python benchmarks/bert_step.py --size small --batch 16 --rounds 10 [--json] [--plain-malloc]
 """
@@ -18,19 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parent.parent
+from harness import Worker, Workers, compare, parser, show, work
 
 # layers, hidden, heads, ffn
 SIZES = {
@@ -41,15 +30,6 @@ SIZES = {
     "base": (12, 768, 12, 3072),
 }
 VOCAB, DROPOUT, PEAK_LR, DECAY, CLIP = 30522, 0.1, 1e-4, 0.01, 1.0
-
-# glibc gives large blocks back to the system and asks for them again at every step: these make it keep them.
-MALLOC = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
 
 
 def batches(args: argparse.Namespace, count: int = 4) -> list[dict[str, np.ndarray]]:
@@ -80,12 +60,6 @@ def batches(args: argparse.Namespace, count: int = 4) -> list[dict[str, np.ndarr
             }
         )
     return made
-
-
-# ------------------------------------------------------------------------------------------------------------- workers
-# A worker prepares itself and returns (steps, facts): `steps(n)` trains n steps and returns the last loss.
-
-Worker = tuple[Callable[[int], float], dict[str, Any]]
 
 
 def torch_worker(args: argparse.Namespace, *, gathered: bool) -> Worker:
@@ -215,174 +189,34 @@ def ours(args: argparse.Namespace) -> Worker:
     return steps, {"jax": jax.__version__, "parameters": count(shapes.params)}
 
 
-WORKERS: dict[str, Callable[[argparse.Namespace], Worker]] = {
+WORKERS: Workers = {
     "torch": lambda args: torch_worker(args, gathered=False),
     "gathered": lambda args: torch_worker(args, gathered=True),
     "ours": ours,
 }
 
 
-def work(args: argparse.Namespace) -> None:
-    """A worker's life: a number of steps per line in, `{"seconds", "loss"}` per line out, until its input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints goes to stderr
-    if hasattr(os, "sched_setaffinity"):  # before any library counts the cores
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    sys.path.insert(0, str(ROOT))
-    began = time.perf_counter()
-    steps, facts = WORKERS[args.worker](args)
-    first = steps(1)
-    started = time.perf_counter() - began
-    steps(args.warmup)
-    answers.write(json.dumps({**facts, "first_loss": first, "start_seconds": started}) + "\n")
-    for line in sys.stdin:
-        began = time.perf_counter()
-        loss = steps(int(line))
-        answers.write(json.dumps({"seconds": time.perf_counter() - began, "loss": loss}) + "\n")
-
-
-# ------------------------------------------------------------------------------------------------------------- harness
-
-
-class Contender:
-    """A worker process and what it measured."""
-
-    def __init__(self, name: str, args: argparse.Namespace):
-        env = os.environ | {"OMP_NUM_THREADS": str(args.threads), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-        if not args.plain_malloc:
-            env |= MALLOC
-        command = [sys.executable, __file__, *sys.argv[1:], "--worker", name]
-        self.name, self.rates = name, []
-        self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            self.facts = self._answer()
-        except BaseException:
-            self.close()
-            raise
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(
-                f"the worker {self.name!r} ended with exit code {self.process.wait()}; see its words above"
-            )
-        return json.loads(line)
-
-    def measure(self, steps: int, tokens: int) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
-        self.rates.append(steps * tokens / self._answer()["seconds"])
-
-    def close(self) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
-
-
-def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Starts the contenders one after the other, runs the rounds, and returns the rates and ratios."""
-    contenders: list[Contender] = []
-    try:
-        for name in args.only:
-            contenders.append(Contender(name, args))
-            print(f"{name}: {contenders[-1].facts}", file=sys.stderr)
-        for turn in range(args.rounds):
-            for place in range(len(contenders)):
-                contender = contenders[(turn + place) % len(contenders)]
-                time.sleep(args.pause)  # the last one's threads stop spinning
-                contender.measure(args.steps, args.batch * args.length)
-            rates = ", ".join(f"{contender.name} {contender.rates[-1]:.0f}" for contender in contenders)
-            print(f"round {turn + 1} of {args.rounds}, tokens/s: {rates}", file=sys.stderr)
-    finally:
-        for contender in contenders:
-            contender.close()
-
-    measured = {contender.name: contender for contender in contenders}
+def main() -> None:
+    options = parser(__doc__, WORKERS, steps=4)
+    options.add_argument("--size", choices=SIZES, default="small")
+    options.add_argument("--batch", type=int, default=16)
+    options.add_argument("--length", type=int, default=128)
+    options.add_argument("--predictions", type=int, default=20)
+    args = options.parse_args()
+    if args.worker:
+        work(args, WORKERS)
+        return
     pairs = [("ours", "torch"), ("ours", "gathered"), ("gathered", "torch")]
-    ratios = {
-        f"{a} / {b}": spread([x / y for x, y in zip(measured[a].rates, measured[b].rates, strict=True)])
-        for a, b in pairs
-        if a in measured and b in measured
-    }
     layers, hidden, heads, ffn = SIZES[args.size]
-    return {
+    result = {
         "model": {"size": args.size, "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": VOCAB},
         "step": {name: getattr(args, name) for name in ("batch", "length", "predictions")},
-        "rounds": args.rounds,
-        "steps_per_round": args.steps,
-        "machine": {"cpu": cpu_name(), "threads": args.threads, "python": platform.python_version()},
-        "malloc": {} if args.plain_malloc else MALLOC,
-        "contenders": {name: {**one.facts, "tokens_per_second": spread(one.rates)} for name, one in measured.items()},
-        "ratios": ratios,
+        **compare(args, pairs, args.batch * args.length),
     }
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    model, step, machine = result["model"], result["step"], result["machine"]
-    malloc = "the malloc settings" if result["malloc"] else "stock malloc"
-    print(
-        f"BERT {model['size']} ({model['layers']} layers, {model['hidden']}), batch {step['batch']} x {step['length']}"
-    )
-    print(f"{machine['cpu']}, {machine['threads']} threads, {malloc}")
-    print(f"{result['rounds']} rounds of {result['steps_per_round']} steps; median and min - max over the rounds")
-    rates = {name: one["tokens_per_second"] for name, one in result["contenders"].items()}
-    for head, rows, form in (("tokens/s", rates, "{:,.0f}"), ("ratio of tokens/s", result["ratios"], "{:.2f}")):
-        if rows:
-            table = Table(head, "median", "min - max")
-            for name, row in rows.items():
-                table.add_row(
-                    name, form.format(row["median"]), " - ".join(form.format(row[end]) for end in ("min", "max"))
-                )
-            Console().print(table)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--predictions", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=4, help="steps per contender and round")
-    parser.add_argument("--warmup", type=int, default=3, help="steps after the first one, before the rounds")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--pause", type=float, default=0.3, help="seconds of rest before each measurement")
-    parser.add_argument("--torch-adamw", choices=("fused", "foreach"), default="fused")
-    parser.add_argument("--plain-malloc", action="store_true", help="leave the allocator as it is, for all")
-    parser.add_argument("--only", nargs="+", choices=WORKERS, default=list(WORKERS), help="these contenders alone")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--worker", choices=WORKERS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        work(args)
-        return
-    result = compare(args)
     if args.json:
         print(json.dumps(result))
     else:
-        show(result)
+        show(result, f"BERT {args.size} ({layers} layers, {hidden}), batch {args.batch} x {args.length}")
 
 
 if __name__ == "__main__":

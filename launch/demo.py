@@ -1,8 +1,8 @@
-"""Pretrain a small BERT on the text that every Python carries, fine-tune it, and compare: `make demo`.
+"""Pretrain a small BERT and a small GPT on the text that every Python carries, fine-tune, compare: `make demo`.
 
 Text and task are written by `demo_text.py`. The rest is commands of `contexture`, printed as they are run. What is
 fine-tuned from the pretrained parameters at one rate, chosen beforehand, is trained from scratch at three, and the one
-that is best on the dev set counts.
+that is best on the dev set counts. The GPT writes a few lines, and is fine-tuned as GPT-1 was.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT, TASK, RUNS = Path("demo/text"), Path("demo/task"), Path("demo/runs")
-RUN = RUNS / "bert"
+RUN, GPT = RUNS / "bert", RUNS / "gpt"
 PRETRAIN = (
     f"pretrain bert.tiny --dir {RUN} --data.path {TEXT} --data.dev-fraction 0.1 --model.vocab 4096 "
     "--data.length 32 --data.predictions 7 --data.masked-fraction 0.2 --data.batch 32 --model.init-std 0.08 "
     "--model.dropout 0 --model.attention-dropout 0 --optim.b2 0.98 --steps 4500 --evaluate.every 1500"
 )
+PRETRAIN_GPT = (
+    f"pretrain gpt.tiny --dir {GPT} --data.path {TEXT} --data.dev-fraction 0.1 --data.documents blank_lines "
+    "--model.vocab 4096 --data.length 64 --data.batch 16 --model.dropout 0 --model.attention-dropout 0 --steps 1500"
+)
+PROMPTS = ("Return the", "If the file", "A class that")
 FINETUNE = (
-    f"finetune {RUN} --task.kind tag --task.train {TASK}/train.jsonl --task.dev {TASK}/dev.jsonl --data.length 64 "
+    f"--task.kind tag --task.train {TASK}/train.jsonl --task.dev {TASK}/dev.jsonl --data.length 64 "
     "--model.dropout 0.1 --model.attention-dropout 0.1 --optim.name adamw --optim.schedule linear --steps 120 "
     "--evaluate.every 120"
 )
@@ -73,10 +78,10 @@ def ask(command: str) -> tuple[float, float]:
     return figures["accuracy"], figures["f1_macro"]
 
 
-def tuned(name: str, rate: str, folder: Path, options: str = "") -> Row:
-    """Fine-tunes into the folder."""
+def tuned(name: str, rate: str, folder: Path, options: str = "", source: Path = RUN) -> Row:
+    """Fine-tunes a run into the folder."""
     began = time.monotonic()
-    dev = ask(f"{FINETUNE} --dir {folder} --optim.peak-lr {rate}{options}")
+    dev = ask(f"finetune {source} {FINETUNE} --dir {folder} --optim.peak-lr {rate}{options}")
     seconds = time.monotonic() - began
     return Row(name, rate, dev, ask(f"evaluate {folder} --task.dev {TASK}/test.jsonl"), seconds)
 
@@ -127,22 +132,24 @@ def majority() -> Row:
 
 def compare(console: Console) -> None:
     """Fine-tunes with and without the pretraining, and sets both beside what needs no neural network."""
-    ours = tuned("pretrained", RATE, RUNS / "pretrained")
-    scratch = [tuned("from scratch", rate, RUNS / f"scratch-{rate}", " --init.scratch") for rate in SCRATCH_RATES]
+    ours = tuned("BERT", RATE, RUNS / "pretrained")
+    gpt = tuned("GPT, its words too", RATE, RUNS / "gpt-pretrained", source=GPT)
+    scratch = [tuned("BERT, from scratch", rate, RUNS / f"scratch-{rate}", " --init.scratch") for rate in SCRATCH_RATES]
     best = max(scratch, key=lambda row: row.dev[1])
     sizes = [len((ROOT / TASK / f"{part}.jsonl").read_text("utf-8").splitlines()) for part in ("train", "test")]
     table = Table(title=f"Where do the commas and stops go? {sizes[0]} paragraphs to learn from, {sizes[1]} to test on")
     for name in ("", "learning rate", "dev F1", "test accuracy", "test F1", "seconds"):
         table.add_column(name, justify="right" if name else "left")
-    for row in (ours, *scratch, counted_words(), majority()):
-        name = "scratch, best dev" if row is best else row.name
+    for row in (ours, gpt, *scratch, counted_words(), majority()):
+        name = "scratch, best on dev" if row is best else row.name
         figures = (f"{figure:.1%}" for figure in (row.dev[1], *row.test))
         table.add_row(name, row.rate, *figures, f"{row.seconds:.0f}" if row.seconds else "")
     console.print()
     console.print(table)
     console.print(
-        f"Pretraining gives {100 * (ours.test[0] - best.test[0]):+.1f} points of accuracy and "
-        f"{100 * (ours.test[1] - best.test[1]):+.1f} of F1 over the run from scratch that is best on dev."
+        f"Pretraining gives BERT {100 * (ours.test[0] - best.test[0]):+.1f} points of accuracy and "
+        f"{100 * (ours.test[1] - best.test[1]):+.1f} of F1 over the run from scratch that is best on dev. "
+        "GPT does not see the word behind a mark, which BERT does."
     )
 
 
@@ -160,6 +167,19 @@ def pretrained(console: Console, result: dict) -> None:
     console.print(table)
 
 
+def writing(console: Console, result: dict) -> None:
+    """What the GPT learned, and a few lines that it writes."""
+    dev = result["dev"]
+    console.print(
+        f"\nGPT after {result['step']:,} steps, on text it never saw: {dev['loss']:.3f} nats a piece "
+        f"(by frequency alone {dev['unigram_loss']:.3f}); it writes on from {', '.join(map(repr, PROMPTS))}:"
+    )
+    shown = " ".join(shlex.quote(prompt) for prompt in PROMPTS)
+    said = run(f"generate {GPT} --prompt {shown} --tokens 40 --temperature 0.7 --top-k 40 --json", capture=True)
+    for text in json.loads(said)["texts"]:
+        console.print(f"  {text['prompt']}{text['text']}".replace("\n", "\n  "), highlight=False, markup=False)
+
+
 def ending(console: Console, words: int, seconds: float) -> None:
     """Where everything lies, and what to try next."""
     folder = ROOT / RUN
@@ -170,6 +190,7 @@ def ending(console: Console, words: int, seconds: float) -> None:
         ("task", f"{TASK}/train.jsonl, dev.jsonl, test.jsonl"),
         ("run", f"{RUN}/"),
     ]
+    places.append(("GPT", f"{GPT}/"))
     for label, name in (("tokenizer", "tokenizer"), ("metrics", "metrics.jsonl"), ("loss curve", "loss.png")):
         if (folder / name).exists():
             places.append((label, f"{RUN / name}"))
@@ -177,7 +198,7 @@ def ending(console: Console, words: int, seconds: float) -> None:
         places.append(("checkpoints", f"{RUN}/checkpoints/ (steps {', '.join(map(str, steps))})"))
     if events:
         places.append(("TensorBoard", f"{events[0].as_posix()}/"))
-    places.append(("fine-tuned", f"{RUNS}/pretrained/, {RUNS}/scratch-*/"))
+    places.append(("fine-tuned", f"{RUNS}/pretrained/, {RUNS}/gpt-pretrained/, {RUNS}/scratch-*/"))
     grid = Table(title="Where everything lies", show_header=False, box=None, title_justify="left")
     for place in places:
         grid.add_row(*place)
@@ -192,7 +213,9 @@ def ending(console: Console, words: int, seconds: float) -> None:
         f'contexture fill {RUN} --text "Return the [MASK] of the file."',
         f"contexture predict {RUNS}/pretrained --input {TASK}/test.jsonl --to demo/predictions.jsonl",
         f"contexture evaluate {RUNS}/pretrained --task.dev {TASK}/test.jsonl    # each tag's figures",
-        f"contexture {FINETUNE} --dir {RUNS}/seed-1 --optim.peak-lr {RATE} --seed 1",
+        f'contexture generate {GPT} --prompt "Raise an error" --tokens 60',
+        f"contexture score {GPT} --input {TEXT}/language.txt --documents blank_lines",
+        f"contexture finetune {RUN} {FINETUNE} --dir {RUNS}/seed-1 --optim.peak-lr {RATE} --seed 1",
         "contexture pretrain bert.tiny --dir runs/mine --data.path my_text   # your own *.txt",
     ):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
@@ -213,6 +236,7 @@ def main() -> None:
         shutil.rmtree(ROOT / RUNS)
     run(PRETRAIN)
     pretrained(console, json.loads(run(f"evaluate {RUN} --json", capture=True)))
+    writing(console, json.loads(run(f"{PRETRAIN_GPT} --json", capture=True)))
     compare(console)
     ending(console, counts["words"], time.monotonic() - began)
 
