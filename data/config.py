@@ -35,6 +35,10 @@ class DataConfig:
     """How a text or a pair lies in a line: `[CLS] a [SEP] b [SEP]`, or GPT-1's `[start] a [delimiter] b [extract]`."""
     batch: int = 32
     """Lines per step, over the whole job."""
+    ramp_from: int = 0
+    """Lines per step in the beginning, doubled at equal intervals until they are `batch` (GPT-3); 0: no ramp."""
+    ramp_steps: int = 0
+    """The step from which on they are."""
     length: int = 128
     """Tokens per line, special tokens counted."""
     predictions: int = 20
@@ -64,6 +68,36 @@ class DataConfig:
                 raise ValueError(f"data.{name.replace('_', '-')}={value} is not in [0, 1)")
         if self.dev and self.dev_fraction:
             raise ValueError("data.dev and data.dev-fraction both hold out text; give one of them")
+        if self.ramp_from or self.ramp_steps:
+            sizes = self._ramp()
+            if self.ramp_from < 1 or self.ramp_steps < len(sizes) or sizes[-1:] != [self.batch // 2] or self.batch % 2:
+                raise ValueError(
+                    f"data.ramp-from={self.ramp_from} does not double to data.batch={self.batch} within "
+                    f"data.ramp-steps={self.ramp_steps}; give half, a quarter, … of the batch, and a step for each size"
+                )
+
+    def _ramp(self) -> list[int]:
+        """The sizes of a batch before it is whole: 16, 32, … to the half of it."""
+        sizes, size = [], self.ramp_from
+        while 0 < size < self.batch:
+            sizes.append(size)
+            size *= 2
+        return sizes
+
+    def lines(self, step: int) -> int:
+        """Lines of a step: `batch`, or fewer on the ramp."""
+        if step >= self.ramp_steps:
+            return self.batch
+        sizes = self._ramp()
+        return sizes[step * len(sizes) // self.ramp_steps]
+
+    def lines_before(self, step: int) -> int:
+        """Lines of all steps before it."""
+        whole, sizes = max(step - self.ramp_steps, 0) * self.batch, self._ramp()
+        for number, size in enumerate(sizes):  # stage n begins with the first step whose n is not below
+            first, last = (-(-at * self.ramp_steps // len(sizes)) for at in (number, number + 1))
+            whole += size * max(min(step, last) - first, 0)
+        return whole
 
 
 @dataclass(frozen=True, kw_only=True)

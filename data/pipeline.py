@@ -1,7 +1,7 @@
 """Batches by their step: any rows of any step, from (seed, step, row) alone; and the reader threads that run ahead."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -83,7 +83,8 @@ class PairBatches:
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
-        return self._lines(step * self.batch + (np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)))
+        rows = np.arange(self.config.lines(step)) if rows is None else np.asarray(rows, np.int64)
+        return self._lines(self.config.lines_before(step) + rows)
 
     def _lines(self, numbers: I64) -> Batch:
         config = self.config
@@ -177,10 +178,13 @@ def open_held_out(
     )
 
 
+Rows = I64 | Callable[[int], I64] | None
+
+
 class _Steps:
     """A source of whole batches for grain."""
 
-    def __init__(self, batches: Batches | HeldOut, first: int, last: int, rows: I64 | None) -> None:
+    def __init__(self, batches: Batches | HeldOut, first: int, last: int, rows: Rows) -> None:
         self.batches, self.first, self.last, self.rows = batches, first, last, rows
 
     def __len__(self) -> int:
@@ -188,7 +192,7 @@ class _Steps:
 
     def __getitem__(self, index: int) -> tuple[int, Batch]:
         step = self.first + int(index)
-        return step, self.batches.read(step, self.rows)
+        return step, self.batches.read(step, self.rows(step) if callable(self.rows) else self.rows)
 
 
 @contextmanager
@@ -196,12 +200,12 @@ def iterate(
     batches: Batches | HeldOut,
     first_step: int,
     last_step: int,
-    rows: I64 | None = None,
+    rows: Rows = None,
     *,
     threads: int = 2,
     prefetch: int = 4,
 ) -> Iterator[Iterator[tuple[int, Batch]]]:
-    """Reads steps first … last-1 in order, `prefetch` of them ahead.
+    """Reads steps first … last-1 in order, `prefetch` of them ahead; rows: of each batch, or of that of a step.
 
     `with iterate(batches, 0, 9) as steps: for step, batch in steps: …`
 

@@ -133,6 +133,7 @@ class TaskBatches:
         split = store.splits["train"]
         self.fields = task_fields(store.kind, config.layout, split.symmetric)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
+        self.config = config
         self.lines_per_pass = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
@@ -147,7 +148,8 @@ class TaskBatches:
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
-        places = step * self.batch + (np.arange(self.batch) if rows is None else np.asarray(rows, np.int64))
+        rows = np.arange(self.config.lines(step)) if rows is None else np.asarray(rows, np.int64)
+        places = self.config.lines_before(step) + rows
         passes, within = np.divmod(places, self.lines_per_pass)
         numbers = np.empty(len(places), np.int64)
         for e in np.unique(passes).tolist():

@@ -153,8 +153,8 @@ class WindowBatches(_Windows):
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
-        rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
-        return self._lines(self.starts(step * self.batch + rows))
+        rows = np.arange(self.config.lines(step)) if rows is None else np.asarray(rows, np.int64)
+        return self._lines(self.starts(self.config.lines_before(step) + rows))
 
     def starts(self, numbers: I64) -> I64:
         """Where lines begin in the row of tokens, by their numbers, from 0 on without end."""

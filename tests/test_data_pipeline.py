@@ -230,3 +230,26 @@ def test_data_imports_no_jax():
     program = "import sys, data.pipeline, data.prepare\nprint('jax' in sys.modules, 'grain' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@given(st.integers(1, 6), st.integers(0, 5), st.integers(0, 40), st.integers(0, 90))
+@settings(max_examples=200, deadline=None)
+def test_a_ramp_doubles_the_batch_at_equal_intervals(first: int, doublings: int, more: int, step: int):
+    """lines_before counts what lines says of each step; the sizes double, each for as many steps as the others."""
+    if not doublings:
+        config = DataConfig(batch=first)
+        assert (config.lines(step), config.lines_before(step)) == (first, first * step)
+        return
+    config = DataConfig(batch=first << doublings, ramp_from=first, ramp_steps=doublings + more)
+    sizes = [config.lines(n) for n in range(config.ramp_steps + 3)]
+    assert config.lines_before(step) == sum(config.lines(n) for n in range(step))
+    assert sorted(set(sizes)) == [first << n for n in range(doublings + 1)] and sizes == sorted(sizes)
+    counts = [sizes[: config.ramp_steps].count(first << n) for n in range(doublings)]
+    assert max(counts) - min(counts) <= 1 and sum(counts) == config.ramp_steps
+
+
+@pytest.mark.parametrize("ramp", [{"ramp_from": 3, "ramp_steps": 9}, {"ramp_from": 8}, {"ramp_steps": 5},
+                                  {"ramp_from": 4, "ramp_steps": 2}, {"ramp_from": 32, "ramp_steps": 5}])  # fmt: skip
+def test_a_ramp_that_does_not_end_at_the_batch_is_refused(ramp: dict[str, int]):
+    with pytest.raises(ValueError, match=r"data.ramp-from=\d+ does not double to data.batch=32 within"):
+        DataConfig(batch=32, **ramp)  # pyright: ignore[reportArgumentType]

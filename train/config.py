@@ -81,10 +81,13 @@ class Run:
                 f"data.length={self.data.length} exceeds model.length={self.model.length}; "
                 "lower data.length or raise model.length"
             )
-        if self.data.batch % self.optim.accumulate:
+        if self.data.lines(0) % self.optim.accumulate:
+            name = "ramp-from" if self.data.ramp_from else "batch"
             raise ValueError(
-                f"data.batch={self.data.batch} is not a multiple of optim.accumulate={self.optim.accumulate}"
+                f"data.{name}={self.data.lines(0)} is not a multiple of optim.accumulate={self.optim.accumulate}"
             )
+        if self.data.ramp_from and self.epochs:
+            raise ValueError("data.ramp-from wants --steps, since a pass has no fixed number of them; leave epochs out")
         if self.steps and not self.optim.warmup_fraction and self.optim.warmup >= self.steps:
             raise ValueError(
                 f"optim.warmup={self.optim.warmup} leaves nothing of steps={self.steps}; lower --optim.warmup"

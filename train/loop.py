@@ -80,7 +80,9 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
     meshes.initialize(run.mesh)
     meshes.prepare_jax(run.model.dtype)
     mesh = meshes.build(run.mesh)
-    meshes.check_batch(mesh, run.data.batch, run.optim.accumulate, "data.batch")
+    meshes.check_batch(
+        mesh, run.data.lines(0), run.optim.accumulate, "data.ramp-from" if run.data.ramp_from else "data.batch"
+    )
 
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
@@ -168,7 +170,7 @@ def _introduce(parts: Parts, asked: Run, recipe: Run, report: Report, shapes: St
         path = path_of(keys)
         rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _cut(place.spec)))
     report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
-    passes = run.steps * run.data.batch / parts.batches.lines_per_pass
+    passes = run.data.lines_before(run.steps) / parts.batches.lines_per_pass
     held = f"{parts.held_out.count:,} lines" if parts.held_out else "nothing"
     report.say(f"{parts.batches.describe()}; {run.steps:,} steps are {passes:.2f} passes; {held} held out")
     if parts.held_out:
@@ -202,7 +204,7 @@ def _steps(
     step_function = train_step(parts.model, parts.objective, run, shardings)
     evaluation = evaluation_step(parts.model, parts.objective, mesh)
     patience = run.evaluate.patience
-    rows = meshes.local_rows(mesh, run.data.batch)
+    lines, read = run.data.lines, run.data.lines_before
     fields = batch_fields(run)
     meter = Meter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []
@@ -220,9 +222,9 @@ def _steps(
                 raise Diverged(_diverged(record["step"], run, checkpoints))
 
     done = start
-    with iterate(parts.batches, start, run.steps, rows) as stream:
+    with iterate(parts.batches, start, run.steps, lambda step: meshes.local_rows(mesh, lines(step))) as stream:
         for number, local in stream:
-            batch = meshes.place(mesh, local, fields, run.data.batch)
+            batch = meshes.place(mesh, local, fields, lines(number))
             state, metrics = step_function(state, batch)
             done = number + 1
             pending.append((done, metrics))
@@ -241,7 +243,7 @@ def _steps(
                 last = last or (patience > 0 and best.waited >= patience)
                 meter.pause()
             if saves:
-                meta = {"seed": run.seed, "lines_read": done * run.data.batch, "best": dataclasses.asdict(best)}
+                meta = {"seed": run.seed, "lines_read": read(done), "best": dataclasses.asdict(best)}
                 if judged:
                     meta |= {"rank": judged["rank"], "metric": run.evaluate.metric}
                 checkpoints.wait()
@@ -258,8 +260,8 @@ def _steps(
     report.release(run.steps)
     checkpoints.close()
     if jax.process_count() > 1:
-        read = f"read {parts.batches.rows_read} of {(run.steps - start) * run.data.batch} lines"
-        print(f"process {jax.process_index()} of {jax.process_count()} {read}", file=sys.stderr)
+        told = f"read {parts.batches.rows_read} of {read(run.steps) - read(start)} lines"
+        print(f"process {jax.process_index()} of {jax.process_count()} {told}", file=sys.stderr)
     return done
 
 

@@ -52,9 +52,9 @@ class Meter:
         self._steps = run.steps
         self._then, self._step = time.perf_counter(), start
         self._compiled = False
-        self._tokens = run.data.batch * run.data.length
+        self._data = run.data
         peak = peak_flops(device_kind)
-        flops = FAMILIES[type(run.model)].training_flops(run.model, batch_sizes(run, run.data.batch))
+        flops = FAMILIES[type(run.model)].training_flops(run.model, batch_sizes(run, 1))
         self._share = flops / (peak * devices) if peak else None
 
     def pause(self) -> None:
@@ -67,11 +67,15 @@ class Meter:
             return []
         now, last = time.perf_counter(), steps[-1]
         seconds = (now - self._then) / max(last - self._step, 1)
+        lines = (self._data.lines_before(last) - self._data.lines_before(self._step)) / max(last - self._step, 1)
         speed: dict[str, Any] = {}
         if self._compiled:  # the first stretch holds the compilation
-            speed = {"tokens_per_second": self._tokens / seconds, "seconds_left": seconds * (self._steps - last)}
+            speed = {
+                "tokens_per_second": lines * self._data.length / seconds,
+                "seconds_left": seconds * (self._steps - last),
+            }
             if self._share is not None:
-                speed["flops_utilisation"] = self._share / seconds
+                speed["flops_utilisation"] = lines * self._share / seconds
         self._then, self._step, self._compiled = now, last, True
         return [
             {"step": step, "split": "train", **figures, **speed} for step, figures in zip(steps, fetched, strict=True)
