@@ -41,6 +41,9 @@ demo: $(STAMP)
 
 bench: $(PARITY)
 	$(BIN)/python benchmarks/bert_step.py
+	$(BIN)/python benchmarks/shakespeare.py speed
+	$(BIN)/python benchmarks/writing.py --lines 1
+	$(BIN)/python benchmarks/writing.py --lines 16
 
 # The universal lock for Linux and macOS. requirements-parity.lock is what `pip install torch transformers` adds to it
 # with torch's CPU wheel: it names no CUDA packages itself, and a torch that wants them brings them.

@@ -85,12 +85,12 @@ def generate(
     run: str | Path,
     prompts: str | Sequence[str],
     *,
-    tokens: int = 64,
+    tokens: int = 0,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
     exclusive: bool = False,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     seed: int = 0,
     batch: int = 16,
     step: int | None = None,
@@ -102,9 +102,12 @@ def generate(
     `analysis.generate.generate` says what the options mean. Raises as `load` does, and DataError for a prompt.
     """
     from analysis.generate import generate as write
-    from models.decode import Sampling
+    from models.config import Sampling
 
     model, params, tokenizer = load(run, step)
+    trained = read(Path(run))[0].data.length
+    if trained < tokens:
+        warn(f"no line of the training was longer than {trained} tokens: what comes behind them is a guess")
     lines = [prompts] if isinstance(prompts, str) else list(prompts)
     how = Sampling(temperature, top_k, top_p, exclusive)
     more: Any = {"tokens": tokens, "stop": stop, "seed": seed, "batch": batch, "tell": tell, "check": check}
@@ -124,7 +127,8 @@ def score(
 ) -> Result:
     """How well a pretrained GPT foretells the text of files: what `contexture score` prints.
 
-    `analysis.score.score` says what the options mean. Raises as `load` does, and DataError for a file.
+    `analysis.score.score` says what the options mean; length 0 is that of the training. Raises as `load` does, and
+    DataError for a file.
     """
     from analysis.score import score as foretell
     from data.sources import expand
@@ -143,5 +147,6 @@ def score(
 
     sources = expand((texts,) if isinstance(texts, str) else tuple(texts), "input")
     model, params, tokenizer = load(run, step)
+    length = length or read(Path(run))[0].data.length
     found = foretell(model, params, tokenizer, each(), length=length, stride=stride, batch=batch, check=check)
     return {"run": str(run), **found}

@@ -8,6 +8,7 @@ import numpy as np
 from data.errors import DataError
 from data.tokenizer import Tokenizer
 from data.wordpiece import MASK, wordpiece
+from models.config import GptConfig
 from models.model import Model
 
 
@@ -17,6 +18,8 @@ def fill(model: Model, params: Any, tokenizer: Tokenizer, text: str, top: int = 
     The score is the share that the softmax over the vocabulary gives. Raises DataError where the text has no [MASK], is
     longer than the model, or the model has no head for masked tokens.
     """
+    if isinstance(getattr(model.backbone, "config", None), GptConfig):
+        raise DataError("only a BERT fills gaps; this run is a GPT, which writes on: contexture generate")
     if "mlm" not in model.heads:
         raise DataError("this run was trained for a task and has no head for masked tokens; give a pretrained run")
     parts = text.split(MASK)

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from data.align import spelled
 from data.encode import chunks
 from data.errors import DataError
 from data.tokenizer import Tokenizer
 from models import decode
-from models.config import GptConfig
-from models.decode import Sampling
+from models.config import GptConfig, Sampling
 from models.model import Model
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -41,8 +41,8 @@ def generate(
     prompts: Sequence[str],
     how: Sampling,
     *,
-    tokens: int = 64,
-    stop: Sequence[str] = (),
+    tokens: int = 0,
+    stop: str | Sequence[str] = (),
     seed: int = 0,
     batch: int = 16,
     tell: Tell = lambda line, text: None,
@@ -50,9 +50,10 @@ def generate(
 ) -> list[dict[str, Any]]:
     """What is written behind each prompt: [{"prompt", "text", "tokens", "stopped": "end" | "stop" | "length"}, …].
 
-    A text ends after `tokens` tokens, at the token that ends documents, or before one of the texts `stop`. It depends
-    on the seed, its number among the prompts and its prompt alone. tell(line, text) is given each text as it grows;
-    check may raise to stop the work. An empty prompt begins behind the token that ends documents.
+    A text ends after `tokens` tokens (0: 64, or as many as the model takes), at the token that ends documents, or
+    before one of the texts `stop`. It depends on the seed, its number among the prompts and its prompt alone.
+    tell(line, text) is given each text as it grows; check may raise to stop the work. An empty prompt begins behind the
+    token that ends documents.
 
     Raises: DataError where the model is no GPT, a prompt is empty and the vocabulary has no such token, or a prompt and
     what is to be written are longer than the model.
@@ -60,7 +61,19 @@ def generate(
     config = getattr(model.backbone, "config", None)
     if not isinstance(config, GptConfig):
         raise DataError("only a GPT writes on from a prompt; this run is of another family (BERT fills gaps)")
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if tokens < 0 or batch < 1 or not 0 <= seed < 2**31 or "" in stop or not prompts:
+        wrong = (
+            f"tokens={tokens} is not a number of tokens" if tokens < 0
+            else f"batch={batch} is not a positive number of prompts" if batch < 1
+            else f"seed={seed} is not in [0, 2^31)" if not 0 <= seed < 2**31
+            else "stop holds an empty text, which would end every text at once" if "" in stop
+            else "there is no prompt"
+        )  # fmt: skip
+        raise DataError(f"{wrong}; give another")
     lines = [_Line(_begin(prompt, number, tokenizer)) for number, prompt in enumerate(prompts)]
+    longest = max(len(line.prompt) for line in lines)
+    tokens = tokens or max(min(64, config.length - longest), 1)
     for number, line in enumerate(lines):
         if len(line.prompt) + tokens > config.length:
             raise DataError(
@@ -70,7 +83,7 @@ def generate(
     take_apart = jax.jit(decode.take_apart, static_argnums=(1, 2))
     apart = take_apart(params, config, min(tokenizer.size, config.vocab))
     for group in chunks(enumerate(lines), batch):
-        _write(config, apart, tokenizer, group, how, tokens, tuple(stop), seed, tell, check)
+        _write(config, apart, tokenizer, group, how, tokens, stop, seed, tell, check)
     return [
         {"prompt": prompt, "text": line.text, "tokens": len(line.ids), "stopped": line.stopped}
         for prompt, line in zip(prompts, lines, strict=True)
@@ -78,7 +91,7 @@ def generate(
 
 
 def _begin(prompt: str, number: int, tokenizer: Tokenizer) -> list[int]:
-    ids = tokenizer.encode([prompt])[0] if prompt else []
+    ids = spelled([prompt], [f"prompt {number}"], tokenizer)[0] if prompt else []
     if ids:
         return ids
     if tokenizer.end is None:

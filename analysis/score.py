@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from data.align import spelled
 from data.encode import chunks
 from data.errors import DataError
 from data.tokenizer import Tokenizer
@@ -43,6 +44,8 @@ def score(
     stride = stride or length
     if not 2 <= length <= config.length:
         raise DataError(f"length={length} is not between 2 and the {config.length} tokens that the model takes")
+    if batch < 1:
+        raise DataError(f"batch={batch} is not a positive number of windows")
     if not 1 <= stride <= length:
         raise DataError(f"stride={stride} is not between 1 and length={length}")
     losses = jax.jit(partial(_losses, build(config, ("lm",))))
@@ -93,7 +96,8 @@ def _windows(
 ) -> Iterator[tuple[list[int], int]]:
     """Windows of at most length + 1 ids, and how many of them, at the end, no window before has scored."""
     for text in documents:
-        row = [*([] if tokenizer.end is None else [tokenizer.end]), *tokenizer.encode([text])[0]]
+        (ids,) = spelled([text], [f"document {totals['documents']}"], tokenizer)
+        row = ids if tokenizer.end is None else [tokenizer.end, *ids]
         totals["documents"] += 1
         totals["tokens"] += max(len(row) - 1, 0)
         totals["words"] += len(text.split())

@@ -16,9 +16,9 @@ class DataConfig:
     dev_fraction: float = 0.0
     """Instead of dev: hold out this share of each file of path, its end, in whole documents where it has several."""
     tokenizer: str = ""
-    """A tokenizer folder or a published vocab.txt; empty: learn the recipe's vocabulary on the text of path."""
+    """A tokenizer folder or a published vocabulary; empty: learn the recipe's on the text of path."""
     lowercase: bool = True
-    """Lower-case and strip accents (the uncased models)."""
+    """Of WordPiece: lower-case and strip accents (the uncased models)."""
     split_sentences: bool = True
     """Lines may be paragraphs: split them into sentences. Off: every line is one sentence."""
     vocabulary: Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe"] = (

@@ -109,3 +109,25 @@ class GptConfig(Transformer):
 
 
 ModelConfig = BertConfig | GptConfig
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. temperature 0: the likeliest; 1: as the model has it. top_k: among the k likeliest
+    (0: all; those that tie with the last stay). top_p: of these, among the likeliest that together have the share p
+    (1: all). exclusive: the token with which they reach it stays out, as in the original's code; else it stays in."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    exclusive: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0.0:
+            raise ValueError(
+                f"temperature={self.temperature} is not at least 0, which takes always the likeliest token"
+            )
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top-p={self.top_p} is not above 0 and at most 1")
+        if self.top_k < 0:
+            raise ValueError(f"top-k={self.top_k} is not at least 0")

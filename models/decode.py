@@ -5,7 +5,6 @@ would cost more than the product with it. The token table is there twice, once t
 reason.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 from models import gpt
 from models.attention import Memory
 from models.blocks import Norm
-from models.config import GptConfig
+from models.config import GptConfig, Sampling
 
 Params = Any
 
@@ -81,18 +80,6 @@ def logits(config: GptConfig, params: Params, x_BD: jax.Array) -> jax.Array:
     """hidden BD → float32 BV, over the tokens alone."""
     table_DV = params["softmax"].astype(x_BD.dtype)
     return jnp.einsum("BD,DV->BV", x_BD, table_DV, preferred_element_type=jnp.float32)
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen. temperature 0: the likeliest; 1: as the model has it. top_k: among the k likeliest
-    (0: all; those that tie with the last stay). top_p: of these, among the likeliest that together have the share p
-    (1: all). exclusive: the token with which they reach it stays out, as in the original's code; else it stays in."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    exclusive: bool = False
 
 
 def choose(logits_BV: jax.Array, keys_B: jax.Array, how: Sampling) -> jax.Array:

@@ -9,6 +9,7 @@
 Arrays are named `x_BLD`; equal letters in one function mean equal sizes.
 """
 
+import math
 import re
 from typing import Any
 
@@ -130,6 +131,13 @@ def spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]) -> Parti
                 left_over += (axis,)
         entries.append(tuple(taken) if len(taken) > 1 else taken[0] if taken else None)
     return PartitionSpec(*entries)
+
+
+def shares(size: int) -> int:
+    """How many devices of the mesh in use share a batch of so many lines; 1 where they cannot share it evenly."""
+    mesh = jax.sharding.get_abstract_mesh()
+    count = 1 if mesh.empty else math.prod(mesh.shape.get(axis, 1) for axis in RULES["B"])
+    return count if size % count == 0 else 1
 
 
 def constrain(x: jax.Array, dims: str) -> jax.Array:

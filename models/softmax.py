@@ -6,10 +6,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from models.shapes import constrain
+from models.shapes import constrain, shares
 
 MOST_LOGITS = 1 << 24
-"""Float32 logits that are worked on at once (64 MiB), unless those of one position of every line are more."""
+"""Float32 logits that a device works on at once (64 MiB), unless those of one position of every line are more."""
 
 
 @flax.struct.dataclass
@@ -42,7 +42,8 @@ def _forward(*arguments: jax.Array) -> Any:
 
 def _backward(saved: Any, cotangents: Any) -> Any:
     dx_BLD, dtable_VD = saved
-    return (dx_BLD * cotangents[0].astype(dx_BLD.dtype), dtable_VD * cotangents[0].astype(dtable_VD.dtype), None, None)
+    scaled = ((x.astype(jnp.float32) * cotangents[0]).astype(x.dtype) for x in (dx_BLD, dtable_VD))
+    return *scaled, None, None
 
 
 _loss.defvjp(_forward, _backward)
@@ -52,35 +53,39 @@ def _in_parts(
     x_BLD: jax.Array, table_VD: jax.Array, next_BL: jax.Array, weights_BL: jax.Array, *, gradient: bool
 ) -> Any:
     """((total, loss_BL, hit_BL), (the gradient of total to x, and to table) or None)."""
-    B, L, _ = x_BLD.shape
-    V = table_VD.shape[0]
-    most = max(MOST_LOGITS // (B * V), 1)
-    columns = next(c for c in range(min(most, L), 0, -1) if L % c == 0)
+    B, L, D = x_BLD.shape
+    V, devices = table_VD.shape[0], shares(B)
+    parts = -(-L // max(MOST_LOGITS * devices // (B * V), 1))
+    columns = -(-L // parts)
     arguments = (x_BLD, next_BL, weights_BL)
-    dtable_VD: Any
+    dtable_BVD: Any
     found: Any
-    if columns == L:
-        found, dtable_VD = _part(*arguments, table_VD=table_VD, gradient=gradient)
+    if parts == 1:
+        found, dtable_BVD = _part(*arguments, table_VD=table_VD, gradient=gradient)
     else:
 
-        def part(dtable_VD: Any, arguments: Any) -> tuple[Any, Any]:
-            found, more_VD = _part(*arguments, table_VD=table_VD, gradient=gradient)
-            return (dtable_VD + more_VD if gradient else None), found
+        def part(dtable_BVD: Any, arguments: Any) -> tuple[Any, Any]:
+            found, more_BVD = _part(*arguments, table_VD=table_VD, gradient=gradient)
+            return (constrain(dtable_BVD + more_BVD, "BVD") if gradient else None), found
 
-        first_VD = jnp.zeros(table_VD.shape, jnp.float32) if gradient else None
-        cut = [jnp.moveaxis(x.reshape(B, L // columns, columns, *x.shape[2:]), 1, 0) for x in arguments]
-        dtable_VD, found = jax.lax.scan(part, first_VD, cut)
-        found = [None if x is None else jnp.moveaxis(x, 0, 1).reshape(B, L, *x.shape[3:]) for x in found]
+        def cut(x: jax.Array) -> jax.Array:  # the last part is filled up with what has no weight
+            x = jnp.pad(x, [(0, 0), (0, parts * columns - L)] + [(0, 0)] * (x.ndim - 2))
+            return jnp.moveaxis(x.reshape(B, parts, columns, *x.shape[2:]), 1, 0)
+
+        first_BVD = constrain(jnp.zeros((devices, V, D), jnp.float32), "BVD") if gradient else None
+        dtable_BVD, found = jax.lax.scan(part, first_BVD, [cut(x) for x in arguments])
+        found = [
+            None if x is None else jnp.moveaxis(x, 0, 1).reshape(B, parts * columns, *x.shape[3:])[:, :L] for x in found
+        ]
     loss_BL, hit_BL, dx_BLD = found
     answer = (loss_BL * weights_BL).sum(), loss_BL, hit_BL
     if not gradient:
         return answer, None
-    assert dtable_VD is not None
-    return answer, (dx_BLD, dtable_VD.astype(table_VD.dtype))
+    return answer, (dx_BLD, dtable_BVD.sum(0).astype(table_VD.dtype))
 
 
 def _part(x_BLD: jax.Array, next_BL: jax.Array, weights_BL: jax.Array, *, table_VD: jax.Array, gradient: bool) -> Any:
-    """((loss_BL, hit_BL, gradient to x), gradient to table), the gradients None where they are not wanted.
+    """((loss_BL, hit_BL, gradient to x), gradient to table by each device's lines), None where they are not wanted.
 
     The next token's logit is picked by comparison, not by a gather, so that a vocabulary cut over devices stays cut.
     """
@@ -97,6 +102,8 @@ def _part(x_BLD: jax.Array, next_BL: jax.Array, weights_BL: jax.Array, *, table_
     dlogits_BLV = shares_BLV * scale_BL[..., None] - jnp.where(chosen_BLV, weights_BL[..., None], 0.0)
     dlogits_BLV = dlogits_BLV.astype(x_BLD.dtype)
     dx_BLD = constrain(jnp.einsum("BLV,VD->BLD", dlogits_BLV, table_VD), "BLD")
-    rows = (x.reshape(-1, x.shape[-1]) for x in (dlogits_BLV, x_BLD))  # of a product of matrices nothing is copied
-    dtable_VD = jnp.einsum("TV,TD->VD", *rows, preferred_element_type=jnp.float32)
-    return (loss_BL, hit_BL, dx_BLD), dtable_VD
+    # Each device sums its own lines, so that no gradient of the table's size crosses the mesh in every part. Of a
+    # product of matrices nothing is copied.
+    rows = (x.reshape(shares(x.shape[0]), -1, x.shape[-1]) for x in (dlogits_BLV, x_BLD))
+    dtable_BVD = constrain(jnp.einsum("BTV,BTD->BVD", *rows, preferred_element_type=jnp.float32), "BVD")
+    return (loss_BL, hit_BL, dx_BLD), dtable_BVD

@@ -17,8 +17,7 @@ from analysis.score import score
 from data.bpe import learn_byte_bpe
 from data.errors import DataError
 from models import decode
-from models.config import BertConfig, GptConfig
-from models.decode import Sampling
+from models.config import BertConfig, GptConfig, Sampling
 from models.model import build
 
 CONFIG = GptConfig(vocab=290, length=48, layers=2, hidden=32, heads=2, ffn=64, init_std=0.4)
@@ -118,7 +117,25 @@ def test_samples_have_the_shares_of_the_softmax():
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 20_000, np.exp(logits), atol=0.01)
 
 
-def test_what_is_told_is_never_taken_back():
+@settings(max_examples=300, deadline=None)
+@given(st.text("abEND é", max_size=30), st.lists(st.text("abEND", min_size=1, max_size=3), max_size=3), st.data())
+def test_what_is_told_joins_to_the_text(whole: str, stop: list[str], data: st.DataObject):
+    """Bytes come in bursts that may cut a character or a stop text: what was told is a beginning of what is told."""
+    raw = whole.encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=5)))
+    told = ""
+    for end in [*cuts, len(raw)]:
+        text = raw[:end].decode("utf-8", "replace")
+        found = [at for word in stop if (at := text.find(word)) >= 0]
+        text = text[: min(found)] if found else text
+        ready = text[: len(text) if found else _settled(text, tuple(stop))]
+        assert ready.startswith(told) and whole.startswith(ready)
+        told = ready
+        if found:
+            break
+
+
+def test_what_may_yet_change_is_not_told():
     assert _settled("a b\ufffd", ()) == 3
     assert _settled("one two EN", ("END", "x")) == 8
     assert _settled("one two END", ("other",)) == 11
@@ -200,8 +217,11 @@ def test_the_commands_write_and_score(gpt_run, door, tmp_path):
     [
         (["--prompt", "a", "--top-p", "1.5"], "top-p=1.5 is not above 0 and at most 1"),
         (["--prompt", "a", "--top-p", "0"], "top-p=0.0 is not above 0 and at most 1"),
-        (["--prompt", "a", "--temperature", "-1"], "temperature=-1.0 is below 0"),
-        (["--prompt", "a", "--tokens", "0"], "tokens=0 is not at least 1"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature=-1.0 is not at least 0"),
+        (["--prompt", "a", "--tokens", "-2"], "tokens=-2 is not a number of tokens"),
+        (["--prompt", "a", "--stop", ""], "stop holds an empty text"),
+        (["--prompt", "a", "--batch", "0"], "batch=0 is not a positive number of prompts"),
+        (["--prompt", "a", "--seed", "-1"], "seed=-1 is not in [0, 2^31)"),
         ([], "give --prompt TEXT, or --input FILE"),
         (["--input", "/nowhere"], "/nowhere: no such file; give one with a prompt in each line"),
     ],

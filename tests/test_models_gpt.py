@@ -1,6 +1,7 @@
 """GPT's laws, on small models with weights large enough to matter."""
 
 import dataclasses
+import re
 from functools import partial
 from typing import Any
 
@@ -8,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
 
 from models import decode, softmax
 from models.config import GptConfig
 from models.dropout import noise
 from models.model import Outputs, build
+from models.shapes import spec
 from train.losses import cross_entropy
 
 PRE = GptConfig(vocab=61, length=24, layers=4, hidden=24, heads=3, ffn=40, dropout=0.2, unroll=1)
@@ -118,7 +121,7 @@ def test_a_band_holds_as_many_keys_as_it_says(params: Any):
         assert changed == list(range(place, min(place + 3, L)))
 
 
-@pytest.mark.parametrize("most", [1, 3 * B * 61, 1 << 30])
+@pytest.mark.parametrize("most", [1, 3 * B * 61, 5 * B * 61, 1 << 30])
 def test_a_loss_in_parts_is_the_whole_loss(most: int, params: Any, monkeypatch: pytest.MonkeyPatch):
     """Value, hits and gradients are those of a softmax over all logits at once."""
     monkeypatch.setattr(softmax, "MOST_LOGITS", most)
@@ -150,6 +153,25 @@ def test_the_logits_of_a_whole_batch_are_never_there_at_once():
     loss = jax.jit(jax.grad(lambda x, t, n, w: softmax.next_token_loss(x, t, n, w).total, (0, 1)))
     used = loss.lower(*shapes).compile().memory_analysis()
     assert used is not None and used.temp_size_in_bytes < 300e6
+
+
+def test_on_a_mesh_no_gradient_of_the_table_is_summed_in_every_part():
+    """Four devices that share the batch: outside the loop over the parts alone does a V × D gradient cross the mesh."""
+    mesh = jax.make_mesh((4, 1, 1), ("data", "fsdp", "tensor"), devices=jax.devices()[:4],
+                         axis_types=(AxisType.Auto,) * 3)  # fmt: skip
+    shapes = [((8, 256, 32), "float32", "BLD"), ((65_536, 32), "float32", "VD"), ((8, 256), "int32", "BL"),
+              ((8, 256), "float32", "BL")]  # fmt: skip
+    given = [jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, spec(dims, shape, dict(mesh.shape))))
+             for shape, kind, dims in shapes]  # fmt: skip
+    loss = jax.jit(jax.grad(lambda x, t, n, w: softmax.next_token_loss(x, t, n, w).total, (0, 1)))
+    with jax.set_mesh(mesh):
+        text = loss.lower(*given).compile().as_text()
+    assert text is not None and "while(" in text
+    parts = text.split("\n\n")
+    entry = [part for part in parts if part.lstrip().startswith("ENTRY")]
+    crossing = re.compile(r"65536,32\]\S* all-reduce")
+    assert len(entry) == 1 and crossing.search(entry[0])
+    assert not any(crossing.search(part) for part in parts if part is not entry[0])
 
 
 def test_dropout_falls_on_the_one_table_once_a_step(params: Any):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from models import decode, gpt
-from models.config import GptConfig
-from models.decode import Sampling
+from models.config import GptConfig, Sampling
 from models.published import GPT1_HF, GPT2_HF, to_ours
 
 torch = pytest.importorskip("torch")

@@ -70,7 +70,9 @@ def begin(run: Run, shape: tuple[int, int, int] = (1, 1, 1)):
     with jax.set_mesh(mesh):
         make, _, _ = create(model_of(run, ()), run, mesh)
         fresh = make()
-        state = begin_from(run, (), fresh, mesh, lambda _: None, lambda title, columns, rows: told.extend(rows))
+        state = begin_from(
+            run, (), run.model.vocab, fresh, mesh, lambda _: None, lambda title, columns, rows: told.extend(rows)
+        )
 
         def by_path(params):
             return {path_of(k): np.asarray(x) for k, x in jax.tree_util.tree_flatten_with_path(params)[0]}

@@ -5,6 +5,7 @@ from typing import Literal
 
 import tyro
 
+from models.config import Sampling
 from train.options import MeshConfig
 
 
@@ -138,8 +139,8 @@ class Generate:
     """A prompt or several; an empty one begins a document."""
     input: str = ""
     """Instead of prompt: a file with a prompt in each line."""
-    tokens: int = 64
-    """Most tokens that are written."""
+    tokens: int = 0
+    """Most tokens that are written; 0: 64, or as many as the model takes."""
     temperature: float = 1.0
     """0: always the likeliest token; 1: as the model has it."""
     top_k: int = 0
@@ -159,13 +160,7 @@ class Generate:
     def __post_init__(self) -> None:
         if bool(self.prompt) == bool(self.input):
             raise ValueError("give --prompt TEXT, or --input FILE with a prompt in each line")
-        if self.temperature < 0:
-            raise ValueError(f"temperature={self.temperature} is below 0; 0 takes always the likeliest token")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top-p={self.top_p} is not above 0 and at most 1")
-        for name, low in (("tokens", 1), ("top_k", 0), ("batch", 1), ("seed", 0)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name.replace('_', '-')}={getattr(self, name)} is not at least {low}")
+        Sampling(self.temperature, self.top_k, self.top_p)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +174,7 @@ class Score:
     documents: Literal["files", "blank_lines"] = "files"
     """What a document of a *.txt file is: the whole file, or text between blank lines."""
     length: int = 0
-    """Tokens of a window; 0: what the model takes."""
+    """Tokens of a window; 0: as in training."""
     stride: int = 0
     """New tokens in each window, the others being context; 0: all."""
     batch: int = 8

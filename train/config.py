@@ -86,7 +86,7 @@ class Run:
             raise ValueError(
                 f"data.{name}={self.data.lines(0)} is not a multiple of optim.accumulate={self.optim.accumulate}"
             )
-        if self.data.ramp_from and self.epochs:
+        if self.data.ramp_from and not self.steps:
             raise ValueError("data.ramp-from wants --steps, since a pass has no fixed number of them; leave epochs out")
         if self.steps and not self.optim.warmup_fraction and self.optim.warmup >= self.steps:
             raise ValueError(

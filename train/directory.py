@@ -233,7 +233,13 @@ def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -
     if run.init.run:
         if run.data.tokenizer:
             raise ConfigError(f"{run.init.run} brings its own vocabulary; leave data.tokenizer out")
-        tokenizer = read_tokenizer(Path(run.init.run), *configs.read(Path(run.init.run)))
+        source, described = configs.read(Path(run.init.run))
+        if source.data.layout != run.data.layout:
+            raise ConfigError(
+                f"{run.init.run} is a run of the family {source.data.layout}, and this model one of {run.data.layout}; "
+                "begin from a run of the same family"
+            )
+        tokenizer = read_tokenizer(Path(run.init.run), source, described)
         if run.task.kind != "off" and run.data.layout == "gpt":
             tokenizer = with_task_tokens(tokenizer)
         tokenizer.save(directory / "tokenizer")

@@ -109,7 +109,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         signals.check()
         state = restored[0] if restored else make()
         if not restored and run.init.run:
-            state = begin_from(run, parts.labels, state, mesh, report.say, report.table)
+            state = begin_from(run, parts.labels, parts.tokenizer.size, state, mesh, report.say, report.table)
             signals.check()
         start = int(state.step)
         report.say(f"going on from step {start}" if restored else "starting at step 0")

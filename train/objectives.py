@@ -147,7 +147,8 @@ class Regress:
 
 @dataclass(frozen=True)
 class Tag:
-    """A tag for each word, read at its first piece (BERT, section 5.3): cross entropy, weighted by the tag."""
+    """A tag for each word, read at its first piece (BERT, section 5.3; a GPT reads its last): cross entropy, weighted
+    by the tag."""
 
     heads: tuple[str, ...] = ("tag",)
     fields: dict[str, str] = field(

@@ -15,11 +15,13 @@ from train import checkpoint
 from train import config as configs
 from train import mesh as meshes
 from train.config import CheckpointError, ConfigError, Run
+from train.directory import read_tokenizer
 from train.objectives import objective_of
 from train.step import State, create
 
 Say = Callable[[str], None]
 _MAY_GROW = "VLT"
+_TOKENS = "backbone/embeddings/tokens"
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,11 @@ def _grows(path: str, old: list[int], new: list[int]) -> bool:
 
 
 def begin_from(
-    run: Run, labels: tuple[str, ...], fresh: State, mesh: Mesh, say: Say, table: Callable[..., None]
+    run: Run, labels: tuple[str, ...], pieces: int, fresh: State, mesh: Mesh, say: Say, table: Callable[..., None]
 ) -> State:
     """The state `fresh` with the parameters of `run.init.run` put in where they have a place; tells what became of
-    each.
+    each. Of the token table's rows, of which the vocabulary has `pieces` now, those are taken that stood for a token
+    there.
 
     Raises ConfigError for a parameter that is not accounted for, CheckpointError where no checkpoint is good.
     """
@@ -158,13 +161,18 @@ def begin_from(
         return fresh
     source, described = configs.read(folder)
     same_task = source.task.kind == run.task.kind and described.get("labels", []) == list(labels)
+    grown = run.data.layout == "gpt" and run.task.kind != "off"  # by the tokens that a task's lines have
+    known = read_tokenizer(folder, source, described).size if grown else pieces
     leaves = jax.tree_util.tree_flatten_with_path(fresh.params)[0]
     here = {path_of(keys): x for keys, x in leaves}
 
     def read(directory: Path) -> State:
         shapes = checkpoint.read_meta(directory)["shapes"]
         there = {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}
-        found = account(there, {path: list(x.shape) for path, x in here.items()}, run, same_task)
+        rows = dict(there)
+        if pieces > known:  # what stands behind was never trained for a token
+            rows[_TOKENS] = [known, *there[_TOKENS][1:]]
+        found = account(rows, {path: list(x.shape) for path, x in here.items()}, run, same_task)
         taken = [path for path in here if path in found.kept or path in found.grown]
         wanted: dict[str, Any] = {}
         for path in taken:
@@ -177,6 +185,8 @@ def begin_from(
             place[name] = jax.ShapeDtypeStruct(shape, here[path].dtype, sharding=where)
         restored, meta = checkpoint.restore(directory, wanted, mesh, "params", part=True)
         values = {path_of(keys): x for keys, x in jax.tree_util.tree_flatten_with_path(restored)[0]}
+        if pieces > known:
+            values[_TOKENS] = values[_TOKENS][:known]
         params = jax.tree_util.tree_map_with_path(lambda keys, x: _put(x, values.get(path_of(keys))), fresh.params)
         table(f"parameters from {folder}, step {meta['step']}", ("what", "parameter", "shape"), found.rows())
         return fresh.replace(params=params)  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,7 +12,8 @@ import tyro
 from train.config import ConfigError, Run, did_you_mean, fields
 
 T = TypeVar("T")
-_SECTIONS = ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task")
+_COMMANDS = ("Evaluate", "Predict", "Fill", "Generate", "Score")
+_SECTIONS = ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task", *_COMMANDS)
 
 
 def parse(kind: type[T], words: list[str], command: str, default: T | None = None) -> T:
