@@ -180,3 +180,23 @@ def test_words_that_contradict_each_other(capsys, words, tmp_path):
     assert finetune([*words(), "--optim.warmup", "6"], tmp_path / "run", "--steps", "8") == 0
     rates = [r["learning_rate"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if r["split"] == "train"]
     assert rates[:6] == pytest.approx([5e-3 * n / 6 for n in range(1, 7)], rel=1e-5)
+
+
+def test_a_gpt_s_special_tokens_begin_with_fresh_rows(door, text_folder, task_files, tmp_path):
+    """Also where the table had rows to spare: those were never trained for a token. All others are taken over."""
+    sizes = (
+        "--model.layers 1 --model.hidden 16 --model.heads 2 --model.ffn 32 --model.vocab 90 --data.length 32".split()
+    )
+    words = ["pretrain", "gpt.tiny", "--data.path", text_folder, "--data.vocabulary", "characters", *sizes]
+    done = door(*words, "--data.batch", "4", "--steps", "20", "--optim.warmup", "1", "--dir", tmp_path / "gpt")
+    assert done.returncode == 0, done.stderr
+    files = ["--task.train", task_files / "classify.train.tsv", "--task.dev-fraction", "0.1", "--data.batch", "4"]
+    more = ["--steps", "1", "--optim.peak-lr", "1e-12", "--dir", tmp_path / "task"]
+    done = door("finetune", tmp_path / "gpt", "--task.kind", "classify", *files, *more)
+    assert done.returncode == 0, done.stderr
+    (_, before, old), (_, after, new) = (contexture.load(tmp_path / name) for name in ("gpt", "task"))
+    assert new.size == old.size + 3 <= 90 and f"grown  backbone/embeddings/tokens  {old.size}×16 → 90×16" in done.stderr
+    tables = [np.asarray(params["backbone"]["embeddings"]["tokens"]) for params in (before, after)]
+    np.testing.assert_allclose(tables[1][: old.size], tables[0][: old.size], atol=1e-6)
+    fresh = tables[1][old.size : new.size]
+    assert np.abs(fresh - tables[0][old.size : new.size]).max() > 1e-3 and 0.01 < fresh.std() < 0.03
