@@ -62,15 +62,15 @@ def generate(
     if not isinstance(config, GptConfig):
         raise DataError("only a GPT writes on from a prompt; this run is of another family (BERT fills gaps)")
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    if tokens < 0 or batch < 1 or not 0 <= seed < 2**31 or "" in stop or not prompts:
-        wrong = (
-            f"tokens={tokens} is not a number of tokens" if tokens < 0
-            else f"batch={batch} is not a positive number of prompts" if batch < 1
-            else f"seed={seed} is not in [0, 2^31)" if not 0 <= seed < 2**31
-            else "stop holds an empty text, which would end every text at once" if "" in stop
-            else "there is no prompt"
-        )  # fmt: skip
-        raise DataError(f"{wrong}; give another")
+    for wrong, told in (
+        (tokens < 0, f"tokens={tokens} is not a number of tokens; give 1 or more, or 0 for as many as fit"),
+        (batch < 1, f"batch={batch} is not a positive number of prompts"),
+        (not 0 <= seed < 2**31, f"seed={seed} is not in [0, 2^31)"),
+        ("" in stop, "stop holds an empty text, which would end every text at once; leave it out"),
+        (not prompts, "there is no prompt; give one"),
+    ):
+        if wrong:
+            raise DataError(told)
     lines = [_Line(_begin(prompt, number, tokenizer)) for number, prompt in enumerate(prompts)]
     longest = max(len(line.prompt) for line in lines)
     tokens = tokens or max(min(64, config.length - longest), 1)

@@ -19,7 +19,7 @@ import json
 from typing import Any
 
 import numpy as np
-from harness import Worker, Workers, compare, parser, show, work
+from harness import Worker, Workers, compare, parser, show, trainer, work
 
 # layers, hidden, heads, ffn
 SIZES = {
@@ -132,17 +132,10 @@ def torch_worker(args: argparse.Namespace, *, gathered: bool) -> Worker:
 
 
 def ours(args: argparse.Namespace) -> Worker:
-    import jax
-
     from data.config import DataConfig
     from models.config import BertConfig
-    from models.model import build
-    from models.shapes import count
-    from train import mesh as meshes
     from train.config import Run
-    from train.objectives import OBJECTIVES, batch_fields
-    from train.options import MeshConfig, OptimConfig
-    from train.step import create, train_step
+    from train.options import OptimConfig
 
     layers, hidden, heads, ffn = SIZES[args.size]
     run = Run(
@@ -150,43 +143,9 @@ def ours(args: argparse.Namespace) -> Worker:
         data=DataConfig(batch=args.batch, length=args.length, predictions=args.predictions),
         optim=OptimConfig(name="adamw", schedule="linear", warmup=10_000),
     )
-    mesh = meshes.build(MeshConfig())
-    objective = OBJECTIVES[run.objective]
-    model = build(run.model, objective.heads)
-    ones = np.ones(args.batch, np.float32)
-    data = []
-    for batch in batches(args):
-        named = {
-            "tokens": batch["tokens"],
-            "segments": batch["segments"],
-            "mask": batch["mask"],
-            "slots": batch["slots"],
-            "labels": batch["words"],
-            "slot_weights": batch["weights"],
-            "is_random": batch["is_random"],
-            "valid": ones,
-        }
-        fields = batch_fields(run)
-        kinds = {name: np.float32 if fields[name].startswith("f32") else np.int32 for name in fields}
-        arrays = {name: np.asarray(value, kinds[name]) for name, value in named.items()}
-        data.append(meshes.place(mesh, arrays, fields, args.batch))
-    make, shapes, shardings = create(model, run, mesh)
-    with jax.set_mesh(mesh):
-        step = train_step(model, objective, run, shardings)
-        state = make()
-    done = 0
-
-    def steps(n: int) -> float:
-        nonlocal state, done
-        measured: Any = {"loss": 0.0}
-        with jax.set_mesh(mesh):
-            for _ in range(n):
-                state, measured = step(state, data[done % len(data)])
-                done += 1
-        jax.block_until_ready(state)
-        return float(measured["loss"])
-
-    return steps, {"jax": jax.__version__, "parameters": count(shapes.params)}
+    more = {"valid": np.ones(args.batch)}
+    named = [{**b, "labels": b["words"], "slot_weights": b["weights"], **more} for b in batches(args)]
+    return trainer(run, named)
 
 
 WORKERS: Workers = {

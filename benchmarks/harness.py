@@ -51,6 +51,42 @@ def parser(description: str | None, workers: Workers, *, steps: int) -> argparse
     return found
 
 
+def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:
+    """Our own training step, over these batches in turn; fields come in any type and are cast to their own."""
+    import jax
+    import numpy as np
+
+    from models.shapes import count
+    from train import mesh as meshes
+    from train.objectives import batch_fields, objective_of
+    from train.options import MeshConfig
+    from train.step import create, train_step
+    from train.transfer import model_of
+
+    mesh, model, fields, data = meshes.build(MeshConfig()), model_of(run, ()), batch_fields(run), []
+    for batch in batches:
+        kinds = {name: np.float32 if kind.startswith("f32") else np.int32 for name, kind in fields.items()}
+        arrays = {name: np.asarray(batch[name], kinds[name]) for name in fields}
+        data.append(meshes.place(mesh, arrays, fields, run.data.batch))
+    with jax.set_mesh(mesh):
+        make, shapes, shardings = create(model, run, mesh)
+        step = train_step(model, objective_of(run), run, shardings)
+        state = make()
+    done = 0
+
+    def steps(n: int) -> float:
+        nonlocal state, done
+        measured: Any = {"loss": 0.0}
+        with jax.set_mesh(mesh):
+            for _ in range(n):
+                state, measured = step(state, data[done % len(data)])
+                done += 1
+        jax.block_until_ready(state)
+        return float(measured["loss"])
+
+    return steps, {"jax": jax.__version__, "parameters": count(shapes.params)}
+
+
 def work(args: argparse.Namespace, workers: Workers) -> None:
     """A worker's life: a number of steps per line in, `{"seconds", "loss"}` per line out, until its input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)

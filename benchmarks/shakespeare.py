@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import ROOT, Worker, Workers, compare, parser, show, work
+from harness import ROOT, Worker, Workers, compare, parser, show, trainer, work
 
 sys.path.insert(0, str(ROOT))
 RECIPE = "gpt.shakespeare_char"
@@ -120,42 +120,11 @@ def torch_worker(args: argparse.Namespace, *, compiled: bool) -> Worker:
 
 
 def ours(args: argparse.Namespace) -> Worker:
-    import jax
-
     from configs import recipe
-    from models.shapes import count
-    from train import mesh as meshes
-    from train.objectives import batch_fields, objective_of
-    from train.options import MeshConfig
-    from train.step import create, train_step
-    from train.transfer import model_of
 
-    run, mesh = recipe(RECIPE), meshes.build(MeshConfig())
-    model = model_of(run, ())
-    data = []
-    for x in batches():
-        x = x.astype(np.int32)
-        ones = np.ones((12, 64), np.float32)
-        arrays = {"tokens": x[:, :-1], "next": x[:, 1:], "mask": ones.astype(np.int32), "next_weights": ones,
-                  "valid": ones[:, 0]}  # fmt: skip
-        data.append(meshes.place(mesh, arrays, batch_fields(run), 12))
-    with jax.set_mesh(mesh):
-        make, shapes, shardings = create(model, run, mesh)
-        step = train_step(model, objective_of(run), run, shardings)
-        state = make()
-    done = 0
-
-    def steps(n: int) -> float:
-        nonlocal state, done
-        measured: Any = {"loss": 0.0}
-        with jax.set_mesh(mesh):
-            for _ in range(n):
-                state, measured = step(state, data[done % len(data)])
-                done += 1
-        jax.block_until_ready(state)
-        return float(measured["loss"])
-
-    return steps, {"jax": jax.__version__, "parameters": count(shapes.params)}
+    ones = np.ones((12, 64))
+    weights = {"mask": ones, "next_weights": ones, "valid": ones[:, 0]}
+    return trainer(recipe(RECIPE), [{"tokens": x[:, :-1], "next": x[:, 1:], **weights} for x in batches()])
 
 
 WORKERS: Workers = {

@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import prepare as preparing
+from data.characters import learn_characters
 from data.config import DataConfig
 from data.errors import DataError
 from data.prepare import prepare
 from data.shards import Shards
 from data.wordpiece import WordPiece
+from models.config import GptConfig
 from tests.slow_pairs import Document, as_text, random_documents, vocabulary
 
 ROOT = Path(__file__).parents[1]
@@ -269,3 +271,26 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path: Path):
     assert not (tmp_path / "s").exists() and (tmp_path / ".s.partial").exists()
     shards = prepare(DataConfig(path=(str(tmp_path / "a.txt"),), split_sentences=False), TOKENIZER, tmp_path / "s")
     assert shards.sentences == sum(map(len, lines)) and sorted(os.listdir(tmp_path)) == ["a.txt", "s"]
+
+
+def test_shards_made_for_something_else_are_refused(tmp_path: Path):
+    from train.config import ConfigError, Run
+    from train.directory import open_data
+
+    (tmp_path / "a.txt").write_text("some text\nof two lines\n")
+    text = (str(tmp_path / "a.txt"),)
+    learned = learn_characters(["some text of two lines\n"], 99)
+    prepare(DataConfig(path=text, stream="windows", documents="files"), learned, tmp_path / "windows")
+    prepare(DataConfig(path=text), learned, tmp_path / "pairs")
+    again = r"prepare the text again with a recipe of that stream: contexture prepare RECIPE --input F… --to DIR"
+    for folder, stream, message in (
+        ("pairs", "windows", rf"for data\.stream=sentence_pairs, and this run reads windows; {again}"),
+        ("windows", "sentence_pairs", rf"for data\.stream=windows, and this run reads sentence_pairs; {again}"),
+        ("windows", "windows", r"was prepared with --data\.documents files; give the same"),
+    ):
+        data = DataConfig(
+            path=(str(tmp_path / folder),), stream=stream, layout="gpt" if stream == "windows" else "bert"
+        )
+        run = Run(data=data) if stream == "sentence_pairs" else Run(model=GptConfig(), data=data, objective="lm")
+        with pytest.raises(ConfigError, match=message):
+            open_data(run, tmp_path / "run", print, lambda: None)

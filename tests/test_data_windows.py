@@ -28,7 +28,6 @@ from data.prepare import RUN, prepare
 from data.shards import Shards
 from data.sources import expand, whole_texts
 from data.windows import FIELDS, PACKED, HeldOutWindows, WindowBatches
-from models.config import GptConfig
 from tests.test_data_sources import TEXT, documents_of
 
 ROOT = Path(__file__).parents[1]
@@ -377,26 +376,3 @@ def test_what_does_not_fit_a_stream_is_refused():
     _refused(r"data\.length=7 is too short for a pair of sentences", DataConfig, length=7)
     _refused(r"data\.packed has no meaning for data\.stream=sentence_pairs; leave it out", DataConfig, packed=True)
     _refused(r"data\.documents has no meaning for data\.stream=sentence_pairs", DataConfig, documents="files")
-
-
-def test_shards_made_for_something_else_are_refused(tmp_path: Path):
-    from train.config import ConfigError, Run
-    from train.directory import open_data
-
-    (tmp_path / "a.txt").write_text("some text\nof two lines\n")
-    text = (str(tmp_path / "a.txt"),)
-    learned = learn_characters(["some text of two lines\n"], 99)
-    prepare(DataConfig(path=text, stream="windows", documents="files"), learned, tmp_path / "windows")
-    prepare(DataConfig(path=text), learned, tmp_path / "pairs")
-    again = r"prepare the text again with a recipe of that stream: contexture prepare RECIPE --input F… --to DIR"
-    for folder, stream, message in (
-        ("pairs", "windows", rf"for data\.stream=sentence_pairs, and this run reads windows; {again}"),
-        ("windows", "sentence_pairs", rf"for data\.stream=windows, and this run reads sentence_pairs; {again}"),
-        ("windows", "windows", r"was prepared with --data\.documents files; give the same"),
-    ):
-        data = DataConfig(
-            path=(str(tmp_path / folder),), stream=stream, layout="gpt" if stream == "windows" else "bert"
-        )
-        run = Run(data=data) if stream == "sentence_pairs" else Run(model=GptConfig(), data=data, objective="lm")
-        with pytest.raises(ConfigError, match=message):
-            open_data(run, tmp_path / "run", print, lambda: None)
