@@ -156,7 +156,7 @@ WORKERS: Workers = {
 
 
 def main() -> None:
-    options = parser(__doc__, WORKERS, steps=4)
+    options = parser(__doc__, WORKERS, steps=4, one_arena=True)
     options.add_argument("--size", choices=SIZES, default="small")
     options.add_argument("--batch", type=int, default=16)
     options.add_argument("--length", type=int, default=128)

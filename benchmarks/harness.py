@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 Worker = tuple[Callable[[int], float], dict[str, Any]]
 Workers = dict[str, Callable[[argparse.Namespace], Worker]]
 
-# glibc gives large blocks back to the system and asks for them again at every step: these make it keep them.
+# glibc gives large blocks back to the system and asks for them again at every step: these make it keep them. Blocks of
+# more than 64 MB are kept by the one arena alone that all threads then share, at the price of waiting for each other.
 MALLOC = {
-    "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
     "MALLOC_TOP_PAD_": str(1 << 28),
@@ -35,8 +35,8 @@ MALLOC = {
 }
 
 
-def parser(description: str | None, workers: Workers, *, steps: int) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+def parser(description: str | None, workers: Workers, *, steps: int, one_arena: bool) -> argparse.ArgumentParser:
+    """The options that every benchmark has. one_arena: of the allocator, for steps of more than 64 MB."""
     found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--rounds", type=int, default=10)
     found.add_argument("--steps", type=int, default=steps, help="steps per contender and round")
@@ -45,6 +45,7 @@ def parser(description: str | None, workers: Workers, *, steps: int) -> argparse
     found.add_argument("--pause", type=float, default=0.3, help="seconds of rest before each measurement")
     found.add_argument("--torch-adamw", choices=("fused", "foreach"), default="fused")
     found.add_argument("--plain-malloc", action="store_true", help="leave the allocator as it is, for all")
+    found.set_defaults(malloc=MALLOC | ({"MALLOC_ARENA_MAX": "1"} if one_arena else {}))
     found.add_argument("--only", nargs="+", choices=workers, default=list(workers), help="these contenders alone")
     found.add_argument("--json", action="store_true", help="one JSON object on stdout")
     found.add_argument("--worker", choices=workers, help=argparse.SUPPRESS)
@@ -112,7 +113,7 @@ class Contender:
     def __init__(self, name: str, args: argparse.Namespace):
         env = os.environ | {"OMP_NUM_THREADS": str(args.threads), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         if not args.plain_malloc:
-            env |= MALLOC
+            env |= args.malloc
         command = [sys.executable, *sys.argv, "--worker", name]
         self.name, self.rates = name, []
         self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -175,7 +176,7 @@ def compare(args: argparse.Namespace, pairs: Sequence[tuple[str, str]], tokens: 
         "rounds": args.rounds,
         "steps_per_round": args.steps,
         "machine": {"cpu": cpu_name(), "threads": args.threads, "python": platform.python_version()},
-        "malloc": {} if args.plain_malloc else MALLOC,
+        "malloc": {} if args.plain_malloc else args.malloc,
         "contenders": {name: {**one.facts, "tokens_per_second": spread(one.rates)} for name, one in measured.items()},
         "ratios": ratios,
     }

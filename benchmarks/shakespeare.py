@@ -191,7 +191,7 @@ def quality(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = parser(__doc__, WORKERS, steps=20)
+    options = parser(__doc__, WORKERS, steps=20, one_arena=False)
     options.add_argument("what", choices=("speed", "quality"))
     options.add_argument("--text", default="input.txt")
     options.add_argument("--seeds", type=int, default=3)

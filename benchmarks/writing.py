@@ -72,7 +72,7 @@ WORKERS: Workers = {"transformers": theirs, "ours": ours}
 
 
 def main() -> None:
-    options = parser(__doc__, WORKERS, steps=1)
+    options = parser(__doc__, WORKERS, steps=1, one_arena=True)
     options.add_argument("--lines", type=int, default=1)
     options.add_argument("--tokens", type=int, default=65, help="eight times a number, and one")
     args = options.parse_args()

@@ -13,6 +13,33 @@ from models.shapes import constrain
 Init = jax.nn.initializers.Initializer
 
 
+@jax.custom_vjp
+def product(x_TD: jax.Array, kernel_DF: jax.Array) -> jax.Array:
+    """x · kernel. On a CPU the gradient of the kernel has the narrower of its two factors on the left: that is the one
+    which XLA copies into another order."""
+    return x_TD @ kernel_DF
+
+
+def _product_forward(x_TD: jax.Array, kernel_DF: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return x_TD @ kernel_DF, (x_TD, kernel_DF)
+
+
+def _product_backward(saved: tuple[jax.Array, jax.Array], dy_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x_TD, kernel_DF = saved
+
+    def turned(x_TD: jax.Array, dy_TF: jax.Array) -> jax.Array:
+        return jax.lax.optimization_barrier(dy_TF.T @ x_TD).T  # the barrier keeps XLA from turning it back
+
+    def straight(x_TD: jax.Array, dy_TF: jax.Array) -> jax.Array:
+        return x_TD.T @ dy_TF
+
+    on_cpu = turned if x_TD.shape[1] > dy_TF.shape[1] else straight
+    return dy_TF @ kernel_DF.T, jax.lax.platform_dependent(x_TD, dy_TF, cpu=on_cpu, default=straight)
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
 class Linear(nn.Module):
     """y = einsum(equation, x, kernel) + bias; the kernel's shape is read off the equation's letters.
 
@@ -34,7 +61,7 @@ class Linear(nn.Module):
         kernel = self.param("kernel", self.kernel_init, tuple(self.sizes[c] for c in letters))
         shape = tuple(self.sizes[c] for c in outward)
         width = math.prod(self.sizes[c] for c in inward)
-        y = x.astype(self.dtype).reshape(-1, width) @ kernel.astype(self.dtype).reshape(width, -1)
+        y = product(x.astype(self.dtype).reshape(-1, width), kernel.astype(self.dtype).reshape(width, -1))
         y = y.reshape(*x.shape[: x.ndim - len(inward)], *shape)
         if not self.biases:
             return y

@@ -24,7 +24,7 @@ from train import mesh as meshes
 from train.checkpoint import Checkpoints
 from train.config import CheckpointError, ConfigError, Diverged, Run, difference
 from train.evaluate import baseline, cut_of, evaluate, measured
-from train.metrics import Best, Meter, rank
+from train.metrics import Best, Meter, rank, step_floats
 from train.objectives import Objective, batch_fields, objective_of
 from train.report import Report, draw_loss, read_metrics
 from train.signals import Interrupted, Signals
@@ -76,7 +76,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
     signals.check()
     if run.mesh.distributed:
         signals.share()
-    meshes.keep_cpu_memory()
+    meshes.keep_cpu_memory(step_floats(run))
     meshes.initialize(run.mesh)
     meshes.prepare_jax(run.model.dtype)
     mesh = meshes.build(run.mesh)

@@ -45,6 +45,14 @@ def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, fl
     }
 
 
+def step_floats(run: Run) -> float:
+    """About how many numbers a training step works on beside its parameters: of each token what the layers keep for the
+    backward pass (33 times their width was measured at GPT's 4 layers of 128), the logits and their gradient."""
+    size = batch_sizes(run, 1)
+    tokens = size["B"] * size.get("A", 1) * size["L"]
+    return tokens * (36.0 * run.model.hidden * run.model.layers + 2.0 * run.model.vocab)
+
+
 class Meter:
     """Turns fetched figures into records, with speed and time left."""
 
