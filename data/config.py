@@ -147,9 +147,11 @@ class TaskConfig:
             raise ValueError("task.dev and task.dev-fraction both hold out examples; give one of them")
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("task.labels names a label twice; give each once")
-        for name, kinds in (("second", ("tag", "choice")), ("symmetric", ("tag", "choice"))):
+        without = {"second": ("tag", "choice"), "symmetric": ("tag", "choice"), "class_weights": ("choice",)}
+        for name, kinds in without.items():
             if getattr(self, name) and self.kind in kinds:
-                raise ValueError(f"task.{name} has no meaning for task.kind={self.kind}; leave it out")
+                word = name.replace("_", "-")
+                raise ValueError(f"task.{word} has no meaning for task.kind={self.kind}; leave it out")
         if self.choices and self.kind not in ("off", "choice"):
             raise ValueError(f"task.choices has no meaning for task.kind={self.kind}; leave it out")
         if len(set(self.choices)) != len(self.choices):

@@ -96,6 +96,11 @@ def path_of(keys: tuple[Any, ...]) -> str:
     return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in keys)
 
 
+def by_path(tree: Any) -> dict[str, Any]:
+    """A tree's arrays by their paths."""
+    return {path_of(keys): x for keys, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
 def dims_of(path: str) -> str:
     """The dims of a parameter by its path. Raises ValueError unless exactly one row of PARAMETER_DIMS matches."""
     rows = [dims for pattern, dims in PARAMETER_DIMS if re.fullmatch(pattern, path)]

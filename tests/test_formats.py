@@ -32,6 +32,17 @@ def test_a_fine_tuned_run_of_format_1_answers_for_ever():
     np.testing.assert_allclose(found, [0.454133, 0.451204], atol=1e-5)
 
 
+def test_a_gpt_of_format_1_writes_and_scores_for_ever(tmp_path):
+    """With byte pairs of its own and a banded layer."""
+    run, prompts = GOLDEN / "gpt_format_1", ["the old", "a boat came"]
+    written = contexture.generate(run, prompts, tokens=16, temperature=0.0)
+    texts = [line["text"] for line in written]
+    assert texts == [" cat sat by the river and saw the moon.\n", " down the river in the night."]
+    (tmp_path / "new.txt").write_text("the dog saw the moon and ran to the river.\n")
+    found = contexture.score(run, str(tmp_path / "new.txt"))
+    assert (found["tokens"], found["bytes"]) == (17, 43) and found["loss"] == pytest.approx(4.307320, abs=1e-5)
+
+
 def test_run_json_is_read_back_as_it_was_written():
     run, tree = configs.read(GOLDEN / "run_format_1")
     assert configs.from_json(configs.to_json(run), "here") == run

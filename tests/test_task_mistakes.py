@@ -260,6 +260,9 @@ def test_predict_refuses_in_one_clear_line_and_leaves_no_file(capsys, classified
     refused(capsys, ["predict", run, "--input", "rows.tsv", "--to", to, "--batch", "0"], "batch=0 is not a positive")
     Path("pair.tsv").write_text("sentence1\tsentence2\nthe cat\tthe dog\n")
     refused(capsys, ["predict", run, "--input", "pair.tsv", "--to", to], "pair.tsv:2: a pair of texts, and a single")
+    os.mkdir("begun")
+    shutil.copy(Path(run) / "run.json", "begun")
+    refused(capsys, ["predict", "begun", "--input", "rows.tsv", "--to", to], "begun holds no checkpoint yet; train it")
     assert Path("rows.tsv").read_text() == ROWS
     assert said(capsys, "predict", run, "--input", "other.tsv", "--to", to, "--text", "words") == (0, "")
 

@@ -31,7 +31,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers as policies
 
-from models.shapes import path_of
+from models.shapes import by_path, path_of
 from train.config import CheckpointError, ConfigError, Diverged
 from train.mesh import replicated
 from train.options import SaveConfig
@@ -169,7 +169,7 @@ def restore(
     meta, stored = _read_json(directory)
     if str(meta["step"]) != directory.name:
         raise CheckpointError(f"item meta: is of step {meta['step']}")
-    shapes = {path_of(k): x for k, x in jax.tree_util.tree_flatten_with_path(wanted)[0]}
+    shapes = by_path(wanted)
     start = prefix + "/" if prefix else ""
     there = {name[len(start) :]: word for name, word in stored.items() if name.startswith(start)}
     if part:
@@ -302,7 +302,7 @@ class Checkpoints:
 
         Raises CheckpointError where the write before this one has failed.
         """
-        shapes = {path_of(k): list(x.shape) for k, x in jax.tree_util.tree_flatten_with_path(state)[0]}
+        shapes = {path: list(x.shape) for path, x in by_path(state).items()}
         meta = {
             "format": FORMAT,
             "step": step,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from models.shapes import path_of
+from models.shapes import by_path, path_of
 from train.config import ConfigError, did_you_mean
 from train.options import OptimConfig
 
@@ -100,7 +100,7 @@ def rates(config: OptimConfig, params: Any) -> Any | None:
     layers = jax.tree.leaves(params["backbone"]["layers"])[0].shape[0]
     if config.frozen_layers > layers:
         raise ConfigError(f"optim.frozen-layers={config.frozen_layers} is more than the model's {layers} layers")
-    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    paths = list(by_path(params))
     for word in config.frozen:
         if not any(word in path for path in paths):
             parts = dict.fromkeys(part for path in paths for part in path.split("/"))

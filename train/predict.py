@@ -26,7 +26,7 @@ from train.directory import make_folder, read_tokenizer
 from train.objectives import objective_of
 from train.options import MeshConfig
 from train.step import evaluation_step
-from train.transfer import Loaded, load_parameters
+from train.transfer import Loaded, find_step, load_parameters
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 """Tokens of a line: the least of these that holds a chunk's longest example, so that few programs are compiled."""
@@ -43,11 +43,13 @@ class Predictor:
         batch: int = 64,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Raises ConfigError where the folder is no fine-tuned run, CheckpointError where no checkpoint is good."""
+        """Raises ConfigError where the folder is no fine-tuned run or holds no checkpoint, CheckpointError where none is
+        good."""
         self.folder = Path(run)
         self.run, described = configs.read(self.folder)
         if self.run.task.kind == "off":
             raise ConfigError(f"{run} was pretrained and not fine-tuned for a task: contexture finetune {run} --task …")
+        find_step(self.folder, step)
         meshes.keep_cpu_memory()
         meshes.prepare_jax(self.run.model.dtype)
         self.labels: tuple[str, ...] = tuple(described.get("labels", ()))

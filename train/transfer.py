@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from models.model import Model, build
-from models.shapes import dims_of, path_of
+from models.shapes import by_path, dims_of, path_of
 from train import checkpoint
 from train import config as configs
 from train import mesh as meshes
 from train.config import CheckpointError, ConfigError, Run
 from train.directory import read_tokenizer
 from train.objectives import objective_of
+from train.optim import rates
 from train.step import State, create
 
 Say = Callable[[str], None]
@@ -163,8 +165,7 @@ def begin_from(
     same_task = source.task.kind == run.task.kind and described.get("labels", []) == list(labels)
     grown = run.data.layout == "gpt" and run.task.kind != "off"  # by the tokens that a task's lines have
     known = read_tokenizer(folder, source, described).size if grown else pieces
-    leaves = jax.tree_util.tree_flatten_with_path(fresh.params)[0]
-    here = {path_of(keys): x for keys, x in leaves}
+    here = by_path(fresh.params)
 
     def read(directory: Path) -> State:
         shapes = checkpoint.read_meta(directory)["shapes"]
@@ -184,11 +185,14 @@ def begin_from(
             where = meshes.sharding(mesh, dims_of(path), shape)
             place[name] = jax.ShapeDtypeStruct(shape, here[path].dtype, sharding=where)
         restored, meta = checkpoint.restore(directory, wanted, mesh, "params", part=True)
-        values = {path_of(keys): x for keys, x in jax.tree_util.tree_flatten_with_path(restored)[0]}
+        values = by_path(restored)
         if pieces > known:
             values[_TOKENS] = values[_TOKENS][:known]
         params = jax.tree_util.tree_map_with_path(lambda keys, x: _put(x, values.get(path_of(keys))), fresh.params)
         table(f"parameters from {folder}, step {meta['step']}", ("what", "parameter", "shape"), found.rows())
+        shares = {} if pieces == known else by_path(rates(run.optim, params))
+        if not np.any(shares.get(_TOKENS, 1.0)):
+            say(f"the {pieces - known} tokens that are new to the vocabulary are frozen as they were drawn")
         return fresh.replace(params=params)  # pyright: ignore[reportAttributeAccessIssue]
 
     return _first_good(folder, run.init.step or None, say, read)
