@@ -43,8 +43,8 @@ class Predictor:
         batch: int = 64,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Raises ConfigError where the folder is no fine-tuned run or holds no checkpoint, CheckpointError where none is
-        good."""
+        """Raises ConfigError where the folder is no fine-tuned run or holds no checkpoint, CheckpointError where no
+        checkpoint is good."""
         self.folder = Path(run)
         self.run, described = configs.read(self.folder)
         if self.run.task.kind == "off":
