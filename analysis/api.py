@@ -105,13 +105,11 @@ def generate(
     from models.config import Sampling
 
     model, params, tokenizer = load(run, step)
-    trained = read(Path(run))[0].data.length
-    if trained < tokens:
-        warn(f"no line of the training was longer than {trained} tokens: what comes behind them is a guess")
     lines = [prompts] if isinstance(prompts, str) else list(prompts)
     how = Sampling(temperature, top_k, top_p, exclusive)
     more: Any = {"tokens": tokens, "stop": stop, "seed": seed, "batch": batch, "tell": tell, "check": check}
-    return write(model, params, tokenizer, lines, how, **more)
+    trained = read(Path(run))[0].data.length
+    return write(model, params, tokenizer, lines, how, **more, trained=trained, say=warn)
 
 
 def score(

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from data.align import spelled
 from data.errors import DataError
 from data.tokenizer import Tokenizer
 from data.wordpiece import MASK, wordpiece
@@ -29,7 +30,7 @@ def fill(model: Model, params: Any, tokenizer: Tokenizer, text: str, top: int = 
         raise DataError(f"top={top} is not a positive number of pieces")
     tokenizer = wordpiece(tokenizer)
     top = min(top, tokenizer.size)
-    first, *others = tokenizer.encode(parts)
+    first, *others = spelled(parts, ["the text"] * len(parts), tokenizer)
     ids = [tokenizer.cls, *first]
     for part in others:
         ids += [tokenizer.mask, *part]

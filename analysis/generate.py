@@ -47,11 +47,14 @@ def generate(
     batch: int = 16,
     tell: Tell = lambda line, text: None,
     check: Callable[[], None] = lambda: None,
+    trained: int = 0,
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """What is written behind each prompt: [{"prompt", "text", "tokens", "stopped": "end" | "stop" | "length"}, …].
 
     A text ends after `tokens` tokens (0: 64, or as many as the model takes), at the token that ends documents, or
-    before one of the texts `stop`. It depends on the seed, its number among the prompts and its prompt alone.
+    before one of the texts `stop`. Up to there it depends on the seed, its number among the prompts and its prompt
+    alone. Where it gets longer than the `trained` tokens of a line of the training, say is told so.
     tell(line, text) is given each text as it grows; check may raise to stop the work. An empty prompt begins behind the
     token that ends documents.
 
@@ -80,6 +83,8 @@ def generate(
                 f"prompt {number}: {len(line.prompt)} tokens and {tokens} to be written are more than the "
                 f"{config.length} that the model takes; give a shorter prompt or fewer tokens"
             )
+    if 0 < trained < longest + tokens:
+        say(f"no line of the training was longer than {trained} tokens: what comes behind them is a guess")
     take_apart = jax.jit(decode.take_apart, static_argnums=(1, 2))
     apart = take_apart(params, config, min(tokenizer.size, config.vocab))
     for group in chunks(enumerate(lines), batch):

@@ -64,7 +64,7 @@ def score(
         nats += float((loss_BL * weights_BL).sum())
     if not totals["tokens"]:
         raise DataError("there is no token to score in the text; give text")
-    first = "scored behind the token that ends documents" if tokenizer.end is not None else "not scored"
+    first = "scored behind the token that ends documents" if tokenizer.end is not None else "neither scored nor counted"
     told = (
         f"each document alone, its first token {first}; windows of {length} tokens, {stride} new in each; words are "
         "what stands between white space; bytes are UTF-8"
@@ -98,6 +98,9 @@ def _windows(
     for text in documents:
         (ids,) = spelled([text], [f"document {totals['documents']}"], tokenizer)
         row = ids if tokenizer.end is None else [tokenizer.end, *ids]
+        if tokenizer.end is None:  # what is not scored is not counted
+            first = tokenizer.decode(ids[:1])
+            text = text[len(first if tokenizer.lossless else first.strip()) :]
         totals["documents"] += 1
         totals["tokens"] += max(len(row) - 1, 0)
         totals["words"] += len(text.split())

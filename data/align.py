@@ -44,10 +44,16 @@ def spelled(texts: Sequence[str], origins: Sequence[str], tokenizer: Tokenizer) 
     """The pieces of texts. Raises: DataError with the origin of one that has what the vocabulary cannot spell."""
     try:
         return tokenizer.encode(texts)
-    except DataError:
+    except (DataError, TypeError, UnicodeEncodeError):
         for text, origin in zip(texts, origins, strict=True):
+            if not isinstance(text, str):
+                raise DataError(f"{origin}: {text!r} is no text") from None
             try:
+                text.encode()
                 tokenizer.encode([text])
             except DataError as error:
                 raise DataError(f"{origin}: {error}") from None
+            except UnicodeEncodeError as error:
+                half = f"half a character, U+{ord(text[error.start]):04X}, at place {error.start}"
+                raise DataError(f"{origin}: {half}; give text in UTF-8") from None
         raise

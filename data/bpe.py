@@ -29,6 +29,8 @@ BYTES = {chr(byte if byte in _PRINTED else 0x100 + n - len(_PRINTED)): byte for 
 # No token of GPT-2's pattern holds white space after something else, or a mark after a letter or a digit.
 _SAFE = re.compile(r"(?<=\S)(?=[ \t\r\n])|(?<=[^\W_])(?=[.,;:!?。，、；：！？])")
 _RUNS = re.compile(r'([-~!";?+,()/*\[\]{}|_])\1*')
+_ADDED = re.compile(r"<.+>")
+"""What a token looks like that no merge makes: `<|endoftext|>`, `<unk>`."""
 _LINES = re.compile(r" ?\n ?")
 
 
@@ -216,7 +218,15 @@ def _read_pair(folder: Path, encoder: str, merges: str) -> tuple[list[str], list
         if not (folder / name).is_file():
             raise DataError(f"{folder / name}: missing beside {other}; put both files of a published pair there")
     vocabulary = _read_encoder(folder / encoder)
-    return vocabulary, _read_merges(folder / merges, set(vocabulary), encoder)
+    found = _read_merges(folder / merges, set(vocabulary), encoder)
+    made = {first + second for first, second in found}
+    never = [x for x in vocabulary if len(x.removesuffix("</w>")) > 1 and x not in made and not _ADDED.fullmatch(x)]
+    if never:
+        raise DataError(
+            f"{folder / merges}: no merge makes {len(never):,} of the tokens in {encoder}, as {never[0]!r}; the file "
+            "is cut off, or belongs to another vocabulary"
+        )
+    return vocabulary, found
 
 
 def _read_encoder(file: Path) -> list[str]:

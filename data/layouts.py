@@ -36,7 +36,10 @@ def cut(pairs: Pairs, numbers: I64, *, length: int, seed: int) -> Pairs:
 
 def cut_ends(pairs: Pairs, length: int) -> Pairs:
     """Cuts what does not fit `length` from the ends, a token at a time from the longer side, from b where they tie
-    (run_classifier.py, _truncate_seq_pair)."""
+    (run_classifier.py, _truncate_seq_pair).
+
+    Differs: finetune-transformer-lm cuts each text of a pair to n_ctx/2 - 2 tokens; what one leaves free the other has.
+    """
     a_kept, b_kept = _kept(pairs.a_length, pairs.b_length, length - 3)
     return Pairs(pairs.a_start, a_kept, pairs.b_start, b_kept, pairs.is_random)
 

@@ -59,6 +59,7 @@ class SentencePiece:
         pieces = [self._processor.id_to_piece(number) for number in range(self.size)]
         self._bytes = [_bytes(piece, self._processor.is_byte(number)) for number, piece in enumerate(pieces)]
         apart = all(_PLAIN.fullmatch(piece) and (piece == "\n" or "\n" not in piece) for piece in pieces)
+        apart = apart and self._processor.piece_to_id(_SPACE) != self.unk  # else a space is written as the mark's bytes
         self.lossless = apart and bool(trained.get(_BYTE_FALLBACK)) and _keeps_text(normal, back)
         marks = [f"<0x{byte:02X}>" for byte in _SPACE.encode()] if self.lossless else []
         self._mark = [self._processor.piece_to_id(mark) for mark in marks]
@@ -127,6 +128,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
             vocab_size=size,
             hard_vocab_limit=False,
             character_coverage=0.9995,
+            required_chars=_SPACE,
             byte_fallback=True,
             normalization_rule_name="identity",
             add_dummy_prefix=False,

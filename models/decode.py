@@ -84,7 +84,7 @@ def logits(config: GptConfig, params: Params, x_BD: jax.Array) -> jax.Array:
 
 def choose(logits_BV: jax.Array, keys_B: jax.Array, how: Sampling) -> jax.Array:
     """The next token of each line, i32 B; each line draws with its own key."""
-    if how.temperature == 0.0:
+    if how.temperature < 1e-7:  # finer than float32 tells logits apart
         return logits_BV.argmax(-1).astype(jnp.int32)
     kept_BV = keep(logits_BV / how.temperature, how)
     return jax.vmap(jax.random.categorical)(keys_B, kept_BV).astype(jnp.int32)

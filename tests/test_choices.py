@@ -241,7 +241,6 @@ def test_a_number_that_is_a_text_too_wants_to_be_told_apart(tmp_path):
         ({"kind": "tag", "second": "b"}, "task.second has no meaning for task.kind=tag; leave it out"),
         ({"kind": "tag", "symmetric": True}, "task.symmetric has no meaning for task.kind=tag; leave it out"),
         ({"kind": "choice", "symmetric": True}, "task.symmetric has no meaning for task.kind=choice; leave it out"),
-        ({"kind": "choice", "class_weights": ("0=2",)}, "task.class-weights has no meaning for task.kind=choice"),
         ({"kind": "classify", "choices": ("a", "b")}, "task.choices has no meaning for task.kind=classify; leave it"),
         ({"kind": "choice", "choices": ("a", "a")}, "task.choices names a column twice; give each once"),
         ({"kind": "choice", "labels": ("a",)}, "task.labels names a single alternative; give a name for each, or none"),

@@ -65,6 +65,7 @@ def _encoder() -> str:
             {"encoder.json": _encoder(), "vocab.bpe": "#version: 0.2\na c\n"},
             r"vocab\.bpe:2: .* names 'ac', which encoder",
         ),
+        ({"encoder.json": _encoder(), "vocab.bpe": ""}, "no merge makes 1 of the tokens in encoder.json, as 'ab'; the"),
         ({"encoder.json": _encoder(), "vocab.bpe": b"a b\n\xff\n"}, r"vocab\.bpe:2: not UTF-8 \(byte 0xff\)"),
         ({"encoder_bpe_40000.json": '{"a": 0}', "vocab_40000.bpe": ""}, r"bpe_40000\.json: <unk> is missing; a GPT-1"),
         ({"a.model": b"no model"}, r"a\.model: no SentencePiece model, or a damaged one; give a \*\.model file"),

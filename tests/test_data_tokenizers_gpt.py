@@ -44,6 +44,15 @@ def _whole(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode([text])[0]
 
 
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("text", ["他来了我们去看河", "aaaa", "他来了 我们去看河" + "他来了我们去看河" * 900])
+def test_spaces_come_back_also_where_the_text_had_few_or_none(kind: str, text: str):
+    tokenizer = learn(kind, [text], 400, True)
+    for other in ("他 来  了 ", " ▁ a"):
+        if kind != "characters" or set(other) <= set(text):
+            assert tokenizer.lossless and tokenizer.decode(_whole(tokenizer, other)) == other
+
+
 @settings(max_examples=300, deadline=None)
 @given(ANY | ODD)
 def test_what_is_lossless_comes_back_as_it_was(tokenizers: dict[str, Tokenizer], text: str):

@@ -19,6 +19,7 @@ from data.errors import DataError
 from models import decode
 from models.config import BertConfig, GptConfig, Sampling
 from models.model import build
+from train.config import read
 
 CONFIG = GptConfig(vocab=290, length=48, layers=2, hidden=32, heads=2, ffn=64, init_std=0.4)
 TEXT = "the cat sees the river. a small dog likes the red house. the queen paints two apples. "
@@ -229,6 +230,51 @@ def test_the_commands_write_and_score(gpt_run, door, tmp_path):
 def test_a_mistake_in_the_words_of_generate(words: list[str], message: str, gpt_run, capsys):
     assert contexture.main(["generate", str(gpt_run), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--tokens", "40"]])
+def test_it_is_said_where_a_text_gets_longer_than_those_of_the_training(words: list[str], gpt_run, capsys):
+    trained = read(gpt_run)[0].data.length
+    assert contexture.main(["generate", str(gpt_run), "--prompt", "the cat sees the river", *words]) == 0
+    assert f"no line of the training was longer than {trained} tokens" in capsys.readouterr().err
+    assert contexture.main(["generate", str(gpt_run), "--prompt", "a", "--tokens", "2"]) == 0
+    assert "no line of the training" not in capsys.readouterr().err
+
+
+def test_half_a_character_is_one_clear_line(gpt_run, tiny_run):
+    for prompts, message in (
+        (["a", "b\udcff"], "prompt 1: half a character, U\\+DCFF, at place 1; give text in UTF-8"),
+        (["a", 3], "prompt 1: 3 is no text"),
+    ):
+        with pytest.raises(DataError, match=message):
+            contexture.generate(gpt_run, prompts)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(DataError, match="the text: half a character"):
+        contexture.fill(tiny_run, "a \ud800 [MASK]")
+
+
+def test_characters_count_what_is_scored_alone(door, tmp_path):
+    """Without a token that ends documents the first of each is not scored: a bit a byte is then a bit a character."""
+    (tmp_path / "a.txt").write_text("ab\n\nbab\n\na\n\n" * 9, "utf-8")
+    words = (
+        "--data.vocabulary characters --data.documents blank_lines --model.layers 1 --model.hidden 8 --model.heads 2"
+    )
+    more = "--model.ffn 8 --data.length 8 --data.batch 2 --steps 2 --optim.warmup 1".split()
+    done = door(
+        "pretrain", "gpt.tiny", "--data.path", tmp_path / "a.txt", *words.split(), *more, "--dir", tmp_path / "r"
+    )
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "b.txt").write_text("ab\n\na\n\nbab\n\n", "utf-8")
+    found = contexture.score(tmp_path / "r", str(tmp_path / "b.txt"), documents="blank_lines")
+    assert found["documents"] == 3 and found["tokens"] == found["bytes"]
+    np.testing.assert_allclose(found["bits_per_byte"], found["loss"] / math.log(2), rtol=1e-6)
+    assert "neither scored nor counted" in found["convention"]
+
+
+def test_a_tiny_temperature_is_the_likeliest():
+    logits_BV = jnp.array([[3.0, 9.0, 12.0, 5.0], [1e3, -1e3, 0.0, 2e3]])
+    for temperature in (1e-38, 1e-37, 1e-20, 1e-7):
+        for how in (Sampling(temperature=temperature), Sampling(temperature=temperature, top_k=2)):
+            assert decode.choose(logits_BV, jax.random.split(jax.random.key(0), 2), how).tolist() == [2, 3]
 
 
 def test_a_bert_does_not_write(tiny_run, capsys):

@@ -1,10 +1,13 @@
 """The step: what is skipped changes nothing, and its sums are those of the whole batch."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import recipe
 from data.config import DataConfig
 from models.config import BertConfig
 from models.model import build
@@ -12,7 +15,7 @@ from models.shapes import path_of
 from train import mesh as meshes
 from train.config import Run
 from train.losses import cross_entropy
-from train.metrics import peak_flops, unigram_baseline
+from train.metrics import peak_flops, step_floats, unigram_baseline
 from train.objectives import OBJECTIVES, batch_fields
 from train.options import MeshConfig, OptimConfig
 from train.step import create, train_step
@@ -97,3 +100,12 @@ def test_the_unigram_baseline_is_the_training_text_s_frequencies():
 def test_a_chip_s_peak_is_its_own():
     assert peak_flops("NVIDIA H200") == 989e12 and peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
     assert peak_flops("TPU v5 lite") == 197e12 and peak_flops("TPU v5p") == 459e12 and peak_flops("cpu") is None
+
+
+def test_what_a_step_works_on_grows_with_its_batch_and_decides_who_shares_an_arena():
+    small, usual = recipe("gpt.shakespeare_char"), [recipe("gpt.tiny"), recipe("bert.tiny")]
+    assert step_floats(small) * 4 < 60e6 < min(step_floats(run) * 4 for run in usual)
+    twice = dataclasses.replace(small, data=dataclasses.replace(small.data, batch=2 * small.data.batch))
+    assert step_floats(twice) == 2 * step_floats(small)
+    parts = dataclasses.replace(twice, optim=dataclasses.replace(twice.optim, accumulate=2))
+    assert step_floats(parts) == step_floats(small)

@@ -18,7 +18,7 @@ from data.sources import Source, expand, texts, whole_texts
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokenizer import learn as learn_vocabulary
 from data.wordpiece import WordPiece
-from models.config import BertConfig
+from models.config import BertConfig, GptConfig
 from train import config as configs
 from train.config import CheckpointError, ConfigError, Run
 
@@ -245,9 +245,12 @@ def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -
         tokenizer.save(directory / "tokenizer")
         return tokenizer
     if run.data.tokenizer:
-        return load_tokenizer(run.data.tokenizer, run.data.lowercase)
+        tokenizer = load_tokenizer(run.data.tokenizer, run.data.lowercase)
+        _fits_writing(run, tokenizer.kind)
+        return tokenizer
     files = expand(run.data.path, "data.path")
-    _fits_kind(run, run.data.vocabulary)
+    fits_kind(run, run.data.vocabulary)
+    _fits_writing(run, run.data.vocabulary)
     say(f"learning a vocabulary of at most {run.model.vocab} pieces ({run.data.vocabulary})")
     tokenizer = learn(run.data.vocabulary, files, run.model.vocab, run.data.lowercase, check, run.data.documents)
     tokenizer.save(directory / "tokenizer")
@@ -297,7 +300,7 @@ def learn(
 
 def fits(run: Run, tokenizer: Tokenizer) -> None:
     """Raises ConfigError where the model has fewer rows than the vocabulary has pieces, or reads another kind."""
-    _fits_kind(run, tokenizer.kind)
+    fits_kind(run, tokenizer.kind)
     if tokenizer.size > run.model.vocab:
         raise ConfigError(
             f"the vocabulary has {tokenizer.size} pieces, more than model.vocab={run.model.vocab}; "
@@ -305,9 +308,19 @@ def fits(run: Run, tokenizer: Tokenizer) -> None:
         )
 
 
-def _fits_kind(run: Run, kind: str) -> None:
+def fits_kind(run: Run, kind: str) -> None:
+    """Raises ConfigError where the model reads another kind of vocabulary."""
     if isinstance(run.model, BertConfig) and kind != WordPiece.kind:
         raise ConfigError(
             f"bert reads a vocabulary of kind wordpiece, with [MASK] and its like, and this one is {kind}; "
             "give a vocab.txt as --data.tokenizer, or learn one with --data.vocabulary wordpiece"
+        )
+
+
+def _fits_writing(run: Run, kind: str) -> None:
+    """What a new GPT may be pretrained on: pieces that a task's tokens can be added to."""
+    if isinstance(run.model, GptConfig) and kind == WordPiece.kind:
+        raise ConfigError(
+            "gpt cannot be fine-tuned on a vocabulary of kind wordpiece, to which no tokens are added; learn another "
+            "with --data.vocabulary byte-bpe, or give a published one as --data.tokenizer"
         )

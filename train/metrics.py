@@ -46,11 +46,12 @@ def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, fl
 
 
 def step_floats(run: Run) -> float:
-    """About how many numbers a training step works on beside its parameters: of each token what the layers keep for the
-    backward pass (33 times their width was measured at GPT's 4 layers of 128), the logits and their gradient."""
-    size = batch_sizes(run, 1)
+    """About how many numbers a training step works on at once beside its parameters: of each token what the layers keep
+    for the backward pass (33 times their width was measured at GPT's 4 layers of 128, attention's 6 among them), the
+    logits and their gradient."""
+    c, size = run.model, batch_sizes(run, run.data.batch // run.optim.accumulate)
     tokens = size["B"] * size.get("A", 1) * size["L"]
-    return tokens * (36.0 * run.model.hidden * run.model.layers + 2.0 * run.model.vocab)
+    return tokens * (c.layers * (30.0 * c.hidden + 3.0 * c.heads * size["L"]) + 2.0 * c.vocab)
 
 
 class Meter:
