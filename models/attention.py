@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.blocks import Init, Linear
+from models.blocks import Init, Linear, together
 from models.dropout import Noise, dropout
 
 Memory = tuple[jax.Array, jax.Array]
@@ -49,7 +49,7 @@ class Attention(nn.Module):
         self.out = Linear("BLHK,HKD->BLD", self.sizes, self.out_init or self.kernel_init, self.dtype, self.biases)
 
     def __call__(self, x_BLD: jax.Array, bias_BHLM: jax.Array, noise: Noise | None, site: jax.Array | int) -> jax.Array:
-        q_BLHK, k_BMHK, v_BMHK = self.query(x_BLD), self.key(x_BLD), self.value(x_BLD)
+        q_BLHK, k_BMHK, v_BMHK = together((self.query, self.key, self.value), x_BLD)
         return self.out(attend(q_BLHK, k_BMHK, v_BMHK, bias_BHLM, rate=self.rate, noise=noise, site=site))
 
     def step(

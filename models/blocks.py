@@ -1,14 +1,14 @@
 """The parts that transformers are made of: linear maps, norms, feed-forward, and the stack of layers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.shapes import constrain
+from models.shapes import constrain, whole
 
 Init = jax.nn.initializers.Initializer
 
@@ -54,19 +54,61 @@ class Linear(nn.Module):
     dtype: Any = jnp.float32
     biases: bool = True
 
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def setup(self) -> None:
         (given, letters), result = self.equation.split("->")[0].split(","), self.equation.split("->")[1]
-        inward, outward = [c for c in letters if c in given], [c for c in letters if c in result]
-        kernel = self.param("kernel", self.kernel_init, tuple(self.sizes[c] for c in letters))
-        shape = tuple(self.sizes[c] for c in outward)
-        width = math.prod(self.sizes[c] for c in inward)
-        y = product(x.astype(self.dtype).reshape(-1, width), kernel.astype(self.dtype).reshape(width, -1))
-        y = y.reshape(*x.shape[: x.ndim - len(inward)], *shape)
-        if not self.biases:
+        shape = tuple(self.sizes[c] for c in letters)
+        self.inward = sum(c in given for c in letters)
+        self.outward = tuple(self.sizes[c] for c in letters if c in result)
+        self.kernel = self.param("kernel", self.kernel_init, shape)
+        self.bias = self.param("bias", nn.initializers.zeros, self.outward) if self.biases else None
+
+    def matrix(self) -> jax.Array:
+        """The kernel as it is multiplied with: what goes in by what comes out."""
+        return self.kernel.astype(self.dtype).reshape(-1, math.prod(self.outward))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.matrix()
+        y = product(x.astype(self.dtype).reshape(-1, kernel.shape[0]), kernel)
+        return self.shaped(y, x.shape[: x.ndim - self.inward])
+
+    def shaped(self, y: jax.Array, lead: tuple[int, ...]) -> jax.Array:
+        """What the product gave, with its dims and the bias."""
+        y = y.reshape(*lead, *self.outward)
+        if self.bias is None:
             return y
-        bias = self.param("bias", nn.initializers.zeros, shape)
-        return y + jnp.expand_dims(bias.astype(self.dtype), tuple(range(y.ndim - bias.ndim)))
+        return y + jnp.expand_dims(self.bias.astype(self.dtype), tuple(range(y.ndim - self.bias.ndim)))
+
+
+def together(linears: Sequence[Linear], x: jax.Array) -> tuple[jax.Array, ...]:
+    """What several maps of the same dims make of x. One product over their kernels side by side is faster than one for
+    each; where their heads are cut over devices, that would move parameters."""
+    if not whole("H"):
+        return tuple(linear(x) for linear in linears)
+    first = linears[0]
+    kernels = [linear.matrix() for linear in linears]
+    width, lead = kernels[0].shape[1], x.shape[: x.ndim - first.inward]
+    y = product(x.astype(first.dtype).reshape(-1, kernels[0].shape[0]), jnp.concatenate(kernels, 1))
+    return tuple(linear.shaped(y[:, n * width : (n + 1) * width], lead) for n, linear in enumerate(linears))
+
+
+@jax.custom_vjp
+def normed(x: jax.Array, eps: float) -> jax.Array:
+    """(x - mean)/sqrt(var + eps) over the last dim. Its gradient is made of the result alone."""
+    return _normed(x, eps)[0]
+
+
+def _normed(x: jax.Array, eps: float) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    x = x - x.mean(-1, keepdims=True)
+    scale = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps)
+    return x * scale, (x * scale, scale)
+
+
+def _normed_backward(saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, None]:
+    y, scale = saved
+    return scale * (dy - dy.mean(-1, keepdims=True) - y * (dy * y).mean(-1, keepdims=True)), None
+
+
+normed.defvjp(_normed, _normed_backward)
 
 
 class Norm(nn.Module):
@@ -81,9 +123,7 @@ class Norm(nn.Module):
         shape = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, shape)
         bias = self.param("bias", nn.initializers.zeros, shape) if self.biases else None
-        x = x.astype(jnp.float32)
-        x = x - x.mean(-1, keepdims=True)
-        y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
+        y = normed(x.astype(jnp.float32), self.eps)
         lead = tuple(range(x.ndim - 1))
         y = y * jnp.expand_dims(scale, lead)
         return (y if bias is None else y + jnp.expand_dims(bias, lead)).astype(self.dtype)

@@ -145,6 +145,12 @@ def shares(size: int) -> int:
     return count if size % count == 0 else 1
 
 
+def whole(letter: str) -> bool:
+    """Whether a letter's dim is whole on each device of the mesh in use."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.empty or all(mesh.shape.get(axis, 1) == 1 for axis in RULES.get(letter, ()))
+
+
 def constrain(x: jax.Array, dims: str) -> jax.Array:
     """Ask the partitioner for x cut by its dims on the mesh in use (`jax.set_mesh`); without a mesh, x itself."""
     mesh = jax.sharding.get_abstract_mesh()
