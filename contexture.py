@@ -102,7 +102,7 @@ def prepare_command(words: list[str]) -> Result:
     from data.prepare import prepare
     from data.sources import check_free, expand
     from data.tokenizer import load_tokenizer
-    from train.directory import fits_kind, learn
+    from train.directory import fits_new, learn
 
     run = recipe(asked.recipe)
     try:
@@ -117,7 +117,7 @@ def prepare_command(words: list[str]) -> Result:
         else:
             files = expand(asked.input, "input")
             tokenizer = learn(data.vocabulary, files, run.model.vocab, data.lowercase, signals.check, data.documents)
-        fits_kind(run, tokenizer.kind)
+        fits_new(run, tokenizer.kind)
         shards = prepare(data, tokenizer, Path(asked.to), lambda done, total: signals.check())
     finally:
         signals.close()

@@ -97,8 +97,10 @@ def _windows(
     """Windows of at most length + 1 ids, and how many of them, at the end, no window before has scored."""
     for text in documents:
         (ids,) = spelled([text], [f"document {totals['documents']}"], tokenizer)
-        row = ids if tokenizer.end is None else [tokenizer.end, *ids]
-        if tokenizer.end is None:  # what is not scored is not counted
+        row = ids
+        if tokenizer.end is not None:
+            row = [tokenizer.end, *ids]
+        else:  # what is not scored is not counted
             first = tokenizer.decode(ids[:1])
             text = text[len(first if tokenizer.lossless else first.strip()) :]
         totals["documents"] += 1

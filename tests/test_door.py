@@ -12,6 +12,9 @@ import pytest
 
 import contexture
 from configs import recipes
+from data.config import DataConfig
+from data.prepare import prepare
+from data.tokenizer import load_tokenizer
 from tests.conftest import ROOT, TINY
 
 
@@ -247,6 +250,22 @@ def test_every_recipe_says_its_command_and_what_to_expect():
     for name, function in recipes().items():
         assert f"contexture pretrain {name} --dir" in (function.__doc__ or ""), name
         assert "Expect" in function.__doc__ or "Not yet run" in function.__doc__, name
+
+
+def test_a_gpt_is_not_begun_on_word_pieces(capsys, tmp_path, text_folder, tiny_run):
+    """However they come: learned, given, or in shards."""
+    file, line = tiny_run / "tokenizer", "gpt cannot be fine-tuned on a vocabulary of kind wordpiece"
+
+    def refused(*words):
+        code, last = said(capsys, *words)
+        assert code == 2 and line in last
+
+    refused("prepare", "gpt.tiny", "--input", text_folder, "--to", tmp_path / "x", "--tokenizer", file)
+    words = ["pretrain", "gpt.tiny", "--dir", tmp_path / "run", "--data.path"]
+    refused(*words, text_folder, "--data.vocabulary", "wordpiece")
+    refused(*words, text_folder, "--data.tokenizer", file)
+    shards = prepare(DataConfig(path=(str(text_folder),), stream="windows"), load_tokenizer(file), tmp_path / "shards")
+    refused(*words, shards.folder)
 
 
 def test_tokenizer_prepare_and_pretrain_from_shards(capsys, tmp_path, text_folder):

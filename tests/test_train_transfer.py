@@ -2,12 +2,13 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from models.shapes import path_of
+from models.shapes import by_path
 from train import config as configs
 from train import mesh as meshes
 from train.checkpoint import restore
@@ -74,10 +75,11 @@ def begin(run: Run, shape: tuple[int, int, int] = (1, 1, 1)):
             run, (), run.model.vocab, fresh, mesh, lambda _: None, lambda title, columns, rows: told.extend(rows)
         )
 
-        def by_path(params):
-            return {path_of(k): np.asarray(x) for k, x in jax.tree_util.tree_flatten_with_path(params)[0]}
+        return arrays(state.params), arrays(fresh.params), told
 
-        return by_path(state.params), by_path(fresh.params), told
+
+def arrays(tree: Any) -> dict[str, np.ndarray]:
+    return {path: np.asarray(x) for path, x in by_path(tree).items()}
 
 
 def stored(folder: Path) -> dict[str, np.ndarray]:
@@ -88,7 +90,7 @@ def stored(folder: Path) -> dict[str, np.ndarray]:
         wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                               shapes.params, shardings.params)  # fmt: skip
         params, _ = restore(folder / "checkpoints" / "40", wanted, mesh, "params")
-    return {path_of(k): np.asarray(x) for k, x in jax.tree_util.tree_flatten_with_path(params)[0]}
+    return arrays(params)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])

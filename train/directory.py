@@ -184,6 +184,8 @@ def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None])
             )
         shards = Shards.open(prepared)
         tokenizer = shards.tokenizer
+        if not (directory / "tokenizer").exists():
+            fits_new(run, tokenizer.kind)
     elif here.exists():
         shards = Shards.open(here)
         if changed := shards.sources_changed(run.data):
@@ -246,11 +248,10 @@ def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -
         return tokenizer
     if run.data.tokenizer:
         tokenizer = load_tokenizer(run.data.tokenizer, run.data.lowercase)
-        _fits_writing(run, tokenizer.kind)
+        fits_new(run, tokenizer.kind)
         return tokenizer
     files = expand(run.data.path, "data.path")
-    fits_kind(run, run.data.vocabulary)
-    _fits_writing(run, run.data.vocabulary)
+    fits_new(run, run.data.vocabulary)
     say(f"learning a vocabulary of at most {run.model.vocab} pieces ({run.data.vocabulary})")
     tokenizer = learn(run.data.vocabulary, files, run.model.vocab, run.data.lowercase, check, run.data.documents)
     tokenizer.save(directory / "tokenizer")
@@ -300,7 +301,7 @@ def learn(
 
 def fits(run: Run, tokenizer: Tokenizer) -> None:
     """Raises ConfigError where the model has fewer rows than the vocabulary has pieces, or reads another kind."""
-    fits_kind(run, tokenizer.kind)
+    _fits_kind(run, tokenizer.kind)
     if tokenizer.size > run.model.vocab:
         raise ConfigError(
             f"the vocabulary has {tokenizer.size} pieces, more than model.vocab={run.model.vocab}; "
@@ -308,8 +309,7 @@ def fits(run: Run, tokenizer: Tokenizer) -> None:
         )
 
 
-def fits_kind(run: Run, kind: str) -> None:
-    """Raises ConfigError where the model reads another kind of vocabulary."""
+def _fits_kind(run: Run, kind: str) -> None:
     if isinstance(run.model, BertConfig) and kind != WordPiece.kind:
         raise ConfigError(
             f"bert reads a vocabulary of kind wordpiece, with [MASK] and its like, and this one is {kind}; "
@@ -317,8 +317,10 @@ def fits_kind(run: Run, kind: str) -> None:
         )
 
 
-def _fits_writing(run: Run, kind: str) -> None:
-    """What a new GPT may be pretrained on: pieces that a task's tokens can be added to."""
+def fits_new(run: Run, kind: str) -> None:
+    """Raises ConfigError where nothing new is to be begun on a vocabulary of this kind: the model reads another one, or
+    could never be fine-tuned on it."""
+    _fits_kind(run, kind)
     if isinstance(run.model, GptConfig) and kind == WordPiece.kind:
         raise ConfigError(
             "gpt cannot be fine-tuned on a vocabulary of kind wordpiece, to which no tokens are added; learn another "

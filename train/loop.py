@@ -17,7 +17,7 @@ from data.pipeline import Batches, HeldOut, check_fields, iterate, open_batches,
 from data.shards import Shards
 from data.tokenizer import Tokenizer
 from models.model import Model
-from models.shapes import count, dims_of, path_of
+from models.shapes import by_path, count, dims_of
 from train import config as configs
 from train import directory as directories
 from train import mesh as meshes
@@ -165,9 +165,7 @@ def _introduce(parts: Parts, asked: Run, recipe: Run, report: Report, shapes: St
     report.say(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
     shardings = jax.tree.leaves(meshes.parameter_shardings(parts.mesh, shapes.params))
     rows = []
-    leaves = jax.tree_util.tree_flatten_with_path(shapes.params)[0]
-    for (keys, x), place in zip(leaves, shardings, strict=True):
-        path = path_of(keys)
+    for (path, x), place in zip(by_path(shapes.params).items(), shardings, strict=True):
         rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _cut(place.spec)))
     report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
     passes = run.data.lines_before(run.steps) / parts.batches.lines_per_pass

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from models.shapes import MESH_AXES, dims_of, path_of, spec
+from models.shapes import MESH_AXES, by_path, dims_of, path_of, spec
 from train.config import ConfigError
 from train.options import MeshConfig
 
@@ -102,11 +102,8 @@ def parameter_shardings(mesh: Mesh, parameters: Any) -> Any:
 def state_shardings(mesh: Mesh, state: Any, parameters: Any) -> Any:
     """A sharding for each array of a training state: one whose path ends with a parameter's path, and that has its
     shape (an Adam moment), lives where the parameter lives; the rest is on every device."""
-    where = {path_of(k): (x.shape, s) for (k, x), s in zip(
-        jax.tree_util.tree_flatten_with_path(parameters)[0],
-        jax.tree.leaves(parameter_shardings(mesh, parameters)),
-        strict=True,
-    )}  # fmt: skip
+    places = jax.tree.leaves(parameter_shardings(mesh, parameters))
+    where = {path: (x.shape, s) for (path, x), s in zip(by_path(parameters).items(), places, strict=True)}
 
     def find(keys: tuple[Any, ...], leaf: Any) -> NamedSharding:
         for start in range(len(keys)):
