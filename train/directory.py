@@ -184,8 +184,6 @@ def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None])
             )
         shards = Shards.open(prepared)
         tokenizer = shards.tokenizer
-        if not (directory / "tokenizer").exists():
-            fits_new(run, tokenizer.kind)
     elif here.exists():
         shards = Shards.open(here)
         if changed := shards.sources_changed(run.data):
@@ -201,6 +199,8 @@ def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None])
             f"{shards.folder} was prepared for data.stream={shards.stream}, and this run reads {run.data.stream}; "
             "prepare the text again with a recipe of that stream: contexture prepare RECIPE --input F… --to DIR"
         )
+    if not (directory / "tokenizer").exists():
+        fits_new(run, tokenizer.kind)
     given = load_tokenizer(run.data.tokenizer, run.data.lowercase) if run.data.tokenizer else tokenizer
     if given.fingerprint != tokenizer.fingerprint:
         raise ConfigError(f"the text was tokenised with another vocabulary than {run.data.tokenizer}; leave it out")
