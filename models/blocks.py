@@ -1,5 +1,6 @@
 """The parts that transformers are made of: linear maps, norms, feed-forward, and the stack of layers."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -86,9 +87,18 @@ def together(linears: Sequence[Linear], x: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(linear(x) for linear in linears)
     first = linears[0]
     kernels = [linear.matrix() for linear in linears]
-    width, lead = kernels[0].shape[1], x.shape[: x.ndim - first.inward]
+    lead = x.shape[: x.ndim - first.inward]
     y = product(x.astype(first.dtype).reshape(-1, kernels[0].shape[0]), jnp.concatenate(kernels, 1))
-    return tuple(linear.shaped(y[:, n * width : (n + 1) * width], lead) for n, linear in enumerate(linears))
+    return tuple(linear.shaped(part, lead) for linear, part in zip(linears, split(y, len(linears)), strict=True))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def split(y_TF: jax.Array, parts: int) -> tuple[jax.Array, ...]:
+    """Columns in equal parts. The gradient puts them side by side; XLA's own adds up what it fills with zeros."""
+    return tuple(jnp.split(y_TF, parts, 1))
+
+
+split.defvjp(lambda y, parts: (split(y, parts), None), lambda parts, saved, dy: (jnp.concatenate(dy, 1),))
 
 
 @jax.custom_vjp
