@@ -16,14 +16,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.api import evaluate, fill, generate, load, predict, score, warn
-from train.asked import Evaluate, Fill, Generate, LearnTokenizer, Nothing, Predict, Prepare, Score, Show
+from analysis.api import embed, evaluate, fill, generate, load, predict, score, warn
+from models.config import ElmoConfig
+from train.asked import (
+    Embed,
+    Evaluate,
+    Export,
+    Fill,
+    Generate,
+    Import,
+    LearnTokenizer,
+    Nothing,
+    Predict,
+    Prepare,
+    Score,
+    Show,
+)
 from train.config import CheckpointError, ConfigError, Diverged, Run, did_you_mean, read, to_json
 from train.options import InitConfig
 from train.signals import Interrupted, Signals
 from train.words import Streamed, parse, print_result, spelled_out, value_of, without_contradiction, write_out
 
-__all__ = ["evaluate", "fill", "generate", "load", "predict", "score"]
+__all__ = ["embed", "evaluate", "fill", "generate", "load", "predict", "score"]
 Result = dict[str, Any]
 
 
@@ -88,7 +102,8 @@ def tokenizer_command(words: list[str]) -> Result:
     check_free(Path(asked.to))
     signals = Signals()
     try:
-        tokenizer = learn(asked.kind, expand(asked.input, "input"), asked.vocab_size, asked.lowercase, signals.check)
+        files, check = expand(asked.input, "input"), signals.check
+        tokenizer = learn(asked.kind, files, asked.vocab_size, asked.lowercase, check, split=asked.split)
     finally:
         signals.close()
     tokenizer.save(Path(asked.to))
@@ -113,10 +128,10 @@ def prepare_command(words: list[str]) -> Result:
     signals = Signals()
     try:
         if asked.tokenizer:
-            tokenizer = load_tokenizer(asked.tokenizer, data.lowercase)
+            tokenizer = load_tokenizer(asked.tokenizer, data.lowercase, data.split)
         else:
-            files = expand(asked.input, "input")
-            tokenizer = learn(data.vocabulary, files, run.model.vocab, data.lowercase, signals.check, data.documents)
+            files, kind, size = expand(asked.input, "input"), data.vocabulary, run.model.vocab
+            tokenizer = learn(kind, files, size, data.lowercase, signals.check, data.documents, data.split)
         fits_new(run, tokenizer.kind)
         shards = prepare(data, tokenizer, Path(asked.to), lambda done, total: signals.check())
     finally:
@@ -152,6 +167,8 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
     if not name and not any(word in ("-h", "--help") for word in words):
         raise ConfigError(f"finetune wants a task: {wanted}; `contexture recipes` lists the names")
     source, folder = _begun_from(words)
+    if isinstance(source.model, ElmoConfig):
+        raise ConfigError(f"{words[0]} is an ELMo; it is pretrained, tuned to other text and embeds, and no task yet")
     base = task(name or "classify")
     data = dataclasses.replace(
         base.data,
@@ -304,6 +321,34 @@ def score_command(words: list[str]) -> Result:
         signals.close()
 
 
+def embed_command(words: list[str]) -> Result:
+    """the vectors of a text's words: contexture embed RUN --input F --to F.hdf5|F.npz [--layers last|all|0,2]"""
+    asked = parse(Embed, words, "embed")
+    read(Path(asked.run))
+    signals = Signals("stopped, nothing was written; the same command begins again")
+    try:
+        options: Any = {name: getattr(asked, name) for name in ("layers", "pool", "batch", "stateful")}
+        return embed(asked.run, asked.input, asked.to, step=asked.step or None, check=signals.check, **options)
+    finally:
+        signals.close()
+
+
+def import_command(words: list[str]) -> Result:
+    """a published model as a run: contexture import bilm DIR --to RUN"""
+    asked = parse(Import, words, "import")
+    from train.interchange import import_bilm
+
+    return import_bilm(Path(asked.path), Path(asked.to), asked.vocabulary, warn)
+
+
+def export_command(words: list[str]) -> Result:
+    """a run as files that others read: contexture export RUN bilm --to DIR"""
+    asked = parse(Export, words, "export")
+    from train.interchange import export_bilm
+
+    return export_bilm(Path(asked.run), Path(asked.to), asked.step or None, warn)
+
+
 COMMANDS: dict[str, Callable[[list[str]], Result | Streamed | None]] = {
     "recipes": recipes_command,
     "tokenizer": tokenizer_command,
@@ -315,6 +360,9 @@ COMMANDS: dict[str, Callable[[list[str]], Result | Streamed | None]] = {
     "fill": fill_command,
     "generate": generate_command,
     "score": score_command,
+    "embed": embed_command,
+    "import": import_command,
+    "export": export_command,
     "show": show_command,
 }
 

@@ -81,6 +81,59 @@ def fill(run: str | Path, text: str, *, top: int = 5, step: int | None = None) -
     return fill_in(model, params, tokenizer, text, top)
 
 
+def embed(
+    run: str | Path,
+    input: str | Path,
+    to: str | Path,
+    *,
+    layers: str = "all",
+    pool: str = "none",
+    batch: int = 64,
+    stateful: bool = False,
+    step: int | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Result:
+    """The vectors of the words of each line of a file, written to *.hdf5 (the original's layout) or *.npz, one array by
+    the line's number: {"to", "lines", "words", "cut"}, cut being the words of which not all bytes are read.
+
+    `analysis.embed.embed` says what the options do. Raises as `load` does, and DataError for the files.
+    """
+    import dataclasses
+
+    from analysis.embed import embed as vectors_of
+    from analysis.embed import vectors_file
+    from data.chars import are_cut
+    from data.errors import DataError
+    from data.sources import lines
+    from data.words import word_tokenizer
+
+    file = Path(input)
+    if not file.is_file():
+        raise DataError(f"{file}: no such file; give one with a sentence in each line")
+    model, params, tokenizer = load(run, step)
+    if stateful and hasattr(model.backbone, "config"):
+        config: Any = getattr(model.backbone, "config")  # noqa: B009
+        if hasattr(config, "stateful"):
+            backbone: Any = model.backbone
+            model = model.clone(backbone=backbone.clone(config=dataclasses.replace(config, stateful=True)))
+    told = {"to": str(to), "lines": 0, "words": 0, "cut": 0}
+
+    def read() -> "Iterator[list[str]]":
+        split = word_tokenizer(tokenizer).words
+        for _, line in lines(file):
+            words = split(line)
+            told["words"] += len(words)
+            told["cut"] += int(are_cut(words).sum())
+            yield words
+
+    with vectors_file(Path(to)) as write:
+        found = vectors_of(model, params, tokenizer, read(), layers=layers, pool=pool, batch=batch, check=check)
+        for number, vectors in enumerate(found):
+            write(str(number), vectors)
+            told["lines"] = number + 1
+    return told
+
+
 def generate(
     run: str | Path,
     prompts: str | Sequence[str],

@@ -1,7 +1,7 @@
 """What is read and how lines of text become batches. Plain dataclasses: importing this costs nothing."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 
@@ -21,18 +21,22 @@ class DataConfig:
     """Of WordPiece: lower-case and strip accents (the uncased models)."""
     split_sentences: bool = True
     """Lines may be paragraphs: split them into sentences. Off: every line is one sentence."""
-    vocabulary: Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe"] = (
-        "wordpiece"
-    )
+    vocabulary: Literal[
+        "wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"
+    ] = "wordpiece"
     """The kind of vocabulary that is learned where data.tokenizer gives none."""
-    stream: Literal["sentence_pairs", "windows"] = "sentence_pairs"
-    """How lines are drawn from documents: BERT's pairs of sentence runs, or GPT's windows over the joined text."""
+    split: Literal["spaces", "punctuation"] = "spaces"
+    """Of words: they stand between spaces already, or punctuation is to be parted from them first (raw text)."""
+    stream: Literal["sentence_pairs", "windows", "lanes"] = "sentence_pairs"
+    """How lines are drawn from documents: BERT's pairs of sentence runs, GPT's windows over the joined text, or ELMo's
+    lanes, each of which goes on in the next batch where it stopped."""
     documents: Literal["blank_lines", "files"] = "blank_lines"
     """What a document of a *.txt file is for windows: the text between blank lines, or the whole file."""
     packed: bool = False
     """Documents in one window do not see each other."""
-    layout: Literal["bert", "gpt"] = "bert"
-    """How a text or a pair lies in a line: `[CLS] a [SEP] b [SEP]`, or GPT-1's `[start] a [delimiter] b [extract]`."""
+    layout: Literal["bert", "gpt", "elmo"] = "bert"
+    """How a text or a pair lies in a line: `[CLS] a [SEP] b [SEP]`, GPT-1's `[start] a [delimiter] b [extract]`, or
+    ELMo's words."""
     batch: int = 32
     """Lines per step, over the whole job."""
     ramp_from: int = 0
@@ -51,6 +55,10 @@ class DataConfig:
     """Share of a line's tokens that is predicted (masked_lm_prob)."""
     short_fraction: float = 0.1
     """Share of documents cut into shorter lines (short_seq_prob)."""
+    word_types: int = 0
+    """Of lanes: rows for the different words of a batch, three of them marks; 0: as many as there could be."""
+    negatives: int = 8192
+    """Words that the next one is told from in each step and direction (sampled softmax); 0: the whole vocabulary."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -58,14 +66,21 @@ class DataConfig:
         if self.stream == "windows":
             if self.length < 2:
                 raise ValueError(f"data.length={self.length} is too short for a window of text; give at least 2")
+        elif self.stream == "lanes":
+            if self.length < 1:
+                raise ValueError(f"data.length={self.length} is not a positive number of words")
+            self._refuse("ramp_from", "ramp_steps")
         else:
             if self.length < 8:
                 raise ValueError(f"data.length={self.length} is too short for a pair of sentences; give at least 8")
             if not 1 <= self.predictions <= self.length:
                 raise ValueError(f"data.predictions={self.predictions} is not between 1 and data.length={self.length}")
-            for name, usual in (("documents", "blank_lines"), ("packed", False)):
-                if getattr(self, name) != usual:
-                    raise ValueError(f"data.{name} has no meaning for data.stream={self.stream}; leave it out")
+        if self.stream != "windows":
+            self._refuse("documents", "packed")
+        if self.word_types < 0 or 0 < self.word_types < 3:
+            raise ValueError(f"data.word-types={self.word_types} has no room for the three marks; give more, or 0")
+        if self.negatives < 0:
+            raise ValueError(f"data.negatives={self.negatives} is not a number of words (0: the whole vocabulary)")
         for name in ("masked_fraction", "short_fraction", "dev_fraction"):
             value = getattr(self, name)
             if not 0.0 <= value < 1.0:
@@ -79,6 +94,12 @@ class DataConfig:
                     f"data.ramp-from={self.ramp_from} does not double to data.batch={self.batch} within "
                     f"data.ramp-steps={self.ramp_steps}; give half, a quarter, … of the batch, and a step for each size"
                 )
+
+    def _refuse(self, *names: str) -> None:
+        for field in fields(self):
+            if field.name in names and getattr(self, field.name) != field.default:
+                name = field.name.replace("_", "-")
+                raise ValueError(f"data.{name} has no meaning for data.stream={self.stream}; leave it out")
 
     def _ramp(self) -> list[int]:
         """The sizes of a batch before it is whole: 16, 32, … to the half of it."""

@@ -15,7 +15,7 @@ _ALL = 0xFFFFFFFFFFFFFFFF
 
 # What a draw is for: two purposes never share numbers.
 DOCUMENT, BLOCK_ORDER, WINDOW_ORDER, SURPLUS, CUT_A, CUT_B, MASK_CHOICE, MASK_ACTION = range(1, 9)
-HELD_OUT, EXAMPLE_ORDER, WINDOW_SHIFT, WINDOW_PLACE = range(9, 13)
+HELD_OUT, EXAMPLE_ORDER, WINDOW_SHIFT, WINDOW_PLACE, NEGATIVES = range(9, 14)
 _ROUNDS = 4
 
 
@@ -49,6 +49,26 @@ def unit(numbers: U64) -> NDArray[np.float64]:
 def below(numbers: U64, limit: int) -> NDArray[np.int64]:
     """64-bit numbers → whole numbers in [0, limit), by their upper 32 bits; limit < 2³¹ (bias at most limit / 2³²)."""
     return ((numbers >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
+
+
+def log_uniform(numbers: U64, limit: int) -> NDArray[np.int64]:
+    """64-bit numbers → whole numbers k in [0, limit), the small ones more often: P(k) = log((k+2)/(k+1)) / log(limit+1)
+    (Zipf's law, as TensorFlow's log_uniform_candidate_sampler has it)."""
+    return np.minimum(np.exp(unit(numbers) * np.log(limit + 1)).astype(np.int64) - 1, limit - 1)
+
+
+def distinct_log_uniform(key: int, count: int, limit: int) -> tuple[NDArray[np.int64], int]:
+    """(`count` different log-uniform numbers below `limit` in the order in which they came, how many were drawn until
+    there were so many, the repeated ones counted)."""
+    tries = 4 * count
+    while True:
+        drawn, place = log_uniform(draw(key, np.arange(tries)), limit), np.arange(tries)
+        first = np.empty(limit, np.int64)
+        first[drawn[::-1]] = place[::-1]  # of a number that comes twice the earliest place stays
+        new = np.flatnonzero(first[drawn] == place)[:count]
+        if len(new) == count:
+            return drawn[new], int(new[-1]) + 1
+        tries *= 2
 
 
 def permutation(key: int, size: int) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import draws
+from data.chars import BEGIN_ROW, END_ROW, WIDTH, char_ids, spelled
 from data.errors import DataError
 from data.shards import I64
 from data.streams import Pairs
@@ -169,8 +170,11 @@ def describe(
 ) -> str:
     """A line decoded back to text, for people: `[CLS] the {cat→[MASK]} sat [SEP]`, as {label→what stands there}; a
     word's tag after its first piece, `jim/PROPN`; the line's own label behind it. GPT's lines are shown as their text:
-    `_start_ the cat _classify_`; a window with ⏎ where a line ends. Of an example of several lines the first is shown,
-    of a choice (kind) the right one."""
+    `_start_ the cat _classify_`; a window with ⏎ where a line ends. A lane is shown as it is read forward, and what is
+    foretold: `<S> the cat → the cat sat`. Of an example of several lines the first is shown, of a choice (kind) the
+    right one."""
+    if "types" in batch:
+        return _lane(batch, row, tokenizer)
     several: list[str] = []
     if batch["tokens"].ndim == 3:
         many, right = batch["tokens"].shape[1], int(batch["labels"][row]) if kind == "choice" else 0
@@ -198,6 +202,35 @@ def describe(
     if "is_random" in batch:
         facts.append("the second span is random" if batch["is_random"][row] else "the second span is the next")
     return f"{text}\n({'; '.join(facts)})"
+
+
+def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0) -> Batch:
+    """Sentences' words → types i32 RW, index i32 BL, mask i32 BL; B is `rows` where there are fewer lines.
+
+    L and R are the powers of two (from 8, 64 on) in which they find room, so that few shapes come about.
+    """
+    distinct = sorted({word for words in lines for word in words})
+    place = {word: number for number, word in enumerate(distinct, 3)}
+    length = max(8, 1 << (max(map(len, lines), default=0) - 1).bit_length())
+    types = np.zeros((max(64, 1 << (len(distinct) + 2).bit_length()), WIDTH), np.int32)
+    types[1], types[2] = BEGIN_ROW, END_ROW
+    types[3 : 3 + len(distinct)] = char_ids(distinct)
+    index = np.zeros((max(rows, len(lines)), length), np.int32)
+    mask = np.zeros_like(index)
+    for row, words in enumerate(lines):
+        index[row, : len(words)] = [place[word] for word in words]
+        mask[row, : len(words)] = 1
+    return {"types": types, "index": index, "mask": mask}
+
+
+def _lane(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:
+    """A forward lane's words, and what is foretold at each."""
+    counted = batch["next_weights"][row] > 0
+    read = spelled(batch["types"][batch["index"][row][counted]])
+    foretold = [tokenizer.token(number) for number in batch["next"][row][counted].tolist()]
+    types = int((batch["types"] > 0).any(1).sum())
+    facts = f"{len(read)} words forward, as many backward; {types} different rows in the batch"
+    return f"{' '.join(read)} → {' '.join(foretold)}\n({facts})"
 
 
 def _in_pieces(

@@ -11,6 +11,7 @@ import numpy as np
 from data.config import DataConfig, TaskConfig
 from data.encoded import Store
 from data.errors import DataError
+from data.lanes import HeldOutLanes, LaneBatches
 from data.layouts import Batch, bert_pair, cut
 from data.masking import bert_masking
 from data.shards import I64, Shards
@@ -160,22 +161,26 @@ def open_batches(
     """The training batches of a task, or of data.stream."""
     if isinstance(store, Store):
         return TaskBatches(store, tokenizer, config, task, seed=seed)
-    return {"sentence_pairs": PairBatches, "windows": WindowBatches}[config.stream](store, config, seed=seed)
+    kinds = {"sentence_pairs": PairBatches, "windows": WindowBatches, "lanes": LaneBatches}
+    return kinds[config.stream](store, config, seed=seed)
 
 
 def open_held_out(
-    store: Shards | Store, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, lines: int
+    store: Shards | Store, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, lines: int, lanes: int = 0
 ) -> HeldOut | None:
-    """The held-out batches of a task or of data.stream, `lines` at a time; None where nothing is held out."""
+    """The held-out batches of a task or of data.stream, `lines` at a time; None where nothing is held out. lanes: how
+    many of the lines carry text where they go on from batch to batch, so that where they begin depends on no mesh; 0:
+    all."""
     if isinstance(store, Store):
         weights_C = class_weights(task, store.labels, store.counts)
         dev = store.splits["dev"]
         return HeldOutTask(dev, tokenizer, config, lines, weights_C) if dev.examples else None
     if not store.splits["dev"].documents:
         return None
-    return {"sentence_pairs": HeldOutPairs, "windows": HeldOutWindows}[config.stream](
-        store, replace(config, batch=lines)
-    )
+    config = replace(config, batch=lines)
+    if config.stream == "lanes":
+        return HeldOutLanes(store, config, min(lanes or lines, lines))
+    return {"sentence_pairs": HeldOutPairs, "windows": HeldOutWindows}[config.stream](store, config)
 
 
 Rows = I64 | Callable[[int], I64] | None

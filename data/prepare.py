@@ -4,19 +4,20 @@ import hashlib
 import json
 import os
 import shutil
-from array import array
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from data.config import DataConfig
 from data.errors import DataError
-from data.shards import FORMAT, INDEX, PER_FILE, SPLITS, Shards, fingerprint_of
+from data.out import Out, Rows
+from data.shards import FORMAT, INDEX, PER_FILE, SPLITS, UNKNOWN, Shards, fingerprint_of
 from data.sources import Source, check_free, document_batches, expand, sentence_batches, shared
 from data.tokenizer import Tokenizer
+from data.words import Numbering, word_tokenizer
 
 LONGEST_DOCUMENT = 16384
 """Sentences after which a document is cut in two (or after BLOCK_TOKENS), so that a file without blank lines is still
@@ -47,9 +48,13 @@ def prepare(
     behind it, and what is held out is counted in tokens. A single document is cut between two runs of RUN tokens; its
     first part has no end then.
 
+    For `lanes` the words of each sentence are written with the end behind them. Those that the vocabulary lacks get
+    numbers behind it, by first appearance, and their spelling is kept in the folder.
+
     Differs: for sentence pairs, a document of more than LONGEST_DOCUMENT sentences is cut in two.
 
-    Raises: DataError for what `sources` refuses, text without a sentence, nothing to train on, a folder that is taken.
+    Raises: DataError for what `sources` refuses, text without a sentence, nothing to train on, a folder that is taken,
+    and for lanes a vocabulary that is not of words.
     """
     check_free(Path(to))
     to = Path(os.path.realpath(to))
@@ -92,46 +97,11 @@ def prepare(
     return Shards.open(to)
 
 
-class Out:
-    """A file being written, and the digest of what was written."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file: BinaryIO = path.open("w+b")
-        self._digest, self._size = hashlib.sha256(), 0
-
-    def write(self, raw: bytes) -> None:
-        self._digest.update(raw)
-        self._size += len(raw)
-        self.file.write(raw)
-
-    def entry(self) -> dict[str, Any]:
-        return {"size": self._size, "sha256": self._digest.hexdigest()}
-
-
-class _Rows(Out):
-    """Numbers written to a file through a small buffer."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.buffer = array("q")
-
-    def add(self, *numbers: int) -> None:
-        self.buffer.extend(numbers)
-        if len(self.buffer) >= _COPY:
-            self.flush()
-
-    def flush(self) -> None:
-        self.write(np.frombuffer(self.buffer, np.int64).astype("<i8").tobytes())
-        self.buffer = array("q")
-        self.file.flush()
-
-
 class _Table:
     """The documents of one split."""
 
     def __init__(self, path: Path) -> None:
-        self.rows = _Rows(path)
+        self.rows = Rows(path)
         self.documents = self.sentences = self.tokens = self.pairs = 0
         self.blocks = [0]
         self._block = [0, 0]
@@ -157,11 +127,13 @@ class _Table:
 class _Writer:
     def __init__(self, folder: Path, tokenizer: Tokenizer, config: DataConfig, per_file: int) -> None:
         self.folder, self.tokenizer, self.config, self.per_file = folder, tokenizer, config, per_file
-        self.dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
+        self.numbering = Numbering(word_tokenizer(tokenizer)) if config.stream == "lanes" else None
+        # how many words a vocabulary lacks is not known beforehand
+        self.dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 and self.numbering is None else "<u4")
         self.sentences = self.tokens = 0
-        self.starts = _Rows(folder / "sentences.bin")
+        self.starts = Rows(folder / "sentences.bin")
         self.starts.add(0)
-        self.borders = _Rows(folder / "borders.partial")
+        self.borders = Rows(folder / "borders.partial")
         self.tables = {name: _Table(folder / f"{name}.bin") for name in SPLITS}
         self.unigrams = np.zeros(tokenizer.size, np.int64)
         self.sources: list[dict[str, Any]] = []
@@ -250,7 +222,7 @@ class _Writer:
 
     def _tokenised(self, batch: list[str | None]) -> Iterator[int | None]:
         """Writes the tokens of sentences; yields the length of each that has any, and None for a border."""
-        lines = self.tokenizer.encode([text for text in batch if text is not None])
+        lines = (self.numbering or self.tokenizer).encode([text for text in batch if text is not None])
         self._write(lines)
         place = iter(lines)
         for text in batch:
@@ -262,7 +234,9 @@ class _Writer:
     def _write(self, lines: list[list[int]]) -> None:
         """Writes tokens behind those that are counted."""
         ids = np.fromiter(chain.from_iterable(lines), self.dtype, sum(map(len, lines)))
-        self.unigrams += np.bincount(ids, minlength=len(self.unigrams))
+        self.unigrams += self._counts(ids)
+        if self.numbering is not None:
+            self.numbering.count(ids)
         written = 0
         while written < len(ids):
             number, at = divmod(self.tokens + written, self.per_file)
@@ -272,6 +246,11 @@ class _Writer:
             piece = ids[written : written + self.per_file - at]
             self._pieces[-1].write(piece.tobytes())
             written += len(piece)
+
+    def _counts(self, ids: np.ndarray) -> np.ndarray:
+        """How often each id of the vocabulary occurs; words that it lacks are those that are unknown."""
+        size = len(self.unigrams)
+        return np.bincount(ids if self.numbering is None else self.numbering.known(ids), minlength=size)
 
     def _close_tokens(self) -> None:
         if self._pieces:
@@ -303,8 +282,7 @@ class _Writer:
                 begin = end
         end = self._offset(last)
         for at in range(self._offset(cut), end, 1 << 22):
-            held_out = self._read(at, min(at + (1 << 22), end))
-            self.unigrams -= np.bincount(held_out, minlength=len(self.unigrams))
+            self.unigrams -= self._counts(self._read(at, min(at + (1 << 22), end)))
         return cut
 
     def _cut(self, first: int, last: int, documents: int, dev_fraction: float) -> int:
@@ -359,7 +337,7 @@ class _Writer:
         if self._windows and train.tokens < 2:
             name = self.sources[0]["name"]
             raise DataError(f"{name}: fewer than two tokens to train on; give more text, or hold out less")
-        if not self._windows and not train.pairs:
+        if not self._windows and self.numbering is None and not train.pairs:
             raise DataError(
                 f"{self.sources[0]['name']}: no document with two sentences to train on ({train.documents} of one "
                 "sentence); put sentences or paragraphs on lines, a blank line between documents, or hold out less"
@@ -369,9 +347,14 @@ class _Writer:
         unigrams = Out(self.folder / "unigrams.bin")
         unigrams.write(self.unigrams.astype("<i8").tobytes())
         unigrams.file.close()
+        words = []
+        if self.numbering is not None:
+            words = [Out(self.folder / UNKNOWN)]
+            words[0].write(self.numbering.unknown())
+            words[0].file.close()
         self.close()
         (self.folder / "borders.partial").unlink()
-        written = [self.starts, unigrams, *(table.rows for table in self.tables.values()), *self._pieces]
+        written = [self.starts, unigrams, *words, *(table.rows for table in self.tables.values()), *self._pieces]
         self.tokenizer.save(self.folder / "tokenizer")
         index: dict[str, Any] = {
             "format": FORMAT,
@@ -389,5 +372,7 @@ class _Writer:
         }
         if self._windows:
             index |= {"stream": self.config.stream, "documents": self.config.documents}
+        if self.numbering is not None:
+            index |= {"stream": self.config.stream, **self.numbering.facts()}
         index["fingerprint"] = fingerprint_of(index)
         (self.folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", "utf-8")

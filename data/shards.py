@@ -2,12 +2,14 @@
 
     tokens-00000.bin …   u16 (u32 where the vocabulary needs it), one long row of ids cut every PER_FILE of them
     sentences.bin        u64 [sentences + 1], where each sentence begins in that row, and the end; in shards for windows
-                         a run of at most 64 tokens stands for a sentence
+                         a run of at most 64 tokens stands for a sentence; of lanes its end is counted too
     train.bin, dev.bin   u64 [documents, 2], first sentence and the sentence after the last, a document a line
     unigrams.bin         i64 [V], how often each id occurs in the train split
+    words.txt            of lanes: the words that the vocabulary lacks, V, V+1, …, a word a line
     tokenizer/           the tokenizer that made them
     index.json           "format": 1, counts, size and sha256 of each file and source, a fingerprint of all that; for
-                         windows "stream" and "documents", as in data.config
+                         windows "stream" and "documents", as in data.config; for lanes "stream", and how many words
+                         are "unknown", and how many "cut"
 
 Everything is read by position (pread): nothing is held or mapped, so memory does not grow with the text.
 `data.prepare` writes the folder.
@@ -25,19 +27,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data.chars import BEGIN_ROW, END_ROW, WIDTH, char_ids
 from data.config import DataConfig
 from data.errors import DataError
 from data.sources import Source, present
 from data.tokenizer import Tokenizer, load_tokenizer
+from data.words import word_tokenizer
 
 FORMAT = 1
 INDEX = "index.json"
+UNKNOWN = "words.txt"
 SPLITS = ("train", "dev")
 PER_FILE = 1 << 27
 """Ids in a token file."""
 _SMALL = 1 << 20
 """Bytes up to which a file is read and compared with its sha256 whenever the shards are opened."""
 _MEND = "prepare the text again into another folder"
+_WORDS = 1 << 14
+"""Words whose letters are looked up together."""
 
 _COUNTS = {"documents": int, "sentences": int, "tokens": int, "blocks": [int]}
 _INDEX = {
@@ -55,7 +62,8 @@ _INDEX = {
     "fingerprint": str,
 }
 """The kind of everything in index.json: whole numbers are not negative, lists hold any number of one kind."""
-_MADE_FOR = {"stream": ("sentence_pairs", "windows"), "documents": ("blank_lines", "files")}
+_OF_LANES = {"unknown": {"words": int, "bytes": int}, "cut": {"words": int, "times": int}}
+_MADE_FOR = {"stream": ("sentence_pairs", "windows", "lanes"), "documents": ("blank_lines", "files")}
 """What shards may be made for, as `data.config` has it; index.json need not say the first."""
 
 I64 = NDArray[np.int64]
@@ -170,8 +178,24 @@ class Shards:
             raise DataError(f"{self.folder / 'tokenizer'}: not the tokenizer that made these shards; {_MEND}")
         return tokenizer
 
+    @cached_property
+    def letters(self) -> NDArray[np.uint16]:
+        """Of lanes: what is read of every word, the vocabulary's and those that it lacks (`data.chars`) → u16 [n, 50].
+
+        Raises: DataError where the words that it lacks are not as they were written.
+        """
+        vocabulary = word_tokenizer(self.tokenizer).vocabulary
+        self._verify(UNKNOWN)
+        words = [*vocabulary, *(self.folder / UNKNOWN).read_bytes().decode("utf-8").split("\n")[:-1]]
+        rows = np.empty((len(words), WIDTH), np.uint16)
+        for at in range(0, len(words), _WORDS):
+            rows[at : at + _WORDS] = char_ids(words[at : at + _WORDS])
+        rows[:2] = BEGIN_ROW, END_ROW
+        return rows
+
     def unigrams(self) -> I64:
-        """How often each id occurs in the train split → i64 [V]."""
+        """How often each id occurs in the train split → i64 [V]. Words that the vocabulary of lanes lacks count as its
+        `<UNK>`."""
         return np.fromfile(self.folder / "unigrams.bin", "<i8")
 
     def spans(self, split: str) -> tuple[I64, I64]:
@@ -269,6 +293,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
         raise DataError(f"{file}: dtype or per_file is not what it should be; {_MEND}")
     if any(index.get(name, may[0]) not in may for name, may in _MADE_FOR.items()):
         raise DataError(f"{file}: stream or documents is not what it should be; {_MEND}")
+    if index.get("stream") == "lanes" and (wrong := misfit(index, _OF_LANES)):
+        raise DataError(f"{file}: {wrong} is missing or not what it should be; {_MEND}")
     if index["fingerprint"] != fingerprint_of(index):
         raise DataError(f"{file}: damaged, its content does not match its fingerprint; {_MEND}")
     kinds = {name: {"size": int, "sha256": str} for name in _sizes(index)}
@@ -298,6 +324,8 @@ def _sizes(index: dict[str, Any]) -> dict[str, int]:
     """The files of shards, the tokens in their order, and how many bytes each has."""
     sizes = {"sentences.bin": (index["sentences"] + 1) * 8, "unigrams.bin": index["vocabulary"] * 8}
     sizes |= {f"{name}.bin": index["splits"][name]["documents"] * 16 for name in SPLITS}
+    if index.get("stream") == "lanes":
+        sizes[UNKNOWN] = index["unknown"]["bytes"]
     width, per, tokens = np.dtype(index["dtype"]).itemsize, index["per_file"], index["tokens"]
     return sizes | {f"tokens-{at // per:05d}.bin": min(per, tokens - at) * width for at in range(0, tokens, per)}
 

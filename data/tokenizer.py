@@ -1,7 +1,7 @@
 """Text ↔ ids: what the rest of the house knows of a tokenizer, and vocabularies of every kind opened or learned.
 
 Each kind has its room: `data.wordpiece` (BERT), `data.bpe` (GPT-2 and GPT-1), `data.characters`, `data.pieces`
-(SentencePiece).
+(SentencePiece), `data.words` (ELMo).
 """
 
 import json
@@ -9,15 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from data import bpe, pieces, wordpiece
+from data import bpe, pieces, wordpiece, words
 from data import vocabulary as vocabularies
 from data.bpe import ByteBPE, Gpt1BPE, learn_byte_bpe
 from data.characters import Characters, learn_characters
 from data.errors import DataError
 from data.pieces import SentencePiece, learn_sentencepiece
 from data.wordpiece import WordPiece, learn_wordpiece
+from data.words import Words, learn_words
 
-KINDS = ("wordpiece", "byte-bpe", "gpt1-bpe", "characters", *pieces.KINDS)
+KINDS = ("wordpiece", "byte-bpe", "gpt1-bpe", "characters", *pieces.KINDS, "words")
 _NO_OPTIONS = "not the options of a tokenizer; make it again, or give the vocabulary's own file"
 
 
@@ -117,10 +118,12 @@ class Grown:
 def with_specials(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
     """The same vocabulary with tokens behind it that no text spells: `with_specials(tokenizer, ["_start_"])`.
 
-    Raises: DataError for WordPiece, which has its own, for a name twice, and for no name.
+    Raises: DataError for WordPiece, which has its own, for words, for a name twice, and for no name.
     """
     if tokenizer.kind == WordPiece.kind:
         raise DataError(f"a wordpiece vocabulary has its own special tokens ({', '.join(wordpiece.SPECIAL)}); use them")
+    if tokenizer.kind == Words.kind:
+        raise DataError(f"no special tokens are added to a vocabulary of kind {Words.kind}; use it as it is")
     base, old = (tokenizer.base, tokenizer.names) if isinstance(tokenizer, Grown) else (tokenizer, ())
     together = [*old, *names]
     if not names or "" in names:
@@ -131,9 +134,10 @@ def with_specials(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
     return Grown(base, together)
 
 
-def load_tokenizer(path: str | Path, lowercase: bool = True) -> Tokenizer:
-    """Opens a folder written by `save`, or a published vocabulary as it is: vocab.txt (`lowercase` is for that alone),
-    encoder.json with vocab.bpe, encoder_bpe_40000.json with vocab_40000.bpe, a *.model; or a folder with one of these.
+def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "spaces") -> Tokenizer:
+    """Opens a folder written by `save`, or a published vocabulary as it is: vocab.txt of BERT (`lowercase` is for
+    that alone) or of ELMo, which begins with `<S>` (`split` is for that alone), encoder.json with vocab.bpe,
+    encoder_bpe_40000.json with vocab_40000.bpe, a *.model; or a folder with one of these.
 
     Raises: DataError for what is missing, not UTF-8, of another format, or no vocabulary.
     """
@@ -143,7 +147,7 @@ def load_tokenizer(path: str | Path, lowercase: bool = True) -> Tokenizer:
     if (path / vocabularies.OPTIONS).is_file():
         return _open_saved(path)
     if (file := path / wordpiece.VOCABULARY).is_file():
-        return WordPiece.open(file, lowercase)
+        return _open_lines(file, lowercase, split)
     for kind, names in ((ByteBPE, bpe.BYTE_FILES), (Gpt1BPE, bpe.GPT1_FILES)):
         if any((path / name).is_file() for name in names):
             return kind.open(path)
@@ -155,11 +159,16 @@ def load_tokenizer(path: str | Path, lowercase: bool = True) -> Tokenizer:
         path = found[0]
     if not path.is_file():
         raise DataError(f"{path}: no such vocabulary; give a tokenizer folder, a vocab.txt or a *.model")
-    return SentencePiece.open(path) if path.suffix == ".model" else WordPiece.open(path, lowercase)
+    return SentencePiece.open(path) if path.suffix == ".model" else _open_lines(path, lowercase, split)
 
 
-def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool) -> Tokenizer:
-    """A vocabulary of at most `size` tokens, the same from the same texts in every process; `lowercase` is WordPiece's.
+def _open_lines(file: Path, lowercase: bool, split: str) -> Tokenizer:
+    return Words.open(file, split) if words.are_words(file) else WordPiece.open(file, lowercase)
+
+
+def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: str = "spaces") -> Tokenizer:
+    """A vocabulary of at most `size` tokens, the same from the same texts in every process; `lowercase` is WordPiece's,
+    `split` that of words.
 
     Raises: DataError where the texts hold nothing or the size has no room; and whatever the texts raise.
     """
@@ -171,6 +180,8 @@ def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool) -> Tokeni
         return learn_characters(texts, size)
     if kind in pieces.KINDS:
         return learn_sentencepiece(texts, size, kind)
+    if kind == Words.kind:
+        return learn_words(texts, size, split)
     learned = ", ".join(known for known in KINDS if known != Gpt1BPE.kind)
     raise DataError(f"a vocabulary of kind {kind!r} cannot be learned; choose one of {learned}")
 
@@ -182,6 +193,7 @@ def _open_saved(folder: Path) -> Tokenizer:
         options: dict[str, Any] = json.loads(vocabularies.read_text(file))
         kind, format, names = options["kind"], options.get("format"), options.get("specials", [])
         fits = kind != WordPiece.kind or isinstance(options["lowercase"], bool)
+        fits = fits and (kind != Words.kind or options["split"] in words.SPLITS)
         named = isinstance(names, list) and all(isinstance(name, str) for name in names)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(
@@ -207,6 +219,8 @@ def _open_kind(folder: Path, kind: str, options: Mapping[str, Any]) -> Tokenizer
         return Gpt1BPE.open(folder)
     if kind == Characters.kind:
         return Characters.open(folder)
+    if kind == Words.kind:
+        return Words.open(folder / words.VOCABULARY, options["split"])
     tokenizer = SentencePiece.open(folder / pieces.FILE)
     if tokenizer.kind != kind:
         raise DataError(f"{folder / pieces.FILE}: of kind {tokenizer.kind}, not {kind}; make the tokenizer again")

@@ -1,5 +1,6 @@
 """What a model is made of. Plain dataclasses: importing this costs nothing and needs no jax."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -108,7 +109,58 @@ class GptConfig(Transformer):
             raise ValueError(f"model.local-window={self.local_window} is not a number of keys (0: all)")
 
 
-ModelConfig = BertConfig | GptConfig
+@dataclass(frozen=True, kw_only=True)
+class ElmoConfig:
+    """ELMo's biLM (Peters et al. 2018). The defaults are the published model."""
+
+    vocab: int = 793471
+    """Words of the softmax in training; any word can be read."""
+    char_width: int = 16
+    filters: tuple[tuple[int, int], ...] = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
+    """Character filters: their width and how many there are of it."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Of the filters."""
+    highway: int = 2
+    """Highway layers over the filters."""
+    layers: int = 2
+    cells: int = 4096
+    """Of an LSTM layer, in each direction."""
+    projection: int = 512
+    """What an LSTM layer's output is projected to, and the width of a word."""
+    cell_clip: float = 3.0
+    """Most that a cell may hold, either way; 0: any."""
+    projection_clip: float = 3.0
+    """Most that the projected output may hold, either way; 0: any."""
+    skip: bool = True
+    """Each layer but the first adds its input to its output."""
+    dropout: float = 0.1
+    """On the input of each LSTM layer, and on what the softmax reads."""
+    head_dropout: float = 0.5
+    """On what a task's head reads."""
+    stateful: bool = False
+    """Sentences go on from the states that the batch before left, line by line, as in the original's inference."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What is computed in; parameters, cells, softmaxes and losses stay in float32."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "char_width", "layers", "cells", "projection"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not a positive number")
+        if not self.filters or any(not 1 <= width <= WORD_CHARS or count < 1 for width, count in self.filters):
+            raise ValueError(
+                f"model.filters={self.filters} are not pairs of a width from 1 to {WORD_CHARS} and how many there are"
+            )
+        for name in ("highway", "cell_clip", "projection_clip"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not at least 0")
+        for name in ("dropout", "head_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not in [0, 1)")
+
+
+WORD_CHARS = 50
+"""Character ids of a word that an ELMo reads: its first 48 bytes, begin and end."""
+ModelConfig = BertConfig | GptConfig | ElmoConfig
 
 
 @dataclass(frozen=True)

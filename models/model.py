@@ -9,11 +9,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from models import bert, gpt, lm_heads, task_heads
-from models.blocks import Init
-from models.config import BertConfig, GptConfig, ModelConfig
+from models import bert, elmo, gpt, lm_heads, task_heads
+from models.blocks import Init, step_floats
+from models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig
 from models.dropout import Noise
 from models.shapes import Encoding
+from models.word_softmax import BiLm
 
 
 @flax.struct.dataclass
@@ -37,8 +38,9 @@ class Model(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Outputs:
         folded, choices = {name: _folded(x) for name, x in batch.items()}, 1
         rows = noise
-        if batch["tokens"].ndim == 3:
-            choices = batch["tokens"].shape[1]
+        lines = batch["tokens" if "tokens" in batch else "index"]
+        if lines.ndim == 3:
+            choices = lines.shape[1]
             if noise is not None:
                 place_BA = noise.row_B[:, None] * choices + jnp.arange(choices, dtype=noise.row_B.dtype)[None]
                 rows = Noise(noise.key, place_BA.reshape(-1))
@@ -62,11 +64,14 @@ class Family:
     sizes: Callable[[Any, int], dict[str, int]]
     """(config, classes) → sizes by letter."""
     kernel_init: Callable[[Any], Init]
+    step_floats: Callable[[Any, dict[str, int]], float]
+    """(config, sizes by letter) → about how many numbers a training step works on at once beside its parameters."""
 
 
 FAMILIES: dict[type, Family] = {
-    BertConfig: Family(bert.Bert, bert.FIELDS, bert.training_flops, bert.sizes, bert.kernel_init),
-    GptConfig: Family(gpt.Gpt, gpt.FIELDS, gpt.training_flops, gpt.sizes, gpt.kernel_init),
+    BertConfig: Family(bert.Bert, bert.FIELDS, bert.training_flops, bert.sizes, bert.kernel_init, step_floats),
+    GptConfig: Family(gpt.Gpt, gpt.FIELDS, gpt.training_flops, gpt.sizes, gpt.kernel_init, step_floats),
+    ElmoConfig: Family(elmo.Elmo, elmo.FIELDS, elmo.training_flops, elmo.sizes, elmo.kernel_init, elmo.step_floats),
 }
 
 
@@ -84,6 +89,10 @@ def _lm(config: GptConfig, classes: int) -> nn.Module:
     return lm_heads.NextToken(jnp.dtype(config.dtype))
 
 
+def _bilm(config: ElmoConfig, classes: int) -> nn.Module:
+    return BiLm(elmo.sizes(config), config.dropout, jnp.dtype(config.dtype))
+
+
 def _task(head: type[nn.Module]) -> Callable[[Any, int], nn.Module]:
     def make(config: ModelConfig, classes: int) -> nn.Module:
         family = FAMILIES[type(config)]
@@ -97,6 +106,7 @@ HEADS: dict[str, Callable[[Any, int], nn.Module]] = {
     "mlm": _mlm,
     "nsp": _nsp,
     "lm": _lm,
+    "bilm": _bilm,
     "classify": _task(task_heads.Pooled),
     "regress": _task(task_heads.Pooled),
     "tag": _task(task_heads.PerToken),

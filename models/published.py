@@ -3,10 +3,11 @@
 A row reads `(theirs, ours, "their dims -> our dims")` in the letters of models/shapes.py. `{layer}` in a name stands
 for each layer in turn: theirs are one tensor a layer, ours are stacked on a leading N. `(HK)` is one dim of theirs that
 holds two of ours, H the slower; in `(qHK)`, `(kHK)`, `(vHK)` their dim holds queries, keys and values one after the
-other, of which ours is one. Nothing is computed: values and dtypes pass as they are, bit for bit.
+other, of which ours is one. `X` is a dim of theirs of size 1 that ours has not. A row may bring sizes of its own for
+its letters. Nothing is computed: values and dtypes pass as they are, bit for bit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 Array = np.ndarray
 Sizes = Mapping[str, int]
+Row = tuple[str, str, str] | tuple[str, str, str, Sizes]
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Format:
     """
 
     name: str
-    rows: tuple[tuple[str, str, str], ...]
+    rows: tuple[Row, ...]
     repeats: tuple[tuple[str, str], ...] = ()
 
 
@@ -125,24 +127,64 @@ GPT2_HF = _gpt_hf(
 )
 
 
+# ELMo's biLM as bilm-tf dumps it to hdf5: kernels are [in, out], gates i, j, f, o. The softmax is not in it.
+_DIRECTIONS = (("RNN_0", "forward"), ("RNN_1", "backward"))
+
+
+def bilm(filters: Sequence[tuple[int, int]], highway: int, projected: bool) -> Format:
+    """The table of a biLM with these filters (width, count); projected: whether their outputs are projected."""
+    rows: list[Row] = [("char_embed", "backbone/embeddings/characters", "_E -> _E", {"_": 261})]
+    for n, (width, count) in enumerate(filters):
+        own = {"X": 1, "W": width, "_": count}
+        rows.append((f"CNN/W_cnn_{n}", f"backbone/embeddings/filters_{n}/kernel", "XWE_ -> WE_", own))
+        rows.append((f"CNN/b_cnn_{n}", f"backbone/embeddings/filters_{n}/bias", "_ -> _", own))
+    own = {"_": sum(count for _, count in filters)}
+    for n in range(highway):
+        for part in ("carry", "transform"):
+            place = f"backbone/embeddings/highway_{n}/{part}"
+            rows.append((f"CNN_high_{n}/W_{part}", f"{place}/kernel", "F_ -> F_", own))
+            rows.append((f"CNN_high_{n}/b_{part}", f"{place}/bias", "_ -> _", own))
+    if projected:
+        rows.append(("CNN_proj/W_proj", "backbone/embeddings/projection/kernel", "FJ -> FJ"))
+        rows.append(("CNN_proj/b_proj", "backbone/embeddings/projection/bias", "J -> J"))
+    for theirs, ours in _DIRECTIONS:
+        cell, place = f"{theirs}/RNN/MultiRNNCell/Cell{{layer}}/LSTMCell", f"backbone/layers/{ours}"
+        rows.append((f"{cell}/W_0", f"{place}/kernel", "(_J)(GU) -> _JGU", {"_": 2}))
+        rows.append((f"{cell}/B", f"{place}/bias", "(GU) -> GU"))
+        rows.append((f"{cell}/W_P_0", f"{place}/projection", "UJ -> UJ"))
+    return Format("bilm-tf", tuple(rows))
+
+
+def shapes_of(table: Format, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """Their tensors' shapes by name, repeats left out."""
+    found = {}
+    for theirs, _, dims, *own in table.rows:
+        shape = _shape(dims.split(" -> ")[0], {**sizes, **(own[0] if own else {})})
+        found |= dict.fromkeys(_names(theirs, sizes), shape)
+    return found
+
+
 def to_ours(table: Format, tensors: Mapping[str, Array], sizes: Sizes) -> dict[str, Any]:
     """Their tensors by name → our nested parameters: `to_ours(BERT_HF, state, bert.sizes(config))`.
 
     Raises ValueError where a tensor is missing, is in no row, has another shape, or differs from the one it repeats.
     """
-    rows = [(_names(theirs, sizes), ours, dims, "{layer}" in theirs) for theirs, ours, dims in table.rows]
+    rows = [
+        (_names(theirs, sizes), ours, dims, "{layer}" in theirs, {**sizes, **(own[0] if own else {})})
+        for theirs, ours, dims, *own in table.rows
+    ]
     _same_names(table, "tensor", {name for names, *_ in rows for name in names}, tensors.keys() - dict(table.repeats))
     for name, source in table.repeats:
         if name in tensors and not np.array_equal(tensors[name], tensors[source]):
             raise ValueError(f"tensor {name} is not equal to {source}, which {table.name} ties it to")
     params: dict[str, Any] = {}
-    for names, ours, dims, layered in rows:
+    for names, ours, dims, layered, size in rows:
         their_dims, our_dims = dims.split(" -> ")
         flat, third = their_dims.translate(_PLAIN), _third(their_dims)
         parts = []
         for name in names:
-            _same_shape(name, their_dims, tensors[name].shape, _shape(their_dims, sizes))
-            split = third(tensors[name]).reshape([sizes[letter] for letter in flat])
+            _same_shape(name, their_dims, tensors[name].shape, _shape(their_dims, size))
+            split = third(tensors[name]).reshape([size[letter] for letter in flat])
             parts.append(split.transpose([flat.index(letter) for letter in our_dims]))
         *folders, leaf = ours.split("/")
         place = params
@@ -158,13 +200,14 @@ def to_theirs(table: Format, params: Mapping[str, Any], sizes: Sizes) -> dict[st
     Raises ValueError where a parameter is missing, is in no row, or has another shape.
     """
     leaves = _leaves(params)
-    _same_names(table, "parameter", {ours for _, ours, _ in table.rows}, leaves.keys())
+    _same_names(table, "parameter", {ours for _, ours, *_ in table.rows}, leaves.keys())
     tensors: dict[str, Array] = {}
-    for theirs, ours, dims in table.rows:
+    for theirs, ours, dims, *own in table.rows:
+        size = {**sizes, **(own[0] if own else {})}
         their_dims, our_dims = dims.split(" -> ")
         flat, stacked = their_dims.translate(_PLAIN), "N" * ("{layer}" in theirs) + our_dims
-        shape, third = _shape(their_dims, sizes), _third(their_dims)
-        _same_shape(ours, stacked, leaves[ours].shape, _shape(stacked, sizes))
+        shape, third = _shape(their_dims, size), _third(their_dims)
+        _same_shape(ours, stacked, leaves[ours].shape, _shape(stacked, size))
         layers = leaves[ours] if "{layer}" in theirs else leaves[ours][None]
         for name, part in zip(_names(theirs, sizes), layers, strict=True):
             joined = part.transpose([our_dims.index(letter) for letter in flat])
@@ -174,7 +217,7 @@ def to_theirs(table: Format, params: Mapping[str, Any], sizes: Sizes) -> dict[st
 
 
 _PARTS = "qkv"
-_PLAIN = str.maketrans("", "", "()" + _PARTS)
+_PLAIN = str.maketrans("", "", "()X" + _PARTS)
 
 
 def _third(dims: str) -> Callable[[Array], Array]:

@@ -3,7 +3,7 @@
     B batch            L length (queries)   M memory length (keys)   D hidden width     V vocabulary
     H heads            K width of one head  F feed-forward width     N layers           T segment types
     P predicted slots  C classes            A choices                R distinct words   W characters per word
-    E character width  U LSTM cell units    G gates (4U)             J LSTM direction   S sampled negatives
+    E character width  U LSTM cell units    G gates (four)             J LSTM direction   S sampled negatives
     _ a dim without a letter
 
 Arrays are named `x_BLD`; equal letters in one function mean equal sizes.
@@ -28,9 +28,12 @@ RULES: dict[str, tuple[str, ...]] = {
     "H": ("tensor",),
     "F": ("tensor",),
     "D": ("fsdp",),
+    "J": ("fsdp",),
+    "U": ("tensor",),
+    "R": ("data", "fsdp"),
 }
 
-# Every parameter of every family: path → dims. Exactly one row matches a path.
+# Every parameter of every family, and what is carried from step to step: path → dims. Exactly one row matches a path.
 PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"backbone/embeddings/tokens", "VD"),
     (r"backbone/embeddings/positions", "LD"),
@@ -44,12 +47,26 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"backbone/layers/ffn/out/kernel", "NFD"),
     (r"backbone/layers/(attention/out|ffn/out)/bias", "ND"),
     (r"backbone/layers/(attention|ffn)_norm/(scale|bias)", "ND"),
+    (r"backbone/embeddings/characters", "_E"),
+    (r"backbone/embeddings/filters_\d+/kernel", "_E_"),
+    (r"backbone/embeddings/filters_\d+/bias", "_"),
+    (r"backbone/embeddings/highway_\d+/(carry|transform)/kernel", "F_"),
+    (r"backbone/embeddings/highway_\d+/(carry|transform)/bias", "_"),
+    (r"backbone/embeddings/projection/kernel", "FJ"),
+    (r"backbone/embeddings/projection/bias", "J"),
+    (r"backbone/layers/(forward|backward)/kernel", "N_JGU"),
+    (r"backbone/layers/(forward|backward)/bias", "NGU"),
+    (r"backbone/layers/(forward|backward)/projection", "NUJ"),
+    (r"carry/backbone/layers/(forward|backward)/cell", "BNU"),
+    (r"carry/backbone/layers/(forward|backward)/hidden", "BNJ"),
     (r"backbone/pooler/kernel", "D_"),
     (r"backbone/pooler/bias", "D"),
     (r"heads_mlm/transform/kernel", "D_"),
     (r"heads_mlm/transform/bias", "D"),
     (r"heads_mlm/norm/(scale|bias)", "D"),
     (r"heads_mlm/bias", "V"),
+    (r"heads_bilm/kernel", "VJ"),
+    (r"heads_bilm/bias", "V"),
     (r"heads_(nsp|classify|regress|tag)/kernel", "DC"),
     (r"heads_(nsp|classify|regress|tag)/bias", "C"),
     (r"heads_choice/kernel", "D_"),

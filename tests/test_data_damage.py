@@ -158,7 +158,7 @@ def test_the_index_says_what_shards_were_made_for(tmp_path: Path):
 
     windows = open_with(stream="windows", documents="files")
     assert (windows.stream, windows.documents) == ("windows", "files")
-    for wrong in ({"stream": "lanes"}, {"stream": None}, {"documents": ["files"]}):
+    for wrong in ({"stream": "lines"}, {"stream": None}, {"documents": ["files"]}):
         with pytest.raises(DataError, match="stream or documents is not what it should be; prepare the text again"):
             open_with(**wrong)
 

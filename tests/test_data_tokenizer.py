@@ -269,7 +269,7 @@ def test_missing_vocabulary_is_named(tmp_path: Path):
     [
         ("{", "not the options of a tokenizer"),
         ('{"format": 2, "kind": "wordpiece", "lowercase": true}', "format 2, kind 'wordpiece'; this reads format 1"),
-        ('{"format": 1, "kind": "words", "lowercase": true}', "kind 'words'"),
+        ('{"format": 1, "kind": "phrases", "lowercase": true}', "kind 'phrases'"),
     ],
 )
 def test_options_of_another_format_are_refused(tmp_path: Path, options: str, message: str):

@@ -95,8 +95,8 @@ def _encoder() -> str:
             "format 2, kind 'byte-bpe'; this reads format 1, kinds",
         ),
         (
-            {"tokenizer.json": '{"format": 1, "kind": "words"}'},
-            "kind 'words'; this reads format 1, kinds wordpiece, byte-",
+            {"tokenizer.json": '{"format": 1, "kind": "phrases"}'},
+            "kind 'phrases'; this reads format 1, kinds wordpiece, byte-",
         ),
         (
             {"tokenizer.json": '{"version": "1.0", "model": {}}'},

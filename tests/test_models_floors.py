@@ -17,7 +17,7 @@ FLOORS = (
         for name in "config options mesh optim losses objectives metrics scores signals events words asked".split()
     ),
     tuple(f"train.{name}" for name in "step checkpoint transfer report directory answers".split()),
-    (*(f"train.{name}" for name in "loop evaluate predict".split()), "analysis"),
+    (*(f"train.{name}" for name in "loop evaluate predict interchange".split()), "analysis"),
     ("configs",),
     ("contexture",),
 )

@@ -16,6 +16,7 @@ from models.shapes import (
     MESH_AXES,
     PARAMETER_DIMS,
     RULES,
+    by_path,
     check,
     constrain,
     count,
@@ -23,7 +24,7 @@ from models.shapes import (
     path_of,
     spec,
 )
-from train.objectives import OBJECTIVES
+from train.objectives import OBJECTIVES, batch_fields, batch_sizes
 
 FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP", "next": "i32 BL",
           "next_weights": "f32 BL"}  # fmt: skip
@@ -37,12 +38,15 @@ def _shapes(config, heads=("mlm", "nsp")):
 @pytest.fixture(scope="module")
 def every_recipe_s_parameters():
     """{"bert.base": {path: shape}, …}, with the heads of its objective."""
-    found = {}
-    for name, recipe in recipes().items():
-        run = recipe()
-        leaves = jax.tree.leaves_with_path(_shapes(run.model, OBJECTIVES[run.objective].heads))
-        found[name] = {path_of(path): x.shape for path, x in leaves}
-    return found
+    return {name: {path: x.shape for path, x in _made(recipe())["params"].items()} for name, recipe in
+            recipes().items()}  # fmt: skip
+
+
+def _made(run):
+    """What a recipe's model is begun with, by collection and path."""
+    model, line = build(run.model, OBJECTIVES[run.objective].heads), example(batch_fields(run), batch_sizes(run, 1))
+    made = jax.eval_shape(lambda: model.init(jax.random.key(0), line))
+    return {collection: by_path(tree) for collection, tree in made.items()}
 
 
 # Millions as published, with the pooler; in brackets with both heads.
@@ -74,9 +78,34 @@ PUBLISHED_GPT = {
     "gpt.three_175b": 174_600,
 }
 
+PUBLISHED_ELMO = {"elmo.small": 13.59, "elmo.medium": 28.03, "elmo.original": 93.60, "elmo.original_5_5b": 93.60}
+
 
 def test_every_published_size_has_a_recipe():
-    assert recipes().keys() == PUBLISHED.keys() | PUBLISHED_GPT.keys() | {"gpt.tiny", "gpt.shakespeare_char"}
+    ours = {"gpt.tiny", "gpt.shakespeare_char", "elmo.tiny"}
+    assert recipes().keys() == PUBLISHED.keys() | PUBLISHED_GPT.keys() | PUBLISHED_ELMO.keys() | ours
+
+
+@pytest.mark.parametrize("name", PUBLISHED_ELMO)
+def test_an_elmo_recipe_has_as_many_parameters_as_were_published(name: str, every_recipe_s_parameters):
+    c = recipes()[name]().model
+    F, J, U = 2048, c.projection, c.cells
+    filters = sum(width * 16 * count + count for width, count in c.filters)
+    words = 261 * 16 + filters + c.highway * 2 * (F * F + F) + F * J + J
+    backbone = words + 2 * c.layers * (2 * J * 4 * U + 4 * U + U * J)
+    counted = {path: int(np.prod(shape)) for path, shape in every_recipe_s_parameters[name].items()}
+    assert sum(n for path, n in counted.items() if path.startswith("backbone/")) == backbone
+    assert sum(counted.values()) == backbone + c.vocab * (J + 1)
+    assert round(backbone / 1e6, 2) == PUBLISHED_ELMO[name]
+
+
+def test_what_elmo_carries_has_dims():
+    run = recipes()["elmo.tiny"]()
+    carried = _made(run)["carry"]
+    assert len(carried) == 4
+    for path, x in carried.items():
+        sizes = {"B": 1, "N": run.model.layers, "U": run.model.cells, "J": run.model.projection}
+        check(x, dims_of(f"carry/{path}"), **sizes)
 
 
 @pytest.mark.parametrize("name", PUBLISHED_GPT)
@@ -117,6 +146,8 @@ def test_every_row_of_dims_is_some_parameter_s(every_recipe_s_parameters):
     paths = every_recipe_s_parameters["bert.tiny"].keys() | every_recipe_s_parameters["gpt.tiny"].keys()
     choice = _shapes(recipes()["gpt.tiny"]().model, ("choice",))
     paths |= {path_of(path) for path, _ in jax.tree.leaves_with_path(choice)}
+    elmo = _made(recipes()["elmo.tiny"]())
+    paths |= elmo["params"].keys() | {f"carry/{path}" for path in elmo["carry"]}
     for pattern, dims in PARAMETER_DIMS:
         assert set(dims) <= LETTERS
         assert any(re.fullmatch(pattern, path) for path in paths), pattern

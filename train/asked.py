@@ -27,9 +27,10 @@ class LearnTokenizer:
     """Learn a vocabulary from text."""
 
     kind: tyro.conf.Positional[
-        Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe"]
+        Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"]
     ]
-    """BERT's word pieces, GPT-2's byte pairs, single characters, or SentencePiece's unigrams or byte pairs."""
+    """BERT's word pieces, GPT-2's byte pairs, single characters, SentencePiece's unigrams or byte pairs, or ELMo's
+    words."""
     input: tuple[str, ...]
     """Text: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
     vocab_size: int = 30522
@@ -38,6 +39,8 @@ class LearnTokenizer:
     """The tokenizer's folder."""
     lowercase: bool = True
     """Lower-case and strip accents (wordpiece alone; all others keep text as it is)."""
+    split: Literal["spaces", "punctuation"] = "spaces"
+    """Of words: they stand between spaces already, or punctuation is to be parted from them first (raw text)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +164,56 @@ class Generate:
         if bool(self.prompt) == bool(self.input):
             raise ValueError("give --prompt TEXT, or --input FILE with a prompt in each line")
         Sampling(self.temperature, self.top_k, self.top_p)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed:
+    """The vectors of a text's words, line by line."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder."""
+    input: str
+    """A text file; each line is a sentence."""
+    to: str
+    """The file of vectors: *.hdf5, a dataset for each line by its number, as the original's; or *.npz, alike."""
+    layers: str = "all"
+    """all: [layers, words, width], the words' own first; last; or numbers, `0,2`."""
+    pool: Literal["none", "mean", "last"] = "none"
+    """One vector for a line: the mean of its words', or the last word's."""
+    batch: int = 64
+    """Lines at a time."""
+    stateful: bool = False
+    """Line n goes on from line n - batch, as in the original's inference."""
+    step: int = 0
+    """Another checkpoint than the newest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """A published model as a run."""
+
+    format: tyro.conf.Positional[Literal["bilm"]]
+    """bilm: ELMo as bilm-tf has it, options.json and weights in hdf5."""
+    path: tyro.conf.Positional[str]
+    """The folder of its files."""
+    to: str
+    """The run's folder."""
+    vocabulary: str = ""
+    """The words of a softmax to train (vocab.txt); empty: those that lie beside the model, or none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A run as files that others read."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder."""
+    format: tyro.conf.Positional[Literal["bilm"]]
+    """bilm: ELMo as bilm-tf has it, options.json and weights in hdf5."""
+    to: str
+    """The folder of the files."""
+    step: int = 0
+    """Another checkpoint than the newest."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ number; the digests are what makes a damaged file known.
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -115,18 +116,24 @@ def read_meta(directory: Path) -> dict[str, Any]:
     return _read_json(directory)[0]
 
 
+def _stored(state: Any) -> dict[str, Any]:
+    """A state as it is written: its parts by name, without those that hold no array."""
+    parts = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
+
+
 def _read_arrays(directory: Path, wanted: Any, prefix: str) -> Any:
     """Arrays of `wanted`'s shapes and shardings, a part of the stored tree under prefix ('' for all of it)."""
     _quiet_orbax()
     restore = ocp.checkpoint_utils.construct_restore_args
-    target = {prefix: wanted} if prefix else wanted
+    target = {prefix: wanted} if prefix else _stored(wanted)
     arguments = ocp.args.PyTreeRestore(target, restore_args=restore(target), partial_restore=bool(prefix))
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             found = reader.restore((directory / "state").absolute(), args=arguments)
     except Exception as error:
         raise CheckpointError(f"item state: cannot be read ({_first_line(error)})") from None
-    return found[prefix] if prefix else found
+    return found[prefix] if prefix else dataclasses.replace(wanted, **found)
 
 
 @functools.cache
@@ -319,7 +326,7 @@ class Checkpoints:
         digest: dict[str, Any] = {"arrays": arrays, "meta": _text_digest(meta)}
         digest["self"] = _text_digest(digest)
         items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta), digest=ocp.args.JsonSave(digest)
+            state=ocp.args.PyTreeSave(_stored(state)), meta=ocp.args.JsonSave(meta), digest=ocp.args.JsonSave(digest)
         )
         try:
             manager = self._open()

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from data.config import DataConfig, TaskConfig
 from data.errors import did_you_mean
-from models.config import BertConfig, GptConfig, ModelConfig
+from models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig
 from train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
 
 FORMAT = 1
@@ -47,7 +47,7 @@ class Run:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     init: InitConfig = field(default_factory=InitConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
-    objective: Literal["mlm_nsp", "lm", "classify", "regress", "tag", "choice"] = "mlm_nsp"
+    objective: Literal["mlm_nsp", "lm", "bilm", "classify", "regress", "tag", "choice"] = "mlm_nsp"
     dir: str = ""
     """The run's folder; the same command in the same folder goes on."""
     steps: int = 1_000_000
@@ -63,7 +63,8 @@ class Run:
             named = f"task.name={self.task.name}" if self.task.name != "off" else f"objective={self.objective}"
             raise ValueError(f"{named} does not fit task.kind={self.task.kind}; give one of them")
         family = next(name for name, kind in FAMILIES.items() if type(self.model) is kind)
-        wanted = {"mlm_nsp": ("bert", "sentence_pairs"), "lm": ("gpt", "windows")}.get(self.objective)
+        streams = {"mlm_nsp": ("bert", "sentence_pairs"), "lm": ("gpt", "windows"), "bilm": ("elmo", "lanes")}
+        wanted = streams.get(self.objective)
         if wanted and (family, self.data.stream) != wanted:
             raise ValueError(
                 f"objective={self.objective} wants a model of the family {wanted[0]} and data.stream={wanted[1]}, "
@@ -76,7 +77,7 @@ class Run:
             raise ValueError(f"task.{name} is for GPT, and the model is of the family {family}; leave it out")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} is not in [0, 2^31)")
-        if self.data.length > self.model.length:
+        if not isinstance(self.model, ElmoConfig) and self.data.length > self.model.length:
             raise ValueError(
                 f"data.length={self.data.length} exceeds model.length={self.model.length}; "
                 "lower data.length or raise model.length"
@@ -94,7 +95,7 @@ class Run:
             )
 
 
-FAMILIES: dict[str, type] = {"bert": BertConfig, "gpt": GptConfig}
+FAMILIES: dict[str, type] = {"bert": BertConfig, "gpt": GptConfig, "elmo": ElmoConfig}
 """run.json's word for a model's class."""
 
 _MAY_CHANGE = (

@@ -18,7 +18,8 @@ from data.sources import Source, expand, texts, whole_texts
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokenizer import learn as learn_vocabulary
 from data.wordpiece import WordPiece
-from models.config import BertConfig, GptConfig
+from data.words import Words
+from models.config import BertConfig, ElmoConfig, GptConfig
 from train import config as configs
 from train.config import CheckpointError, ConfigError, Run
 
@@ -201,15 +202,15 @@ def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None])
         )
     if not (directory / "tokenizer").exists():
         fits_new(run, tokenizer.kind)
-    given = load_tokenizer(run.data.tokenizer, run.data.lowercase) if run.data.tokenizer else tokenizer
+    asked = run.data
+    given = load_tokenizer(asked.tokenizer, asked.lowercase, asked.split) if asked.tokenizer else tokenizer
     if given.fingerprint != tokenizer.fingerprint:
         raise ConfigError(f"the text was tokenised with another vocabulary than {run.data.tokenizer}; leave it out")
-    lowercase = tokenizer.lowercase if isinstance(tokenizer, WordPiece) else run.data.lowercase
-    of_stream = {
-        "sentence_pairs": ("split_sentences", shards.index["split_sentences"]),
-        "windows": ("documents", shards.documents),
-    }
-    for name, was in (("lowercase", lowercase), of_stream[shards.stream]):
+    lowercase = tokenizer.lowercase if isinstance(tokenizer, WordPiece) else asked.lowercase
+    split = tokenizer.split if isinstance(tokenizer, Words) else asked.split
+    sentences = ("split_sentences", shards.index["split_sentences"])
+    of_stream = {"sentence_pairs": sentences, "windows": ("documents", shards.documents), "lanes": sentences}
+    for name, was in (("lowercase", lowercase), ("split", split), of_stream[shards.stream]):
         if getattr(run.data, name) != was:
             raise ConfigError(f"the text was prepared with {_flag('data.' + name)} {was}; give the same")
     fits(run, tokenizer)
@@ -247,13 +248,13 @@ def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -
         tokenizer.save(directory / "tokenizer")
         return tokenizer
     if run.data.tokenizer:
-        tokenizer = load_tokenizer(run.data.tokenizer, run.data.lowercase)
+        tokenizer = load_tokenizer(run.data.tokenizer, run.data.lowercase, run.data.split)
         fits_new(run, tokenizer.kind)
         return tokenizer
-    files = expand(run.data.path, "data.path")
-    fits_new(run, run.data.vocabulary)
-    say(f"learning a vocabulary of at most {run.model.vocab} pieces ({run.data.vocabulary})")
-    tokenizer = learn(run.data.vocabulary, files, run.model.vocab, run.data.lowercase, check, run.data.documents)
+    files, data = expand(run.data.path, "data.path"), run.data
+    fits_new(run, data.vocabulary)
+    say(f"learning a vocabulary of at most {run.model.vocab} pieces ({data.vocabulary})")
+    tokenizer = learn(data.vocabulary, files, run.model.vocab, data.lowercase, check, data.documents, data.split)
     tokenizer.save(directory / "tokenizer")
     return tokenizer
 
@@ -285,16 +286,17 @@ def learn(
     lowercase: bool,
     check: Callable[[], None],
     documents: str = "files",
+    split: str = "spaces",
 ) -> Tokenizer:
-    """A vocabulary of at most `size` pieces, learned on these files: WordPiece on their lines, the other kinds on their
-    documents with all line ends. `check` may raise to stop it."""
+    """A vocabulary of at most `size` pieces, learned on these files: WordPiece and words on their lines, the other
+    kinds on their documents with all line ends. `check` may raise to stop it."""
 
     def checked() -> Iterator[str]:
-        for text in texts(files) if kind == WordPiece.kind else whole_texts(files, documents):
+        for text in texts(files) if kind in (WordPiece.kind, Words.kind) else whole_texts(files, documents):
             check()
             yield text
 
-    tokenizer = learn_vocabulary(kind, checked(), size, lowercase)
+    tokenizer = learn_vocabulary(kind, checked(), size, lowercase, split)
     check()
     return tokenizer
 
@@ -315,14 +317,19 @@ def _fits_kind(run: Run, kind: str) -> None:
             f"bert reads a vocabulary of kind wordpiece, with [MASK] and its like, and this one is {kind}; "
             "give a vocab.txt as --data.tokenizer, or learn one with --data.vocabulary wordpiece"
         )
+    if isinstance(run.model, ElmoConfig) and kind != Words.kind:
+        raise ConfigError(
+            f"elmo reads a vocabulary of kind words, and this one is {kind}; give a vocab.txt that begins with <S>, "
+            "</S>, <UNK> as --data.tokenizer, or learn one with --data.vocabulary words"
+        )
 
 
 def fits_new(run: Run, kind: str) -> None:
     """Raises ConfigError where nothing new is to be begun on a vocabulary of this kind: the model reads another one, or
     could never be fine-tuned on it."""
     _fits_kind(run, kind)
-    if isinstance(run.model, GptConfig) and kind == WordPiece.kind:
+    if isinstance(run.model, GptConfig) and kind in (WordPiece.kind, Words.kind):
         raise ConfigError(
-            "gpt cannot be fine-tuned on a vocabulary of kind wordpiece, to which no tokens are added; learn another "
+            f"gpt cannot be fine-tuned on a vocabulary of kind {kind}, to which no tokens are added; learn another "
             "with --data.vocabulary byte-bpe, or give a published one as --data.tokenizer"
         )

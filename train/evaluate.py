@@ -18,9 +18,11 @@ from jax.sharding import Mesh
 
 from data.encode import encode
 from data.encoded import Store
+from data.lanes import HeldOutLanes
 from data.pipeline import HeldOut, iterate, open_held_out
 from data.shards import Shards
 from data.task_batches import HeldOutTask, class_weights
+from data.words import word_tokenizer
 from models.model import Model, example
 from train import checkpoint
 from train import config as configs
@@ -30,13 +32,13 @@ from train.config import CheckpointError, ConfigError, Run
 from train.directory import make_folder, open_shards, read_tokenizer
 from train.losses import Sum
 from train.metrics import unigram_baseline
-from train.objectives import Batch, Objective, batch_fields, batch_sizes, objective_of
+from train.objectives import Batch, Objective, batch_fields, batch_sizes, mean, objective_of
 from train.options import MeshConfig
 from train.report import plain
 from train.step import evaluation_step
 from train.transfer import find_step, load_parameters
 
-Step = Callable[[Any, Batch], tuple[dict[str, Sum], dict[str, jax.Array]]]
+Step = Callable[[Any, Batch, Any], tuple[dict[str, Sum], dict[str, jax.Array], Any]]
 Check = Callable[[], None]
 Say = Callable[[str], None]
 
@@ -58,18 +60,21 @@ def evaluate(
     lines = held_out.batch
     rows = meshes.local_rows(mesh, lines)
     totals: dict[str, np.ndarray] = {}
+    carry: Any = None
     answers = Answers(held_out) if isinstance(held_out, HeldOutTask) else None
     with iterate(held_out, 0, held_out.steps, rows) as stream:
         for number, local in stream:
             check()
-            sums, predictions = jax.device_get(step(params, meshes.place(mesh, local, held_out.fields, lines)))
+            batch = meshes.place(mesh, local, held_out.fields, lines)
+            *found, carry = step(params, batch, carry)
+            sums, predictions = jax.device_get(found)
             for name, s in sums.items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.array([s.total, s.weight], np.float64)
             if answers is not None:
                 for record in answers.add(number, predictions):
                     if write is not None:
                         write.write(json.dumps(record, ensure_ascii=False) + "\n")
-    measured = {name: float(total / max(weight, 1e-9)) for name, (total, weight) in totals.items()}
+    measured = {name: mean(name, total, weight) for name, (total, weight) in totals.items()}
     total = sum(coefficient * measured[name] for name, coefficient in objective.terms.items())
     return {"loss": float(total), **measured, **(answers.figures() if answers else {})}, answers
 
@@ -90,11 +95,16 @@ def baseline(held_out: HeldOut, store: Shards | Store) -> dict[str, float]:
     if isinstance(held_out, HeldOutTask):
         return guess(store, held_out.split) if isinstance(store, Store) else {}
     assert isinstance(store, Shards)
-    truth, weights = ("next", "next_weights") if "next" in held_out.fields else ("labels", "slot_weights")
+    names = {"next": "next_weights", "next_backward": "next_weights_backward", "labels": "slot_weights"}
     counts_V = np.zeros(store.vocabulary, np.int64)
     for step in range(held_out.steps):
         batch = held_out.read(step)
-        counts_V += np.bincount(batch[truth][batch[weights] > 0], minlength=store.vocabulary)
+        for truth in names.keys() & held_out.fields.keys():
+            counts_V += np.bincount(batch[truth][batch[names[truth]] > 0], minlength=store.vocabulary)
+    if isinstance(held_out, HeldOutLanes):  # what begins a sentence, backwards, is counted as what ends one
+        words = word_tokenizer(store.tokenizer)
+        counts_V[words.end] += counts_V[words.begin]
+        counts_V[words.begin] = 0
     return unigram_baseline(store.unigrams(), counts_V)
 
 
@@ -207,7 +217,8 @@ def _held_out(
     folder: Path, run: Run, described: dict[str, Any], asked: Asked, mesh: Mesh, say: Say, check: Check
 ) -> Iterator[tuple[HeldOut, Shards | Store | None]]:
     """The lines asked for, and what the run was trained on, where that is still there."""
-    lines = meshes.whole_batch(mesh, asked.batch or run.evaluate.batch or run.data.batch)
+    lanes = asked.batch or run.evaluate.batch or run.data.batch
+    lines = meshes.whole_batch(mesh, lanes)
     if run.task.kind == "off":
         if asked.dev or asked.split != "dev":
             raise ConfigError(f"{folder} is a pretraining: it has its own held-out text (--split dev) and no task")
@@ -216,7 +227,7 @@ def _held_out(
         if shards.fingerprint != described.get("data"):
             raise ConfigError(f"{shards.folder} is not the text that {folder} was trained with; put it back")
         tokenizer = read_tokenizer(folder, run, described)
-        held_out = open_held_out(shards, tokenizer, run.data, run.task, lines)
+        held_out = open_held_out(shards, tokenizer, run.data, run.task, lines, lanes)
         if held_out is None:
             raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
         yield held_out, shards

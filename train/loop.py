@@ -142,10 +142,10 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
         if said := meshes.hear("prepared"):
             raise ConfigError(said)
         tokenizer, store = directories.open_data(run, folder, report.say, signals.check)
-    lines = meshes.whole_batch(mesh, run.evaluate.batch or run.data.batch)
+    lanes = run.evaluate.batch or run.data.batch
     identity = configs.identity(run, tokenizer.fingerprint, store.fingerprint)
     batches = open_batches(store, tokenizer, run.data, run.task, run.seed)
-    held_out = open_held_out(store, tokenizer, run.data, run.task, lines)
+    held_out = open_held_out(store, tokenizer, run.data, run.task, meshes.whole_batch(mesh, lanes), lanes)
     if held_out is None and (run.evaluate.patience or run.evaluate.metric != "loss"):
         name = "patience" if run.evaluate.patience else "metric"
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")

@@ -101,11 +101,13 @@ def parameter_shardings(mesh: Mesh, parameters: Any) -> Any:
 
 def state_shardings(mesh: Mesh, state: Any, parameters: Any) -> Any:
     """A sharding for each array of a training state: one whose path ends with a parameter's path, and that has its
-    shape (an Adam moment), lives where the parameter lives; the rest is on every device."""
+    shape (an Adam moment), lives where the parameter lives; a carry by its own dims; the rest is on every device."""
     places = jax.tree.leaves(parameter_shardings(mesh, parameters))
     where = {path: (x.shape, s) for (path, x), s in zip(by_path(parameters).items(), places, strict=True)}
 
     def find(keys: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        if (path := path_of(keys)).startswith("carry/"):
+            return sharding(mesh, dims_of(path), leaf.shape)
         for start in range(len(keys)):
             shape, place = where.get(path_of(keys[start:]), (None, None))
             if place is not None and shape == leaf.shape:
@@ -168,13 +170,18 @@ def local_rows(mesh: Mesh, batch: int) -> np.ndarray:
 
 
 def place(mesh: Mesh, batch: dict[str, np.ndarray], fields: dict[str, str], lines: int) -> dict[str, jax.Array]:
-    """This process's lines of a batch, as global arrays cut over the mesh: {"tokens": (8, 128)} of (16, 128) in all."""
+    """This process's lines of a batch, as global arrays cut over the mesh: {"tokens": (8, 128)} of (16, 128) in all.
+    A field whose dims do not begin with B is the whole batch's, and the same in every process."""
     placed = {}
     for name, local in batch.items():
-        shape = (lines, *local.shape[1:])
-        placed[name] = jax.make_array_from_process_local_data(
-            sharding(mesh, fields[name].partition(" ")[2], shape), local, shape
-        )
+        dims = fields[name].partition(" ")[2]
+        if dims[0] == "B":
+            shape = (lines, *local.shape[1:])
+            where = sharding(mesh, dims, shape)
+            placed[name] = jax.make_array_from_process_local_data(where, local, shape)
+        else:
+            where = sharding(mesh, dims, local.shape)
+            placed[name] = jax.make_array_from_callback(local.shape, where, lambda index, x=local: x[index])
     return placed
 
 

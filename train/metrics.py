@@ -46,12 +46,8 @@ def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, fl
 
 
 def step_floats(run: Run) -> float:
-    """About how many numbers a training step works on at once beside its parameters: of each token what the layers keep
-    for the backward pass (33 times their width was measured at GPT's 4 layers of 128, attention's 6 among them), the
-    logits and their gradient."""
-    c, size = run.model, batch_sizes(run, run.data.batch // run.optim.accumulate)
-    tokens = size["B"] * size.get("A", 1) * size["L"]
-    return tokens * (c.layers * (30.0 * c.hidden + 3.0 * c.heads * size["L"]) + 2.0 * c.vocab)
+    """About how many numbers a training step works on at once beside its parameters."""
+    return FAMILIES[type(run.model)].step_floats(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
 
 
 class Meter:

@@ -4,6 +4,7 @@ The loss is Σ coefficient · total / weight over the terms, each term's weight 
 cut into microbatches; so parts add up exactly, over microbatches, devices and processes.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from data.task_batches import task_fields
+from models import elmo
+from models.config import WORD_CHARS
 from models.model import FAMILIES, Outputs
 from train.config import Run
 from train.losses import Sum, cross_entropy
@@ -95,6 +98,42 @@ class NextToken:
         return {
             "lm_loss": Sum(scored.total, weights_BL.sum()),
             "lm_accuracy": Sum((scored.hit_BL * weights_BL).sum(), weights_BL.sum()),
+        }
+
+    def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
+        return {}
+
+
+@dataclass(frozen=True)
+class BiLm:
+    """The next word in both directions (ELMo; Peters et al. 2018, section 3.1): half the sum of their means. Its
+    perplexity, that of both, is `sampled` where a batch brings the words to compare with, else `full`: the first is far
+    lower and says little of the second."""
+
+    heads: tuple[str, ...] = ("bilm",)
+    fields: dict[str, str] = field(
+        default_factory=lambda: {
+            "next": "i32 BL",
+            "next_backward": "i32 BL",
+            "next_weights": "f32 BL",
+            "next_weights_backward": "f32 BL",
+            "valid": "f32 B",
+        }
+    )
+    terms: dict[str, float] = field(default_factory=lambda: {"forward_loss": 0.5, "backward_loss": 0.5})
+
+    def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        both = (("forward_loss", "next_weights"), ("backward_loss", "next_weights_backward"))
+        return {term: jnp.maximum(batch[name].sum(), 1e-9) for term, name in both}
+
+    def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        forward, backward = (outputs.heads["bilm"][name].total for name in elmo.DIRECTIONS)
+        ahead, behind = batch["next_weights"].sum(), batch["next_weights_backward"].sum()
+        which = "sampled" if "negatives" in batch else "full"
+        return {
+            "forward_loss": Sum(forward, ahead),
+            "backward_loss": Sum(backward, behind),
+            f"{which}_perplexity": Sum(forward + backward, ahead + behind),
         }
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
@@ -231,6 +270,7 @@ class WithWords:
 OBJECTIVES: dict[str, Objective] = {
     "mlm_nsp": MlmNsp(),
     "lm": NextToken(),
+    "bilm": BiLm(),
     "classify": Classify(),
     "regress": Regress(),
     "tag": Tag(),
@@ -248,17 +288,24 @@ def batch_fields(run: Run) -> dict[str, str]:
     """All that a run's batches must hold: what its backbone reads and what its objective reads beyond it."""
     if run.task.kind != "off":
         return task_fields(run.task.kind, run.data.layout, run.task.symmetric)
+    if run.objective == "bilm":
+        drawn = {"negatives": "i32 _S", "tries": "f32 _"} if run.data.negatives else {}
+        return {**elmo.LANES, **OBJECTIVES[run.objective].fields, **drawn}
     packed = {"packs": "i32 BL", "positions": "i32 BL"} if run.objective == "lm" and run.data.packed else {}
     return {**FAMILIES[type(run.model)].fields, **packed, **OBJECTIVES[run.objective].fields}
 
 
 def batch_sizes(run: Run, lines: int, choices: int = 2) -> dict[str, int]:
     """The letters of a batch of so many lines: {"B": 32, "L": 128, "P": 20}; P where slots are predicted, A where lines
-    have alternatives."""
+    have alternatives; R, W, S where words are read by their characters."""
     fields = batch_fields(run)
     slots = {"P": run.data.predictions} if "slots" in fields else {}
-    alternatives = {"A": choices} if "A" in fields["tokens"] else {}
-    return {"B": lines, "L": run.data.length, **slots, **alternatives}
+    alternatives = {"A": choices} if "A" in fields.get("tokens", "") else {}
+    words = {}
+    if "types" in fields:
+        types = run.data.word_types or 2 * lines * run.data.length + elmo.FIRST_WORD
+        words = {"R": types, "W": WORD_CHARS, "_": 2, **({"S": run.data.negatives} if run.data.negatives else {})}
+    return {"B": lines, "L": run.data.length, **slots, **alternatives, **words}
 
 
 def loss(objective: Objective, sums: dict[str, Sum], weights: dict[str, jax.Array]) -> jax.Array:
@@ -267,5 +314,12 @@ def loss(objective: Objective, sums: dict[str, Sum], weights: dict[str, jax.Arra
 
 
 def means(sums: dict[str, Sum]) -> dict[str, jax.Array]:
-    """What was measured: total / weight of each."""
-    return {name: s.total / jnp.maximum(s.weight, 1e-9) for name, s in sums.items()}
+    """What was measured: total / weight of each, and of a perplexity its exponential."""
+    found = {name: s.total / jnp.maximum(s.weight, 1e-9) for name, s in sums.items()}
+    return {name: jnp.exp(x) if name.endswith("perplexity") else x for name, x in found.items()}
+
+
+def mean(name: str, total: float, weight: float) -> float:
+    """The same of one that was added up on the host."""
+    value = float(total / max(weight, 1e-9))
+    return math.exp(min(value, 700.0)) if name.endswith("perplexity") else value

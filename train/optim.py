@@ -128,7 +128,7 @@ def rates(config: OptimConfig, params: Any) -> Any | None:
 
 
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:
-    """clip → Adam → + decay·p; times -lr where it is applied. A step is no update where it was skipped.
+    """clip → Adam or Adagrad → + decay·p; times -lr where it is applied. A step is no update where it was skipped.
 
     Differs: the original clips each TPU core's own gradient before the cores' gradients are summed; here the whole
     batch's gradient is clipped, so that a step does not depend on the number of devices.
@@ -137,7 +137,10 @@ def optimizer(config: OptimConfig) -> optax.GradientTransformation:
     if config.name == "gpt1":
         betas, decay = (config.b1, config.b2, config.eps), (config.weight_decay, config.no_decay)
         return optax.chain(clip, _scale_by_gpt1_adam(*betas, *decay))
+    if config.name == "adagrad":
+        clip = optax.chain(optax.scale(config.gradient_scale), clip)
     adam = {
+        "adagrad": lambda: optax.scale_by_rss(initial_accumulator_value=1.0, eps=0.0),
         "bert": lambda: _scale_by_bert_adam(config.b1, config.b2, config.eps),
         "adamw": lambda: optax.scale_by_adam(config.b1, config.b2, config.eps),
     }[config.name]()

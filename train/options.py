@@ -10,10 +10,11 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW in three forms. `adamw`: Loshchilov & Hutter 2019. `bert`: the original's, without bias correction. `gpt1`:
-    the original's, whose bias correction falls on the decay too and not on eps."""
+    """AdamW in three forms, and Adagrad. `adamw`: Loshchilov & Hutter 2019. `bert`: the original's, without bias
+    correction. `gpt1`: the original's, whose bias correction falls on the decay too and not on eps. `adagrad`: ELMo's,
+    its sums of squares begun with 1, without eps (Duchi et al. 2011)."""
 
-    name: Literal["bert", "adamw", "gpt1"] = "bert"
+    name: Literal["bert", "adamw", "gpt1", "adagrad"] = "bert"
     peak_lr: float = 1e-4
     schedule: Literal["bert", "linear", "cosine", "gpt1"] = "bert"
     """After the warm-up: `bert` falls linearly as counted from step 0 (the original's formula), `linear` and
@@ -40,6 +41,8 @@ class OptimConfig:
     """Each layer's learning rate as a share of that of the layer above it; heads and pooler have the full rate."""
     clip: float = 1.0
     """Longest gradient, as a global norm; 0: no clipping."""
+    gradient_scale: float = 1.0
+    """What adagrad multiplies the gradient with before it is clipped; ELMo's original has the length of a line."""
     accumulate: int = 1
     """Parts that a batch is worked through in, one after the other; the step is the same."""
     max_skipped: int = 10
@@ -54,11 +57,12 @@ class OptimConfig:
             ("eps", 0.0, math.inf),
             ("weight_decay", 0.0, math.inf),
             ("clip", 0.0, math.inf),
+            ("gradient_scale", 0.0, math.inf),
             ("warmup_fraction", 0.0, 1.0),
             ("layer_decay", 0.0, 1.0),
         ):
             value = getattr(self, name)
-            may_be_low = name not in ("peak_lr", "eps", "layer_decay")
+            may_be_low = name not in ("peak_lr", "eps", "layer_decay", "gradient_scale")
             may_be_high = name in ("final_lr", "layer_decay")
             if not (low < value < high or (may_be_low and value == low) or (may_be_high and value == high)):
                 wanted = f"{'at least' if may_be_low else 'above'} {low:g}"

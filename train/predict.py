@@ -96,7 +96,7 @@ class Predictor:
 
     def answer(self, found: Sequence[Example]) -> Iterator[dict[str, Any]]:
         """A record for each example of a chunk, in order."""
-        kind, length = self.run.task.kind, min(self.run.data.length, self.run.model.length)
+        kind, length = self.run.task.kind, min(self.run.data.length, getattr(self.run.model, "length", LENGTHS[-1]))
         coded = code(found, kind, self.tokenizer, Labels(self.labels or ("",)), 0)
         same_shape(coded, self.pair, found[0].origin)
         source = found[0].origin.rpartition(":")[0]
@@ -109,7 +109,7 @@ class Predictor:
         with jax.set_mesh(self.mesh), iterate(held_out, 0, held_out.steps, rows) as stream:
             for number, local in stream:
                 batch = meshes.place(self.mesh, local, held_out.fields, self.batch)
-                _, predictions = jax.device_get(self._step(self.loaded.params, batch))
+                predictions = jax.device_get(self._step(self.loaded.params, batch, {})[1])
                 yield from answers.add(number, predictions)
 
 

@@ -21,13 +21,15 @@ from train.optim import learning_rate, optimizer, rates
 
 @flax.struct.dataclass
 class State:
-    """All that a step changes. step counts every step, the skipped ones too."""
+    """All that a step changes. step counts every step, the skipped ones too; carry is what each line of the batch hands
+    on to the same line of the next one, where a model has such a thing."""
 
     step: jax.Array
     params: Any
     opt: Any
     skipped: jax.Array
     skipped_in_row: jax.Array
+    carry: Any = flax.struct.field(default_factory=dict)
 
 
 def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], State, State]:
@@ -36,18 +38,24 @@ def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], Sta
     tx = optimizer(run.optim)
 
     def make() -> State:
-        params = model.init(jax.random.key(run.seed), example(batch_fields(run), sizes))["params"]
-        zero = jnp.zeros((), jnp.int32)
-        return State(step=zero, params=params, opt=tx.init(params), skipped=zero, skipped_in_row=zero)
+        made = model.init(jax.random.key(run.seed), example(batch_fields(run), sizes))
+        zero, params = jnp.zeros((), jnp.int32), made["params"]
+        carry = jax.tree.map(lambda x: jnp.zeros((run.data.batch, *x.shape[1:]), x.dtype), made.get("carry", {}))
+        return State(zero, params, tx.init(params), zero, zero, carry)
 
     shapes = jax.eval_shape(make)
     shardings = meshes.state_shardings(mesh, shapes, shapes.params)
     return jax.jit(make, out_shardings=shardings), shapes, shardings
 
 
-def _part(batch: Batch, parts: int) -> Batch:
-    """Each field BX as [parts, B/parts, X]: part m holds the rows m, m + parts, m + 2·parts, …"""
-    return {name: jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0) for name, x in batch.items()}
+def _parts(rows: Any, parts: int) -> Any:
+    """Each array BX as [parts, B/parts, X]: part m holds the rows m, m + parts, m + 2·parts, …"""
+    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0), rows)
+
+
+def _joined(rows: Any) -> Any:
+    """The way back: [parts, B/parts, X] as BX."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), rows)
 
 
 def train_step(
@@ -57,33 +65,43 @@ def train_step(
 
     The state given is donated. metrics are scalars that are the same on every device.
     """
-    tx, parts, fields = optimizer(run.optim), run.optim.accumulate, batch_fields(run)
+    tx, parts = optimizer(run.optim), run.optim.accumulate
+    dims = {name: kind.partition(" ")[2] for name, kind in batch_fields(run).items()}
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         whole = objective.weights(batch)
         shares = rates(run.optim, state.params)
 
-        def part_loss(params: Any, part: Batch, row_B: jax.Array) -> tuple[jax.Array, dict[str, Sum]]:
+        def part_loss(params: Any, part: Batch, row_B: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
             if shares is not None:  # what is not trained needs no gradient
                 params = jax.tree.map(lambda p, s: p if s.any() else jax.lax.stop_gradient(p), params, shares)
-            outputs = model.apply({"params": params}, part, noise(run.seed, state.step, row_B))
-            sums = objective.sums(outputs, part)  # pyright: ignore[reportArgumentType]
-            return loss(objective, sums, whole), sums
+            variables = {"params": params, "carry": carry}
+            outputs, left = model.apply(variables, part, noise(run.seed, state.step, row_B), mutable=["carry"])
+            sums = objective.sums(outputs, part)
+            return loss(objective, sums, whole), (sums, left.get("carry", {}))
 
         gradient = jax.grad(part_loss, has_aux=True)
-        row_B = jnp.arange(next(iter(batch.values())).shape[0])
+        rows = {name: x for name, x in batch.items() if dims[name][0] == "B"}
+        row_B = jnp.arange(next(iter(rows.values())).shape[0])
         if parts == 1:
-            grads, sums = gradient(state.params, batch, row_B)
+            grads, (sums, carry) = gradient(state.params, batch, row_B, state.carry)
         else:
+            alike = {name: x for name, x in batch.items() if name not in rows}
 
-            def add(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-                fields_of_part = {n: constrain(x, fields[n].partition(" ")[2]) for n, x in part[0].items()}
-                return jax.tree.map(jnp.add, total, gradient(state.params, fields_of_part, part[1])), None
+            def of_part(part: tuple[Batch, jax.Array, Any]) -> tuple[Any, Any]:
+                lines = {name: constrain(x, dims[name]) for name, x in part[0].items()}
+                grads, (sums, carry) = gradient(state.params, {**alike, **lines}, *part[1:])
+                return (grads, sums), carry
 
-            every = (_part(batch, parts), row_B.reshape(-1, parts).T)
+            def add(total: Any, part: tuple[Batch, jax.Array, Any]) -> tuple[Any, Any]:
+                found, carry = of_part(part)
+                return jax.tree.map(jnp.add, total, found), carry
+
+            every = (_parts(rows, parts), row_B.reshape(-1, parts).T, _parts(state.carry, parts))
             first = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
-                lambda: gradient(state.params, *jax.tree.map(lambda x: x[0], every))))  # fmt: skip
-            (grads, sums), _ = jax.lax.scan(add, first, every)
+                lambda: of_part(jax.tree.map(lambda x: x[0], every))[0]))  # fmt: skip
+            (grads, sums), carry = jax.lax.scan(add, first, every)
+            carry = _joined(carry)
         grads = jax.tree_util.tree_map_with_path(lambda k, g: constrain(g, dims_of(path_of(k))), grads)
 
         if shares is not None:  # of the layers in one array, some may be frozen
@@ -105,6 +123,7 @@ def train_step(
             opt=opt,
             skipped=state.skipped + jnp.where(finite, 0, 1),
             skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
+            carry=jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0.0).astype(x.dtype), carry),
         )
         measured = {"loss": total, **means(sums), "learning_rate": lr, "grad_norm": norm}
         return new, {**measured, "skipped": new.skipped, "skipped_in_row": new.skipped_in_row}
@@ -115,11 +134,21 @@ def train_step(
 
 def evaluation_step(
     model: Model, objective: Objective, mesh: Mesh
-) -> Callable[[Any, Batch], tuple[dict[str, Sum], dict[str, jax.Array]]]:
-    """(params, batch) → (sums, predictions for each line, whole on every process), without dropout."""
+) -> Callable[[Any, Batch, Any], tuple[dict[str, Sum], dict[str, jax.Array], Any]]:
+    """(params, batch, what the batch before has carried on, None before the first) → (sums, predictions for each line,
+    whole on every process, what is carried on), without dropout."""
 
-    def step(params: Any, batch: Batch) -> tuple[dict[str, Sum], dict[str, jax.Array]]:
-        outputs: Any = model.apply({"params": params}, batch)
-        return objective.sums(outputs, batch), objective.predictions(outputs)
+    def step(params: Any, batch: Batch, carry: Any) -> tuple[dict[str, Sum], dict[str, jax.Array], Any]:
+        outputs, left = model.apply({"params": params, "carry": carry}, batch, mutable=["carry"])
+        predictions: Any = objective.predictions(outputs)
+        return objective.sums(outputs, batch), predictions, left.get("carry", {})
 
-    return jax.jit(step, out_shardings=meshes.replicated(mesh))
+    jitted = jax.jit(step, out_shardings=meshes.replicated(mesh))
+
+    def begun(params: Any, batch: Batch, carry: Any) -> tuple[dict[str, Sum], dict[str, jax.Array], Any]:
+        if carry is None:
+            shapes = jax.eval_shape(lambda: step(params, batch, {}))[2]
+            carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jitted(params, batch, carry)
+
+    return begun

@@ -117,7 +117,7 @@ def account(there: dict[str, list[int]], here: dict[str, list[int]], run: Run, s
     """
     source = run.init.run
     kinds = ("classify", "regress", "tag", "choice") if same_task else ()
-    heads = {"heads_mlm", "heads_nsp", *(f"heads_{kind}" for kind in kinds)}
+    heads = {"heads_mlm", "heads_nsp", "heads_bilm", *(f"heads_{kind}" for kind in kinds)}
     found = Account({}, {}, {}, {})
     for path, shape in there.items():
         top = path.partition("/")[0]

@@ -1,0 +1,96 @@
+"""ELMo (Peters et al. 2018): forward and backward language models over words that are read by their characters.
+
+The sizes and the training are those of the published models and their code; the tiny one is ours.
+"""
+
+from data.config import DataConfig
+from models.config import ElmoConfig
+from train.config import Run
+from train.options import OptimConfig, SaveConfig
+
+
+def tiny() -> Run:
+    """Cells 256, projected to 64, a first look, on any machine.
+
+    contexture pretrain elmo.tiny --dir runs/elmo --data.path FILE
+
+    The architecture of the published models with fewer filters, trained with AdamW; punctuation is parted from words,
+    so that raw text will do. For a small corpus on a CPU.
+    """
+    return Run(
+        model=ElmoConfig(
+            vocab=8192, filters=((1, 16), (2, 16), (3, 32), (4, 64), (5, 64)), highway=1, cells=256, projection=64
+        ),
+        data=DataConfig(
+            batch=32, length=20, vocabulary="words", split="punctuation", stream="lanes", layout="elmo",
+            word_types=1024, negatives=1024,
+        ),
+        optim=OptimConfig(
+            name="adamw", schedule="linear", peak_lr=3e-3, warmup=200, final_lr=0.1, b2=0.99, eps=1e-8, clip=1.0
+        ),
+        objective="bilm",
+        save=SaveConfig(every=500),
+        steps=10_000,
+    )  # fmt: skip
+
+
+def _original(cells: int, projection: int, highway: int) -> Run:
+    return Run(
+        model=ElmoConfig(cells=cells, projection=projection, highway=highway),
+        data=DataConfig(
+            batch=384, length=20, split_sentences=False, vocabulary="words", stream="lanes", layout="elmo",
+            word_types=8192, negatives=8192,
+        ),
+        optim=OptimConfig(
+            name="adagrad", schedule="linear", peak_lr=0.2, warmup=0, final_lr=1.0, weight_decay=0.0, clip=10.0,
+            gradient_scale=20.0,
+        ),
+        objective="bilm",
+        save=SaveConfig(every=1_250),
+        steps=0,
+        epochs=10,
+    )  # fmt: skip
+
+
+def small() -> Run:
+    """13.6M parameters without the softmax: cells 1024, projected to 128, one highway layer.
+
+    contexture pretrain elmo.small --dir runs/elmo --data.path FOLDER --data.tokenizer vocab.txt
+
+    The small published model, with the training of the original one. Text is tokenised, a sentence a line. Not yet run
+    here.
+    """
+    return _original(1024, 128, 1)
+
+
+def medium() -> Run:
+    """28.0M parameters without the softmax: cells 2048, projected to 256, one highway layer.
+
+    contexture pretrain elmo.medium --dir runs/elmo --data.path FOLDER --data.tokenizer vocab.txt
+
+    The medium published model, with the training of the original one. Not yet run here.
+    """
+    return _original(2048, 256, 1)
+
+
+def original() -> Run:
+    """93.6M parameters without the softmax: cells 4096, projected to 512, two highway layers.
+
+    contexture pretrain elmo.original --dir runs/elmo --data.path FOLDER --data.tokenizer vocab.txt
+
+    Peters et al. 2018, section 3.4, and the published code: the 1 Billion Word Benchmark, 10 passes of 3 × 128 lanes of
+    20 words, Adagrad at 0.2, 8,192 negatives. Expect: a perplexity of 39.7, the mean of both directions (paper), after
+    about two weeks on three GTX 1080 (their README). Not yet run here.
+    """
+    return _original(4096, 512, 2)
+
+
+def original_5_5b() -> Run:
+    """The original's size, for the text of the second published model, 5.5 billion words.
+
+    contexture pretrain elmo.original_5_5b --dir runs/elmo --data.path FOLDER --data.tokenizer vocab.txt
+
+    Wikipedia (1.9B words) and the news crawls of WMT 2008-2012 (3.6B). Nothing else is known to differ from `original`.
+    Not yet run here.
+    """
+    return _original(4096, 512, 2)

@@ -1,0 +1,63 @@
+"""What ELMo reads of a word: the bytes of its UTF-8, in a row of 50.
+
+An id is a byte + 1, or one of the marks below; 0 stands where there is nothing. These are the ids that the original
+reads at inference; in training it has no 0, and all others are less by one.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_BYTES = 48
+"""Bytes of a word that are read; the others are cut off, also within a character."""
+WIDTH = MOST_BYTES + 2
+BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(257, 262)
+CHARACTERS = PADDING + 1
+"""How many ids there are."""
+
+
+def _special(mark: int) -> NDArray[np.int32]:
+    row = np.full(WIDTH, PADDING, np.int32)
+    row[:3] = BEGIN_WORD, mark, END_WORD
+    return row
+
+
+BEGIN_ROW, END_ROW = _special(BEGIN_SENTENCE), _special(END_SENTENCE)
+"""What is read for `<S>` and `</S>`, which no text can spell."""
+
+
+def char_ids(words: Sequence[str]) -> NDArray[np.int32]:
+    """Words → i32 [n, 50]; an empty one, where no word is, gives zeros.
+
+    `["ab", ""]` → `259 98 99 260 261 261 …` and `0 0 0 …`. What spells `<S>` is a word like others.
+    """
+    raw = [word.encode("utf-8", "ignore") for word in words]
+    lengths = np.fromiter(map(len, raw), np.int64, len(raw))
+    kept = np.minimum(lengths, MOST_BYTES)
+    place = np.arange(WIDTH)
+    inside = (place > 0) & (place <= kept[:, None])
+    starts = np.cumsum(lengths) - lengths
+    rows = np.full((len(raw), WIDTH), PADDING, np.int32)
+    rows[inside] = np.frombuffer(b"".join(raw), np.uint8)[(starts[:, None] + place - 1)[inside]] + np.int32(1)
+    rows[:, 0] = BEGIN_WORD
+    rows[np.arange(len(raw)), kept + 1] = END_WORD
+    rows[np.fromiter((not word for word in words), np.bool_, len(raw))] = 0
+    return rows
+
+
+def are_cut(words: Sequence[str]) -> NDArray[np.bool_]:
+    """Which words have more bytes than are read → bool [n]."""
+    sizes = (len(word.encode("utf-8", "ignore")) if len(word) * 4 > MOST_BYTES else 0 for word in words)
+    return np.fromiter(sizes, np.int64, len(words)) > MOST_BYTES
+
+
+def spelled(rows: NDArray[np.integer]) -> list[str]:
+    """The words again, for people: i32 [n, 50] → words, `<S>`, `</S>`, and "" for zeros."""
+    marks = {BEGIN_SENTENCE: "<S>", END_SENTENCE: "</S>"}
+    found = []
+    for row in rows:
+        inside = row[1 : 1 + int((row[1:] == END_WORD).argmax())]
+        first = int(inside[0]) if len(inside) else 0
+        found.append(marks.get(first) or (inside - 1).astype(np.uint8).tobytes().decode("utf-8", "replace"))
+    return found

@@ -1,0 +1,215 @@
+"""Whole words by their number, as ELMo foretells them: vocab.txt with a word in each line."""
+
+import re
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data import vocabulary as vocabularies
+from data.chars import are_cut
+from data.errors import DataError
+
+BEGIN, END, UNK = SPECIAL = ("<S>", "</S>", "<UNK>")
+VOCABULARY = "vocab.txt"
+SPLITS = ("spaces", "punctuation")
+_NO_WORD = "!!!MAXTERMID"
+"""A line of published vocabularies that counts for nothing."""
+_SPACE = re.compile(r"\s")
+
+
+class Words:
+    """A vocabulary of words. `split` says what a word of a text is: what stands between white space ("spaces", for text
+    that was parted into words before, as the original wants it), or "punctuation": letters, digits and their marks
+    together, with an apostrophe, hyphen or full stop between them (don't, well-known, 3.5), and every other character
+    alone.
+
+    A text that spells `<S>`, `</S>` or `<UNK>` holds a word that the vocabulary lacks, never the special one.
+
+    Differs: in the original such a text means the special ones.
+    """
+
+    kind = "words"
+    lossless = False
+    pad, end, unk = 0, 1, 2
+    begin = 0
+    specials: Mapping[str, int] = {}
+
+    def __init__(self, vocabulary: Sequence[str], split: str = "spaces", where: str = "vocabulary") -> None:
+        """Raises: DataError for a vocabulary that does not begin with SPECIAL, holds a word twice, or an empty one."""
+        if tuple(vocabulary[: len(SPECIAL)]) != SPECIAL:
+            raise DataError(
+                f"{where}: the first lines are {', '.join(map(repr, vocabulary[: len(SPECIAL)])) or 'missing'}; a "
+                f"vocabulary of words begins with the lines {', '.join(SPECIAL)}"
+            )
+        ids = {word: number for number, word in enumerate(vocabulary)}
+        if "" in ids:
+            place = list(vocabulary).index("")
+            raise DataError(f"{where}:{place + 1}: an empty line in the vocabulary; it wants one word in each line")
+        if len(ids) != len(vocabulary):
+            word, times = Counter(vocabulary).most_common(1)[0]
+            line = list(vocabulary).index(word, list(vocabulary).index(word) + 1) + 1
+            raise DataError(f"{where}:{line}: the word {word!r} stands in {times} lines; keep each word once")
+        self.vocabulary, self.split = tuple(vocabulary), split
+        self.size = len(vocabulary)
+        self.ids = {word: number for word, number in ids.items() if number >= len(SPECIAL)}
+        """Of the words that a text may hold."""
+        self.fingerprint = vocabularies.fingerprint(self.kind, split=split, vocabulary=self.vocabulary)
+        self.words = _splitter(split)
+        """Text → its words."""
+
+    @staticmethod
+    def open(file: Path, split: str) -> "Words":
+        """Raises: DataError for a file that is not UTF-8, or no vocabulary of words."""
+        lines = [line.strip(" \t\r") for line in vocabularies.read_lines(file)]
+        if _NO_WORD in lines:
+            lines = [line for line in lines if line != _NO_WORD]
+        return Words(lines, split, str(file))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts → ids, `<UNK>` for a word that is not in the vocabulary."""
+        return [[self.ids.get(word, self.unk) for word in self.words(text)] for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Ids → words with spaces between."""
+        return " ".join(self.vocabulary[number] for number in ids)
+
+    def token(self, id: int) -> str:
+        return self.vocabulary[id]
+
+    def parts(self, text: str, most: int) -> list[str]:
+        """Cut before white space, which no word holds."""
+        return vocabularies.cut(text, most, _SPACE)
+
+    def files(self) -> dict[str, bytes]:
+        vocabulary = "".join(f"{word}\n" for word in self.vocabulary).encode()
+        return {VOCABULARY: vocabulary, vocabularies.OPTIONS: vocabularies.options(self.kind, split=self.split)}
+
+    def save(self, folder: Path) -> None:
+        """Raises: DataError where something else stands in that place, or no folder can."""
+        vocabularies.save(folder, self.files())
+
+
+def are_words(file: Path) -> bool:
+    """Whether a vocab.txt is one of words: its first lines hold one of SPECIAL. Raises: DataError for a file that
+    cannot be read, or is not UTF-8."""
+    return not set(SPECIAL).isdisjoint(line.strip(" \t\r") for line in vocabularies.read_lines(file)[: len(SPECIAL)])
+
+
+def word_tokenizer(tokenizer: Any) -> Words:
+    """The same tokenizer, known to be Words. Raises: DataError where it is of another kind."""
+    if not isinstance(tokenizer, Words):
+        raise DataError(
+            f"data.stream=lanes reads a vocabulary of kind words, and this one is {tokenizer.kind}; give a vocab.txt "
+            "that begins with <S>, </S>, <UNK>, or learn one: contexture tokenizer words"
+        )
+    return tokenizer
+
+
+def learn_words(texts: Iterable[str], size: int, split: str = "spaces") -> Words:
+    """A vocabulary of at most `size` words: SPECIAL, then the most frequent first, those that are as frequent in the
+    order of Unicode. Memory grows with the number of different words.
+
+    Raises: DataError where the texts hold no word or the size leaves no room; and whatever the texts raise.
+    """
+    counts: Counter[str] = Counter()
+    words = _splitter(split)
+    for text in texts:
+        counts.update(words(text))
+    for kept in (*SPECIAL, _NO_WORD):
+        del counts[kept]
+    if not counts:
+        raise DataError("no word in the text to learn a vocabulary from; give text")
+    room = size - len(SPECIAL)
+    if room < 1:
+        raise DataError(
+            f"a vocabulary of {size} has no room beside the {len(SPECIAL)} special words; give a larger size"
+        )
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))
+    return Words([*SPECIAL, *frequent[:room]], split)
+
+
+class _Growing(dict[str, int]):
+    """Numbers of words; one that is asked for and has none gets the next, and is noted in `new`."""
+
+    def __init__(self, ids: Mapping[str, int], first: int) -> None:
+        super().__init__(ids)
+        self.first, self.new = first, list[str]()
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = self.first + len(self.new)
+        self.new.append(word)
+        return number
+
+
+class Numbering:
+    """Words → ids for lanes: those that the vocabulary lacks are numbered behind it, V, V+1, …, by first appearance, so
+    that they can be read letter by letter. Memory grows with the number of different words."""
+
+    def __init__(self, tokenizer: Words) -> None:
+        self._tokenizer = tokenizer
+        self._ids = _Growing(tokenizer.ids, tokenizer.size)
+        self._long = np.flatnonzero(are_cut(tokenizer.vocabulary))
+        self._looked_at = 0
+        self._seen: set[int] = set()
+        self._times = 0
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Sentences → ids, the end behind each that has a word."""
+        number, words, end = self._ids.__getitem__, self._tokenizer.words, self._tokenizer.end
+        lines = [[*map(number, words(text))] for text in texts]
+        for line in lines:
+            if line:
+                line.append(end)
+        return lines
+
+    def count(self, ids: NDArray[np.integer]) -> None:
+        """Takes note of those among the ids whose words are cut."""
+        new = self._ids.new[self._looked_at :]
+        found = np.flatnonzero(are_cut(new)) + self._tokenizer.size + self._looked_at
+        self._long = np.append(self._long, found)
+        self._looked_at += len(new)
+        if len(self._long):
+            long = ids[np.isin(ids, self._long)]
+            self._seen.update(long.tolist())
+            self._times += len(long)
+
+    def known(self, ids: NDArray[np.integer]) -> NDArray[np.integer]:
+        """The same ids, `<UNK>` for those that the vocabulary lacks."""
+        return np.where(ids < self._tokenizer.size, ids, self._tokenizer.unk)
+
+    def unknown(self) -> bytes:
+        """The words that the vocabulary lacks, in the order of their numbers, a word a line."""
+        return "".join(f"{word}\n" for word in self._ids.new).encode()
+
+    def facts(self) -> dict[str, dict[str, int]]:
+        """How many words the vocabulary lacks, and of which (and how many times) not all bytes are read."""
+        lacking = {"words": len(self._ids.new), "bytes": len(self.unknown())}
+        return {"unknown": lacking, "cut": {"words": len(self._seen), "times": self._times}}
+
+
+def _splitter(split: str) -> Callable[[str], list[str]]:
+    """Text → its words."""
+    return str.split if split == "spaces" else _pattern().findall
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    """A word, or another character with the marks on it. Joiners of zero width stand within words too."""
+    marks = _class(lambda character: unicodedata.category(character)[0] == "M")
+    letter = rf"(?:[^\W_]|{marks})"
+    return re.compile(rf"{letter}+(?:['’.\-‐‑\u200c\u200d]{letter}+)*|\S{marks}*")
+
+
+def _class(belongs: Callable[[str], bool]) -> str:
+    """The characters of Unicode that belong, as a class of a regular expression."""
+    groups = groupby(enumerate(code for code in range(sys.maxunicode + 1) if belongs(chr(code))), lambda n: n[1] - n[0])
+    spans = ([code for _, code in group] for _, group in groups)
+    return f"[{''.join(chain.from_iterable((chr(span[0]), '-', chr(span[-1])) for span in spans))}]"
