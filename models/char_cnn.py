@@ -2,17 +2,25 @@
 as ELMo's biLM has them (bilm-tf)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from models.blocks import Linear
+from models.shapes import shares
 
 CHARACTERS = 261
 """256 bytes, begin and end of a sentence, begin and end of a word, padding."""
+PADDING = 261
+"""The id of padding, here one more than the original's."""
+PLACES = (14, 18, 22, 28)
+"""Where no word, its marks counted, is as long, the filters run over so many places of it instead of all."""
+MOST_AT_PLACES = 1 << 21
+"""Numbers that the filters give at all places which a CPU works on at once."""
 _ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh}
 
 
@@ -39,8 +47,8 @@ class Highway(nn.Module):
 class CharCnn(nn.Module):
     """Character ids i32 RW (0: nothing, else the original's id + 1) → words RJ.
 
-    Of each filter's outputs along the word, padding included, the largest counts. Equal windows of padding count once
-    as well as often: rows may be cut where only padding follows, if a filter's whole width of it is left.
+    Of each filter's outputs along the word, padding included, the largest counts. Windows of nothing but padding are
+    alike and count once as well as often, so that where no word is long the filters run over fewer places (PLACES).
     """
 
     sizes: dict[str, int]
@@ -54,12 +62,28 @@ class CharCnn(nn.Module):
         E, F, J = (self.sizes[letter] for letter in "EFJ")
         uniform = nn.initializers.uniform(2.0)
         table__E = self.param("characters", lambda *given: uniform(*given) - 1.0, (CHARACTERS, E)).astype(self.dtype)
-        x_RWE = jnp.concatenate([jnp.zeros_like(table__E[:1]), table__E])[types_RW]
-        pooled = []
-        for number, (width, count) in enumerate(self.filters):
-            filters = Filters(width, count, E, self.activation, self.dtype, name=f"filters_{number}")
-            pooled.append(filters(x_RWE))
-        x_RF = jnp.concatenate(pooled, -1)
+        table__E = jnp.concatenate([jnp.zeros_like(table__E[:1]), table__E])
+        filters = [
+            Filters(width, count, E, self.activation, self.dtype, name=f"filters_{number}")()
+            for number, (width, count) in enumerate(self.filters)
+        ]
+        W, widest = types_RW.shape[1], max(width for width, _ in self.filters)
+        kernel, bias_F = _joined(filters, widest)
+        reach_F = np.concatenate([np.full(count, width) for width, count in self.filters])
+        beyond_WF = jnp.asarray(np.where(np.arange(W)[:, None] + reach_F > W, -np.inf, 0.0), jnp.float32)
+
+        def over(places: int) -> Callable[[], jax.Array]:
+            """The filters over so many places, and as many more as they reach from there."""
+            x_RWE = jnp.pad(table__E[types_RW], [(0, 0), (0, widest - 1), (0, 0)])
+            windows = [x_RWE[:, n : n + places] for n in range(widest)]
+            return lambda: largest(jnp.concatenate(windows, -1), kernel, beyond_WF[:places])
+
+        spelled_W = ((types_RW > 0) & (types_RW < PADDING)).any(0)
+        longest = (jnp.arange(1, W + 1) * spelled_W).max()
+        fewer = [places for places in PLACES if places + widest <= W]
+        chosen = (longest >= jnp.array(fewer, jnp.int32)).sum() if fewer else 0
+        x_RF = jax.lax.switch(chosen, [over(places) for places in (*fewer, W)]).astype(self.dtype)
+        x_RF = _ACTIVATIONS[self.activation](x_RF + bias_F[None])
         for number in range(self.highway):
             x_RF = Highway(self.sizes, self.dtype, name=f"highway_{number}")(x_RF)
         if F == J:
@@ -69,7 +93,7 @@ class CharCnn(nn.Module):
 
 
 class Filters(nn.Module):
-    """The filters of one width: x_RWE → R_, the largest output of each along the word, activated."""
+    """The filters of one width: → their kernel WE_ and bias."""
 
     width: int
     count: int
@@ -78,13 +102,76 @@ class Filters(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x_RWE: jax.Array) -> jax.Array:
+    def __call__(self) -> tuple[jax.Array, jax.Array]:
         uniform = nn.initializers.uniform(0.1)
         init = {
             "relu": lambda *given: uniform(*given) - 0.05,
             "tanh": nn.initializers.normal(1.0 / math.sqrt(self.width * self.inward)),
         }[self.activation]
-        kernel = self.param("kernel", init, (self.width, self.inward, self.count)).astype(self.dtype)
-        bias = self.param("bias", nn.initializers.zeros, (self.count,)).astype(self.dtype)
-        y = jax.lax.conv_general_dilated(x_RWE, kernel, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
-        return _ACTIVATIONS[self.activation](y.max(1) + bias[None])
+        kernel = self.param("kernel", init, (self.width, self.inward, self.count))
+        bias = self.param("bias", nn.initializers.zeros, (self.count,))
+        return kernel.astype(self.dtype), bias.astype(self.dtype)
+
+
+def _joined(filters: Sequence[tuple[jax.Array, jax.Array]], widest: int) -> tuple[jax.Array, jax.Array]:
+    """Filters of all widths as one matrix, what they do not reach being 0: [widest·E, F], and their biases."""
+    kernels = [jnp.pad(kernel, [(0, widest - kernel.shape[0]), (0, 0), (0, 0)]) for kernel, _ in filters]
+    kernel = jnp.concatenate(kernels, -1)
+    return kernel.reshape(-1, kernel.shape[-1]), jnp.concatenate([bias for _, bias in filters])
+
+
+@jax.custom_vjp
+def largest(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> jax.Array:
+    """The largest of x · kernel + beyond over the places P: float32 RF, a few words at a time.
+
+    What the products give at each place is many times what is kept of it; the backward pass makes it again. Places that
+    share the largest share its gradient.
+    """
+    return _in_parts(lambda x_RPX: _at_places(x_RPX, kernel_XF, beyond_PF).max(1), x_RPX, kernel_XF.shape[1])
+
+
+def _at_places(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> jax.Array:
+    R, P, X = x_RPX.shape
+    y = jnp.dot(x_RPX.reshape(-1, X), kernel_XF, preferred_element_type=jnp.float32)
+    return y.reshape(R, P, -1) + beyond_PF[None]
+
+
+def _parted(x: jax.Array, places: int, width: int) -> jax.Array:
+    """Rows R in parts that are worked on one after the other, each device with its share of each: [parts, R/parts]."""
+    R, devices = x.shape[0], shares(x.shape[0])
+    most = MOST_AT_PLACES if jax.default_backend() == "cpu" else 16 * MOST_AT_PLACES
+    inner = max(most // (places * width), 1) * devices
+    parts = -(-R // inner)
+    x = jnp.pad(x, [(0, parts * inner - R)] + [(0, 0)] * (x.ndim - 1))
+    return jnp.moveaxis(x.reshape(inner, parts, *x.shape[1:]), 1, 0)
+
+
+def _in_parts(function: Callable[[jax.Array], jax.Array], x_RPX: jax.Array, width: int) -> jax.Array:
+    found = jax.lax.map(function, _parted(x_RPX, x_RPX.shape[1], width))
+    return jnp.moveaxis(found, 0, 1).reshape(-1, *found.shape[2:])[: x_RPX.shape[0]]
+
+
+def _largest_forward(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> tuple[jax.Array, Any]:
+    found_RF = largest(x_RPX, kernel_XF, beyond_PF)
+    return found_RF, (x_RPX, kernel_XF, beyond_PF, found_RF)
+
+
+def _largest_backward(saved: Any, dy_RF: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x_RPX, kernel_XF, beyond_PF, found_RF = saved
+    (R, P, X), F = x_RPX.shape, kernel_XF.shape[1]
+
+    def part(dkernel_XF: jax.Array, part: Any) -> tuple[jax.Array, jax.Array]:
+        x_RPX, found_RF, dy_RF = part
+        hit_RPF = _at_places(x_RPX, kernel_XF, beyond_PF) == found_RF[:, None]
+        share_RF = dy_RF / hit_RPF.sum(1)
+        dy = jnp.where(hit_RPF, share_RF[:, None], 0.0).astype(x_RPX.dtype).reshape(-1, F)
+        dkernel_XF += jnp.dot(x_RPX.reshape(-1, X).T, dy, preferred_element_type=jnp.float32)
+        return dkernel_XF, jnp.dot(dy, kernel_XF.T).reshape(x_RPX.shape)
+
+    parts = tuple(_parted(x, P, F) for x in (x_RPX, found_RF, dy_RF))
+    dkernel_XF, dx = jax.lax.scan(part, jnp.zeros(kernel_XF.shape, jnp.float32), parts)
+    dx_RPX = jnp.moveaxis(dx, 0, 1).reshape(-1, P, X)[:R]
+    return dx_RPX, dkernel_XF.astype(kernel_XF.dtype), jnp.zeros_like(beyond_PF)
+
+
+largest.defvjp(_largest_forward, _largest_backward)

@@ -219,6 +219,11 @@ def _steps(
             if skipped >= run.optim.max_skipped:
                 raise Diverged(_diverged(record["step"], run, checkpoints))
 
+    if parts.held_out and not start and run.task.kind == "off" and run.init.run and not run.init.scratch:
+        figures, _ = evaluate(evaluation, parts.objective, state.params, parts.held_out, mesh)  # before it is tuned
+        report.record([{"step": 0, "split": "dev", **figures, **parts.baseline}], _safe(checkpoints, run))
+        meter.pause()
+
     done = start
     with iterate(parts.batches, start, run.steps, lambda step: meshes.local_rows(mesh, lines(step))) as stream:
         for number, local in stream:
