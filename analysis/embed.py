@@ -43,7 +43,7 @@ def embed(
     """
     config = getattr(model.backbone, "config", None)
     if not isinstance(config, ElmoConfig):
-        raise DataError("embed reads the words of an ELMo; this run is of another family")
+        raise DataError("embed reads the words of an ELMo, this run is of another family; give one of an elmo recipe")
     if pool not in POOLS:
         raise DataError(f"pool={pool} is not one of {', '.join(POOLS)}")
     if batch < 1:

@@ -1,6 +1,8 @@
 """Tests run on a CPU with 8 fake devices; compiled programs are kept between runs."""
 
+import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +21,41 @@ SHARED = ROOT.parent / "shared"
 
 
 @pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """A folder that many tests read: `once("whole", make)` → the folder, made by `make(folder)`. Where tests run in
+    several processes, the first that wants it makes it and the others wait."""
+    base = tmp_path_factory.getbasetemp()
+    base = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
+
+    def made(name: str, make: Callable[[Path], None]) -> Path:
+        folder = base / name
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        done = folder.with_name(f"{folder.name}.done")
+        with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                make(folder)
+                done.touch()
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def trained_run(once, door) -> Callable[[str, list[str]], Path]:
+    """A run done without interruption: `trained_run("whole", words)`, the words of its command without --dir."""
+
+    def run(name: str, words: list[str]) -> Path:
+        def make(folder: Path) -> None:
+            done = door(*words, "--dir", folder)
+            assert done.returncode == 0, done.stderr
+
+        return once(f"runs/{name}", make)
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data beside the project; tests that want it are skipped where it is absent."""
     if not (SHARED / "data").is_dir():
@@ -27,12 +64,16 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text_folder(once) -> Path:
     """A small corpus with structure: 60 documents whose sentences have a subject that the document keeps."""
+    return once("text", _write_text)
+
+
+def _write_text(folder: Path) -> None:
     import random
 
     rng = random.Random(1)
-    folder = tmp_path_factory.mktemp("text")
+    folder.mkdir()
     subjects = ["the cat", "a small dog", "one old man", "the queen", "my brother", "that bird"]
     verbs = ["sees", "likes", "follows", "finds", "remembers", "paints"]
     objects = ["the river", "a red house", "two apples", "the long road", "his letter", "many stars", "the sea"]
@@ -50,7 +91,6 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ]
             documents.append("\n".join(line.capitalize() for line in lines))
         (folder / f"text{number}.txt").write_text("\n\n".join(documents) + "\n", "utf-8")
-    return folder
 
 
 TINY = (
@@ -95,12 +135,9 @@ def tiny_words(text_folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def tiny_run(door, tiny_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_run(trained_run, tiny_words: list[str]) -> Path:
     """That run, done without interruption."""
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    done = door(*tiny_words, "--dir", folder)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return trained_run("whole", tiny_words)
 
 
 @pytest.fixture(scope="session")
@@ -114,27 +151,54 @@ def gpt_words(text_folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def gpt_run(door, gpt_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gpt_run(trained_run, gpt_words: list[str]) -> Path:
     """That run, done without interruption."""
-    folder = tmp_path_factory.mktemp("runs") / "gpt"
-    done = door(*gpt_words, "--dir", folder)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return trained_run("gpt", gpt_words)
 
 
 @pytest.fixture(scope="session")
-def task_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def elmo_words(text_folder: Path) -> list[str]:
+    """The words of a small ELMo's run without its --dir: 40 steps, a checkpoint every 10; 49 words, 16 negatives."""
+    small = (
+        "--model.vocab 60 --model.filters 1 4 2 4 --model.cells 16 --model.projection 6 --data.length 8 "
+        "--data.batch 16 --data.negatives 16 --data.word-types 64 --optim.warmup 5 --save.every 10 --log.every 5 "
+        "--steps 40"
+    ).split()
+    return ["pretrain", "elmo.tiny", "--data.path", str(text_folder), "--data.dev-fraction", "0.2", *small]
+
+
+@pytest.fixture(scope="session")
+def elmo_run(trained_run, elmo_words: list[str]) -> Path:
+    """That run, done without interruption."""
+    return trained_run("elmo", elmo_words)
+
+
+@pytest.fixture(scope="session")
+def published_elmo(shared: Path, once) -> Path:
+    """The original's own small biLM, imported: a run at step 0, of three words."""
+    from train.interchange import import_bilm
+
+    golden = shared / "data" / "golden_bilm_tf" / "model"
+    return once("published_elmo", lambda folder: import_bilm(golden, folder, "", lambda line: None))
+
+
+@pytest.fixture(scope="session")
+def task_files(once) -> Path:
     """Labelled files in the words of the small corpus: train and dev of each kind. 97 examples are held out (a prime).
 
     classify.*.tsv (text, label: who is spoken of), pairs.*.csv (first, second, label: is it the same one),
     regress.*.jsonl (text, score: how many words), tag.*.conllu (upos).
     """
+    return once("tasks", _write_tasks)
+
+
+def _write_tasks(folder: Path) -> None:
     import csv
     import json
     import random
 
     rng = random.Random(2)
-    folder = tmp_path_factory.mktemp("tasks")
+    folder.mkdir()
     subjects = {"the cat": "animal", "a small dog": "animal", "that bird": "animal", "one old man": "person",
                 "the queen": "person", "my brother": "person", "the river": "thing", "his letter": "thing"}  # fmt: skip
     verbs = ["sees", "likes", "follows", "finds", "remembers", "paints"]
@@ -162,7 +226,6 @@ def task_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for n, word in enumerate(text.split(), 1):
                     file.write(f"{n}\t{word}\t_\t{tags.get(word, 'NOUN')}" + "\t_" * 6 + "\n")
                 file.write("\n")
-    return folder
 
 
 SUFFIX = {"classify": "tsv", "pairs": "csv", "regress": "jsonl", "tag": "conllu"}
@@ -185,16 +248,6 @@ def task_words(tiny_run: Path, task_files: Path):
 
 
 @pytest.fixture(scope="session")
-def task_run(door, task_words, tmp_path_factory: pytest.TempPathFactory):
+def task_run(trained_run, task_words):
     """That fine-tuning, done without interruption, of a kind: `task_run("tag")` → its folder. Each is done once."""
-    done: dict[str, Path] = {}
-
-    def run(kind: str = "classify") -> Path:
-        if kind not in done:
-            folder = tmp_path_factory.mktemp("tasks") / kind
-            finished = door(*task_words(kind), "--dir", folder)
-            assert finished.returncode == 0, finished.stderr
-            done[kind] = folder
-        return done[kind]
-
-    return run
+    return lambda kind="classify": trained_run(f"tasks/{kind}", task_words(kind))

@@ -18,13 +18,13 @@ from data.pipeline import Batches, open_batches
 from data.prepare import prepare
 from data.sources import expand, texts
 from data.tokenizer import learn
-from models.config import BertConfig, GptConfig
+from models.config import BertConfig, ElmoConfig, GptConfig
 from train import mesh as meshes
 from train.config import ConfigError, Run
 from train.objectives import objective_of
 from train.options import MeshConfig, OptimConfig
 from train.report import read_metrics
-from train.step import create, train_step
+from train.step import State, create, train_step
 from train.transfer import model_of
 
 STEPS = 20
@@ -43,23 +43,47 @@ GPT = Run(
     objective="lm",
     steps=STEPS,
 )
+ELMO = Run(
+    model=ElmoConfig(vocab=60, char_width=4, filters=((1, 4), (2, 4)), highway=1, layers=1, cells=16, projection=8),
+    data=DataConfig(
+        batch=32, length=8, vocabulary="words", stream="lanes", layout="elmo", word_types=64, negatives=16,
+        split="punctuation",
+    ),
+    optim=OptimConfig(peak_lr=1e-3, warmup=5),
+    objective="bilm",
+    steps=STEPS,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["bert", "gpt"])
 def run(request: pytest.FixtureRequest, text_folder: Path) -> Run:
-    run = BERT if request.param == "bert" else GPT
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, path=(str(text_folder),)))
+    return on_text(BERT if request.param == "bert" else GPT, text_folder)
 
 
 @pytest.fixture(scope="module")
 def batches(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Batches:
-    vocabulary = learn(run.data.vocabulary, texts(expand(run.data.path)), run.model.vocab - 2, True)
-    shards = prepare(run.data, vocabulary, tmp_path_factory.mktemp("mesh") / "shards")
-    return open_batches(shards, vocabulary, run.data, run.task, 0)
+    return batches_of(run, tmp_path_factory.mktemp("mesh") / "shards")
 
 
-def losses_on(run: Run, batches: Batches, shape: tuple[int, int, int], accumulate: int, labels: tuple[str, ...] = ()):
-    """(20 losses, the final state, the mesh)."""
+def on_text(run: Run, text_folder: Path) -> Run:
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, path=(str(text_folder),)))
+
+
+def batches_of(run: Run, folder: Path) -> Batches:
+    data = run.data
+    vocabulary = learn(data.vocabulary, texts(expand(data.path)), run.model.vocab - 2, True, data.split)
+    return open_batches(prepare(data, vocabulary, folder), vocabulary, data, run.task, 0)
+
+
+def losses_on(
+    run: Run,
+    batches: Batches,
+    shape: tuple[int, int, int],
+    accumulate: int,
+    labels: tuple[str, ...] = (),
+    begun: State | None = None,
+):
+    """(20 losses, the final state, the mesh), from the state `begun`, or one drawn on the mesh."""
     run = dataclasses.replace(run, optim=dataclasses.replace(run.optim, accumulate=accumulate))
     config = MeshConfig(data=shape[0], fsdp=shape[1], tensor=shape[2])
     mesh = meshes.build(config, jax.devices()[: int(np.prod(shape))])
@@ -68,7 +92,7 @@ def losses_on(run: Run, batches: Batches, shape: tuple[int, int, int], accumulat
     with jax.set_mesh(mesh):
         make, _, shardings = create(model, run, mesh)
         step = train_step(model, objective, run, shardings)
-        state, losses = make(), []
+        state, losses = make() if begun is None else jax.device_put(begun, shardings), []
         for number in range(STEPS):
             batch = meshes.place(mesh, batches.read(number), batches.fields, run.data.batch)
             state, metrics = step(state, batch)
@@ -98,6 +122,44 @@ def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, 
         for array in ffn + moments:
             assert len(array.addressable_shards) == 8
             assert {4 * shard.data.nbytes for shard in array.addressable_shards} == {array.nbytes}
+
+
+@pytest.fixture(scope="module")
+def elmo(text_folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    """(the run, its batches, the state that it begins with, the 20 losses of one device, the final state)."""
+    run = on_text(ELMO, text_folder)
+    batches = batches_of(run, tmp_path_factory.mktemp("mesh") / "shards")
+    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        begun = jax.device_get(create(model_of(run, ()), run, mesh)[0]())
+    losses, state, _ = losses_on(run, batches, (1, 1, 1), 1, begun=begun)
+    return run, batches, begun, losses, jax.device_get(state)
+
+
+@pytest.mark.parametrize(
+    ("shape", "accumulate"),
+    [
+        ((2, 2, 2), 4),
+        pytest.param((2, 2, 2), 1, marks=pytest.mark.long),
+        pytest.param((8, 1, 1), 1, marks=pytest.mark.long),
+        pytest.param((8, 1, 1), 4, marks=pytest.mark.long),
+        pytest.param((1, 1, 1), 4, marks=pytest.mark.long),
+    ],
+)
+def test_an_elmo_s_losses_and_carry_are_those_of_one_device(elmo, shape, accumulate):
+    run, batches, begun, wanted, whole = elmo
+    losses, state, _ = losses_on(run, batches, shape, accumulate, begun=begun)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    assert losses[-1] < losses[0]
+    for got, one in zip(jax.tree.leaves(state.carry), jax.tree.leaves(whole.carry), strict=True):
+        np.testing.assert_allclose(got, one, rtol=0, atol=1e-4)
+    for name in ("forward", "backward"):
+        stack, carry = state.params["backbone"]["layers"][name], state.carry["backbone"]["layers"][name]
+        if shape == (2, 2, 2):
+            assert [len(set(map(str, x.sharding.devices_indices_map(x.shape).values()))) for x in
+                    (stack["kernel"], stack["projection"], carry["cell"], carry["hidden"])] == [4, 4, 8, 4]  # fmt: skip
+        for x in carry.values():
+            assert {shard.data.shape[0] * shape[0] * shape[1] for shard in x.addressable_shards} == {32}
 
 
 @pytest.mark.long
@@ -160,7 +222,7 @@ def losses(folder: Path) -> np.ndarray:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["tiny", "gpt"])
+@pytest.mark.parametrize("family", ["tiny", "gpt", "elmo"])
 def test_two_processes_are_one_run_and_go_on_as_one_process(door, family, tmp_path, request):
     """Two processes of four devices, stopped by a SIGTERM to one of them; gone on with by one process on one device,
     and, from the same checkpoint, by two processes again, each of which reads its own lines only."""

@@ -6,12 +6,25 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
+import flax.struct
+import jax
 import numpy as np
 import pytest
 
 import contexture
+from models.model import build
+from train import config as configs
+from train import mesh as meshes
+from train.checkpoint import Checkpoints, read_meta, restore
+from train.config import CheckpointError
+from train.directory import open_shards
+from train.objectives import OBJECTIVES
+from train.options import MeshConfig, SaveConfig
 from train.report import read_metrics
+from train.step import State, create
+from train.transfer import model_of
 
 KILLS = 2
 
@@ -21,8 +34,6 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 def parameters(folder: Path) -> list[np.ndarray]:
-    import jax
-
     return [np.asarray(x) for x in jax.tree.leaves(contexture.load(folder)[1])]
 
 
@@ -77,6 +88,8 @@ def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, t
         ("fine-tuning", signal.SIGTERM),
         ("GPT", signal.SIGKILL),
         ("GPT", signal.SIGTERM),
+        ("ELMo", signal.SIGKILL),
+        pytest.param("ELMo", signal.SIGTERM, marks=pytest.mark.long),
     ],
 )
 def test_a_stopped_run_is_the_same_run(door, tmp_path, training, number, request):
@@ -84,7 +97,7 @@ def test_a_stopped_run_is_the_same_run(door, tmp_path, training, number, request
     if training == "fine-tuning":
         tiny_words, tiny_run = wanted("task_words")(), wanted("task_run")()
     else:
-        family = "gpt" if training == "GPT" else "tiny"
+        family = {"GPT": "gpt", "ELMo": "elmo"}.get(training, "tiny")
         tiny_words, tiny_run = wanted(f"{family}_words"), wanted(f"{family}_run")
     rng, folder = random.Random(int(number)), tmp_path / "stopped"
     kills = KILLS if number == signal.SIGKILL and training == "pretraining" else 1
@@ -109,6 +122,52 @@ def test_a_stopped_run_is_the_same_run(door, tmp_path, training, number, request
     done = door(*tiny_words, "--dir", folder)
     assert done.returncode == 0, done.stderr
     assert_same_run(folder, tiny_run)
+    if training == "ELMo":
+        assert any(x.any() for x in carried(folder))
+        assert all(np.array_equal(a, b) for a, b in zip(carried(folder), carried(tiny_run), strict=True))
+
+
+def carried(folder: Path) -> list[np.ndarray]:
+    """What the lines of a finished run's last batch would hand on to the next."""
+    run, _ = configs.read(folder)
+    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        _, shapes, shardings = create(model_of(run, ()), run, mesh)
+        wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+        state, _ = restore(folder / "checkpoints" / str(recorded(folder)), wanted, mesh)
+    return [np.asarray(x) for x in jax.tree.leaves(state.carry)]
+
+
+def test_another_batch_does_not_go_on_with_what_was_carried(elmo_words, elmo_run, tmp_path, capsys):
+    folder = tmp_path / "wider"
+    shutil.copytree(elmo_run, folder)
+    assert contexture.main([*elmo_words, "--dir", str(folder), "--steps", "41", "--data.batch", "32"]) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("ConfigError: ") and "--data.batch 16, not 32; leave it as it was" in last
+
+
+def test_a_checkpoint_from_before_there_was_a_carry_is_read(tmp_path):
+    """A state is written without the parts that hold nothing, and so is one that has no such part at all."""
+
+    @flax.struct.dataclass
+    class Before:
+        step: Any
+        params: Any
+        opt: Any
+        skipped: Any
+        skipped_in_row: Any
+
+    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    zero, params = np.zeros((), np.int32), {"backbone": {"norm": {"scale": np.arange(3, dtype=np.float32)}}}
+    arrays = jax.device_put((zero + 7, params, {"count": zero}, zero, zero), meshes.replicated(mesh))
+    checkpoints = Checkpoints(tmp_path, mesh, SaveConfig(), lambda line: None)
+    checkpoints.save(7, Before(*arrays), {}, None)
+    checkpoints.wait()
+    checkpoints.close()
+    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), State(*arrays))
+    found, _ = restore(tmp_path / "checkpoints" / "7", wanted, mesh)
+    assert int(found.step) == 7 and found.carry == {}
+    assert np.array_equal(found.params["backbone"]["norm"]["scale"], np.arange(3))
 
 
 def test_a_finished_run_stays_as_it_is(door, tiny_words, tiny_run, tmp_path):
@@ -182,18 +241,6 @@ HARMS = {"truncated": harm_truncate, "removed": Path.unlink, "flipped": harm_fli
 def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_path):
     """Each file of the newest checkpoint, three harms: either the step before is gone on from and the bad item or array
     is named, or the very numbers that were saved come back."""
-    import jax
-
-    from models.model import build
-    from train import config as configs
-    from train import mesh as meshes
-    from train.checkpoint import Checkpoints, read_meta, restore
-    from train.config import CheckpointError
-    from train.directory import open_shards
-    from train.objectives import OBJECTIVES
-    from train.options import MeshConfig
-    from train.step import create
-
     run, _ = configs.read(tiny_run)
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):

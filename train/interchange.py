@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ _LSTM = {
     "dim": int, "n_layers": int, "projection_dim": int, "cell_clip": float, "proj_clip": float,
     "use_skip_connections": bool,
 }  # fmt: skip
-_CNN = {
-    "embedding": dict, "filters": list, "n_characters": int, "max_characters_per_token": int, "activation": str,
-}  # fmt: skip
+_CNN = {"filters": list, "n_characters": int, "max_characters_per_token": int, "activation": str}
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError)
+"""What h5py raises for a file that is none, was cut off, or of which bytes are others."""
 
 
 def import_bilm(path: Path, to: Path, vocabulary: str, say: Say) -> dict[str, Any]:
@@ -92,17 +93,12 @@ def export_bilm(folder: Path, to: Path, step: int | None, say: Say) -> dict[str,
     loaded = load_parameters(folder, run, tuple(described.get("labels", ())), mesh, say, step)
     table = _table(config)
     tensors = to_theirs(table, {"backbone": jax.device_get(loaded.params["backbone"])}, elmo.sizes(config))
-    part = to.parent / f".{to.name}.partial"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    with h5py.File(part / "weights.hdf5", "w") as file:
-        for name, tensor in tensors.items():
-            file.create_dataset(name, data=tensor.astype(np.float32))
-    (part / "options.json").write_text(json.dumps(_bilm_options(config), indent=1) + "\n", "utf-8")
-    (part / VOCABULARY).write_bytes(tokenizer.files()[VOCABULARY])
-    if to.is_dir():
-        to.rmdir()
-    os.rename(part, to)
+    with _made_whole(to) as part:
+        with h5py.File(part / "weights.hdf5", "w") as file:
+            for name, tensor in tensors.items():
+                file.create_dataset(name, data=tensor.astype(np.float32))
+        (part / "options.json").write_text(json.dumps(_bilm_options(config), indent=1) + "\n", "utf-8")
+        (part / VOCABULARY).write_bytes(tokenizer.files()[VOCABULARY])
     say("the softmax is not in such files, and stays behind")
     return {"to": str(to), "step": loaded.step, "files": sorted(file.name for file in to.iterdir())}
 
@@ -137,26 +133,33 @@ def _bilm_config(file: Path) -> ElmoConfig:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read as JSON ({str(error).splitlines()[0]}); give the original's") from None
     lstm, cnn = _section(file, options, "lstm", _LSTM), _section(file, options, "char_cnn", _CNN)
+    width = _section(file, cnn, "embedding", {"dim": int})["dim"]
+    highway, filters = cnn.get("n_highway") or 0, cnn["filters"]
+    if type(highway) is not int:
+        raise DataError(f"{file}: char_cnn.n_highway is {highway!r}, not of kind int; give the original's")
+    if not all(isinstance(pair, list) and [type(n) for n in pair] == [int, int] for pair in filters):
+        raise DataError(f"{file}: char_cnn.filters are {filters}, not pairs of width and number; give the original's")
     if cnn["max_characters_per_token"] != WORD_CHARS or cnn["n_characters"] not in (CHARACTERS, CHARACTERS + 1):
         raise DataError(
             f"{file}: char_cnn.max_characters_per_token={cnn['max_characters_per_token']}, n_characters="
-            f"{cnn['n_characters']}; this reads words of {WORD_CHARS} and {CHARACTERS + 1} characters alone"
+            f"{cnn['n_characters']}; this reads words of {WORD_CHARS} and {CHARACTERS + 1} characters alone; give such "
+            "a model"
         )
     try:
         return ElmoConfig(
-            char_width=int(cnn["embedding"]["dim"]),
-            filters=tuple((int(width), int(count)) for width, count in cnn["filters"]),
+            char_width=width,
+            filters=tuple((width, count) for width, count in filters),
             activation=cnn["activation"],
-            highway=int(options["char_cnn"].get("n_highway") or 0),
+            highway=highway,
             layers=lstm["n_layers"],
             cells=lstm["dim"],
             projection=lstm["projection_dim"],
-            cell_clip=lstm["cell_clip"] or 0.0,
-            projection_clip=lstm["proj_clip"] or 0.0,
+            cell_clip=float(lstm["cell_clip"] or 0),
+            projection_clip=float(lstm["proj_clip"] or 0),
             skip=lstm["use_skip_connections"],
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{file}: {error} is not what it should be; give the original's options") from None
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{file}: {error}; give the original's options") from None
 
 
 def _section(file: Path, options: Any, name: str, kinds: Mapping[str, type]) -> dict[str, Any]:
@@ -170,7 +173,7 @@ def _section(file: Path, options: Any, name: str, kinds: Mapping[str, type]) -> 
         if key not in section or not fits or (kind is int and isinstance(value, bool)):
             raise DataError(f"{file}: {name}.{key} is {value!r}, not of kind {kind.__name__}; give the original's")
     if section.get("activation", "relu") not in ("relu", "tanh"):
-        raise DataError(f"{file}: {name}.activation is {section['activation']!r}, not relu or tanh")
+        raise DataError(f"{file}: {name}.activation is {section['activation']!r}, not relu or tanh; give one of them")
     return section
 
 
@@ -197,7 +200,8 @@ def _bilm_options(config: ElmoConfig) -> dict[str, Any]:
 
 
 def _read_hdf5(file: Path, wanted: Mapping[str, tuple[int, ...]], table: Format) -> dict[str, np.ndarray]:
-    """The tensors of a file in float32; each is looked at before it is read. Links are not followed.
+    """The tensors of a file in float32; each is looked at before it is read. Links are not followed, nor is what lies
+    in another file.
 
     Raises DataError where one is missing, there is one more, or one has another shape, kind, or numbers that are none.
     """
@@ -217,14 +221,20 @@ def _read_hdf5(file: Path, wanted: Mapping[str, tuple[int, ...]], table: Format)
                     raise DataError(f"{file}: the tensor {name} {list(shape)} is missing; {table.name} has it")
                 item = found[name]
                 if item.shape != shape:
-                    raise DataError(f"{file}: the tensor {name} is {list(item.shape)}, the options want {list(shape)}")
-                if item.dtype.kind != "f" or item.external:
+                    raise DataError(
+                        f"{file}: the tensor {name} is {list(item.shape or ())}, the options want {list(shape)}"
+                    )
+                if item.dtype.kind != "f" or item.external or item.is_virtual:
                     raise DataError(f"{file}: the tensor {name} is of kind {item.dtype}, not numbers in this file")
             if more := sorted(found.keys() - wanted.keys()):
                 raise DataError(f"{file}: the tensor {more[0]} is in no row of {table.name}'s table; leave it out")
-            tensors = {name: np.asarray(found[name][()], np.float32) for name in wanted}
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read as hdf5 ({str(error).splitlines()[0]})") from None
+            with np.errstate(over="ignore"):
+                tensors = {name: np.asarray(found[name][()], np.float32) for name in wanted}
+    except DataError:
+        raise
+    except _DAMAGE as error:
+        why = str(error).splitlines()[0]
+        raise DataError(f"{file}: cannot be read as hdf5 ({why}); give a file that was written whole") from None
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
             raise DataError(f"{file}: the tensor {name} holds what is no number; give a file that was written whole")
@@ -233,22 +243,33 @@ def _read_hdf5(file: Path, wanted: Mapping[str, tuple[int, ...]], table: Format)
 
 def _write_run(to: Path, run: Run, tokenizer: Words, params: dict[str, Any]) -> None:
     """A run's folder at step 0, there whole or not at all: these parameters, all others drawn, no optimizer."""
+    with _made_whole(to) as part:
+        tokenizer.save(part / "tokenizer")
+        tree = {"format": configs.FORMAT, "config": configs.to_json(run), "versions": versions()}
+        configs.write_json(part / "run.json", {**tree, "tokenizer": tokenizer.fingerprint, "data": None})
+        mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+        with jax.set_mesh(mesh):
+            make, _, shardings = create(model_of(run, ()), run, mesh)
+            state = make()
+            backbone = jax.tree.map(jax.device_put, params["backbone"], shardings.params["backbone"])
+            state: State = state.replace(params={**state.params, "backbone": backbone}, opt={}, carry={})  # pyright: ignore[reportAttributeAccessIssue]
+            checkpoints = Checkpoints(part, mesh, run.save, lambda _: None)
+            checkpoints.save(0, state, {"seed": run.seed, "lines_read": 0}, None)
+            checkpoints.wait()
+            checkpoints.close()
+
+
+@contextmanager
+def _made_whole(to: Path) -> Iterator[Path]:
+    """A folder to write into, which is `to` in the end; nothing is left of it where that fails."""
     part = to.parent / f".{to.name}.partial"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    tokenizer.save(part / "tokenizer")
-    tree = {"format": configs.FORMAT, "config": configs.to_json(run), "versions": versions()}
-    configs.write_json(part / "run.json", {**tree, "tokenizer": tokenizer.fingerprint, "data": None})
-    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
-    with jax.set_mesh(mesh):
-        make, _, shardings = create(model_of(run, ()), run, mesh)
-        state = make()
-        backbone = jax.tree.map(jax.device_put, params["backbone"], shardings.params["backbone"])
-        state: State = state.replace(params={**state.params, "backbone": backbone}, opt={}, carry={})  # pyright: ignore[reportAttributeAccessIssue]
-        checkpoints = Checkpoints(part, mesh, run.save, lambda _: None)
-        checkpoints.save(0, state, {"seed": run.seed, "lines_read": 0}, None)
-        checkpoints.wait()
-        checkpoints.close()
-    if to.is_dir():
-        to.rmdir()
-    os.rename(part, to)
+    try:
+        yield part
+        if to.is_dir():
+            to.rmdir()
+        os.rename(part, to)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
