@@ -25,6 +25,7 @@ from train.asked import (
     Fill,
     Generate,
     Import,
+    Layers,
     LearnTokenizer,
     Nothing,
     Predict,
@@ -153,7 +154,7 @@ def finetune_command(words: list[str]) -> Result | None:
 
 def _finetuning(words: list[str]) -> tuple[Run, Run]:
     """(the run with its overrides, its recipe with the model of the run that it begins from)."""
-    from configs import as_gpt, task
+    from configs import as_elmo, as_gpt, task
     from data.layouts import with_task_tokens
     from data.tokenizer import load_tokenizer
 
@@ -167,16 +168,19 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
     if not name and not any(word in ("-h", "--help") for word in words):
         raise ConfigError(f"finetune wants a task: {wanted}; `contexture recipes` lists the names")
     source, folder = _begun_from(words)
-    if isinstance(source.model, ElmoConfig):
-        raise ConfigError(f"{words[0]} is an ELMo; it is pretrained, tuned to other text and embeds, and no task yet")
     base = task(name or "classify")
     data = dataclasses.replace(
         base.data,
         lowercase=source.data.lowercase,
-        length=min(base.data.length, source.model.length),
+        split=source.data.split,
+        length=min(base.data.length, getattr(source.model, "length", base.data.length)),
         layout=source.data.layout,
     )
-    base = dataclasses.replace(base, model=source.model, data=data, init=InitConfig(run=words[0]))
+    begun = {"model": source.model, "data": data, "init": InitConfig(run=words[0])}
+    if isinstance(source.model, ElmoConfig):
+        base = as_elmo(base)
+        begun["data"] = dataclasses.replace(data, vocabulary="words", word_types=512)
+    base = dataclasses.replace(base, **begun)
     if source.data.layout == "gpt":
         base = as_gpt(base, with_task_tokens(load_tokenizer(folder / "tokenizer")).size)
     base = without_contradiction(base, words)
@@ -333,6 +337,17 @@ def embed_command(words: list[str]) -> Result:
         signals.close()
 
 
+def layers_command(words: list[str]) -> Result:
+    """what each layer counts in the learned mixes: contexture layers RUN… [--to F.png]"""
+    asked = parse(Layers, words, "layers")
+    from analysis.layers import draw, layers
+
+    rows = layers([Path(run) for run in asked.runs], load)
+    if asked.to:
+        draw(rows, Path(asked.to))
+    return {"mixes": rows, **({"figure": asked.to} if asked.to else {})}
+
+
 def import_command(words: list[str]) -> Result:
     """a published model as a run: contexture import bilm DIR --to RUN"""
     asked = parse(Import, words, "import")
@@ -361,6 +376,7 @@ COMMANDS: dict[str, Callable[[list[str]], Result | Streamed | None]] = {
     "generate": generate_command,
     "score": score_command,
     "embed": embed_command,
+    "layers": layers_command,
     "import": import_command,
     "export": export_command,
     "show": show_command,

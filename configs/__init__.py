@@ -6,6 +6,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 
+from models.config import HeadConfig
 from train.config import ConfigError, Run, did_you_mean
 from train.options import OptimConfig
 
@@ -47,6 +48,17 @@ def as_gpt(run: Run, pieces: int) -> Run:
         task=dataclasses.replace(run.task, lm_weight=0.5),
         init=dataclasses.replace(run.init, grow=True),
     )
+
+
+def as_elmo(run: Run) -> Run:
+    """A fine-tuning as ELMo's users have it (Peters et al. 2018): the biLM frozen, a mix of its layers into a biLSTM of
+    the task's own, Adam at 1e-3."""
+    optim = OptimConfig(
+        name="adamw", schedule="linear", peak_lr=1e-3, warmup=0, final_lr=0.1, eps=1e-8, weight_decay=0.0, clip=5.0,
+        frozen=("backbone",),
+    )  # fmt: skip
+    data = dataclasses.replace(run.data, vocabulary="words", word_types=512)
+    return dataclasses.replace(run, data=data, optim=optim, head=HeadConfig(mix="all", cells=128), epochs=10.0)
 
 
 def _find(name: str, known: dict[str, Recipe], what: str) -> Run:

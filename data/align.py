@@ -6,17 +6,21 @@ from data.errors import DataError
 from data.examples import Tagged
 from data.layouts import GPT_SPECIALS
 from data.tokenizer import Tokenizer
+from data.words import Spelling
 
 
-def cut_words(examples: Sequence[Tagged], tokenizer: Tokenizer) -> tuple[list[list[int]], list[list[int]]]:
+def cut_words(examples: Sequence[Tagged], tokenizer: Tokenizer | Spelling) -> tuple[list[list[int]], list[list[int]]]:
     """(the pieces of each example's words, joined; where among them each word is read).
 
     Each word is tokenised alone; its first piece stands for it (Devlin et al. 2018, section 5.3). A vocabulary that has
     GPT-1's special tokens is read from left to right: there it is the last piece, which alone has seen the whole word.
-    Where spaces are part of the pieces, each word but the first has one before it.
+    Where spaces are part of the pieces, each word but the first has one before it. An ELMo reads words as they stand.
 
     `["Jim", "Henson"]` → pieces `jim hen ##son`, places `0 1`. Raises: DataError for a word without a piece.
     """
+    if isinstance(tokenizer, Spelling):
+        lines = [tokenizer.number(example.words) for example in examples]
+        return lines, [[*range(len(line))] for line in lines]
     last, space = GPT_SPECIALS[-1] in tokenizer.specials, " " if tokenizer.lossless else ""
     written = [[f"{space if n else ''}{word}" for n, word in enumerate(example.words)] for example in examples]
     where = {word: example.origin for example, words in zip(examples, written, strict=True) for word in words}
@@ -40,7 +44,7 @@ def cut_words(examples: Sequence[Tagged], tokenizer: Tokenizer) -> tuple[list[li
     return lines, places
 
 
-def spelled(texts: Sequence[str], origins: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+def spelled(texts: Sequence[str], origins: Sequence[str], tokenizer: Tokenizer | Spelling) -> list[list[int]]:
     """The pieces of texts. Raises: DataError with the origin of one that has what the vocabulary cannot spell."""
     try:
         return tokenizer.encode(texts)

@@ -23,6 +23,7 @@ from data.encoded import (
     INDEX,
     LINE,
     SPLITS,
+    WORDS,
     A,
     B,
     Column,
@@ -41,6 +42,7 @@ from data.sources import shared
 from data.tables import counted
 from data.tasks import check_sources, examples, open_source, source_of
 from data.tokenizer import Tokenizer
+from data.words import Spelling, Words
 
 T = TypeVar("T")
 CHUNK = 4096
@@ -58,7 +60,12 @@ class Coded:
     choices: int = 1
 
 
-def code(found: Sequence[Example], kind: str, tokenizer: Tokenizer, labels: Labels, file: int) -> Coded:
+def reader(tokenizer: Tokenizer) -> Tokenizer | Spelling:
+    """What numbers the tokens of examples: the tokenizer itself; of one of words, what numbers any word."""
+    return Spelling(tokenizer) if isinstance(tokenizer, Words) else tokenizer
+
+
+def code(found: Sequence[Example], kind: str, tokenizer: Tokenizer | Spelling, labels: Labels, file: int) -> Coded:
     """Tokenises examples and numbers their answers.
 
     Raises: DataError with file:line for a text or word without a piece, an unknown label, a number that is none, more
@@ -103,7 +110,9 @@ def _alternatives(found: Sequence[Example], labels: Labels) -> int:
     return len(labels.numbers)
 
 
-def _rows(found: Sequence[Text | Pair | Choice], tokenizer: Tokenizer) -> list[tuple[list[int], list[int] | None]]:
+def _rows(
+    found: Sequence[Text | Pair | Choice], tokenizer: Tokenizer | Spelling
+) -> list[tuple[list[int], list[int] | None]]:
     """The pieces of each row's first text and of its second, where it has one; a choice has a row for each alternative.
 
     Raises: DataError for a text without a piece.
@@ -144,13 +153,20 @@ def same_shape(coded: Coded, pair: bool | None, origin: str) -> bool:
     return pair
 
 
-def in_memory(coded: Coded, kind: str, labels: tuple[str, ...], source: str, symmetric: bool = False) -> Encoded:
+def in_memory(
+    coded: Coded,
+    kind: str,
+    labels: tuple[str, ...],
+    source: str,
+    symmetric: bool = False,
+    letters: NDArray[np.uint16] | None = None,
+) -> Encoded:
     """A chunk as a split of its own."""
     tags = None if coded.tags is None else Column(Memory(coded.tags), np.dtype("<i4"))
     longest = int(tokens_of(coded.rows).max())
     rows, tokens = Column(Memory(coded.rows), np.dtype("<i8"), 6), Column(Memory(coded.tokens), np.dtype("<u4"))
     many = len(coded.rows) // coded.choices
-    return Encoded(kind, labels, (source,), many, longest, rows, tokens, tags, coded.choices, symmetric)
+    return Encoded(kind, labels, (source,), many, longest, rows, tokens, tags, coded.choices, symmetric, letters)
 
 
 def chunks(found: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
@@ -210,8 +226,10 @@ def _apart(task: TaskConfig) -> None:
 class _Writer:
     def __init__(self, folder: Path, task: TaskConfig, tokenizer: Tokenizer, labels: Labels, pair: bool | None) -> None:
         self.pair = pair
-        self.folder, self.task, self.tokenizer, self.labels = folder, task, tokenizer, labels
-        self.dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
+        self.folder, self.task, self.labels = folder, task, labels
+        self.tokenizer = reader(tokenizer)
+        spells = isinstance(self.tokenizer, Spelling)
+        self.dtype = np.dtype("<u4" if spells or tokenizer.size > 1 << 16 else "<u2")
         columns = ("rows", "tokens", "tags") if task.kind == "tag" else ("rows", "tokens")
         self.files = {f"{split}-{name}": Out(folder / f"{split}-{name}.bin") for split in SPLITS for name in columns}
         self.splits = {name: {"examples": 0, "tokens": 0, "longest": 0} for name in SPLITS}
@@ -306,6 +324,9 @@ class _Writer:
                 f"{self.sources[0]['name']}: every example has the label {labels[0]!r}, so there is nothing to learn; "
                 "see that --task.label names the right column"
             )
+        if isinstance(self.tokenizer, Spelling):
+            self.files[WORDS] = Out(self.folder / WORDS)
+            self.files[WORDS].write(self.tokenizer.file())
         self.close()
         index: dict[str, Any] = {
             "format": FORMAT,

@@ -4,6 +4,7 @@
                         ends, the number of its file, its line there, its answer (a label's number, the bits of a f64,
                         or -1 for none); of task.kind=choice a row for each alternative, its text and the alternative
     SPLIT-tokens.bin    u16 (u32 where the vocabulary needs it), one long row of ids without special tokens
+    words.txt           of an ELMo, whose ids are numbers of words: the words, one a line
     SPLIT-tags.bin      i32 beside the tokens, for task.kind=tag: the tag's number at the piece that stands for a word,
                         else -1
     index.json          "format": 1, labels and their counts, sources, size and sha256 of each file, a fingerprint;
@@ -26,9 +27,11 @@ from numpy.typing import NDArray
 from data.config import TaskConfig
 from data.errors import DataError
 from data.shards import I64, File, check_bytes, fingerprint_of, joined, misfit
+from data.words import letters_of
 
 FORMAT = 1
 INDEX = "index.json"
+WORDS = "words.txt"
 SPLITS = ("train", "dev")
 A, B, END, FILE, LINE, ANSWER = range(6)
 """The columns of rows."""
@@ -95,6 +98,13 @@ class Encoded:
     """Rows of an example: one for each alternative of a choice."""
     symmetric: bool = False
     """Pairs are read in both orders."""
+    letters: NDArray[np.uint16] | None = None
+    """Where tokens are words that are read letter by letter: what is read of each → [n, 50]."""
+
+    @property
+    def pair(self) -> bool:
+        """Whether its examples are pairs of texts."""
+        return self.examples > 0 and bool(self.take(np.zeros(1, np.int64))[0, B] >= 0)
 
     def take(self, numbers: I64) -> I64:
         """Rows of examples by their numbers → i64 [n · choices, 6]."""
@@ -153,6 +163,10 @@ class Store:
         self.choices: int = index.get("choices", 1)
         """Alternatives of an example, each a pair with its text; 1 where there is nothing to choose."""
         self.fingerprint: str = index["fingerprint"]
+        self._letters = None
+        if WORDS in index["files"]:
+            check_bytes(folder / WORDS, index["files"][WORDS]["sha256"], _MEND)
+            self._letters = letters_of((folder / WORDS).read_bytes().decode("utf-8").split("\n")[:-1])
         self.splits = {name: self._split(name) for name in SPLITS}
 
     def _split(self, name: str) -> Encoded:
@@ -169,6 +183,7 @@ class Store:
             tags,
             self.choices,
             self.index.get("symmetric", False),
+            self._letters,
         )
 
     @staticmethod

@@ -174,7 +174,7 @@ def describe(
     foretold: `<S> the cat → the cat sat`. Of an example of several lines the first is shown, of a choice (kind) the
     right one."""
     if "types" in batch:
-        return _lane(batch, row, tokenizer)
+        return _lane(batch, row, tokenizer) if "next" in batch else _words(batch, row, labels)
     several: list[str] = []
     if batch["tokens"].ndim == 3:
         many, right = batch["tokens"].shape[1], int(batch["labels"][row]) if kind == "choice" else 0
@@ -204,6 +204,24 @@ def describe(
     return f"{text}\n({'; '.join(facts)})"
 
 
+def elmo_words(read: Read, starts: I64, lengths: I64, letters: NDArray[np.uint16], length: int, rows: int) -> Batch:
+    """Lines of words → types i32 RW, index i32 BL, mask i32 BL; a line's words from `length` on are left out. types:
+    what is read of each distinct word, behind three rows for nothing, begin and end; R is `rows`, doubled until they
+    have room."""
+    lengths = np.minimum(lengths, length)
+    inside_BL = np.arange(length) < lengths[:, None]
+    ids = read(starts, lengths)
+    distinct, place = np.unique(ids, return_inverse=True)
+    while rows < len(distinct) + 3:
+        rows *= 2
+    types = np.zeros((rows, WIDTH), np.int32)
+    types[1], types[2] = BEGIN_ROW, END_ROW
+    types[3 : 3 + len(distinct)] = letters[distinct]
+    index_BL = np.zeros(inside_BL.shape, np.int32)
+    index_BL[inside_BL] = place + 3
+    return {"types": types, "index": index_BL, "mask": inside_BL.astype(np.int32)}
+
+
 def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0) -> Batch:
     """Sentences' words → types i32 RW, index i32 BL, mask i32 BL; B is `rows` where there are fewer lines.
 
@@ -221,6 +239,18 @@ def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0) -> Batch:
         index[row, : len(words)] = [place[word] for word in words]
         mask[row, : len(words)] = 1
     return {"types": types, "index": index, "mask": mask}
+
+
+def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str]) -> str:
+    """A line of words, each with its tag, or a pair's two, and the answer."""
+    index, mask = batch["index"][row], batch["mask"][row]
+    lines = [spelled(batch["types"][i[m > 0]]) for i, m in zip(np.atleast_2d(index), np.atleast_2d(mask), strict=True)]
+    if "tags" in batch:
+        tags = batch["tags"][row][mask > 0].tolist()
+        lines = [[f"{word}/{labels[tag]}" for word, tag in zip(lines[0], tags, strict=True)]]
+    answer = f" → {labels[batch['labels'][row]]}" if "labels" in batch else ""
+    answer = f" → {batch['targets'][row]:g}" if "targets" in batch else answer
+    return f"{' | '.join(map(' '.join, lines))}{answer}\n({sum(map(len, lines))} words)"
 
 
 def _lane(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:

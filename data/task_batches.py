@@ -10,17 +10,20 @@ from data import draws
 from data.config import DataConfig, TaskConfig
 from data.encoded import ANSWER, END, A, B, Encoded, Store
 from data.errors import DataError, did_you_mean
-from data.layouts import Batch, bert_pair, both_orders, cut_ends, gpt_pair, gpt_specials
+from data.layouts import Batch, bert_pair, both_orders, cut_ends, elmo_words, gpt_pair, gpt_specials
 from data.shards import I64
 from data.streams import Pairs
 from data.tokenizer import Tokenizer
 from data.wordpiece import wordpiece
+from data.words import word_tokenizer
 
 LINES = {
     "bert": {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"},
     "gpt": {"tokens": "i32 BL", "mask": "i32 BL", "next": "i32 BL", "next_weights": "f32 BL"},
+    "elmo": {"types": "i32 RW", "index": "i32 BL", "mask": "i32 BL"},
 }
-"""The arrays of lines, by data.layout. next: what follows each token; next_weights: those of a line sum to 1."""
+"""The arrays of lines, by data.layout. next: what follows each token; next_weights: those of a line sum to 1.
+types: what is read of each distinct word of the whole batch; index: the row of a word."""
 ANSWERS = {
     "classify": {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
     "regress": {"targets": "f32 B", "valid": "f32 B"},
@@ -31,11 +34,11 @@ ANSWERS = {
 example, or the piece that stands for a word, counts in the loss; valid: 0 where a line only fills up a batch."""
 
 
-def task_fields(kind: str, layout: str, symmetric: bool = False) -> dict[str, str]:
-    """The arrays of a task's batch. Where an example has several lines, an alternative or an order each, they are BAL:
-    `task_fields("choice", "bert")["tokens"]` → `i32 BAL`."""
+def task_fields(kind: str, layout: str, symmetric: bool = False, pair: bool = False) -> dict[str, str]:
+    """The arrays of a task's batch. Where an example has several lines, an alternative or an order each, or an ELMo's
+    texts of a pair, they are BAL: `task_fields("choice", "bert")["tokens"]` → `i32 BAL`."""
     lines = LINES[layout]
-    if kind == "choice" or symmetric:
+    if kind == "choice" or symmetric or (pair and layout == "elmo"):
         lines = {name: spec.replace("BL", "BAL") for name, spec in lines.items()}
     return {**lines, **ANSWERS[kind]}
 
@@ -81,18 +84,28 @@ class _Reader:
     layout: str
     length: int
     weights_C: NDArray[np.float32]
+    types: int = 0
+    """Rows for distinct words; 0: as many as there could be."""
 
     def __post_init__(self) -> None:
         """Raises: DataError where the layout's special tokens are not in the vocabulary, or have no room in a line."""
-        _ = wordpiece(self.tokenizer) if self.layout == "bert" else gpt_specials(self.tokenizer)
+        if self.layout == "elmo":
+            word_tokenizer(self.tokenizer)
+        else:
+            _ = wordpiece(self.tokenizer) if self.layout == "bert" else gpt_specials(self.tokenizer)
         if self.length < SHORTEST:
             raise DataError(
                 f"data.length={self.length} has no room for a pair of texts and its special tokens; "
                 f"give at least {SHORTEST}"
             )
 
-    def read(self, numbers: I64) -> Batch:
-        split, rows = self.split, self.split.take(numbers)
+    def read(self, numbers: I64, chosen: I64 | None = None) -> Batch:
+        """The examples with these numbers, of them the chosen rows; where words are read by their letters, `types` are
+        those of all of them."""
+        if self.layout == "elmo":
+            return self._words(numbers, np.arange(len(numbers)) if chosen is None else chosen)
+        split, rows = self.split, self.split.take(numbers if chosen is None else numbers[chosen])
+        count = len(rows) // split.choices
         single = rows[:, B] < 0
         middle = np.where(single, rows[:, END], rows[:, B])
         b_length = np.where(single, -1, rows[:, END] - middle)
@@ -106,20 +119,46 @@ class _Reader:
         text_BL = batch.pop("candidates")
         del batch["lengths"]
         if split.kind == "choice" or split.symmetric:
-            batch = {name: lines.reshape(len(numbers), -1, self.length) for name, lines in batch.items()}
-        rows = rows[:: split.choices]
+            batch = {name: lines.reshape(count, -1, self.length) for name, lines in batch.items()}
+        answers = self._answers(rows[:: split.choices])
+        if split.tags is not None:
+            tags_BL = np.full(text_BL.shape, -1, np.int32)
+            tags_BL[text_BL] = split.tags.read(pairs.a_start, pairs.a_length)
+            answers |= self._tags(tags_BL)
+        return {**batch, **answers}
+
+    def _words(self, numbers: I64, chosen: I64) -> Batch:
+        """Of a pair two lines; length counts the begin and the end of a sentence, which the model puts there."""
+        split, rows = self.split, self.split.take(numbers)
+        assert split.letters is not None
+        words, many = self.length - 2, 2 if split.pair else 1
+        middle = np.where(rows[:, B] < 0, rows[:, END], rows[:, B])
+        starts = np.stack([rows[:, A], middle], 1)[:, :many].ravel()
+        lengths = np.stack([middle - rows[:, A], rows[:, END] - middle], 1)[:, :many].ravel()
+        lengths = np.minimum(lengths, words)
+        size = self.types or len(starts) * words + 3
+        batch = elmo_words(split.tokens.read, starts, lengths, split.letters, words, size)
+        lines = {name: batch[name].reshape(len(numbers), many, words) for name in ("index", "mask")}
+        lines = {name: x[chosen] if split.pair else x[chosen, 0] for name, x in lines.items()}
+        answers = self._answers(rows[chosen])
+        if split.tags is not None:
+            tags_BL = np.full((len(numbers), words), -1, np.int32)
+            tags_BL[batch["mask"] > 0] = split.tags.read(starts, lengths)
+            answers |= self._tags(tags_BL[chosen])
+        return {"types": batch["types"], **lines, **answers}
+
+    def _answers(self, rows: I64) -> Batch:
+        split, batch = self.split, dict[str, np.ndarray]()
         if split.kind in ("classify", "choice"):
             batch["labels"] = np.maximum(rows[:, ANSWER], 0).astype(np.int32)
             batch["weights"] = self.weights_C[batch["labels"]]
         elif split.kind == "regress":
             batch["targets"] = rows[:, ANSWER].copy().view(np.float64).astype(np.float32)
-        elif split.tags is not None:
-            tags_BL = np.full(text_BL.shape, -1, np.int32)
-            tags_BL[text_BL] = split.tags.read(pairs.a_start, pairs.a_length)
-            batch["tags"] = tags_BL
-            batch["tag_weights"] = np.where(tags_BL >= 0, self.weights_C[np.maximum(tags_BL, 0)], 0).astype(np.float32)
-        batch["valid"] = np.ones(len(rows), np.float32)
-        return batch
+        return {**batch, "valid": np.ones(len(rows), np.float32)}
+
+    def _tags(self, tags_BL: NDArray[np.int32]) -> Batch:
+        weights_BL = np.where(tags_BL >= 0, self.weights_C[np.maximum(tags_BL, 0)], 0).astype(np.float32)
+        return {"tags": tags_BL, "tag_weights": weights_BL}
 
 
 class TaskBatches:
@@ -131,13 +170,14 @@ class TaskBatches:
 
     def __init__(self, store: Store, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, *, seed: int) -> None:
         split = store.splits["train"]
-        self.fields = task_fields(store.kind, config.layout, split.symmetric)
+        self.fields = task_fields(store.kind, config.layout, split.symmetric, store.pair)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
         self.config = config
         self.lines_per_pass = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
-        self._reader = _Reader(split, tokenizer, config.layout, line_length(config, split.longest), weights_C)
+        length, types = line_length(config, split.longest), config.word_types
+        self._reader = _Reader(split, tokenizer, config.layout, length, weights_C, types)
         self._orders: dict[int, I64] = {}
         self._lock = threading.Lock()
 
@@ -149,15 +189,16 @@ class TaskBatches:
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
         rows = np.arange(self.config.lines(step)) if rows is None else np.asarray(rows, np.int64)
-        places = self.config.lines_before(step) + rows
+        every = np.arange(self.config.lines(step))
+        places = self.config.lines_before(step) + every
         passes, within = np.divmod(places, self.lines_per_pass)
         numbers = np.empty(len(places), np.int64)
         for e in np.unique(passes).tolist():
             mine = passes == e
             numbers[mine] = self._order(e)[within[mine]]
         with self._lock:
-            self.rows_read += len(numbers)
-        return self._reader.read(numbers)
+            self.rows_read += len(rows)
+        return self._reader.read(numbers, rows)
 
     def _order(self, e: int) -> I64:
         with self._lock:
@@ -189,7 +230,9 @@ class HeldOutTask:
     ) -> None:
         """weights_C: what each label counts in the loss (all 1 if None). length: tokens of a line, if not what the
         longest needs."""
-        self.fields = task_fields(split.kind, config.layout, split.symmetric)
+        self.fields = task_fields(split.kind, config.layout, split.symmetric, split.pair)
+        self.shift = int(config.layout == "elmo")
+        """By how many places a word stands before that of its piece in a line with a special token in front."""
         self.tokenizer, self.batch, self.split = tokenizer, lines, split
         self.count = split.examples
         self.steps = -(-self.count // lines)
@@ -210,11 +253,12 @@ class HeldOutTask:
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """As TaskBatches.read, for steps below `steps`; rows past the last example repeat example 0 without weight."""
-        numbers = step * self.batch + (np.arange(self.batch) if rows is None else np.asarray(rows, np.int64))
-        spare = numbers >= self.count
-        batch = self._reader.read(np.where(spare, 0, numbers))
+        rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
+        numbers = step * self.batch + np.arange(self.batch)
+        batch = self._reader.read(np.where(numbers >= self.count, 0, numbers), rows)
+        spare = numbers[rows] >= self.count
         for name in ("valid", "weights", "tag_weights", "next_weights"):
             if name in batch:
                 batch[name][spare] = 0.0
-        self.rows_read += len(numbers)
+        self.rows_read += len(rows)
         return batch

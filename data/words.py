@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import vocabulary as vocabularies
-from data.chars import are_cut
+from data.chars import WIDTH, are_cut, char_ids
 from data.errors import DataError
 
 BEGIN, END, UNK = SPECIAL = ("<S>", "</S>", "<UNK>")
@@ -193,6 +193,53 @@ class Numbering:
         """How many words the vocabulary lacks, and of which (and how many times) not all bytes are read."""
         lacking = {"words": len(self._ids.new), "bytes": len(self.unknown())}
         return {"unknown": lacking, "cut": {"words": len(self._seen), "times": self._times}}
+
+
+class Spelling:
+    """What stands for a vocabulary where words are only read, letter by letter: every word that comes has a number, by
+    first appearance, and none is unknown. Memory grows with the number of different words."""
+
+    lossless = False
+    specials: Mapping[str, int] = {}
+
+    def __init__(self, tokenizer: Words, known: Iterable[str] = ()) -> None:
+        self.fingerprint, self.kind, self.split = tokenizer.fingerprint, tokenizer.kind, tokenizer.split
+        self._words = tokenizer.words
+        self._ids = _Growing({}, 0)
+        self.number(known)
+
+    @property
+    def size(self) -> int:
+        """Words so far."""
+        return len(self._ids.new)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts → the numbers of their words."""
+        return [self.number(self._words(text)) for text in texts]
+
+    def number(self, words: Iterable[str]) -> list[int]:
+        """Words, each as it stands → their numbers."""
+        return [*map(self._ids.__getitem__, words)]
+
+    def letters(self) -> NDArray[np.uint16]:
+        """What is read of each word → u16 [n, 50]."""
+        return letters_of(self._ids.new)
+
+    def file(self) -> bytes:
+        """The words, a word a line."""
+        return "".join(f"{word}\n" for word in self._ids.new).encode()
+
+
+_TOGETHER = 1 << 14
+"""Words whose letters are looked up together."""
+
+
+def letters_of(words: Sequence[str]) -> NDArray[np.uint16]:
+    """What is read of each word (`data.chars`) → u16 [n, 50]."""
+    rows = np.empty((len(words), WIDTH), np.uint16)
+    for at in range(0, len(words), _TOGETHER):
+        rows[at : at + _TOGETHER] = char_ids(words[at : at + _TOGETHER])
+    return rows
 
 
 def _splitter(split: str) -> Callable[[str], list[str]]:

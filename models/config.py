@@ -158,6 +158,42 @@ class ElmoConfig:
                 raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not in [0, 1)")
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """What a task's head reads of the backbone (Peters et al. 2018, section 3.3)."""
+
+    mix: Literal["off", "all", "top", "words"] = "off"
+    """Of each word: the last layer, without more (off); a learned mix of all layers; of the top one or of the words'
+    own, their weight learned."""
+    mix_norm: bool = False
+    """Each layer is normed before it is mixed, over all words of a batch together."""
+    mix_l2: float = 0.0
+    """What the sum of the squared mixing weights counts in the loss."""
+    place: Literal["input", "output", "both"] = "input"
+    """Where the mix goes: into the task's biLSTM; beside its output (it reads the words' own layer then); or both."""
+    cells: int = 0
+    """Of the task's biLSTM in each direction; 0: none."""
+    crf: bool = False
+    """Tags are scored as a chain."""
+    pair: bool = False
+    """An example is a pair of texts that are matched. Known from the examples; not to be given."""
+
+    def __post_init__(self) -> None:
+        if self.cells < 0:
+            raise ValueError(f"head.cells={self.cells} is not a number of cells (0: no biLSTM)")
+        if not 0.0 <= self.mix_l2 < math.inf:
+            raise ValueError(f"head.mix-l2={self.mix_l2} is not a number from 0 on")
+        if self.mix == "off":
+            for name, usual in (("mix_norm", False), ("mix_l2", 0.0), ("place", "input"), ("cells", 0), ("crf", False)):
+                if getattr(self, name) != usual:
+                    raise ValueError(
+                        f"head.{name.replace('_', '-')}={getattr(self, name)} has no meaning for head.mix=off; "
+                        "give --head.mix all, top or words"
+                    )
+        elif self.place != "input" and not self.cells:
+            raise ValueError(f"head.place={self.place} wants a biLSTM of the task's own; give --head.cells")
+
+
 WORD_CHARS = 50
 """Character ids of a word that an ELMo reads: its first 48 bytes, begin and end."""
 ModelConfig = BertConfig | GptConfig | ElmoConfig

@@ -9,11 +9,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from models import bert, elmo, gpt, lm_heads, task_heads
+from models import bert, elmo, features, gpt, lm_heads, task_heads
 from models.blocks import Init, step_floats
-from models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig
+from models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
 from models.dropout import Noise
-from models.shapes import Encoding
+from models.shapes import Encoding, by_path
 from models.word_softmax import BiLm
 
 
@@ -23,6 +23,8 @@ class Outputs:
 
     encoding: Encoding
     heads: dict[str, Any]
+    mix_squares: jax.Array | None = None
+    """The sum of the squared mixing weights of the heads that have such."""
 
 
 class Model(nn.Module):
@@ -44,8 +46,12 @@ class Model(nn.Module):
             if noise is not None:
                 place_BA = noise.row_B[:, None] * choices + jnp.arange(choices, dtype=noise.row_B.dtype)[None]
                 rows = Noise(noise.key, place_BA.reshape(-1))
+        states = states or any(getattr(head, "reads_states", False) for head in self.heads.values())
         encoding = self.backbone(folded, rows, states=states).replace(choices=choices)
-        return Outputs(encoding, {name: head(encoding, folded, noise) for name, head in self.heads.items()})
+        answers = {name: head(encoding, folded, noise) for name, head in self.heads.items()}
+        weights = [x for head in self.heads.values() for path, x in by_path(head.variables.get("params", {})).items()
+                   if path.endswith("mix/weights")]  # fmt: skip
+        return Outputs(encoding, answers, jnp.square(jnp.concatenate(weights)).sum() if weights else None)
 
 
 def _folded(x: jax.Array) -> jax.Array:
@@ -102,6 +108,18 @@ def _task(head: type[nn.Module]) -> Callable[[Any, int], nn.Module]:
     return make
 
 
+def _features(head: type[nn.Module], settings: HeadConfig, config: ModelConfig, classes: int) -> nn.Module:
+    family = FAMILIES[type(config)]
+    dtype = jnp.dtype(config.dtype)
+    return head(family.sizes(config, classes), config.head_dropout, family.kernel_init(config), dtype, settings)  # pyright: ignore[reportCallIssue]
+
+
+FEATURES: dict[str, type[nn.Module]] = {
+    "classify": features.PooledFeatures,
+    "regress": features.PooledFeatures,
+    "tag": features.TagFeatures,
+}
+"""The heads of tasks that read a mix of the layers."""
 HEADS: dict[str, Callable[[Any, int], nn.Module]] = {
     "mlm": _mlm,
     "nsp": _nsp,
@@ -115,9 +133,19 @@ HEADS: dict[str, Callable[[Any, int], nn.Module]] = {
 """(config, classes) → head. classes is the number of labels of a task."""
 
 
-def build(config: ModelConfig, heads: tuple[str, ...] = (), classes: int = 1) -> Model:
-    """The model of a configuration with the heads named: `build(BertConfig(), ("mlm", "nsp"))`."""
-    return Model(FAMILIES[type(config)].backbone(config), {name: HEADS[name](config, classes) for name in heads})
+_PLAIN = HeadConfig()
+
+
+def build(config: ModelConfig, heads: tuple[str, ...] = (), classes: int = 1, head: HeadConfig = _PLAIN) -> Model:
+    """The model of a configuration with the heads named: `build(BertConfig(), ("mlm", "nsp"))`. head: what those of a
+    task read."""
+
+    def made(name: str) -> nn.Module:
+        if head.mix != "off" and name in FEATURES:
+            return _features(FEATURES[name], head, config, classes)
+        return HEADS[name](config, classes)
+
+    return Model(FAMILIES[type(config)].backbone(config), {name: made(name) for name in heads})
 
 
 def example(fields: dict[str, str], sizes: dict[str, int]) -> dict[str, jax.Array]:

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from configs import recipes
+from models.config import HeadConfig
 from models.model import FAMILIES, build, example
 from models.shapes import (
     LETTERS,
@@ -147,6 +148,10 @@ def test_every_row_of_dims_is_some_parameter_s(every_recipe_s_parameters):
     choice = _shapes(recipes()["gpt.tiny"]().model, ("choice",))
     paths |= {path_of(path) for path, _ in jax.tree.leaves_with_path(choice)}
     elmo = _made(recipes()["elmo.tiny"]())
+    head = HeadConfig(mix="all", place="both", cells=4, crf=True)
+    tagger, line = build(recipes()["bert.tiny"]().model, ("tag",), 3, head), {**FIELDS, "tags": "i32 BL"}
+    tagging = jax.eval_shape(lambda: tagger.init(jax.random.key(0), example(line, {"B": 1, "L": 8, "P": 2}))["params"])
+    paths |= by_path(tagging).keys()
     paths |= elmo["params"].keys() | {f"carry/{path}" for path in elmo["carry"]}
     for pattern, dims in PARAMETER_DIMS:
         assert set(dims) <= LETTERS

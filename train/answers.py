@@ -67,7 +67,7 @@ class Answers:
         first = marks >= 0
         marks, line, place = marks[first], line[first], place[first]
         seen = place < self.held_out.length - 1  # what was cut has no answer
-        at = np.where(seen, place, 0)
+        at = np.where(seen, place - self.held_out.shift, 0)
         predicted = np.where(seen, here["tags"][line, at], -1).astype(np.int32)
         share = np.where(seen, here["scores"][line, at], 0.0)
         words = np.bincount(line, minlength=len(rows))

@@ -189,6 +189,16 @@ class Embed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Layers:
+    """What each layer counts in the mixes that fine-tuned runs have learned."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Runs' folders: seeds of a task, or several tasks."""
+    to: str = ""
+    """A figure, *.png or *.svg: a bar for each layer and task, the spread over seeds upon it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Import:
     """A published model as a run."""
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from data.config import DataConfig, TaskConfig
 from data.errors import did_you_mean
-from models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig
+from models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
 from train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
 
 FORMAT = 1
@@ -47,6 +47,7 @@ class Run:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     init: InitConfig = field(default_factory=InitConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
     objective: Literal["mlm_nsp", "lm", "bilm", "classify", "regress", "tag", "choice"] = "mlm_nsp"
     dir: str = ""
     """The run's folder; the same command in the same folder goes on."""
@@ -75,6 +76,13 @@ class Run:
         if family != "gpt" and (self.task.lm_weight or self.task.symmetric):
             name = "lm-weight" if self.task.lm_weight else "symmetric"
             raise ValueError(f"task.{name} is for GPT, and the model is of the family {family}; leave it out")
+        mixes = self.head.mix != "off"
+        if mixes and self.task.kind not in ("off", "classify", "regress", "tag"):
+            raise ValueError(f"head.mix={self.head.mix} has no meaning for task.kind={self.task.kind}; leave it out")
+        if self.head.crf and (self.task.kind != "tag" or self.task.class_weights):
+            raise ValueError("head.crf scores the tags of task.kind=tag, all alike; leave it or task.class-weights out")
+        if family == "elmo" and self.task.kind != "off" and not mixes:
+            raise ValueError(f"head.mix=off gives an ELMo's task.kind={self.task.kind} nothing; give --head.mix all")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} is not in [0, 2^31)")
         if not isinstance(self.model, ElmoConfig) and self.data.length > self.model.length:
@@ -102,6 +110,13 @@ _MAY_CHANGE = (
     *("mesh", "save", "log", "evaluate", "steps", "epochs", "dir", "data.path", "data.dev", "data.tokenizer"),
     *("init.run", "task.train", "task.dev", "task.test"),
 )
+
+
+def of_data(run: Run, pair: Any) -> Run:
+    """The same run, its head knowing whether its examples are pairs (which only an ELMo's must know)."""
+    if not isinstance(run.model, ElmoConfig) or run.task.kind == "off":
+        return run
+    return dataclasses.replace(run, head=dataclasses.replace(run.head, pair=bool(pair)))
 
 
 def may_change(name: str) -> bool:
@@ -261,4 +276,4 @@ def read(directory: Path) -> tuple[Run, dict[str, Any]]:
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         got = tree.get("format") if isinstance(tree, dict) else None
         raise ConfigError(f"{path} has format {got!r}; this version reads format {FORMAT}")
-    return from_json(tree.get("config") or {}, str(path)), tree
+    return of_data(from_json(tree.get("config") or {}, str(path)), tree.get("pair")), tree

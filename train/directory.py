@@ -80,6 +80,7 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
     old: dict[str, Any] = {}
     if (directory / "run.json").exists():
         begun, old = configs.read(directory)
+        run = configs.of_data(run, old.get("pair"))
     changes = configs.difference(run, begun) if begun is not None else {}
     fixed = [name for name in changes if not configs.may_change(name)]
     trained = any((directory / "checkpoints").glob("[0-9]*"))

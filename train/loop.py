@@ -16,6 +16,7 @@ from data.layouts import describe as describe_line
 from data.pipeline import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
 from data.shards import Shards
 from data.tokenizer import Tokenizer
+from models.features import learned_mixes
 from models.model import Model
 from models.shapes import by_path, count, dims_of
 from train import config as configs
@@ -151,6 +152,7 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
     guessed = baseline(held_out, store) if held_out else {}
     run = configs.scheduled(run, batches.lines_per_pass)
+    run = configs.of_data(run, isinstance(store, Store) and store.pair)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
     model = model_of(run, store.labels if isinstance(store, Store) else ())
     parts = Parts(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guessed)
@@ -262,6 +264,9 @@ def _steps(
     checkpoints.wait()
     report.release(run.steps)
     checkpoints.close()
+    for place, mix in learned_mixes(state.params).items() if run.head.mix != "off" else ():
+        shares = " ".join(f"{share:.3f}" for share in mix["weights"])
+        report.say(f"learned mix at the {place}, the words' own layer first: {shares}; gamma {mix['gamma']:.3f}")
     if jax.process_count() > 1:
         told = f"read {parts.batches.rows_read} of {read(run.steps) - read(start)} lines"
         print(f"process {jax.process_index()} of {jax.process_count()} {told}", file=sys.stderr)

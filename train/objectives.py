@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from data.task_batches import task_fields
 from models import elmo
 from models.config import WORD_CHARS
+from models.crf import Chained
 from models.model import FAMILIES, Outputs
 from train.config import Run
 from train.losses import Sum, cross_entropy
@@ -201,15 +202,24 @@ class Tag:
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
         weights_BL = batch["tag_weights"]
         words_BL = (batch["tags"] >= 0) * batch["valid"][:, None]
-        loss_BL, hit_BL = cross_entropy(outputs.heads["tag"], batch["tags"])
+        answer = outputs.heads["tag"]
+        if isinstance(answer, Chained):
+            total, hit_BL = (answer.loss_B * batch["valid"]).sum(), answer.best_BL == batch["tags"]
+        else:
+            loss_BL, hit_BL = cross_entropy(answer, batch["tags"])
+            total = (loss_BL * weights_BL).sum()
         return {
-            "tag_loss": Sum((loss_BL * weights_BL).sum(), weights_BL.sum()),
+            "tag_loss": Sum(total, weights_BL.sum()),
             "accuracy": Sum((hit_BL * words_BL).sum(), words_BL.sum()),
         }
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
         """tags i32 BL, and the share that the softmax gives each, scores f32 BL."""
-        scores_BLC = jax.nn.softmax(outputs.heads["tag"])
+        answer = outputs.heads["tag"]
+        if isinstance(answer, Chained):
+            best_BL, scores_BLC = answer.best_BL, jax.nn.softmax(answer.logits_BLC)
+            return {"tags": best_BL, "scores": jnp.take_along_axis(scores_BLC, best_BL[:, :, None], 2)[:, :, 0]}
+        scores_BLC = jax.nn.softmax(answer)
         return {"tags": scores_BLC.argmax(-1).astype(jnp.int32), "scores": scores_BLC.max(-1)}
 
 
@@ -267,6 +277,37 @@ class WithWords:
         return self.task.predictions(outputs)
 
 
+@dataclass(frozen=True)
+class WithMix:
+    """A task's objective and, once a step, weight times the sum of the squared mixing weights of its head, which keeps
+    the mix near an even one (Peters et al. 2018, section 3.3)."""
+
+    task: Objective
+    weight: float
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return self.task.heads
+
+    @property
+    def fields(self) -> dict[str, str]:
+        return self.task.fields
+
+    @property
+    def terms(self) -> dict[str, float]:
+        return {**self.task.terms, "mix_penalty": self.weight}
+
+    def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        return {**self.task.weights(batch), "mix_penalty": jnp.maximum(batch["valid"].sum(), 1e-9)}
+
+    def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        lines = batch["valid"].sum()  # each part of a batch brings its share
+        return {**self.task.sums(outputs, batch), "mix_penalty": Sum(outputs.mix_squares * lines, lines)}
+
+    def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
+        return self.task.predictions(outputs)
+
+
 OBJECTIVES: dict[str, Objective] = {
     "mlm_nsp": MlmNsp(),
     "lm": NextToken(),
@@ -281,13 +322,15 @@ OBJECTIVES: dict[str, Objective] = {
 def objective_of(run: Run) -> Objective:
     """What a run optimises."""
     objective = OBJECTIVES[run.objective]
+    if run.head.mix_l2:
+        return WithMix(objective, run.head.mix_l2)
     return WithWords(objective, run.task.lm_weight) if run.task.lm_weight else objective
 
 
 def batch_fields(run: Run) -> dict[str, str]:
     """All that a run's batches must hold: what its backbone reads and what its objective reads beyond it."""
     if run.task.kind != "off":
-        return task_fields(run.task.kind, run.data.layout, run.task.symmetric)
+        return task_fields(run.task.kind, run.data.layout, run.task.symmetric, run.head.pair)
     if run.objective == "bilm":
         drawn = {"negatives": "i32 _S", "tries": "f32 _"} if run.data.negatives else {}
         return {**elmo.LANES, **OBJECTIVES[run.objective].fields, **drawn}
@@ -300,7 +343,7 @@ def batch_sizes(run: Run, lines: int, choices: int = 2) -> dict[str, int]:
     have alternatives; R, W, S where words are read by their characters."""
     fields = batch_fields(run)
     slots = {"P": run.data.predictions} if "slots" in fields else {}
-    alternatives = {"A": choices} if "A" in fields.get("tokens", "") else {}
+    alternatives = {"A": choices} if "A" in fields.get("tokens", fields.get("index", "")) else {}
     words = {}
     if "types" in fields:
         types = run.data.word_types or 2 * lines * run.data.length + elmo.FIRST_WORD

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from data.encode import chunks, code, in_memory, same_shape
+from data.encode import chunks, code, in_memory, reader, same_shape
 from data.errors import DataError
 from data.examples import Choice, Example, Pair, Tagged, Text
 from data.labels import Labels
@@ -18,6 +18,7 @@ from data.pipeline import iterate
 from data.task_batches import HeldOutTask
 from data.tasks import check_sources, examples
 from data.tokenizer import Tokenizer
+from data.words import Spelling
 from train import config as configs
 from train import mesh as meshes
 from train.answers import Answers
@@ -97,10 +98,12 @@ class Predictor:
     def answer(self, found: Sequence[Example]) -> Iterator[dict[str, Any]]:
         """A record for each example of a chunk, in order."""
         kind, length = self.run.task.kind, min(self.run.data.length, getattr(self.run.model, "length", LENGTHS[-1]))
-        coded = code(found, kind, self.tokenizer, Labels(self.labels or ("",)), 0)
+        numbers = reader(self.tokenizer)
+        coded = code(found, kind, numbers, Labels(self.labels or ("",)), 0)
         same_shape(coded, self.pair, found[0].origin)
         source = found[0].origin.rpartition(":")[0]
-        split = in_memory(coded, kind, self.labels, source, self.run.task.symmetric)
+        letters = numbers.letters() if isinstance(numbers, Spelling) else None
+        split = in_memory(coded, kind, self.labels, source, self.run.task.symmetric, letters)
         length = min(next((n for n in LENGTHS if n >= split.longest + 2), length), length)
         self.cut += split.longer_than(length)
         held_out = HeldOutTask(split, self.tokenizer, self.run.data, self.batch, length=length)

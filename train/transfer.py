@@ -37,7 +37,7 @@ class Loaded:
 
 def model_of(run: Run, labels: tuple[str, ...]) -> Model:
     """The model of a run, with the heads that its objective trains; labels: those of its task."""
-    return build(run.model, objective_of(run).heads, max(len(labels), 1))
+    return build(run.model, objective_of(run).heads, max(len(labels), 1), run.head)
 
 
 def find_step(folder: Path, step: int | None) -> list[int]:
