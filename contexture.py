@@ -16,23 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from analysis import commands
 from analysis.api import embed, evaluate, fill, generate, load, predict, score, warn
 from models.config import ElmoConfig
-from train.asked import (
-    Embed,
-    Evaluate,
-    Export,
-    Fill,
-    Generate,
-    Import,
-    Layers,
-    LearnTokenizer,
-    Nothing,
-    Predict,
-    Prepare,
-    Score,
-    Show,
-)
+from train.asked import Evaluate, LearnTokenizer, Nothing, Prepare, Show
 from train.config import CheckpointError, ConfigError, Diverged, Run, did_you_mean, read, to_json
 from train.options import InitConfig
 from train.signals import Interrupted, Signals
@@ -53,6 +40,8 @@ def _recipe(words: list[str], command: str) -> tuple[Run, Run, str]:
         raise ConfigError(f"{command} wants a recipe first: contexture {command} bert.tiny …")
     base = recipe(name)
     words = spelled_out(words[1:])
+    if folder := value_of(words, "--init.run"):
+        base = _with_model_of(_begun_from([folder, *words])[0], base)
     base = without_contradiction(base, words)
     if asked := [word for word in words if word.startswith("--task.")]:
         raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {asked[0]} …")
@@ -187,6 +176,14 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
     return parse(Run, words[1:], "finetune", base), base
 
 
+def _with_model_of(source: Run, base: Run) -> Run:
+    """A recipe with the model of another run of its family, and its way to part words."""
+    if type(source.model) is not type(base.model):
+        return base
+    data = dataclasses.replace(base.data, split=source.data.split, lowercase=source.data.lowercase)
+    return dataclasses.replace(base, model=source.model, data=data)
+
+
 def _begun_from(words: list[str]) -> tuple[Run, Path]:
     """The run that a fine-tuning begins from, and its folder; where that is gone, the fine-tuning itself, which goes on
     without it."""
@@ -253,117 +250,6 @@ def evaluate_command(words: list[str]) -> Result | None:
     return result if jax.process_index() == 0 else None
 
 
-def predict_command(words: list[str]) -> Result:
-    """answers to new examples: contexture predict RUN --input F --to F"""
-    asked = parse(Predict, words, "predict")
-    read(Path(asked.run))
-    signals = Signals("stopped, nothing was written; the same command begins again")
-    try:
-        from train.predict import Predictor, predict_file
-
-        predictor = Predictor(asked.run, step=asked.step or None, batch=asked.batch, say=warn)
-        columns = {"text": asked.text, "second": asked.second, "choices": asked.choices, "header": asked.header}
-        return predict_file(predictor, asked.input, Path(asked.to), columns, warn, signals.check)
-    finally:
-        signals.close()
-
-
-def fill_command(words: list[str]) -> Result:
-    """what fits a gap: contexture fill RUN --text "… [MASK] …" """
-    asked = parse(Fill, words, "fill")
-    return {"text": asked.text, "masks": fill(asked.run, asked.text, top=asked.top, step=asked.step or None)}
-
-
-def generate_command(words: list[str]) -> Streamed:
-    """what a GPT writes on: contexture generate RUN --prompt TEXT [--tokens N --temperature T --top-k K --top-p P]"""
-    asked = parse(Generate, words, "generate")
-    read(Path(asked.run))
-    prompts = asked.prompt or tuple(_lines(asked.input))
-    names = ("tokens", "temperature", "top_k", "top_p", "exclusive", "stop", "seed", "batch")
-    options: Any = {"step": asked.step or None, **{name: getattr(asked, name) for name in names}}
-
-    def write(tell: Callable[[str], None]) -> Result:
-        told = -1
-
-        def tell_line(line: int, text: str) -> None:
-            nonlocal told
-            if len(prompts) > 1:
-                return  # lines of a batch grow side by side
-            tell(text if told == line else prompts[line] + text)
-            told = line
-
-        signals = Signals("stopped")
-        try:
-            texts = generate(asked.run, prompts, tell=tell_line, check=signals.check, **options)
-        finally:
-            signals.close()
-        if len(prompts) > 1:
-            tell("\n\n".join(text["prompt"] + text["text"] for text in texts))
-        return {"run": asked.run, "texts": texts}
-
-    return Streamed(write)
-
-
-def _lines(file: str) -> Iterator[str]:
-    from data.sources import lines
-
-    if not Path(file).is_file():
-        raise ConfigError(f"{file}: no such file; give one with a prompt in each line")
-    for _, line in lines(Path(file)):
-        yield line.rstrip("\r\n")
-
-
-def score_command(words: list[str]) -> Result:
-    """how well a GPT foretells text: contexture score RUN --input F… [--stride N]"""
-    asked = parse(Score, words, "score")
-    read(Path(asked.run))
-    signals = Signals("stopped; the same command begins again")
-    try:
-        options: Any = {name: getattr(asked, name) for name in ("documents", "length", "stride", "batch")}
-        return score(asked.run, asked.input, step=asked.step or None, check=signals.check, **options)
-    finally:
-        signals.close()
-
-
-def embed_command(words: list[str]) -> Result:
-    """the vectors of a text's words: contexture embed RUN --input F --to F.hdf5|F.npz [--layers last|all|0,2]"""
-    asked = parse(Embed, words, "embed")
-    read(Path(asked.run))
-    signals = Signals("stopped, nothing was written; the same command begins again")
-    try:
-        options: Any = {name: getattr(asked, name) for name in ("layers", "pool", "batch", "stateful")}
-        return embed(asked.run, asked.input, asked.to, step=asked.step or None, check=signals.check, **options)
-    finally:
-        signals.close()
-
-
-def layers_command(words: list[str]) -> Result:
-    """what each layer counts in the learned mixes: contexture layers RUN… [--to F.png]"""
-    asked = parse(Layers, words, "layers")
-    from analysis.layers import draw, layers
-
-    rows = layers([Path(run) for run in asked.runs], load)
-    if asked.to:
-        draw(rows, Path(asked.to))
-    return {"mixes": rows, **({"figure": asked.to} if asked.to else {})}
-
-
-def import_command(words: list[str]) -> Result:
-    """a published model as a run: contexture import bilm DIR --to RUN"""
-    asked = parse(Import, words, "import")
-    from train.interchange import import_bilm
-
-    return import_bilm(Path(asked.path), Path(asked.to), asked.vocabulary, warn)
-
-
-def export_command(words: list[str]) -> Result:
-    """a run as files that others read: contexture export RUN bilm --to DIR"""
-    asked = parse(Export, words, "export")
-    from train.interchange import export_bilm
-
-    return export_bilm(Path(asked.run), Path(asked.to), asked.step or None, warn)
-
-
 COMMANDS: dict[str, Callable[[list[str]], Result | Streamed | None]] = {
     "recipes": recipes_command,
     "tokenizer": tokenizer_command,
@@ -371,14 +257,14 @@ COMMANDS: dict[str, Callable[[list[str]], Result | Streamed | None]] = {
     "pretrain": pretrain_command,
     "finetune": finetune_command,
     "evaluate": evaluate_command,
-    "predict": predict_command,
-    "fill": fill_command,
-    "generate": generate_command,
-    "score": score_command,
-    "embed": embed_command,
-    "layers": layers_command,
-    "import": import_command,
-    "export": export_command,
+    "predict": commands.predict_command,
+    "fill": commands.fill_command,
+    "generate": commands.generate_command,
+    "score": commands.score_command,
+    "embed": commands.embed_command,
+    "layers": commands.layers_command,
+    "import": commands.import_command,
+    "export": commands.export_command,
     "show": show_command,
 }
 

@@ -9,7 +9,7 @@ from data.align import spelled
 from data.errors import DataError
 from data.tokenizer import Tokenizer
 from data.wordpiece import MASK, wordpiece
-from models.config import GptConfig
+from models.config import ElmoConfig, GptConfig
 from models.model import Model
 
 
@@ -21,6 +21,8 @@ def fill(model: Model, params: Any, tokenizer: Tokenizer, text: str, top: int = 
     """
     if isinstance(getattr(model.backbone, "config", None), GptConfig):
         raise DataError("only a BERT fills gaps; this run is a GPT, which writes on: contexture generate")
+    if isinstance(getattr(model.backbone, "config", None), ElmoConfig):
+        raise DataError("only a BERT fills gaps; this run is an ELMo, which gives vectors: contexture embed")
     if "mlm" not in model.heads:
         raise DataError("this run was trained for a task and has no head for masked tokens; give a pretrained run")
     parts = text.split(MASK)

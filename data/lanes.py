@@ -59,7 +59,7 @@ class _Lanes:
         if self.pairs < lanes:
             raise DataError(
                 f"{shards.folder}: the {split} text has {self.pairs} words, the ends of sentences counted, too few for "
-                f"{lanes} lanes; lower data.batch, or give more text"
+                f"{lanes} lanes; lower data.batch (held out: evaluate.batch), or give more text"
             )
         self._letters = shards.letters
         self._types = config.word_types or 2 * self.batch * self.length + _MARKS
@@ -180,8 +180,8 @@ class HeldOutLanes(_Lanes):
     def __init__(self, shards: Shards, config: DataConfig, lanes: int) -> None:
         """Raises: DataError as _Lanes."""
         super().__init__(shards, config, "dev", lanes)
-        self.count = lanes
-        """Lines that carry text."""
+        self.lanes, self.count = lanes, self.pairs
+        """Lines that carry text, and how many words they foretell in each direction."""
         sizes = self.pairs // lanes + (np.arange(lanes) < self.pairs % lanes)
         self._sizes_B = np.append(sizes, np.zeros(self.batch - lanes, np.int64))
         self._begins_B = np.cumsum(self._sizes_B) - self._sizes_B
@@ -197,7 +197,7 @@ class HeldOutLanes(_Lanes):
         starts_B = np.where(inside_BL[:, 0], self._begins_B + step * self.length, 0)
         # The text begins with the `<S>` that is read at its last place, and backward with the `</S>` there.
         batch = self._lines(starts_B - 1, starts_B, inside_BL, rows)
-        batch["valid"] = (rows < self.count).astype(np.float32)
+        batch["valid"] = (rows < self.lanes).astype(np.float32)
         return batch
 
 

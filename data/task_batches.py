@@ -240,7 +240,7 @@ class HeldOutTask:
         ones_C = np.ones(max(len(split.labels), 1), np.float32)
         length = length or line_length(config, split.longest)
         weights_C = ones_C if weights_C is None else weights_C
-        self._reader = _Reader(split, tokenizer, config.layout, length, weights_C)
+        self._reader = _Reader(split, tokenizer, config.layout, length, weights_C, config.word_types)
 
     @property
     def length(self) -> int:

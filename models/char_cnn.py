@@ -152,23 +152,23 @@ def _in_parts(function: Callable[[jax.Array], jax.Array], x_RPX: jax.Array, widt
 
 
 def _largest_forward(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> tuple[jax.Array, Any]:
-    found_RF = largest(x_RPX, kernel_XF, beyond_PF)
-    return found_RF, (x_RPX, kernel_XF, beyond_PF, found_RF)
+    return largest(x_RPX, kernel_XF, beyond_PF), (x_RPX, kernel_XF, beyond_PF)
 
 
 def _largest_backward(saved: Any, dy_RF: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    x_RPX, kernel_XF, beyond_PF, found_RF = saved
+    x_RPX, kernel_XF, beyond_PF = saved
     (R, P, X), F = x_RPX.shape, kernel_XF.shape[1]
 
     def part(dkernel_XF: jax.Array, part: Any) -> tuple[jax.Array, jax.Array]:
-        x_RPX, found_RF, dy_RF = part
-        hit_RPF = _at_places(x_RPX, kernel_XF, beyond_PF) == found_RF[:, None]
+        x_RPX, dy_RF = part
+        y_RPF = _at_places(x_RPX, kernel_XF, beyond_PF)
+        hit_RPF = y_RPF == y_RPF.max(1, keepdims=True)
         share_RF = dy_RF / hit_RPF.sum(1)
         dy = jnp.where(hit_RPF, share_RF[:, None], 0.0).astype(x_RPX.dtype).reshape(-1, F)
         dkernel_XF += jnp.dot(x_RPX.reshape(-1, X).T, dy, preferred_element_type=jnp.float32)
         return dkernel_XF, jnp.dot(dy, kernel_XF.T).reshape(x_RPX.shape)
 
-    parts = tuple(_parted(x, P, F) for x in (x_RPX, found_RF, dy_RF))
+    parts = tuple(_parted(x, P, F) for x in (x_RPX, dy_RF))
     dkernel_XF, dx = jax.lax.scan(part, jnp.zeros(kernel_XF.shape, jnp.float32), parts)
     dx_RPX = jnp.moveaxis(dx, 0, 1).reshape(-1, P, X)[:R]
     return dx_RPX, dkernel_XF.astype(kernel_XF.dtype), jnp.zeros_like(beyond_PF)

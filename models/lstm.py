@@ -95,7 +95,7 @@ def _recur_backward(cell_clip: float, projection_clip: float, saved: Any, cotang
     before_LBJ = jnp.concatenate([first[1][None].astype(dtype), hidden_LBJ[:-1]])
 
     def inside(x: jax.Array, most: float, dx: jax.Array) -> jax.Array:
-        return jnp.where(jnp.abs(x.astype(jnp.float32)) < most, dx, 0.0) if most else dx
+        return jnp.where(jnp.abs(x) < jnp.asarray(most, x.dtype), dx, 0.0) if most else dx
 
     def step(state: tuple[jax.Array, jax.Array], saved: Any) -> tuple[Any, Any]:
         dcell_BU, dhidden_BJ = state

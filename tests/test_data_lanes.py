@@ -162,7 +162,7 @@ def test_every_held_out_word_is_foretold_once(tmp_path_factory, sentences, lanes
     steps = [held_out.read(step) for step in range(held_out.steps)]
     with pytest.raises(IndexError):
         held_out.read(held_out.steps)
-    assert held_out.count == lanes
+    assert held_out.lanes == lanes
     for way, expected in zip(("", "_backward"), _pairs(sentences), strict=True):
         found = [[_read(step, way)[b] for step in steps] for b in range(lanes + filler)]
         in_order = [pair for lane in found for step in lane for pair in step]
@@ -187,7 +187,7 @@ def test_the_figures_do_not_hang_on_how_lines_were_rounded_up(tmp_path: Path):
         for way in ("", "_backward"):
             assert _read(a, way) == _read(b, way)[:3]
     most = open_held_out(shards, tokenizer, _config(), off, 2)
-    assert most is not None and most.count == 2
+    assert most is not None and most.lanes == 2
     batches = open_batches(shards, tokenizer, _config(), off, SEED)
     assert isinstance(batches, LaneBatches)
     for reader in (batches, rounded):
@@ -305,9 +305,9 @@ def test_damage_to_the_kept_words_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_lanes_cannot_do_is_refused(tmp_path: Path):
     shards = _prepared(tmp_path, [["a", "b", "c"]], [["a"]])
-    with pytest.raises(DataError, match=r"the train text has 4 words, .*, too few for 5 lanes; lower data\.batch, or"):
+    with pytest.raises(DataError, match=r"the train text has 4 words, .*, too few for 5 lanes; lower data\.batch"):
         LaneBatches(shards, _config(batch=5), seed=SEED)
-    with pytest.raises(DataError, match=r"the dev text has 2 words, .*, too few for 3 lanes; lower data\.batch, or"):
+    with pytest.raises(DataError, match=r"the dev text has 2 words, .*, too few for 3 lanes; lower data\.batch"):
         HeldOutLanes(shards, _config(batch=3), 3)
     for negatives in (11, 12):
         with pytest.raises(DataError, match=rf"data\.negatives={negatives} is not below the 11 words .*; lower it, or"):

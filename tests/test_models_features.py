@@ -74,14 +74,14 @@ def _batch(pair: bool, columns: int = 4) -> dict[str, np.ndarray]:
     return {"types": types, "index": index.reshape(lines), "mask": mask.reshape(lines), "tags": tags}
 
 
-@pytest.mark.parametrize(
-    ("name", "pair", "place"), [("tag", False, "both"), ("classify", False, "output"), ("classify", True, "input")]
-)
+@pytest.mark.parametrize(("name", "pair", "place"), [("tag", False, "both"), ("classify", True, "input")])
 def test_a_task_s_head_sees_words_alone(name: str, pair: bool, place: Any):
     """More columns of padding change no answer; every parameter has dims and a gradient."""
     head = HeadConfig(mix="all", mix_norm=True, place=place, cells=5, pair=pair)
     model = build(CONFIG, (name,), 3, head)
-    params = jax.jit(model.init)(jax.random.key(0), _batch(pair))["params"]
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), _batch(pair))["params"])
+    rng = np.random.default_rng(3)
+    params = jax.tree.map(lambda x: 0.2 * rng.standard_normal(x.shape).astype(np.float32), shapes)
     for path, x in by_path(params).items():
         assert len(dims_of(path)) == x.ndim, path
 
@@ -98,8 +98,8 @@ def test_a_task_s_head_sees_words_alone(name: str, pair: bool, place: Any):
     still = [path for path, x in by_path(gradient).items() if not np.any(x) and "bias" not in path]
     assert not still or all("gamma" in path or "weights" in path for path in still)
     mixes = learned_mixes(params)
-    assert mixes.keys() == {"input": {"input"}, "output": {"input", "output"}, "both": {"input", "output"}}[place]
-    assert all(sum(mix["weights"]) == pytest.approx(1.0) and mix["gamma"] == 1.0 for mix in mixes.values())
+    assert mixes.keys() == ({"input"} if place == "input" else {"input", "output"})
+    assert all(sum(mix["weights"]) == pytest.approx(1.0) for mix in mixes.values())
 
 
 def test_settings_that_mean_nothing_are_refused():

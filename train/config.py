@@ -112,11 +112,18 @@ _MAY_CHANGE = (
 )
 
 
-def of_data(run: Run, pair: Any) -> Run:
-    """The same run, its head knowing whether its examples are pairs (which only an ELMo's must know)."""
-    if not isinstance(run.model, ElmoConfig) or run.task.kind == "off":
+def of_data(run: Run, described: dict[str, Any]) -> Run:
+    """The same run, an ELMo knowing what its data are: its softmax has a row for each word of the vocabulary and no
+    more ("words"), since one without a word would never be foretold and never be told from one; its head knows whether
+    examples are pairs ("pair")."""
+    if not isinstance(run.model, ElmoConfig):
         return run
-    return dataclasses.replace(run, head=dataclasses.replace(run.head, pair=bool(pair)))
+    pair = run.task.kind != "off" and bool(described.get("pair"))
+    return dataclasses.replace(
+        run,
+        model=dataclasses.replace(run.model, vocab=described.get("words") or run.model.vocab),
+        head=dataclasses.replace(run.head, pair=pair),
+    )
 
 
 def may_change(name: str) -> bool:
@@ -276,4 +283,4 @@ def read(directory: Path) -> tuple[Run, dict[str, Any]]:
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         got = tree.get("format") if isinstance(tree, dict) else None
         raise ConfigError(f"{path} has format {got!r}; this version reads format {FORMAT}")
-    return of_data(from_json(tree.get("config") or {}, str(path)), tree.get("pair")), tree
+    return of_data(from_json(tree.get("config") or {}, str(path)), tree), tree

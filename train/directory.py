@@ -80,7 +80,7 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
     old: dict[str, Any] = {}
     if (directory / "run.json").exists():
         begun, old = configs.read(directory)
-        run = configs.of_data(run, old.get("pair"))
+        run = configs.of_data(run, old)
     changes = configs.difference(run, begun) if begun is not None else {}
     fixed = [name for name in changes if not configs.may_change(name)]
     trained = any((directory / "checkpoints").glob("[0-9]*"))
@@ -139,10 +139,12 @@ def describe(directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | Sto
                 f"{directory}: the {name} is not what this run was begun with "
                 f"(fingerprint {now[:12]}, was {old[name][:12]}); put it back, or give another --dir"
             )
-    task: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     if isinstance(data, Store):
-        task = {"labels": list(data.labels), "counts": list(data.counts), "pair": data.pair}
-    tree = _tree(run, {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint, **task})
+        more = {"labels": list(data.labels), "counts": list(data.counts), "pair": data.pair}
+    if isinstance(run.model, ElmoConfig):
+        more["words"] = tokenizer.size
+    tree = _tree(run, {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint, **more})
     if tree != old:
         configs.write_json(directory / "run.json", tree)
 
@@ -309,6 +311,11 @@ def fits(run: Run, tokenizer: Tokenizer) -> None:
         raise ConfigError(
             f"the vocabulary has {tokenizer.size} pieces, more than model.vocab={run.model.vocab}; "
             f"give --model.vocab {tokenizer.size} or another --data.tokenizer"
+        )
+    if isinstance(tokenizer, Words) and tokenizer.split != run.data.split:
+        raise ConfigError(
+            f"the vocabulary parts words by {tokenizer.split}, and data.split is {run.data.split}; "
+            f"give --data.split {tokenizer.split}, or another vocabulary"
         )
 
 

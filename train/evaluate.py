@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from data.encode import encode
 from data.encoded import Store
-from data.lanes import HeldOutLanes
+from data.lanes import SAMPLED, HeldOutLanes
 from data.pipeline import HeldOut, iterate, open_held_out
 from data.shards import Shards
 from data.task_batches import HeldOutTask, class_weights
@@ -81,7 +81,8 @@ def evaluate(
 
 def measured(model: Model, objective: Objective, run: Run, params: Any, store: Shards | Store) -> list[str]:
     """The names of what `evaluate` gives; params may be shapes."""
-    batch = example(batch_fields(run), batch_sizes(run, 1))
+    fields = {name: kind for name, kind in batch_fields(run).items() if name not in SAMPLED}
+    batch = example(fields, batch_sizes(run, 1))
 
     def sums(params: Any) -> dict[str, Sum]:
         return objective.sums(model.apply({"params": params}, batch), batch)  # pyright: ignore[reportArgumentType]
@@ -222,6 +223,8 @@ def _held_out(
     if run.task.kind == "off":
         if asked.dev or asked.split != "dev":
             raise ConfigError(f"{folder} is a pretraining: it has its own held-out text (--split dev) and no task")
+        if not run.data.path:
+            raise ConfigError(f"{folder} was imported and holds no text; tune it to some: pretrain --init {folder} …")
         shards = open_shards(folder, run)
         shards.verify()
         if shards.fingerprint != described.get("data"):

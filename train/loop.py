@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from data.encoded import Store
+from data.lanes import HeldOutLanes
 from data.layouts import describe as describe_line
 from data.pipeline import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
 from data.shards import Shards
@@ -152,7 +153,7 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
     guessed = baseline(held_out, store) if held_out else {}
     run = configs.scheduled(run, batches.lines_per_pass)
-    run = configs.of_data(run, isinstance(store, Store) and store.pair)
+    run = configs.of_data(run, {"words": tokenizer.size, "pair": isinstance(store, Store) and store.pair})
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
     model = model_of(run, store.labels if isinstance(store, Store) else ())
     parts = Parts(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guessed)
@@ -171,7 +172,8 @@ def _introduce(parts: Parts, asked: Run, recipe: Run, report: Report, shapes: St
         rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _cut(place.spec)))
     report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
     passes = run.data.lines_before(run.steps) / parts.batches.lines_per_pass
-    held = f"{parts.held_out.count:,} lines" if parts.held_out else "nothing"
+    unit = "words" if isinstance(parts.held_out, HeldOutLanes) else "lines"
+    held = f"{parts.held_out.count:,} {unit}" if parts.held_out else "nothing"
     report.say(f"{parts.batches.describe()}; {run.steps:,} steps are {passes:.2f} passes; {held} held out")
     if parts.held_out:
         cut_of(parts.held_out, report.say)

@@ -44,7 +44,8 @@ class OptimConfig:
     gradient_scale: float = 1.0
     """What adagrad multiplies the gradient with before it is clipped; ELMo's original has the length of a line."""
     accumulate: int = 1
-    """Parts that a batch is worked through in, one after the other; the step is the same."""
+    """Parts that a batch is worked through in, one after the other; the step is the same. An ELMo's distinct words are
+    those of the whole batch, and are read anew in each part."""
     max_skipped: int = 10
     """Steps in a row whose loss or gradient may be other than finite before the run stops."""
 

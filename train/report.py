@@ -80,7 +80,7 @@ class Report:
         seen = 0
         with open(part, "w", encoding="utf-8") as file:
             for record in read_metrics(self.path):
-                if 0 < record["step"] <= step or (step and not record["step"]):
+                if step and record["step"] <= step:
                     file.write(json.dumps(record) + "\n")
                     seen += record["split"] == "train"
             file.flush()

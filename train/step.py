@@ -117,13 +117,14 @@ def train_step(
         params, opt = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old), (params, opt), (state.params, state.opt)
         )
+        whole_carry = jnp.stack([jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(carry))]).all()
         new = State(
             step=state.step + 1,
             params=params,
             opt=opt,
             skipped=state.skipped + jnp.where(finite, 0, 1),
             skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
-            carry=jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0.0).astype(x.dtype), carry),
+            carry=jax.tree.map(lambda x: jnp.where(whole_carry, x, jnp.zeros_like(x)), carry),
         )
         measured = {"loss": total, **means(sums), "learning_rate": lr, "grad_norm": norm}
         return new, {**measured, "skipped": new.skipped, "skipped_in_row": new.skipped_in_row}
