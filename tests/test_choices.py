@@ -286,7 +286,7 @@ def predictor() -> Predictor:
     made.mesh = meshes.build(MeshConfig())
     made.folder, made.batch = Path("run"), meshes.whole_batch(made.mesh, 3)
     made.loaded = SimpleNamespace(params={}, step=7)  # type: ignore[assignment]
-    made._step = lambda params, batch: ({}, {"scores": batch["mask"].sum(-1) / jnp.float32(32)})
+    made._step = lambda params, batch, carry: ({}, {"scores": batch["mask"].sum(-1) / jnp.float32(32)}, {})
     return made
 
 
