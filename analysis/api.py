@@ -98,8 +98,6 @@ def embed(
 
     `analysis.embed.embed` says what the options do. Raises as `load` does, and DataError for the files.
     """
-    import dataclasses
-
     from analysis.embed import embed as vectors_of
     from analysis.embed import vectors_file
     from data.chars import are_cut
@@ -111,11 +109,6 @@ def embed(
     if not file.is_file():
         raise DataError(f"{file}: no such file; give one with a sentence in each line")
     model, params, tokenizer = load(run, step)
-    if stateful and hasattr(model.backbone, "config"):
-        config: Any = getattr(model.backbone, "config")  # noqa: B009
-        if hasattr(config, "stateful"):
-            backbone: Any = model.backbone
-            model = model.clone(backbone=backbone.clone(config=dataclasses.replace(config, stateful=True)))
     told = {"to": str(to), "lines": 0, "words": 0, "cut": 0}
 
     def read() -> "Iterator[list[str]]":
@@ -127,7 +120,8 @@ def embed(
             yield words
 
     with vectors_file(Path(to)) as write:
-        found = vectors_of(model, params, tokenizer, read(), layers=layers, pool=pool, batch=batch, check=check)
+        options: Any = {"layers": layers, "pool": pool, "batch": batch, "stateful": stateful, "check": check}
+        found = vectors_of(model, params, tokenizer, read(), **options)
         for number, vectors in enumerate(found):
             write(str(number), vectors)
             told["lines"] = number + 1

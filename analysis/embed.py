@@ -4,6 +4,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,13 @@ def embed(
     layers: str = "all",
     pool: str = "none",
     batch: int = 64,
+    stateful: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[np.ndarray]:
     """The vectors of each line of words, in order: f32 [layers, words, D], the words' own layer first.
 
     layers: all, last (no first dim then), or their numbers, `0,2`. pool: none, or the mean or the last of the words (no
-    dim of words then). A model that is `stateful` goes on from line to line as the original does: line n from line
-    n - batch.
+    dim of words then). stateful: line n goes on from where line n - batch stopped, as in the original.
 
     Raises: DataError for a model that is no ELMo, layers that it has not, a pool that is not known.
     """
@@ -50,7 +51,7 @@ def embed(
         raise DataError(f"batch={batch} is not a positive number of lines")
     chosen = _chosen(layers, config.layers)
     word_tokenizer(tokenizer)
-    run = jax.jit(partial(_states, build(config), tuple(chosen)))
+    run = jax.jit(partial(_states, build(replace(config, stateful=stateful)), tuple(chosen)))
     carry: Any = {}
     for group in chunks(lines, batch):
         check()

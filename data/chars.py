@@ -27,6 +27,21 @@ BEGIN_ROW, END_ROW = _special(BEGIN_SENTENCE), _special(END_SENTENCE)
 """What is read for `<S>` and `</S>`, which no text can spell."""
 
 
+FIRST_WORD = 3
+"""Rows of a table of words before those of its words: nothing, `<S>`, `</S>`."""
+
+
+def word_table(letters: NDArray[np.integer], rows: int) -> NDArray[np.int32]:
+    """What is read of words, [n, 50], behind the rows of the marks → i32 [R, 50]; R is `rows`, doubled until all have
+    room."""
+    while rows < FIRST_WORD + len(letters):
+        rows *= 2
+    table = np.zeros((rows, WIDTH), np.int32)
+    table[1], table[2] = BEGIN_ROW, END_ROW
+    table[FIRST_WORD : FIRST_WORD + len(letters)] = letters
+    return table
+
+
 def char_ids(words: Sequence[str]) -> NDArray[np.int32]:
     """Words → i32 [n, 50]; an empty one, where no word is, gives zeros.
 

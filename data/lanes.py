@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import draws
-from data.chars import MOST_BYTES, WIDTH
+from data.chars import FIRST_WORD, MOST_BYTES, word_table
 from data.config import DataConfig
 from data.errors import DataError
 from data.layouts import Batch
@@ -32,7 +32,6 @@ read backward. next_weights: 0 where none is to be predicted; valid: 0 where a l
 SAMPLED = {"negatives": "i32 _S", "tries": "f32 _"}
 """What training has besides, forward and backward: the words that the next one is told from, and how many draws gave so
 many different ones."""
-_MARKS = 3
 
 
 class _Lanes:
@@ -62,7 +61,7 @@ class _Lanes:
                 f"{lanes} lanes; lower data.batch (held out: evaluate.batch), or give more text"
             )
         self._letters = shards.letters
-        self._types = config.word_types or 2 * self.batch * self.length + _MARKS
+        self._types = config.word_types or 2 * self.batch * self.length + FIRST_WORD
         self.rows_read = 0
         """Rows read so far, by all threads."""
         self.longer_tables = 0
@@ -77,7 +76,7 @@ class _Lanes:
         read_BL, read_backward_BL = (np.where(inside_BL, line[:, :-1], 0) for line in (forward, backward))
         known = np.unique(np.concatenate([read_BL, read_backward_BL]))
         known = known[known > unk]
-        types = self._table(known)
+        types = word_table(self._letters[known], self._types)
         with self._lock:
             self.rows_read += len(rows)
             self.longer_tables += len(types) > self._types
@@ -104,16 +103,6 @@ class _Lanes:
         apart = np.flatnonzero(np.append(True, places[1:] != places[:-1] + 1))
         ids = self.row.read(places[apart], np.diff(np.append(apart, len(places)))).astype(np.int64)
         return ids.reshape(-1, width)[:, :: -1 if backward else 1]
-
-    def _table(self, known: I64) -> NDArray[np.int32]:
-        """What is read of the words with these ids, behind the marks → i32 RW; R is doubled until they have room."""
-        size = self._types
-        while size < _MARKS + len(known):
-            size *= 2
-        types = np.zeros((size, WIDTH), np.int32)
-        types[1:_MARKS] = self._letters[[self._words.begin, self._words.end]]
-        types[_MARKS : _MARKS + len(known)] = self._letters[known]
-        return types
 
 
 class LaneBatches(_Lanes):
@@ -203,7 +192,7 @@ class HeldOutLanes(_Lanes):
 
 def _index(ids_BL: I64, known: I64, marks: dict[int, int]) -> NDArray[np.int32]:
     """The rows of words in the table of types; 0 for the id 0, which stands where nothing is read."""
-    index_BL = np.searchsorted(known, ids_BL) + _MARKS
+    index_BL = np.searchsorted(known, ids_BL) + FIRST_WORD
     for number, row in {0: 0, **marks}.items():
         index_BL[ids_BL == number] = row
     return index_BL.astype(np.int32)

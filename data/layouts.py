@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import draws
-from data.chars import BEGIN_ROW, END_ROW, WIDTH, char_ids, spelled
+from data.chars import FIRST_WORD, char_ids, spelled, word_table
 from data.errors import DataError
 from data.shards import I64
 from data.streams import Pairs
@@ -212,13 +212,9 @@ def elmo_words(read: Read, starts: I64, lengths: I64, letters: NDArray[np.uint16
     inside_BL = np.arange(length) < lengths[:, None]
     ids = read(starts, lengths)
     distinct, place = np.unique(ids, return_inverse=True)
-    while rows < len(distinct) + 3:
-        rows *= 2
-    types = np.zeros((rows, WIDTH), np.int32)
-    types[1], types[2] = BEGIN_ROW, END_ROW
-    types[3 : 3 + len(distinct)] = letters[distinct]
     index_BL = np.zeros(inside_BL.shape, np.int32)
-    index_BL[inside_BL] = place + 3
+    index_BL[inside_BL] = place + FIRST_WORD
+    types = word_table(letters[distinct], rows)
     return {"types": types, "index": index_BL, "mask": inside_BL.astype(np.int32)}
 
 
@@ -228,17 +224,14 @@ def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0) -> Batch:
     L and R are the powers of two (from 8, 64 on) in which they find room, so that few shapes come about.
     """
     distinct = sorted({word for words in lines for word in words})
-    place = {word: number for number, word in enumerate(distinct, 3)}
+    place = {word: number for number, word in enumerate(distinct, FIRST_WORD)}
     length = max(8, 1 << (max(map(len, lines), default=0) - 1).bit_length())
-    types = np.zeros((max(64, 1 << (len(distinct) + 2).bit_length()), WIDTH), np.int32)
-    types[1], types[2] = BEGIN_ROW, END_ROW
-    types[3 : 3 + len(distinct)] = char_ids(distinct)
     index = np.zeros((max(rows, len(lines)), length), np.int32)
     mask = np.zeros_like(index)
     for row, words in enumerate(lines):
         index[row, : len(words)] = [place[word] for word in words]
         mask[row, : len(words)] = 1
-    return {"types": types, "index": index, "mask": mask}
+    return {"types": word_table(char_ids(distinct), 64), "index": index, "mask": mask}
 
 
 def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str]) -> str:

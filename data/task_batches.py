@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import draws
+from data.chars import FIRST_WORD
 from data.config import DataConfig, TaskConfig
 from data.encoded import ANSWER, END, A, B, Encoded, Store
 from data.errors import DataError, did_you_mean
@@ -136,7 +137,7 @@ class _Reader:
         starts = np.stack([rows[:, A], middle], 1)[:, :many].ravel()
         lengths = np.stack([middle - rows[:, A], rows[:, END] - middle], 1)[:, :many].ravel()
         lengths = np.minimum(lengths, words)
-        size = self.types or len(starts) * words + 3
+        size = self.types or len(starts) * words + FIRST_WORD
         batch = elmo_words(split.tokens.read, starts, lengths, split.letters, words, size)
         lines = {name: batch[name].reshape(len(numbers), many, words) for name in ("index", "mask")}
         lines = {name: x[chosen] if split.pair else x[chosen, 0] for name, x in lines.items()}

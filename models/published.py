@@ -159,7 +159,7 @@ def shapes_of(table: Format, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """Their tensors' shapes by name, repeats left out."""
     found = {}
     for theirs, _, dims, *own in table.rows:
-        shape = _shape(dims.split(" -> ")[0], {**sizes, **(own[0] if own else {})})
+        shape = _shape(dims.split(" -> ")[0], _with(sizes, own))
         found |= dict.fromkeys(_names(theirs, sizes), shape)
     return found
 
@@ -170,7 +170,7 @@ def to_ours(table: Format, tensors: Mapping[str, Array], sizes: Sizes) -> dict[s
     Raises ValueError where a tensor is missing, is in no row, has another shape, or differs from the one it repeats.
     """
     rows = [
-        (_names(theirs, sizes), ours, dims, "{layer}" in theirs, {**sizes, **(own[0] if own else {})})
+        (_names(theirs, sizes), ours, dims, "{layer}" in theirs, _with(sizes, own))
         for theirs, ours, dims, *own in table.rows
     ]
     _same_names(table, "tensor", {name for names, *_ in rows for name in names}, tensors.keys() - dict(table.repeats))
@@ -203,7 +203,7 @@ def to_theirs(table: Format, params: Mapping[str, Any], sizes: Sizes) -> dict[st
     _same_names(table, "parameter", {ours for _, ours, *_ in table.rows}, leaves.keys())
     tensors: dict[str, Array] = {}
     for theirs, ours, dims, *own in table.rows:
-        size = {**sizes, **(own[0] if own else {})}
+        size = _with(sizes, own)
         their_dims, our_dims = dims.split(" -> ")
         flat, stacked = their_dims.translate(_PLAIN), "N" * ("{layer}" in theirs) + our_dims
         shape, third = _shape(their_dims, size), _third(their_dims)
@@ -214,6 +214,11 @@ def to_theirs(table: Format, params: Mapping[str, Any], sizes: Sizes) -> dict[st
             place = third(tensors.setdefault(name, np.empty(shape, part.dtype)))
             place[...] = joined.reshape(place.shape)
     return tensors | {name: tensors[source] for name, source in table.repeats}
+
+
+def _with(sizes: Sizes, own: Sequence[Sizes]) -> dict[str, int]:
+    """The sizes of a row: the table's, and its own where it brings such."""
+    return {**sizes, **(own[0] if own else {})}
 
 
 _PARTS = "qkv"

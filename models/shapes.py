@@ -3,7 +3,7 @@
     B batch            L length (queries)   M memory length (keys)   D hidden width     V vocabulary
     H heads            K width of one head  F feed-forward width     N layers           T segment types
     P predicted slots  C classes            A choices                R distinct words   W characters per word
-    E character width  U LSTM cell units    G gates (four)             J LSTM direction   S sampled negatives
+    E character width  U LSTM cell units    G gates (four)      J LSTM direction   S sampled negatives
     _ a dim without a letter
 
 Arrays are named `x_BLD`; equal letters in one function mean equal sizes.

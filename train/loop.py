@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from data.encoded import Store
-from data.lanes import HeldOutLanes
+from data.lanes import HeldOutLanes, LaneBatches
 from data.layouts import describe as describe_line
 from data.pipeline import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
 from data.shards import Shards
@@ -266,6 +266,11 @@ def _steps(
     checkpoints.wait()
     report.release(run.steps)
     checkpoints.close()
+    if isinstance(parts.batches, LaneBatches) and parts.batches.longer_tables:
+        report.say(
+            f"{parts.batches.longer_tables:,} batches had more different words than data.word-types="
+            f"{run.data.word_types}, and took a larger table; raise it where that is often"
+        )
     for place, mix in learned_mixes(state.params).items() if run.head.mix != "off" else ():
         shares = " ".join(f"{share:.3f}" for share in mix["weights"])
         report.say(f"learned mix at the {place}, the words' own layer first: {shares}; gamma {mix['gamma']:.3f}")
