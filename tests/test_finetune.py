@@ -182,6 +182,7 @@ def test_words_that_contradict_each_other(capsys, words, tmp_path):
     assert rates[:6] == pytest.approx([5e-3 * n / 6 for n in range(1, 7)], rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_gpt_s_special_tokens_begin_with_fresh_rows(door, text_folder, task_files, tmp_path):
     """Also where the table had rows to spare: those were never trained for a token. All others are taken over."""
     sizes = (

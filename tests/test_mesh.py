@@ -139,7 +139,7 @@ def elmo(text_folder: Path, tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize(
     ("shape", "accumulate"),
     [
-        ((2, 2, 2), 4),
+        pytest.param((2, 2, 2), 4, marks=pytest.mark.long),
         pytest.param((2, 2, 2), 1, marks=pytest.mark.long),
         pytest.param((8, 1, 1), 1, marks=pytest.mark.long),
         pytest.param((8, 1, 1), 4, marks=pytest.mark.long),
