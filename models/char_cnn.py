@@ -1,6 +1,7 @@
 """Words from their characters: convolutions, highway layers and a projection (Kim et al. 2016; Jozefowicz et al. 2016),
 as ELMo's biLM has them (bilm-tf)."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,17 +73,18 @@ class CharCnn(nn.Module):
         reach_F = np.concatenate([np.full(count, width) for width, count in self.filters])
         beyond_WF = jnp.asarray(np.where(np.arange(W)[:, None] + reach_F > W, -np.inf, 0.0), jnp.float32)
 
-        def over(places: int) -> Callable[[], jax.Array]:
+        x_RWE = jnp.pad(table__E[types_RW], [(0, 0), (0, widest - 1), (0, 0)])
+
+        def over(places: int) -> jax.Array:
             """The filters over so many places, and as many more as they reach from there."""
-            x_RWE = jnp.pad(table__E[types_RW], [(0, 0), (0, widest - 1), (0, 0)])
             windows = [x_RWE[:, n : n + places] for n in range(widest)]
-            return lambda: largest(jnp.concatenate(windows, -1), kernel, beyond_WF[:places])
+            return largest(jnp.concatenate(windows, -1), kernel, beyond_WF[:places])
 
         spelled_W = ((types_RW > 0) & (types_RW < PADDING)).any(0)
         longest = (jnp.arange(1, W + 1) * spelled_W).max()
         fewer = [places for places in PLACES if places + widest <= W]
         chosen = (longest >= jnp.array(fewer, jnp.int32)).sum() if fewer else 0
-        x_RF = jax.lax.switch(chosen, [over(places) for places in (*fewer, W)]).astype(self.dtype)
+        x_RF = jax.lax.switch(chosen, [functools.partial(over, places) for places in (*fewer, W)]).astype(self.dtype)
         x_RF = _ACTIVATIONS[self.activation](x_RF + bias_F[None])
         for number in range(self.highway):
             x_RF = Highway(self.sizes, self.dtype, name=f"highway_{number}")(x_RF)

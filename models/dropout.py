@@ -28,6 +28,14 @@ def noise(seed: int, step: jax.Array, row_B: jax.Array) -> Noise:
     return Noise(key=key.astype(jnp.uint32), row_B=row_B.astype(jnp.uint32))
 
 
+def of_lines(noise: Noise | None, many: int) -> Noise | None:
+    """Where each line of the batch stands as so many rows, one behind the other: each has masks of its own."""
+    if noise is None or many == 1:
+        return noise
+    row_BA = noise.row_B[:, None] * many + jnp.arange(many, dtype=noise.row_B.dtype)[None]
+    return Noise(noise.key, row_BA.reshape(-1))
+
+
 def _mix(x: jax.Array) -> jax.Array:
     """A bijection of 32-bit words in which every input bit reaches every output bit."""
     x = (x ^ (x >> 16)) * jnp.uint32(_M1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from models.blocks import Init, Linear
 from models.config import HeadConfig
 from models.crf import Chain, Chained
-from models.dropout import Noise, dropout
+from models.dropout import Noise, dropout, of_lines
 from models.shapes import Encoding, by_path
 
 SITE = 1 << 17
@@ -135,14 +135,8 @@ class PooledFeatures(nn.Module):
 
     @nn.compact
     def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
-        lines = encoding
-        if noise is not None and encoding.choices > 1:  # each line of a pair has masks of its own
-            many = encoding.choices
-            rows = noise.row_B[:, None] * many + jnp.arange(many, dtype=noise.row_B.dtype)[None]
-            noise_of_lines = Noise(noise.key, rows.reshape(-1))
-        else:
-            noise_of_lines = noise
-        x_BLX = Features(self.head, self.rate, self.dtype, name="features")(lines, noise_of_lines)
+        features = Features(self.head, self.rate, self.dtype, name="features")
+        x_BLX = features(encoding, of_lines(noise, encoding.choices))
         inside_BLX = encoding.mask_BL[:, :, None] > 0
         most_BX = jnp.where(inside_BLX, x_BLX, -jnp.inf).max(1)
         most_BX = jnp.where(inside_BLX.any(1), most_BX, 0.0)

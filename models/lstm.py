@@ -74,16 +74,9 @@ def _run(
     return jax.lax.scan(step, first, z_LBGU)[1]
 
 
-def _recur_forward(
-    z_LBGU: jax.Array,
-    first: tuple[jax.Array, jax.Array],
-    kernel_JGU: jax.Array,
-    projection_UJ: jax.Array,
-    cell_clip: float,
-    projection_clip: float,
-) -> tuple[Any, Any]:
-    gates, cells_LBU, hidden_LBJ = _run(z_LBGU, first, kernel_JGU, projection_UJ, cell_clip, projection_clip)
-    return (cells_LBU, hidden_LBJ), (gates, cells_LBU, hidden_LBJ, first, kernel_JGU, projection_UJ)
+def _recur_forward(*given: Any) -> tuple[Any, Any]:
+    gates, cells_LBU, hidden_LBJ = _run(*given)
+    return (cells_LBU, hidden_LBJ), (gates, cells_LBU, hidden_LBJ, *given[1:4])
 
 
 def _recur_backward(cell_clip: float, projection_clip: float, saved: Any, cotangents: Any) -> Any:

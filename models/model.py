@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from models import bert, elmo, features, gpt, lm_heads, task_heads
 from models.blocks import Init, step_floats
 from models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
-from models.dropout import Noise
+from models.dropout import Noise, of_lines
 from models.shapes import Encoding, by_path
 from models.word_softmax import BiLm
 
@@ -38,16 +38,11 @@ class Model(nn.Module):
     heads: dict[str, nn.Module]
 
     def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Outputs:
-        folded, choices = {name: _folded(x) for name, x in batch.items()}, 1
-        rows = noise
+        folded = {name: _folded(x) for name, x in batch.items()}
         lines = batch["tokens" if "tokens" in batch else "index"]
-        if lines.ndim == 3:
-            choices = lines.shape[1]
-            if noise is not None:
-                place_BA = noise.row_B[:, None] * choices + jnp.arange(choices, dtype=noise.row_B.dtype)[None]
-                rows = Noise(noise.key, place_BA.reshape(-1))
+        choices = lines.shape[1] if lines.ndim == 3 else 1
         states = states or any(getattr(head, "reads_states", False) for head in self.heads.values())
-        encoding = self.backbone(folded, rows, states=states).replace(choices=choices)
+        encoding = self.backbone(folded, of_lines(noise, choices), states=states).replace(choices=choices)
         answers = {name: head(encoding, folded, noise) for name, head in self.heads.items()}
         weights = [x for head in self.heads.values() for path, x in by_path(head.variables.get("params", {})).items()
                    if path.endswith("mix/weights")]  # fmt: skip
