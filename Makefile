@@ -42,6 +42,7 @@ demo: $(STAMP)
 bench: $(PARITY)
 	$(BIN)/python benchmarks/bert_step.py
 	$(BIN)/python benchmarks/shakespeare.py speed
+	$(BIN)/python benchmarks/elmo_step.py --steps 2 --rounds 4
 	$(BIN)/python benchmarks/writing.py --lines 1
 	$(BIN)/python benchmarks/writing.py --lines 16
 

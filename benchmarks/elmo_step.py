@@ -1,11 +1,13 @@
 """ELMo's training step against PyTorch's own LSTM with a projection, at the size of the small published model.
 
-    python benchmarks/elmo_step.py --text FILE_OR_FOLDER
+    python benchmarks/elmo_step.py [--text FILE_OR_FOLDER]
 
 Cells 1024, projected to 128, two layers each way with a skip, 2,048 character filters, one highway layer, 32 lanes of
-20 words, 8,192 negatives, Adagrad on the gradient times 20, clipped at 10; batches of the text given, states carried.
+20 words, 8,192 negatives, Adagrad on the gradient times 20, clipped at 10; batches of the text given (else of
+Python's reference), states carried.
 `torch` runs the character network over every word, as one would write it; `torch_once` over the batch's distinct
-words, as here. torch's LSTM knows no clips, which ours has; its forget gate's 1 is in its bias.
+words, as here; `ours_every` is ours over every word. torch's LSTM knows no clips, which ours has; its forget gate's 1
+is in its bias.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import math
 import tempfile
 from functools import partial
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
@@ -44,9 +47,11 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
     from data.sources import expand, texts
     from data.tokenizer import learn
 
-    data = dataclasses.replace(settings().data, path=(args.text,))
-    tokenizer = learn("words", texts(expand(data.path, "--text")), VOCABULARY, False, data.split)
     with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "topics.txt"
+        text.write_text("\n\n".join(topics.values()), "utf-8")
+        data = dataclasses.replace(settings().data, path=(args.text or str(text),))
+        tokenizer = learn("words", texts(expand(data.path, "--text")), VOCABULARY, False, data.split)
         lanes = LaneBatches(prepare(data, tokenizer, Path(folder) / "shards"), data, seed=0)
         found = [lanes.read(step) for step in range(STEPS)]
     return [batch for batch in found if len(batch["types"]) == TYPES]
@@ -142,25 +147,34 @@ def torch_worker(args: argparse.Namespace, *, once: bool) -> Worker:
     return steps, {"torch": torch.__version__, "parameters": sum(p.numel() for p in model.parameters())}
 
 
-def ours(args: argparse.Namespace) -> Worker:
-    return trainer(settings(), batches(args))
+def ours(args: argparse.Namespace, *, once: bool) -> Worker:
+    def every_word(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The same, each word of either direction read for itself."""
+        read = np.stack([batch["index"], batch["index_backward"]])
+        index, index_backward = np.arange(read.size, dtype=np.int32).reshape(read.shape)
+        return {**batch, "types": batch["types"][read.reshape(-1)], "index": index, "index_backward": index_backward}
+
+    found = batches(args)
+    return trainer(settings(), found if once else [every_word(batch) for batch in found])
 
 
 WORKERS: Workers = {
     "torch": partial(torch_worker, once=False),
     "torch_once": partial(torch_worker, once=True),
-    "ours": ours,
+    "ours_every": partial(ours, once=False),
+    "ours": partial(ours, once=True),
 }
 
 
 def main() -> None:
     options = parser(__doc__, WORKERS, steps=4, one_arena=True)
-    options.add_argument("--text", required=True, help="a text file, or a folder of such")
+    options.add_argument("--text", default="", help="a text file, or a folder of such")
     args = options.parse_args()
     if args.worker:
         work(args, WORKERS)
         return
-    result = compare(args, [("ours", "torch"), ("ours", "torch_once"), ("torch_once", "torch")], 32 * 20)
+    pairs = [("ours", "torch"), ("ours", "torch_once"), ("torch_once", "torch"), ("ours", "ours_every")]
+    result = compare(args, pairs, 32 * 20)
     title = "ELMo, cells 1024, projected to 128, 32 lanes of 20 words each way (words of one direction a second)"
     print(json.dumps(result)) if args.json else show(result, title)
 

@@ -1,13 +1,15 @@
-"""Pretrain a small BERT and a small GPT on the text that every Python carries, fine-tune, compare: `make demo`.
+"""Pretrain a small BERT, GPT and ELMo on the text that every Python carries, fine-tune, compare: `make demo`.
 
 Text and task are written by `demo_text.py`. The rest is commands of `contexture`, printed as they are run. What is
 fine-tuned from the pretrained parameters at one rate, chosen beforehand, is trained from scratch at three, and the one
-that is best on the dev set counts. The GPT writes a few lines, and is fine-tuned as GPT-1 was.
+that is best on the dev set counts. The GPT writes a few lines, and is fine-tuned as GPT-1 was. The ELMo stays as it is,
+and the task learns what each of its layers counts.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import shutil
 import signal
@@ -24,7 +26,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT, TASK, RUNS = Path("demo/text"), Path("demo/task"), Path("demo/runs")
-RUN, GPT = RUNS / "bert", RUNS / "gpt"
+RUN, GPT, ELMO = RUNS / "bert", RUNS / "gpt", RUNS / "elmo"
 PRETRAIN = (
     f"pretrain bert.tiny --dir {RUN} --data.path {TEXT} --data.dev-fraction 0.1 --model.vocab 4096 "
     "--data.length 32 --data.predictions 7 --data.masked-fraction 0.2 --data.batch 32 --model.init-std 0.08 "
@@ -34,12 +36,13 @@ PRETRAIN_GPT = (
     f"pretrain gpt.tiny --dir {GPT} --data.path {TEXT} --data.dev-fraction 0.1 --data.documents blank_lines "
     "--model.vocab 4096 --data.length 64 --data.batch 16 --model.dropout 0 --model.attention-dropout 0 --steps 1500"
 )
+PRETRAIN_ELMO = f"pretrain elmo.tiny --dir {ELMO} --data.path {TEXT} --data.dev-fraction 0.1 --steps 400"
 PROMPTS = ("Return the", "If the file", "A class that")
-FINETUNE = (
+FINETUNE_ELMO = (
     f"--task.kind tag --task.train {TASK}/train.jsonl --task.dev {TASK}/dev.jsonl --data.length 64 "
-    "--model.dropout 0.1 --model.attention-dropout 0.1 --optim.name adamw --optim.schedule linear --steps 120 "
-    "--evaluate.every 120"
+    "--optim.name adamw --optim.schedule linear --steps 120 --evaluate.every 120"
 )
+FINETUNE = f"{FINETUNE_ELMO} --model.dropout 0.1 --model.attention-dropout 0.1"
 RATE, SCRATCH_RATES = "1e-3", ("5e-4", "1e-3", "2e-3")
 
 
@@ -78,10 +81,10 @@ def ask(command: str) -> tuple[float, float]:
     return figures["accuracy"], figures["f1_macro"]
 
 
-def tuned(name: str, rate: str, folder: Path, options: str = "", source: Path = RUN) -> Row:
+def tuned(name: str, rate: str, folder: Path, words: str = FINETUNE, source: Path = RUN) -> Row:
     """Fine-tunes a run into the folder."""
     began = time.monotonic()
-    dev = ask(f"finetune {source} {FINETUNE} --dir {folder} --optim.peak-lr {rate}{options}")
+    dev = ask(f"finetune {source} {words} --dir {folder} --optim.peak-lr {rate}")
     seconds = time.monotonic() - began
     return Row(name, rate, dev, ask(f"evaluate {folder} --task.dev {TASK}/test.jsonl"), seconds)
 
@@ -134,13 +137,15 @@ def compare(console: Console) -> None:
     """Fine-tunes with and without the pretraining, and sets both beside what needs no neural network."""
     ours = tuned("BERT", RATE, RUNS / "pretrained")
     gpt = tuned("GPT, its words too", RATE, RUNS / "gpt-pretrained", source=GPT)
-    scratch = [tuned("BERT, from scratch", rate, RUNS / f"scratch-{rate}", " --init.scratch") for rate in SCRATCH_RATES]
+    elmo = tuned("ELMo, its layers mixed", RATE, RUNS / "elmo-pretrained", FINETUNE_ELMO, ELMO)
+    anew = f"{FINETUNE} --init.scratch"
+    scratch = [tuned("BERT, from scratch", rate, RUNS / f"scratch-{rate}", anew) for rate in SCRATCH_RATES]
     best = max(scratch, key=lambda row: row.dev[1])
     sizes = [len((ROOT / TASK / f"{part}.jsonl").read_text("utf-8").splitlines()) for part in ("train", "test")]
     table = Table(title=f"Where do the commas and stops go? {sizes[0]} paragraphs to learn from, {sizes[1]} to test on")
     for name in ("", "learning rate", "dev F1", "test accuracy", "test F1", "seconds"):
         table.add_column(name, justify="right" if name else "left")
-    for row in (ours, gpt, *scratch, counted_words(), majority()):
+    for row in (ours, gpt, elmo, *scratch, counted_words(), majority()):
         name = "scratch, best on dev" if row is best else row.name
         figures = (f"{figure:.1%}" for figure in (row.dev[1], *row.test))
         table.add_row(name, row.rate, *figures, f"{row.seconds:.0f}" if row.seconds else "")
@@ -149,8 +154,13 @@ def compare(console: Console) -> None:
     console.print(
         f"Pretraining gives BERT {100 * (ours.test[0] - best.test[0]):+.1f} points of accuracy and "
         f"{100 * (ours.test[1] - best.test[1]):+.1f} of F1 over the run from scratch that is best on dev. "
-        "GPT does not see the word behind a mark, which BERT does."
+        "GPT does not see the word behind a mark, which BERT and ELMo do."
     )
+    said = run(f"layers {RUNS}/elmo-pretrained --to {RUNS}/layers.png --json", capture=True)
+    shares = json.loads(said)["mixes"][0]["weights"]
+    names = ("the words alone", *(f"layer {n}" for n in range(1, len(shares))))
+    told = ", ".join(f"{name} {share:.0%}" for name, share in zip(names, shares, strict=True))
+    console.print(f"What the task makes of ELMo's layers: {told} ({RUNS}/layers.png).")
 
 
 def pretrained(console: Console, result: dict) -> None:
@@ -180,6 +190,16 @@ def writing(console: Console, result: dict) -> None:
         console.print(f"  {text['prompt']}{text['text']}".replace("\n", "\n  "), highlight=False, markup=False)
 
 
+def foretelling(console: Console, result: dict) -> None:
+    """What the ELMo learned, both directions together."""
+    dev = result["dev"]
+    console.print(
+        f"\nELMo after {result['step']:,} steps, on text it never saw: perplexity {dev['full_perplexity']:.0f} "
+        f"(by frequency alone {math.exp(dev['unigram_loss']):.0f}); forward {dev['forward_loss']:.3f} and backward "
+        f"{dev['backward_loss']:.3f} nats a word."
+    )
+
+
 def ending(console: Console, words: int, seconds: float) -> None:
     """Where everything lies, and what to try next."""
     folder = ROOT / RUN
@@ -190,7 +210,7 @@ def ending(console: Console, words: int, seconds: float) -> None:
         ("task", f"{TASK}/train.jsonl, dev.jsonl, test.jsonl"),
         ("run", f"{RUN}/"),
     ]
-    places.append(("GPT", f"{GPT}/"))
+    places += [("GPT", f"{GPT}/"), ("ELMo", f"{ELMO}/")]
     for label, name in (("tokenizer", "tokenizer"), ("metrics", "metrics.jsonl"), ("loss curve", "loss.png")):
         if (folder / name).exists():
             places.append((label, f"{RUN / name}"))
@@ -198,7 +218,9 @@ def ending(console: Console, words: int, seconds: float) -> None:
         places.append(("checkpoints", f"{RUN}/checkpoints/ (steps {', '.join(map(str, steps))})"))
     if events:
         places.append(("TensorBoard", f"{events[0].as_posix()}/"))
-    places.append(("fine-tuned", f"{RUNS}/pretrained/, {RUNS}/gpt-pretrained/, {RUNS}/scratch-*/"))
+    places.append(
+        ("fine-tuned", f"{RUNS}/pretrained/, {RUNS}/gpt-pretrained/, {RUNS}/elmo-pretrained/, {RUNS}/scratch-*/")
+    )
     grid = Table(title="Where everything lies", show_header=False, box=None, title_justify="left")
     for place in places:
         grid.add_row(*place)
@@ -215,6 +237,7 @@ def ending(console: Console, words: int, seconds: float) -> None:
         f"contexture evaluate {RUNS}/pretrained --task.dev {TASK}/test.jsonl    # each tag's figures",
         f'contexture generate {GPT} --prompt "Raise an error" --tokens 60',
         f"contexture score {GPT} --input {TEXT}/language.txt --documents blank_lines",
+        f"contexture embed {ELMO} --input {TEXT}/language.txt --to demo/vectors.hdf5",
         f"contexture finetune {RUN} {FINETUNE} --dir {RUNS}/seed-1 --optim.peak-lr {RATE} --seed 1",
         "contexture pretrain bert.tiny --dir runs/mine --data.path my_text   # your own *.txt",
     ):
@@ -237,6 +260,7 @@ def main() -> None:
     run(PRETRAIN)
     pretrained(console, json.loads(run(f"evaluate {RUN} --json", capture=True)))
     writing(console, json.loads(run(f"{PRETRAIN_GPT} --json", capture=True)))
+    foretelling(console, json.loads(run(f"{PRETRAIN_ELMO} --json", capture=True)))
     compare(console)
     ending(console, counts["words"], time.monotonic() - began)
 

@@ -1,4 +1,8 @@
-"""Tests run on a CPU with 8 fake devices; compiled programs are kept between runs."""
+"""Tests run on a CPU with 8 fake devices; compiled programs are kept between runs.
+
+The quick suite has XLA leave its programs as they come, which compiles them in two thirds of the time; the long suite
+and parity compile them as users do.
+"""
 
 import fcntl
 import os
@@ -18,6 +22,32 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 SHARED = ROOT.parent / "shared"
+QUICKLY_COMPILED = " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "not long" in config.option.markexpr:
+        os.environ["XLA_FLAGS"] += QUICKLY_COMPILED
+
+
+@pytest.fixture(scope="session")
+def environment() -> Callable[[int], dict[str, str]]:
+    """What a process of ours, with so many devices, finds around it."""
+
+    def around(devices: int) -> dict[str, str]:
+        flags = os.environ["XLA_FLAGS"].replace("count=8", f"count={devices}")
+        return {**os.environ, "XLA_FLAGS": flags, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+    return around
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    """The commands of this module, called in this process, see one device: eight are compiled for at twice the time."""
+    first = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: first)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -100,21 +130,16 @@ TINY = (
 
 
 @pytest.fixture(scope="session")
-def door():
+def door(environment):
     """The command line as a user has it: `door("pretrain", "bert.tiny", …)` → the finished process."""
     import subprocess
     import sys
 
     def run(*words: object, devices: int = 1, wait: bool = True, env: dict[str, str] | None = None):
-        environment = {
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            **(env or {}),
-        }
+        around = {**environment(devices), **(env or {})}
         command = [sys.executable, str(ROOT / "contexture.py"), *map(str, words)]
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=around, cwd=ROOT
         )
         if not wait:
             return process

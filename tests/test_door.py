@@ -1,7 +1,6 @@
 """The command line: results to stdout, one clear line for every mistake, exit codes that scripts can rely on."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from data.config import DataConfig
 from data.prepare import prepare
 from data.tokenizer import load_tokenizer
 from tests.conftest import ROOT, TINY
+
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
@@ -41,7 +42,7 @@ def pretrain(*words: object) -> list[str]:
         (["--optim.warmup", "99999"], "optim.warmup=99999 leaves nothing of steps=40"),
         (["--optim.schedule", "bert", "--optim.final-lr", "0.1"], "optim.final-lr=0.1 contradicts optim.schedule=bert"),
         (["--data.batch", "15", "--optim.accumulate", "2"], "data.batch=15 is not a multiple of optim.accumulate=2"),
-        (["--mesh.fsdp", "3"], "mesh data × fsdp × tensor = 2 × 3 × 1 = 6 does not fit 8 devices"),
+        (["--mesh.fsdp", "3"], "mesh data × fsdp × tensor = 1 × 3 × 1 = 3 does not fit 1 device"),
         (["--data.path", "/nowhere.txt"], "/nowhere.txt: data.path names no such file"),
         ([], "data.path is empty; give the text to train on"),
         (["--optim.clip", "-1"], "optim.clip=-1.0 is not at least 0"),
@@ -173,17 +174,16 @@ def test_a_folder_that_cannot_be_written_is_refused(capsys, tiny_words):
     assert code == 1 and last.startswith("CheckpointError: /sys/run cannot be written"), last
 
 
-def test_a_full_disk_is_one_clear_line_and_loses_nothing(tiny_words, tmp_path):
+def test_a_full_disk_is_one_clear_line_and_loses_nothing(environment, tiny_words, tmp_path):
     """The largest file that may be written is smaller than a checkpoint's."""
     command = f"exec {sys.executable} {ROOT / 'contexture.py'} {' '.join(tiny_words)} --dir {tmp_path / 'run'}"
-    one = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     full = ["bash", "-c", "ulimit -f 50; " + command]
-    limited = subprocess.run(full, capture_output=True, text=True, timeout=200, env=one)
+    limited = subprocess.run(full, capture_output=True, text=True, timeout=200, env=environment(1))
     assert limited.returncode == 1, limited.stderr
     last = limited.stderr.strip().splitlines()[-1]
     assert last.startswith("CheckpointError: ") and "the disk is full; there is no checkpoint yet" in last
     assert "Traceback" not in limited.stderr
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200, env=one)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200, env=environment(1))
     assert done.returncode == 0 and "starting at step 0" in done.stderr, done.stderr
 
 

@@ -14,6 +14,8 @@ from data.task_batches import HeldOutTask, TaskBatches
 from data.words import Words
 from train.config import read
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 WORDS = Words(["<S>", "</S>", "<UNK>", "the"], "punctuation")
 
 

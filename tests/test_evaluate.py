@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -24,7 +23,7 @@ def predictions(folder: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def evaluated(task_run, tmp_path_factory) -> dict[tuple[str, str, int], tuple[dict, list[dict]]]:
+def evaluated(environment, task_run, tmp_path_factory) -> dict[tuple[str, str, int], tuple[dict, list[dict]]]:
     """(kind, devices, batch) → (what evaluate says, its predictions)."""
     found = {}
     wanted = [("classify", str(task_run()), batch) for batch in BATCHES]
@@ -35,8 +34,8 @@ def evaluated(task_run, tmp_path_factory) -> dict[tuple[str, str, int], tuple[di
         f"for kind, run, batch in {wanted!r}:\n"
         f"    print(json.dumps(contexture.evaluate(run, batch=batch, to=f'{one}/{{kind}}-{{batch}}')))\n"
     )
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environment(1), capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     for (kind, _, batch), line in zip(wanted, done.stdout.splitlines(), strict=True):
         found[kind, "1 device", batch] = json.loads(line), predictions(one / f"{kind}-{batch}" / "dev-60")

@@ -12,6 +12,8 @@ from models.shapes import path_of
 from train.predict import Predictor
 from train.report import read_metrics
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 
 def parameters(folder: Path, step: int | None = None) -> dict[str, np.ndarray]:
     params = contexture.load(folder, step)[1]

@@ -13,6 +13,8 @@ import contexture
 from tests.test_door import said
 from tests.test_formats import GOLDEN
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 LONG = " ".join(["the cat likes old river"] * 6)
 """30 words, where the model has 16 positions."""
 ROWS = "text\tlabel\nthe cat\tlikes\nthe dog\thates\nthe cat sat\tlikes\n"

@@ -15,6 +15,8 @@ from tests.conftest import TINY
 from tests.test_formats import GOLDEN
 from tests.tfds_sets import build
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 BASE = GOLDEN / "run_format_1"
 SPEED = ("tokens_per_second", "seconds_left", "flops_utilisation")
 rng = random.Random(3)

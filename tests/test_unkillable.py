@@ -83,7 +83,7 @@ def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, t
     [
         ("pretraining", signal.SIGKILL),
         ("pretraining", signal.SIGTERM),
-        ("pretraining", signal.SIGINT),
+        pytest.param("pretraining", signal.SIGINT, marks=pytest.mark.long),
         ("fine-tuning", signal.SIGKILL),
         pytest.param("fine-tuning", signal.SIGTERM, marks=pytest.mark.long),
         ("GPT", signal.SIGKILL),
