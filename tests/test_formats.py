@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import contexture
+from models.features import learned_mixes
 from train import config as configs
 from train.config import ConfigError
 from train.options import MeshConfig, SaveConfig
@@ -41,6 +42,30 @@ def test_a_gpt_of_format_1_writes_and_scores_for_ever(tmp_path):
     (tmp_path / "new.txt").write_text("the dog saw the moon and ran to the river.\n")
     found = contexture.score(run, str(tmp_path / "new.txt"))
     assert (found["tokens"], found["bytes"]) == (17, 43) and found["loss"] == pytest.approx(4.307320, abs=1e-5)
+
+
+def test_an_elmo_of_format_1_reads_for_ever(tmp_path):
+    """Also words that it never saw; each line's layers, of its first word the first two features."""
+    (tmp_path / "new.txt").write_text("Zoë paints the sea .\na wholly unheard-of whale\n", "utf-8")
+    contexture.embed(GOLDEN / "elmo_format_1", str(tmp_path / "new.txt"), str(tmp_path / "vectors.npz"))
+    vectors = np.load(tmp_path / "vectors.npz")
+    assert [vectors[line].shape for line in "01"] == [(3, 5, 8), (3, 4, 8)]
+    first = [[0.510752, 0.114020], [-0.015866, 0.077302], [0.048114, 0.369590]]
+    second = [[0.413944, -0.099004], [0.028535, 0.059004], [0.090200, 0.339836]]
+    np.testing.assert_allclose(vectors["0"][:, 0, :2], first, atol=1e-5)
+    np.testing.assert_allclose(vectors["1"][:, 0, :2], second, atol=1e-5)
+
+
+def test_an_elmo_fine_tuned_in_format_1_answers_for_ever():
+    """Its layers mixed below and beside the task's biLSTM, its tags chained."""
+    run = GOLDEN / "elmo_task_format_1"
+    answers = Predictor(run)([["Zoë", "paints", "the", "old", "sea", "."], ["that", "whale", "likes", "tales"]])
+    said = [["DET", "NOUN", "VERB", "DET", "NOUN", "PUNCT"], ["DET", "ADJ", "NOUN", "PUNCT"]]
+    assert [answer["predictions"] for answer in answers] == said
+    np.testing.assert_allclose(answers[1]["scores"], [0.184192, 0.325104, 0.681169, 0.270254], atol=1e-4)
+    mixes = learned_mixes(contexture.load(run)[1])
+    np.testing.assert_allclose(mixes["input"]["weights"], [0.403691, 0.221692, 0.374617], atol=1e-5)
+    np.testing.assert_allclose(mixes["output"]["gamma"], 1.796061, atol=1e-5)
 
 
 def test_run_json_is_read_back_as_it_was_written():
