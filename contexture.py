@@ -165,11 +165,12 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
         length=min(base.data.length, getattr(source.model, "length", base.data.length)),
         layout=source.data.layout,
     )
-    begun = {"model": source.model, "data": data, "init": InitConfig(run=words[0])}
-    if isinstance(source.model, ElmoConfig):
-        base = as_elmo(base)
-        begun["data"] = dataclasses.replace(data, vocabulary="words", word_types=512)
-    base = dataclasses.replace(base, **begun)
+    head = source.head if source.task.kind == base.task.kind else base.head
+    begun = {"model": source.model, "data": data, "head": head, "init": InitConfig(run=words[0])}
+    elmo = isinstance(source.model, ElmoConfig)
+    if elmo and base.task.kind == "choice":
+        raise ConfigError("task.kind=choice is not for an ELMo; give a run of a BERT or a GPT")
+    base = as_elmo(base, begun, scratch="--init.scratch" in words) if elmo else dataclasses.replace(base, **begun)
     if source.data.layout == "gpt":
         base = as_gpt(base, with_task_tokens(load_tokenizer(folder / "tokenizer")).size)
     base = without_contradiction(base, words)

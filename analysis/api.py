@@ -98,8 +98,8 @@ def embed(
 
     `analysis.embed.embed` says what the options do. Raises as `load` does, and DataError for the files.
     """
+    from analysis.embed import check_vectors_file, vectors_file
     from analysis.embed import embed as vectors_of
-    from analysis.embed import vectors_file
     from data.chars import are_cut
     from data.errors import DataError
     from data.sources import lines
@@ -108,6 +108,7 @@ def embed(
     file = Path(input)
     if not file.is_file():
         raise DataError(f"{file}: no such file; give one with a sentence in each line")
+    check_vectors_file(Path(to))
     model, params, tokenizer = load(run, step)
     told = {"to": str(to), "lines": 0, "words": 0, "cut": 0}
 

@@ -100,8 +100,12 @@ def embed_command(words: list[str]) -> Result:
 def layers_command(words: list[str]) -> Result:
     """what each layer counts in the learned mixes: contexture layers RUN… [--to F.png]"""
     asked = parse(Layers, words, "layers")
-    from analysis.layers import draw, layers
+    from analysis.layers import check_figure, draw, layers
 
+    if not asked.runs:
+        raise ConfigError("layers wants runs: contexture layers RUN… [--to F.png]")
+    if asked.to:
+        check_figure(Path(asked.to))
     rows = layers([Path(run) for run in asked.runs], load)
     if asked.to:
         draw(rows, Path(asked.to))
@@ -113,7 +117,7 @@ def import_command(words: list[str]) -> Result:
     asked = parse(Import, words, "import")
     from train.interchange import import_bilm
 
-    return import_bilm(Path(asked.path), Path(asked.to), asked.vocabulary, warn)
+    return import_bilm(Path(asked.path), Path(asked.to), asked.vocabulary, asked.split, warn)
 
 
 def export_command(words: list[str]) -> Result:

@@ -17,7 +17,7 @@ def layers(runs: list[Path], load: Any) -> list[Row]:
     rows = []
     for folder in runs:
         run, _ = read(folder)
-        if run.head.mix == "off":
+        if run.head.mix != "all":
             raise ConfigError(f"{folder} mixes no layers; give runs fine-tuned with --head.mix all")
         for place, mix in learned_mixes(load(folder)[1]).items():
             rows.append({"run": str(folder), "task": _task(run), "seed": run.seed, "place": place, **mix})
@@ -25,16 +25,23 @@ def layers(runs: list[Path], load: Any) -> list[Row]:
 
 
 def _task(run: Run) -> str:
-    """A name for people: that of the task, or its kind and its file's."""
-    return run.task.name if run.task.name != "off" else f"{run.task.kind} {Path(run.task.train[0]).stem}"
+    """A name for people: that of the task, or its kind and its file's, with that of the folder."""
+    if run.task.name != "off":
+        return run.task.name
+    file = Path(run.task.train[0])
+    return f"{run.task.kind} {file.parent.name}/{file.stem}"
 
 
-def draw(rows: list[Row], file: Path) -> None:
-    """A bar for each layer and task, the mean over its runs, and a line from the least to the most."""
+def check_figure(file: Path) -> None:
+    """Raises DataError where no figure can be written."""
     if file.suffix not in (".png", ".svg"):
         raise DataError(f"{file}: a figure ends in .png or .svg; give such a name")
     if not file.parent.is_dir():
         raise DataError(f"{file}: its folder is not there; make it, or give another name")
+
+
+def draw(rows: list[Row], file: Path) -> None:
+    """A bar for each layer and task, the mean over its runs, and a line from the least to the most."""
     from matplotlib.figure import Figure
 
     groups: dict[str, list[list[float]]] = {}

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable
+from typing import Any
 
 from models.config import HeadConfig
 from train.config import ConfigError, Run, did_you_mean
@@ -50,15 +51,18 @@ def as_gpt(run: Run, pieces: int) -> Run:
     )
 
 
-def as_elmo(run: Run) -> Run:
-    """A fine-tuning as ELMo's users have it (Peters et al. 2018): the biLM frozen, a mix of its layers into a biLSTM of
-    the task's own, Adam at 1e-3."""
+def as_elmo(run: Run, begun: dict[str, Any], *, scratch: bool) -> Run:
+    """A fine-tuning as ELMo's users have it (Peters et al. 2018): the biLM frozen and without dropout, a mix of its
+    layers into a biLSTM of the task's own, Adam at 1e-3. begun: what comes from the run that it begins from, its model,
+    data and head among it; a head that mixes stays. scratch: the biLM, which has learned nothing, is trained too."""
     optim = OptimConfig(
         name="adamw", schedule="linear", peak_lr=1e-3, warmup=0, final_lr=0.1, eps=1e-8, weight_decay=0.0, clip=5.0,
-        frozen=("backbone",),
+        frozen=() if scratch else ("backbone",),
     )  # fmt: skip
-    data = dataclasses.replace(run.data, vocabulary="words", word_types=512)
-    return dataclasses.replace(run, data=data, optim=optim, head=HeadConfig(mix="all", cells=128), epochs=10.0)
+    data = dataclasses.replace(begun["data"], vocabulary="words", word_types=512)
+    model = begun["model"] if scratch else dataclasses.replace(begun["model"], dropout=0.0)
+    head = HeadConfig(mix="all", cells=128) if begun["head"].mix == "off" else begun["head"]
+    return dataclasses.replace(run, **{**begun, "model": model, "data": data, "head": head}, optim=optim, epochs=10.0)
 
 
 def _find(name: str, known: dict[str, Recipe], what: str) -> Run:

@@ -163,7 +163,7 @@ def in_memory(
 ) -> Encoded:
     """A chunk as a split of its own."""
     tags = None if coded.tags is None else Column(Memory(coded.tags), np.dtype("<i4"))
-    longest = int(tokens_of(coded.rows).max())
+    longest = int(tokens_of(coded.rows, letters is not None).max())
     rows, tokens = Column(Memory(coded.rows), np.dtype("<i8"), 6), Column(Memory(coded.tokens), np.dtype("<u4"))
     many = len(coded.rows) // coded.choices
     return Encoded(kind, labels, (source,), many, longest, rows, tokens, tags, coded.choices, symmetric, letters)
@@ -280,7 +280,7 @@ class _Writer:
             answers = tags[tags >= 0]
         counts["examples"] += len(chosen)
         counts["tokens"] += len(spans)
-        counts["longest"] = max(counts["longest"], int(tokens_of(rows).max()))
+        counts["longest"] = max(counts["longest"], int(tokens_of(rows, isinstance(self.tokenizer, Spelling)).max()))
         if split == "train" and self.task.kind != "regress":
             found = np.bincount(answers, minlength=max(len(self.labels.numbers), len(self.counts)))
             self.counts = found + np.pad(self.counts, (0, len(found) - len(self.counts)))

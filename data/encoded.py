@@ -4,7 +4,7 @@
                         ends, the number of its file, its line there, its answer (a label's number, the bits of a f64,
                         or -1 for none); of task.kind=choice a row for each alternative, its text and the alternative
     SPLIT-tokens.bin    u16 (u32 where the vocabulary needs it), one long row of ids without special tokens
-    words.txt           of an ELMo, whose ids are numbers of words: the words, one a line
+    words.json          of an ELMo, whose ids are numbers of words: the words
     SPLIT-tags.bin      i32 beside the tokens, for task.kind=tag: the tag's number at the piece that stands for a word,
                         else -1
     index.json          "format": 1, labels and their counts, sources, size and sha256 of each file, a fingerprint;
@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from data.chars import are_cut
 from data.config import TaskConfig
 from data.errors import DataError
 from data.shards import I64, File, check_bytes, fingerprint_of, joined, misfit
@@ -31,7 +32,7 @@ from data.words import letters_of
 
 FORMAT = 1
 INDEX = "index.json"
-WORDS = "words.txt"
+WORDS = "words.json"
 SPLITS = ("train", "dev")
 A, B, END, FILE, LINE, ANSWER = range(6)
 """The columns of rows."""
@@ -90,7 +91,7 @@ class Encoded:
     sources: tuple[str, ...]
     examples: int
     longest: int
-    """Tokens of the longest example, special ones not counted, and one more for a second text."""
+    """Tokens of the longest example's line, special ones at its two ends not counted."""
     rows: Column
     tokens: Column
     tags: Column | None
@@ -132,7 +133,7 @@ class Encoded:
         many = 0
         for first in range(0, self.examples, 1 << 16):
             rows = self.take(np.arange(first, min(first + (1 << 16), self.examples)))
-            many += int((tokens_of(rows) + 2 > length).reshape(-1, self.choices).any(1).sum())
+            many += int((tokens_of(rows, self.letters is not None) + 2 > length).reshape(-1, self.choices).any(1).sum())
         return many
 
 
@@ -144,9 +145,14 @@ def sha256_of(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def tokens_of(rows: I64) -> I64:
-    """Tokens of each row, the special ones at the line's two ends not counted, that between two texts counted."""
-    return rows[:, END] - rows[:, A] + (rows[:, B] >= 0)
+def tokens_of(rows: I64, apart: bool) -> I64:
+    """Tokens of each row's line, the special ones at its two ends not counted, that between two texts counted; apart: a
+    pair's texts have a line each, and the longer one counts."""
+    whole, single = rows[:, END] - rows[:, A], rows[:, B] < 0
+    if not apart:
+        return whole + ~single
+    first = np.where(single, whole, rows[:, B] - rows[:, A])
+    return np.maximum(first, whole - first)
 
 
 class Store:
@@ -163,10 +169,12 @@ class Store:
         self.choices: int = index.get("choices", 1)
         """Alternatives of an example, each a pair with its text; 1 where there is nothing to choose."""
         self.fingerprint: str = index["fingerprint"]
-        self._letters = None
+        self._letters, self.cut_words = None, 0
+        """cut_words: of the different words of all examples, how many are longer than what is read of them."""
         if WORDS in index["files"]:
             check_bytes(folder / WORDS, index["files"][WORDS]["sha256"], _MEND)
-            self._letters = letters_of((folder / WORDS).read_bytes().decode("utf-8").split("\n")[:-1])
+            words = json.loads((folder / WORDS).read_bytes())
+            self._letters, self.cut_words = letters_of(words), int(are_cut(words).sum())
         self.splits = {name: self._split(name) for name in SPLITS}
 
     def _split(self, name: str) -> Encoded:

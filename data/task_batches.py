@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import draws
-from data.chars import FIRST_WORD
+from data.chars import FIRST_WORD, MOST_BYTES
 from data.config import DataConfig, TaskConfig
 from data.encoded import ANSWER, END, A, B, Encoded, Store
 from data.errors import DataError, did_you_mean
@@ -173,7 +173,7 @@ class TaskBatches:
         split = store.splits["train"]
         self.fields = task_fields(store.kind, config.layout, split.symmetric, store.pair)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
-        self.config = config
+        self.config, self._cut_words = config, store.cut_words
         self.lines_per_pass = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
@@ -214,7 +214,8 @@ class TaskBatches:
         cut = f"; {longer:,} of them longer, and cut" if longer else ""
         lines = 2 if self.split.symmetric else self.split.choices
         several = f"{lines} " if lines > 1 else ""
-        return f"{self.split.examples:,} examples in {several}lines of {self.length} tokens{cut}"
+        words = f"; {self._cut_words:,} words longer than {MOST_BYTES} bytes are cut" if self._cut_words else ""
+        return f"{self.split.examples:,} examples in {several}lines of {self.length} tokens{cut}{words}"
 
 
 class HeldOutTask:
@@ -253,12 +254,14 @@ class HeldOutTask:
         return np.arange(step * self.batch, min((step + 1) * self.batch, self.count))
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """As TaskBatches.read, for steps below `steps`; rows past the last example repeat example 0 without weight."""
+        """As TaskBatches.read, for steps below `steps`; rows past the last example repeat example 0 without weight, of
+        an ELMo without its words."""
         rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
         numbers = step * self.batch + np.arange(self.batch)
         batch = self._reader.read(np.where(numbers >= self.count, 0, numbers), rows)
         spare = numbers[rows] >= self.count
-        for name in ("valid", "weights", "tag_weights", "next_weights"):
+        weights = ("valid", "weights", "tag_weights", "next_weights")
+        for name in (*weights, "mask") if self.split.letters is not None else weights:
             if name in batch:
                 batch[name][spare] = 0.0
         self.rows_read += len(rows)

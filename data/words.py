@@ -1,5 +1,6 @@
 """Whole words by their number, as ELMo foretells them: vocab.txt with a word in each line."""
 
+import json
 import re
 import sys
 import unicodedata
@@ -226,8 +227,8 @@ class Spelling:
         return letters_of(self._ids.new)
 
     def file(self) -> bytes:
-        """The words, a word a line."""
-        return "".join(f"{word}\n" for word in self._ids.new).encode()
+        """The words, a JSON list: words to tag may hold white space."""
+        return json.dumps(list(self._ids.new), ensure_ascii=False).encode()
 
 
 _TOGETHER = 1 << 14

@@ -166,7 +166,8 @@ class HeadConfig:
     """Of each word: the last layer, without more (off); a learned mix of all layers; of the top one or of the words'
     own, their weight learned."""
     mix_norm: bool = False
-    """Each layer is normed before it is mixed, over all words of a batch together."""
+    """Each layer is normed before it is mixed, over all words of a batch together, as the original has it: what is
+    answered depends a little on the batch then, and a step on optim.accumulate."""
     mix_l2: float = 0.0
     """What the sum of the squared mixing weights counts in the loss."""
     place: Literal["input", "output", "both"] = "input"
@@ -190,6 +191,8 @@ class HeadConfig:
                         f"head.{name.replace('_', '-')}={getattr(self, name)} has no meaning for head.mix=off; "
                         "give --head.mix all, top or words"
                     )
+        elif self.mix != "all" and self.mix_l2:
+            raise ValueError(f"head.mix-l2={self.mix_l2} has no meaning for head.mix={self.mix}, which mixes nothing")
         elif self.place != "input" and not self.cells:
             raise ValueError(f"head.place={self.place} wants a biLSTM of the task's own; give --head.cells")
 

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 @flax.struct.dataclass
 class Chained:
-    """logits_BLC; loss_B: -log p(tags) of each line, in nats, 0 of one without words; best_BL: the likeliest tags."""
+    """loss_B: -log p(tags) of each line, in nats, 0 of one without words; best_BL: the likeliest tags; shares_BLC: p of
+    each word's tag, whatever the others are."""
 
-    logits_BLC: jax.Array
     loss_B: jax.Array
     best_BL: jax.Array
+    shares_BLC: jax.Array
 
 
 class Chain(nn.Module):
@@ -30,7 +31,9 @@ class Chain(nn.Module):
             logits_BLC, jnp.maximum(tags_BL, 0), mask_BL, steps_CC, first_C, last_C
         )
         loss_B = jnp.where(mask_BL[:, 0] > 0, loss_B, 0.0)
-        return Chained(logits_BLC, loss_B, _best(logits_BLC, mask_BL, steps_CC, first_C, last_C))
+        scores = mask_BL, steps_CC, first_C, last_C
+        shares_BLC = jax.grad(lambda logits_BLC: _all_paths(logits_BLC, *scores).sum())(logits_BLC)
+        return Chained(loss_B, _best(logits_BLC, *scores), shares_BLC)
 
 
 def _path(

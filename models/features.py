@@ -38,11 +38,11 @@ class ScalarMix(nn.Module):
 
 
 def learned_mixes(params: Any) -> dict[str, dict[str, Any]]:
-    """Of each mix of a model, by where it goes ("input", "output"): {"weights": the share of each layer, the words' own
-    first, "gamma": …}."""
+    """Of each mix of several layers of a model, by where it goes ("input", "output"): {"weights": the share of each
+    layer, the words' own first, "gamma": …}."""
     found = {}
     for path, x in by_path(params).items():
-        if path.endswith("mix/weights"):
+        if path.endswith("mix/weights") and x.size > 1:
             gamma = by_path(params)[path.replace("weights", "gamma")]
             place = "output" if "output_mix" in path else "input"
             found[place] = {"weights": jax.nn.softmax(x).tolist(), "gamma": float(gamma)}

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from models.dropout import Noise, dropout
-from models.shapes import Encoding
+from models.shapes import Encoding, constrain
 from models.softmax import Scored, next_token_loss
 
 SITE = 1 << 15
@@ -41,7 +41,8 @@ def sampled_loss(
     def corrected(logits: jax.Array, ids: jax.Array) -> jax.Array:
         return logits + bias_V[ids] - jnp.log(expected_count(ids, tries, V))
 
-    chosen_BLJ, chosen_SJ = (kernel_VJ[ids].astype(x_BLJ.dtype) for ids in (next_BL, negatives_S))
+    chosen_BLJ = constrain(kernel_VJ[next_BL], "BLJ").astype(x_BLJ.dtype)
+    chosen_SJ = kernel_VJ[negatives_S].astype(x_BLJ.dtype)
     label_BL = corrected(jnp.einsum("BLJ,BLJ->BL", x_BLJ, chosen_BLJ, preferred_element_type=jnp.float32), next_BL)
     logits_BLS = jnp.einsum("BLJ,SJ->BLS", x_BLJ, chosen_SJ, preferred_element_type=jnp.float32)
     logits_BLS += corrected(jnp.zeros(negatives_S.shape), negatives_S)[None, None]
@@ -69,7 +70,7 @@ class BiLm(nn.Module):
         self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None
     ) -> dict[str, Scored]:
         V, J = self.sizes["V"], self.sizes["J"]
-        kernel_VJ = self.param("kernel", nn.initializers.normal(1.0 / math.sqrt(J)), (V, J))
+        kernel_VJ = constrain(self.param("kernel", nn.initializers.normal(1.0 / math.sqrt(J)), (V, J)), "V_")
         bias_V = self.param("bias", nn.initializers.zeros, (V,))
         x_BLD = dropout(encoding.hidden_BLD, self.rate, noise, SITE)
         scored = {}

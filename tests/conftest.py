@@ -204,7 +204,7 @@ def published_elmo(shared: Path, once) -> Path:
     from train.interchange import import_bilm
 
     golden = shared / "data" / "golden_bilm_tf" / "model"
-    return once("published_elmo", lambda folder: import_bilm(golden, folder, "", lambda line: None))
+    return once("published_elmo", lambda folder: import_bilm(golden, folder, "", "spaces", lambda line: None))
 
 
 @pytest.fixture(scope="session")

@@ -257,7 +257,7 @@ def test_nothing_is_left_of_what_was_not_finished(published, tmp_path, monkeypat
     monkeypatch.setattr(interchange, "create", stop)
     there = sorted(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        interchange.import_bilm(published, tmp_path / "run", "", lambda line: None)
+        interchange.import_bilm(published, tmp_path / "run", "", "spaces", lambda line: None)
     assert sorted(tmp_path.iterdir()) == there
 
 

@@ -39,6 +39,10 @@ def test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out():
         total = np.log(np.exp(scores - scores.max()).sum()) + scores.max()
         assert made.loss_B[row] == pytest.approx(total - score(row, tuple(tags[row, :words])), abs=1e-4)
         assert tuple(np.asarray(made.best_BL)[row, :words]) == paths[scores.argmax()]
+        shares = np.zeros((words, 3))
+        for path, share in zip(paths, np.exp(scores - total), strict=True):
+            shares[np.arange(words), path] += share
+        np.testing.assert_allclose(made.shares_BLC[row, :words], shares, atol=1e-5)
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -108,6 +112,7 @@ def test_settings_that_mean_nothing_are_refused():
         ({"mix": "all", "place": "both"}, "head.place=both wants a biLSTM"),
         ({"mix": "all", "mix_l2": -1.0}, "head.mix-l2=-1.0 is not a number from 0 on"),
         ({"mix": "all", "cells": -1}, "head.cells=-1 is not a number of cells"),
+        ({"mix": "words", "mix_l2": 0.1}, "head.mix-l2=0.1 has no meaning for head.mix=words"),
     ):
         with pytest.raises(ValueError, match=said):
             HeadConfig(**wrong)  # pyright: ignore[reportArgumentType]

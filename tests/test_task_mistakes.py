@@ -159,7 +159,7 @@ def test_examples_and_words_that_are_wrong_give_one_clear_line(capsys, tmp_path,
 @pytest.mark.parametrize(
     ("base", "line"),
     [
-        ("foreign", "foreign is not a run: it holds no run.json; give the --dir of a pretraining"),
+        ("foreign", "foreign is not a run: it holds no run.json; give the --dir of a training"),
         ("nowhere", "nowhere is not a run: it holds no run.json"),
         ("other", "other/run.json: model.family is 'xlnet', not one of bert, gpt"),
         ("rows.tsv", "rows.tsv is not a run but a file"),

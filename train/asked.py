@@ -210,6 +210,9 @@ class Import:
     """The run's folder."""
     vocabulary: str = ""
     """The words of a softmax to train (vocab.txt); empty: those that lie beside the model, or none."""
+    split: Literal["spaces", "punctuation"] = "spaces"
+    """How the run parts the words of text: at spaces, as the original, whose text is tokenised; or punctuation from
+    words too."""
 
 
 @dataclass(frozen=True, kw_only=True)

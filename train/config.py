@@ -76,13 +76,7 @@ class Run:
         if family != "gpt" and (self.task.lm_weight or self.task.symmetric):
             name = "lm-weight" if self.task.lm_weight else "symmetric"
             raise ValueError(f"task.{name} is for GPT, and the model is of the family {family}; leave it out")
-        mixes = self.head.mix != "off"
-        if mixes and self.task.kind not in ("off", "classify", "regress", "tag"):
-            raise ValueError(f"head.mix={self.head.mix} has no meaning for task.kind={self.task.kind}; leave it out")
-        if self.head.crf and (self.task.kind != "tag" or self.task.class_weights):
-            raise ValueError("head.crf scores the tags of task.kind=tag, all alike; leave it or task.class-weights out")
-        if family == "elmo" and self.task.kind != "off" and not mixes:
-            raise ValueError(f"head.mix=off gives an ELMo's task.kind={self.task.kind} nothing; give --head.mix all")
+        self._check_head(family)
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} is not in [0, 2^31)")
         if not isinstance(self.model, ElmoConfig) and self.data.length > self.model.length:
@@ -100,6 +94,29 @@ class Run:
         if self.steps and not self.optim.warmup_fraction and self.optim.warmup >= self.steps:
             raise ValueError(
                 f"optim.warmup={self.optim.warmup} leaves nothing of steps={self.steps}; lower --optim.warmup"
+            )
+
+    def _check_head(self, family: str) -> None:
+        head, kind, frozen = self.head, self.task.kind, "backbone" in self.optim.frozen
+        if head.mix != "off" and (kind not in ("classify", "regress", "tag") or self.task.symmetric):
+            what = "task.symmetric" if self.task.symmetric else f"task.kind={kind}"
+            raise ValueError(f"head.mix={head.mix} has no meaning for {what}; leave it out")
+        if head.crf and (family != "elmo" or kind != "tag" or self.task.class_weights):
+            raise ValueError(
+                "head.crf scores the tags of an ELMo's task.kind=tag, all alike; leave it or task.class-weights out"
+            )
+        if head.pair and family != "elmo":
+            raise ValueError("head.pair is known from the examples; leave it out")
+        if isinstance(self.model, ElmoConfig) and kind != "off":
+            if head.mix == "off":
+                raise ValueError(f"head.mix=off gives an ELMo's task.kind={kind} nothing; give --head.mix all")
+            if self.model.stateful:
+                raise ValueError("model.stateful has no meaning for a task, whose examples do not follow each other")
+        if frozen and (self.optim.layer_decay != 1.0 or self.optim.frozen_layers):
+            name = "frozen-layers" if self.optim.frozen_layers else "layer-decay"
+            raise ValueError(
+                f"optim.{name} has no meaning where optim.frozen=backbone keeps every layer as it is; leave one out "
+                "(an ELMo's is frozen unless --optim.frozen says something else, as `bias`)"
             )
 
 
@@ -275,9 +292,9 @@ def read(directory: Path) -> tuple[Run, dict[str, Any]]:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{directory} is not a run: it holds no run.json; give the --dir of a pretraining") from None
+        raise ConfigError(f"{directory} is not a run: it holds no run.json; give the --dir of a training") from None
     except NotADirectoryError:
-        raise ConfigError(f"{directory} is not a run but a file; give the --dir of a pretraining") from None
+        raise ConfigError(f"{directory} is not a run but a file; give the --dir of a training") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:

@@ -38,16 +38,16 @@ _DAMAGE = (OSError, RuntimeError, KeyError, ValueError)
 """What h5py raises for a file that is none, was cut off, or of which bytes are others."""
 
 
-def import_bilm(path: Path, to: Path, vocabulary: str, say: Say) -> dict[str, Any]:
+def import_bilm(path: Path, to: Path, vocabulary: str, split: str, say: Say) -> dict[str, Any]:
     """A biLM as bilm-tf publishes it (options.json and weights in hdf5, in one folder) → a run, at step 0.
 
     The softmax is not in these files: it is drawn, over the words of `vocabulary` (the folder's vocab.txt where it has
-    one, else the three special ones). → {"run", "parameters", "words", "drawn"}. Raises DataError for files that are
-    not what they should be, naming the option or the tensor.
+    one, else the three special ones). split: how the run parts words (`data.split`). → {"run", "parameters", "words",
+    "drawn"}. Raises DataError for files that are not what they should be, naming the option or the tensor.
     """
     check_free(to)
     config = _bilm_config(_one(path, "options.json", "*options.json"))
-    tokenizer = _words(path, vocabulary)
+    tokenizer = _words(path, vocabulary, split)
     table, sizes = _table(config), elmo.sizes(config)
     weights = _one(path, "weights.hdf5", "*weights*.hdf5")
     try:
@@ -60,7 +60,7 @@ def import_bilm(path: Path, to: Path, vocabulary: str, say: Say) -> dict[str, An
             model=_with_vocab(config, tokenizer.size),
             data=DataConfig(
                 batch=128, length=20, split_sentences=False, stream="lanes", layout="elmo", vocabulary="words",
-                negatives=negatives,
+                split=split, negatives=negatives,  # pyright: ignore[reportArgumentType]
             ),
             optim=OptimConfig(name="adamw", schedule="linear", peak_lr=1e-3, warmup=0),
             objective="bilm",
@@ -100,6 +100,8 @@ def export_bilm(folder: Path, to: Path, step: int | None, say: Say) -> dict[str,
         (part / "options.json").write_text(json.dumps(_bilm_options(config), indent=1) + "\n", "utf-8")
         (part / VOCABULARY).write_bytes(tokenizer.files()[VOCABULARY])
     say("the softmax is not in such files, and stays behind")
+    if run.data.split != "spaces":
+        say(f"this run parts words by --data.split {run.data.split}, which such files do not say: import with --split")
     return {"to": str(to), "step": loaded.step, "files": sorted(file.name for file in to.iterdir())}
 
 
@@ -122,9 +124,9 @@ def _one(path: Path, usual: str, pattern: str) -> Path:
     return found[0]
 
 
-def _words(path: Path, vocabulary: str) -> Words:
+def _words(path: Path, vocabulary: str, split: str) -> Words:
     file = Path(vocabulary) if vocabulary else path / VOCABULARY
-    return Words.open(file, "spaces") if vocabulary or file.is_file() else Words(SPECIAL, "spaces")
+    return Words.open(file, split) if vocabulary or file.is_file() else Words(SPECIAL, split)
 
 
 def _bilm_config(file: Path) -> ElmoConfig:

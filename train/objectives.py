@@ -214,11 +214,12 @@ class Tag:
         }
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
-        """tags i32 BL, and the share that the softmax gives each, scores f32 BL."""
+        """tags i32 BL, and the share that the softmax gives each (of a chain: all chains with that tag together),
+        scores f32 BL."""
         answer = outputs.heads["tag"]
         if isinstance(answer, Chained):
-            best_BL, scores_BLC = answer.best_BL, jax.nn.softmax(answer.logits_BLC)
-            return {"tags": best_BL, "scores": jnp.take_along_axis(scores_BLC, best_BL[:, :, None], 2)[:, :, 0]}
+            best_BL1 = answer.best_BL[:, :, None]
+            return {"tags": answer.best_BL, "scores": jnp.take_along_axis(answer.shares_BLC, best_BL1, 2)[:, :, 0]}
         scores_BLC = jax.nn.softmax(answer)
         return {"tags": scores_BLC.argmax(-1).astype(jnp.int32), "scores": scores_BLC.max(-1)}
 
@@ -322,9 +323,8 @@ OBJECTIVES: dict[str, Objective] = {
 def objective_of(run: Run) -> Objective:
     """What a run optimises."""
     objective = OBJECTIVES[run.objective]
-    if run.head.mix_l2:
-        return WithMix(objective, run.head.mix_l2)
-    return WithWords(objective, run.task.lm_weight) if run.task.lm_weight else objective
+    objective = WithWords(objective, run.task.lm_weight) if run.task.lm_weight else objective
+    return WithMix(objective, run.head.mix_l2) if run.head.mix_l2 else objective
 
 
 def batch_fields(run: Run) -> dict[str, str]:

@@ -97,7 +97,7 @@ class Predictor:
 
     def answer(self, found: Sequence[Example]) -> Iterator[dict[str, Any]]:
         """A record for each example of a chunk, in order."""
-        kind, length = self.run.task.kind, min(self.run.data.length, getattr(self.run.model, "length", LENGTHS[-1]))
+        kind, length = self.run.task.kind, self.run.data.length
         numbers = reader(self.tokenizer)
         coded = code(found, kind, numbers, Labels(self.labels or ("",)), 0)
         same_shape(coded, self.pair, found[0].origin)

@@ -130,7 +130,8 @@ def account(there: dict[str, list[int]], here: dict[str, list[int]], run: Run, s
         elif run.init.grow and _grows(path, shape, here[path]):
             found.grown[path] = shape, here[path]
         else:
-            mend = "allow it with --init.grow" if _grows(path, shape, here[path]) else "give the same model"
+            other = "give the same head, or --init.drop-heads" if top.startswith("heads_") else "give the same model"
+            mend = "allow it with --init.grow" if _grows(path, shape, here[path]) else other
             raise ConfigError(f"{source} holds {path} {shape}, this model wants {here[path]}; {mend}")
     for path, shape in here.items():
         if path not in found.kept and path not in found.grown:
