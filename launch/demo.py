@@ -136,17 +136,17 @@ def majority() -> Row:
 def compare(console: Console) -> None:
     """Fine-tunes with and without the pretraining, and sets both beside what needs no neural network."""
     ours = tuned("BERT", RATE, RUNS / "pretrained")
-    gpt = tuned("GPT, its words too", RATE, RUNS / "gpt-pretrained", source=GPT)
-    elmo = tuned("ELMo, its layers mixed", RATE, RUNS / "elmo-pretrained", FINETUNE_ELMO, ELMO)
+    gpt = tuned("GPT + its words", RATE, RUNS / "gpt-pretrained", source=GPT)
+    elmo = tuned("ELMo, frozen", RATE, RUNS / "elmo-pretrained", FINETUNE_ELMO, ELMO)
     anew = f"{FINETUNE} --init.scratch"
-    scratch = [tuned("BERT, from scratch", rate, RUNS / f"scratch-{rate}", anew) for rate in SCRATCH_RATES]
+    scratch = [tuned("BERT, scratch", rate, RUNS / f"scratch-{rate}", anew) for rate in SCRATCH_RATES]
     best = max(scratch, key=lambda row: row.dev[1])
     sizes = [len((ROOT / TASK / f"{part}.jsonl").read_text("utf-8").splitlines()) for part in ("train", "test")]
     table = Table(title=f"Where do the commas and stops go? {sizes[0]} paragraphs to learn from, {sizes[1]} to test on")
     for name in ("", "learning rate", "dev F1", "test accuracy", "test F1", "seconds"):
         table.add_column(name, justify="right" if name else "left")
     for row in (ours, gpt, elmo, *scratch, counted_words(), majority()):
-        name = "scratch, best on dev" if row is best else row.name
+        name = "best from scratch" if row is best else row.name
         figures = (f"{figure:.1%}" for figure in (row.dev[1], *row.test))
         table.add_row(name, row.rate, *figures, f"{row.seconds:.0f}" if row.seconds else "")
     console.print()
