@@ -25,7 +25,8 @@ def tiny() -> Run:
     The architecture of the published models with fewer filters, and their Adagrad; punctuation is parted from words, so
     that raw text will do. For a small corpus on a CPU. (AdamW, --optim.name adamw, falls faster on the training text
     here and is left behind on held-out text: what is carried is never reset, and it comes to lean on it.) Expect: on
-    nine novels, 1.2M words, a held-out perplexity near 140 after 800 steps, where the unigram model has 410.
+    nine novels, 1.2M words, a held-out perplexity of 157 after 800 steps, some three minutes of two cores, where the
+    unigram model has 410; of 64 after 8,000 steps with --model.cells 512 --model.projection 128.
     """
     return Run(
         model=ElmoConfig(
