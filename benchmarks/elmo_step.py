@@ -3,11 +3,10 @@
     python benchmarks/elmo_step.py [--text FILE_OR_FOLDER]
 
 Cells 1024, projected to 128, two layers each way with a skip, 2,048 character filters, one highway layer, 32 lanes of
-20 words, 8,192 negatives, Adagrad on the gradient times 20, clipped at 10; batches of the text given (else of
-Python's reference), states carried.
-`torch` runs the character network over every word, as one would write it; `torch_once` over the batch's distinct
-words, as here; `ours_every` is ours over every word. torch's LSTM knows no clips, which ours has; its forget gate's 1
-is in its bias.
+20 words, 8,192 negatives, Adagrad on the gradient times 20, clipped at 10; batches of the text given (else of the
+demo's), states carried. `torch` runs the character network over every word, as one would write it; `torch_once` over
+the batch's distinct words, as here; `ours_every` is ours over every word. torch's LSTM knows no clips, which ours has;
+its forget gate's 1 is in its bias.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
-from harness import Worker, Workers, compare, parser, show, trainer, work
+from harness import ROOT, Worker, Workers, compare, parser, show, trainer, work
 
 VOCABULARY, TYPES, STEPS = 30_000, 640, 40
 
@@ -48,9 +47,12 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
     from data.tokenizer import learn
 
     with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "topics.txt"
-        text.write_text("\n\n".join(topics.values()), "utf-8")
-        data = dataclasses.replace(settings().data, path=(args.text or str(text),))
+        if not args.text:
+            sys.path.insert(0, str(ROOT / "launch"))
+            from demo_text import library, split, write_text
+
+            write_text(Path(folder) / "text", split(list(library()))["rest"])
+        data = dataclasses.replace(settings().data, path=(args.text or f"{folder}/text",))
         tokenizer = learn("words", texts(expand(data.path, "--text")), VOCABULARY, False, data.split)
         lanes = LaneBatches(prepare(data, tokenizer, Path(folder) / "shards"), data, seed=0)
         found = [lanes.read(step) for step in range(STEPS)]
