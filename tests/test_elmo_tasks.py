@@ -40,7 +40,7 @@ def test_words_come_back_as_they_stand_with_their_tags(tmp_path: Path):
         assert words == [word[:48] for word, _ in line]
         assert [store.labels[tag] for tag in batch["tags"][row][inside]] == [tag for _, tag in line]
         assert (batch["tags"][row][~inside] == -1).all() and not batch["index"][row][~inside].any()
-    assert batch["valid"].tolist() == [1, 1, 1, 0]
+    assert batch["valid"].tolist() == [1, 1, 1, 0] and not batch["mask"][3].any()
     training = TaskBatches(store, WORDS, config, TaskConfig(kind="tag"), seed=0)
     whole, part = training.read(0), training.read(0, np.array([2, 0]))
     for name, x in whole.items():
@@ -133,6 +133,12 @@ def test_a_penalty_on_the_mix_stands_beside_a_gpt_s_words():
         task=TaskConfig(kind="classify", lm_weight=0.5), head=HeadConfig(mix="all", mix_l2=0.1),
     )  # fmt: skip
     assert objective_of(run).terms == {"classify_loss": 1.0, "lm_loss": 0.5, "mix_penalty": 0.1}
+
+
+def test_a_chain_is_an_elmo_s():
+    """A BERT's line has pieces between its words that bear no tag."""
+    with pytest.raises(ValueError, match="head.crf scores the tags of an ELMo"):
+        Run(task=TaskConfig(kind="tag"), objective="tag", head=HeadConfig(mix="all", crf=True))
 
 
 def test_mistakes_are_one_line(elmo_run: Path, task_files: Path, tmp_path: Path, capsys):
