@@ -98,8 +98,8 @@ def embed(
 
     `analysis.embed.embed` says what the options do. Raises as `load` does, and DataError for the files.
     """
-    from analysis.embed import check_vectors_file, vectors_file
     from analysis.embed import embed as vectors_of
+    from analysis.embed import vectors_file
     from data.chars import are_cut
     from data.errors import DataError
     from data.sources import lines
@@ -108,11 +108,9 @@ def embed(
     file = Path(input)
     if not file.is_file():
         raise DataError(f"{file}: no such file; give one with a sentence in each line")
-    check_vectors_file(Path(to))
-    model, params, tokenizer = load(run, step)
     told = {"to": str(to), "lines": 0, "words": 0, "cut": 0}
 
-    def read() -> "Iterator[list[str]]":
+    def read(tokenizer: Any) -> Iterator[list[str]]:
         split = word_tokenizer(tokenizer).words
         for _, line in lines(file):
             words = split(line)
@@ -120,9 +118,10 @@ def embed(
             told["cut"] += int(are_cut(words).sum())
             yield words
 
-    with vectors_file(Path(to)) as write:
+    with vectors_file(Path(to)) as write:  # first: it says at once where nothing can be written
+        model, params, tokenizer = load(run, step)
         options: Any = {"layers": layers, "pool": pool, "batch": batch, "stateful": stateful, "check": check}
-        found = vectors_of(model, params, tokenizer, read(), **options)
+        found = vectors_of(model, params, tokenizer, read(tokenizer), **options)
         for number, vectors in enumerate(found):
             write(str(number), vectors)
             told["lines"] = number + 1

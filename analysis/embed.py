@@ -85,24 +85,20 @@ def _chosen(layers: str, top: int) -> list[int]:
     return [int(word) for word in words]
 
 
-def check_vectors_file(file: Path) -> None:
-    """Raises: DataError for a kind of file that is not known, or a place that is taken."""
-    if file.suffix not in (".npz", ".hdf5", ".h5"):
+@contextmanager
+def vectors_file(file: Path) -> Iterator[Write]:
+    """A file that takes arrays by name, `*.hdf5` (the original's layout: a dataset for each line, by its number from 0)
+    or `*.npz`; there whole or not at all. Raises: DataError for another kind of file, or a place that is taken."""
+    kind = file.suffix.removeprefix(".")
+    if kind not in ("npz", "hdf5", "h5"):
         raise DataError(f"{file}: a file of vectors ends in .hdf5 or .npz; give such a name")
     if file.exists():
         raise DataError(f"{file}: there is such a file already; give another name")
     if not file.parent.is_dir():
         raise DataError(f"{file}: its folder is not there; make it, or give another name")
-
-
-@contextmanager
-def vectors_file(file: Path) -> Iterator[Write]:
-    """A file that takes arrays by name, `*.hdf5` (the original's layout: a dataset for each line, by its number from 0)
-    or `*.npz`; there whole or not at all. Raises as `check_vectors_file` does."""
-    check_vectors_file(file)
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
-        with (_npz if file.suffix == ".npz" else _hdf5)(part) as write:
+        with (_npz if kind == "npz" else _hdf5)(part) as write:
             yield write
         os.replace(part, file)
     except BaseException:

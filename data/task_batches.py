@@ -14,6 +14,7 @@ from data.errors import DataError, did_you_mean
 from data.layouts import Batch, bert_pair, both_orders, cut_ends, elmo_words, gpt_pair, gpt_specials
 from data.shards import I64
 from data.streams import Pairs
+from data.tables import counted
 from data.tokenizer import Tokenizer
 from data.wordpiece import wordpiece
 from data.words import word_tokenizer
@@ -214,7 +215,7 @@ class TaskBatches:
         cut = f"; {longer:,} of them longer, and cut" if longer else ""
         lines = 2 if self.split.symmetric else self.split.choices
         several = f"{lines} " if lines > 1 else ""
-        words = f"; {self._cut_words:,} words longer than {MOST_BYTES} bytes are cut" if self._cut_words else ""
+        words = f"; {counted(self._cut_words, 'word')} longer than {MOST_BYTES} bytes, cut" if self._cut_words else ""
         return f"{self.split.examples:,} examples in {several}lines of {self.length} tokens{cut}{words}"
 
 

@@ -56,7 +56,7 @@ def test_words_to_tag_may_hold_white_space_and_long_ones_are_counted(tmp_path: P
     batch = HeldOutTask(store.splits["train"], WORDS, config, 4).read(0)
     assert spelled(batch["types"][batch["index"][0]][:4]) == [*words[:3], "x" * 48]
     told = TaskBatches(store, WORDS, config, TaskConfig(kind="tag"), seed=0).describe()
-    assert told.endswith("; 1 words longer than 48 bytes are cut"), told
+    assert told.endswith("; 1 word longer than 48 bytes, cut"), told
 
 
 def test_a_pair_has_two_lines_and_a_long_text_is_cut(tmp_path: Path):

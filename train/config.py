@@ -97,7 +97,7 @@ class Run:
             )
 
     def _check_head(self, family: str) -> None:
-        head, kind, frozen = self.head, self.task.kind, "backbone" in self.optim.frozen
+        head, kind = self.head, self.task.kind
         if head.mix != "off" and (kind not in ("classify", "regress", "tag") or self.task.symmetric):
             what = "task.symmetric" if self.task.symmetric else f"task.kind={kind}"
             raise ValueError(f"head.mix={head.mix} has no meaning for {what}; leave it out")
@@ -112,12 +112,6 @@ class Run:
                 raise ValueError(f"head.mix=off gives an ELMo's task.kind={kind} nothing; give --head.mix all")
             if self.model.stateful:
                 raise ValueError("model.stateful has no meaning for a task, whose examples do not follow each other")
-        if frozen and (self.optim.layer_decay != 1.0 or self.optim.frozen_layers):
-            name = "frozen-layers" if self.optim.frozen_layers else "layer-decay"
-            raise ValueError(
-                f"optim.{name} has no meaning where optim.frozen=backbone keeps every layer as it is; leave one out "
-                "(an ELMo's is frozen unless --optim.frozen says something else, as `bias`)"
-            )
 
 
 FAMILIES: dict[str, type] = {"bert": BertConfig, "gpt": GptConfig, "elmo": ElmoConfig}

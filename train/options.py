@@ -69,6 +69,12 @@ class OptimConfig:
                 wanted = f"{'at least' if may_be_low else 'above'} {low:g}"
                 limit = f" and {'at most' if may_be_high else 'below'} {high:g}"
                 raise ValueError(f"optim.{name.replace('_', '-')}={value} is not {wanted}{limit}")
+        if "backbone" in self.frozen and (self.layer_decay != 1.0 or self.frozen_layers):
+            name = "frozen-layers" if self.frozen_layers else "layer-decay"
+            raise ValueError(
+                f"optim.{name} has no meaning where optim.frozen=backbone keeps every layer as it is; leave one out "
+                "(an ELMo's is frozen unless --optim.frozen says something else, as `bias`)"
+            )
         for name in ("warmup", "frozen_layers", "decay_steps", "accumulate", "max_skipped"):
             low = int(name in ("accumulate", "max_skipped"))
             if getattr(self, name) < low:
