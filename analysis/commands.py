@@ -113,16 +113,16 @@ def layers_command(words: list[str]) -> Result:
 
 
 def import_command(words: list[str]) -> Result:
-    """a published model as a run: contexture import bilm DIR --to RUN"""
+    """a published model as a run: contexture import hf|bert-tf|gpt2-tf|gpt1-npy|bilm DIR --to RUN"""
     asked = parse(Import, words, "import")
-    from train.interchange import import_bilm
+    from train.interchange import import_model
 
-    return import_bilm(Path(asked.path), Path(asked.to), asked.vocabulary, asked.split, warn)
+    return import_model(asked, warn)
 
 
 def export_command(words: list[str]) -> Result:
-    """a run as files that others read: contexture export RUN bilm --to DIR"""
+    """a run as files that others read: contexture export RUN hf|bilm --to DIR"""
     asked = parse(Export, words, "export")
-    from train.interchange import export_bilm
+    from train.interchange import export_model
 
-    return export_bilm(Path(asked.run), Path(asked.to), asked.step or None, warn)
+    return export_model(Path(asked.run), asked.format, Path(asked.to), asked.step or None, warn)

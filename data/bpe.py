@@ -9,9 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from data import vocabulary as vocabularies
 from data.errors import DataError
@@ -20,6 +21,7 @@ END = "<|endoftext|>"
 BYTE_FILES = ("encoder.json", "vocab.bpe")
 GPT1_FILES = ("encoder_bpe_40000.json", "vocab_40000.bpe")
 Merges = Sequence[tuple[str, str]]
+Cleaned = Literal["original", "transformers"]
 
 _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _ORDER = [*_PRINTED, *sorted(set(range(256)) - set(_PRINTED))]
@@ -29,8 +31,6 @@ BYTES = {chr(byte if byte in _PRINTED else 0x100 + n - len(_PRINTED)): byte for 
 # No token of GPT-2's pattern holds white space after something else, or a mark after a letter or a digit.
 _SAFE = re.compile(r"(?<=\S)(?=[ \t\r\n])|(?<=[^\W_])(?=[.,;:!?。，、；：！？])")
 _RUNS = re.compile(r'([-~!";?+,()/*\[\]{}|_])\1*')
-_ADDED = re.compile(r"<.+>")
-"""What a token looks like that no merge makes: `<|endoftext|>`, `<unk>`."""
 _LINES = re.compile(r" ?\n ?")
 
 
@@ -61,9 +61,9 @@ class ByteBPE:
         self._tokenizer.pre_tokenizer = _byte_words()  # type: ignore[assignment]
 
     @staticmethod
-    def open(folder: Path) -> "ByteBPE":
+    def open(folder: Path, names: tuple[str, str] = BYTE_FILES) -> "ByteBPE":
         """Raises: DataError for a pair of files that is not whole, or do not belong together."""
-        return ByteBPE(*_read_pair(folder, *BYTE_FILES), where=str(folder / BYTE_FILES[0]))
+        return ByteBPE(*read_pair(folder, *names), where=str(folder / names[0]))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
@@ -97,8 +97,10 @@ class Gpt1BPE:
 
     The published vocabulary has no token that ends a text: documents follow each other without one.
 
-    Differs: the original cut words with the spaCy of 2018; here white space and punctuation cut them, as in the
-    tokenizer's port in transformers.
+    Differs: the original cut words with the spaCy of 2018; here white space and punctuation cut them.
+
+    cleaned `transformers`: instead of all that, text is cleaned and cut as BERT's (lower-cased, without accents), as
+    the tokenizer's port in transformers has it; line ends are lost.
     """
 
     kind = "gpt1-bpe"
@@ -107,7 +109,9 @@ class Gpt1BPE:
     end = None
     specials: Mapping[str, int] = {}
 
-    def __init__(self, vocabulary: Sequence[str], merges: Merges, where: str = "vocabulary") -> None:
+    def __init__(
+        self, vocabulary: Sequence[str], merges: Merges, where: str = "vocabulary", cleaned: Cleaned = "original"
+    ) -> None:
         """Raises: DataError where the vocabulary lacks `<unk>`."""
         ids = {token: number for number, token in enumerate(vocabulary)}
         if "<unk>" not in ids:
@@ -115,18 +119,27 @@ class Gpt1BPE:
         self.vocabulary, self.merges = tuple(vocabulary), tuple(merges)
         self.size = len(vocabulary)
         self.unk = ids["<unk>"]
-        self.fingerprint = vocabularies.fingerprint(self.kind, vocabulary=self.vocabulary, merges=self.merges)
+        self.cleaned: Cleaned = cleaned
+        self._options = {} if cleaned == "original" else {"cleaned": cleaned}
+        content: dict[str, Any] = {"vocabulary": self.vocabulary, "merges": self.merges, **self._options}
+        self.fingerprint = vocabularies.fingerprint(self.kind, **content)
         model = models.BPE(ids, list(self.merges), unk_token="<unk>", end_of_word_suffix="</w>")
         self._tokenizer = tokenizers.Tokenizer(model)
-        self._tokenizer.pre_tokenizer = pre_tokenizers.Punctuation()  # type: ignore[assignment]
+        if cleaned == "original":
+            self._tokenizer.pre_tokenizer = pre_tokenizers.Punctuation()  # type: ignore[assignment]
+        else:
+            self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
+            self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
 
     @staticmethod
-    def open(folder: Path) -> "Gpt1BPE":
+    def open(folder: Path, names: tuple[str, str] = GPT1_FILES, cleaned: Cleaned = "original") -> "Gpt1BPE":
         """Raises: DataError for a pair of files that is not whole, or do not belong together."""
-        return Gpt1BPE(*_read_pair(folder, *GPT1_FILES), where=str(folder / GPT1_FILES[0]))
+        return Gpt1BPE(*read_pair(folder, *names), where=str(folder / names[0]), cleaned=cleaned)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens; what no token spells is `<unk>`."""
+        if self.cleaned == "transformers":
+            return _ids(self._tokenizer, list(texts))
         lines = [standardized(text).lower().split(" ") for text in texts]
         return vocabularies.encode_words(lines, lambda words: _ids(self._tokenizer, words))
 
@@ -143,7 +156,7 @@ class Gpt1BPE:
         return [text]
 
     def files(self) -> dict[str, bytes]:
-        return _pair(self.kind, GPT1_FILES, self.vocabulary, self.merges)
+        return _pair(self.kind, GPT1_FILES, self.vocabulary, self.merges, **self._options)
 
     def save(self, folder: Path) -> None:
         """Raises: DataError where something else stands in that place, or no folder can."""
@@ -205,33 +218,51 @@ def _bytes(token: str) -> bytes:
     return bytes(BYTES[character] for character in token) if known else token.encode("utf-8", "replace")
 
 
-def _pair(kind: str, names: tuple[str, str], vocabulary: Sequence[str], merges: Merges) -> dict[str, bytes]:
+def _pair(
+    kind: str, names: tuple[str, str], vocabulary: Sequence[str], merges: Merges, **more: str
+) -> dict[str, bytes]:
     encoder = json.dumps({token: number for number, token in enumerate(vocabulary)})
     lines = "".join(f"{first} {second}\n" for first, second in merges)
     files = {names[0]: encoder.encode(), names[1]: f"#version: 0.2\n{lines}".encode()}
-    return {**files, vocabularies.OPTIONS: vocabularies.options(kind)}
+    return {**files, vocabularies.OPTIONS: vocabularies.options(kind, **more)}
 
 
-def _read_pair(folder: Path, encoder: str, merges: str) -> tuple[list[str], list[tuple[str, str]]]:
+def read_pair(folder: Path, encoder: str, merges: str) -> tuple[list[str], list[tuple[str, str]]]:
     """(the tokens in the order of their ids, the merges)."""
     for name, other in ((encoder, merges), (merges, encoder)):
         if not (folder / name).is_file():
             raise DataError(f"{folder / name}: missing beside {other}; put both files of a published pair there")
-    vocabulary = _read_encoder(folder / encoder)
-    found = _read_merges(folder / merges, set(vocabulary), encoder)
+    lines = vocabularies.read_lines(folder / merges)
+    first = int(lines[0].startswith("#version") or not lines[0])  # the line of a version may be there or not
+    numbered = [(f"{folder / merges}:{number}", line) for number, line in enumerate(lines[first:], first + 1)]
+    entries = vocabularies.read_json(folder / encoder, hook=list)
+    return checked_pair(entries, folder / encoder, numbered, folder / merges)
+
+
+def checked_pair(
+    entries: Any, encoder: Path, lines: Iterable[tuple[str, str]], merges: Path
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """(the tokens in the order of their ids, the merges) of entries (token, id), and of lines: (where, the merge)."""
+    vocabulary = ordered(entries, encoder)
+    found = _merges(lines, set(vocabulary), encoder.name)
     made = {first + second for first, second in found}
-    never = [x for x in vocabulary if len(x.removesuffix("</w>")) > 1 and x not in made and not _ADDED.fullmatch(x)]
+    never = [x for x in vocabulary if len(x.removesuffix("</w>")) > 1 and x not in made and not is_added(x)]
     if never:
         raise DataError(
-            f"{folder / merges}: no merge makes {len(never):,} of the tokens in {encoder}, as {never[0]!r}; the file "
+            f"{merges}: no merge makes {len(never):,} of the tokens in {encoder.name}, as {never[0]!r}; the file "
             "is cut off, or belongs to another vocabulary"
         )
     return vocabulary, found
 
 
-def _read_encoder(file: Path) -> list[str]:
-    """Raises: DataError where it is not JSON, not an object of ids, or the ids do not run from 0 without a hole."""
-    pairs = vocabularies.read_json(file, hook=list)
+def is_added(token: str) -> bool:
+    """Whether it looks like a token that no merge makes: `<|endoftext|>`, `<unk>`."""
+    return re.fullmatch(r"<.+>", token) is not None
+
+
+def ordered(pairs: Any, file: Path) -> list[str]:
+    """Tokens in the order of their ids. Raises: DataError where pairs are not (token, id), or the ids do not run from 0
+    without a hole."""
     entries = pairs if isinstance(pairs, list) else []
     if not entries or not all(isinstance(entry, tuple) and type(entry[1]) is int for entry in entries):
         raise DataError(
@@ -251,20 +282,17 @@ def _read_encoder(file: Path) -> list[str]:
     return [tokens[number] for number in range(len(tokens))]
 
 
-def _read_merges(file: Path, vocabulary: set[str], encoder: str) -> list[tuple[str, str]]:
-    """The line of a version may be there or not. Raises: DataError with file:line for what is no merge of the
-    vocabulary."""
+def _merges(lines: Iterable[tuple[str, str]], vocabulary: set[str], encoder: str) -> list[tuple[str, str]]:
+    """Raises: DataError saying where there is no merge of the vocabulary."""
     merges: list[tuple[str, str]] = []
-    for number, line in enumerate(vocabularies.read_lines(file), 1):
-        if number == 1 and (line.startswith("#version") or not line):
-            continue
+    for where, line in lines:
         first, _, second = line.partition(" ")
         if not first or not second or " " in second:
-            raise DataError(f"{file}:{number}: {line!r} is no merge; it wants two tokens with a space between")
+            raise DataError(f"{where}: {line!r} is no merge; it wants two tokens with a space between")
         for token in (first, second, first + second):
             if token not in vocabulary:
                 raise DataError(
-                    f"{file}:{number}: the merge {line!r} names {token!r}, which {encoder} lacks; "
+                    f"{where}: the merge {line!r} names {token!r}, which {encoder} lacks; "
                     "give two files that belong together"
                 )
         merges.append((first, second))

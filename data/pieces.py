@@ -42,8 +42,8 @@ class SentencePiece:
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.load_from_serialized_proto(model)
-            described = dict(_fields(model))
-            trained, normal, back = (dict(_fields(described.get(part, b""))) for part in (2, 3, 5))
+            described = dict(message_fields(model))
+            trained, normal, back = (dict(message_fields(described.get(part, b""))) for part in (2, 3, 5))
         except (RuntimeError, IndexError, ValueError):
             raise DataError(f"{where}: no SentencePiece model, or a damaged one; give a *.model file") from None
         kinds = dict(enumerate(KINDS, 1))
@@ -165,7 +165,7 @@ def _keeps_text(normal: Mapping[int, Any], back: Mapping[int, Any]) -> bool:
     return not normal.get(_DUMMY_PREFIX, 1) and not normal.get(_FEWER_SPACES, 1) and bool(normal.get(_MARK_SPACES, 1))
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+def message_fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """The fields of a message in the format of protocol buffers, by their numbers: whole numbers, and bytes for all
     else. Where one comes several times a dict of them keeps the last."""
     at = 0

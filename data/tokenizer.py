@@ -192,7 +192,10 @@ def _open_saved(folder: Path) -> Tokenizer:
     try:
         options: dict[str, Any] = json.loads(vocabularies.read_text(file))
         kind, format, names = options["kind"], options.get("format"), options.get("specials", [])
-        fits = kind != WordPiece.kind or isinstance(options["lowercase"], bool)
+        fits = kind != WordPiece.kind or (
+            isinstance(options["lowercase"], bool) and type(options.get("longest_word", 1)) is int
+        )
+        fits = fits and options.get("cleaned", "original") in ("original", "transformers")
         fits = fits and (kind != Words.kind or options["split"] in words.SPLITS)
         named = isinstance(names, list) and all(isinstance(name, str) for name in names)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -212,11 +215,12 @@ def _open_saved(folder: Path) -> Tokenizer:
 
 def _open_kind(folder: Path, kind: str, options: Mapping[str, Any]) -> Tokenizer:
     if kind == WordPiece.kind:
-        return WordPiece.open(folder / wordpiece.VOCABULARY, options["lowercase"])
+        longest = options.get("longest_word", wordpiece.LONGEST_WORD)
+        return WordPiece.open(folder / wordpiece.VOCABULARY, options["lowercase"], longest)
     if kind == ByteBPE.kind:
         return ByteBPE.open(folder)
     if kind == Gpt1BPE.kind:
-        return Gpt1BPE.open(folder)
+        return Gpt1BPE.open(folder, cleaned=options.get("cleaned", "original"))
     if kind == Characters.kind:
         return Characters.open(folder)
     if kind == Words.kind:

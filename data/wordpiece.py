@@ -17,7 +17,7 @@ from data.errors import DataError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200
-"""A word of more characters is [UNK] (max_input_chars_per_word)."""
+"""A word of more characters is [UNK] (max_input_chars_per_word); transformers has 100."""
 VOCABULARY = "vocab.txt"
 _CLEANED = re.compile(r" [.?!,]| ' ")
 _SPACE = re.compile(" ")
@@ -38,7 +38,9 @@ class WordPiece:
     end = None
     specials: Mapping[str, int] = {}
 
-    def __init__(self, vocabulary: Sequence[str], lowercase: bool, where: str = "vocabulary") -> None:
+    def __init__(
+        self, vocabulary: Sequence[str], lowercase: bool, where: str = "vocabulary", longest_word: int = LONGEST_WORD
+    ) -> None:
         """Raises: DataError for a vocabulary that is empty, holds a piece twice, or lacks one of SPECIAL."""
         ids = {piece: number for number, piece in enumerate(vocabulary)}
         if not vocabulary:
@@ -52,21 +54,26 @@ class WordPiece:
         if missing := [special for special in SPECIAL if special not in ids]:
             raise DataError(f"{where}: {', '.join(missing)} missing; a BERT vocabulary holds {', '.join(SPECIAL)}")
         self.vocabulary = tuple(vocabulary)
-        self.lowercase = lowercase
+        self.lowercase, self.longest_word = lowercase, longest_word
         self.size = len(vocabulary)
         self.pad, self.unk, self.cls, self.sep, self.mask = (ids[special] for special in SPECIAL)
-        self.fingerprint = vocabularies.fingerprint(self.kind, lowercase=lowercase, vocabulary=self.vocabulary)
+        self.fingerprint = vocabularies.fingerprint(self.kind, **self._options(), vocabulary=self.vocabulary)
         self._normalizer, self._splitter = _rules(lowercase)
-        model = models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=LONGEST_WORD)
+        model = models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=longest_word)
         self._tokenizer = tokenizers.Tokenizer(model)
         self._tokenizer.normalizer = self._normalizer  # type: ignore[assignment]
         self._tokenizer.pre_tokenizer = self._splitter  # type: ignore[assignment]
 
     @staticmethod
-    def open(file: Path, lowercase: bool) -> "WordPiece":
+    def open(file: Path, lowercase: bool, longest_word: int = LONGEST_WORD) -> "WordPiece":
         """Raises: DataError for a file that is not UTF-8, or no BERT vocabulary."""
         lines = vocabularies.read_lines(file)
-        return WordPiece([] if lines == [""] else lines, lowercase, str(file))
+        return WordPiece([] if lines == [""] else lines, lowercase, str(file), longest_word)
+
+    def _options(self) -> dict[str, Any]:
+        """What makes the tokenizer beside its vocabulary; that of the original goes unsaid."""
+        longest = {} if self.longest_word == LONGEST_WORD else {"longest_word": self.longest_word}
+        return {"lowercase": self.lowercase, **longest}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
@@ -90,7 +97,7 @@ class WordPiece:
 
     def files(self) -> dict[str, bytes]:
         vocabulary = "".join(f"{piece}\n" for piece in self.vocabulary).encode()
-        return {VOCABULARY: vocabulary, vocabularies.OPTIONS: vocabularies.options(self.kind, lowercase=self.lowercase)}
+        return {VOCABULARY: vocabulary, vocabularies.OPTIONS: vocabularies.options(self.kind, **self._options())}
 
     def save(self, folder: Path) -> None:
         """Raises: DataError where something else stands in that place, or no folder can."""

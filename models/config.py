@@ -68,15 +68,18 @@ class BertConfig(Transformer):
     vocab: int = 30522
     length: int = 512
     segments: int = 2
-    """Token types."""
-    gelu: Literal["erf", "tanh"] = "erf"
-    """erf: the first checkpoints and most ports. tanh: the original's code since February 2019."""
+    """Token types; those beyond the last are read as the last, so that with 1 a pair's halves are not told apart."""
+    gelu: Literal["erf", "tanh", "relu"] = "erf"
+    """Which gelu. erf: the first checkpoints and most ports. tanh: the original's code since February 2019. relu:
+    none, ERNIE 1.0's choice."""
     eps: float = 1e-12
+    tied: bool = True
+    """Whether the softmax over masked tokens is over the token table; else it has a table of its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.segments < 2:
-            raise ValueError(f"model.segments={self.segments} does not tell a pair's two halves apart; give at least 2")
+        if self.segments < 1:
+            raise ValueError(f"model.segments={self.segments} is not a positive number; 2 tell a pair's halves apart")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,10 @@ class GptConfig(Transformer):
     alike, as the published code has it."""
     position_std: float = 0.01
     """Of the position table (GPT-1: 0.02)."""
+    gelu: Literal["tanh", "erf", "relu"] = "tanh"
+    """Which gelu; the originals have the tanh form. relu: none."""
+    tied: bool = True
+    """Whether the softmax is over the token table; else it has a table of its own."""
     biases: bool = True
     """Whether linear maps and norms have them."""
     local_window: int = 0
@@ -107,6 +114,8 @@ class GptConfig(Transformer):
             raise ValueError(f"model.position-std={self.position_std} is not above 0 and below 1")
         if self.local_window < 0:
             raise ValueError(f"model.local-window={self.local_window} is not a number of keys (0: all)")
+        if self.one_table and not self.tied:
+            raise ValueError("model.one-table is the table of the softmax too; give --model.tied True")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,8 @@ def take_apart(params: Params, config: GptConfig, pieces: int) -> Params:
     first `pieces` rows are tokens."""
     backbone = params["backbone"]
     layers = [jax.tree.map(lambda x, n=n: x[n], backbone["layers"]) for n in range(config.layers)]
-    return {**backbone, "layers": layers, "softmax": backbone["embeddings"]["tokens"][:pieces].T}
+    table_VD = backbone["embeddings"]["tokens"] if config.tied else params["heads_lm"]["table"]
+    return {**backbone, "layers": layers, "softmax": table_VD[:pieces].T}
 
 
 @flax.struct.dataclass

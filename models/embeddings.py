@@ -41,7 +41,8 @@ class Embeddings(nn.Module):
         L = tokens_BL.shape[1]
         table_VD, place_LD = constrain(self.tokens, "V_"), constrain(self.positions, "L_")
         positions_BLD = place_LD[None, :L] if positions_BL is None else place_LD[positions_BL]
-        types_BLT = jax.nn.one_hot(segments_BL, self.sizes["T"], dtype=self.segments.dtype)
+        kinds_BL = jnp.minimum(segments_BL, self.sizes["T"] - 1)
+        types_BLT = jax.nn.one_hot(kinds_BL, self.sizes["T"], dtype=self.segments.dtype)
         types_BLD = jnp.einsum("BLT,TD->BLD", types_BLT, constrain(self.segments, "T_"))
         x_BLD = constrain(table_VD[tokens_BL] + positions_BLD + types_BLD, "BLD")
         return dropout(self.norm(x_BLD), self.rate, noise, site), table_VD

@@ -82,7 +82,7 @@ class Block(nn.Module):
         inits = kernel_init(c), _residual_init(c)
         self.attention = Attention(size, c.attention_dropout, inits[0], dtype, inits[1], c.biases)
         self.attention_norm = Norm(c.eps, dtype, c.biases)
-        self.ffn = FeedForward(size, "tanh", inits[0], dtype, inits[1], c.biases)
+        self.ffn = FeedForward(size, c.gelu, inits[0], dtype, inits[1], c.biases)
         self.ffn_norm = Norm(c.eps, dtype, c.biases)
 
     def __call__(

@@ -8,14 +8,15 @@ import jax.numpy as jnp
 
 from models.blocks import ACTIVATIONS, Init, Linear, Norm
 from models.dropout import Noise
-from models.shapes import Encoding
+from models.shapes import Encoding, constrain
 from models.softmax import Scored, next_token_loss
 
 
 class MaskedLM(nn.Module):
     """Logits of the predicted slots: Encoding, slots i32 BP → float32 BPV.
 
-    Only the P slots pass through the head. The softmax is tied to the token table; its bias is the head's own.
+    Only the P slots pass through the head. The softmax is tied to the token table, or has its own; its bias is the
+    head's own.
     """
 
     sizes: dict[str, int]
@@ -23,15 +24,15 @@ class MaskedLM(nn.Module):
     eps: float
     kernel_init: Init
     dtype: Any
+    tied: bool = True
 
     @nn.compact
     def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
-        assert encoding.table_VD is not None, "MaskedLM is tied to a token table, and this backbone gives none"
         x_BPD = jnp.take_along_axis(encoding.hidden_BLD, batch["slots"][:, :, None], axis=1)
         x_BPD = Linear("BPD,D_->BP_", self.sizes, self.kernel_init, self.dtype, name="transform")(x_BPD)
         x_BPD = Norm(self.eps, self.dtype, name="norm")(ACTIVATIONS[self.activation](x_BPD))
         bias_V = self.param("bias", nn.initializers.zeros, (self.sizes["V"],))
-        table_VD = encoding.table_VD.astype(self.dtype)
+        table_VD = _table(self, encoding).astype(self.dtype)
         logits_BPV = jnp.einsum("BPD,VD->BPV", x_BPD, table_VD, preferred_element_type=jnp.float32)
         return logits_BPV + bias_V[None, None]
 
@@ -54,13 +55,23 @@ class NextSentence(nn.Module):
 class NextToken(nn.Module):
     """How well each token's successor is foretold: Encoding, next i32 BL, next_weights f32 BL → Scored.
 
-    The softmax is tied to the token table and has no bias; there are no parameters.
+    The softmax is tied to the token table, and there are no parameters; or it has its own. It has no bias.
     """
 
+    sizes: dict[str, int]
+    kernel_init: Init
     dtype: Any
+    tied: bool = True
 
     @nn.compact
     def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> Scored:
-        assert encoding.table_VD is not None, "NextToken is tied to a token table, and this backbone gives none"
-        table_VD = encoding.table_VD.astype(self.dtype)
+        table_VD = _table(self, encoding).astype(self.dtype)
         return next_token_loss(encoding.hidden_BLD, table_VD, batch["next"], batch["next_weights"])
+
+
+def _table(head: MaskedLM | NextToken, encoding: Encoding) -> jax.Array:
+    """What the softmax is over: the token table, or the head's own."""
+    if not head.tied:
+        return constrain(head.param("table", head.kernel_init, (head.sizes["V"], head.sizes["D"])), "V_")
+    assert encoding.table_VD is not None, "the softmax is tied to a token table, and this backbone gives none"
+    return encoding.table_VD

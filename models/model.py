@@ -78,7 +78,7 @@ FAMILIES: dict[type, Family] = {
 
 def _mlm(config: BertConfig, classes: int) -> nn.Module:
     return lm_heads.MaskedLM(
-        bert.sizes(config), config.gelu, config.eps, bert.kernel_init(config), jnp.dtype(config.dtype)
+        bert.sizes(config), config.gelu, config.eps, bert.kernel_init(config), jnp.dtype(config.dtype), config.tied
     )
 
 
@@ -87,7 +87,11 @@ def _nsp(config: BertConfig, classes: int) -> nn.Module:
 
 
 def _lm(config: GptConfig, classes: int) -> nn.Module:
-    return lm_heads.NextToken(jnp.dtype(config.dtype))
+    return lm_heads.NextToken(gpt.sizes(config), gpt.kernel_init(config), jnp.dtype(config.dtype), config.tied)
+
+
+def _span(config: BertConfig, classes: int) -> nn.Module:
+    return task_heads.Span({**bert.sizes(config), "C": 2}, bert.kernel_init(config), jnp.dtype(config.dtype))
 
 
 def _bilm(config: ElmoConfig, classes: int) -> nn.Module:
@@ -124,6 +128,7 @@ HEADS: dict[str, Callable[[Any, int], nn.Module]] = {
     "regress": _task(task_heads.Pooled),
     "tag": _task(task_heads.PerToken),
     "choice": _task(task_heads.Choice),
+    "span": _span,
 }
 """(config, classes) → head. classes is the number of labels of a task."""
 

@@ -1,36 +1,15 @@
 """Names elsewhere: published name ↔ our path and dims, a table per format, used in both directions.
 
-A row reads `(theirs, ours, "their dims -> our dims")` in the letters of models/shapes.py. `{layer}` in a name stands
-for each layer in turn: theirs are one tensor a layer, ours are stacked on a leading N. `(HK)` is one dim of theirs that
-holds two of ours, H the slower; in `(qHK)`, `(kHK)`, `(vHK)` their dim holds queries, keys and values one after the
-other, of which ours is one. `X` is a dim of theirs of size 1 that ours has not. A row may bring sizes of its own for
-its letters. Nothing is computed: values and dtypes pass as they are, bit for bit.
+How a row reads, models/renaming.py says. Tables alone stand here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
+from models.renaming import Book, Format, Row
 
-Array = np.ndarray
-Sizes = Mapping[str, int]
-Row = tuple[str, str, str] | tuple[str, str, str, Sizes]
+_ONE = {"_": 1}
 
-
-@dataclass(frozen=True)
-class Format:
-    """rows: what a file holds, each tensor once. repeats: names that hold another name's tensor again.
-
-    A repeat is written on the way out; on the way in it may be absent, and must else be equal.
-    """
-
-    name: str
-    rows: tuple[Row, ...]
-    repeats: tuple[tuple[str, str], ...] = ()
-
-
-# BERT as transformers' BertForPreTraining names it: kernels are [out, in]. First each layer's rows, within the layer.
+# BERT as transformers' BertFor… name it: kernels are [out, in]. First each layer's rows, within the layer.
 _BERT_HF_LAYER = (
     ("attention.self.query.weight", "attention/query/kernel", "(HK)D -> DHK"),
     ("attention.self.query.bias", "attention/query/bias", "(HK) -> HK"),
@@ -49,32 +28,131 @@ _BERT_HF_LAYER = (
     ("output.LayerNorm.weight", "ffn_norm/scale", "D -> D"),
     ("output.LayerNorm.bias", "ffn_norm/bias", "D -> D"),
 )
-BERT_HF = Format(
+
+
+def _hf_head(kind: str, theirs: str = "classifier") -> tuple[Row, ...]:
+    if kind == "choice":  # of each alternative one number
+        return (
+            (f"{theirs}.weight", "heads_choice/kernel", "_D -> D_", _ONE),
+            (f"{theirs}.bias", "heads_choice/bias", "_ -> _", _ONE),
+        )
+    return (
+        (f"{theirs}.weight", f"heads_{kind}/kernel", "CD -> DC"),
+        (f"{theirs}.bias", f"heads_{kind}/bias", "C -> C"),
+    )
+
+
+_WORDS = "bert.embeddings.word_embeddings.weight"
+BERT_HF_BOOK = Book(
     "transformers",
-    rows=(
-        ("bert.embeddings.word_embeddings.weight", "backbone/embeddings/tokens", "VD -> VD"),
-        ("bert.embeddings.position_embeddings.weight", "backbone/embeddings/positions", "LD -> LD"),
-        ("bert.embeddings.token_type_embeddings.weight", "backbone/embeddings/segments", "TD -> TD"),
-        ("bert.embeddings.LayerNorm.weight", "backbone/embeddings/norm/scale", "D -> D"),
-        ("bert.embeddings.LayerNorm.bias", "backbone/embeddings/norm/bias", "D -> D"),
-        *(
-            (f"bert.encoder.layer.{{layer}}.{theirs}", f"backbone/layers/{ours}", dims)
-            for theirs, ours, dims in _BERT_HF_LAYER
+    parts={
+        "backbone": (
+            (_WORDS, "backbone/embeddings/tokens", "VD -> VD"),
+            ("bert.embeddings.position_embeddings.weight", "backbone/embeddings/positions", "LD -> LD"),
+            ("bert.embeddings.token_type_embeddings.weight", "backbone/embeddings/segments", "TD -> TD"),
+            ("bert.embeddings.LayerNorm.weight", "backbone/embeddings/norm/scale", "D -> D"),
+            ("bert.embeddings.LayerNorm.bias", "backbone/embeddings/norm/bias", "D -> D"),
+            *(
+                (f"bert.encoder.layer.{{layer}}.{theirs}", f"backbone/layers/{ours}", dims)
+                for theirs, ours, dims in _BERT_HF_LAYER
+            ),
         ),
-        ("bert.pooler.dense.weight", "backbone/pooler/kernel", "_D -> D_"),
-        ("bert.pooler.dense.bias", "backbone/pooler/bias", "D -> D"),
-        ("cls.predictions.transform.dense.weight", "heads_mlm/transform/kernel", "_D -> D_"),
-        ("cls.predictions.transform.dense.bias", "heads_mlm/transform/bias", "D -> D"),
-        ("cls.predictions.transform.LayerNorm.weight", "heads_mlm/norm/scale", "D -> D"),
-        ("cls.predictions.transform.LayerNorm.bias", "heads_mlm/norm/bias", "D -> D"),
-        ("cls.predictions.bias", "heads_mlm/bias", "V -> V"),
-        ("cls.seq_relationship.weight", "heads_nsp/kernel", "CD -> DC"),
-        ("cls.seq_relationship.bias", "heads_nsp/bias", "C -> C"),
-    ),
-    repeats=(
-        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-    ),
+        "pooler": (
+            ("bert.pooler.dense.weight", "backbone/pooler/kernel", "_D -> D_"),
+            ("bert.pooler.dense.bias", "backbone/pooler/bias", "D -> D"),
+        ),
+        "mlm": (
+            ("cls.predictions.transform.dense.weight", "heads_mlm/transform/kernel", "_D -> D_"),
+            ("cls.predictions.transform.dense.bias", "heads_mlm/transform/bias", "D -> D"),
+            ("cls.predictions.transform.LayerNorm.weight", "heads_mlm/norm/scale", "D -> D"),
+            ("cls.predictions.transform.LayerNorm.bias", "heads_mlm/norm/bias", "D -> D"),
+            ("cls.predictions.bias", "heads_mlm/bias", "V -> V"),
+        ),
+        "nsp": (
+            ("cls.seq_relationship.weight", "heads_nsp/kernel", "CD -> DC"),
+            ("cls.seq_relationship.bias", "heads_nsp/bias", "C -> C"),
+        ),
+        "span": _hf_head("span", "qa_outputs"),
+        **{kind: _hf_head(kind) for kind in ("classify", "regress", "tag", "choice")},
+    },
+    repeats={
+        "mlm": (
+            ("cls.predictions.decoder.weight", _WORDS),
+            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        )
+    },
+    # the decoder's own bias is the one that is added
+    untied={
+        "mlm": (
+            ("cls.predictions.decoder.weight", "heads_mlm/table", "VD -> VD"),
+            ("cls.predictions.decoder.bias", "heads_mlm/bias", "V -> V"),
+        )
+    },
+    untied_repeats={"mlm": (("cls.predictions.bias", "cls.predictions.decoder.bias"),)},
+    passed_over=r"bert\.embeddings\.(position_ids|token_type_ids)",
+)
+BERT_HF = BERT_HF_BOOK.table(("pooler", "mlm", "nsp"))
+
+# BERT as google-research/bert's checkpoints name it: kernels are [in, out].
+_BERT_TF_LAYER = (
+    ("attention/self/query/kernel", "attention/query/kernel", "D(HK) -> DHK"),
+    ("attention/self/query/bias", "attention/query/bias", "(HK) -> HK"),
+    ("attention/self/key/kernel", "attention/key/kernel", "D(HK) -> DHK"),
+    ("attention/self/key/bias", "attention/key/bias", "(HK) -> HK"),
+    ("attention/self/value/kernel", "attention/value/kernel", "D(HK) -> DHK"),
+    ("attention/self/value/bias", "attention/value/bias", "(HK) -> HK"),
+    ("attention/output/dense/kernel", "attention/out/kernel", "(HK)D -> HKD"),
+    ("attention/output/dense/bias", "attention/out/bias", "D -> D"),
+    ("attention/output/LayerNorm/gamma", "attention_norm/scale", "D -> D"),
+    ("attention/output/LayerNorm/beta", "attention_norm/bias", "D -> D"),
+    ("intermediate/dense/kernel", "ffn/in/kernel", "DF -> DF"),
+    ("intermediate/dense/bias", "ffn/in/bias", "F -> F"),
+    ("output/dense/kernel", "ffn/out/kernel", "FD -> FD"),
+    ("output/dense/bias", "ffn/out/bias", "D -> D"),
+    ("output/LayerNorm/gamma", "ffn_norm/scale", "D -> D"),
+    ("output/LayerNorm/beta", "ffn_norm/bias", "D -> D"),
+)
+BERT_TF_BOOK = Book(
+    "bert-tf",
+    parts={
+        "backbone": (
+            ("bert/embeddings/word_embeddings", "backbone/embeddings/tokens", "VD -> VD"),
+            ("bert/embeddings/position_embeddings", "backbone/embeddings/positions", "LD -> LD"),
+            ("bert/embeddings/token_type_embeddings", "backbone/embeddings/segments", "TD -> TD"),
+            ("bert/embeddings/LayerNorm/gamma", "backbone/embeddings/norm/scale", "D -> D"),
+            ("bert/embeddings/LayerNorm/beta", "backbone/embeddings/norm/bias", "D -> D"),
+            *(
+                (f"bert/encoder/layer_{{layer}}/{theirs}", f"backbone/layers/{ours}", dims)
+                for theirs, ours, dims in _BERT_TF_LAYER
+            ),
+        ),
+        "pooler": (
+            ("bert/pooler/dense/kernel", "backbone/pooler/kernel", "D_ -> D_"),
+            ("bert/pooler/dense/bias", "backbone/pooler/bias", "D -> D"),
+        ),
+        "mlm": (
+            ("cls/predictions/transform/dense/kernel", "heads_mlm/transform/kernel", "D_ -> D_"),
+            ("cls/predictions/transform/dense/bias", "heads_mlm/transform/bias", "D -> D"),
+            ("cls/predictions/transform/LayerNorm/gamma", "heads_mlm/norm/scale", "D -> D"),
+            ("cls/predictions/transform/LayerNorm/beta", "heads_mlm/norm/bias", "D -> D"),
+            ("cls/predictions/output_bias", "heads_mlm/bias", "V -> V"),
+        ),
+        "nsp": (
+            ("cls/seq_relationship/output_weights", "heads_nsp/kernel", "CD -> DC"),
+            ("cls/seq_relationship/output_bias", "heads_nsp/bias", "C -> C"),
+        ),
+        "classify": (
+            ("output_weights", "heads_classify/kernel", "CD -> DC"),
+            ("output_bias", "heads_classify/bias", "C -> C"),
+        ),
+        "span": (
+            ("cls/squad/output_weights", "heads_span/kernel", "CD -> DC"),
+            ("cls/squad/output_bias", "heads_span/bias", "C -> C"),
+        ),
+    },
+    repeats={},
+    untied={},
+    passed_over=r".*/adam_[mv]|global_step|beta[12]_power|.*/Adam(_1)?",
 )
 
 # GPT as transformers' GPT2LMHeadModel and OpenAIGPTLMHeadModel name it: kernels are [in, out], as in the originals.
@@ -100,24 +178,31 @@ _GPT_HF_LAYER = (
 )
 
 
-def _gpt_hf(tokens: str, positions: str, final: tuple[tuple[str, str, str], ...] = ()) -> Format:
-    return Format(
+def _gpt_hf(tokens: str, positions: str, final: tuple[Row, ...] = ()) -> Book:
+    table = f"transformer.{tokens}.weight"
+    return Book(
         "transformers",
-        rows=(
-            (f"transformer.{tokens}.weight", "backbone/embeddings/tokens", "VD -> VD"),
-            (f"transformer.{positions}.weight", "backbone/embeddings/positions", "LD -> LD"),
-            *(
-                (f"transformer.h.{{layer}}.{theirs}", f"backbone/layers/{ours}", dims)
-                for theirs, ours, dims in _GPT_HF_LAYER
+        parts={
+            "backbone": (
+                (table, "backbone/embeddings/tokens", "VD -> VD"),
+                (f"transformer.{positions}.weight", "backbone/embeddings/positions", "LD -> LD"),
+                *(
+                    (f"transformer.h.{{layer}}.{theirs}", f"backbone/layers/{ours}", dims)
+                    for theirs, ours, dims in _GPT_HF_LAYER
+                ),
+                *final,
             ),
-            *final,
-        ),
-        repeats=(("lm_head.weight", f"transformer.{tokens}.weight"),),
+            "lm": (),
+            "tag": _hf_head("tag"),
+        },
+        repeats={"lm": (("lm_head.weight", table),)},
+        untied={"lm": (("lm_head.weight", "heads_lm/table", "VD -> VD"),)},
+        passed_over=r"transformer\.(h\.\d+\.attn\.(bias|masked_bias)|position_ids)",
     )
 
 
-GPT1_HF = _gpt_hf("tokens_embed", "positions_embed")
-GPT2_HF = _gpt_hf(
+GPT1_HF_BOOK = _gpt_hf("tokens_embed", "positions_embed")
+GPT2_HF_BOOK = _gpt_hf(
     "wte",
     "wpe",
     (
@@ -125,6 +210,44 @@ GPT2_HF = _gpt_hf(
         ("transformer.ln_f.bias", "backbone/norm/bias", "D -> D"),
     ),
 )
+GPT1_HF, GPT2_HF = GPT1_HF_BOOK.table(("lm",)), GPT2_HF_BOOK.table(("lm",))
+
+# GPT as openai/gpt-2 and finetune-transformer-lm name it: a kernel is that of a convolution over one place.
+_GPT_TF_LAYER = (
+    *(("attn/c_attn/w", f"attention/{ours}/kernel", f"XD({part}HK) -> DHK")
+      for ours, part in (("query", "q"), ("key", "k"), ("value", "v"))),
+    *(("attn/c_attn/b", f"attention/{ours}/bias", f"({part}HK) -> HK")
+      for ours, part in (("query", "q"), ("key", "k"), ("value", "v"))),
+    ("attn/c_proj/w", "attention/out/kernel", "X(HK)D -> HKD"),
+    ("attn/c_proj/b", "attention/out/bias", "D -> D"),
+    ("ln_1/g", "attention_norm/scale", "D -> D"),
+    ("ln_1/b", "attention_norm/bias", "D -> D"),
+    ("mlp/c_fc/w", "ffn/in/kernel", "XDF -> DF"),
+    ("mlp/c_fc/b", "ffn/in/bias", "F -> F"),
+    ("mlp/c_proj/w", "ffn/out/kernel", "XFD -> FD"),
+    ("mlp/c_proj/b", "ffn/out/bias", "D -> D"),
+    ("ln_2/g", "ffn_norm/scale", "D -> D"),
+    ("ln_2/b", "ffn_norm/bias", "D -> D"),
+)  # fmt: skip
+
+
+def _gpt_tf(name: str, tokens: str, positions: str, final: tuple[Row, ...] = ()) -> Book:
+    layers = ((f"model/h{{layer}}/{theirs}", f"backbone/layers/{ours}", dims) for theirs, ours, dims in _GPT_TF_LAYER)
+    tables: tuple[Row, ...] = (
+        (positions, "backbone/embeddings/positions", "LD -> LD"),
+        (tokens, "backbone/embeddings/tokens", "VD -> VD"),
+    )
+    return Book(name, {"backbone": (*tables, *layers, *final), "lm": ()}, {}, {}, {}, r"global_step|.*/Adam(_1)?")
+
+
+GPT2_TF_BOOK = _gpt_tf(
+    "gpt2-tf",
+    "model/wte",
+    "model/wpe",
+    (("model/ln_f/g", "backbone/norm/scale", "D -> D"), ("model/ln_f/b", "backbone/norm/bias", "D -> D")),
+)
+# The published numbers have no names: they follow each other as these rows do, layer by layer.
+GPT1_NPY_BOOK = _gpt_tf("gpt1-npy", "model/we of tokens", "model/we of positions")
 
 
 # ELMo's biLM as bilm-tf dumps it to hdf5: kernels are [in, out], gates i, j, f, o. The softmax is not in it.
@@ -153,122 +276,3 @@ def bilm(filters: Sequence[tuple[int, int]], highway: int, projected: bool) -> F
         rows.append((f"{cell}/B", f"{place}/bias", "(GU) -> GU"))
         rows.append((f"{cell}/W_P_0", f"{place}/projection", "UJ -> UJ"))
     return Format("bilm-tf", tuple(rows))
-
-
-def shapes_of(table: Format, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """Their tensors' shapes by name, repeats left out."""
-    found = {}
-    for theirs, _, dims, *own in table.rows:
-        shape = _shape(dims.split(" -> ")[0], _with(sizes, own))
-        found |= dict.fromkeys(_names(theirs, sizes), shape)
-    return found
-
-
-def to_ours(table: Format, tensors: Mapping[str, Array], sizes: Sizes) -> dict[str, Any]:
-    """Their tensors by name → our nested parameters: `to_ours(BERT_HF, state, bert.sizes(config))`.
-
-    Raises ValueError where a tensor is missing, is in no row, has another shape, or differs from the one it repeats.
-    """
-    rows = [
-        (_names(theirs, sizes), ours, dims, "{layer}" in theirs, _with(sizes, own))
-        for theirs, ours, dims, *own in table.rows
-    ]
-    _same_names(table, "tensor", {name for names, *_ in rows for name in names}, tensors.keys() - dict(table.repeats))
-    for name, source in table.repeats:
-        if name in tensors and not np.array_equal(tensors[name], tensors[source]):
-            raise ValueError(f"tensor {name} is not equal to {source}, which {table.name} ties it to")
-    params: dict[str, Any] = {}
-    for names, ours, dims, layered, size in rows:
-        their_dims, our_dims = dims.split(" -> ")
-        flat, third = their_dims.translate(_PLAIN), _third(their_dims)
-        parts = []
-        for name in names:
-            _same_shape(name, their_dims, tensors[name].shape, _shape(their_dims, size))
-            split = third(tensors[name]).reshape([size[letter] for letter in flat])
-            parts.append(split.transpose([flat.index(letter) for letter in our_dims]))
-        *folders, leaf = ours.split("/")
-        place = params
-        for folder in folders:
-            place = place.setdefault(folder, {})
-        place[leaf] = np.stack(parts) if layered else parts[0].copy()
-    return params
-
-
-def to_theirs(table: Format, params: Mapping[str, Any], sizes: Sizes) -> dict[str, Array]:
-    """Our nested parameters → their tensors by name, repeats among them.
-
-    Raises ValueError where a parameter is missing, is in no row, or has another shape.
-    """
-    leaves = _leaves(params)
-    _same_names(table, "parameter", {ours for _, ours, *_ in table.rows}, leaves.keys())
-    tensors: dict[str, Array] = {}
-    for theirs, ours, dims, *own in table.rows:
-        size = _with(sizes, own)
-        their_dims, our_dims = dims.split(" -> ")
-        flat, stacked = their_dims.translate(_PLAIN), "N" * ("{layer}" in theirs) + our_dims
-        shape, third = _shape(their_dims, size), _third(their_dims)
-        _same_shape(ours, stacked, leaves[ours].shape, _shape(stacked, size))
-        layers = leaves[ours] if "{layer}" in theirs else leaves[ours][None]
-        for name, part in zip(_names(theirs, sizes), layers, strict=True):
-            joined = part.transpose([our_dims.index(letter) for letter in flat])
-            place = third(tensors.setdefault(name, np.empty(shape, part.dtype)))
-            place[...] = joined.reshape(place.shape)
-    return tensors | {name: tensors[source] for name, source in table.repeats}
-
-
-def _with(sizes: Sizes, own: Sequence[Sizes]) -> dict[str, int]:
-    """The sizes of a row: the table's, and its own where it brings such."""
-    return {**sizes, **(own[0] if own else {})}
-
-
-_PARTS = "qkv"
-_PLAIN = str.maketrans("", "", "()X" + _PARTS)
-
-
-def _third(dims: str) -> Callable[[Array], Array]:
-    """A view of the third of an array that a row with these dims speaks of; of an array without thirds, all of it."""
-    part = next((_PARTS.index(letter) for letter in dims if letter in _PARTS), None)
-
-    def view(array: Array) -> Array:
-        width = array.shape[-1] // 3
-        return array if part is None else array[..., part * width : (part + 1) * width]
-
-    return view
-
-
-def _names(theirs: str, sizes: Sizes) -> list[str]:
-    return [theirs.format(layer=n) for n in range(sizes["N"])] if "{layer}" in theirs else [theirs]
-
-
-def _shape(dims: str, sizes: Sizes) -> tuple[int, ...]:
-    """`_shape("(HK)D", {"H": 3, "K": 4, "D": 12})` → (12, 12); `(qHK)` is three times (HK)."""
-    shape: list[int] = []
-    inside = False
-    for letter in dims:
-        if letter in "()":
-            inside = letter == "("
-            shape += [1] * inside
-        elif inside:
-            shape[-1] *= 3 if letter in _PARTS else sizes[letter]
-        else:
-            shape.append(sizes[letter])
-    return tuple(shape)
-
-
-def _leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Array]:
-    found: dict[str, Array] = {}
-    for name, value in tree.items():
-        found |= _leaves(value, f"{path}{name}/") if isinstance(value, Mapping) else {path + name: np.asarray(value)}
-    return found
-
-
-def _same_names(table: Format, what: str, wanted: Any, got: Any) -> None:
-    if missing := sorted(wanted - got):
-        raise ValueError(f"{what} {', '.join(missing)} is missing; the format {table.name} has it")
-    if unknown := sorted(got - wanted):
-        raise ValueError(f"{what} {', '.join(unknown)} is not accounted for: the format {table.name} has no row for it")
-
-
-def _same_shape(name: str, dims: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    if got != wanted:
-        raise ValueError(f"{name} is {list(got)}, and {dims} = {list(wanted)} is wanted")

@@ -52,6 +52,21 @@ class PerToken(nn.Module):
         return linear(dropout(encoding.hidden_BLD, self.dropout, noise, SITE)).astype(jnp.float32)
 
 
+class Span(nn.Module):
+    """Where an answer begins and where it ends, a logit for each token: Encoding → float32 BLC of two. No dropout, as
+    in the original (run_squad.py, create_model; section 4.2)."""
+
+    sizes: dict[str, int]
+    kernel_init: Init
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
+        linear = Linear("BLD,DC->BLC", self.sizes, self.kernel_init, self.dtype, name="linear")
+        nn.share_scope(self, linear)
+        return linear(encoding.hidden_BLD).astype(jnp.float32)
+
+
 class Choice(nn.Module):
     """A logit for each alternative of a line, from its pooled vector: Encoding → float32 BA.
 

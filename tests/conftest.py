@@ -201,10 +201,15 @@ def elmo_run(trained_run, elmo_words: list[str]) -> Path:
 @pytest.fixture(scope="session")
 def published_elmo(shared: Path, once) -> Path:
     """The original's own small biLM, imported: a run at step 0, of three words."""
-    from train.interchange import import_bilm
+    from train.asked import Import
+    from train.interchange import import_model
 
-    golden = shared / "data" / "golden_bilm_tf" / "model"
-    return once("published_elmo", lambda folder: import_bilm(golden, folder, "", "spaces", lambda line: None))
+    golden = str(shared / "data" / "golden_bilm_tf" / "model")
+
+    def made(folder: Path) -> None:
+        import_model(Import(format="bilm", path=golden, to=str(folder)), lambda line: None)
+
+    return once("published_elmo", made)
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 
 import contexture
+from data.errors import DataError
 from data.words import SPECIAL
 from models import elmo
 from models.config import ElmoConfig
-from models.published import bilm, shapes_of
+from models.published import bilm
+from models.renaming import shapes_of
 from tests.conftest import ROOT
+from train import bilm as bilm_files
 from train import interchange
+from train.asked import Import
 from train.report import read_metrics
 
 OPTIONS: dict[str, Any] = {
@@ -74,10 +78,10 @@ def test_what_was_published_comes_out_as_it_went_in(shared, published_elmo, tmp_
 def test_what_was_trained_goes_out_and_comes_back_bit_for_bit(elmo_run, tmp_path, capsys):
     """With its vocabulary; the softmax is drawn anew, which is said."""
     to, back = tmp_path / "out", tmp_path / "back"
-    told = interchange.export_bilm(elmo_run, to, 30, lambda line: None)
+    told = interchange.export_model(elmo_run, "bilm", to, 30, lambda line: None)
     assert told["step"] == 30
     code, err = said(capsys, "import", "bilm", to, "--to", back)
-    assert code == 0 and "was drawn: heads_bilm/kernel, heads_bilm/bias" in err
+    assert code == 0 and "was drawn: heads_bilm/bias, heads_bilm/kernel" in err
     _, was, words = contexture.load(elmo_run, 30)
     _, now, same_words = contexture.load(back)
     for (path, a), b in zip(jax.tree.leaves_with_path(was["backbone"]), jax.tree.leaves(now["backbone"]), strict=True):
@@ -86,7 +90,7 @@ def test_what_was_trained_goes_out_and_comes_back_bit_for_bit(elmo_run, tmp_path
     assert now["heads_bilm"]["kernel"].shape == (words.size, 6)
     assert len((to / "vocab.txt").read_text("utf-8").splitlines()) == words.size
     assert tuple((to / "vocab.txt").read_text("utf-8").splitlines()[:3]) == SPECIAL
-    interchange.export_bilm(back, tmp_path / "again", None, lambda line: None)
+    interchange.export_model(back, "bilm", tmp_path / "again", None, lambda line: None)
     for name in ("weights.hdf5", "options.json", "vocab.txt"):
         if name == "weights.hdf5":
             again, once = tensors(tmp_path / "again" / name), tensors(to / name)
@@ -182,16 +186,18 @@ def test_a_file_of_weights_that_is_cut_off_or_none_is_said(published, tmp_path, 
 def test_flipped_bytes_of_a_file_of_weights_are_read_or_said(published):
     """Where what is damaged is not the numbers themselves, h5py fails in many ways."""
     raw, rng = (published / "weights.hdf5").read_bytes(), np.random.default_rng(0)
-    config = interchange._bilm_config(published / "options.json")
-    table = interchange._table(config)
+    config = bilm_files._bilm_config(published / "options.json")
+    table = bilm_files.table_of(config)
     wanted, failed = shapes_of(table, elmo.sizes(config)), 0
     for place in rng.integers(0, min(len(raw), 12_000), 150):
         harmed = bytearray(raw)
         harmed[place] ^= 1 << int(rng.integers(8))
         (published / "weights.hdf5").write_bytes(harmed)
         try:
-            interchange._read_hdf5(published / "weights.hdf5", wanted, table)
-        except interchange.DataError as error:
+            tensors = bilm_files.read_hdf5(published / "weights.hdf5", wanted, table)
+            for name in wanted:
+                tensors.read(name)
+        except DataError as error:
             failed += "weights.hdf5: " in str(error)
     assert failed
 
@@ -254,10 +260,11 @@ def test_nothing_is_left_of_what_was_not_finished(published, tmp_path, monkeypat
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(interchange, "create", stop)
+    monkeypatch.setattr(interchange, "write_first", stop)
     there = sorted(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        interchange.import_bilm(published, tmp_path / "run", "", "spaces", lambda line: None)
+        asked = Import(format="bilm", path=str(published), to=str(tmp_path / "run"))
+        interchange.import_model(asked, lambda line: None)
     assert sorted(tmp_path.iterdir()) == there
 
 

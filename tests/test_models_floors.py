@@ -14,9 +14,16 @@ FLOORS = (
     ("models", "data"),
     tuple(
         f"train.{name}"
-        for name in "config options mesh optim losses objectives metrics scores signals events words asked".split()
+        for name in (
+            "config options mesh optim losses objectives metrics scores signals events words asked tensors published"
+        ).split()
     ),
-    tuple(f"train.{name}" for name in "step checkpoint transfer report directory answers".split()),
+    tuple(
+        f"train.{name}"
+        for name in (
+            "step checkpoint transfer report directory answers first_checkpoint bundle hf originals bilm"
+        ).split()
+    ),
     (*(f"train.{name}" for name in "loop evaluate predict interchange".split()), "analysis"),
     ("configs",),
     ("contexture",),

@@ -9,7 +9,8 @@ import pytest
 from models import bert
 from models.config import BertConfig
 from models.model import build, example
-from models.published import BERT_HF, to_ours, to_theirs
+from models.published import BERT_HF
+from models.renaming import to_ours, to_theirs
 from models.shapes import dims_of, path_of
 
 CONFIG = BertConfig(vocab=13, length=7, segments=3, layers=3, hidden=12, heads=3, ffn=5)

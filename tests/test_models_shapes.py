@@ -1,5 +1,6 @@
 """The alphabet at work: sizes by letter, parameters by path, and how arrays are cut over a mesh."""
 
+import dataclasses
 import itertools
 import re
 
@@ -147,6 +148,7 @@ def test_every_row_of_dims_is_some_parameter_s(every_recipe_s_parameters):
     paths = every_recipe_s_parameters["bert.tiny"].keys() | every_recipe_s_parameters["gpt.tiny"].keys()
     choice = _shapes(recipes()["gpt.tiny"]().model, ("choice",))
     paths |= {path_of(path) for path, _ in jax.tree.leaves_with_path(choice)}
+    paths |= by_path(_shapes(dataclasses.replace(recipes()["gpt.tiny"]().model, tied=False), ("lm",))).keys()
     elmo = _made(recipes()["elmo.tiny"]())
     head = HeadConfig(mix="all", place="both", cells=4, crf=True)
     tagger, line = build(recipes()["bert.tiny"]().model, ("tag",), 3, head), {**FIELDS, "tags": "i32 BL"}

@@ -15,7 +15,8 @@ import pytest
 from models import bert
 from models.config import BertConfig
 from models.model import build
-from models.published import BERT_HF, to_ours, to_theirs
+from models.published import BERT_HF
+from models.renaming import to_ours, to_theirs
 from train.objectives import OBJECTIVES, loss
 
 torch = pytest.importorskip("torch")

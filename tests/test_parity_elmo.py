@@ -16,7 +16,8 @@ from models import elmo
 from models.config import ElmoConfig
 from models.dropout import dropout, noise
 from models.model import build
-from models.published import bilm, to_ours, to_theirs
+from models.published import bilm
+from models.renaming import to_ours, to_theirs
 from models.word_softmax import SITE
 from train.objectives import OBJECTIVES, loss
 from train.optim import optimizer

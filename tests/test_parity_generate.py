@@ -5,7 +5,8 @@ import pytest
 
 from models import decode, gpt
 from models.config import GptConfig, Sampling
-from models.published import GPT1_HF, GPT2_HF, to_ours
+from models.published import GPT1_HF, GPT2_HF
+from models.renaming import to_ours
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -15,7 +15,8 @@ import pytest
 from models import gpt, softmax
 from models.config import GptConfig
 from models.model import build
-from models.published import GPT1_HF, GPT2_HF, to_ours, to_theirs
+from models.published import GPT1_HF, GPT2_HF
+from models.renaming import to_ours, to_theirs
 from train.objectives import OBJECTIVES, loss
 
 torch = pytest.importorskip("torch")

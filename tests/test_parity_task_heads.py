@@ -12,7 +12,8 @@ import pytest
 from models import bert
 from models.config import BertConfig
 from models.model import build
-from models.published import BERT_HF, Format, to_ours, to_theirs
+from models.published import BERT_HF
+from models.renaming import Format, to_ours, to_theirs
 from train.objectives import OBJECTIVES, loss
 
 torch = pytest.importorskip("torch")

@@ -202,17 +202,32 @@ class Layers:
 class Import:
     """A published model as a run."""
 
-    format: tyro.conf.Positional[Literal["bilm"]]
-    """bilm: ELMo as bilm-tf has it, options.json and weights in hdf5."""
+    format: tyro.conf.Positional[Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm"]]
+    """hf: a BERT, ERNIE 1.0, GPT-1 or GPT-2 as transformers saves it. bert-tf: Google's checkpoint, bert_config.json,
+    vocab.txt. gpt2-tf: OpenAI's checkpoint, hparams.json, encoder.json, vocab.bpe. gpt1-npy: OpenAI's ten shards,
+    params_shapes.json, encoder_bpe_40000.json, vocab_40000.bpe. bilm: ELMo as bilm-tf has it, options.json and weights
+    in hdf5."""
     path: tyro.conf.Positional[str]
     """The folder of its files."""
     to: str
     """The run's folder."""
     vocabulary: str = ""
-    """The words of a softmax to train (vocab.txt); empty: those that lie beside the model, or none."""
+    """Another vocabulary than the one beside the model. Of bilm: the words of a softmax to train; empty: those that lie
+    beside the model, or none."""
+    lowercase: Literal["auto", "yes", "no"] = "auto"
+    """Of BERT: whether text is lower-cased; auto: what the files say, else no where the vocabulary has capitals."""
+    gelu: Literal["erf", "tanh"] = "erf"
+    """Of bert-tf: which gelu the model was trained with; its files do not say."""
     split: Literal["spaces", "punctuation"] = "spaces"
-    """How the run parts the words of text: at spaces, as the original, whose text is tokenised; or punctuation from
-    words too."""
+    """Of bilm: how the run parts the words of text: at spaces, as the original, whose text is tokenised; or punctuation
+    from words too."""
+
+    def __post_init__(self) -> None:
+        for name, usual, formats in (
+            ("lowercase", "auto", ("hf", "bert-tf")), ("gelu", "erf", ("bert-tf",)), ("split", "spaces", ("bilm",))
+        ):  # fmt: skip
+            if getattr(self, name) != usual and self.format not in formats:
+                raise ValueError(f"--{name} has no meaning for {self.format}; it is for {' and '.join(formats)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +236,8 @@ class Export:
 
     run: tyro.conf.Positional[str]
     """The run's folder."""
-    format: tyro.conf.Positional[Literal["bilm"]]
-    """bilm: ELMo as bilm-tf has it, options.json and weights in hdf5."""
+    format: tyro.conf.Positional[Literal["hf", "bilm"]]
+    """hf: what transformers loads. bilm: ELMo as bilm-tf has it, options.json and weights in hdf5."""
     to: str
     """The folder of the files."""
     step: int = 0

@@ -71,7 +71,7 @@ def digests(tree: Any, mesh: Mesh) -> tuple[dict[str, int], list[str]]:
     return words, [path_of(path) for path, (_, finite) in zip(paths, found, strict=True) if not finite]
 
 
-def _text_digest(tree: Any) -> str:
+def text_digest(tree: Any) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
@@ -101,12 +101,12 @@ def _first_line(error: BaseException) -> str:
 def _read_json(directory: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """(meta, array digests) of one checkpoint, both verified."""
     digest = _read_item(directory, "digest")
-    if not isinstance(digest, dict) or digest.pop("self", None) != _text_digest(digest):
+    if not isinstance(digest, dict) or digest.pop("self", None) != text_digest(digest):
         raise CheckpointError("item digest: does not match its own digest")
     meta = _read_item(directory, "meta")
     if isinstance(meta, dict) and meta.get("format") != FORMAT:
         raise CheckpointError(f"item meta: has format {meta.get('format')!r}; this version reads format {FORMAT}")
-    if _text_digest(meta) != digest["meta"]:
+    if text_digest(meta) != digest["meta"]:
         raise CheckpointError("item meta: does not match its digest")
     return meta, digest["arrays"]
 
@@ -124,7 +124,7 @@ def _stored(state: Any) -> dict[str, Any]:
 
 def _read_arrays(directory: Path, wanted: Any, prefix: str) -> Any:
     """Arrays of `wanted`'s shapes and shardings, a part of the stored tree under prefix ('' for all of it)."""
-    _quiet_orbax()
+    quiet_orbax()
     restore = ocp.checkpoint_utils.construct_restore_args
     target = {prefix: wanted} if prefix else _stored(wanted)
     arguments = ocp.args.PyTreeRestore(target, restore_args=restore(target), partial_restore=bool(prefix))
@@ -137,7 +137,7 @@ def _read_arrays(directory: Path, wanted: Any, prefix: str) -> Any:
 
 
 @functools.cache
-def _quiet_orbax() -> None:
+def quiet_orbax() -> None:
     """Orbax raises what fails, and prints it too: from its writing threads at once, from coroutines and event loops
     left behind by the hundred, some of them much later. Here it is raised, once, in one line; these printers are
     silenced, for the rest of the process, and no others."""
@@ -284,7 +284,7 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            _quiet_orbax()
+            quiet_orbax()
             if jax.process_index() == 0:
                 for left in self.directory.glob("*.orbax-checkpoint-tmp*"):
                     shutil.rmtree(left, ignore_errors=True)
@@ -323,8 +323,8 @@ class Checkpoints:
             good = self.finished
             where = f"the last checkpoint is of step {good}" if good else "there is no checkpoint yet"
             raise Diverged(f"{broken[0]} holds numbers that are not finite at step {step}, not saved; {where}")
-        digest: dict[str, Any] = {"arrays": arrays, "meta": _text_digest(meta)}
-        digest["self"] = _text_digest(digest)
+        digest: dict[str, Any] = {"arrays": arrays, "meta": text_digest(meta)}
+        digest["self"] = text_digest(digest)
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(_stored(state)), meta=ocp.args.JsonSave(meta), digest=ocp.args.JsonSave(digest)
         )

@@ -48,7 +48,7 @@ class Run:
     init: InitConfig = field(default_factory=InitConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
-    objective: Literal["mlm_nsp", "lm", "bilm", "classify", "regress", "tag", "choice"] = "mlm_nsp"
+    objective: Literal["mlm_nsp", "lm", "bilm", "classify", "regress", "tag", "choice", "span"] = "mlm_nsp"
     dir: str = ""
     """The run's folder; the same command in the same folder goes on."""
     steps: int = 1_000_000

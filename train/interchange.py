@@ -1,264 +1,124 @@
 """Models of others as runs, and runs as files that others read."""
 
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from data.config import DataConfig
-from data.errors import DataError
 from data.sources import check_free
-from data.words import SPECIAL, VOCABULARY, Words
-from models import elmo
-from models.char_cnn import CHARACTERS
-from models.config import WORD_CHARS, ElmoConfig
-from models.published import Format, bilm, shapes_of, to_ours, to_theirs
+from models.model import example
+from models.renaming import Place, check_repeats, places
+from models.shapes import by_path
 from train import config as configs
 from train import mesh as meshes
-from train.checkpoint import Checkpoints
-from train.config import ConfigError, Run
+from train.asked import Import
+from train.bilm import bilm_family, bilm_files, open_bilm, write_hdf5
 from train.directory import read_tokenizer, versions
-from train.options import MeshConfig, OptimConfig
-from train.step import State, create
+from train.first_checkpoint import Leaf, write_first
+from train.hf import hf_files, open_hf
+from train.objectives import batch_fields, batch_sizes
+from train.options import MeshConfig
+from train.originals import open_bert_tf, open_gpt1_npy, open_gpt2_tf
+from train.published import Published, Say
+from train.tensors import Tensors
 from train.transfer import load_parameters, model_of
 
-Say = Callable[[str], None]
-_LSTM = {
-    "dim": int, "n_layers": int, "projection_dim": int, "cell_clip": float, "proj_clip": float,
-    "use_skip_connections": bool,
-}  # fmt: skip
-_CNN = {"filters": list, "n_characters": int, "max_characters_per_token": int, "activation": str}
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError)
-"""What h5py raises for a file that is none, was cut off, or of which bytes are others."""
 
+def import_model(asked: Import, say: Say) -> dict[str, Any]:
+    """A published model as a run, at step 0: {"run", "parameters", "pieces", "drawn"}, the last being those parameters
+    that its files do not hold. Its tensors are read one at a time.
 
-def import_bilm(path: Path, to: Path, vocabulary: str, split: str, say: Say) -> dict[str, Any]:
-    """A biLM as bilm-tf publishes it (options.json and weights in hdf5, in one folder) → a run, at step 0.
-
-    The softmax is not in these files: it is drawn, over the words of `vocabulary` (the folder's vocab.txt where it has
-    one, else the three special ones). split: how the run parts words (`data.split`). → {"run", "parameters", "words",
-    "drawn"}. Raises DataError for files that are not what they should be, naming the option or the tensor.
+    Raises: DataError for files that are not what they should be, naming what is wrong; then nothing is left behind.
     """
+    path, to = Path(asked.path), Path(asked.to)
     check_free(to)
-    config = _bilm_config(_one(path, "options.json", "*options.json"))
-    tokenizer = _words(path, vocabulary, split)
-    table, sizes = _table(config), elmo.sizes(config)
-    weights = _one(path, "weights.hdf5", "*weights*.hdf5")
-    try:
-        params = to_ours(table, _read_hdf5(weights, shapes_of(table, sizes), table), sizes)
-    except ValueError as error:
-        raise DataError(f"{weights}: {error}") from None
-    negatives = DataConfig().negatives if tokenizer.size > DataConfig().negatives else 0
-    try:
-        run = Run(
-            model=_with_vocab(config, tokenizer.size),
-            data=DataConfig(
-                batch=128, length=20, split_sentences=False, stream="lanes", layout="elmo", vocabulary="words",
-                split=split, negatives=negatives,  # pyright: ignore[reportArgumentType]
-            ),
-            optim=OptimConfig(name="adamw", schedule="linear", peak_lr=1e-3, warmup=0),
-            objective="bilm",
-            dir=str(to),
-            steps=1,
-        )  # fmt: skip
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
-    _write_run(to, run, tokenizer, params)
-    drawn = ["heads_bilm/kernel", "heads_bilm/bias"]
-    say(f"the softmax over {tokenizer.size:,} words is not in such files, and was drawn: {', '.join(drawn)}")
-    count = sum(int(np.prod(shape)) for shape in shapes_of(table, sizes).values())
-    return {"run": str(to), "parameters": count, "words": tokenizer.size, "drawn": drawn}
+    published = _open(asked, path, to, say)
+    return _write_run(to, published, say)
 
 
-def export_bilm(folder: Path, to: Path, step: int | None, say: Say) -> dict[str, Any]:
-    """A run's biLM as bilm-tf publishes it: options.json, weights.hdf5, vocab.txt. → {"to", "step", "files"}.
+def _open(asked: Import, path: Path, to: Path, say: Say) -> Published:
+    lowercase = {"auto": None, "yes": True, "no": False}[asked.lowercase]
+    if asked.format == "hf":
+        return open_hf(path, to, asked.vocabulary, lowercase, say)
+    if asked.format == "bert-tf":
+        return open_bert_tf(path, to, asked.vocabulary, lowercase, asked.gelu, say)
+    if asked.format == "gpt2-tf":
+        return open_gpt2_tf(path, to, asked.vocabulary, say)
+    if asked.format == "gpt1-npy":
+        return open_gpt1_npy(path, to, asked.vocabulary, say)
+    return open_bilm(path, to, asked.vocabulary, asked.split)
 
-    Raises ConfigError for a run of another family.
+
+def export_model(folder: Path, format: str, to: Path, step: int | None, say: Say) -> dict[str, Any]:
+    """A run as files that others read: {"to", "step", "files"}.
+
+    Raises: ConfigError for a run that the format has no place for, DataError for such a vocabulary.
     """
-    import h5py
-
     check_free(to)
     run, described = configs.read(folder)
-    config = run.model
-    if not isinstance(config, ElmoConfig):
-        raise ConfigError(f"{folder} is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe")
+    if format == "bilm":
+        bilm_family(folder, run)
     tokenizer = read_tokenizer(folder, run, described)
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     loaded = load_parameters(folder, run, tuple(described.get("labels", ())), mesh, say, step)
-    table = _table(config)
-    tensors = to_theirs(table, {"backbone": jax.device_get(loaded.params["backbone"])}, elmo.sizes(config))
+    params = jax.device_get(loaded.params)
+    if format == "bilm":
+        files, tensors = bilm_files(run, params, tokenizer, say)
+    else:
+        files, tensors = hf_files(run, described, params, tokenizer, say)
     with _made_whole(to) as part:
-        with h5py.File(part / "weights.hdf5", "w") as file:
-            for name, tensor in tensors.items():
-                file.create_dataset(name, data=tensor.astype(np.float32))
-        (part / "options.json").write_text(json.dumps(_bilm_options(config), indent=1) + "\n", "utf-8")
-        (part / VOCABULARY).write_bytes(tokenizer.files()[VOCABULARY])
-    say("the softmax is not in such files, and stays behind")
-    if run.data.split != "spaces":
-        say(f"this run parts words by --data.split {run.data.split}, which such files do not say: import with --split")
+        if format == "bilm":
+            write_hdf5(part / "weights.hdf5", tensors)
+        else:
+            from safetensors.numpy import save_file
+
+            save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
+        for name, content in files.items():
+            (part / name).write_bytes(content)
     return {"to": str(to), "step": loaded.step, "files": sorted(file.name for file in to.iterdir())}
 
 
-def _table(config: ElmoConfig) -> Format:
-    return bilm(config.filters, config.highway, sum(count for _, count in config.filters) != config.projection)
+def _write_run(to: Path, published: Published, say: Say) -> dict[str, Any]:
+    """A run's folder at step 0, there whole or not at all: the parameters of the files, those that they lack drawn, no
+    optimizer."""
+    run, tensors = published.run, published.tensors
+    check_repeats(published.table, tensors.shapes, tensors.read)
+    read = {place.ours: _leaf(place, tensors) for place in places(published.table, published.sizes)}
+    model = model_of(run, published.labels)
 
+    def init() -> dict[str, Any]:
+        return by_path(model.init(jax.random.key(run.seed), example(batch_fields(run), batch_sizes(run, 1)))["params"])
 
-def _with_vocab(config: ElmoConfig, vocab: int) -> ElmoConfig:
-    return ElmoConfig(**{**vars(config), "vocab": vocab})
-
-
-def _one(path: Path, usual: str, pattern: str) -> Path:
-    """The file of the folder with its usual name, or the one that has a name of that kind."""
-    if not path.is_dir():
-        raise DataError(f"{path}: no such folder; give the one that holds options.json and the weights in hdf5")
-    found = [path / usual] if (path / usual).is_file() else sorted(path.glob(pattern))
-    if len(found) != 1:
-        names = f", but {', '.join(file.name for file in found)}" if found else ""
-        raise DataError(f"{path}: not one {pattern}{names}; give a folder with {usual}")
-    return found[0]
-
-
-def _words(path: Path, vocabulary: str, split: str) -> Words:
-    file = Path(vocabulary) if vocabulary else path / VOCABULARY
-    return Words.open(file, split) if vocabulary or file.is_file() else Words(SPECIAL, split)
-
-
-def _bilm_config(file: Path) -> ElmoConfig:
-    try:
-        options = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{file}: cannot be read as JSON ({str(error).splitlines()[0]}); give the original's") from None
-    lstm, cnn = _section(file, options, "lstm", _LSTM), _section(file, options, "char_cnn", _CNN)
-    width = _section(file, cnn, "embedding", {"dim": int})["dim"]
-    highway, filters = cnn.get("n_highway") or 0, cnn["filters"]
-    if type(highway) is not int:
-        raise DataError(f"{file}: char_cnn.n_highway is {highway!r}, not of kind int; give the original's")
-    if not all(isinstance(pair, list) and [type(n) for n in pair] == [int, int] for pair in filters):
-        raise DataError(f"{file}: char_cnn.filters are {filters}, not pairs of width and number; give the original's")
-    if cnn["max_characters_per_token"] != WORD_CHARS or cnn["n_characters"] not in (CHARACTERS, CHARACTERS + 1):
-        raise DataError(
-            f"{file}: char_cnn.max_characters_per_token={cnn['max_characters_per_token']}, n_characters="
-            f"{cnn['n_characters']}; this reads words of {WORD_CHARS} and {CHARACTERS + 1} characters alone; give such "
-            "a model"
-        )
-    try:
-        return ElmoConfig(
-            char_width=width,
-            filters=tuple((width, count) for width, count in filters),
-            activation=cnn["activation"],
-            highway=highway,
-            layers=lstm["n_layers"],
-            cells=lstm["dim"],
-            projection=lstm["projection_dim"],
-            cell_clip=float(lstm["cell_clip"] or 0),
-            projection_clip=float(lstm["proj_clip"] or 0),
-            skip=lstm["use_skip_connections"],
-        )
-    except (ValueError, OverflowError) as error:
-        raise DataError(f"{file}: {error}; give the original's options") from None
-
-
-def _section(file: Path, options: Any, name: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """A part of the options, all of its keys there and of their kind; a clip may be null."""
-    section = options.get(name) if isinstance(options, dict) else None
-    if not isinstance(section, dict):
-        raise DataError(f"{file}: {name} is missing; give the original's options")
-    for key, kind in kinds.items():
-        value = section.get(key)
-        fits = isinstance(value, kind) or (kind is float and (value is None or type(value) is int))
-        if key not in section or not fits or (kind is int and isinstance(value, bool)):
-            raise DataError(f"{file}: {name}.{key} is {value!r}, not of kind {kind.__name__}; give the original's")
-    if section.get("activation", "relu") not in ("relu", "tanh"):
-        raise DataError(f"{file}: {name}.activation is {section['activation']!r}, not relu or tanh; give one of them")
-    return section
-
-
-def _bilm_options(config: ElmoConfig) -> dict[str, Any]:
-    """The original's options.json of a configuration."""
-    return {
-        "lstm": {
-            "use_skip_connections": config.skip,
-            "projection_dim": config.projection,
-            "cell_clip": config.cell_clip or None,
-            "proj_clip": config.projection_clip or None,
-            "dim": config.cells,
-            "n_layers": config.layers,
-        },
-        "char_cnn": {
-            "activation": config.activation,
-            "filters": [list(pair) for pair in config.filters],
-            "n_highway": config.highway,
-            "embedding": {"dim": config.char_width},
-            "n_characters": CHARACTERS + 1,
-            "max_characters_per_token": WORD_CHARS,
-        },
-    }
-
-
-def _read_hdf5(file: Path, wanted: Mapping[str, tuple[int, ...]], table: Format) -> dict[str, np.ndarray]:
-    """The tensors of a file in float32; each is looked at before it is read. Links are not followed, nor is what lies
-    in another file.
-
-    Raises DataError where one is missing, there is one more, or one has another shape, kind, or numbers that are none.
-    """
-    import h5py
-
-    found: dict[str, Any] = {}
-    try:
-        with h5py.File(file, "r") as opened:
-
-            def note(name: str, item: Any) -> None:
-                if isinstance(item, h5py.Dataset):
-                    found[name] = item
-
-            opened.visititems(note)
-            for name, shape in wanted.items():
-                if name not in found:
-                    raise DataError(f"{file}: the tensor {name} {list(shape)} is missing; {table.name} has it")
-                item = found[name]
-                if item.shape != shape:
-                    raise DataError(
-                        f"{file}: the tensor {name} is {list(item.shape or ())}, the options want {list(shape)}"
-                    )
-                if item.dtype.kind != "f" or item.external or item.is_virtual:
-                    raise DataError(f"{file}: the tensor {name} is of kind {item.dtype}, not numbers in this file")
-            if more := sorted(found.keys() - wanted.keys()):
-                raise DataError(f"{file}: the tensor {more[0]} is in no row of {table.name}'s table; leave it out")
-            with np.errstate(over="ignore"):
-                tensors = {name: np.asarray(found[name][()], np.float32) for name in wanted}
-    except DataError:
-        raise
-    except _DAMAGE as error:
-        why = str(error).splitlines()[0]
-        raise DataError(f"{file}: cannot be read as hdf5 ({why}); give a file that was written whole") from None
-    for name, tensor in tensors.items():
-        if not np.isfinite(tensor).all():
-            raise DataError(f"{file}: the tensor {name} holds what is no number; give a file that was written whole")
-    return tensors
-
-
-def _write_run(to: Path, run: Run, tokenizer: Words, params: dict[str, Any]) -> None:
-    """A run's folder at step 0, there whole or not at all: these parameters, all others drawn, no optimizer."""
+    wanted = jax.eval_shape(init)
+    drawn = [path for path in wanted if path not in read]
+    for path, leaf in read.items():
+        assert wanted[path].shape == leaf.shape, (path, wanted[path].shape, leaf.shape)
+    made = jax.jit(lambda: {path: x for path, x in init().items() if path in drawn})() if drawn else {}
+    leaves = {**read, **{path: Leaf(x.shape, lambda x=x: np.asarray(x)) for path, x in made.items()}}
+    count = sum(prod(leaf.shape) for leaf in read.values())
     with _made_whole(to) as part:
-        tokenizer.save(part / "tokenizer")
-        tree = {"format": configs.FORMAT, "config": configs.to_json(run), "versions": versions()}
-        configs.write_json(part / "run.json", {**tree, "tokenizer": tokenizer.fingerprint, "data": None})
-        mesh = meshes.build(MeshConfig(), jax.devices()[:1])
-        with jax.set_mesh(mesh):
-            make, _, shardings = create(model_of(run, ()), run, mesh)
-            state = make()
-            backbone = jax.tree.map(jax.device_put, params["backbone"], shardings.params["backbone"])
-            state: State = state.replace(params={**state.params, "backbone": backbone}, opt={}, carry={})  # pyright: ignore[reportAttributeAccessIssue]
-            checkpoints = Checkpoints(part, mesh, run.save, lambda _: None)
-            checkpoints.save(0, state, {"seed": run.seed, "lines_read": 0}, None)
-            checkpoints.wait()
-            checkpoints.close()
+        published.tokenizer.save(part / "tokenizer")
+        write_first(part, leaves, run.seed)
+        tree: dict[str, Any] = {"format": configs.FORMAT, "config": configs.to_json(run), "versions": versions()}
+        tree |= {"tokenizer": published.tokenizer.fingerprint, "data": None, "published": published.told}
+        if published.labels:
+            tree["labels"] = list(published.labels)
+        configs.write_json(part / "run.json", tree)
+    if told := tensors.told():
+        say(told)
+    if drawn:
+        say(f"{published.drawn}: {', '.join(drawn)}")
+    return {"run": str(to), "parameters": count, "pieces": published.tokenizer.size, "drawn": drawn}
+
+
+def _leaf(place: Place, tensors: Tensors) -> Leaf:
+    return Leaf(place.shape, lambda: place.take(tensors.read))
 
 
 @contextmanager

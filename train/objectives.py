@@ -249,6 +249,31 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Where an answer begins and ends in its line: half the sum of both cross entropies over all tokens (BERT, section
+    4.2; run_squad.py)."""
+
+    heads: tuple[str, ...] = ("span",)
+    fields: dict[str, str] = field(
+        default_factory=lambda: {"starts": "i32 B", "ends": "i32 B", "weights": "f32 B", "valid": "f32 B"}
+    )
+    terms: dict[str, float] = field(default_factory=lambda: {"span_loss": 1.0})
+
+    def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"span_loss": jnp.maximum(batch["weights"].sum(), 1e-9)}
+
+    def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        logits_BLC = outputs.heads["span"]
+        start_B, _ = cross_entropy(logits_BLC[:, :, 0], batch["starts"])
+        end_B, _ = cross_entropy(logits_BLC[:, :, 1], batch["ends"])
+        return {"span_loss": Sum(((start_B + end_B) / 2 * batch["weights"]).sum(), batch["weights"].sum())}
+
+    def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
+        """logits f32 BLC, of the start and of the end."""
+        return {"logits": outputs.heads["span"]}
+
+
+@dataclass(frozen=True)
 class WithWords:
     """A task's objective and, beside it, that of foretelling the examples' own words: L3 = L2 + weight · L1 (Radford et
     al. 2018, equation 5). L1 is the mean over each sequence, then over sequences, as in the original's code."""
@@ -317,6 +342,7 @@ OBJECTIVES: dict[str, Objective] = {
     "regress": Regress(),
     "tag": Tag(),
     "choice": Choice(),
+    "span": Span(),
 }
 
 

@@ -1,0 +1,235 @@
+"""ELMo's biLM as bilm-tf publishes it: options.json and weights in hdf5."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.config import DataConfig
+from data.errors import DataError
+from data.words import SPECIAL, VOCABULARY, Words
+from models import elmo
+from models.char_cnn import CHARACTERS
+from models.config import WORD_CHARS, ElmoConfig
+from models.published import bilm
+from models.renaming import Format, Shape, shapes_of, to_theirs
+from train.config import ConfigError, Run
+from train.options import OptimConfig
+from train.published import Published, Say
+from train.tensors import Tensors
+
+_LSTM = {
+    "dim": int, "n_layers": int, "projection_dim": int, "cell_clip": float, "proj_clip": float,
+    "use_skip_connections": bool,
+}  # fmt: skip
+_CNN = {"filters": list, "n_characters": int, "max_characters_per_token": int, "activation": str}
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError)
+"""What h5py raises for a file that is none, was cut off, or of which bytes are others."""
+
+
+def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> Published:
+    """A folder of options.json and weights in hdf5.
+
+    The softmax is not in these files: it is drawn, over the words of `vocabulary` (the folder's vocab.txt where it has
+    one, else the three special ones). split: how the run parts words (`data.split`).
+
+    Raises: DataError for files that are not what they should be, naming the option or the tensor.
+    """
+    config = _bilm_config(_one(path, "options.json", "*options.json"))
+    tokenizer = _words(path, vocabulary, split)
+    table, sizes = table_of(config), elmo.sizes(config)
+    tensors = read_hdf5(_one(path, "weights.hdf5", "*weights*.hdf5"), shapes_of(table, sizes), table)
+    negatives = DataConfig().negatives if tokenizer.size > DataConfig().negatives else 0
+    try:
+        run = Run(
+            model=_with_vocab(config, tokenizer.size),
+            data=DataConfig(
+                batch=128, length=20, split_sentences=False, stream="lanes", layout="elmo", vocabulary="words",
+                split=split, negatives=negatives,  # pyright: ignore[reportArgumentType]
+            ),
+            optim=OptimConfig(name="adamw", schedule="linear", peak_lr=1e-3, warmup=0),
+            objective="bilm",
+            dir=str(to),
+            steps=1,
+        )  # fmt: skip
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+    drawn = f"the softmax over {tokenizer.size:,} words is not in such files, and was drawn"
+    return Published(run, tokenizer, table, sizes, tensors, drawn=drawn, told={"format": "bilm"})
+
+
+def bilm_family(folder: Path, run: Run) -> None:
+    """Raises: ConfigError for a run of another family."""
+    if not isinstance(run.model, ElmoConfig):
+        raise ConfigError(f"{folder} is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe")
+
+
+def bilm_files(run: Run, params: Any, tokenizer: Any, say: Say) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
+    """(options.json and vocab.txt, the tensors of weights.hdf5) of an ELMo's run."""
+    config: Any = run.model
+    tensors = to_theirs(table_of(config), {"backbone": params["backbone"]}, elmo.sizes(config))
+    options = (json.dumps(_bilm_options(config), indent=1) + "\n").encode()
+    say("the softmax is not in such files, and stays behind")
+    if run.data.split != "spaces":
+        say(f"this run parts words by --data.split {run.data.split}, which such files do not say: import with --split")
+    return {"options.json": options, VOCABULARY: tokenizer.files()[VOCABULARY]}, tensors
+
+
+def write_hdf5(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    import h5py
+
+    with h5py.File(file, "w") as opened:
+        for name, tensor in tensors.items():
+            opened.create_dataset(name, data=tensor.astype(np.float32))
+
+
+def table_of(config: ElmoConfig) -> Format:
+    return bilm(config.filters, config.highway, sum(count for _, count in config.filters) != config.projection)
+
+
+def _with_vocab(config: ElmoConfig, vocab: int) -> ElmoConfig:
+    return ElmoConfig(**{**vars(config), "vocab": vocab})
+
+
+def _one(path: Path, usual: str, pattern: str) -> Path:
+    """The file of the folder with its usual name, or the one that has a name of that kind."""
+    if not path.is_dir():
+        raise DataError(f"{path}: no such folder; give the one that holds options.json and the weights in hdf5")
+    found = [path / usual] if (path / usual).is_file() else sorted(path.glob(pattern))
+    if len(found) != 1:
+        names = f", but {', '.join(file.name for file in found)}" if found else ""
+        raise DataError(f"{path}: not one {pattern}{names}; give a folder with {usual}")
+    return found[0]
+
+
+def _words(path: Path, vocabulary: str, split: str) -> Words:
+    file = Path(vocabulary) if vocabulary else path / VOCABULARY
+    return Words.open(file, split) if vocabulary or file.is_file() else Words(SPECIAL, split)
+
+
+def _bilm_config(file: Path) -> ElmoConfig:
+    try:
+        options = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: cannot be read as JSON ({str(error).splitlines()[0]}); give the original's") from None
+    lstm, cnn = _section(file, options, "lstm", _LSTM), _section(file, options, "char_cnn", _CNN)
+    width = _section(file, cnn, "embedding", {"dim": int})["dim"]
+    highway, filters = cnn.get("n_highway") or 0, cnn["filters"]
+    if type(highway) is not int:
+        raise DataError(f"{file}: char_cnn.n_highway is {highway!r}, not of kind int; give the original's")
+    if not all(isinstance(pair, list) and [type(n) for n in pair] == [int, int] for pair in filters):
+        raise DataError(f"{file}: char_cnn.filters are {filters}, not pairs of width and number; give the original's")
+    if cnn["max_characters_per_token"] != WORD_CHARS or cnn["n_characters"] not in (CHARACTERS, CHARACTERS + 1):
+        raise DataError(
+            f"{file}: char_cnn.max_characters_per_token={cnn['max_characters_per_token']}, n_characters="
+            f"{cnn['n_characters']}; this reads words of {WORD_CHARS} and {CHARACTERS + 1} characters alone; give such "
+            "a model"
+        )
+    try:
+        return ElmoConfig(
+            char_width=width,
+            filters=tuple((width, count) for width, count in filters),
+            activation=cnn["activation"],
+            highway=highway,
+            layers=lstm["n_layers"],
+            cells=lstm["dim"],
+            projection=lstm["projection_dim"],
+            cell_clip=float(lstm["cell_clip"] or 0),
+            projection_clip=float(lstm["proj_clip"] or 0),
+            skip=lstm["use_skip_connections"],
+        )
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{file}: {error}; give the original's options") from None
+
+
+def _section(file: Path, options: Any, name: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """A part of the options, all of its keys there and of their kind; a clip may be null."""
+    section = options.get(name) if isinstance(options, dict) else None
+    if not isinstance(section, dict):
+        raise DataError(f"{file}: {name} is missing; give the original's options")
+    for key, kind in kinds.items():
+        value = section.get(key)
+        fits = isinstance(value, kind) or (kind is float and (value is None or type(value) is int))
+        if key not in section or not fits or (kind is int and isinstance(value, bool)):
+            raise DataError(f"{file}: {name}.{key} is {value!r}, not of kind {kind.__name__}; give the original's")
+    if section.get("activation", "relu") not in ("relu", "tanh"):
+        raise DataError(f"{file}: {name}.activation is {section['activation']!r}, not relu or tanh; give one of them")
+    return section
+
+
+def _bilm_options(config: ElmoConfig) -> dict[str, Any]:
+    """The original's options.json of a configuration."""
+    return {
+        "lstm": {
+            "use_skip_connections": config.skip,
+            "projection_dim": config.projection,
+            "cell_clip": config.cell_clip or None,
+            "proj_clip": config.projection_clip or None,
+            "dim": config.cells,
+            "n_layers": config.layers,
+        },
+        "char_cnn": {
+            "activation": config.activation,
+            "filters": [list(pair) for pair in config.filters],
+            "n_highway": config.highway,
+            "embedding": {"dim": config.char_width},
+            "n_characters": CHARACTERS + 1,
+            "max_characters_per_token": WORD_CHARS,
+        },
+    }
+
+
+def read_hdf5(file: Path, wanted: Mapping[str, Shape], table: Format) -> Tensors:
+    """The tensors of a file; each is looked at before any is read. Links are not followed, nor is what lies in another
+    file.
+
+    Raises: DataError where one is missing, there is one more, or one has another shape, kind, or numbers that are none.
+    """
+    import h5py
+
+    found: dict[str, Any] = {}
+    try:
+        size = file.stat().st_size
+        with h5py.File(file, "r") as opened:
+
+            def note(name: str, item: Any) -> None:
+                if isinstance(item, h5py.Dataset):
+                    found[name] = item
+
+            opened.visititems(note)
+            for name, shape in wanted.items():
+                if name not in found:
+                    raise DataError(f"{file}: the tensor {name} {list(shape)} is missing; {table.name} has it")
+                item = found[name]
+                if item.shape != shape:
+                    raise DataError(
+                        f"{file}: the tensor {name} is {list(item.shape or ())}, the options want {list(shape)}"
+                    )
+                if item.dtype.kind != "f" or item.external or item.is_virtual:
+                    raise DataError(f"{file}: the tensor {name} is of kind {item.dtype}, not numbers in this file")
+                if item.nbytes > size:
+                    raise DataError(f"{file}: the tensor {name} claims {item.nbytes:,} bytes, more than the file has")
+            if more := sorted(found.keys() - wanted.keys()):
+                raise DataError(f"{file}: the tensor {more[0]} is in no row of {table.name}'s table; leave it out")
+            kinds = {name: found[name].dtype.name for name in wanted}
+    except DataError:
+        raise
+    except _DAMAGE as error:
+        raise _damaged(file, error) from None
+
+    def load(name: str) -> np.ndarray:
+        try:
+            with h5py.File(file, "r") as opened:
+                item: Any = opened[name]
+                return np.asarray(item[()])
+        except _DAMAGE as error:
+            raise _damaged(file, error) from None
+
+    return Tensors(str(file), dict(wanted), kinds, load)
+
+
+def _damaged(file: Path, error: BaseException) -> DataError:
+    why = str(error).splitlines()[0]
+    return DataError(f"{file}: cannot be read as hdf5 ({why}); give a file that was written whole")

@@ -1,0 +1,126 @@
+"""Models as their makers published them: Google's BERT, OpenAI's GPT-2 and GPT-1."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from data.bpe import ByteBPE, Gpt1BPE
+from data.errors import DataError
+from data.published import of_kind, open_vocabulary
+from data.wordpiece import VOCABULARY, WordPiece
+from models import bert, gpt
+from models.config import BertConfig, GptConfig
+from models.published import BERT_TF_BOOK, GPT1_NPY_BOOK, GPT2_TF_BOOK
+from models.renaming import Shape, places
+from train.bundle import find_prefix, open_bundle
+from train.published import Published, Say, build, checked, one_of, parts_of, run_of, value
+from train.tensors import open_npy, read_json
+
+_GPT1_PARTS = 10
+_GPT1_HEADS = 12
+_TASKS = ("classify", "span")
+
+
+def _described(folder: Path, name: str, wanted: str) -> tuple[Path, dict[str, Any]]:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give the one that holds {wanted}")
+    tree = read_json(folder / name)
+    if not isinstance(tree, dict):
+        raise DataError(f"{folder / name}: not a JSON object; give the original's")
+    return folder / name, tree
+
+
+def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, gelu: str, say: Say) -> Published:
+    """Google's BERT: bert_config.json, vocab.txt and a checkpoint, of pretraining or of a classifier or SQuAD.
+
+    gelu: which one `hidden_act: gelu` was: the configuration did not change when the code did. Raises: DataError for
+    what is missing, damaged, or not known here.
+    """
+    file, tree = _described(folder, "bert_config.json", "bert_config.json, vocab.txt and bert_model.ckpt.*")
+
+    def of(name: str, kind: type, usual: Any) -> Any:
+        return value(file, tree, name, kind, usual)
+
+    act = one_of(file, tree, "hidden_act", {"gelu": gelu, "relu": "relu"}, "gelu")
+    dropout = of("hidden_dropout_prob", float, 0.1)
+    config = build(BertConfig, file, {
+        "vocab": of("vocab_size", int, None), "length": of("max_position_embeddings", int, 512),
+        "layers": of("num_hidden_layers", int, 12), "hidden": of("hidden_size", int, 768),
+        "heads": of("num_attention_heads", int, 12), "ffn": of("intermediate_size", int, 3072),
+        "segments": of("type_vocab_size", int, 16), "gelu": act, "dropout": dropout, "head_dropout": 0.1,
+        "attention_dropout": of("attention_probs_dropout_prob", float, 0.1),
+        "init_std": of("initializer_range", float, 0.02),
+    })  # fmt: skip
+    tensors = open_bundle(find_prefix(folder, "bert_model.ckpt"))
+    names = {name: name for name in tensors.shapes if not BERT_TF_BOOK.is_passed_over(name)}
+    parts = parts_of(BERT_TF_BOOK, names)
+    task = next((part for part in parts if part in _TASKS), "off")
+    classes = tensors.shapes["output_weights"][:1] if "output_weights" in tensors.shapes else (2,)
+    labels = tuple(map(str, range(classes[0]))) if task == "classify" and classes else ()
+    sizes, table = bert.sizes(config, *classes), BERT_TF_BOOK.table(parts)
+    kept = checked(BERT_TF_BOOK, names, tensors, table, sizes)
+    if passed := len(tensors.shapes) - len(names):
+        say(f"{passed} tensors of the optimizer are passed over")
+    if act == "erf" and tree.get("hidden_act", "gelu") == "gelu":
+        say("gelu is taken as the one with erf, the code's until February 2019 (--gelu tanh: the later one)")
+    where = Path(vocabulary) if vocabulary else folder / VOCABULARY
+    tokenizer = of_kind(open_vocabulary(where, lowercase, say), WordPiece.kind, where)
+    told = {"format": "bert-tf", "config": tree, "parts": parts}
+    return Published(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, told)
+
+
+def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, say: Say) -> Published:
+    """OpenAI's GPT-2: hparams.json, encoder.json, vocab.bpe and a checkpoint.
+
+    Raises: DataError for what is missing, damaged, or not known here.
+    """
+    file, tree = _described(folder, "hparams.json", "hparams.json, encoder.json, vocab.bpe and model.ckpt.*")
+    width = value(file, tree, "n_embd", int, 768)
+    config = build(GptConfig, file, {
+        "vocab": value(file, tree, "n_vocab", int, 50257), "length": value(file, tree, "n_ctx", int, 1024),
+        "layers": value(file, tree, "n_layer", int, 12), "hidden": width, "ffn": 4 * width,
+        "heads": value(file, tree, "n_head", int, 12), "init": "released",
+    })  # fmt: skip
+    tensors = open_bundle(find_prefix(folder, "model.ckpt"))
+    names = {name: name for name in tensors.shapes if not GPT2_TF_BOOK.is_passed_over(name)}
+    sizes, table = gpt.sizes(config), GPT2_TF_BOOK.table(("lm",))
+    kept = checked(GPT2_TF_BOOK, names, tensors, table, sizes)
+    where = Path(vocabulary) if vocabulary else folder
+    tokenizer = of_kind(open_vocabulary(where, None, say), ByteBPE.kind, where)
+    told = {"format": "gpt2-tf", "config": tree}
+    return Published(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, kept, (), told)
+
+
+def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, say: Say) -> Published:
+    """OpenAI's GPT-1: params_shapes.json, params_0.npy to params_9.npy, encoder_bpe_40000.json and vocab_40000.bpe.
+
+    Raises: DataError for what is missing, damaged, or not known here.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give the one that holds params_shapes.json and params_0.npy …")
+    file = folder / "params_shapes.json"
+    shapes = read_json(file)
+    fits = isinstance(shapes, list) and all(
+        isinstance(shape, list) and shape and all(type(n) is int and 0 < n < 1 << 32 for n in shape) for shape in shapes
+    )
+    if not fits or len(shapes) < 14 or (len(shapes) - 2) % 12 or [len(shape) for shape in shapes[:2]] != [2, 2]:
+        raise DataError(f"{file}: not the shapes of positions, tokens and 12 tensors a layer; give the original's")
+    (length, width), (vocab, _) = shapes[:2]
+    config = build(GptConfig, file, {
+        "vocab": vocab, "length": length, "layers": (len(shapes) - 2) // 12, "hidden": width, "ffn": 4 * width,
+        "heads": _GPT1_HEADS, "norm": "post", "init": "released", "position_std": 0.02,
+    })  # fmt: skip
+    sizes, table = gpt.sizes(config), GPT1_NPY_BOOK.table(("lm",))
+    rows = places(table, sizes)
+    named: dict[str, Shape] = {place.names[0]: place.their_shape for place in rows if not place.layered}
+    for layer in range(config.layers):
+        named |= {place.names[layer]: place.their_shape for place in rows if place.layered}
+    for (name, wanted), got in zip(named.items(), shapes, strict=True):
+        if tuple(got) != wanted:
+            raise DataError(f"{file}: {name} is {got}, and {list(wanted)} is wanted; give the original's")
+    tensors = checked(GPT1_NPY_BOOK, {name: name for name in named}, open_npy(folder, _GPT1_PARTS, named), table, sizes)
+    where = Path(vocabulary) if vocabulary else folder
+    tokenizer = of_kind(open_vocabulary(where, None, say), Gpt1BPE.kind, where)
+    count = sum(math.prod(shape) for shape in named.values())
+    told = {"format": "gpt1-npy", "config": {"numbers": count}}
+    return Published(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, tensors, (), told)

@@ -1,0 +1,129 @@
+"""A model of others on its way in: what every format gives, and how their JSON is read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data.config import DataConfig, TaskConfig
+from data.errors import DataError
+from data.tokenizer import Tokenizer
+from data.wordpiece import WordPiece
+from models.config import BertConfig, ModelConfig
+from models.renaming import Book, Format, check
+from train.config import Run
+from train.options import OptimConfig
+from train.tensors import Tensors
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A run that is not written yet. tensors: by the table's names; labels: of its task; told: what run.json keeps of
+    where it comes from; drawn: how it is said that parameters are not in the files."""
+
+    run: Run
+    tokenizer: Tokenizer
+    table: Format
+    sizes: Mapping[str, int]
+    tensors: Tensors
+    labels: tuple[str, ...] = ()
+    told: dict[str, Any] = field(default_factory=dict)
+    drawn: str = "not in these files, and drawn"
+
+
+def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where: Path) -> Run:
+    """A run of a published transformer at step 0. kind: of its task, `off` for a language model, `span`.
+
+    Raises: DataError where they do not fit together.
+    """
+    if tokenizer.size > model.vocab:
+        raise DataError(
+            f"{where}: the vocabulary has {tokenizer.size:,} pieces, the model {model.vocab:,} rows; give its own"
+        )
+    bert = isinstance(model, BertConfig)
+    task = kind not in ("off", "span")
+    length = min(getattr(model, "length", 128), 128 if bert else 1024)
+    data: dict[str, Any] = {"length": length, "predictions": min(20, length)}
+    if isinstance(tokenizer, WordPiece):
+        data["lowercase"] = tokenizer.lowercase
+    if not bert:
+        data |= {"layout": "gpt", "vocabulary": "byte-bpe"} | ({} if task else {"stream": "windows"})
+    objective: Any = kind if kind != "off" else ("mlm_nsp" if bert else "lm")
+    try:
+        return Run(
+            model=model,
+            data=DataConfig(**data),
+            optim=OptimConfig(warmup=0),
+            task=TaskConfig(kind=kind) if task else TaskConfig(),  # pyright: ignore[reportArgumentType]
+            objective=objective,
+            dir=str(to),
+            steps=1,
+        )
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+
+
+def checked(book: Book, names: Mapping[str, str], tensors: Tensors, table: Format, sizes: Mapping[str, int]) -> Tensors:
+    """Those of the tensors that the table speaks of, under its names: table's name → theirs.
+
+    Raises: DataError where one is missing, is in no row, or has another shape.
+    """
+    kept = tensors.renamed({new: old for new, old in names.items() if not book.is_passed_over(new)})
+    # before anything is made of the numbers that a configuration claims
+    if sizes["N"] > len(kept.shapes):
+        raise DataError(f"{tensors.where}: {len(kept.shapes)} tensors, too few for {sizes['N']:,} layers; give the "
+                        "configuration and the weights of one model")  # fmt: skip
+    try:
+        check(table, kept.shapes, sizes)
+    except ValueError as error:
+        raise DataError(f"{tensors.where}: {error}") from None
+    return kept
+
+
+def parts_of(book: Book, names: Mapping[str, Any]) -> list[str]:
+    """The parts of a format, beside the backbone, that a file has a tensor of; those of which it has none of the names
+    that they share with another are left to it."""
+    found = []
+    for part, rows in book.parts.items():
+        theirs = {row[0] for row in (*rows, *book.untied.get(part, ()))} | {r[0] for r in book.repeats.get(part, ())}
+        if part != "backbone" and (theirs & names.keys()):
+            found.append(part)
+    return found
+
+
+def build(config: Callable[..., Any], where: Path, fields: Mapping[str, Any]) -> Any:
+    """A model's configuration. Raises: DataError for values that it refuses."""
+    try:
+        return config(**fields)
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{where}: {error}; give the model's own") from None
+
+
+def value(where: Path, tree: Mapping[str, Any], name: str, kind: type, usual: Any = None) -> Any:
+    """A value of a JSON object, of its kind; `usual` where it is absent or null. Raises: DataError for another kind."""
+    found = tree.get(name)
+    found = usual if found is None else found
+    if kind is float and type(found) is int:
+        found = float(found)
+    if type(found) is not kind:
+        raise DataError(f"{where}: {name} is {str(found)[:60]!r}, not of kind {kind.__name__}; give the model's own")
+    return found
+
+
+def one_of(where: Path, tree: Mapping[str, Any], name: str, known: Mapping[str, Any], usual: str) -> Any:
+    """What a word of a JSON object stands for. Raises: DataError for a word that is not known."""
+    word = tree.get(name) or usual
+    if not isinstance(word, str) or word not in known:
+        raise DataError(
+            f"{where}: {name} is {str(word)[:60]!r}, not one of {', '.join(known)}; nothing else is known here"
+        )
+    return known[word]
+
+
+def refuse(where: Path, tree: Mapping[str, Any], **allowed: Any) -> None:
+    """Raises: DataError where a setting is another than the one that is known here."""
+    for name, only in allowed.items():
+        if tree.get(name, only) not in (only, None):
+            raise DataError(f"{where}: {name} is {str(tree[name])[:60]!r}, and only {only!r} is known here")

@@ -1,0 +1,235 @@
+"""Tensors that lie in published files, by name: their shapes at once, their numbers one tensor at a time.
+
+Nothing here runs what a file says: pickles are read by torch's reader of weights alone, and only where torch is there.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.errors import DataError
+from models.renaming import Shape
+
+Array = np.ndarray
+_FLOATS = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+_SAFE = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+_MOST_ITEMS = 1 << 48
+_WHOLE = "give files that were written whole"
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Of one model. kinds: numpy's name of each tensor's dtype. load: the numbers of one, as they lie there."""
+
+    where: str
+    shapes: Mapping[str, Shape]
+    kinds: Mapping[str, str]
+    load: Callable[[str], Array]
+    lost: dict[str, float] = field(default_factory=dict)
+    """The tensors that were cut to float32, and by how much of their greatest number at most."""
+
+    def read(self, name: str) -> Array:
+        """A tensor in float32. Raises: DataError where it is of no kind of floats, or holds what is no number."""
+        if self.kinds[name] not in _FLOATS:
+            raise DataError(
+                f"{self.where}: the tensor {name} is of kind {self.kinds[name]}, not one of {', '.join(_FLOATS)}; give "
+                "weights in one of them"
+            )
+        found = self.load(name)
+        with np.errstate(over="ignore"):
+            tensor = found.astype(np.float32, copy=False)
+        if not np.isfinite(tensor).all():
+            raise DataError(f"{self.where}: the tensor {name} holds what is no number in float32; {_WHOLE}")
+        if found.dtype == np.float64 and found.size:
+            self.lost[name] = float(np.abs(found - tensor).max() / max(float(np.abs(found).max()), 1e-300))
+        return tensor
+
+    def renamed(self, names: Mapping[str, str]) -> "Tensors":
+        """Those named, under other names: new → old."""
+        return Tensors(
+            self.where,
+            {new: self.shapes[old] for new, old in names.items()},
+            {new: self.kinds[old] for new, old in names.items()},
+            lambda name: self.load(names[name]),
+            self.lost,
+        )
+
+    def told(self) -> str:
+        """What became of the numbers, where they are not float32 in the file; else empty."""
+        kinds = sorted(set(self.kinds.values()) - {"float32"})
+        if not kinds:
+            return ""
+        if not self.lost:
+            return f"{' and '.join(kinds)} weights are held as float32: nothing of them is lost"
+        name = max(self.lost, key=lambda name: self.lost[name])
+        return f"float64 weights are cut to float32: by at most {self.lost[name]:.1e} of a tensor's greatest ({name})"
+
+
+@contextmanager
+def _damage(file: Path, what: str) -> Iterator[None]:
+    """What readers raise for damaged files as one line."""
+    try:
+        yield
+    except (DataError, KeyboardInterrupt, SystemExit):
+        raise
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise DataError(f"{file}: cannot be read ({why}); {_WHOLE}") from None
+    except BaseException as error:  # a panic in a library is no Exception
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise DataError(f"{file}: cannot be read as {what} ({lines[0][:120]}); {_WHOLE}") from None
+
+
+def open_folder(folder: Path) -> Tensors:
+    """The weights of a folder of transformers: safetensors, whole or in parts, else torch's pickles.
+
+    Raises: DataError where there are none, or they are damaged.
+    """
+    for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickles)):
+        if (folder / name).is_file():
+            return read([folder / name], str(folder / name))
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _in_parts(index, read)
+    raise DataError(f"{folder}: no model.safetensors and no pytorch_model.bin; give the folder of a saved model")
+
+
+def _in_parts(index: Path, read: Callable[[list[Path], str], Tensors]) -> Tensors:
+    tree = read_json(index)
+    parts = tree.get("weight_map") if isinstance(tree, dict) else None
+    if not isinstance(parts, dict) or not parts or not all(isinstance(part, str) for part in parts.values()):
+        raise DataError(f"{index}: weight_map does not say in which file each tensor lies; {_WHOLE}")
+    for part in sorted(set(parts.values())):
+        if Path(part).name != part or "\0" in part or not (index.parent / part).is_file():
+            raise DataError(f"{index}: weight_map names {part[:100]!r}, which is no file of this folder; {_WHOLE}")
+    tensors = read([index.parent / part for part in sorted(set(parts.values()))], str(index))
+    if odd := sorted(tensors.shapes.keys() ^ parts.keys()):
+        side = "lies in no file" if odd[0] in parts else "is not in weight_map"
+        raise DataError(f"{index}: the tensor {odd[0][:100]} {side}; {_WHOLE}")
+    return tensors
+
+
+def read_json(file: Path) -> Any:
+    """Raises: DataError for what is no JSON."""
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: cannot be read as JSON ({str(error).splitlines()[0][:120]}); {_WHOLE}") from None
+
+
+def _together(where: str, files: list[Path], found: Mapping[Path, Mapping[str, tuple[Shape, str]]],
+              load: Callable[[Path, str], Array]) -> Tensors:  # fmt: skip
+    """The tensors of several files, each of which is in one of them."""
+    place: dict[str, Path] = {}
+    for file in files:
+        for name in found[file]:
+            if name in place:
+                raise DataError(f"{file}: the tensor {name[:100]} is in {place[name].name} too; {_WHOLE}")
+            place[name] = file
+    return Tensors(
+        where,
+        {name: found[file][name][0] for name, file in place.items()},
+        {name: found[file][name][1] for name, file in place.items()},
+        lambda name: load(place[name], name),
+    )
+
+
+def _safetensors(files: list[Path], where: str) -> Tensors:
+    """Each tensor is read from its file alone, which is not mapped into memory."""
+    import ml_dtypes  # noqa: F401  (bfloat16 for numpy)
+    from safetensors import safe_open
+
+    found: dict[Path, dict[str, tuple[Shape, str]]] = {}
+    for file in files:
+        with _damage(file, "safetensors"), safe_open(file, "np") as opened:
+            parts = {name: opened.get_slice(name) for name in opened.keys()}
+            found[file] = {
+                name: (tuple(part.get_shape()), _SAFE.get(str(part.get_dtype()), str(part.get_dtype())))
+                for name, part in parts.items()
+            }
+
+    def load(file: Path, name: str) -> Array:
+        with _damage(file, "safetensors"), safe_open(file, "np") as opened:
+            return opened.get_tensor(name)
+
+    return _together(where, files, found, load)
+
+
+def _pickles(files: list[Path], where: str) -> Tensors:
+    try:
+        import torch  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise DataError(
+            f"{where}: a pickle, which torch alone reads without running it; install torch, or save the model as "
+            "safetensors"
+        ) from None
+    states: dict[Path, Mapping[str, Any]] = {}
+    found: dict[Path, dict[str, tuple[Shape, str]]] = {}
+    for file in files:
+        with _damage(file, "torch's weights"):
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
+            dense = isinstance(state, dict) and all(
+                isinstance(k, str) and isinstance(x, torch.Tensor) and x.layout == torch.strided
+                for k, x in state.items()
+            )
+            if not dense:
+                raise DataError(f"{file}: no dictionary of tensors by name; give a model's state_dict")
+            states[file] = state
+            found[file] = {k: (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for k, x in state.items()}
+
+    def load(file: Path, name: str) -> Array:
+        with _damage(file, "torch's weights"):
+            x = states[file][name].detach()
+            return (x.float() if x.dtype == torch.bfloat16 else x).contiguous().numpy()
+
+    return _together(where, files, found, load)
+
+
+def _is_zip(file: Path) -> bool:
+    with open(file, "rb") as opened:
+        return opened.read(4) == b"PK\x03\x04"
+
+
+def open_npy(folder: Path, parts: int, names: Mapping[str, Shape]) -> Tensors:
+    """Numbers that lie one behind the other in params_0.npy … of a folder, cut into tensors of these shapes, in order.
+
+    Raises: DataError where a part is missing or damaged, or they hold more or fewer numbers.
+    """
+    files = [folder / f"params_{number}.npy" for number in range(parts)]
+    flat: list[Array] = []
+    for file in files:
+        with _damage(file, "npy"):
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
+            if array.ndim != 1 or array.dtype.name not in _FLOATS:
+                raise DataError(f"{file}: holds {array.dtype.name} {list(array.shape)}, not a row of floats; {_WHOLE}")
+            flat.append(array)
+    ends = np.cumsum([len(array) for array in flat])
+    starts = dict(zip(names, np.cumsum([0, *map(math.prod, names.values())]).tolist(), strict=False))
+    wanted = sum(map(math.prod, names.values()))
+    if ends[-1] != wanted:
+        raise DataError(
+            f"{folder}: params_*.npy hold {ends[-1]:,} numbers, params_shapes.json wants {wanted:,}; {_WHOLE}"
+        )
+
+    def load(name: str) -> Array:
+        start, stop = starts[name], starts[name] + math.prod(names[name])
+        pieces = []
+        for array, end in zip(flat, ends.tolist(), strict=True):
+            begin = end - len(array)
+            if begin < stop and start < end:
+                pieces.append(np.asarray(array[max(start - begin, 0) : stop - begin]))
+        return np.concatenate(pieces or [np.empty(0, np.float32)]).reshape(names[name])
+
+    kind = flat[0].dtype.name
+    return Tensors(f"{folder}/params_*.npy", names, dict.fromkeys(names, kind), load)
+
+
+def fits_in(shape: Shape, item: int, size: int) -> bool:
+    """Whether an array of this shape takes exactly `size` bytes; no number is too large to be asked."""
+    return all(0 <= n < _MOST_ITEMS for n in shape) and math.prod(shape) * item == size
