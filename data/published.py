@@ -23,6 +23,7 @@ PAIR = ("vocab.json", "merges.txt")
 _WHOLE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _LONGEST_WORD = 100
 """transformers' limit, where the original has 200."""
+_LINE_END = "\u2028"
 Say = Callable[[str], None]
 
 
@@ -94,6 +95,8 @@ def _wordpiece(folder: Path, settings: Any, whole: Any, lowercase: bool | None, 
     if whole:
         entries, added = _entries(file := folder / _WHOLE, whole, "WordPiece")
         vocabulary = ordered([*entries, *added], file)
+        if _LINE_END not in vocabulary:  # a piece of the Chinese vocabulary, which transformers strips to nothing
+            vocabulary = [piece or _LINE_END for piece in vocabulary]
         longest = whole["model"].get("max_input_chars_per_word", longest)
         if type(longest) is not int or longest < 1 or not isinstance(normal, dict):
             raise DataError(f"{file}: model.max_input_chars_per_word or normalizer is damaged; give the file as saved")

@@ -5,6 +5,7 @@ Nothing here runs what a file says: pickles are read by torch's reader of weight
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -173,7 +174,8 @@ def _pickles(files: list[Path], where: str) -> Tensors:
     found: dict[Path, dict[str, tuple[Shape, str]]] = {}
     for file in files:
         with _damage(file, "torch's weights"):
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
+            with warnings.catch_warnings(action="ignore"):  # what is wrong is said by what is raised
+                state = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
             dense = isinstance(state, dict) and all(
                 isinstance(k, str) and isinstance(x, torch.Tensor) and x.layout == torch.strided
                 for k, x in state.items()
