@@ -84,7 +84,7 @@ def of_kind(tokenizer: Tokenizer, kind: str, where: Path) -> Tokenizer:
 
 
 def _guessed(vocabulary: tuple[str, ...], say: Say) -> bool:
-    capitals = any(piece != piece.lower() for piece in vocabulary if not piece.startswith("["))
+    capitals = any(piece != piece.lower() for piece in vocabulary if piece.isalpha())
     told = "has capitals: text keeps its case" if capitals else "has no capitals: text is lower-cased"
     say(f"the vocabulary {told} (--lowercase yes or no says otherwise)")
     return not capitals
@@ -95,8 +95,8 @@ def _wordpiece(folder: Path, settings: Any, whole: Any, lowercase: bool | None, 
     if whole:
         entries, added = _entries(file := folder / _WHOLE, whole, "WordPiece")
         vocabulary = ordered([*entries, *added], file)
-        if _LINE_END not in vocabulary:  # a piece of the Chinese vocabulary, which transformers strips to nothing
-            vocabulary = [piece or _LINE_END for piece in vocabulary]
+        if "" in vocabulary:  # of the Chinese vocabulary's line ends transformers strips two pieces
+            vocabulary = [piece + _LINE_END if piece in ("", "##") else piece for piece in vocabulary]
         longest = whole["model"].get("max_input_chars_per_word", longest)
         if type(longest) is not int or longest < 1 or not isinstance(normal, dict):
             raise DataError(f"{file}: model.max_input_chars_per_word or normalizer is damaged; give the file as saved")
