@@ -46,8 +46,8 @@ bench: $(PARITY)
 	$(BIN)/python benchmarks/writing.py --lines 1
 	$(BIN)/python benchmarks/writing.py --lines 16
 
-# The universal lock for Linux and macOS. requirements-parity.lock is what `pip install torch transformers` adds to it
-# with torch's CPU wheel: it names no CUDA packages itself, and a torch that wants them brings them.
+# The universal lock for Linux and macOS. requirements-parity.lock is what `pip install torch transformers tensorflow-cpu`
+# adds to it with torch's CPU wheel: it names no CUDA packages itself, and a torch that wants them brings them.
 lock: $(STAMP)
 	$(PIP) install uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --fork-strategy fewest --extra dev \

@@ -38,8 +38,9 @@ def import_model(asked: Import, say: Say) -> dict[str, Any]:
     """
     path, to = Path(asked.path), Path(asked.to)
     check_free(to)
-    published = _open(asked, path, to, say)
-    return _write_run(to, published, say)
+    notes: list[str] = []  # said when all is well
+    published = _open(asked, path, to, notes.append)
+    return _write_run(to, published, notes, say)
 
 
 def _open(asked: Import, path: Path, to: Path, say: Say) -> Published:
@@ -84,7 +85,7 @@ def export_model(folder: Path, format: str, to: Path, step: int | None, say: Say
     return {"to": str(to), "step": loaded.step, "files": sorted(file.name for file in to.iterdir())}
 
 
-def _write_run(to: Path, published: Published, say: Say) -> dict[str, Any]:
+def _write_run(to: Path, published: Published, notes: list[str], say: Say) -> dict[str, Any]:
     """A run's folder at step 0, there whole or not at all: the parameters of the files, those that they lack drawn, no
     optimizer."""
     run, tensors = published.run, published.tensors
@@ -110,10 +111,10 @@ def _write_run(to: Path, published: Published, say: Say) -> dict[str, Any]:
         if published.labels:
             tree["labels"] = list(published.labels)
         configs.write_json(part / "run.json", tree)
-    if told := tensors.told():
-        say(told)
     if drawn:
-        say(f"{published.drawn}: {', '.join(drawn)}")
+        notes.append(f"{published.drawn}: {', '.join(drawn)}")
+    for note in filter(None, (*notes, tensors.told())):
+        say(note)
     return {"run": str(to), "parameters": count, "pieces": published.tokenizer.size, "drawn": drawn}
 
 
