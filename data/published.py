@@ -37,12 +37,12 @@ def open_published(folder: Path, kind: str, vocabulary: str, lowercase: bool | N
     if vocabulary:
         return of_kind(open_vocabulary(Path(vocabulary), lowercase, say), kind, Path(vocabulary))
     settings = _object(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
-    whole = _object(folder / _WHOLE) if (folder / _WHOLE).is_file() else {}
+    whole = _object(folder / _WHOLE) if (folder / _WHOLE).is_file() else None
     if kind == WordPiece.kind:
         return _wordpiece(folder, settings, whole, lowercase, say)
     if settings.get("add_prefix_space"):
         raise DataError(f"{folder / _SETTINGS}: add_prefix_space is set, which is not known here; save it without")
-    if not whole:
+    if whole is None:
         if not (folder / PAIR[0]).is_file():
             raise _no_vocabulary(folder, PAIR[0])
         made: Tokenizer = (
@@ -91,8 +91,8 @@ def _guessed(vocabulary: tuple[str, ...], say: Say) -> bool:
 
 
 def _wordpiece(folder: Path, settings: Any, whole: Any, lowercase: bool | None, say: Say) -> Tokenizer:
-    longest, normal = _LONGEST_WORD, whole.get("normalizer") or {}
-    if whole:
+    longest, normal = _LONGEST_WORD, (whole or {}).get("normalizer") or {}
+    if whole is not None:
         entries, added = _entries(file := folder / _WHOLE, whole, "WordPiece")
         vocabulary = ordered([*entries, *added], file)
         if "" in vocabulary:  # of the Chinese vocabulary's line ends transformers strips two pieces

@@ -80,6 +80,10 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
     old: dict[str, Any] = {}
     if (directory / "run.json").exists():
         begun, old = configs.read(directory)
+        if "published" in old:
+            raise ConfigError(
+                f"{directory} was imported: begin from it, --init.run {directory}, and give another --dir"
+            )
         run = configs.of_data(run, old)
     changes = configs.difference(run, begun) if begun is not None else {}
     fixed = [name for name in changes if not configs.may_change(name)]

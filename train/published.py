@@ -105,7 +105,7 @@ def value(where: Path, tree: Mapping[str, Any], name: str, kind: type, usual: An
     """A value of a JSON object, of its kind; `usual` where it is absent or null. Raises: DataError for another kind."""
     found = tree.get(name)
     found = usual if found is None else found
-    if kind is float and type(found) is int:
+    if kind is float and type(found) is int and abs(found) < 1 << 53:
         found = float(found)
     if type(found) is not kind:
         raise DataError(f"{where}: {name} is {str(found)[:60]!r}, not of kind {kind.__name__}; give the model's own")

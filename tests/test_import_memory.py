@@ -1,0 +1,55 @@
+"""What it costs to bring a published model in: BERT-base's 110 million parameters, in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from models import bert
+from models.config import BertConfig
+from models.published import BERT_HF
+from models.renaming import shapes_of
+from tests.conftest import ROOT
+
+CODE = """
+import sys, time
+import jax, safetensors
+import contexture, train.interchange
+
+def kilobytes(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(name))
+
+jax.jit(lambda x: x + 1)(1.0)
+start, began = kilobytes("VmRSS"), time.perf_counter()
+code = contexture.main(["import", "hf", sys.argv[1], "--to", sys.argv[2]])
+print(code, time.perf_counter() - began, (kilobytes("VmHWM") - start) * 1024, file=sys.stderr)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_bert_base_comes_in_with_little_more_memory_than_its_file(tmp_path: Path):
+    """At most 1.3 times the file's size beyond start-up; and its time is printed."""
+    folder, rng = tmp_path / "theirs", np.random.default_rng(0)
+    folder.mkdir()
+    config = BertConfig()
+    shapes = shapes_of(BERT_HF, bert.sizes(config))
+    save_file({name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()},
+              folder / "model.safetensors")  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert"}), "utf-8")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{n}" for n in range(config.vocab - 5))]
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
+    size = (folder / "model.safetensors").stat().st_size
+    assert size > 440_000_000
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(folder), str(tmp_path / "run")], capture_output=True, text=True, cwd=ROOT
+    )
+    code, seconds, memory = map(float, done.stderr.splitlines()[-1].split())
+    print(f"{seconds:.1f} s, {memory / size:.2f} times the file's size")
+    assert code == 0, done.stderr
+    assert memory < 1.3 * size
