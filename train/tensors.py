@@ -171,25 +171,31 @@ def _pickles(files: list[Path], where: str) -> Tensors:
             f"{where}: a pickle, which torch alone reads without running it; install torch, or save the model as "
             "safetensors"
         ) from None
-    states: dict[Path, Mapping[str, Any]] = {}
+
+    def opened(file: Path) -> Mapping[str, Any]:
+        with warnings.catch_warnings(action="ignore"):  # what is wrong is said by what is raised
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
+
+    whole: dict[Path, Mapping[str, Any]] = {}  # the files of old, which cannot be mapped into memory
     found: dict[Path, dict[str, tuple[Shape, str]]] = {}
     for file in files:
         with _damage(file, "torch's weights"):
-            with warnings.catch_warnings(action="ignore"):  # what is wrong is said by what is raised
-                state = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
+            state = opened(file)
             dense = isinstance(state, dict) and all(
                 isinstance(k, str) and isinstance(x, torch.Tensor) and x.layout == torch.strided
                 for k, x in state.items()
             )
             if not dense:
                 raise DataError(f"{file}: no dictionary of tensors by name; give a model's state_dict")
-            states[file] = state
             found[file] = {k: (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for k, x in state.items()}
+            if not _is_zip(file):
+                whole[file] = state
+            del state
 
     def load(file: Path, name: str) -> Array:
         with _damage(file, "torch's weights"):
-            x = states[file][name].detach()
-            return (x.float() if x.dtype == torch.bfloat16 else x).contiguous().numpy()
+            x = (whole[file] if file in whole else opened(file))[name].detach()
+            return np.array((x.float() if x.dtype == torch.bfloat16 else x).numpy())  # a copy: the mapping goes
 
     return _together(where, files, found, load)
 
