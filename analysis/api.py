@@ -93,35 +93,33 @@ def embed(
     step: int | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Result:
-    """The vectors of the words of each line of a file, written to *.hdf5 (the original's layout) or *.npz, one array by
-    the line's number: {"to", "lines", "words", "cut"}, cut being the words of which not all bytes are read.
+    """The vectors of the words (of a BERT or a GPT, pieces) of each line of a file, written to *.hdf5 (the original
+    ELMo's layout) or *.npz, one array by the line's number: {"to", "lines", "words", "cut"}, cut being the words of
+    which not all bytes are read, or the pieces for which a line of the model has no room.
 
     `analysis.embed.embed` says what the options do. Raises as `load` does, and DataError for the files.
     """
     from analysis.embed import embed as vectors_of
-    from analysis.embed import vectors_file
-    from data.chars import are_cut
+    from analysis.embed import parted, vectors_file
     from data.errors import DataError
     from data.sources import lines
-    from data.words import word_tokenizer
 
     file = Path(input)
     if not file.is_file():
         raise DataError(f"{file}: no such file; give one with a sentence in each line")
     told = {"to": str(to), "lines": 0, "words": 0, "cut": 0}
 
-    def read(tokenizer: Any) -> Iterator[list[str]]:
-        split = word_tokenizer(tokenizer).words
+    def read(part: Any) -> Iterator[list[Any]]:
         for _, line in lines(file):
-            words = split(line)
-            told["words"] += len(words)
-            told["cut"] += int(are_cut(words).sum())
-            yield words
+            units, count, cut = part(line)
+            told["words"] += count
+            told["cut"] += cut
+            yield units
 
     with vectors_file(Path(to)) as write:  # first: it says at once where nothing can be written
         model, params, tokenizer = load(run, step)
         options: Any = {"layers": layers, "pool": pool, "batch": batch, "stateful": stateful, "check": check}
-        found = vectors_of(model, params, tokenizer, read(tokenizer), **options)
+        found = vectors_of(model, params, tokenizer, read(parted(model, tokenizer)), **options)
         for number, vectors in enumerate(found):
             write(str(number), vectors)
             told["lines"] = number + 1

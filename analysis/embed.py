@@ -1,4 +1,4 @@
-"""The vectors that a model gives the words of a text, written to a file."""
+"""The vectors that a model gives the words or pieces of a text, written to a file."""
 
 import os
 import zipfile
@@ -12,22 +12,49 @@ from typing import Any
 import jax
 import numpy as np
 
+from data.chars import are_cut
 from data.encode import chunks
 from data.errors import DataError
-from data.layouts import elmo_lines
+from data.layouts import elmo_lines, token_lines
+from data.wordpiece import wordpiece
 from data.words import word_tokenizer
-from models.config import ElmoConfig
+from models.config import BertConfig, ElmoConfig
 from models.model import Model, build
 
-POOLS = ("none", "mean", "last")
+POOLS = ("none", "mean", "last", "cls")
+Units = list[Any]
+"""What a line is made of: an ELMo's words, or the ids of pieces."""
 Write = Callable[[str, np.ndarray], None]
+
+
+def parted(model: Model, tokenizer: Any) -> Callable[[str], tuple[Units, int, int]]:
+    """How a line is read: its words, or its pieces, of which as many as the model takes, a BERT's between [CLS] and
+    [SEP]; how many are its own; and how many more are not read, or not to their ends."""
+    config: Any = model.backbone.config  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(config, ElmoConfig):
+        split = word_tokenizer(tokenizer).words
+
+        def words(line: str) -> tuple[Units, int, int]:
+            found = split(line)
+            return found, len(found), int(are_cut(found).sum())
+
+        return words
+    ends = (wordpiece(tokenizer).cls, wordpiece(tokenizer).sep) if isinstance(config, BertConfig) else ()
+    room = config.length - len(ends)
+
+    def pieces(line: str) -> tuple[Units, int, int]:
+        (ids,) = tokenizer.encode([line.rstrip("\r\n")])
+        kept = ids[:room]
+        return ([ends[0], *kept, ends[1]] if ends else kept), len(kept), len(ids) - len(kept)
+
+    return pieces
 
 
 def embed(
     model: Model,
     params: Any,
     tokenizer: Any,
-    lines: Iterable[list[str]],
+    lines: Iterable[Units],
     *,
     layers: str = "all",
     pool: str = "none",
@@ -35,39 +62,45 @@ def embed(
     stateful: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[np.ndarray]:
-    """The vectors of each line of words, in order: f32 [layers, words, D], the words' own layer first.
+    """The vectors of each line of words or pieces (`parted`), in order: f32 [layers, words, D], the words' own layer
+    first.
 
-    layers: all, last (no first dim then), or their numbers, `0,2`. pool: none, or the mean or the last of the words (no
-    dim of words then). stateful: line n goes on from where line n - batch stopped, as in the original.
+    layers: all, last (no first dim then), or their numbers, `0,2`; a GPT-2's last is normed. pool: none, or the mean or
+    the last of the words or pieces, [CLS] and [SEP] not among them, or cls, a BERT's [CLS] (no dim of words then).
+    stateful: of an ELMo, line n goes on from where line n - batch stopped, as in the original.
 
-    Raises: DataError for a model that is no ELMo, layers that it has not, a pool that is not known.
+    Raises: DataError for layers that the model has not, and options that it does not know.
     """
-    config = getattr(model.backbone, "config", None)
-    if not isinstance(config, ElmoConfig):
-        raise DataError("embed reads the words of an ELMo, this run is of another family; give one of an elmo recipe")
-    if pool not in POOLS:
-        raise DataError(f"pool={pool} is not one of {', '.join(POOLS)}")
+    config: Any = model.backbone.config  # pyright: ignore[reportAttributeAccessIssue]
+    elmo, bert = isinstance(config, ElmoConfig), isinstance(config, BertConfig)
+    if pool not in POOLS or (pool == "cls" and not bert):
+        raise DataError(f"pool={pool} is not one of {', '.join(POOLS if bert else POOLS[:-1])}")
+    if stateful and not elmo:
+        raise DataError("stateful is an ELMo's, and this run is of another family; leave it out")
     if batch < 1:
         raise DataError(f"batch={batch} is not a positive number of lines")
     chosen = _chosen(layers, config.layers)
-    word_tokenizer(tokenizer)
-    run = jax.jit(partial(_states, build(replace(config, stateful=stateful)), tuple(chosen)))
-    carry: Any = {}
+    model = build(replace(config, stateful=stateful) if elmo else config)
+    run, carry = jax.jit(partial(_states, model, tuple(chosen))), {}
     for group in chunks(lines, batch):
         check()
-        arrays, carry = run({"backbone": params["backbone"]}, elmo_lines(group, batch), carry)
+        lined = elmo_lines(group, batch) if elmo else token_lines(group, batch, tokenizer.pad, config.length)
+        arrays, carry = run({"backbone": params["backbone"]}, lined, carry)
         states = np.asarray(jax.device_get(arrays), np.float32)
-        for row, words in enumerate(group):
-            vectors = states[:, row, : len(words)]
-            if pool != "none":
-                vectors = _pooled(vectors, pool)
+        for row, units in enumerate(group):
+            vectors = states[:, row, : len(units)]
+            if pool == "cls":
+                vectors = vectors[:, 0]
+            elif pool != "none":
+                vectors = _pooled(vectors[:, 1:-1] if bert else vectors, pool)
             yield vectors[0] if layers == "last" else vectors
 
 
 def _states(model: Model, chosen: tuple[int, ...], params: Any, batch: Any, carry: Any) -> tuple[Any, Any]:
     outputs, left = model.apply({"params": params, "carry": carry}, batch, states=True, mutable=["carry"])
-    states: Any = outputs
-    return jax.numpy.stack([states.encoding.states[n] for n in chosen]), left.get("carry", {})
+    encoding = outputs.encoding  # pyright: ignore[reportAttributeAccessIssue]
+    states = (*encoding.states[:-1], encoding.hidden_BLD)
+    return jax.numpy.stack([states[n] for n in chosen]), left.get("carry", {})
 
 
 def _pooled(vectors: np.ndarray, pool: str) -> np.ndarray:

@@ -234,6 +234,18 @@ def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0) -> Batch:
     return {"types": word_table(char_ids(distinct), 64), "index": index, "mask": mask}
 
 
+def token_lines(lines: Sequence[Sequence[int]], rows: int, pad: int, most: int) -> Batch:
+    """Lines of ids → tokens, segments, mask i32 BL; B is `rows` where there are fewer lines, L the power of two (from 8
+    on, `most` at most) in which they find room."""
+    length = min(max(8, 1 << (max(map(len, lines), default=0) - 1).bit_length()), most)
+    tokens = np.full((max(rows, len(lines)), length), pad, np.int32)
+    mask = np.zeros_like(tokens)
+    for row, ids in enumerate(lines):
+        tokens[row, : len(ids)] = ids
+        mask[row, : len(ids)] = 1
+    return {"tokens": tokens, "segments": np.zeros_like(tokens), "mask": mask}
+
+
 def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str]) -> str:
     """A line of words, each with its tag, or a pair's two, and the answer."""
     index, mask = batch["index"][row], batch["mask"][row]

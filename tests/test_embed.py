@@ -141,10 +141,54 @@ def test_words_that_are_wrong_give_one_clear_line(elmo_run, text, tmp_path, caps
     assert sorted(tmp_path.iterdir()) == there and (tmp_path / "taken.npz").read_bytes() == b"mine"
 
 
-def test_another_family_s_run_is_refused(text, tmp_path, capsys):
-    run = ROOT / "tests" / "golden" / "run_format_1"
-    code, err = said(capsys, "embed", run, "--input", text, "--to", tmp_path / "v.npz")
-    assert code == 2 and "embed reads the words of an ELMo" in err and len(err.splitlines()) == 1, err
+@pytest.mark.parametrize("name", ["run_format_1", "gpt_format_1"])
+def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
+    """Of a BERT between [CLS] and [SEP], whatever stands beside a line in its batch; what is too long is cut and
+    counted."""
+    run, file = ROOT / "tests" / "golden" / name, tmp_path / "text.txt"
+    lines = ["the cat sat", "", "a dog " * 40]
+    file.write_text("\n".join(lines) + "\n", "utf-8")
+    model, params, tokenizer = contexture.load(run)
+    bert, length = name == "run_format_1", model.backbone.config.length
+    told = contexture.embed(run, file, tmp_path / "v.npz", batch=2)
+    found = np.load(tmp_path / "v.npz")
+    kept = [ids[: length - 2 * bert] for ids in tokenizer.encode(lines)]
+    assert (
+        told["words"] == sum(map(len, kept)) and told["cut"] == sum(map(len, tokenizer.encode(lines))) - told["words"]
+    )
+    assert told["cut"] > 0
+    for number, ids in enumerate(kept):
+        row = [tokenizer.cls, *ids, tokenizer.sep] if bert else ids
+        vectors = found[str(number)]
+        assert vectors.shape == (model.backbone.config.layers + 1, len(row), model.backbone.config.hidden)
+        if not row:
+            continue
+        batch = {"tokens": np.array([row], np.int32), "mask": np.ones((1, len(row)), np.int32)}
+        batch["segments"] = np.zeros_like(batch["tokens"])
+        out: Any = model.clone(heads={}).apply({"params": params}, batch, states=True)
+        wanted = np.stack([*(x[0] for x in out.encoding.states[:-1]), out.encoding.hidden_BLD[0]])
+        assert np.abs(vectors - wanted).max() <= 1e-5 * np.abs(wanted).max()
+    pools = {pool: tmp_path / f"{pool}.npz" for pool in ("mean", "last", *(["cls"] if bert else []))}
+    for pool, to in pools.items():
+        contexture.embed(run, file, to, pool=pool, layers="last", batch=2)
+    top, own = found["0"][-1], slice(1, -1) if bert else slice(None)
+    assert np.allclose(np.load(pools["mean"])["0"], top[own].mean(0), atol=1e-6)
+    assert np.array_equal(np.load(pools["last"])["0"], top[own][-1])
+    assert not bert or np.array_equal(np.load(pools["cls"])["0"], top[0])
+    assert not np.load(pools["mean"])["1"].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "line"),
+    [
+        ("run_format_1", ["--stateful"], "stateful is an ELMo's, and this run is of another family; leave it out"),
+        ("gpt_format_1", ["--pool", "cls"], "pool=cls is not one of none, mean, last"),
+    ],
+)
+def test_what_a_family_does_not_have_is_said(text, tmp_path, capsys, name, words, line):
+    run = ROOT / "tests" / "golden" / name
+    code, err = said(capsys, "embed", run, "--input", text, "--to", tmp_path / "v.npz", *words)
+    assert code == 2 and line in err and len(err.splitlines()) == 1, err
     assert not list(tmp_path.iterdir())
 
 

@@ -168,7 +168,7 @@ class Generate:
 
 @dataclass(frozen=True, kw_only=True)
 class Embed:
-    """The vectors of a text's words, line by line."""
+    """The vectors of a text's words, of a BERT's or a GPT's pieces, line by line."""
 
     run: tyro.conf.Positional[str]
     """The run's folder."""
@@ -178,12 +178,12 @@ class Embed:
     """The file of vectors: *.hdf5, a dataset for each line by its number, as the original's; or *.npz, alike."""
     layers: str = "all"
     """all: [layers, words, width], the words' own first; last; or numbers, `0,2`."""
-    pool: Literal["none", "mean", "last"] = "none"
-    """One vector for a line: the mean of its words', or the last word's."""
+    pool: Literal["none", "mean", "last", "cls"] = "none"
+    """One vector for a line: the mean of its words' or pieces', or the last one's, or that of a BERT's [CLS]."""
     batch: int = 64
     """Lines at a time."""
     stateful: bool = False
-    """Line n goes on from line n - batch, as in the original's inference."""
+    """Of an ELMo: line n goes on from line n - batch, as in the original's inference."""
     step: int = 0
     """Another checkpoint than the newest."""
 
