@@ -21,7 +21,7 @@ FLOORS = (
     tuple(
         f"train.{name}"
         for name in (
-            "step checkpoint transfer report directory answers first_checkpoint bundle hf originals bilm"
+            "step checkpoint transfer report directory answers first_checkpoint bundle hf hf_export originals bilm"
         ).split()
     ),
     (*(f"train.{name}" for name in "loop evaluate predict interchange".split()), "analysis"),

@@ -25,7 +25,7 @@ from models.config import GptConfig
 from models.model import example
 from tests.conftest import ROOT
 from train.config import Run, read
-from train.hf import hf_files
+from train.hf_export import hf_files
 from train.objectives import batch_fields, batch_sizes, objective_of
 from train.options import OptimConfig
 from train.transfer import model_of

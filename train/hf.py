@@ -1,46 +1,26 @@
-"""Models as transformers saves them: config.json, weights and tokenizer, read and written."""
+"""Models as transformers saves them: config.json, weights and tokenizer, read."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from data.errors import DataError
-from data.published import open_published, transformers_files
-from data.tokenizer import Tokenizer
+from data.published import open_published
 from models.config import BertConfig, GptConfig
 from models.model import FAMILIES
 from models.published import BERT_HF_BOOK, GPT1_HF_BOOK, GPT2_HF_BOOK
-from models.renaming import nested, places, to_theirs
-from models.shapes import by_path, dims_of
-from train.config import ConfigError, Run
-from train.objectives import objective_of
 from train.published import Published, Say, build, checked, one_of, parts_of, refuse, run_of, value
 from train.tensors import open_folder, read_json
 
 _GELU = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh",
          "relu": "relu"}  # fmt: skip
 _AFN = {"gelu": "tanh", "relu": "relu"}
-_BOOKS = {"bert": BERT_HF_BOOK, "ernie": BERT_HF_BOOK, "gpt2": GPT2_HF_BOOK, "openai-gpt": GPT1_HF_BOOK}
-_PREFIXES = {"bert": "bert.", "ernie": "ernie.", "gpt2": "transformer.", "openai-gpt": "transformer."}
-_NAMES = {"bert": "Bert", "ernie": "Ernie", "gpt2": "GPT2", "openai-gpt": "OpenAIGPT"}
+BOOKS = {"bert": BERT_HF_BOOK, "ernie": BERT_HF_BOOK, "gpt2": GPT2_HF_BOOK, "openai-gpt": GPT1_HF_BOOK}
+PREFIXES = {"bert": "bert.", "ernie": "ernie.", "gpt2": "transformer.", "openai-gpt": "transformer."}
+TABLE_PREFIXES = {**PREFIXES, "ernie": PREFIXES["bert"]}
 _VOCABULARIES = {"bert": "wordpiece", "ernie": "wordpiece", "gpt2": "byte-bpe", "openai-gpt": "gpt1-bpe"}
 _HEADS = ("cls.", "classifier.", "qa_outputs.", "lm_head.", "score.", "multiple_choice_head.", "dropout.")
-# Its classes by what they hold beside the backbone, the fullest first.
-_CLASSES: dict[str, tuple[str, ...]] = {
-    "ForPreTraining": ("pooler", "mlm", "nsp"),
-    "ForMaskedLM": ("mlm",),
-    "ForNextSentencePrediction": ("pooler", "nsp"),
-    "ForSequenceClassification": ("pooler", "classify"),
-    "ForTokenClassification": ("tag",),
-    "ForMultipleChoice": ("pooler", "choice"),
-    "ForQuestionAnswering": ("span",),
-    "LMHeadModel": ("lm",),
-    "Model": ("pooler",),
-}
 _TASKS = ("classify", "regress", "tag", "choice", "span")
 
 
@@ -56,8 +36,8 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say
     if not isinstance(tree, dict):
         raise DataError(f"{file}: not a JSON object; give the model's own")
     guess = "bert" if "type_vocab_size" in tree else ""  # the first ones do not say
-    kind = one_of(file, tree, "model_type", {name: name for name in _BOOKS}, guess)
-    book = _BOOKS[kind]
+    kind = one_of(file, tree, "model_type", {name: name for name in BOOKS}, guess)
+    book = BOOKS[kind]
     config = _bert(file, tree) if book is BERT_HF_BOOK else (_gpt2 if kind == "gpt2" else _gpt1)(file, tree, say)
     tensors = open_folder(folder)
     names = _ours(tensors.shapes, kind, config.tied, tensors.where)
@@ -73,22 +53,19 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say
     sizes, table = FAMILIES[type(config)].sizes(config, classes), book.table(parts, config.tied)
     kept = checked(book, names, tensors, table, sizes)
     tokenizer = open_published(folder, _VOCABULARIES[kind], vocabulary, lowercase, say)
-    told = {"format": "hf", "config": tree, "parts": parts}
+    alone = str((tree.get("architectures") or [""])[0]) in ("GPT2Model", "OpenAIGPTModel")
+    told = {"format": "hf", "config": tree, "parts": [part for part in parts if part != "lm" or not alone]}
     return Published(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, told)
 
 
 def _ours(shapes: Mapping[str, Any], kind: str, tied: bool, where: str) -> dict[str, str]:
     """The table's name of each tensor → its name in the file: names of old releases, of a backbone saved alone."""
     names: dict[str, str] = {}
-    whole = _PREFIXES["bert"] if kind == "ernie" else _PREFIXES[kind]
+    prefix, whole = PREFIXES[kind], TABLE_PREFIXES[kind]
     for name in shapes:
-        new = re.sub(
-            r"LayerNorm\.(gamma|beta)$", lambda m: "LayerNorm." + {"gamma": "weight", "beta": "bias"}[m[1]], name
-        )
-        if kind == "ernie":
-            new = re.sub(r"^ernie\.", "bert.", new)
-        if not new.startswith((whole, *_HEADS)):
-            new = whole + new
+        new = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
+        if not new.startswith(_HEADS):
+            new = whole + new.removeprefix(prefix)
         if new in names:
             raise DataError(
                 f"{where}: the tensors {name[:100]} and {names[new][:100]} are one parameter; leave one out"
@@ -114,11 +91,8 @@ def _task_of(file: Path, tree: Mapping[str, Any], parts: list[str], classifier: 
                         f"…{', …'.join(suffixes)}")  # fmt: skip
     problem = one_of(file, tree, "problem_type", {"single_label_classification": "classify", "regression": "regress",
                                                   "": ""}, "")  # fmt: skip
-    return (
-        "regress"
-        if found == "classify" and (problem or ("regress" if classifier[0] == 1 else "")) == "regress"
-        else found
-    )
+    alone = "regress" if classifier[0] == 1 else "classify"
+    return (problem or alone) if found == "classify" else found
 
 
 def _labels(file: Path, tree: Mapping[str, Any], task: str, classifier: tuple[int, ...]) -> tuple[str, ...]:
@@ -198,131 +172,3 @@ def _gpt(file: Path, tree: Mapping[str, Any], usual: Mapping[str, int], say: Say
         "tied": of("tie_word_embeddings", bool, True),
         **more,
     })  # fmt: skip
-
-
-def hf_files(
-    run: Run, described: Mapping[str, Any], params: Any, tokenizer: Tokenizer, say: Say
-) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
-    """(the files of a folder that transformers loads, by name; the tensors of model.safetensors).
-
-    Raises: ConfigError for what it has no class for, DataError for a vocabulary that it has no tokenizer for.
-    """
-    leaves = {path: np.asarray(x) for path, x in by_path(params).items()}
-    published = described.get("published", {})
-    if published.get("format") == "hf":
-        kind, config, parts = published["config"].get("model_type", "bert"), published["config"], published["parts"]
-        vocab = run.model.vocab
-    else:
-        vocab = tokenizer.size
-        kind, config = _described(run, vocab, tokenizer, tuple(described.get("labels", ())), say)
-        parts = [*objective_of(run).heads, *(["pooler"] if "backbone/pooler/bias" in leaves else [])]
-    book = _BOOKS[kind]
-    name, parts = _class_of(run, kind, parts, config)
-    behind = sorted(path for path in leaves if _part(path) not in ("backbone", *parts))
-    if behind and not published:
-        say(f"{name} has no place for {', '.join(behind)}: left behind")
-    tied, biases = getattr(run.model, "tied", True), getattr(run.model, "biases", True)
-    sizes = {**FAMILIES[type(run.model)].sizes(run.model, max(len(described.get("labels", ())), 1)), "V": vocab}
-    if "span" in parts or "nsp" in parts:
-        sizes["C"] = 2
-    table = book.table(parts, tied)
-    kept = {path: _cut(path, x, vocab) for path, x in leaves.items() if path not in behind}
-    if not biases:
-        kept |= {p.ours: np.zeros(p.shape, np.float32) for p in places(table, sizes) if p.ours.endswith("bias")}
-        say("this run has no biases, and transformers' classes do: they are written as zeros")
-    try:
-        tensors = to_theirs(table, nested(kept), sizes)
-    except ValueError as error:
-        raise ConfigError(f"transformers has no class for this run: {error}") from None
-    if tied:
-        tensors = {name: x for name, x in tensors.items() if name not in dict(table.repeats)}
-    prefix = _PREFIXES[kind]
-    whole = "bert." if kind == "ernie" else prefix
-    cut = "" if name.endswith("Model") and not name.endswith("LMHeadModel") else prefix
-    tensors = {cut + n.removeprefix(whole) if n.startswith(whole) else n: x for n, x in tensors.items()}
-    files = transformers_files(tokenizer, run.model.length, say)  # pyright: ignore[reportAttributeAccessIssue]
-    config = {**config, "architectures": [name]}
-    files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-    return files, tensors
-
-
-def _part(path: str) -> str:
-    if path.startswith("backbone/pooler/"):
-        return "pooler"
-    return path.split("/")[0].removeprefix("heads_")
-
-
-def _cut(path: str, x: np.ndarray, vocab: int) -> np.ndarray:
-    """Without the rows that stand for no token."""
-    dims = dims_of(path)
-    return x[(slice(None),) * dims.index("V") + (slice(vocab),)] if "V" in dims else x
-
-
-def _class_of(run: Run, kind: str, parts: list[str], config: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """(transformers' class, the parts that it holds of those there)."""
-    there = {"classify" if part == "regress" else part for part in parts}
-    named = (config.get("architectures") or [""])[0]
-    for suffix, held in _CLASSES.items():
-        its = set(held) - ({"pooler"} if kind in ("gpt2", "openai-gpt") else set())
-        if (named == _NAMES[kind] + suffix) if named in {_NAMES[kind] + s for s in _CLASSES} else its <= there:
-            break
-    else:
-        suffix, its = "Model", set()
-    left = there - its - {"pooler", "lm", "mlm", "nsp"}
-    has = {"gpt2": ("lm", "tag"), "openai-gpt": ("lm",)}.get(kind, tuple(there))
-    if left or not its <= {*has, "pooler"}:
-        kept = sorted(left or its)[0]
-        raise ConfigError(
-            f"transformers has no class of {_NAMES[kind]} for objective={run.objective} as it is here (the head "
-            f"{kept}); a BERT's heads are exported, and a GPT-2's of task.kind=tag"
-        )
-    return _NAMES[kind] + suffix, [part for part in parts if ("classify" if part == "regress" else part) in its]
-
-
-def _described(
-    run: Run, vocab: int, tokenizer: Tokenizer, labels: tuple[str, ...], say: Say
-) -> tuple[str, dict[str, Any]]:
-    """(model_type, config.json) of a run that was trained here."""
-    c = run.model
-    task: dict[str, Any] = {}
-    if labels:
-        task = {
-            "id2label": {str(n): name for n, name in enumerate(labels)},
-            "label2id": {name: n for n, name in enumerate(labels)},
-        }
-        task |= {"problem_type": "single_label_classification"} if run.objective == "classify" else {}
-    if run.objective == "regress":
-        task = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}
-    if isinstance(c, BertConfig):
-        act = {"erf": "gelu", "tanh": "gelu_new", "relu": "relu"}[c.gelu]
-        return "bert", {
-            "model_type": "bert", "vocab_size": vocab, "hidden_size": c.hidden, "num_hidden_layers": c.layers,
-            "num_attention_heads": c.heads, "intermediate_size": c.ffn, "hidden_act": act,
-            "hidden_dropout_prob": c.dropout, "attention_probs_dropout_prob": c.attention_dropout,
-            "classifier_dropout": c.head_dropout, "max_position_embeddings": c.length, "type_vocab_size": c.segments,
-            "initializer_range": c.init_std, "layer_norm_eps": c.eps, "pad_token_id": tokenizer.pad,
-            "tie_word_embeddings": c.tied, "dtype": "float32", **task,
-        }  # fmt: skip
-    if not isinstance(c, GptConfig):
-        raise ConfigError("transformers has no ELMo; export it as bilm")
-    if c.local_window:
-        raise ConfigError(
-            f"transformers' GPT-2 has no banded layers, and this run has model.local-window={c.local_window}"
-        )
-    if c.one_table:
-        say("transformers' GPT has tokens and positions apart: its softmax is over the tokens alone")
-    common = {
-        "vocab_size": vocab, "n_positions": c.length, "n_embd": c.hidden, "n_layer": c.layers, "n_head": c.heads,
-        "resid_pdrop": c.dropout, "embd_pdrop": c.dropout, "attn_pdrop": c.attention_dropout,
-        "layer_norm_epsilon": c.eps, "initializer_range": c.init_std, "tie_word_embeddings": c.tied,
-        "bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end, "dtype": "float32", **task,
-    }  # fmt: skip
-    if c.norm == "pre":
-        act = {"erf": "gelu", "tanh": "gelu_new", "relu": "relu"}[c.gelu]
-        return "gpt2", {"model_type": "gpt2", "n_inner": c.ffn, "activation_function": act, **common}
-    if c.ffn != 4 * c.hidden or c.gelu == "erf":
-        raise ConfigError(
-            f"transformers' GPT-1 has an ffn of 4 · hidden and tanh gelu or relu, and this run model.ffn={c.ffn}, "
-            f"model.gelu={c.gelu}"
-        )
-    return "openai-gpt", {"model_type": "openai-gpt", "afn": {"tanh": "gelu", "relu": "relu"}[c.gelu], **common}

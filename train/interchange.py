@@ -21,7 +21,8 @@ from train.asked import Import
 from train.bilm import bilm_family, bilm_files, open_bilm, write_hdf5
 from train.directory import read_tokenizer, versions
 from train.first_checkpoint import Leaf, write_first
-from train.hf import hf_files, open_hf
+from train.hf import open_hf
+from train.hf_export import hf_files
 from train.objectives import batch_fields, batch_sizes
 from train.options import MeshConfig
 from train.originals import open_bert_tf, open_gpt1_npy, open_gpt2_tf
