@@ -6,11 +6,19 @@ import jax
 import numpy as np
 import pytest
 
-from models import bert
-from models.config import BertConfig
+from models import bert, gpt
+from models.config import BertConfig, GptConfig
 from models.model import build, example
-from models.published import BERT_HF
-from models.renaming import to_ours, to_theirs
+from models.published import (
+    BERT_HF,
+    BERT_HF_BOOK,
+    BERT_TF_BOOK,
+    GPT1_HF_BOOK,
+    GPT1_NPY_BOOK,
+    GPT2_HF_BOOK,
+    GPT2_TF_BOOK,
+)
+from models.renaming import places, shapes_of, to_ours, to_theirs
 from models.shapes import dims_of, path_of
 
 CONFIG = BertConfig(vocab=13, length=7, segments=3, layers=3, hidden=12, heads=3, ffn=5)
@@ -39,15 +47,6 @@ def test_published_round_trip():
         assert got.dtype == wanted.dtype and np.array_equal(got, wanted), path_of(path)
     again = to_theirs(BERT_HF, back, SIZES)
     assert again.keys() == THEIRS.keys() and all(np.array_equal(again[name], THEIRS[name]) for name in again)
-
-
-def test_a_table_s_dims_are_those_of_the_parameters():
-    for theirs, ours, dims in BERT_HF.rows:
-        their_dims, our_dims = dims.split(" -> ")
-        assert "N" * ("{layer}" in theirs) + our_dims == dims_of(ours), ours
-        assert sorted(their_dims.replace("(", "").replace(")", "")) == sorted(our_dims), theirs
-    theirs, ours, _ = zip(*BERT_HF.rows, strict=True)
-    assert len(set(theirs)) == len(set(ours)) == len(BERT_HF.rows)
 
 
 def test_a_head_s_rows_stand_together_in_their_kernels():
@@ -97,3 +96,42 @@ def test_a_parameter_missing_unknown_or_misshapen_is_named():
     with pytest.raises(ValueError, match=r"heads_nsp/bias is \[3\], and C = \[2\] is wanted"):
         wrong = PARAMS | {"heads_nsp": {**PARAMS["heads_nsp"], "bias": np.zeros(3)}}
         to_theirs(BERT_HF, wrong, SIZES)
+
+
+BERT_SIZES = bert.sizes(CONFIG)
+GPT_SIZES = gpt.sizes(GptConfig(vocab=13, length=7, layers=3, hidden=12, heads=3, ffn=48))
+TABLES = {
+    f"{name}, {' '.join(parts) or 'backbone alone'}{'' if tied else ', untied'}": (book.table(parts, tied), sizes)
+    for name, book, sizes, every in (
+        ("BERT of transformers", BERT_HF_BOOK, BERT_SIZES, [(), ("pooler",), ("mlm",), ("pooler", "mlm", "nsp"),
+         ("pooler", "nsp"), ("pooler", "classify"), ("pooler", "regress"), ("tag",), ("pooler", "choice"), ("span",)]),
+        ("BERT of Google", BERT_TF_BOOK, BERT_SIZES, [("pooler",), ("pooler", "mlm", "nsp"), ("pooler", "classify"),
+         ("pooler", "span")]),
+        ("GPT-1 of transformers", GPT1_HF_BOOK, GPT_SIZES, [("lm",), ("tag",)]),
+        ("GPT-2 of transformers", GPT2_HF_BOOK, GPT_SIZES, [(), ("lm",), ("tag",)]),
+        ("GPT-2 of OpenAI", GPT2_TF_BOOK, GPT_SIZES, [("lm",)]),
+        ("GPT-1 of OpenAI", GPT1_NPY_BOOK, GPT_SIZES, [("lm",)]),
+    )
+    for parts in every
+    for tied in (True, *([False] if book.untied.keys() & {*parts} else []))
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_accounts_for_each_number_once_and_goes_both_ways(name: str):
+    """Its dims are those of the parameters; every tensor's every number has a place of its own among ours."""
+    table, sizes = TABLES[name]
+    for place in places(table, sizes):
+        assert place.stacked == dims_of(place.ours), place.ours
+    count = 0
+    theirs: dict[str, np.ndarray] = {}
+    for tensor, shape in shapes_of(table, sizes).items():
+        size = int(np.prod(shape))
+        theirs[tensor] = np.arange(count, count + size, dtype=np.float32).reshape(shape)
+        count += size
+    ours = to_ours(table, theirs, sizes)
+    numbers = np.concatenate([np.ravel(x) for x in jax.tree.leaves(ours)])
+    assert np.array_equal(np.sort(numbers), np.arange(count))
+    back = to_theirs(table, ours, sizes)
+    assert back.keys() == theirs.keys() | dict(table.repeats).keys()
+    assert all(np.array_equal(back[tensor], x) for tensor, x in theirs.items())
