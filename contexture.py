@@ -43,6 +43,8 @@ def _recipe(words: list[str], command: str) -> tuple[Run, Run, str]:
     if folder := value_of(words, "--init.run"):
         base = _with_model_of(_begun_from([folder, *words])[0], base)
     base = without_contradiction(base, words)
+    if value_of(words, "--objective") == "span":
+        raise ConfigError("objective=span is of imported runs alone; leave it out")
     if asked := [word for word in words if word.startswith("--task.")]:
         raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {asked[0]} …")
     return parse(Run, words, f"{command} {name}", base), base, name
@@ -181,7 +183,14 @@ def _with_model_of(source: Run, base: Run) -> Run:
     """A recipe with the model of another run of its family, and its way to part words."""
     if type(source.model) is not type(base.model):
         return base
-    data = dataclasses.replace(base.data, split=source.data.split, lowercase=source.data.lowercase)
+    length = min(base.data.length, getattr(source.model, "length", base.data.length))
+    data = dataclasses.replace(
+        base.data,
+        split=source.data.split,
+        lowercase=source.data.lowercase,
+        length=length,
+        predictions=min(base.data.predictions, length),
+    )
     return dataclasses.replace(base, model=source.model, data=data)
 
 

@@ -77,6 +77,8 @@ def fill(run: str | Path, text: str, *, top: int = 5, step: int | None = None) -
     """What a pretrained run would put in each [MASK] of a text: a list of {"piece", "score"} for each, best first."""
     from analysis.fill import fill as fill_in
 
+    if "heads_mlm/bias" in read(Path(run))[1].get("published", {}).get("drawn", ()):
+        warn("the head that fills was in no file of this imported run, but drawn: train it before you believe it")
     model, params, tokenizer = load(run, step)
     return fill_in(model, params, tokenizer, text, top)
 

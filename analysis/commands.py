@@ -117,7 +117,11 @@ def import_command(words: list[str]) -> Result:
     asked = parse(Import, words, "import")
     from train.interchange import import_model
 
-    return import_model(asked, warn)
+    signals = Signals("stopped, nothing was written; the same command begins again")
+    try:
+        return import_model(asked, warn, signals.check)
+    finally:
+        signals.close()
 
 
 def export_command(words: list[str]) -> Result:
@@ -125,4 +129,8 @@ def export_command(words: list[str]) -> Result:
     asked = parse(Export, words, "export")
     from train.interchange import export_model
 
-    return export_model(Path(asked.run), asked.format, Path(asked.to), asked.step or None, warn)
+    signals = Signals("stopped, nothing was written; the same command begins again")
+    try:
+        return export_model(Path(asked.run), asked.format, Path(asked.to), asked.step or None, warn, signals.check)
+    finally:
+        signals.close()

@@ -64,6 +64,8 @@ def generate(
     config = getattr(model.backbone, "config", None)
     if not isinstance(config, GptConfig):
         raise DataError("only a GPT writes on from a prompt; this run is of another family (BERT fills gaps)")
+    if not config.tied and "heads_lm" not in params:
+        raise DataError("this run has no softmax over words: its own table was left behind; give a pretrained run")
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     for wrong, told in (
         (tokens < 0, f"tokens={tokens} is not a number of tokens; give 1 or more, or 0 for as many as fit"),

@@ -40,6 +40,8 @@ def score(
     config = getattr(model.backbone, "config", None)
     if not isinstance(config, GptConfig):
         raise DataError("only a GPT is scored by the next token; this run is of another family")
+    if not config.tied and "heads_lm" not in params:
+        raise DataError("this run has no softmax over words: its own table was left behind; give a pretrained run")
     length = length or config.length
     stride = stride or length
     if not 2 <= length <= config.length:

@@ -264,6 +264,8 @@ def ordered(pairs: Any, file: Path) -> list[str]:
     """Tokens in the order of their ids. Raises: DataError where pairs are not (token, id), or the ids do not run from 0
     without a hole."""
     entries = pairs if isinstance(pairs, list) else []
+    if lone := [e[0] for e in entries if isinstance(e, tuple) and any("\ud800" <= c <= "\udfff" for c in str(e[0]))]:
+        raise DataError(f"{file}: the token {lone[0]!r} is no text in UTF-8; give the file as it was published")
     if not entries or not all(isinstance(entry, tuple) and type(entry[1]) is int for entry in entries):
         raise DataError(
             f'{file}: not a vocabulary; it wants one object that gives each token its id: {{"the": 262, …}}'

@@ -38,7 +38,7 @@ class Labels:
 
     def number_alternatives(self, many: int) -> None:
         """Closes, with names 0, 1, … for so many alternatives where they have none."""
-        if not self.closed:
+        if not self.closed or not self.numbers:  # of an imported run nothing says how many there are
             self.numbers = {str(number): number for number in range(many)}
             self.closed = True
 

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from data import vocabulary as vocabularies
 from data import wordpiece
-from data.bpe import END, ByteBPE, Gpt1BPE, checked_pair, is_added, ordered
+from data.bpe import END, ByteBPE, Gpt1BPE, checked_pair, is_added, ordered, read_pair
 from data.errors import DataError
 from data.tokenizer import Grown, Tokenizer, load_tokenizer, with_specials
 from data.wordpiece import CLS, MASK, PAD, SEP, UNK, WordPiece
@@ -27,45 +27,100 @@ _LINE_END = "\u2028"
 Say = Callable[[str], None]
 
 
-def open_published(folder: Path, kind: str, vocabulary: str, lowercase: bool | None, say: Say) -> Tokenizer:
-    """The tokenizer of a folder of transformers, of a kind (wordpiece, byte-bpe or gpt1-bpe), which cuts text as its
-    fast tokenizer does; or of the file `vocabulary`. lowercase: of WordPiece, where it is known; else what the folder
-    says, else whether the vocabulary has capitals.
+Special = dict[str, str]
+"""What a folder calls its special tokens: {"pad_token": "[PAD]", …}."""
 
-    A special token spelled out in text is text. Raises: DataError for what is missing, damaged, or another tokenizer.
+
+def open_published(
+    folder: Path, kind: str, vocabulary: str, lowercase: bool | None, say: Say
+) -> tuple[Tokenizer, Special]:
+    """The tokenizer of a folder of transformers, of a kind (wordpiece, byte-bpe or gpt1-bpe), which cuts text as its
+    fast tokenizer does, and its special tokens' names; or that of `vocabulary`, such a folder or a vocabulary's own
+    file. lowercase: of WordPiece, where it is known; else what the folder says, else whether the vocabulary has
+    capitals.
+
+    Differs: a special or added token that text spells out is text.
+
+    Raises: DataError for what is missing, damaged, or cuts text in another way.
     """
-    if vocabulary:
-        return of_kind(open_vocabulary(Path(vocabulary), lowercase, say), kind, Path(vocabulary))
-    settings = _object(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
-    whole = _object(folder / _WHOLE) if (folder / _WHOLE).is_file() else None
-    if kind == WordPiece.kind:
-        return _wordpiece(folder, settings, whole, lowercase, say)
+    source = Path(vocabulary or folder)
+    its = (_WHOLE, PAIR[0]) if vocabulary else (_WHOLE, PAIR[0], wordpiece.VOCABULARY)
+    if vocabulary and not any((source / name).is_file() for name in its):
+        return _as_transformers(of_kind(open_vocabulary(source, lowercase, say), kind, source)), {}
+    settings = _object(source / _SETTINGS) if (source / _SETTINGS).is_file() else {}
+    whole = _object(source / _WHOLE) if (source / _WHOLE).is_file() else None
     if settings.get("add_prefix_space"):
-        raise DataError(f"{folder / _SETTINGS}: add_prefix_space is set, which is not known here; save it without")
-    if whole is None:
-        if not (folder / PAIR[0]).is_file():
-            raise _no_vocabulary(folder, PAIR[0])
-        made: Tokenizer = (
-            ByteBPE.open(folder, PAIR) if kind == ByteBPE.kind else Gpt1BPE.open(folder, PAIR, "transformers")
-        )
-        return made
-    file = folder / _WHOLE
-    entries, added = _entries(file, whole, "BPE")
-    merges = whole["model"].get("merges")
-    if not isinstance(merges, list) or not all(isinstance(m, str | list) for m in merges):
-        raise DataError(f"{file}: model.merges is no list of merges; give the file as it was saved")
-    lines = [(f"{file}: merge {n}", m if isinstance(m, str) else " ".join(map(str, m))) for n, m in enumerate(merges)]
-    while added and is_added(added[0][0]):
-        entries.append(added.pop(0))
-    tokens = checked_pair(entries, file, lines, file)
-    if kind == ByteBPE.kind:
-        tokenizer: Tokenizer = ByteBPE(*tokens, where=str(file))
+        raise DataError(f"{source / _SETTINGS}: add_prefix_space is set, which is not known here; save it without")
+    added = _added(source, whole)
+    names = [token["content"] for token in added]
+    if plain := [token["content"] for token in added if not token.get("special", True)]:
+        say(f"{len(plain)} added tokens that text may spell ({plain[0]!r}) are cut as text: they keep their ids alone")
+    if kind == WordPiece.kind:
+        tokenizer: Tokenizer = _wordpiece(source, settings, whole, added, lowercase, say)
     else:
-        tokenizer = Gpt1BPE(*tokens, where=str(file), cleaned="transformers")
-    if added:
-        ordered([*entries, *added], file)
-        tokenizer = with_specials(tokenizer, [token for token, _ in added])
+        tokenizer = _byte_pairs(source, kind, whole, added)
+    special = {name: token.get("content") if isinstance(token, dict) else token for name, token in settings.items()
+               if name.endswith("_token")}  # fmt: skip
+    known = {*names, *special.values()} if isinstance(tokenizer, Grown) else special.values()
+    return tokenizer, {name: token for name, token in special.items() if isinstance(token, str) and token in known}
+
+
+def _as_transformers(tokenizer: Tokenizer) -> Tokenizer:
+    """The same vocabulary, cutting text as transformers does."""
+    if isinstance(tokenizer, WordPiece):
+        return WordPiece(tokenizer.vocabulary, tokenizer.lowercase, longest_word=_LONGEST_WORD)
+    if isinstance(tokenizer, Gpt1BPE):
+        return Gpt1BPE(tokenizer.vocabulary, tokenizer.merges, cleaned="transformers")
     return tokenizer
+
+
+def _byte_pairs(folder: Path, kind: str, whole: dict[str, Any] | None, added: list[dict[str, Any]]) -> Tokenizer:
+    file = folder / (PAIR[0] if whole is None else _WHOLE)
+    if whole is None:
+        if not file.is_file():
+            raise _no_vocabulary(folder, PAIR[0])
+        vocabulary, merges = read_pair(folder, *PAIR)
+        entries = [(token, number) for number, token in enumerate(vocabulary)]
+        lines = [(str(folder / PAIR[1]), " ".join(merge)) for merge in merges]
+    else:
+        _check_steps(file, whole, kind)
+        entries, given = _entries(file, whole, "BPE"), whole["model"].get("merges")
+        if not isinstance(given, list) or not all(isinstance(m, str | list) for m in given):
+            raise DataError(f"{file}: model.merges is no list of merges; give the file as it was saved")
+        lines = [
+            (f"{file}: merge {n}", m if isinstance(m, str) else " ".join(map(str, m))) for n, m in enumerate(given)
+        ]
+    more = [(token["content"], token["id"]) for token in added if token["content"] not in dict(entries)]
+    while more and is_added(more[0][0]):
+        entries.append(more.pop(0))
+    tokens = checked_pair(entries, file, lines, file)
+    tokenizer = ByteBPE(*tokens, str(file)) if kind == ByteBPE.kind else Gpt1BPE(*tokens, str(file), "transformers")
+    if not more:
+        return tokenizer
+    ordered([*entries, *more], file)
+    return with_specials(tokenizer, [token for token, _ in more])
+
+
+_BERT_STEPS = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+_STEPS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
+    "wordpiece": (_BERT_STEPS, {"type": "BertPreTokenizer"}),
+    "gpt1-bpe": ({**_BERT_STEPS, "lowercase": True}, {"type": "BertPreTokenizer"}),
+    "byte-bpe": (None, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}),
+}
+"""What tokenizer.json says of how text is cleaned and cut, by kind."""
+
+
+def _check_steps(file: Path, whole: Mapping[str, Any], kind: str) -> None:
+    """Raises: DataError where text is cleaned or cut in another way than the kind's own."""
+    for name, wanted in zip(("normalizer", "pre_tokenizer"), _STEPS[kind], strict=True):
+        found = whole.get(name)
+        fits = found is None if wanted is None else isinstance(found, dict) and all(
+            found.get(key, value) == value for key, value in wanted.items()
+        )  # fmt: skip
+        if not fits:
+            raise DataError(
+                f"{file}: its {name} is {str(found)[:80]}, and {kind} here has {wanted}; nothing else is known"
+            )
 
 
 def open_vocabulary(file: Path, lowercase: bool | None, say: Say) -> Tokenizer:
@@ -90,26 +145,31 @@ def _guessed(vocabulary: tuple[str, ...], say: Say) -> bool:
     return not capitals
 
 
-def _wordpiece(folder: Path, settings: Any, whole: Any, lowercase: bool | None, say: Say) -> Tokenizer:
-    longest, normal = _LONGEST_WORD, (whole or {}).get("normalizer") or {}
+def _wordpiece(
+    folder: Path, settings: Any, whole: Any, added: list[dict[str, Any]], lowercase: bool | None, say: Say
+) -> WordPiece:
+    longest, normal = _LONGEST_WORD, {}
     if whole is not None:
-        entries, added = _entries(file := folder / _WHOLE, whole, "WordPiece")
-        vocabulary = ordered([*entries, *added], file)
-        if "" in vocabulary:  # of the Chinese vocabulary's line ends transformers strips two pieces
-            vocabulary = [piece + _LINE_END if piece in ("", "##") else piece for piece in vocabulary]
+        entries, normal = _entries(file := folder / _WHOLE, whole, "WordPiece"), whole.get("normalizer") or {}
+        _check_steps(file, whole, WordPiece.kind)
         longest = whole["model"].get("max_input_chars_per_word", longest)
-        if type(longest) is not int or longest < 1 or not isinstance(normal, dict):
-            raise DataError(f"{file}: model.max_input_chars_per_word or normalizer is damaged; give the file as saved")
+        if type(longest) is not int or not 1 <= longest <= 1_000_000:
+            raise DataError(f"{file}: model.max_input_chars_per_word is {str(longest)[:40]}; give the file as saved")
         if whole["model"].get("continuing_subword_prefix", "##") != "##":
             raise DataError(f"{file}: model.continuing_subword_prefix is not ##, as a BERT vocabulary's is")
     elif (file := folder / wordpiece.VOCABULARY).is_file():
-        vocabulary = vocabularies.read_lines(file)
+        entries = [(piece, number) for number, piece in enumerate(vocabularies.read_lines(file))]
     else:
         raise _no_vocabulary(folder, wordpiece.VOCABULARY)
+    known = {piece for piece, _ in entries}
+    more = [(token["content"], token["id"]) for token in added if token["content"] not in known]
+    vocabulary = [piece for piece, _ in entries] if whole is None and not more else ordered([*entries, *more], file)
+    if whole is not None and "" in vocabulary:  # of the Chinese vocabulary's line ends transformers strips two pieces
+        vocabulary = [piece + _LINE_END if piece in ("", "##") else piece for piece in vocabulary]
     said = {
         "lowercase": settings.get("do_lower_case", normal.get("lowercase")),
         "strip_accents": settings.get("strip_accents", normal.get("strip_accents")),
-        "chinese": settings.get("tokenize_chinese_chars", normal.get("handle_chinese_chars", True)),
+        "chinese": settings.get("tokenize_chinese_chars", True),
     }
     if lowercase is None:
         lowercase = said["lowercase"]
@@ -137,26 +197,32 @@ def _object(file: Path) -> dict[str, Any]:
 Entries = list[tuple[str, int]]
 
 
-def _entries(file: Path, whole: Mapping[str, Any], kind: str) -> tuple[Entries, Entries]:
-    """(the model's tokens with their ids, those that were added behind them)."""
-    model, added = whole.get("model"), whole.get("added_tokens") or []
+def _entries(file: Path, whole: Mapping[str, Any], kind: str) -> Entries:
+    """The model's tokens with their ids."""
+    model = whole.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(vocab, dict) or model.get("type", kind) != kind:
         got = model.get("type") if isinstance(model, dict) else None
-        raise DataError(
-            f"{file}: model is of type {got!r}, and a {kind} with its vocabulary is wanted; give the model's"
-        )
-    more: Entries = []
-    for token in added if isinstance(added, list) else [None]:
+        raise DataError(f"{file}: model is of type {got!r}, and a {kind} with its vocabulary is wanted; give its own")
+    return list(vocab.items())
+
+
+def _added(folder: Path, whole: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The tokens that were added to a vocabulary, by their ids: {"content", "id", "special"}."""
+    file = folder / (_WHOLE if whole is not None else "added_tokens.json")
+    if whole is not None:
+        found = whole.get("added_tokens") or []
+    else:
+        found = [{"content": token, "id": n} for token, n in (_object(file) if file.is_file() else {}).items()]
+    for token in found if isinstance(found, list) else [None]:
         if not isinstance(token, dict) or type(token.get("id")) is not int or not isinstance(token.get("content"), str):
             raise DataError(f"{file}: added_tokens holds {str(token)[:60]!r}, no token with its id; give it as saved")
-        if token["content"] not in vocab:
-            more.append((token["content"], token["id"]))
-    return list(vocab.items()), sorted(more, key=lambda entry: entry[1])
+    return sorted(found, key=lambda token: token["id"])
 
 
-def transformers_files(tokenizer: Tokenizer, length: int, say: Say) -> dict[str, bytes]:
-    """The files from which transformers makes its fast tokenizer; length: the longest text of the model.
+def transformers_files(tokenizer: Tokenizer, length: int, special: Special, say: Say) -> dict[str, bytes]:
+    """The files from which transformers makes its fast tokenizer; length: the longest text of the model; special: what
+    its special tokens are called, beyond the kind's own.
 
     Raises: DataError for a kind that it has none of.
     """
@@ -170,8 +236,10 @@ def transformers_files(tokenizer: Tokenizer, length: int, say: Say) -> dict[str,
     else:
         raise DataError(f"transformers has no fast tokenizer of kind {tokenizer.kind}; export a run with another one")
     made.add_special_tokens([tokenizers.AddedToken(name, normalized=False, special=True) for name in names])
-    if names:
-        settings["additional_special_tokens"] = names
+    made.add_special_tokens([token for token in special.values() if made.token_to_id(token) is not None])
+    settings |= {name: token for name, token in special.items() if made.token_to_id(token) is not None}
+    if more := [name for name in names if name not in special.values()]:
+        settings["additional_special_tokens"] = more
     settings |= {"model_max_length": length, "clean_up_tokenization_spaces": False}
     return {_WHOLE: made.to_str(pretty=True).encode(), _SETTINGS: _json(settings), **files}
 

@@ -109,7 +109,9 @@ class Grown:
         return self.base.parts(text, most)
 
     def files(self) -> dict[str, bytes]:
-        return {**self.base.files(), vocabularies.OPTIONS: vocabularies.options(self.kind, specials=self.names)}
+        files = self.base.files()
+        options = {**json.loads(files[vocabularies.OPTIONS]), "specials": self.names}
+        return {**files, vocabularies.OPTIONS: vocabularies.as_options(options)}
 
     def save(self, folder: Path) -> None:
         vocabularies.save(folder, self.files())

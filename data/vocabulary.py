@@ -30,7 +30,11 @@ def fingerprint(kind: str, **content: Any) -> str:
 
 def options(kind: str, **more: Any) -> bytes:
     """The content of tokenizer.json."""
-    return (json.dumps({"format": FORMAT, "kind": kind, **more}, indent=1) + "\n").encode()
+    return as_options({"format": FORMAT, "kind": kind, **more})
+
+
+def as_options(tree: Mapping[str, Any]) -> bytes:
+    return (json.dumps(tree, indent=1) + "\n").encode()
 
 
 def save(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -76,8 +80,9 @@ def read_json(file: Path, hook: Callable[[list[tuple[str, Any]]], Any] | None = 
         return json.loads(read_text(file), object_pairs_hook=hook)
     except json.JSONDecodeError as error:
         raise DataError(f"{file}:{error.lineno}: not JSON ({error.msg}); give the file as it was published") from None
-    except RecursionError:
-        raise DataError(f"{file}: not JSON (nested too deep); give the file as it was published") from None
+    except (RecursionError, ValueError) as error:  # a number of thousands of digits
+        why = "nested too deep" if isinstance(error, RecursionError) else str(error).splitlines()[0][:80]
+        raise DataError(f"{file}: not JSON ({why}); give the file as it was published") from None
 
 
 def cut(text: str, most: int, safe: re.Pattern[str]) -> list[str]:

@@ -115,7 +115,7 @@ class GptConfig(Transformer):
         if self.local_window < 0:
             raise ValueError(f"model.local-window={self.local_window} is not a number of keys (0: all)")
         if self.one_table and not self.tied:
-            raise ValueError("model.one-table is the table of the softmax too; give --model.tied True")
+            raise ValueError("model.one-table is the table of the softmax too; leave --model.no-tied out")
 
 
 @dataclass(frozen=True, kw_only=True)

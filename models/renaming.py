@@ -62,6 +62,11 @@ class Book:
                 rows = {key: row for key, row in rows.items() if row[1] not in taken} | {row[0:2]: row for row in own}
         return Format(self.name, tuple(rows.values()), repeats)
 
+    def names(self, part: str) -> set[str]:
+        """Theirs of a part, tied or not; `{layer}` in those of layers."""
+        rows = (*self.parts[part], *self.untied.get(part, ()))
+        return {row[0] for row in rows} | {name for name, _ in self.repeats.get(part, ())}
+
     def is_passed_over(self, name: str) -> bool:
         return re.fullmatch(self.passed_over, name) is not None
 

@@ -373,3 +373,11 @@ def test_gpt1_s_ids_are_those_of_transformers(shared: Path):
 def _same(tokenizer: Tokenizer, texts: list[str], theirs: Callable[..., Any]) -> None:
     expected = [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
     assert tokenizer.encode(texts) == expected and sum(map(len, expected)) > 1000
+
+
+def test_tokens_grown_behind_a_vocabulary_leave_its_options_as_they_are(tmp_path: Path):
+    base = Gpt1BPE(["<unk>", "a</w>", "b</w>"], [], cleaned="transformers")
+    grown = with_specials(base, ["_start_"])
+    grown.save(tmp_path / "saved")
+    opened = load_tokenizer(tmp_path / "saved")
+    assert opened.fingerprint == grown.fingerprint and opened.encode(["Á"]) == [[1]]

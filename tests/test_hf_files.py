@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pickle
 import shutil
+import signal
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,10 @@ from safetensors.numpy import load_file, save_file
 import contexture
 from tests.conftest import ROOT
 from train import interchange
+from train.asked import Import
 from train.config import read
 from train.hf_export import hf_files
+from train.signals import Interrupted
 
 GOLDEN = ROOT / "tests" / "golden"
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -226,7 +229,7 @@ def as_pickle(folder: Path) -> None:
         (raw_with("config.json", lambda raw: raw[:-5]), "config.json: cannot be read as JSON"),
         (raw_with("config.json", lambda raw: b"[" * 100_000), "config.json: cannot be read as JSON"),
         (raw_with("config.json", lambda raw: b"\xff"), "config.json: cannot be read as JSON"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read as JSON"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read (No such file"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors and no pytorch_model.bin"),
         (index_with({}), "index.json: weight_map does not say in which file each tensor lies"),
         (index_with([1]), "index.json: weight_map does not say in which file each tensor lies"),
@@ -252,6 +255,92 @@ def test_what_is_broken_or_hostile_is_one_line_and_leaves_nothing(folder, capsys
     refused(capsys, folder, line)
 
 
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (config_with(architectures={"a": 1}), "config.json: architectures is {'a': 1}, and a classifier wants one of"),
+        (config_with(architectures=[]), "config.json: architectures is [], and a classifier wants one of"),
+        (config_with(problem_type="multi_label_classification"), "is 'multi_label_classification', not one of single"),
+        (config_with(problem_type="regression"), "its classifier has 2 rows, and one number is what classify reads"),
+        (config_with(architectures=["BertForMultipleChoice"]), "its classifier has 2 rows, and one number is what"),
+        (config_with(id2label={"1": "a", "2": "b"}), "and the classifier's 2 classes count from 0"),
+        (config_with(id2label={"0": None}), "config.json: id2label holds what is no name; give each class one"),
+        (config_with(id2label={"0": "\ud800"}), "config.json: id2label holds what is no name; give each class one"),
+        (config_with(id2label={"0": "a", "1": "a"}), "config.json: id2label names a class twice"),
+        (tensors_with(**{"classifier.weight": np.zeros((30_000_000, 0), np.float32)}), "is [30000000, 0], and CD ="),
+        (tensors_with(**{"classifier.bias": np.zeros(3, np.float32)}), "classifier.bias is [3], and C = [2] is wanted"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_head_is_said(tmp_path, capsys, change, line):
+    folder = tmp_path / "theirs"
+    interchange.export_model(GOLDEN / "task_format_1", "hf", folder, None, lambda line: None)
+    change(folder)
+    refused(capsys, folder, line)
+
+
+def test_heads_of_pretraining_beside_that_of_a_task_are_left_out_and_said(folder, tmp_path, capsys):
+    config_with(architectures=["BertForSequenceClassification"])(folder)
+    tensors_with(**{"classifier.weight": np.ones((3, 8), np.float32), "classifier.bias": np.ones(3, np.float32)})(
+        folder
+    )
+    code, err = said(capsys, "import", "hf", folder, "--to", tmp_path / "run")
+    assert code == 0 and "the heads of pretraining (mlm, nsp) stand beside that of the task, and are left out" in err
+    model, params, _ = contexture.load(tmp_path / "run")
+    assert list(model.heads) == ["classify"] and params["heads_classify"]["kernel"].shape == (8, 3)
+
+
+def test_a_softmax_that_should_be_tied_and_is_not_is_said(folder, capsys):
+    words = load_file(folder / "model.safetensors")[WORDS]
+    tensors_with(**{"cls.predictions.decoder.weight": words + 1})(folder)
+    refused(capsys, folder, f"tensor cls.predictions.decoder.weight is not equal to {WORDS}, which transformers ties")
+
+
+def test_an_imported_choice_is_evaluated_and_asked(folder, tmp_path):
+    """Its files do not say how many alternatives there are: the examples do."""
+    config_with(architectures=["BertForMultipleChoice"])(folder)
+    gone = {name: None for name in load_file(folder / "model.safetensors") if name.startswith("cls.")}
+    head = {"classifier.weight": np.ones((1, 8), np.float32), "classifier.bias": np.ones(1, np.float32)}
+    tensors_with(**gone, **head)(folder)
+    assert contexture.main(["import", "hf", str(folder), "--to", str(tmp_path / "run")]) == 0
+    dev = tmp_path / "dev.jsonl"
+    rows = [{"text": "the cat", "choices": ["sat", "a dog", "the"], "label": n % 3} for n in range(5)]
+    dev.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    assert contexture.evaluate(tmp_path / "run", dev=str(dev))["examples"] == 5
+    (answer,) = contexture.predict(tmp_path / "run", [("the cat", ["sat", "a dog", "the"])])
+    assert len(answer["scores"]) == 3
+
+
+def test_two_imports_into_one_folder_leave_one_whole_run(door, folder, tmp_path):
+    both = [door("import", "hf", folder, "--to", tmp_path / "run", wait=False) for _ in range(2)]
+    errors = [process.communicate()[1] for process in both]
+    codes = sorted(process.returncode for process in both)
+    assert codes in ([0, 2], [0, 0]) and sum("already holds something" in error for error in errors) == codes[1] // 2
+    assert contexture.load(tmp_path / "run")[2].size == 48
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["run", "theirs"]
+
+
+def test_a_place_that_is_a_link_is_filled(folder, tmp_path, capsys):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert said(capsys, "import", "hf", folder, "--to", tmp_path / "link")[0] == 0
+    assert (tmp_path / "real" / "run.json").is_file() and (tmp_path / "link").is_symlink()
+
+
+def test_what_was_stopped_leaves_nothing(folder, tmp_path):
+    """Between two tensors."""
+    seen = []
+
+    def check() -> None:
+        seen.append(1)
+        if len(seen) == 9:
+            raise Interrupted(signal.SIGINT, "stopped")
+
+    asked = Import(format="hf", path=str(folder), to=str(tmp_path / "run"))
+    with pytest.raises(Interrupted):
+        interchange.import_model(asked, lambda line: None, check)
+    assert len(seen) == 9 and [file.name for file in tmp_path.iterdir()] == ["theirs"]
+
+
 def tokenizer_with(edit: Callable[[dict[str, Any]], Any]) -> Change:
     def change(folder: Path) -> None:
         tree = json.loads((folder / "tokenizer.json").read_text("utf-8"))
@@ -270,8 +359,15 @@ def tokenizer_with(edit: Callable[[dict[str, Any]], Any]) -> Change:
         (tokenizer_with(lambda t: t["model"]["vocab"].update(new="3")), "not a vocabulary; it wants one object"),
         (tokenizer_with(lambda t: t["model"]["vocab"].pop("the")), "no token has id "),
         (tokenizer_with(lambda t: t.update(added_tokens=[7])), "added_tokens holds '7', no token with its id"),
-        (tokenizer_with(lambda t: t["model"].update(max_input_chars_per_word=-1)), "max_input_chars_per_word or"),
+        (tokenizer_with(lambda t: t["model"].update(max_input_chars_per_word=-1)), "max_input_chars_per_word is -1"),
         (tokenizer_with(lambda t: t["model"].update(continuing_subword_prefix="@@")), "prefix is not ##"),
+        (tokenizer_with(lambda t: t["model"].update(max_input_chars_per_word=10**30)), "max_input_chars_per_word is 1"),
+        (tokenizer_with(lambda t: t["model"]["vocab"].update({"\ud800": 48})), "is no text in UTF-8"),
+        (tokenizer_with(lambda t: t["normalizer"].update(clean_text=False)), "its normalizer is {"),
+        (tokenizer_with(lambda t: t.update(normalizer={"type": "Lowercase"})), "its normalizer is {"),
+        (tokenizer_with(lambda t: t.update(normalizer=None)), "its normalizer is None, and wordpiece here has {'type'"),
+        (tokenizer_with(lambda t: t.update(pre_tokenizer={"type": "WhitespaceSplit"})), "its pre_tokenizer is {"),
+        (raw_with("tokenizer.json", lambda raw: b'{"a": ' + b"1" * 5000 + b"}"), "tokenizer.json: not JSON (Exceeds"),
         (raw_with("tokenizer_config.json", lambda raw: b'{"strip_accents": true}'), "the tokenizer has strip_accents="),
     ],
 )  # fmt: skip

@@ -42,6 +42,13 @@ def test_heads_go_and_the_rest_stays():
     assert ("kept", "backbone/… (2 tensors)", "104") in found.rows()
 
 
+def test_a_softmax_of_its_own_goes_along_and_grows():
+    there, here = ({"backbone/embeddings/tokens": [n, 4], "heads_lm/table": [n, 4]} for n in (10, 13))
+    assert account(there, there, RUN, same_task=False).kept == there
+    found = account(there, here, init(grow=True), same_task=False)
+    assert found.grown == {path: ([10, 4], [13, 4]) for path in there}
+
+
 @pytest.mark.parametrize(
     ("change", "run", "says"),
     [

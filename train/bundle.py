@@ -6,7 +6,6 @@ that share the beginning of the one before, a block that lists them, and a foote
 entry is a protocol buffer: kind 1, shape 2, shard 3, offset 4, size 5, checksum 6.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,12 +223,8 @@ def _masked(crc: int) -> int:
 
 def find_prefix(folder: Path, usual: str) -> Path:
     """The checkpoint of a folder, without its ending: the one with the usual name, or the only one."""
-    if folder.name.endswith(".index"):
-        return folder.with_name(folder.name.removesuffix(".index"))
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give the one that holds {usual}.index and its data")
     found = [folder / f"{usual}.index"] if (folder / f"{usual}.index").is_file() else sorted(folder.glob("*.index"))
     if len(found) != 1:
         names = f", but {', '.join(file.name for file in found)}" if found else ""
         raise DataError(f"{folder}: not one checkpoint *.index{names}; give a folder with one")
-    return found[0].with_name(re.sub(r"\.index$", "", found[0].name))
+    return found[0].with_name(found[0].name.removesuffix(".index"))

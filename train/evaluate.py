@@ -220,6 +220,8 @@ def _held_out(
     """The lines asked for, and what the run was trained on, where that is still there."""
     lanes = asked.batch or run.evaluate.batch or run.data.batch
     lines = meshes.whole_batch(mesh, lanes)
+    if run.objective == "span":
+        raise ConfigError(f"{folder} answers questions out of texts, which is no task here yet; export it, or embed")
     if run.task.kind == "off":
         if asked.dev or asked.split != "dev":
             raise ConfigError(f"{folder} is a pretraining: it has its own held-out text (--split dev) and no task")
@@ -261,7 +263,8 @@ def _held_out(
         elif said := meshes.hear("encoded"):
             raise ConfigError(said)
         other = Store.open(place)
-        yield HeldOutTask(other.splits["dev"], tokenizer, run.data, lines, _weights(run, described)), store
+        weights = _weights(run, {"labels": other.labels, **described})
+        yield HeldOutTask(other.splits["dev"], tokenizer, run.data, lines, weights), store
 
 
 def _weights(run: Run, described: dict[str, Any]) -> Any:

@@ -10,7 +10,20 @@ from data.published import open_published
 from models.config import BertConfig, GptConfig
 from models.model import FAMILIES
 from models.published import BERT_HF_BOOK, GPT1_HF_BOOK, GPT2_HF_BOOK
-from train.published import Published, Say, build, checked, one_of, parts_of, refuse, run_of, value
+from train.published import (
+    TASKS,
+    Published,
+    Say,
+    build,
+    checked,
+    one_of,
+    parts_of,
+    refuse,
+    rows_of_head,
+    run_of,
+    task_alone,
+    value,
+)  # fmt: skip
 from train.tensors import open_folder, read_json
 
 _GELU = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh",
@@ -21,7 +34,6 @@ PREFIXES = {"bert": "bert.", "ernie": "ernie.", "gpt2": "transformer.", "openai-
 TABLE_PREFIXES = {**PREFIXES, "ernie": PREFIXES["bert"]}
 _VOCABULARIES = {"bert": "wordpiece", "ernie": "wordpiece", "gpt2": "byte-bpe", "openai-gpt": "gpt1-bpe"}
 _HEADS = ("cls.", "classifier.", "qa_outputs.", "lm_head.", "score.", "multiple_choice_head.", "dropout.")
-_TASKS = ("classify", "regress", "tag", "choice", "span")
 
 
 def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say: Say) -> Published:
@@ -41,20 +53,24 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say
     config = _bert(file, tree) if book is BERT_HF_BOOK else (_gpt2 if kind == "gpt2" else _gpt1)(file, tree, say)
     tensors = open_folder(folder)
     names = _ours(tensors.shapes, kind, config.tied, tensors.where)
-    parts = parts_of(book, names)
-    task = _task_of(file, tree, parts, tensors.shapes.get("classifier.weight", ()))
-    parts = [part for part in parts if part not in _TASKS or part == task]
+    parts, classes = parts_of(book, names), rows_of_head(tensors.where, tensors, "classifier.weight", config.hidden)
+    task = _task_of(file, tree, parts, classes)
+    names, parts = task_alone(book, names, parts, task, say)
     if isinstance(config, GptConfig) and task == "off" and "lm" not in parts:
         parts.append("lm")  # which has nothing of its own while it is tied
-        if not config.tied:
-            config = build(GptConfig, file, {**vars(config), "tied": True})
-    labels = _labels(file, tree, task, tensors.shapes.get("classifier.weight", ()))
-    classes = len(labels) if labels else 1 if task == "regress" else 2
-    sizes, table = FAMILIES[type(config)].sizes(config, classes), book.table(parts, config.tied)
+        config = build(GptConfig, file, {**vars(config), "tied": True})
+    labels = _labels(file, tree, task, classes)
+    sizes = FAMILIES[type(config)].sizes(config, classes if task in TASKS and task != "span" else 2)
+    table = book.table(parts, config.tied)
     kept = checked(book, names, tensors, table, sizes)
-    tokenizer = open_published(folder, _VOCABULARIES[kind], vocabulary, lowercase, say)
-    alone = str((tree.get("architectures") or [""])[0]) in ("GPT2Model", "OpenAIGPTModel")
+    if kind == "gpt2" and task == "tag":
+        say("this run tags text as it is; evaluate and predict lay out GPT-1's three tokens: fine-tune it for them")
+    if lowercase is not None and book is not BERT_HF_BOOK:
+        raise DataError(f"--lowercase is for a BERT, and {file} describes a {kind}; leave it out")
+    tokenizer, special = open_published(folder, _VOCABULARIES[kind], vocabulary, lowercase, say)
+    alone = _architecture(tree) in ("GPT2Model", "OpenAIGPTModel")
     told = {"format": "hf", "config": tree, "parts": [part for part in parts if part != "lm" or not alone]}
+    told["special"] = special
     return Published(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, told)
 
 
@@ -71,6 +87,9 @@ def _ours(shapes: Mapping[str, Any], kind: str, tied: bool, where: str) -> dict[
                 f"{where}: the tensors {name[:100]} and {names[new][:100]} are one parameter; leave one out"
             )
         names[new] = name
+    table = {"gpt2": "transformer.wte.weight", "openai-gpt": "transformer.tokens_embed.weight"}.get(kind, "")
+    if tied and table and table not in names and "lm_head.weight" in names:  # one tensor, under its other name
+        names[table] = names.pop("lm_head.weight")
     own, other = "cls.predictions.decoder.bias", "cls.predictions.bias"
     if not tied and other in names:  # where both are there, the decoder's is the one that is added
         names.setdefault(own, names[other])
@@ -78,35 +97,39 @@ def _ours(shapes: Mapping[str, Any], kind: str, tied: bool, where: str) -> dict[
     return names
 
 
-def _task_of(file: Path, tree: Mapping[str, Any], parts: list[str], classifier: tuple[int, ...]) -> str:
+def _architecture(tree: Mapping[str, Any]) -> str:
+    named = tree.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
+
+
+def _task_of(file: Path, tree: Mapping[str, Any], parts: list[str], classes: int) -> str:
     if "span" in parts:
         return "span"
-    if not classifier:
+    if not classes:
         return "off"
-    named = tree.get("architectures") or [""]
     suffixes = {"ForSequenceClassification": "classify", "ForTokenClassification": "tag", "ForMultipleChoice": "choice"}
-    found = next((kind for suffix, kind in suffixes.items() if str(named[0]).endswith(suffix)), "")
+    found = next((kind for suffix, kind in suffixes.items() if _architecture(tree).endswith(suffix)), "")
     if not found:
-        raise DataError(f"{file}: architectures is {str(named)[:80]}, and a classifier is there: it must say one of "
-                        f"…{', …'.join(suffixes)}")  # fmt: skip
+        said = str(tree.get("architectures"))[:80]
+        raise DataError(f"{file}: architectures is {said}, and a classifier wants one of …{', …'.join(suffixes)}")
     problem = one_of(file, tree, "problem_type", {"single_label_classification": "classify", "regression": "regress",
                                                   "": ""}, "")  # fmt: skip
-    alone = "regress" if classifier[0] == 1 else "classify"
-    return (problem or alone) if found == "classify" else found
+    if found == "choice" and classes != 1 or problem == "regress" and classes != 1:
+        raise DataError(f"{file}: its classifier has {classes} rows, and one number is what {found} reads here")
+    return (problem or ("regress" if classes == 1 else "classify")) if found == "classify" else found
 
 
-def _labels(file: Path, tree: Mapping[str, Any], task: str, classifier: tuple[int, ...]) -> tuple[str, ...]:
+def _labels(file: Path, tree: Mapping[str, Any], task: str, classes: int) -> tuple[str, ...]:
     """The names of a task's classes, as many as its head has."""
     if task not in ("classify", "tag"):
         return ()
-    count = classifier[0]
     said = tree.get("id2label") or {}
-    if not isinstance(said, dict) or len(said) > count:
-        raise DataError(
-            f"{file}: id2label is {str(said)[:60]}, and the classifier has {count} classes; give the model's own"
-        )
-    labels = tuple(str(said.get(str(number), f"LABEL_{number}")) for number in range(count))
-    if len(set(labels)) < count:
+    if not isinstance(said, dict) or not said.keys() <= {str(number) for number in range(classes)}:
+        raise DataError(f"{file}: id2label is {str(said)[:60]}, and the classifier's {classes} classes count from 0")
+    labels = tuple(said.get(str(number), f"LABEL_{number}") for number in range(classes))
+    if not all(isinstance(label, str) and label.isprintable() and label for label in labels):
+        raise DataError(f"{file}: id2label holds what is no name; give each class one")
+    if len(set(labels)) < classes:
         raise DataError(f"{file}: id2label names a class twice; give each its own name")
     return labels
 

@@ -49,15 +49,18 @@ def hf_files(
 
     Raises: ConfigError for what it has no class for, DataError for a vocabulary that it has no tokenizer for.
     """
+    if not isinstance(run.model, BertConfig | GptConfig):
+        raise ConfigError("transformers has no ELMo; export it as bilm")
     leaves = {path: np.asarray(x) for path, x in by_path(params).items()}
     published = described.get("published", {})
+    files = transformers_files(tokenizer, run.model.length, published.get("special", {}), say)
     if published.get("format") == "hf":
-        kind, config, parts = published["config"].get("model_type", "bert"), published["config"], published["parts"]
-        vocab = run.model.vocab
+        kind, config, vocab = published["config"].get("model_type", "bert"), published["config"], run.model.vocab
     else:
         vocab = tokenizer.size
         kind, config = _described(run, vocab, tokenizer, tuple(described.get("labels", ())), say)
-        parts = [*objective_of(run).heads, *(["pooler"] if "backbone/pooler/bias" in leaves else [])]
+    pooler = ["pooler"] if "backbone/pooler/bias" in leaves else []
+    parts = published["parts"] if "parts" in published else [*objective_of(run).heads, *pooler]
     name, held = _class_of(kind, parts)
     behind = sorted(path for path in leaves if _part(path) not in ("backbone", *held))
     if lost := [path for path in behind if _part(path) in parts]:
@@ -79,7 +82,6 @@ def hf_files(
         tensors = {name: x for name, x in tensors.items() if name not in dict(table.repeats)}
     whole, prefix = TABLE_PREFIXES[kind], "" if name == _NAMES[kind] + "Model" else PREFIXES[kind]
     tensors = {prefix + n.removeprefix(whole) if n.startswith(whole) else n: x for n, x in tensors.items()}
-    files = transformers_files(tokenizer, run.model.length, say)  # pyright: ignore[reportAttributeAccessIssue]
     config = {**config, "architectures": [name]}
     files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     return files, tensors
@@ -133,8 +135,7 @@ def _described(
             "initializer_range": c.init_std, "layer_norm_eps": c.eps, "pad_token_id": tokenizer.pad,
             "tie_word_embeddings": c.tied, "dtype": "float32", **task,
         }  # fmt: skip
-    if not isinstance(c, GptConfig):
-        raise ConfigError("transformers has no ELMo; export it as bilm")
+    assert isinstance(c, GptConfig)
     if c.local_window:
         raise ConfigError(
             f"transformers' GPT-2 has no banded layers, and this run has model.local-window={c.local_window}"

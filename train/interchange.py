@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from data.errors import DataError
 from data.sources import check_free
 from models.model import example
 from models.renaming import Place, check_repeats, places
@@ -30,10 +32,12 @@ from train.published import Published, Say
 from train.tensors import Tensors
 from train.transfer import load_parameters, model_of
 
+Check = Callable[[], None]
 
-def import_model(asked: Import, say: Say) -> dict[str, Any]:
+
+def import_model(asked: Import, say: Say, check: Check = lambda: None) -> dict[str, Any]:
     """A published model as a run, at step 0: {"run", "parameters", "pieces", "drawn"}, the last being those parameters
-    that its files do not hold. Its tensors are read one at a time.
+    that its files do not hold. Its tensors are read one at a time; check may raise before each to stop it.
 
     Raises: DataError for files that are not what they should be, naming what is wrong; then nothing is left behind.
     """
@@ -41,7 +45,7 @@ def import_model(asked: Import, say: Say) -> dict[str, Any]:
     check_free(to)
     notes: list[str] = []  # said when all is well
     published = _open(asked, path, to, notes.append)
-    return _write_run(to, published, notes, say)
+    return _write_run(to, published, notes, say, check)
 
 
 def _open(asked: Import, path: Path, to: Path, say: Say) -> Published:
@@ -57,8 +61,10 @@ def _open(asked: Import, path: Path, to: Path, say: Say) -> Published:
     return open_bilm(path, to, asked.vocabulary, asked.split)
 
 
-def export_model(folder: Path, format: str, to: Path, step: int | None, say: Say) -> dict[str, Any]:
-    """A run as files that others read: {"to", "step", "files"}.
+def export_model(
+    folder: Path, format: str, to: Path, step: int | None, say: Say, check: Check = lambda: None
+) -> dict[str, Any]:
+    """A run as files that others read: {"to", "step", "files"}. check may raise to stop it.
 
     Raises: ConfigError for a run that the format has no place for, DataError for such a vocabulary.
     """
@@ -69,29 +75,36 @@ def export_model(folder: Path, format: str, to: Path, step: int | None, say: Say
     tokenizer = read_tokenizer(folder, run, described)
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     loaded = load_parameters(folder, run, tuple(described.get("labels", ())), mesh, say, step)
+    check()
     params = jax.device_get(loaded.params)
     if format == "bilm":
         files, tensors = bilm_files(run, params, tokenizer, say)
     else:
         files, tensors = hf_files(run, described, params, tokenizer, say)
     with _made_whole(to) as part:
+        for name, content in files.items():
+            (part / name).write_bytes(content)
         if format == "bilm":
             write_hdf5(part / "weights.hdf5", tensors)
         else:
             from safetensors.numpy import save_file
 
-            save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
-        for name, content in files.items():
-            (part / name).write_bytes(content)
+            weights = part / "model.safetensors"
+            save_file(tensors, weights, metadata={"format": "pt"})
+            weights.chmod((part / "config.json").stat().st_mode)  # the library lets nobody else read it
+        check()
     return {"to": str(to), "step": loaded.step, "files": sorted(file.name for file in to.iterdir())}
 
 
-def _write_run(to: Path, published: Published, notes: list[str], say: Say) -> dict[str, Any]:
+def _write_run(to: Path, published: Published, notes: list[str], say: Say, check: Check) -> dict[str, Any]:
     """A run's folder at step 0, there whole or not at all: the parameters of the files, those that they lack drawn, no
     optimizer."""
     run, tensors = published.run, published.tensors
-    check_repeats(published.table, tensors.shapes, tensors.read)
-    read = {place.ours: _leaf(place, tensors) for place in places(published.table, published.sizes)}
+    try:
+        check_repeats(published.table, tensors.shapes, tensors.read)
+    except ValueError as error:
+        raise DataError(f"{tensors.where}: {error}") from None
+    read = {place.ours: _leaf(place, tensors, check) for place in places(published.table, published.sizes)}
     model = model_of(run, published.labels)
 
     def init() -> dict[str, Any]:
@@ -108,7 +121,8 @@ def _write_run(to: Path, published: Published, notes: list[str], say: Say) -> di
         published.tokenizer.save(part / "tokenizer")
         write_first(part, leaves, run.seed)
         tree: dict[str, Any] = {"format": configs.FORMAT, "config": configs.to_json(run), "versions": versions()}
-        tree |= {"tokenizer": published.tokenizer.fingerprint, "data": None, "published": published.told}
+        tree |= {"tokenizer": published.tokenizer.fingerprint, "data": None}
+        tree["published"] = {**published.told, "drawn": drawn}
         if published.labels:
             tree["labels"] = list(published.labels)
         configs.write_json(part / "run.json", tree)
@@ -119,21 +133,28 @@ def _write_run(to: Path, published: Published, notes: list[str], say: Say) -> di
     return {"run": str(to), "parameters": count, "pieces": published.tokenizer.size, "drawn": drawn}
 
 
-def _leaf(place: Place, tensors: Tensors) -> Leaf:
-    return Leaf(place.shape, lambda: place.take(tensors.read))
+def _leaf(place: Place, tensors: Tensors, check: Check) -> Leaf:
+    def make() -> np.ndarray:
+        check()
+        return place.take(tensors.read)
+
+    return Leaf(place.shape, make)
 
 
 @contextmanager
 def _made_whole(to: Path) -> Iterator[Path]:
     """A folder to write into, which is `to` in the end; nothing is left of it where that fails."""
-    part = to.parent / f".{to.name}.partial"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    to = Path(os.path.realpath(to))
+    to.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{to.name}.", suffix=".partial", dir=to.parent))
     try:
-        yield part
+        (part / "whole").mkdir()
+        yield part / "whole"
+        check_free(to)  # another may have been faster
         if to.is_dir():
             to.rmdir()
-        os.rename(part, to)
+        os.rename(part / "whole", to)
+        part.rmdir()
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise

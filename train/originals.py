@@ -13,12 +13,23 @@ from models.config import BertConfig, GptConfig
 from models.published import BERT_TF_BOOK, GPT1_NPY_BOOK, GPT2_TF_BOOK
 from models.renaming import Shape, places
 from train.bundle import find_prefix, open_bundle
-from train.published import Published, Say, build, checked, one_of, parts_of, run_of, value
+from train.published import (
+    TASKS,
+    Published,
+    Say,
+    build,
+    checked,
+    one_of,
+    parts_of,
+    rows_of_head,
+    run_of,
+    task_alone,
+    value,
+)  # fmt: skip
 from train.tensors import open_npy, read_json
 
 _GPT1_PARTS = 10
 _GPT1_HEADS = 12
-_TASKS = ("classify", "span")
 
 
 def _described(folder: Path, name: str, wanted: str) -> tuple[Path, dict[str, Any]]:
@@ -54,12 +65,13 @@ def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None
     tensors = open_bundle(find_prefix(folder, "bert_model.ckpt"))
     names = {name: name for name in tensors.shapes if not BERT_TF_BOOK.is_passed_over(name)}
     parts = parts_of(BERT_TF_BOOK, names)
-    task = next((part for part in parts if part in _TASKS), "off")
-    classes = tensors.shapes["output_weights"][:1] if "output_weights" in tensors.shapes else (2,)
-    labels = tuple(map(str, range(classes[0]))) if task == "classify" and classes else ()
-    sizes, table = bert.sizes(config, *classes), BERT_TF_BOOK.table(parts)
+    task = next((part for part in parts if part in TASKS), "off")
+    names, parts = task_alone(BERT_TF_BOOK, names, parts, task, say)
+    classes = rows_of_head(tensors.where, tensors, "output_weights", config.hidden) if task == "classify" else 2
+    labels = tuple(map(str, range(classes))) if task == "classify" else ()
+    sizes, table = bert.sizes(config, classes), BERT_TF_BOOK.table(parts)
     kept = checked(BERT_TF_BOOK, names, tensors, table, sizes)
-    if passed := len(tensors.shapes) - len(names):
+    if passed := sum(map(BERT_TF_BOOK.is_passed_over, tensors.shapes)):
         say(f"{passed} tensors of the optimizer are passed over")
     if act == "erf" and tree.get("hidden_act", "gelu") == "gelu":
         say("gelu is taken as the one with erf, the code's until February 2019 (--gelu tanh: the later one)")
@@ -87,7 +99,7 @@ def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, say: Say) -> Published
     kept = checked(GPT2_TF_BOOK, names, tensors, table, sizes)
     where = Path(vocabulary) if vocabulary else folder
     tokenizer = of_kind(open_vocabulary(where, None, say), ByteBPE.kind, where)
-    told = {"format": "gpt2-tf", "config": tree}
+    told = {"format": "gpt2-tf", "config": tree, "parts": ["lm"]}
     return Published(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, kept, (), told)
 
 
@@ -122,5 +134,5 @@ def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, say: Say) -> Publishe
     where = Path(vocabulary) if vocabulary else folder
     tokenizer = of_kind(open_vocabulary(where, None, say), Gpt1BPE.kind, where)
     count = sum(math.prod(shape) for shape in named.values())
-    told = {"format": "gpt1-npy", "config": {"numbers": count}}
+    told = {"format": "gpt1-npy", "config": {"numbers": count}, "parts": ["lm"]}
     return Published(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, tensors, (), told)

@@ -48,6 +48,8 @@ class Predictor:
         checkpoint is good."""
         self.folder = Path(run)
         self.run, described = configs.read(self.folder)
+        if self.run.objective == "span":
+            raise ConfigError(f"{run} answers questions out of texts, which is no task here yet; export it, or embed")
         if self.run.task.kind == "off":
             raise ConfigError(f"{run} was pretrained and not fine-tuned for a task: contexture finetune {run} --task …")
         find_step(self.folder, step)
@@ -99,11 +101,13 @@ class Predictor:
         """A record for each example of a chunk, in order."""
         kind, length = self.run.task.kind, self.run.data.length
         numbers = reader(self.tokenizer)
-        coded = code(found, kind, numbers, Labels(self.labels or ("",)), 0)
+        labels = Labels(self.labels or (() if kind == "choice" else ("",)))
+        coded = code(found, kind, numbers, labels, 0)
         same_shape(coded, self.pair, found[0].origin)
         source = found[0].origin.rpartition(":")[0]
         letters = numbers.letters() if isinstance(numbers, Spelling) else None
-        split = in_memory(coded, kind, self.labels, source, self.run.task.symmetric, letters)
+        names = tuple(labels.numbers) if kind == "choice" else self.labels
+        split = in_memory(coded, kind, names, source, self.run.task.symmetric, letters)
         length = min(next((n for n in LENGTHS if n >= split.longest + 2), length), length)
         self.cut += split.longer_than(length)
         held_out = HeldOutTask(split, self.tokenizer, self.run.data, self.batch, length=length)

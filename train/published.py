@@ -16,6 +16,7 @@ from train.options import OptimConfig
 from train.tensors import Tensors
 
 Say = Callable[[str], None]
+TASKS = ("classify", "regress", "tag", "choice", "span")
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where:
         raise DataError(
             f"{where}: the vocabulary has {tokenizer.size:,} pieces, the model {model.vocab:,} rows; give its own"
         )
-    bert = isinstance(model, BertConfig)
-    task = kind not in ("off", "span")
-    length = min(getattr(model, "length", 128), 128 if bert else 1024)
+    bert, task = isinstance(model, BertConfig), kind not in ("off", "span")
+    room = getattr(model, "length", 128)
+    length = room if task or kind == "span" else min(room, 128 if bert else 1024)
     data: dict[str, Any] = {"length": length, "predictions": min(20, length)}
     if isinstance(tokenizer, WordPiece):
         data["lowercase"] = tokenizer.lowercase
@@ -83,14 +84,29 @@ def checked(book: Book, names: Mapping[str, str], tensors: Tensors, table: Forma
 
 
 def parts_of(book: Book, names: Mapping[str, Any]) -> list[str]:
-    """The parts of a format, beside the backbone, that a file has a tensor of; those of which it has none of the names
-    that they share with another are left to it."""
-    found = []
-    for part, rows in book.parts.items():
-        theirs = {row[0] for row in (*rows, *book.untied.get(part, ()))} | {r[0] for r in book.repeats.get(part, ())}
-        if part != "backbone" and (theirs & names.keys()):
-            found.append(part)
-    return found
+    """The parts of a format, beside the backbone, that a file has a tensor of."""
+    return [part for part in book.parts if part != "backbone" and book.names(part) & names.keys()]
+
+
+def task_alone(
+    book: Book, names: Mapping[str, str], parts: list[str], task: str, say: Say
+) -> tuple[dict[str, str], list[str]]:
+    """(the names, the parts) of one objective: beside a task's head those of pretraining are left out, and said."""
+    kept = [part for part in parts if part in (task, "pooler") or (task == "off" and part not in TASKS)]
+    theirs = set().union(*(book.names(part) for part in ("backbone", *kept)))
+    others = [part for part in parts if part not in kept and not book.names(part) <= theirs]
+    dropped = set().union(*(book.names(part) for part in others)) - theirs
+    if dropped:
+        say(f"the heads of pretraining ({', '.join(others)}) stand beside that of the task, and are left out")
+    return {name: old for name, old in names.items() if name not in dropped}, kept
+
+
+def rows_of_head(where: str, tensors: Tensors, name: str, hidden: int) -> int:
+    """How many classes a head of [classes, hidden] has; 0 where there is none. Raises: DataError for another shape."""
+    shape = tuple(tensors.shapes.get(name, ()))
+    if name in tensors.shapes and (len(shape) != 2 or shape[1] != hidden or shape[0] < 1):
+        raise DataError(f"{where}: {name} is {list(shape)}, and CD = [classes, {hidden}] is wanted")
+    return shape[0] if shape else 0
 
 
 def build(config: Callable[..., Any], where: Path, fields: Mapping[str, Any]) -> Any:
@@ -116,9 +132,8 @@ def one_of(where: Path, tree: Mapping[str, Any], name: str, known: Mapping[str, 
     """What a word of a JSON object stands for. Raises: DataError for a word that is not known."""
     word = tree.get(name) or usual
     if not isinstance(word, str) or word not in known:
-        raise DataError(
-            f"{where}: {name} is {str(word)[:60]!r}, not one of {', '.join(known)}; nothing else is known here"
-        )
+        words = ", ".join(filter(None, known))
+        raise DataError(f"{where}: {name} is {str(word)[:60]!r}, not one of {words}; nothing else is known here")
     return known[word]
 
 

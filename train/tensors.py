@@ -120,8 +120,10 @@ def _in_parts(index: Path, read: Callable[[list[Path], str], Tensors]) -> Tensor
 def read_json(file: Path) -> Any:
     """Raises: DataError for what is no JSON."""
     try:
-        return json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return json.loads(file.read_text("utf-8-sig"))
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); give the folder of a whole model") from None
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read as JSON ({str(error).splitlines()[0][:120]}); {_WHOLE}") from None
 
 

@@ -23,7 +23,8 @@ from train.step import State, create
 
 Say = Callable[[str], None]
 _MAY_GROW = "VLT"
-_TOKENS = "backbone/embeddings/tokens"
+_TABLES = ("backbone/embeddings/tokens", "heads_lm/table")
+"""Those with a row for each piece, which a task of a GPT grows."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def account(there: dict[str, list[int]], here: dict[str, list[int]], run: Run, s
     """
     source = run.init.run
     kinds = ("classify", "regress", "tag", "choice") if same_task else ()
-    heads = {"heads_mlm", "heads_nsp", "heads_bilm", *(f"heads_{kind}" for kind in kinds)}
+    heads = {"heads_mlm", "heads_nsp", "heads_bilm", "heads_lm", *(f"heads_{kind}" for kind in kinds)}
     found = Account({}, {}, {}, {})
     for path, shape in there.items():
         top = path.partition("/")[0]
@@ -173,7 +174,7 @@ def begin_from(
         there = {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}
         rows = dict(there)
         if pieces > known:  # what stands behind was never trained for a token
-            rows[_TOKENS] = [known, *there[_TOKENS][1:]]
+            rows |= {path: [known, *there[path][1:]] for path in _TABLES if path in there}
         found = account(rows, {path: list(x.shape) for path, x in here.items()}, run, same_task)
         taken = [path for path in here if path in found.kept or path in found.grown]
         wanted: dict[str, Any] = {}
@@ -188,11 +189,11 @@ def begin_from(
         restored, meta = checkpoint.restore(directory, wanted, mesh, "params", part=True)
         values = by_path(restored)
         if pieces > known:
-            values[_TOKENS] = values[_TOKENS][:known]
+            values |= {path: values[path][:known] for path in _TABLES if path in values}
         params = jax.tree_util.tree_map_with_path(lambda keys, x: _put(x, values.get(path_of(keys))), fresh.params)
         table(f"parameters from {folder}, step {meta['step']}", ("what", "parameter", "shape"), found.rows())
         shares = {} if pieces == known else by_path(rates(run.optim, params))
-        if not np.any(shares.get(_TOKENS, 1.0)):
+        if not np.any(shares.get(_TABLES[0], 1.0)):
             say(f"the {pieces - known} tokens that are new to the vocabulary are frozen as they were drawn")
         return fresh.replace(params=params)  # pyright: ignore[reportAttributeAccessIssue]
 
