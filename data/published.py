@@ -24,11 +24,12 @@ _WHOLE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _LONGEST_WORD = 100
 """transformers' limit, where the original has 200."""
 _LINE_END = "\u2028"
+_MORE = "additional_special_tokens"
 Say = Callable[[str], None]
 
 
-Special = dict[str, str]
-"""What a folder calls its special tokens: {"pad_token": "[PAD]", …}."""
+Special = dict[str, Any]
+"""What a folder calls its special tokens: {"pad_token": "[PAD]", …}, those without a name in a list under `_MORE`."""
 
 
 def open_published(
@@ -52,17 +53,18 @@ def open_published(
     if settings.get("add_prefix_space"):
         raise DataError(f"{source / _SETTINGS}: add_prefix_space is set, which is not known here; save it without")
     added = _added(source, whole)
-    names = [token["content"] for token in added]
     if plain := [token["content"] for token in added if not token.get("special", True)]:
         say(f"{len(plain)} added tokens that text may spell ({plain[0]!r}) are cut as text: they keep their ids alone")
     if kind == WordPiece.kind:
         tokenizer: Tokenizer = _wordpiece(source, settings, whole, added, lowercase, say)
     else:
         tokenizer = _byte_pairs(source, kind, whole, added)
-    special = {name: token.get("content") if isinstance(token, dict) else token for name, token in settings.items()
-               if name.endswith("_token")}  # fmt: skip
-    known = {*names, *special.values()} if isinstance(tokenizer, Grown) else special.values()
-    return tokenizer, {name: token for name, token in special.items() if isinstance(token, str) and token in known}
+    named = {name: token.get("content") if isinstance(token, dict) else token for name, token in settings.items()
+             if name.endswith("_token")}  # fmt: skip
+    special: Special = {name: token for name, token in named.items() if isinstance(token, str)}
+    usual = {*special.values(), *wordpiece.SPECIAL, END, "<unk>"}
+    more = [token["content"] for token in added if token.get("special", True) and token["content"] not in usual]
+    return tokenizer, {**special, **({_MORE: more} if more else {})}
 
 
 def _as_transformers(tokenizer: Tokenizer) -> Tokenizer:
@@ -90,7 +92,8 @@ def _byte_pairs(folder: Path, kind: str, whole: dict[str, Any] | None, added: li
         lines = [
             (f"{file}: merge {n}", m if isinstance(m, str) else " ".join(map(str, m))) for n, m in enumerate(given)
         ]
-    more = [(token["content"], token["id"]) for token in added if token["content"] not in dict(entries)]
+    known = dict(entries)
+    more = [(token["content"], token["id"]) for token in added if token["content"] not in known]
     while more and is_added(more[0][0]):
         entries.append(more.pop(0))
     tokens = checked_pair(entries, file, lines, file)
@@ -236,10 +239,11 @@ def transformers_files(tokenizer: Tokenizer, length: int, special: Special, say:
     else:
         raise DataError(f"transformers has no fast tokenizer of kind {tokenizer.kind}; export a run with another one")
     made.add_special_tokens([tokenizers.AddedToken(name, normalized=False, special=True) for name in names])
-    made.add_special_tokens([token for token in special.values() if made.token_to_id(token) is not None])
-    settings |= {name: token for name, token in special.items() if made.token_to_id(token) is not None}
-    if more := [name for name in names if name not in special.values()]:
-        settings["additional_special_tokens"] = more
+    named = {name: token for name, token in special.items() if name != _MORE and made.token_to_id(token) is not None}
+    more = [name for name in dict.fromkeys([*special.get(_MORE, ()), *names]) if name not in named.values()]
+    more = [name for name in more if made.token_to_id(name) is not None]
+    made.add_special_tokens([*named.values(), *more])
+    settings |= {**named, **({_MORE: more} if more else {})}
     settings |= {"model_max_length": length, "clean_up_tokenization_spaces": False}
     return {_WHOLE: made.to_str(pretty=True).encode(), _SETTINGS: _json(settings), **files}
 

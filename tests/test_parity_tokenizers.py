@@ -165,3 +165,30 @@ def test_tokens_that_were_added_keep_their_ids(shared: Path, tmp_path: Path):
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert len(again) == ours.size
     assert [again.convert_tokens_to_ids(name) for name in ours.specials] == list(ours.specials.values())
+
+
+def test_names_and_added_tokens_go_out_again(shared: Path, tmp_path: Path):
+    """Of a GPT-2 its padding; of a BERT a token of its own, which text spells there and not here."""
+    folder, bert = tmp_path / "gpt2", tmp_path / "bert"
+    for place, model in ((folder, "gpt2"), (bert, "uncased")):
+        place.mkdir()
+        for file, source in MODELS[model][2].items():
+            shutil.copy(shared / "data" / source, place / file)
+    gpt2 = transformers.GPT2Tokenizer.from_pretrained(folder)
+    gpt2.add_special_tokens({"pad_token": "<pad>"})
+    uncased = transformers.BertTokenizer.from_pretrained(bert)
+    uncased.add_special_tokens({"additional_special_tokens": ["[ENT]"]})
+    uncased.add_tokens(["c++"])
+    for theirs, kind in ((gpt2, "byte-bpe"), (uncased, "wordpiece")):
+        theirs.save_pretrained(tmp_path / kind)
+        notes: list[str] = []
+        ours, special = open_published(tmp_path / kind, kind, "", None, notes.append)
+        assert ours.size == len(theirs) and any("'c++'" in note for note in notes) == (kind == "wordpiece")
+        out = tmp_path / f"{kind} out"
+        out.mkdir()
+        for name, content in transformers_files(ours, 512, special, lambda line: None).items():
+            (out / name).write_bytes(content)
+        again = transformers.AutoTokenizer.from_pretrained(out)
+        assert again.pad_token == theirs.pad_token and len(again) == len(theirs)
+        text = "the <pad> and [ENT] stay"
+        assert again(text)["input_ids"] == theirs(text)["input_ids"]

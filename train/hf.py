@@ -69,8 +69,8 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say
         raise DataError(f"--lowercase is for a BERT, and {file} describes a {kind}; leave it out")
     tokenizer, special = open_published(folder, _VOCABULARIES[kind], vocabulary, lowercase, say)
     alone = _architecture(tree) in ("GPT2Model", "OpenAIGPTModel")
-    told = {"format": "hf", "config": tree, "parts": [part for part in parts if part != "lm" or not alone]}
-    told["special"] = special
+    parts = [part for part in parts if part != "lm" or not alone]
+    told = {"format": "hf", "config": tree, "parts": parts, "special": special}
     return Published(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, told)
 
 
