@@ -65,7 +65,7 @@ def hf_files(
     behind = sorted(path for path in leaves if _part(path) not in ("backbone", *held))
     if lost := [path for path in behind if _part(path) in parts]:
         say(f"{name} has no place for {', '.join(lost)}: left behind")
-    tied, biases = getattr(run.model, "tied", True), getattr(run.model, "biases", True)
+    tied, biases = run.model.tied, getattr(run.model, "biases", True)
     sizes = {**FAMILIES[type(run.model)].sizes(run.model, max(len(described.get("labels", ())), 1)), "V": vocab}
     if "span" in held or "nsp" in held:
         sizes["C"] = 2
