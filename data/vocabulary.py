@@ -76,8 +76,9 @@ def read_lines(file: Path) -> list[str]:
 def read_json(file: Path, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """`hook` makes something else than a dict of an object's pairs. Raises: DataError with file:line for what is not
     JSON."""
+    text = read_text(file)
     try:
-        return json.loads(read_text(file), object_pairs_hook=hook)
+        return json.loads(text, object_pairs_hook=hook)
     except json.JSONDecodeError as error:
         raise DataError(f"{file}:{error.lineno}: not JSON ({error.msg}); give the file as it was published") from None
     except (RecursionError, ValueError) as error:  # a number of thousands of digits
