@@ -29,8 +29,8 @@ class WordPiece:
 
     A special token spelled out in text is text, as in the original.
 
-    Differs: characters for private use are dropped like control characters, and U+2B820–2B91F are not spaced as CJK,
-    for so does the library.
+    Differs: characters for private use are dropped like control characters, U+2B820–2B91F are not spaced as CJK, and
+    marks, stops and format characters that Unicode got after 2015 are taken for letters, for so does the library.
     """
 
     kind = "wordpiece"

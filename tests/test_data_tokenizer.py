@@ -119,10 +119,16 @@ def test_accents_and_case_stay_when_cased():
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60), st.booleans())
 def test_words_follow_the_written_rules(text: str, lowercase: bool):
-    text = "".join(
-        c for c in text if unicodedata.category(c) not in ("Co", "Cs", "Cn") and not 0x2B820 <= ord(c) < 0x2B920
-    )
+    text = "".join(c for c in text if _is_old(c))
     assert _tiny(lowercase=lowercase).words(text) == _words(text, lowercase)
+
+
+def _is_old(c: str) -> bool:
+    """Whether what a character is has long been settled: the library's tables are those of Unicode 8 (2015), and it
+    takes marks, stops and format characters that came later, about 500, for letters."""
+    category = unicodedata.category(c)
+    settled = unicodedata.ucd_3_2_0.category(c) == category and category not in ("Co", "Cs", "Cn")
+    return settled and not 0x2B820 <= ord(c) < 0x2B920
 
 
 def _words(text: str, lowercase: bool) -> list[str]:
