@@ -34,7 +34,7 @@ lint: $(STAMP)
 	$(BIN)/pyright
 
 parity: $(PARITY) ## against torch and transformers
-	$(BIN)/python -m pytest -m parity
+	$(BIN)/python -m pytest -m parity -n 2 --dist worksteal
 
 demo: $(STAMP)
 	$(BIN)/python launch/demo.py
