@@ -1,5 +1,6 @@
 """Multi-head attention (Vaswani et al. 2017)."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -25,12 +26,58 @@ def attend(
 ) -> jax.Array:
     """softmax(q·k/sqrt(K) + bias)·v → BLHK; the softmax in float32; dropout on its weights.
 
-    bias broadcasts: a mask over keys is (B, 1, 1, M).
+    bias broadcasts: a mask over keys is (B, 1, 1, M). It is a constant: no gradient comes back to it.
     """
-    scale = q_BLHK.shape[-1] ** -0.5
-    logits_BHLM = jnp.einsum("BLHK,BMHK->BHLM", q_BLHK * jnp.asarray(scale, q_BLHK.dtype), k_BMHK)
-    weights_BHLM = jax.nn.softmax(logits_BHLM.astype(jnp.float32) + bias_BHLM, axis=-1).astype(v_BMHK.dtype)
-    return jnp.einsum("BHLM,BMHK->BLHK", dropout(weights_BHLM, rate, noise, site), v_BMHK)
+    q_BHLK, k_BHMK, v_BHMK = (x.swapaxes(1, 2) for x in (q_BLHK, k_BMHK, v_BMHK))
+    y_BHLK: Any = _attend(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, noise, site, rate)
+    return y_BHLK.swapaxes(1, 2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _attend(
+    q_BHLK: jax.Array,
+    k_BHMK: jax.Array,
+    v_BHMK: jax.Array,
+    bias_BHLM: jax.Array,
+    noise: Noise | None,
+    site: jax.Array | int,
+    rate: float,
+) -> jax.Array:
+    return _forward(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, noise, site, rate)[0]
+
+
+def _forward(
+    q_BHLK: jax.Array,
+    k_BHMK: jax.Array,
+    v_BHMK: jax.Array,
+    bias_BHLM: jax.Array,
+    noise: Noise | None,
+    site: jax.Array | int,
+    rate: float,
+) -> tuple[jax.Array, Any]:
+    logits_BHLM = jnp.einsum("BHLK,BHMK->BHLM", q_BHLK, k_BHMK).astype(jnp.float32) * q_BHLK.shape[-1] ** -0.5
+    weights_BHLM = jax.nn.softmax(logits_BHLM + bias_BHLM, axis=-1).astype(v_BHMK.dtype)
+    y_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dropout(weights_BHLM, rate, noise, site), v_BHMK)
+    return y_BHLK, (q_BHLK, k_BHMK, v_BHMK, weights_BHLM, y_BHLK, noise, site)
+
+
+def _backward(rate: float, saved: Any, dy_BHLK: jax.Array) -> tuple[Any, ...]:
+    """What the softmax takes off, the mean of its gradient under its weights, is y·dy: that is a sum over K, not M
+    (Dao et al. 2022, appendix B.2). Each product has the dim that it sums over last on its left: a CPU's XLA is slow
+    where it is not."""
+    q_BHLK, k_BHMK, v_BHMK, weights_BHLM, y_BHLK, noise, site = saved
+    dropped_BHLM = dropout(weights_BHLM, rate, noise, site)
+    dv_BHKM = jnp.einsum("BHKL,BHLM->BHKM", dy_BHLK.swapaxes(2, 3), dropped_BHLM)
+    dweights_BHLM = dropout(jnp.einsum("BHLK,BHMK->BHLM", dy_BHLK, v_BHMK), rate, noise, site)
+    mean_BHL1 = (dy_BHLK.astype(jnp.float32) * y_BHLK).sum(-1, keepdims=True)
+    dlogits_BHLM = weights_BHLM * (dweights_BHLM - mean_BHL1) * q_BHLK.shape[-1] ** -0.5
+    dlogits_BHLM = dlogits_BHLM.astype(q_BHLK.dtype)
+    dq_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dlogits_BHLM, k_BHMK)
+    dk_BHKM = jnp.einsum("BHKL,BHLM->BHKM", q_BHLK.swapaxes(2, 3), dlogits_BHLM)
+    return dq_BHLK, dk_BHKM.swapaxes(2, 3), dv_BHKM.swapaxes(2, 3), None, None, None
+
+
+_attend.defvjp(_forward, _backward)
 
 
 class Attention(nn.Module):

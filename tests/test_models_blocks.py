@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.blocks import Linear, product
+from models.attention import attend
+from models.blocks import ACTIVATIONS, Linear, product
+from models.dropout import dropout, noise
 
 SIZES = {"D": 6, "H": 2, "K": 5, "F": 9}
+
+
+def near(found, wanted, share=1e-5):
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    assert found.shape == wanted.shape and np.abs(found - wanted).max() <= share * np.abs(wanted).max()
 
 
 @settings(deadline=None, max_examples=12)
@@ -22,7 +29,7 @@ def test_a_product_s_gradient_is_that_of_the_plain_one_whichever_factor_is_wider
     plain, plain_back = jax.vjp(jnp.matmul, x_TD, kernel_DF)
     for a, b in zip((found, *back(dy_TF)), (plain, *plain_back(dy_TF)), strict=True):
         assert a.dtype == b.dtype == dtype
-        np.testing.assert_allclose(*(np.asarray(y, np.float32) for y in (a, b)), rtol=1e-5 if a.itemsize == 4 else 1e-2)
+        near(a, b, 1e-5 if a.itemsize == 4 else 1e-2)
 
 
 @pytest.mark.parametrize("equation", ["BLD,DHK->BLHK", "BLHK,HKD->BLD", "BLD,DF->BLF"])
@@ -36,3 +43,40 @@ def test_a_linear_map_is_its_equation(equation):
     params["bias"] += 0.5
     expected = jnp.einsum(equation, x, params["kernel"]) + 0.5
     np.testing.assert_allclose(linear.apply({"params": params}, x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 5, 7, 3, 4), (3, 1, 6, 1, 5), (1, 4, 4, 2, 1)])
+def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate):
+    B, L, M, H, K = shape
+    draw, sound = np.random.default_rng(0), noise(3, jnp.int32(5), jnp.arange(B))
+    q, k, v, dy = (
+        jnp.asarray(draw.normal(size=size), dtype) for size in ((B, L, H, K), (B, M, H, K), (B, M, H, K), (B, L, H, K))
+    )
+    bias = jnp.where(jnp.asarray(draw.random((B, 1, L, M)) < 0.3), -1e10, 0.0).at[..., 0].set(0.0)
+
+    def formula(q, k, v):
+        weights = jax.nn.softmax(jnp.einsum("BLHK,BMHK->BHLM", q, k) / np.sqrt(K) + bias, axis=-1)
+        return jnp.einsum("BHLM,BMHK->BLHK", dropout(weights, rate, sound, 2), v)
+
+    found, back = jax.vjp(lambda q, k, v: attend(q, k, v, bias, rate=rate, noise=sound, site=2), q, k, v)
+    wanted, plain_back = jax.vjp(formula, *(x.astype(jnp.float32) for x in (q, k, v)))
+    for a, b in zip((found, *back(dy)), (wanted, *plain_back(dy.astype(jnp.float32))), strict=True):
+        assert a.dtype == dtype
+        if dtype == jnp.bfloat16 or np.abs(b).max() > 1e-6:
+            near(a, b, 1e-5 if dtype == jnp.float32 else 3e-2)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_slope_of_an_activation_is_that_of_its_values(name):
+    x = np.linspace(-9, 9, 4001)
+    with jax.enable_x64(True):
+        h, value = 1e-6, ACTIVATIONS[name]
+        wanted = (np.asarray(value(jnp.asarray(x + h))) - np.asarray(value(jnp.asarray(x - h)))) / (2 * h)
+    for dtype, share in ((jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)):
+        given = jnp.asarray(x, dtype)
+        found = jax.vjp(ACTIVATIONS[name], given)[1](jnp.ones_like(given))[0]
+        assert found.dtype == dtype
+        away = np.abs(x) > 1e-2  # relu has no slope at 0
+        near(np.asarray(found)[away], wanted[away], share)

@@ -127,13 +127,24 @@ def rates(config: OptimConfig, params: Any) -> Any | None:
     return found
 
 
+def _clip(most: float) -> optax.GradientTransformation:
+    """The gradient times most/|gradient| where that is less than 1, as TensorFlow's clip_by_global_norm. One factor for
+    all is multiplied within Adam's own loops; optax's quotient of each number is an array more."""
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        share = most / jnp.maximum(optax.tree.norm(grads), most)
+        return jax.tree.map(lambda g: (g * share).astype(g.dtype), grads), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
+
+
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:
     """clip → Adam or Adagrad → + decay·p; times -lr where it is applied. A step is no update where it was skipped.
 
     Differs: the original clips each TPU core's own gradient before the cores' gradients are summed; here the whole
     batch's gradient is clipped, so that a step does not depend on the number of devices.
     """
-    clip = optax.clip_by_global_norm(config.clip) if config.clip else optax.identity()
+    clip = _clip(config.clip) if config.clip else optax.identity()
     if config.name == "gpt1":
         betas, decay = (config.b1, config.b2, config.eps), (config.weight_decay, config.no_decay)
         return optax.chain(clip, _scale_by_gpt1_adam(*betas, *decay))

@@ -58,6 +58,12 @@ def _joined(rows: Any) -> Any:
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), rows)
 
 
+def _made(params: Any) -> jax.Array:
+    """True, once these are there. What waits for it is written over in place: moments and parameters are both made of
+    the old moments, and a CPU's XLA, which knows of no order between the two, would copy those first."""
+    return jnp.stack([~(x[(0,) * x.ndim] > jnp.inf) for x in jax.tree.leaves(params) if x.size]).all()
+
+
 def train_step(
     model: Model, objective: Objective, run: Run, shardings: State
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
@@ -66,6 +72,8 @@ def train_step(
     The state given is donated. metrics are scalars that are the same on every device.
     """
     tx, parts = optimizer(run.optim), run.optim.accumulate
+    mesh: Any = shardings.step.mesh  # pyright: ignore[reportAttributeAccessIssue]
+    on_one_cpu = [device.platform for device in mesh.devices.flat] == ["cpu"]
     dims = {name: kind.partition(" ")[2] for name, kind in batch_fields(run).items()}
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
@@ -114,9 +122,9 @@ def train_step(
         if shares is not None:
             updates = jax.tree.map(lambda u, s: u * s, updates, shares)
         params = jax.tree.map(lambda p, u: (p - lr * u).astype(p.dtype), state.params, updates)
-        params, opt = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), (params, opt), (state.params, state.opt)
-        )
+        params = jax.tree.map(lambda new, old: jnp.where(finite, new, old), params, state.params)
+        kept = finite & _made(params) if on_one_cpu else finite
+        opt = jax.tree.map(lambda new, old: jnp.where(kept, new, old), opt, state.opt)
         whole_carry = jnp.stack([jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(carry))]).all()
         new = State(
             step=state.step + 1,
@@ -129,8 +137,7 @@ def train_step(
         measured = {"loss": total, **means(sums), "learning_rate": lr, "grad_norm": norm}
         return new, {**measured, "skipped": new.skipped, "skipped_in_row": new.skipped_in_row}
 
-    everywhere = meshes.replicated(shardings.step.mesh)  # pyright: ignore[reportAttributeAccessIssue]
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, everywhere))
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, meshes.replicated(mesh)))
 
 
 def evaluation_step(
