@@ -238,6 +238,7 @@ def harm_flip(file: Path) -> None:
 HARMS = {"truncated": harm_truncate, "removed": Path.unlink, "flipped": harm_flip}
 
 
+@pytest.mark.long
 def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_path):
     """Each file of the newest checkpoint, three harms: either the step before is gone on from and the bad item or array
     is named, or the very numbers that were saved come back."""
