@@ -174,8 +174,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def step_floats(config: Transformer, size: dict[str, int]) -> float:
-    """About how many numbers a training step on B lines of L tokens works on at once: of each token what the layers
-    keep for the backward pass (33 times their width was measured at GPT's 4 layers of 128, attention's 6 among them),
+    """How many numbers a training step on B lines of L tokens works on at once, at most: of each token what the layers
+    keep for the backward pass (25 times their width was measured at GPT's 4 layers of 128, attention's 2 among them),
     the logits and their gradient."""
     tokens, c = size["B"] * size.get("A", 1) * size["L"], config
     return tokens * (c.layers * (30.0 * c.hidden + 3.0 * c.heads * size["L"]) + 2.0 * c.vocab)

@@ -89,6 +89,8 @@ def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, te
     text.write_bytes(b"Only one sentence here.\n\nAnd one more.\n")
     words = pretrain("--dir", folder, "--data.path", text)
     assert said(capsys, *words)[0] == 2
+    last = said(capsys, "export", folder, "hf", "--to", tmp_path / "out")[1]
+    assert last == f"ConfigError: {folder} holds no checkpoint yet; train it first"
     text.write_bytes((text_folder / "text0.txt").read_bytes())
     assert contexture.main([*words, "--steps", "6"]) == 0
     assert len((folder / "tokenizer" / "vocab.txt").read_text().splitlines()) > 100

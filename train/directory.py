@@ -279,9 +279,11 @@ def make_folder(folder: Path, option: str) -> None:
 
 
 def read_tokenizer(folder: Path, run: Run, described: dict[str, Any]) -> Tokenizer:
-    """A run's tokenizer. Raises ConfigError where it is not the one that the run was trained with."""
+    """A run's tokenizer. Raises ConfigError where nothing was trained, or with another tokenizer."""
+    if "tokenizer" not in described:
+        raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
     tokenizer = load_tokenizer(folder / "tokenizer", run.data.lowercase)
-    if described.get("tokenizer") != tokenizer.fingerprint:
+    if described["tokenizer"] != tokenizer.fingerprint:
         raise ConfigError(f"{folder / 'tokenizer'} is not the vocabulary that this run was trained with; put it back")
     return tokenizer
 
