@@ -58,18 +58,17 @@ def _forward(
     logits_BHLM = jnp.einsum("BHLK,BHMK->BHLM", q_BHLK, k_BHMK).astype(jnp.float32) * q_BHLK.shape[-1] ** -0.5
     weights_BHLM = jax.nn.softmax(logits_BHLM + bias_BHLM, axis=-1).astype(v_BHMK.dtype)
     y_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dropout(weights_BHLM, rate, noise, site), v_BHMK)
-    return y_BHLK, (q_BHLK, k_BHMK, v_BHMK, weights_BHLM, y_BHLK, noise, site)
+    return y_BHLK, (q_BHLK, k_BHMK, v_BHMK, weights_BHLM, noise, site)
 
 
 def _backward(rate: float, saved: Any, dy_BHLK: jax.Array) -> tuple[Any, ...]:
-    """What the softmax takes off, the mean of its gradient under its weights, is y·dy: that is a sum over K, not M
-    (Dao et al. 2022, appendix B.2). Each product has the dim that it sums over last on its left: a CPU's XLA is slow
-    where it is not."""
-    q_BHLK, k_BHMK, v_BHMK, weights_BHLM, y_BHLK, noise, site = saved
+    """Each product has the dim that it sums over last on its left: a CPU's XLA is slow where it is not."""
+    q_BHLK, k_BHMK, v_BHMK, weights_BHLM, noise, site = saved
     dropped_BHLM = dropout(weights_BHLM, rate, noise, site)
     dv_BHKM = jnp.einsum("BHKL,BHLM->BHKM", dy_BHLK.swapaxes(2, 3), dropped_BHLM)
     dweights_BHLM = dropout(jnp.einsum("BHLK,BHMK->BHLM", dy_BHLK, v_BHMK), rate, noise, site)
-    mean_BHL1 = (dy_BHLK.astype(jnp.float32) * y_BHLK).sum(-1, keepdims=True)
+    dweights_BHLM = dweights_BHLM.astype(jnp.float32)
+    mean_BHL1 = (weights_BHLM * dweights_BHLM).sum(-1, keepdims=True)
     dlogits_BHLM = weights_BHLM * (dweights_BHLM - mean_BHL1) * q_BHLK.shape[-1] ** -0.5
     dlogits_BHLM = dlogits_BHLM.astype(q_BHLK.dtype)
     dq_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dlogits_BHLM, k_BHMK)
