@@ -62,7 +62,8 @@ def _forward(
 
 
 def _backward(rate: float, saved: Any, dy_BHLK: jax.Array) -> tuple[Any, ...]:
-    """Each product has the dim that it sums over last on its left: a CPU's XLA is slow where it is not."""
+    """The mean is made of the same rounded weights as what it is taken from, so that what adds up to nothing does. Each
+    product has the dim that it sums over last on its left: a CPU's XLA is slow where it is not."""
     q_BHLK, k_BHMK, v_BHMK, weights_BHLM, noise, site = saved
     dropped_BHLM = dropout(weights_BHLM, rate, noise, site)
     dv_BHKM = jnp.einsum("BHKL,BHLM->BHKM", dy_BHLK.swapaxes(2, 3), dropped_BHLM)

@@ -151,7 +151,7 @@ def _slope_tanh(x: jax.Array) -> jax.Array:
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 + t) * (1.0 - t) * (a + 3.0 * b * jnp.square(x))
 
 
-def _from_its_input(
+def _with_slope(
     value: Callable[[jax.Array], jax.Array], slope: Callable[[jax.Array], jax.Array]
 ) -> Callable[[jax.Array], jax.Array]:
     """value, of which the backward pass keeps the input alone: to make the slope anew costs less than to write and read
@@ -166,15 +166,15 @@ def _from_its_input(
 
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "erf": _from_its_input(lambda x: jax.nn.gelu(x, approximate=False), _slope_erf),
-    "tanh": _from_its_input(lambda x: jax.nn.gelu(x, approximate=True), _slope_tanh),
+    "erf": _with_slope(lambda x: jax.nn.gelu(x, approximate=False), _slope_erf),
+    "tanh": _with_slope(lambda x: jax.nn.gelu(x, approximate=True), _slope_tanh),
     "relu": jax.nn.relu,
 }
 """Gelu (Hendrycks and Gimpel 2016), exactly and by tanh, and relu."""
 
 
 def step_floats(config: Transformer, size: dict[str, int]) -> float:
-    """How many numbers a training step on B lines of L tokens works on at once, at most: of each token what the layers
+    """About how many numbers a training step on B lines of L tokens works on at once: of each token what the layers
     keep for the backward pass (25 times their width was measured at GPT's 4 layers of 128, attention's 2 among them),
     the logits and their gradient."""
     tokens, c = size["B"] * size.get("A", 1) * size["L"], config

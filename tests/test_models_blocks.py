@@ -47,7 +47,7 @@ def test_a_linear_map_is_its_equation(equation):
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("shape", [(2, 5, 7, 3, 4), (3, 1, 6, 1, 5), (1, 4, 4, 2, 1)])
+@pytest.mark.parametrize("shape", [(2, 5, 7, 3, 4), (3, 1, 6, 1, 5), (1, 4, 4, 2, 1), (2, 6, 1, 2, 3)])
 def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate):
     B, L, M, H, K = shape
     draw, sound = np.random.default_rng(0), noise(3, jnp.int32(5), jnp.arange(B))
@@ -64,8 +64,7 @@ def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate)
     wanted, plain_back = jax.vjp(formula, *(x.astype(jnp.float32) for x in (q, k, v)))
     for a, b in zip((found, *back(dy)), (wanted, *plain_back(dy.astype(jnp.float32))), strict=True):
         assert a.dtype == dtype
-        if dtype == jnp.bfloat16 or np.abs(b).max() > 1e-6:
-            near(a, b, 1e-5 if dtype == jnp.float32 else 3e-2)
+        near(a, b, 1e-5 if dtype == jnp.float32 else 3e-2)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -52,6 +52,14 @@ def stepper():
         yield make, train_step(model, objective, RUN, shardings)
 
 
+def test_the_old_moments_are_written_over_in_place(stepper):
+    """On a CPU: a copy of them at every step is as many numbers as twice the parameters."""
+    make, step = stepper
+    program = step.lower(make(), a_batch()).compile().as_text()
+    copied = [line.strip() for line in program.splitlines() if " copy(%state_opt" in line and "f32[]" not in line]
+    assert "%state_opt" in program and not copied, copied
+
+
 @pytest.mark.parametrize("poison", ["slot_weights", "valid"])
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(stepper, poison):
     make, step = stepper

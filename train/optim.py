@@ -129,10 +129,11 @@ def rates(config: OptimConfig, params: Any) -> Any | None:
 
 def _clip(most: float) -> optax.GradientTransformation:
     """The gradient times most/|gradient| where that is less than 1, as TensorFlow's clip_by_global_norm. One factor for
-    all is multiplied within Adam's own loops; optax's quotient of each number is an array more."""
+    all is multiplied within Adam's own loops; optax's quotient of each number is written first, and read again."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        share = most / jnp.maximum(optax.tree.norm(grads), most)
+        norm = optax.tree.norm(grads)
+        share = jnp.where(norm < most, 1.0, most / norm)
         return jax.tree.map(lambda g: (g * share).astype(g.dtype), grads), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]

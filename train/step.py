@@ -58,9 +58,11 @@ def _joined(rows: Any) -> Any:
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), rows)
 
 
-def _made(params: Any) -> jax.Array:
+def _there(params: Any) -> jax.Array:
     """True, once these are there. What waits for it is written over in place: moments and parameters are both made of
-    the old moments, and a CPU's XLA, which knows of no order between the two, would copy those first."""
+    the old moments, and a CPU's XLA, which knows of no order between the two, would copy those first. Nothing is more
+    than inf, NaN neither, but XLA does not reckon with that. On one device alone: of an array that is cut over several
+    a single number is a message."""
     return jnp.stack([~(x[(0,) * x.ndim] > jnp.inf) for x in jax.tree.leaves(params) if x.size]).all()
 
 
@@ -123,8 +125,8 @@ def train_step(
             updates = jax.tree.map(lambda u, s: u * s, updates, shares)
         params = jax.tree.map(lambda p, u: (p - lr * u).astype(p.dtype), state.params, updates)
         params = jax.tree.map(lambda new, old: jnp.where(finite, new, old), params, state.params)
-        kept = finite & _made(params) if on_one_cpu else finite
-        opt = jax.tree.map(lambda new, old: jnp.where(kept, new, old), opt, state.opt)
+        then = finite & _there(params) if on_one_cpu else finite
+        opt = jax.tree.map(lambda new, old: jnp.where(then, new, old), opt, state.opt)
         whole_carry = jnp.stack([jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(carry))]).all()
         new = State(
             step=state.step + 1,
