@@ -94,7 +94,6 @@ def test_rows_behind_the_vocabulary_never_reach_a_file():
     assert all(np.array_equal(tensors[name], x) for name, x in plain.items())
 
 
-@pytest.mark.long
 def test_an_imported_run_is_a_run_like_any_other(door, task_files, task_words, folder, tmp_path):
     """It is fine-tuned, over four devices, and what comes of that goes out and comes in again."""
     run, tuned = tmp_path / "run", tmp_path / "tuned"
