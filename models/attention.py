@@ -34,16 +34,8 @@ def attend(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _attend(
-    q_BHLK: jax.Array,
-    k_BHMK: jax.Array,
-    v_BHMK: jax.Array,
-    bias_BHLM: jax.Array,
-    noise: Noise | None,
-    site: jax.Array | int,
-    rate: float,
-) -> jax.Array:
-    return _forward(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, noise, site, rate)[0]
+def _attend(*arguments: Any) -> jax.Array:
+    return _forward(*arguments)[0]
 
 
 def _forward(
