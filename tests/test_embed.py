@@ -10,6 +10,7 @@ import pytest
 
 import contexture
 from analysis.embed import embed as vectors_of
+from tests.common import said
 from tests.conftest import ROOT
 
 TEXT = [
@@ -20,12 +21,6 @@ TEXT = [
     "dog",
     "  my   brother paints  ",
 ]
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    """(exit code, all of stderr) of one command in this process."""
-    code = contexture.main([str(word) for word in words])
-    return code, capsys.readouterr().err.strip()
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import contexture
+from tests.common import said
 from tests.conftest import ROOT
 from train import interchange
 from train.asked import Import
@@ -27,12 +28,6 @@ from train.signals import Interrupted
 GOLDEN = ROOT / "tests" / "golden"
 pytestmark = pytest.mark.usefixtures("one_device")
 Change = Callable[[Path], object]
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    """(exit code, all of stderr) of one command in this process."""
-    code = contexture.main([str(word) for word in words])
-    return code, capsys.readouterr().err.strip()
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from models import elmo
 from models.config import ElmoConfig
 from models.published import bilm
 from models.renaming import shapes_of
+from tests.common import said
 from tests.conftest import ROOT
 from train import bilm as bilm_files
 from train import interchange
@@ -31,12 +32,6 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 TENSOR = "CNN_proj/b_proj"
 Edit = Callable[[h5py.File], object]
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    """(exit code, all of stderr) of one command in this process."""
-    code = contexture.main([str(word) for word in words])
-    return code, capsys.readouterr().err.strip()
 
 
 def tensors(file: Path) -> dict[str, np.ndarray]:

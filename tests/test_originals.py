@@ -11,6 +11,7 @@ import pytest
 
 import contexture
 from data.errors import DataError
+from tests.common import said
 from train import bundle
 from train.bundle import open_bundle
 
@@ -20,12 +21,6 @@ LAYER = (
     [4 * WIDTH], [1, 4 * WIDTH, WIDTH], [WIDTH], [WIDTH], [WIDTH],
 )  # fmt: skip
 SHAPES = [[LENGTH, WIDTH], [VOCAB, WIDTH], *(LAYER * LAYERS)]
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    """(exit code, all of stderr) of one command in this process."""
-    code = contexture.main([str(word) for word in words])
-    return code, capsys.readouterr().err.strip()
 
 
 def refused(capsys: pytest.CaptureFixture[str], folder: Path, kind: str, line: str, *more: str) -> None:

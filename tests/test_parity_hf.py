@@ -18,6 +18,7 @@ import pytest
 
 import contexture
 from data.bpe import BYTES
+from tests.common import close, done
 from train.config import read
 from train.objectives import objective_of
 
@@ -101,10 +102,6 @@ def vocabulary(folder: Path, gpt: int) -> None:
     tokens = [*BYTES, "th", "<|endoftext|>"] if gpt == 2 else ["<unk>", *BYTES, "th"]
     (folder / "vocab.json").write_text(json.dumps({token: n for n, token in enumerate(tokens)}), "utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\nt h\n", "utf-8")
-
-
-def done(*words: object) -> None:
-    assert contexture.main([str(word) for word in words]) == 0, words
 
 
 def batch_of(name: str, config: Any, padded: str) -> dict[str, np.ndarray]:
@@ -213,14 +210,6 @@ def ours(name: str, folder: Path, batch: dict[str, np.ndarray]) -> dict[str, np.
     return {key: np.asarray(x) for key, x in answers.items()}
 
 
-def close(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    assert got.keys() == wanted.keys()
-    for key, b in wanted.items():
-        assert got[key].shape == b.shape, key
-        worst = np.abs(got[key] - b).max() / np.abs(b).max()
-        assert worst <= 1e-5, f"{key}: {worst:.2e}"
-
-
 @pytest.mark.parametrize(("name", "odd"), CASES)
 def test_what_transformers_saved_answers_the_same_and_comes_out_bit_for_bit(name: str, odd: str, tmp_path: Path):
     model = made(name, odd)
@@ -237,7 +226,10 @@ def test_what_transformers_saved_answers_the_same_and_comes_out_bit_for_bit(name
         wanted = theirs(name, model.float(), batch)
         for key, x in theirs(name, again.eval(), batch).items():
             assert np.array_equal(x, wanted[key]), key
-        close(ours(name, tmp_path / "run", batch), theirs(name, model.double(), batch))
+        got, wanted = ours(name, tmp_path / "run", batch), theirs(name, model.double(), batch)
+        assert got.keys() == wanted.keys()
+        for key, value in wanted.items():
+            close(got[key], value, key)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from data.config import DataConfig, TaskConfig
 from data.layouts import bert_texts
 from models.config import GptConfig
 from models.model import example
+from tests.common import close, done
 from tests.conftest import ROOT
-from tests.test_parity_hf import close, done
 from train.config import Run, read
 from train.hf_export import hf_files
 from train.objectives import batch_fields, batch_sizes
@@ -61,7 +61,8 @@ def test_a_run_that_was_trained_here_answers_the_same_there(tmp_path: Path):
         if head == "nsp":
             logits = out.prediction_logits.numpy()[np.arange(2)[:, None], batch["slots"]]
             wanted["mlm"] = logits
-        close({name: np.asarray(got.heads[name])[..., : wanted[name].shape[-1]] for name in wanted}, wanted)
+        for head_name, value in wanted.items():
+            close(got.heads[head_name][..., : value.shape[-1]], value, head_name)
         labels = read(GOLDEN / name)[1].get("labels", ["LABEL_0", "LABEL_1"])
         assert list(theirs.config.id2label.values()) == labels
 
@@ -96,4 +97,4 @@ def test_a_gpt_that_was_made_here_answers_the_same_there(norm: Any, biases: bool
     batch = {"tokens": jnp.asarray(tokens_BL), "mask": jnp.ones((3, 16), jnp.int32)}
     out: Any = model.clone(**heads).apply({"params": params}, batch)
     got = out.heads.get("tag", out.encoding.hidden_BLD @ params["backbone"]["embeddings"]["tokens"][:257].T)
-    close({"logits": np.asarray(got)}, {"logits": wanted})
+    close(got, wanted, "logits")

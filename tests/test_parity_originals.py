@@ -20,6 +20,7 @@ from models import bert, gpt
 from models.config import BertConfig, GptConfig
 from models.published import BERT_HF_BOOK, BERT_TF_BOOK, GPT2_HF, GPT2_TF_BOOK
 from models.renaming import shapes_of, to_ours, to_theirs
+from tests.common import done
 from tests.conftest import ROOT
 from train.bundle import open_bundle
 
@@ -55,10 +56,6 @@ def write_by_tensorflow(prefix: Path, tensors: dict[str, np.ndarray], kind: str 
     file: Any = prefix.with_name("given.npz")
     np.savez(file, **{name.replace("/", "|"): x for name, x in tensors.items()})
     tensorflow(WRITE, prefix, file, kind)
-
-
-def done(*words: object) -> None:
-    assert contexture.main([str(word) for word in words]) == 0, words
 
 
 def drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
