@@ -2,16 +2,14 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import contexture
-from tests.conftest import ROOT
 from tests.test_mesh import free_port
 
 BATCHES = (1, 7, 64)
@@ -23,25 +21,18 @@ def predictions(folder: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def evaluated(environment, task_run, tmp_path_factory) -> dict[tuple[str, str, int], tuple[dict, list[dict]]]:
+def evaluated(task_run, tmp_path_factory) -> dict[tuple[str, str, int], tuple[dict, list[dict]]]:
     """(kind, devices, batch) → (what evaluate says, its predictions)."""
     found = {}
-    wanted = [("classify", str(task_run()), batch) for batch in BATCHES]
-    wanted += [(kind, str(task_run(kind)), 64) for kind in ("regress", "tag")]
-    one = tmp_path_factory.mktemp("one")
-    code = (
-        "import contexture, json, sys\n"
-        f"for kind, run, batch in {wanted!r}:\n"
-        f"    print(json.dumps(contexture.evaluate(run, batch=batch, to=f'{one}/{{kind}}-{{batch}}')))\n"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, env=environment(1), capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    for (kind, _, batch), line in zip(wanted, done.stdout.splitlines(), strict=True):
-        found[kind, "1 device", batch] = json.loads(line), predictions(one / f"{kind}-{batch}" / "dev-60")
-    for kind, run, batch in wanted:
-        to = tmp_path_factory.mktemp("eight")
-        found[kind, "8 devices", batch] = contexture.evaluate(run, batch=batch, to=str(to)), predictions(to / "dev-60")
+    for count, batches in ((1, BATCHES), (8, (7, 64))):
+        wanted = [*(("classify", batch) for batch in batches), ("regress", 64), ("tag", 64)]
+        with pytest.MonkeyPatch.context() as patch:
+            devices = jax.devices()[:count]
+            patch.setattr(jax, "devices", lambda devices=devices: devices)
+            for kind, batch in wanted:
+                to = tmp_path_factory.mktemp("evaluated")
+                result = contexture.evaluate(task_run(kind), batch=batch, to=str(to))
+                found[kind, f"{count} devices", batch] = result, predictions(to / "dev-60")
     return found
 
 
@@ -64,7 +55,7 @@ def lines_of(file: Path) -> list[str]:
 
 
 def test_metrics_equal_an_independent_count(evaluated, task_files):
-    result, said = evaluated["classify", "1 device", 64]
+    result, said = evaluated["classify", "1 devices", 64]
     gold = [line.split("\t")[1] for line in lines_of(task_files / "classify.dev.tsv")[1:]]
     assert len(gold) == 97 == result["examples"] and [r["label"] for r in said] == gold
     assert [r["id"] for r in said] == [f"classify.dev.tsv:{n}" for n in range(2, 99)]
@@ -90,7 +81,7 @@ def test_metrics_equal_an_independent_count(evaluated, task_files):
 
 
 def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
-    result, said = evaluated["regress", "1 device", 64]
+    result, said = evaluated["regress", "1 devices", 64]
     gold = [json.loads(line)["score"] for line in lines_of(task_files / "regress.dev.jsonl")]
     answers = [r["prediction"] for r in said]
     errors = [(g - a) ** 2 for g, a in zip(gold, answers, strict=True)]
@@ -101,7 +92,7 @@ def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
     below = math.sqrt(sum((g - mean_g) ** 2 for g in gold) * sum((a - mean_a) ** 2 for a in answers))
     assert result["metrics"]["pearson"] == pytest.approx(top / below, abs=1e-6)
 
-    result, said = evaluated["tag", "1 device", 64]
+    result, said = evaluated["tag", "1 devices", 64]
     words = [line.split("\t")[3] for line in lines_of(task_files / "tag.dev.conllu") if line]
     assert [tag for r in said for tag in r["labels"]] == words
     hits = [g == a for r in said for g, a in zip(r["labels"], r["predictions"], strict=True)]
@@ -110,14 +101,14 @@ def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batch_and_devices_change_no_prediction(evaluated, kind):
-    whole, said = evaluated[kind, "1 device", 64]
+    whole, said = evaluated[kind, "1 devices", 64]
     for (other, devices, batch), (result, records) in evaluated.items():
         if other == kind:
             same(result, records, whole, said, f"{devices}, batch {batch}")
 
 
 def test_two_processes_change_no_prediction(evaluated, by_two_processes):
-    same(*by_two_processes, *evaluated["classify", "1 device", 64], "two processes")
+    same(*by_two_processes, *evaluated["classify", "1 devices", 64], "two processes")
 
 
 def same(result: dict, records: list[dict], whole: dict, said: list[dict], where: str) -> None:

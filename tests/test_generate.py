@@ -19,7 +19,10 @@ from data.errors import DataError
 from models import decode
 from models.config import BertConfig, GptConfig, Sampling
 from models.model import build
+from tests.common import done
 from train.config import read
+
+pytestmark = pytest.mark.usefixtures("one_device")
 
 CONFIG = GptConfig(vocab=290, length=48, layers=2, hidden=32, heads=2, ffn=64, init_std=0.4)
 TEXT = "the cat sees the river. a small dog likes the red house. the queen paints two apples. "
@@ -252,17 +255,14 @@ def test_half_a_character_is_one_clear_line(gpt_run, tiny_run):
         contexture.fill(tiny_run, "a \ud800 [MASK]")
 
 
-def test_characters_count_what_is_scored_alone(door, tmp_path):
+def test_characters_count_what_is_scored_alone(tmp_path):
     """Without a token that ends documents the first of each is not scored: a bit a byte is then a bit a character."""
     (tmp_path / "a.txt").write_text("ab\n\nbab\n\na\n\n" * 9, "utf-8")
     words = (
-        "--data.vocabulary characters --data.documents blank_lines --model.layers 1 --model.hidden 8 --model.heads 2"
+        "--data.vocabulary characters --data.documents blank_lines --model.layers 1 --model.hidden 8 --model.heads 2 "
+        "--model.ffn 8 --data.length 8 --data.batch 2 --steps 2 --optim.warmup 1"
     )
-    more = "--model.ffn 8 --data.length 8 --data.batch 2 --steps 2 --optim.warmup 1".split()
-    done = door(
-        "pretrain", "gpt.tiny", "--data.path", tmp_path / "a.txt", *words.split(), *more, "--dir", tmp_path / "r"
-    )
-    assert done.returncode == 0, done.stderr
+    done("pretrain", "gpt.tiny", "--data.path", tmp_path / "a.txt", *words.split(), "--dir", tmp_path / "r")
     (tmp_path / "b.txt").write_text("ab\n\na\n\nbab\n\n", "utf-8")
     found = contexture.score(tmp_path / "r", str(tmp_path / "b.txt"), documents="blank_lines")
     assert found["documents"] == 3 and found["tokens"] == found["bytes"]

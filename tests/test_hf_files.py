@@ -89,6 +89,7 @@ def test_rows_behind_the_vocabulary_never_reach_a_file():
     assert all(np.array_equal(tensors[name], x) for name, x in plain.items())
 
 
+@pytest.mark.long
 def test_an_imported_run_is_a_run_like_any_other(door, task_files, task_words, folder, tmp_path):
     """It is fine-tuned, over four devices, and what comes of that goes out and comes in again."""
     run, tuned = tmp_path / "run", tmp_path / "tuned"
@@ -102,7 +103,7 @@ def test_an_imported_run_is_a_run_like_any_other(door, task_files, task_words, f
     assert contexture.main(["export", str(tuned), "hf", "--to", str(tmp_path / "out")]) == 0
     assert contexture.main(["import", "hf", str(tmp_path / "out"), "--to", str(tmp_path / "back")]) == 0
     dev = str(task_files / "classify.dev.tsv")
-    figures = [contexture.evaluate(folder, dev=dev)["metrics"] for folder in (tuned, tmp_path / "back")]
+    figures = [contexture.evaluate(folder, dev=dev, batch=16)["metrics"] for folder in (tuned, tmp_path / "back")]
     assert figures[1] == {name: x for name, x in figures[0].items() if name in figures[1]} and "f1_macro" in figures[1]
 
 

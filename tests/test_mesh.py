@@ -106,7 +106,14 @@ def one_device(run: Run, batches: Batches):
 
 
 @pytest.mark.parametrize(
-    ("shape", "accumulate"), [((1, 1, 1), 4), ((2, 2, 2), 1), ((2, 2, 2), 4), ((8, 1, 1), 1), ((8, 1, 1), 4)]
+    ("shape", "accumulate"),
+    [
+        ((1, 1, 1), 4),
+        ((2, 2, 2), 1),
+        pytest.param((2, 2, 2), 4, marks=pytest.mark.long),
+        pytest.param((8, 1, 1), 1, marks=pytest.mark.long),
+        ((8, 1, 1), 4),
+    ],
 )
 def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, shape, accumulate):
     losses, state, mesh = losses_on(run, batches, shape, accumulate)
