@@ -26,7 +26,7 @@ test: $(STAMP)    ## the suite on two cores, its ten slowest tests named
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 long: $(STAMP)    ## what takes minutes each
-	$(BIN)/python -m pytest -m long --timeout 3600
+	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
