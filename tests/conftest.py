@@ -17,6 +17,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.common import devices  # noqa: E402
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
@@ -44,9 +46,7 @@ def environment() -> Callable[[int], dict[str, str]]:
 @pytest.fixture(scope="module")
 def one_device():
     """The commands of this module, called in this process, see one device: eight are compiled for at twice the time."""
-    first = jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: first)
+    with devices(1):
         yield
 
 

@@ -5,11 +5,11 @@ import math
 from collections import Counter
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 import contexture
+from tests.common import devices
 from tests.test_mesh import free_port
 
 BATCHES = (1, 7, 64)
@@ -21,18 +21,16 @@ def predictions(folder: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def evaluated(task_run, tmp_path_factory) -> dict[tuple[str, str, int], tuple[dict, list[dict]]]:
+def evaluated(task_run, tmp_path_factory) -> dict[tuple[str, int, int], tuple[dict, list[dict]]]:
     """(kind, devices, batch) → (what evaluate says, its predictions)."""
     found = {}
     for count, batches in ((1, BATCHES), (8, (7, 64))):
         wanted = [*(("classify", batch) for batch in batches), ("regress", 64), ("tag", 64)]
-        with pytest.MonkeyPatch.context() as patch:
-            devices = jax.devices()[:count]
-            patch.setattr(jax, "devices", lambda devices=devices: devices)
+        with devices(count):
             for kind, batch in wanted:
                 to = tmp_path_factory.mktemp("evaluated")
                 result = contexture.evaluate(task_run(kind), batch=batch, to=str(to))
-                found[kind, f"{count} devices", batch] = result, predictions(to / "dev-60")
+                found[kind, count, batch] = result, predictions(to / "dev-60")
     return found
 
 
@@ -55,7 +53,7 @@ def lines_of(file: Path) -> list[str]:
 
 
 def test_metrics_equal_an_independent_count(evaluated, task_files):
-    result, said = evaluated["classify", "1 devices", 64]
+    result, said = evaluated["classify", 1, 64]
     gold = [line.split("\t")[1] for line in lines_of(task_files / "classify.dev.tsv")[1:]]
     assert len(gold) == 97 == result["examples"] and [r["label"] for r in said] == gold
     assert [r["id"] for r in said] == [f"classify.dev.tsv:{n}" for n in range(2, 99)]
@@ -81,7 +79,7 @@ def test_metrics_equal_an_independent_count(evaluated, task_files):
 
 
 def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
-    result, said = evaluated["regress", "1 devices", 64]
+    result, said = evaluated["regress", 1, 64]
     gold = [json.loads(line)["score"] for line in lines_of(task_files / "regress.dev.jsonl")]
     answers = [r["prediction"] for r in said]
     errors = [(g - a) ** 2 for g, a in zip(gold, answers, strict=True)]
@@ -92,7 +90,7 @@ def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
     below = math.sqrt(sum((g - mean_g) ** 2 for g in gold) * sum((a - mean_a) ** 2 for a in answers))
     assert result["metrics"]["pearson"] == pytest.approx(top / below, abs=1e-6)
 
-    result, said = evaluated["tag", "1 devices", 64]
+    result, said = evaluated["tag", 1, 64]
     words = [line.split("\t")[3] for line in lines_of(task_files / "tag.dev.conllu") if line]
     assert [tag for r in said for tag in r["labels"]] == words
     hits = [g == a for r in said for g, a in zip(r["labels"], r["predictions"], strict=True)]
@@ -101,14 +99,14 @@ def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batch_and_devices_change_no_prediction(evaluated, kind):
-    whole, said = evaluated[kind, "1 devices", 64]
-    for (other, devices, batch), (result, records) in evaluated.items():
+    whole, said = evaluated[kind, 1, 64]
+    for (other, count, batch), (result, records) in evaluated.items():
         if other == kind:
-            same(result, records, whole, said, f"{devices}, batch {batch}")
+            same(result, records, whole, said, f"{count} devices, batch {batch}")
 
 
 def test_two_processes_change_no_prediction(evaluated, by_two_processes):
-    same(*by_two_processes, *evaluated["classify", "1 devices", 64], "two processes")
+    same(*by_two_processes, *evaluated["classify", 1, 64], "two processes")
 
 
 def same(result: dict, records: list[dict], whole: dict, said: list[dict], where: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import contexture
+from tests.common import done
 from tests.conftest import TINY
 from tests.test_formats import GOLDEN
 from tests.tfds_sets import build
@@ -62,10 +63,6 @@ def sets(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFDS_DATA_DIR", str(place / "sets"))
 
 
-def do(*words: object) -> None:
-    assert contexture.main([str(word) for word in words]) == 0
-
-
 def figures(run: Path) -> list[dict[str, Any]]:
     """Every record of metrics.jsonl, without how fast it went."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -80,7 +77,7 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def finetune(run: Path, *words: object) -> None:
-    do("finetune", BASE, "--dir", run, "--steps", 4, "--data.batch", 8, "--log.no-tensorboard", *words)
+    done("finetune", BASE, "--dir", run, "--steps", 4, "--data.batch", 8, "--log.no-tensorboard", *words)
 
 
 def from_files(files: Sequence[Path]) -> list[object]:
@@ -114,12 +111,12 @@ def test_a_file_and_a_set_of_the_same_pairs_and_numbers_are_one_run(place):
 
 def test_a_task_by_its_name_goes_the_whole_road(capsys, place, named):
     capsys.readouterr()
-    do("evaluate", named, "--json")
+    done("evaluate", named, "--json")
     result = json.loads(capsys.readouterr().out)
     assert result["examples"] == 11 and {"accuracy", "f1", "matthews"} <= set(result["metrics"])
     answers = [json.loads(line) for line in Path(result["predictions"]).read_text().splitlines()]
     assert [answer["id"] for answer in answers] == [f"tfds:glue/sst2:validation:{n}" for n in range(11)]
-    do("predict", named, "--input", place / "sst2.validation.tsv", "--to", place / "answers.jsonl", "--json")
+    done("predict", named, "--input", place / "sst2.validation.tsv", "--to", place / "answers.jsonl", "--json")
     assert json.loads(capsys.readouterr().out)["examples"] == 11
     again = [json.loads(line) for line in (place / "answers.jsonl").read_text().splitlines()]
     assert [answer["prediction"] for answer in again] == [answer["prediction"] for answer in answers]
@@ -131,7 +128,7 @@ def test_a_task_by_its_name_goes_the_whole_road(capsys, place, named):
 def test_a_text_file_and_a_set_of_the_same_documents_are_one_pretraining(place):
     words = ["pretrain", "bert.tiny", *TINY, "--steps", 6, "--log.no-tensorboard"]
     for run, path in (("text", place / "text.txt"), ("set", "tfds:lm1b")):
-        do(*words, "--data.path", path, "--dir", place / run)
+        done(*words, "--data.path", path, "--dir", place / run)
     assert_same(place / "text", place / "set")
     one, other = ((place / run / "tokenizer" / "vocab.txt").read_bytes() for run in ("text", "set"))
     assert one == other
