@@ -10,7 +10,7 @@ import pytest
 
 import contexture
 from analysis.embed import embed as vectors_of
-from tests.common import said
+from tests.commands import said
 from tests.conftest import ROOT
 
 TEXT = [

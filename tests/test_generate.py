@@ -19,7 +19,7 @@ from data.errors import DataError
 from models import decode
 from models.config import BertConfig, GptConfig, Sampling
 from models.model import build
-from tests.common import done
+from tests.commands import done
 from train.config import read
 
 pytestmark = pytest.mark.usefixtures("one_device")

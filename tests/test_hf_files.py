@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import contexture
-from tests.common import said
+from tests.commands import said
 from tests.conftest import ROOT
 from train import interchange
 from train.asked import Import

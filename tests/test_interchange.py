@@ -17,7 +17,7 @@ from models import elmo
 from models.config import ElmoConfig
 from models.published import bilm
 from models.renaming import shapes_of
-from tests.common import said
+from tests.commands import said
 from tests.conftest import ROOT
 from train import bilm as bilm_files
 from train import interchange

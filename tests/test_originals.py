@@ -11,7 +11,7 @@ import pytest
 
 import contexture
 from data.errors import DataError
-from tests.common import said
+from tests.commands import said
 from train import bundle
 from train.bundle import open_bundle
 

@@ -18,7 +18,8 @@ import pytest
 
 import contexture
 from data.bpe import BYTES
-from tests.common import close, done
+from tests.commands import done
+from tests.parity_rule import close
 from train.config import read
 from train.objectives import objective_of
 

@@ -15,8 +15,9 @@ from data.config import DataConfig, TaskConfig
 from data.layouts import bert_texts
 from models.config import GptConfig
 from models.model import example
-from tests.common import close, done
+from tests.commands import done
 from tests.conftest import ROOT
+from tests.parity_rule import close
 from train.config import Run, read
 from train.hf_export import hf_files
 from train.objectives import batch_fields, batch_sizes

@@ -20,7 +20,7 @@ from models import bert, gpt
 from models.config import BertConfig, GptConfig
 from models.published import BERT_HF_BOOK, BERT_TF_BOOK, GPT2_HF, GPT2_TF_BOOK
 from models.renaming import shapes_of, to_ours, to_theirs
-from tests.common import done
+from tests.commands import done
 from tests.conftest import ROOT
 from train.bundle import open_bundle
 

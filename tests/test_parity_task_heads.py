@@ -14,7 +14,7 @@ from models.config import BertConfig
 from models.model import build
 from models.published import BERT_HF
 from models.renaming import Format, to_ours, to_theirs
-from tests.common import close
+from tests.parity_rule import close
 from train.objectives import OBJECTIVES, loss
 
 torch = pytest.importorskip("torch")

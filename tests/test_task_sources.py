@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import contexture
-from tests.common import done
+from tests.commands import done
 from tests.conftest import TINY
 from tests.test_formats import GOLDEN
 from tests.tfds_sets import build

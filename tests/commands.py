@@ -1,11 +1,9 @@
-"""What several test files say alike: a command done or refused, and the rule of parity."""
+"""Commands called in the process of the test: done, refused, on so many devices."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 import contexture
@@ -29,11 +27,3 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     """(exit code, all of stderr) of one command in this process."""
     code = contexture.main([str(word) for word in words])
     return code, capsys.readouterr().err.strip()
-
-
-def close(got: Any, wanted: Any, name: str = "") -> None:
-    """max|got - wanted| <= 1e-5 · max|wanted|, of one shape; zeros alone prove nothing, and fail."""
-    got, wanted = np.asarray(got), np.asarray(wanted)
-    assert got.shape == wanted.shape, f"{name}: {got.shape}, not {wanted.shape}"
-    off, most = np.abs(got - wanted).max(), np.abs(wanted).max()
-    assert 0 < most and off <= 1e-5 * most, f"{name}: {off:.2e} of {most:.2e}"
