@@ -4,19 +4,23 @@ from collections.abc import Sequence
 
 from data.errors import DataError
 from data.examples import Tagged
+from data.file_report import FileReport
 from data.layouts import GPT_SPECIALS
 from data.tokenizer import Tokenizer
-from data.words import Spelling
+from data.words import UNK, Spelling
 
 
-def cut_words(examples: Sequence[Tagged], tokenizer: Tokenizer | Spelling) -> tuple[list[list[int]], list[list[int]]]:
+def cut_words(
+    examples: Sequence[Tagged], tokenizer: Tokenizer | Spelling, report: FileReport
+) -> tuple[list[list[int]], list[list[int]]]:
     """(the pieces of each example's words, joined; where among them each word is read).
 
     Each word is tokenised alone; its first piece stands for it (Devlin et al. 2018, section 5.3). A vocabulary that has
     GPT-1's special tokens is read from left to right: there it is the last piece, which alone has seen the whole word.
     Where spaces are part of the pieces, each word but the first has one before it. An ELMo reads words as they stand.
+    A word without a piece (a variation selector alone) is read as the unknown token, which `report` counts.
 
-    `["Jim", "Henson"]` → pieces `jim hen ##son`, places `0 1`. Raises: DataError for a word without a piece.
+    `["Jim", "Henson"]` → pieces `jim hen ##son`, places `0 1`.
     """
     if isinstance(tokenizer, Spelling):
         lines = [tokenizer.number(example.words) for example in examples]
@@ -25,23 +29,37 @@ def cut_words(examples: Sequence[Tagged], tokenizer: Tokenizer | Spelling) -> tu
     written = [[f"{space if n else ''}{word}" for n, word in enumerate(example.words)] for example in examples]
     where = {word: example.origin for example, words in zip(examples, written, strict=True) for word in words}
     pieces = dict(zip(where, spelled(list(where), list(where.values()), tokenizer), strict=True))
+    unknown = unknown_ids(tokenizer)
     lines: list[list[int]] = []
     places: list[list[int]] = []
     for example, words in zip(examples, written, strict=True):
         line: list[int] = []
         place: list[int] = []
         for word in words:
-            if not pieces[word]:
-                raise DataError(
-                    f"{example.origin}: the word {word!r} has no letter that the vocabulary can spell; "
-                    "take it out, with its tag"
-                )
+            ids = pieces[word]
+            if not ids:
+                report.read_unspelled(f"the word {word.strip()!r}", example.origin)
+                ids = unknown
             begin = len(line)
-            line += pieces[word]
+            line += ids
             place.append(len(line) - 1 if last else begin)
         lines.append(line)
         places.append(place)
+    report.count_tokens([" ".join(example.words) for example in examples], lines)
     return lines, places
+
+
+def unknown_ids(tokenizer: Tokenizer | Spelling) -> list[int]:
+    """What stands for a text or a word without a piece: the unknown token; where a vocabulary has none, a space, else
+    its first token."""
+    if isinstance(tokenizer, Spelling):
+        return tokenizer.number([UNK])
+    if tokenizer.unk is not None and tokenizer.unk >= 0:
+        return [tokenizer.unk]
+    try:
+        return tokenizer.encode([" "])[0] or [0]
+    except DataError:  # a vocabulary of characters without it
+        return [0]
 
 
 def spelled(texts: Sequence[str], origins: Sequence[str], tokenizer: Tokenizer | Spelling) -> list[list[int]]:

@@ -31,6 +31,7 @@ BYTES = {chr(byte if byte in _PRINTED else 0x100 + n - len(_PRINTED)): byte for 
 # No token of GPT-2's pattern holds white space after something else, or a mark after a letter or a digit.
 _SAFE = re.compile(r"(?<=\S)(?=[ \t\r\n])|(?<=[^\W_])(?=[.,;:!?。，、；：！？])")
 _RUNS = re.compile(r'([-~!";?+,()/*\[\]{}|_])\1*')
+_BLANKS = re.compile(r"\s+")
 _LINES = re.compile(r" ?\n ?")
 
 
@@ -116,6 +117,10 @@ class Gpt1BPE:
         ids = {token: number for number, token in enumerate(vocabulary)}
         if "<unk>" not in ids:
             raise DataError(f"{where}: <unk> is missing; a GPT-1 vocabulary holds it")
+        if all(map(is_added, ids)):
+            raise DataError(
+                f"{where}: holds special tokens alone, so that every text is <unk>; give a vocabulary of text"
+            )
         self.vocabulary, self.merges = tuple(vocabulary), tuple(merges)
         self.size = len(vocabulary)
         self.unk = ids["<unk>"]
@@ -172,8 +177,7 @@ def standardized(text: str) -> str:
     for character, plain in (("—", "-"), ("–", "-"), ("―", "-"), ("…", "..."), ("´", "'")):
         text = text.replace(character, plain)
     text = _RUNS.sub(r" \g<0> ", text)
-    text = re.sub(r"\s*\n\s*", " \n ", text)
-    return re.sub(r"[^\S\n]+", " ", text).strip()
+    return _BLANKS.sub(lambda blanks: " \n " if "\n" in blanks[0] else " ", text).strip()
 
 
 def learn_byte_bpe(texts: Iterable[str], size: int) -> ByteBPE:

@@ -49,8 +49,8 @@ class DataConfig:
     """The step from which on they are."""
     length: int = 128
     """Tokens per line, special tokens counted."""
-    predictions: int = 20
-    """Most positions predicted in a line (max_predictions_per_seq)."""
+    predictions: int = 0
+    """Most tokens predicted in a sequence (max_predictions_per_seq); 0: length times masked-fraction, rounded up."""
     masked_fraction: float = 0.15
     """Share of a line's tokens that is predicted (masked_lm_prob)."""
     short_fraction: float = 0.1
@@ -73,8 +73,11 @@ class DataConfig:
         else:
             if self.length < 8:
                 raise ValueError(f"data.length={self.length} is too short for a pair of sentences; give at least 8")
-            if not 1 <= self.predictions <= self.length:
-                raise ValueError(f"data.predictions={self.predictions} is not between 1 and data.length={self.length}")
+            if not 0 <= self.predictions <= self.length:
+                raise ValueError(
+                    f"data.predictions={self.predictions} is not between 1 and data.length={self.length}; lower it, or "
+                    "give 0 to follow the length"
+                )
         if self.stream != "windows":
             self._refuse("documents", "packed")
         if self.word_types < 0 or 0 < self.word_types < 3:
@@ -94,6 +97,11 @@ class DataConfig:
                     f"data.ramp-from={self.ramp_from} does not double to data.batch={self.batch} within "
                     f"data.ramp-steps={self.ramp_steps}; give half, a quarter, … of the batch, and a step for each size"
                 )
+
+    @property
+    def slots(self) -> int:
+        """Masked slots of a sequence, P: `predictions`, or as many as the length asks for: 20 of 128, 77 of 512."""
+        return self.predictions or max(math.ceil(round(self.length * self.masked_fraction, 6)), 1)
 
     def _refuse(self, *names: str) -> None:
         for field in fields(self):

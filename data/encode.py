@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data import draws
-from data.align import cut_words, spelled
+from data.align import cut_words, spelled, unknown_ids
 from data.config import TaskConfig
 from data.encoded import (
     ANSWER,
@@ -35,10 +34,12 @@ from data.encoded import (
 )
 from data.errors import DataError
 from data.examples import Choice, Example, Pair, Tagged, Text
+from data.file_report import FileReport
 from data.labels import Labels, answer
-from data.prepare import Out
+from data.out import Out, close_all
 from data.shards import I64, fingerprint_of
 from data.sources import shared
+from data.storage import atomic_folder
 from data.tables import counted
 from data.tasks import check_sources, examples, open_source, source_of
 from data.tokenizer import Tokenizer
@@ -65,26 +66,35 @@ def reader(tokenizer: Tokenizer) -> Tokenizer | Spelling:
     return Spelling(tokenizer) if isinstance(tokenizer, Words) else tokenizer
 
 
-def code(found: Sequence[Example], kind: str, tokenizer: Tokenizer | Spelling, labels: Labels, file: int) -> Coded:
-    """Tokenises examples and numbers their answers.
+def code(
+    found: Sequence[Example],
+    kind: str,
+    tokenizer: Tokenizer | Spelling,
+    labels: Labels,
+    file: int,
+    report: FileReport | None = None,
+) -> Coded:
+    """Tokenises examples and numbers their answers. A text or a word without a piece is read as the unknown token,
+    which `report` counts.
 
-    Raises: DataError with file:line for a text or word without a piece, an unknown label, a number that is none, more
-    or fewer alternatives than others have.
+    Raises: DataError with file:line for an unknown label, a number that is none, more or fewer alternatives than others
+    have.
     """
+    report = report or FileReport("examples", tokenizer)
     choices = _alternatives(found, labels) if kind == "choice" else 1
     rows = np.full((len(found) * choices, 6), -1, np.int64)
     rows[:, FILE] = file
     tags: list[list[int]] | None = None
     if kind == "tag":
         tagged = [example for example in found if isinstance(example, Tagged)]
-        lines, places = cut_words(tagged, tokenizer)
+        lines, places = cut_words(tagged, tokenizer, report)
         tags = [[-1] * len(line) for line in lines]
         for example, marks, place in zip(tagged, tags, places, strict=True):
             for at, tag in zip(place, example.tags or ("",) * len(place), strict=True):
                 marks[at] = labels.number(tag, example.origin) if example.tags is not None else 0
     else:
         plain = [example for example in found if not isinstance(example, Tagged)]
-        read = _rows(plain, tokenizer)
+        read = _rows(plain, tokenizer, report)
         lines = [a + (b or []) for a, b in read]
         rows[:, B] = [-1 if b is None else len(a) for a, b in read]
         rows[:, ANSWER] = np.repeat([answer(example, kind, labels) for example in plain], choices)
@@ -111,24 +121,25 @@ def _alternatives(found: Sequence[Example], labels: Labels) -> int:
 
 
 def _rows(
-    found: Sequence[Text | Pair | Choice], tokenizer: Tokenizer | Spelling
+    found: Sequence[Text | Pair | Choice], tokenizer: Tokenizer | Spelling, report: FileReport
 ) -> list[tuple[list[int], list[int] | None]]:
-    """The pieces of each row's first text and of its second, where it has one; a choice has a row for each alternative.
-
-    Raises: DataError for a text without a piece.
-    """
+    """The pieces of each row's first text and of its second, where it has one; a choice has a row for each
+    alternative."""
     texts = [_texts(example) for example in found]
     origins = [example.origin for example, several in zip(found, texts, strict=True) for _ in several]
-    pieces = iter(spelled(list(chain.from_iterable(texts)), origins, tokenizer))
+    flat = list(chain.from_iterable(texts))
+    lines = spelled(flat, origins, tokenizer)
+    unknown = unknown_ids(tokenizer)
+    for place, (text, ids) in enumerate(zip(flat, lines, strict=True)):
+        if not ids:
+            lines[place] = unknown
+            if text:  # an empty one is counted by its reader
+                report.read_unspelled(f"the text {text[:40]!r}", origins[place])
+    report.count_tokens(flat, lines)
+    pieces = iter(lines)
     rows: list[tuple[list[int], list[int] | None]] = []
-    for example, read in zip(found, texts, strict=True):
+    for read in texts:
         first, *others = [next(pieces) for _ in read]
-        for text, ids in zip(read, (first, *others), strict=True):
-            if not ids:
-                raise DataError(
-                    f"{example.origin}: the text {text[:40]!r} has no letter that the vocabulary can spell; "
-                    "take the row out"
-                )
         rows += [(first, other) for other in others or [None]]
     return rows
 
@@ -169,6 +180,18 @@ def in_memory(
     return Encoded(kind, labels, (source,), many, longest, rows, tokens, tags, coded.choices, symmetric, letters)
 
 
+MOST_BATCH = 1 << 14
+"""Lines that a model is asked about at once: a mistyped number is refused, and takes no memory."""
+
+
+def check_batch(batch: int, unit: str = "lines") -> None:
+    """Raises: DataError for a batch of no lines, or of more than MOST_BATCH."""
+    if batch < 1:
+        raise DataError(f"batch={batch} is not a positive number of {unit}")
+    if batch > MOST_BATCH:
+        raise DataError(f"batch={batch} is more than {MOST_BATCH} {unit} at a time; give fewer")
+
+
 def chunks(found: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
     """Lists of at most so many."""
     iterator = iter(found)
@@ -188,29 +211,25 @@ def encode(
     """Encodes task.train and task.dev into the folder `to` and opens it.
 
     labels, pair: those of a run that is already trained, instead of task.labels and what train holds; then task.train
-    may be empty. The folder is written beside its place and renamed when it is whole; what `check` raises stops the
+    may be empty. The folder appears when it is whole; what `check` raises stops the
     work and leaves nothing behind. Raises: DataError for what `examples` and `code` refuse, and where examples of train
     are held out too.
     """
     check_sources(task.train, "task.train")
     check_sources(task.dev, "task.dev")
     _apart(task)
-    temporary = to.parent / f".{to.name}.partial"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    writer = _Writer(temporary, task, tokenizer, Labels(labels or task.labels, bool(task.labels)), pair)
-    try:
-        for path in task.train:
-            writer.add(path, "train", say, check)
-        writer.close_labels()
-        for path in task.dev:
-            writer.add(path, "dev", say, check)
-        writer.finish()
-        os.rename(temporary, to)
-    except BaseException:
-        writer.close()
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with atomic_folder(to) as part:
+        writer = _Writer(part, task, tokenizer, Labels(labels or task.labels, bool(task.labels)), pair)
+        try:
+            for path in task.train:
+                writer.add(path, "train", say, check)
+            writer.close_labels()
+            for path in task.dev:
+                writer.add(path, "dev", say, check)
+            writer.finish()
+        except BaseException:
+            writer.close()
+            raise
     return Store.open(to)
 
 
@@ -243,9 +262,13 @@ class _Writer:
             source["name"] = path  # so that every example has an id of its own
         self.sources.append({**source, "sha256": sha256_of(path), "split": split})
         fraction = self.task.dev_fraction if split == "train" else 0.0
-        for chunk in chunks(examples(path, self.task, labelled=True, say=say)):
+        report = FileReport(Path(path).name, self.tokenizer)
+        for read in chunks(examples(path, self.task, labelled=True, say=say, report=report)):
             check()
-            coded = code(chunk, self.task.kind, self.tokenizer, self.labels, len(self.sources) - 1)
+            chunk = [example for example in read if self._is_answered(example, report)]
+            if not chunk:
+                continue
+            coded = code(chunk, self.task.kind, self.tokenizer, self.labels, len(self.sources) - 1, report)
             self.pair = same_shape(coded, self.pair, chunk[0].origin)
             if self.task.symmetric and not self.pair:
                 raise DataError(
@@ -257,6 +280,22 @@ class _Writer:
             held = draws.unit(draws.draw(draws.key(draws.HELD_OUT), numbers)) < fraction
             self._write(coded, split, np.flatnonzero(~held))
             self._write(coded, "dev", np.flatnonzero(held))
+        report.finish(say)
+
+    def _is_answered(self, example: Example, report: FileReport) -> bool:
+        """Whether the answer of an example is one; else `report` counts it."""
+        try:
+            if isinstance(example, Tagged):
+                for tag in example.tags or ():
+                    self.labels.number(tag, example.origin)
+            else:
+                if isinstance(example, Choice):
+                    _alternatives([example], self.labels)
+                answer(example, self.task.kind, self.labels)
+        except DataError as error:
+            report.leave_out(error)
+            return False
+        return True
 
     def _write(self, coded: Coded, split: str, chosen: NDArray[np.intp]) -> None:
         if not len(chosen):
@@ -348,5 +387,4 @@ class _Writer:
         (self.folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
     def close(self) -> None:
-        for out in self.files.values():
-            out.file.close()
+        close_all(self.files.values())

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from data.chars import are_cut
 from data.config import TaskConfig
 from data.errors import DataError
-from data.shards import I64, File, check_bytes, fingerprint_of, joined, misfit
+from data.plain_files import open_plain, read_plain
+from data.shards import I64, Check, File, check_bytes, fingerprint_of, joined, misfit
 from data.words import letters_of
 
 FORMAT = 1
@@ -141,7 +142,7 @@ def sha256_of(path: str) -> str:
     """Of a file's bytes (hex); of a TFDS set "", for it has its own."""
     if path.startswith("tfds:"):
         return ""
-    with open(path, "rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -173,7 +174,7 @@ class Store:
         """cut_words: of the different words of all examples, how many are longer than what is read of them."""
         if WORDS in index["files"]:
             check_bytes(folder / WORDS, index["files"][WORDS]["sha256"], _MEND)
-            words = json.loads((folder / WORDS).read_bytes())
+            words = json.loads(read_plain(folder / WORDS))
             self._letters, self.cut_words = letters_of(words), int(are_cut(words).sum())
         self.splits = {name: self._split(name) for name in SPLITS}
 
@@ -199,7 +200,7 @@ class Store:
         """Raises: DataError where there is none, or it is not as it was written."""
         file = folder / INDEX
         try:
-            index = json.loads(file.read_text("utf-8"))
+            index = json.loads(read_plain(file))
         except FileNotFoundError:
             raise DataError(f"{folder}: holds no examples ({INDEX} is missing); {_MEND}") from None
         except (OSError, ValueError, RecursionError):
@@ -229,7 +230,8 @@ class Store:
                     return f"{path} is not what it was when {self.folder} was encoded"
         return ""
 
-    def verify(self) -> None:
-        """Reads every file once and compares it with what was written. Raises: DataError naming one that differs."""
+    def verify(self, check: Check = lambda: None) -> None:
+        """Reads every file once and compares it with what was written. Raises: DataError naming one that differs; what
+        `check` raises to stop the work."""
         for name, entry in self.index["files"].items():
-            check_bytes(self.folder / name, entry["sha256"], _MEND)
+            check_bytes(self.folder / name, entry["sha256"], _MEND, check)

@@ -8,7 +8,13 @@ class DataError(ValueError):
     """One line for the user: where (file:line), what is wrong with the value got, what was wanted, how to mend it."""
 
 
+LONGEST_NAME = 100
+"""Characters of a name that is compared with others: the time grows with the product of their lengths."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' (did you mean x?)', or nothing where no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+    if len(word) > LONGEST_NAME:
+        return ""
+    near = difflib.get_close_matches(word, [name for name in known if len(name) <= LONGEST_NAME], n=1)
     return f" (did you mean {near[0]}?)" if near else ""

@@ -2,6 +2,8 @@
 
 import hashlib
 from array import array
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +27,13 @@ class Out:
 
     def entry(self) -> dict[str, Any]:
         return {"size": self._size, "sha256": self._digest.hexdigest()}
+
+
+def close_all(files: Iterable[Out]) -> None:
+    """Closes every file, also where one cannot be written to its end (a full disk), and raises that then."""
+    with ExitStack() as stack:
+        for out in files:
+            stack.callback(out.file.close)
 
 
 class Rows(Out):

@@ -8,6 +8,7 @@ from typing import Any
 
 from data import vocabulary as vocabularies
 from data.errors import DataError
+from data.plain_files import read_plain
 
 FILE = "sentencepiece.model"
 KINDS = ("sentencepiece-unigram", "sentencepiece-bpe")
@@ -44,7 +45,8 @@ class SentencePiece:
             self._processor.load_from_serialized_proto(model)
             described = dict(message_fields(model))
             trained, normal, back = (dict(message_fields(described.get(part, b""))) for part in (2, 3, 5))
-        except (RuntimeError, IndexError, ValueError):
+            pieces = [self._processor.id_to_piece(number) for number in range(self._processor.get_piece_size())]
+        except (RuntimeError, IndexError, ValueError, TypeError):  # also a piece that is not UTF-8
             raise DataError(f"{where}: no SentencePiece model, or a damaged one; give a *.model file") from None
         kinds = dict(enumerate(KINDS, 1))
         if (kind := trained.get(_MODEL_TYPE, 1)) not in kinds:
@@ -52,11 +54,12 @@ class SentencePiece:
         self.kind = kinds[kind]
         self.model = model
         self.size = self._processor.get_piece_size()
+        if all(self._processor.is_control(n) or self._processor.is_unknown(n) for n in range(self.size)):
+            raise DataError(f"{where}: holds special tokens alone, so that every text is unknown; give a model of text")
         self.pad = max(self._processor.pad_id(), 0)
         self.end: int | None = self._processor.eos_id() if self._processor.eos_id() >= 0 else None
         self.unk: int | None = self._processor.unk_id()
         self.fingerprint = vocabularies.fingerprint(self.kind, model=model.hex())
-        pieces = [self._processor.id_to_piece(number) for number in range(self.size)]
         self._bytes = [_bytes(piece, self._processor.is_byte(number)) for number, piece in enumerate(pieces)]
         apart = all(_PLAIN.fullmatch(piece) and (piece == "\n" or "\n" not in piece) for piece in pieces)
         apart = apart and self._processor.piece_to_id(_SPACE) != self.unk  # else a space is written as the mark's bytes
@@ -68,7 +71,7 @@ class SentencePiece:
     def open(file: Path) -> "SentencePiece":
         """Raises: DataError for what cannot be read, or is no model."""
         try:
-            return SentencePiece(file.read_bytes(), str(file))
+            return SentencePiece(read_plain(file), str(file))
         except OSError as error:
             raise DataError(f"{file}: cannot be read ({error.strerror}); give a *.model file") from None
 

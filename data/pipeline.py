@@ -14,7 +14,7 @@ from data.errors import DataError
 from data.lanes import HeldOutLanes, LaneBatches
 from data.layouts import Batch, bert_pair, cut
 from data.masking import bert_masking
-from data.shards import I64, Shards
+from data.shards import I64, Check, Shards
 from data.streams import SentencePairs
 from data.task_batches import HeldOutTask, TaskBatches, class_weights
 from data.tokenizer import Tokenizer
@@ -61,14 +61,17 @@ class Batches(Protocol):
 class PairBatches:
     """BERT's pretraining batches: step s, row r is line `s · batch + r` of the endless stream of sentence pairs."""
 
-    def __init__(self, shards: Shards, config: DataConfig, *, seed: int, split: str = "train") -> None:
-        """Raises: DataError where the split holds no text, or the shards' tokenizer is not theirs."""
+    def __init__(
+        self, shards: Shards, config: DataConfig, *, seed: int, split: str = "train", check: Check = lambda: None
+    ) -> None:
+        """Raises: DataError where the split holds no text, or the shards' tokenizer is not theirs; what `check` raises
+        to stop the counting of a pass."""
         self.fields = dict(FIELDS)
         self.tokenizer: Tokenizer = shards.tokenizer
         self.shards, self.config, self.seed, self.batch = shards, config, seed, config.batch
         self.length = config.length
         length, short = config.length, config.short_fraction
-        self.stream = SentencePairs(shards, split, length=length, short_fraction=short, seed=seed)
+        self.stream = SentencePairs(shards, split, length=length, short_fraction=short, seed=seed, check=check)
         self.lines_per_pass = self.stream.lines_per_pass
         self.rows_read = 0
         """Rows read so far, by all threads."""
@@ -100,7 +103,7 @@ class PairBatches:
             batch.pop("lengths"),
             numbers,
             seed=self.seed,
-            predictions=config.predictions,
+            predictions=config.slots,
             masked_fraction=config.masked_fraction,
             mask=tokenizer.mask,
             vocab=tokenizer.size,
@@ -115,9 +118,9 @@ class PairBatches:
 class HeldOutPairs:
     """Every held-out line once, in `steps` batches: pass 0 of the dev split, with masks that never change."""
 
-    def __init__(self, shards: Shards, config: DataConfig, *, seed: int = 0) -> None:
-        """Raises: DataError where nothing is held out."""
-        self._batches = PairBatches(shards, config, seed=seed, split="dev")
+    def __init__(self, shards: Shards, config: DataConfig, *, seed: int = 0, check: Check = lambda: None) -> None:
+        """Raises: DataError where nothing is held out; what `check` raises to stop the counting of a pass."""
+        self._batches = PairBatches(shards, config, seed=seed, split="dev", check=check)
         self.fields = self._batches.fields
         self.tokenizer = self._batches.tokenizer
         self.batch = config.batch
@@ -156,31 +159,43 @@ class HeldOut(Protocol):
 
 
 def open_batches(
-    store: Shards | Store, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, seed: int
+    store: Shards | Store,
+    tokenizer: Tokenizer,
+    config: DataConfig,
+    task: TaskConfig,
+    seed: int,
+    check: Check = lambda: None,
 ) -> Batches:
-    """The training batches of a task, or of data.stream."""
+    """The training batches of a task, or of data.stream. `check` may raise to stop the counting of a pass."""
     if isinstance(store, Store):
         return TaskBatches(store, tokenizer, config, task, seed=seed)
-    kinds = {"sentence_pairs": PairBatches, "windows": WindowBatches, "lanes": LaneBatches}
-    return kinds[config.stream](store, config, seed=seed)
+    if config.stream == "sentence_pairs":
+        return PairBatches(store, config, seed=seed, check=check)
+    return {"windows": WindowBatches, "lanes": LaneBatches}[config.stream](store, config, seed=seed)
 
 
 def open_held_out(
-    store: Shards | Store, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, lines: int, lanes: int = 0
+    store: Shards | Store,
+    tokenizer: Tokenizer,
+    config: DataConfig,
+    task: TaskConfig,
+    lines: int,
+    lanes: int = 0,
+    check: Check = lambda: None,
 ) -> HeldOut | None:
     """The held-out batches of a task or of data.stream, `lines` at a time; None where nothing is held out. lanes: how
     many of the lines carry text where they go on from batch to batch, so that where they begin depends on no mesh; 0:
-    all."""
+    all. `check` may raise to stop the counting of a pass."""
     if isinstance(store, Store):
         weights_C = class_weights(task, store.labels, store.counts)
         dev = store.splits["dev"]
         return HeldOutTask(dev, tokenizer, config, lines, weights_C) if dev.examples else None
     if not store.splits["dev"].documents:
         return None
-    config = replace(config, batch=lines)
+    config = replace(config, batch=lines, ramp_from=0, ramp_steps=0)  # a ramp is for training
     if config.stream == "lanes":
         return HeldOutLanes(store, config, min(lanes or lines, lines))
-    return {"sentence_pairs": HeldOutPairs, "windows": HeldOutWindows}[config.stream](store, config)
+    return HeldOutWindows(store, config) if config.stream == "windows" else HeldOutPairs(store, config, check=check)
 
 
 Rows = I64 | Callable[[int], I64] | None

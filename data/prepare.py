@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -13,10 +12,12 @@ import numpy as np
 
 from data.config import DataConfig
 from data.errors import DataError
-from data.out import Out, Rows
+from data.out import Out, Rows, close_all
 from data.shards import FORMAT, INDEX, PER_FILE, SPLITS, UNKNOWN, Shards, fingerprint_of
-from data.sources import Source, check_free, document_batches, expand, sentence_batches, shared
+from data.sources import Source, document_batches, expand, sentence_batches, shared
+from data.storage import atomic_folder, check_free
 from data.tokenizer import Tokenizer
+from data.unknown_tokens import UnknownTokens
 from data.words import Numbering, word_tokenizer
 
 LONGEST_DOCUMENT = 16384
@@ -27,6 +28,7 @@ BLOCK_SENTENCES, BLOCK_TOKENS = 32768, 1 << 20
 RUN = 64
 """Tokens of a run: what stands for a sentence where whole documents are tokenised."""
 _COPY = 1 << 16
+_MEND = "give another vocabulary, or learn one on this text"
 
 
 def prepare(
@@ -36,10 +38,11 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
     *,
     per_file: int = PER_FILE,
+    say: Callable[[str], None] | None = None,
 ) -> Shards:
     """Tokenises `config.path` (and `config.dev`) into the folder `to` and opens it.
 
-    The folder is written beside its place and renamed there when it is whole. `config.dev_fraction` holds out the end
+    The folder appears when it is whole. `config.dev_fraction` holds out the end
     of each file, counted in sentences, in whole documents where there are several. Sentences without tokens and
     documents without sentences are dropped. `progress` is called with the bytes read and the bytes in all (about, for a
     TFDS set), for every line and at least every half megabyte; what it raises stops the work and leaves nothing behind.
@@ -47,6 +50,8 @@ def prepare(
     For `windows` (`config.stream`) documents are tokenised whole, line ends and all, each with the tokenizer's end
     behind it, and what is held out is counted in tokens. A single document is cut between two runs of RUN tokens; its
     first part has no end then.
+
+    `say` gets a line where the vocabulary lacks much of the text.
 
     For `lanes` the words of each sentence are written with the end behind them. Those that the vocabulary lacks get
     numbers behind it, by first appearance, and their spelling is kept in the folder.
@@ -64,36 +69,28 @@ def prepare(
         raise DataError(
             f"{held_out}: data.dev names a {held_out.kind} that data.path holds too; keep held-out text apart"
         )
-    temporary = to.parent / f".{to.name}.partial"
-    shutil.rmtree(temporary, ignore_errors=True)
-    writer = None
-    try:
-        temporary.mkdir(parents=True)
-        writer = _Writer(temporary, tokenizer, config, per_file)
-        total = sum(source.size for source in train + dev)
-        done = 0
+    total = sum(source.size for source in train + dev)
+    done = 0
 
-        def seen(raw: bytes = b"") -> None:
-            nonlocal done
-            done = min(done + len(raw), total)
-            if progress:
-                progress(done, total)
+    def seen(raw: bytes = b"") -> None:
+        nonlocal done
+        done = min(done + len(raw), total)
+        if progress:
+            progress(done, total)
 
-        for source in train:
-            writer.add(source, "train", config.dev_fraction, seen)
-        for source in dev:
-            writer.add(source, "dev", 0.0, seen)
-        writer.finish()
-        if to.is_dir():
-            to.rmdir()
-        os.rename(temporary, to)
-    except BaseException:
+    with atomic_folder(to) as part:
+        writer = _Writer(part, tokenizer, config, per_file)
         try:
-            if writer is not None:
-                writer.close()
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            for source in train:
+                writer.add(source, "train", config.dev_fraction, seen)
+            for source in dev:
+                writer.add(source, "dev", 0.0, seen)
+            writer.finish()
+            if say and (line := writer.unknown.warning("the text", _MEND)):
+                say(line)
+        except BaseException:
+            writer.close()
+            raise
     return Shards.open(to)
 
 
@@ -135,6 +132,7 @@ class _Writer:
         self.starts.add(0)
         self.borders = Rows(folder / "borders.partial")
         self.tables = {name: _Table(folder / f"{name}.bin") for name in SPLITS}
+        self.unknown = UnknownTokens(tokenizer)
         self.unigrams = np.zeros(tokenizer.size, np.int64)
         self.sources: list[dict[str, Any]] = []
         self._pieces: list[Out] = []
@@ -163,10 +161,13 @@ class _Writer:
         whole = 0
         begun = run = self.tokens  # where the document and the run being written begin
         for batch in document_batches(source, self.config.documents, self.tokenizer.parts, read):
+            texts = [text for text in batch if text is not None]
             try:
-                encoded = iter(self.tokenizer.encode([text for text in batch if text is not None]))
+                parts = self.tokenizer.encode(texts)
             except DataError as error:
                 raise DataError(f"{source}: {error}") from None
+            self.unknown.add(texts, parts)
+            encoded = iter(parts)
             lines: list[list[int]] = []
             at = self.tokens
             for text in batch:
@@ -222,7 +223,10 @@ class _Writer:
 
     def _tokenised(self, batch: list[str | None]) -> Iterator[int | None]:
         """Writes the tokens of sentences; yields the length of each that has any, and None for a border."""
-        lines = (self.numbering or self.tokenizer).encode([text for text in batch if text is not None])
+        texts = [text for text in batch if text is not None]
+        lines = (self.numbering or self.tokenizer).encode(texts)
+        if self.numbering is None:  # for lanes, the shards say how many words the vocabulary lacks
+            self.unknown.add(texts, lines)
         self._write(lines)
         place = iter(lines)
         for text in batch:
@@ -328,8 +332,7 @@ class _Writer:
 
     def close(self) -> None:
         """Closes every file, as it is."""
-        for out in (self.borders, self.starts, *(table.rows for table in self.tables.values()), *self._pieces[-1:]):
-            out.file.close()
+        close_all((self.borders, self.starts, *(table.rows for table in self.tables.values()), *self._pieces[-1:]))
 
     def finish(self) -> None:
         """Checks what was read and writes the rest of the folder. Raises: DataError where nothing can be trained on."""

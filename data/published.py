@@ -94,8 +94,8 @@ def _byte_pairs(folder: Path, kind: str, whole: dict[str, Any] | None, added: li
         ]
     known = dict(entries)
     more = [(token["content"], token["id"]) for token in added if token["content"] not in known]
-    while more and is_added(more[0][0]):
-        entries.append(more.pop(0))
+    own = next((n for n, (token, _) in enumerate(more) if not is_added(token)), len(more))
+    entries, more = [*entries, *more[:own]], more[own:]
     tokens = checked_pair(entries, file, lines, file)
     tokenizer = ByteBPE(*tokens, str(file)) if kind == ByteBPE.kind else Gpt1BPE(*tokens, str(file), "transformers")
     if not more:
@@ -179,9 +179,10 @@ def _wordpiece(
     if not isinstance(lowercase, bool):
         lowercase = _guessed(tuple(vocabulary), say)
     if said["strip_accents"] not in (None, lowercase) or said["chinese"] is not True:
+        accents, chinese = (repr(said[name])[:40] for name in ("strip_accents", "chinese"))
         raise DataError(
-            f"{folder}: the tokenizer has strip_accents={said['strip_accents']}, tokenize_chinese_chars="
-            f"{said['chinese']}, lower-case {lowercase}; here accents go with the case, and Chinese is parted"
+            f"{folder}: the tokenizer has strip_accents={accents}, tokenize_chinese_chars={chinese}, lower-case "
+            f"{lowercase}; here accents go with the case, and Chinese is parted"
         )
     return WordPiece(vocabulary, lowercase, str(file), longest)
 

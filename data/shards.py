@@ -18,6 +18,7 @@ Everything is read by position (pread): nothing is held or mapped, so memory doe
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,9 +31,13 @@ from numpy.typing import NDArray
 from data.chars import BEGIN_ROW, END_ROW, WIDTH, char_ids
 from data.config import DataConfig
 from data.errors import DataError
+from data.plain_files import open_plain, read_plain
 from data.sources import Source, present
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.words import word_tokenizer
+
+Check = Callable[[], None]
+"""Called between pieces of work; it may raise to stop it."""
 
 FORMAT = 1
 INDEX = "index.json"
@@ -130,7 +135,7 @@ class Shards:
     def is_at(folder: str | Path) -> bool:
         """Whether the folder holds shards (of any format), and not just some index.json."""
         try:
-            index = json.loads((Path(folder) / INDEX).read_text("utf-8"))
+            index = json.loads(read_plain(Path(folder) / INDEX))
         except (OSError, ValueError, RecursionError):
             return False
         return isinstance(index, dict) and {"format", "tokenizer", "splits"} <= index.keys()
@@ -153,22 +158,22 @@ class Shards:
                 shards._verify(name)
         return shards
 
-    def verify(self) -> None:
+    def verify(self, check: Check = lambda: None) -> None:
         """Reads every file once, on all cores, in bounded memory, and compares it with what was written.
 
-        Raises: DataError naming a file that is not as it was written.
+        Raises: DataError naming a file that is not as it was written; what `check` raises to stop the work.
         """
         _ = self.tokenizer
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             try:
-                for _ in pool.map(self._verify, self.index["files"]):
+                for _ in pool.map(lambda name: self._verify(name, check), self.index["files"]):
                     pass
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _verify(self, name: str) -> None:
-        check_bytes(self.folder / name, self.index["files"][name]["sha256"], _MEND)
+    def _verify(self, name: str, check: Check = lambda: None) -> None:
+        check_bytes(self.folder / name, self.index["files"][name]["sha256"], _MEND, check)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -186,7 +191,7 @@ class Shards:
         """
         vocabulary = word_tokenizer(self.tokenizer).vocabulary
         self._verify(UNKNOWN)
-        words = [*vocabulary, *(self.folder / UNKNOWN).read_bytes().decode("utf-8").split("\n")[:-1]]
+        words = [*vocabulary, *read_plain(self.folder / UNKNOWN).decode("utf-8").split("\n")[:-1]]
         rows = np.empty((len(words), WIDTH), np.uint16)
         for at in range(0, len(words), _WORDS):
             rows[at : at + _WORDS] = char_ids(words[at : at + _WORDS])
@@ -256,14 +261,18 @@ def joined(starts: I64, lengths: I64) -> tuple[I64, I64]:
     return starts[apart], np.add.reduceat(lengths, apart)
 
 
-def check_bytes(file: Path, sha256: str, mend: str) -> None:
-    """Raises: DataError where a file's bytes are not those that were written; mend says what to do then."""
+def check_bytes(file: Path, sha256: str, mend: str, check: Check = lambda: None) -> None:
+    """Raises: DataError where a file's bytes are not those that were written; mend says what to do then. `check` may
+    raise to stop the work."""
+    digest = hashlib.sha256()
     try:
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        with open_plain(file) as opened:
+            while block := opened.read(1 << 22):
+                digest.update(block)
+                check()
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror}); {mend}") from None
-    if digest != sha256:
+    if digest.hexdigest() != sha256:
         raise DataError(f"{file}: damaged, not the bytes that were written (their sha256 differs); {mend}")
 
 
@@ -277,7 +286,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     """Raises: DataError where it is missing, of another format, or not as it was written."""
     file = folder / INDEX
     try:
-        index = json.loads(file.read_text("utf-8"))
+        index = json.loads(read_plain(file))
         format = index["format"]
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{folder}: holds no shards ({INDEX} is missing); {_MEND}") from None

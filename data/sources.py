@@ -17,9 +17,12 @@ from typing import Any, ClassVar
 
 from data import tfds
 from data.errors import DataError
+from data.plain_files import check_not_packed, check_plain, open_plain
 
 KINDS = (".txt", ".jsonl")
 _WANTED = 'every line of a *.jsonl is like {"text": "…"}'
+_TABLES = {".tsv": "a table of examples", ".csv": "a table of examples", ".conll": "words with tags",
+           ".conllu": "words with tags"}  # fmt: skip
 LONGEST_LINE = 1 << 19
 """Bytes after which a line of a *.txt file is cut (at a space where it has one), so that no file need fit in memory."""
 CHUNK = 1 << 16
@@ -138,7 +141,9 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
         return [tfds.open_split(str(path))]
     path = Path(path)
     if path.is_file():
+        _check_text(path, what)
         return [TextFile(path)]
+    check_plain(path)
     if not path.is_dir():
         raise DataError(f"{path}: {what} names no such file or folder; check the path")
     inside = sorted(p for p in path.iterdir() if p.suffix in KINDS and p.is_file())
@@ -149,7 +154,22 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
         )
     if not inside:
         raise DataError(f"{path}: {what} is a folder without *.txt or *.jsonl; give text files or their folder")
+    for file in inside:
+        check_not_packed(file)
     return [TextFile(file) for file in inside]
+
+
+def _check_text(path: Path, what: str) -> None:
+    """Raises: DataError for a compressed file, and for a table of examples."""
+    check_not_packed(path)
+    suffix = path.suffix.lower()
+    if suffix in _TABLES:
+        kind = _TABLES[suffix]
+        train = f"contexture finetune RUN --task.kind {'tag' if 'conll' in suffix else 'classify'} --task.train {path}"
+        raise DataError(
+            f"{path}: {kind}, and {what} wants text; learn a task from it ({train}), or give the text alone, as *.txt "
+            'or as *.jsonl with objects like {"text": "…"}'
+        )
 
 
 def shared(sources: Sequence[Source]) -> Source | None:
@@ -159,25 +179,6 @@ def shared(sources: Sequence[Source]) -> Source | None:
         if file == other and start < end:
             return sources[max(place, next_place)]
     return None
-
-
-def check_free(path: Path) -> None:
-    """Raises: DataError where a new folder cannot be put: something is there already, or a folder cannot be made."""
-    real = Path(os.path.realpath(path))
-    try:
-        if real.is_dir() and any(real.iterdir()):
-            raise DataError(f"{path}: already holds something; give another folder")
-        if os.path.ismount(real):
-            raise DataError(f"{path}: a mounted disk, which a folder cannot replace; give a folder inside it")
-        if real.exists() and not real.is_dir():
-            raise DataError(f"{path}: a file where a folder is wanted; give another folder")
-        above = next(folder for folder in real.parents if folder.exists())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be a folder ({error.strerror}); give another one") from None
-    if not above.is_dir():
-        raise DataError(f"{path}: cannot be a folder, {above} is a file; give another one")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise DataError(f"{path}: cannot be made, {above} may not be written to; give another folder")
 
 
 def texts(sources: Iterable[Source]) -> Iterator[str]:
@@ -240,21 +241,32 @@ def json_lines(path: Path, wanted: str, seen: Callable[[bytes], Any] = len) -> I
 
     Raises: DataError with file:line for what is not UTF-8, no JSON, or no object; `wanted` says what was.
     """
-    for number, line in lines(path, seen):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            json.dumps(record, ensure_ascii=False).encode() if "\\u" in line else None
-        except UnicodeEncodeError:
-            raise DataError(f"{path}:{number}: half a character (a lone \\ud800-\\udfff); {wanted}") from None
-        except RecursionError:
-            raise DataError(f"{path}:{number}: not JSON (nested too deep); {wanted}") from None
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: not JSON ({getattr(error, 'msg', error)}); {wanted}") from None
-        if not isinstance(record, dict):
-            raise DataError(f"{path}:{number}: no object; {wanted}")
+    for number, record in json_records(path, wanted, seen):
+        if isinstance(record, DataError):
+            raise record
         yield number, record
+
+
+def json_records(
+    path: Path, wanted: str, seen: Callable[[bytes], Any] = len
+) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
+    """As `json_lines`, but a line that is no JSON or no object comes as the DataError that names it."""
+    for number, line in lines(path, seen):
+        if line.strip():
+            yield number, _record(line, f"{path}:{number}", wanted)
+
+
+def _record(line: str, at: str, wanted: str) -> dict[str, Any] | DataError:
+    try:
+        record = json.loads(line)
+        json.dumps(record, ensure_ascii=False).encode() if "\\u" in line else None
+    except UnicodeEncodeError:
+        return DataError(f"{at}: half a character (a lone \\ud800-\\udfff); {wanted}")
+    except RecursionError:
+        return DataError(f"{at}: not JSON (nested too deep); {wanted}")
+    except ValueError as error:
+        return DataError(f"{at}: not JSON ({getattr(error, 'msg', error)}); {wanted}")
+    return record if isinstance(record, dict) else DataError(f"{at}: no object; {wanted}")
 
 
 def lines(path: Path, seen: Callable[[bytes], Any] = len, cut_long: bool = False) -> Iterator[tuple[int, str]]:
@@ -272,7 +284,7 @@ def _raw_lines(path: Path, seen: Callable[[bytes], Any], cut_long: bool) -> Iter
     """Lines as bytes, each with its number; where that is asked, one over LONGEST_LINE comes in pieces, cut at a space
     or a whole character."""
     limit = LONGEST_LINE
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         number, rest, first = 1, bytearray(), True
         while piece := file.readline(limit):
             seen(piece)
@@ -299,8 +311,12 @@ def _raw_lines(path: Path, seen: Callable[[bytes], Any], cut_long: bool) -> Iter
 
 # A sentence ends at these, with what closes quotes and brackets after them; CJK stops need no space to follow.
 _CLOSING = "\"'”’»)\\]}›"
+# A run of stops is tried once, from its first (the lookbehind), and gives nothing back (++, *+): if it ends no sentence
+# as a whole, no part of it does. So the time is linear in the length of the line.
+_STOPS, _CJK_STOPS = ".!?…؟।۔", "。！？"
 _END = re.compile(
-    rf"[.!?…؟।۔]+[{_CLOSING}]*(?P<gap>\s+)(?=(?P<next>\S))|[。！？]+[”’」』）》〉】\"')]*(?P<cjk>\s*)(?=\S)",
+    rf"(?<![{_STOPS}])[{_STOPS}]++[{_CLOSING}]*+(?P<gap>\s++)(?=(?P<next>\S))"
+    rf"|(?<![{_CJK_STOPS}])[{_CJK_STOPS}]++[”’」』）》〉】\"')]*+(?P<cjk>\s*+)(?=\S)"
 )
 _ABBREVIATIONS = frozenset(
     "mr mrs ms dr prof st sr jr rev hon gen col capt lt sgt maj cmdr adm gov sen rep pres messrs mme mlle mt ft "

@@ -1,10 +1,9 @@
 """Streams: which sentences make which training line, worked out from lengths alone, for any line in any order."""
 
+import contextlib
 import hashlib
 import json
-import os
 import random
-import tempfile
 import threading
 from array import array
 from bisect import bisect_left
@@ -18,7 +17,8 @@ from numpy.typing import NDArray
 
 from data import draws
 from data.errors import DataError
-from data.shards import I64, Shards
+from data.shards import I64, Check, Shards
+from data.storage import atomic_file
 
 WINDOW = 16
 """Blocks whose lines are shuffled together."""
@@ -70,8 +70,18 @@ class SentencePairs:
     (`layouts.cut`).
     """
 
-    def __init__(self, shards: Shards, split: str, *, length: int, short_fraction: float, seed: int) -> None:
-        """Raises: DataError where the split holds no documents, or none that give a line."""
+    def __init__(
+        self,
+        shards: Shards,
+        split: str,
+        *,
+        length: int,
+        short_fraction: float,
+        seed: int,
+        check: Check = lambda: None,
+    ) -> None:
+        """Raises: DataError where the split holds no documents, or none that give a line; what `check` raises to stop
+        the counting of a pass."""
         self.shards = shards
         self.split = shards.splits[split]
         self.length, self.short_fraction, self.seed = length, short_fraction, seed
@@ -80,7 +90,7 @@ class SentencePairs:
         self._lock = threading.Lock()
         self._windows: OrderedDict[tuple[int, int], Plan] = OrderedDict()
         self._orders: OrderedDict[int, tuple[I64, I64]] = OrderedDict()
-        self.quotas = self._quotas()
+        self.quotas = self._quotas(check)
         """Lines that each block gives in a pass, i64 [blocks]."""
         self.lines_per_pass = int(self.quotas.sum())
         if not self.lines_per_pass:
@@ -213,7 +223,7 @@ class SentencePairs:
             return plan.take(np.sort(chosen[:quota]))
         return plan.take(np.append(np.arange(len(plan)), np.resize(chosen, quota - len(plan))))
 
-    def _quotas(self) -> I64:
+    def _quotas(self, check: Check) -> I64:
         """Counts the lines of each block in pass 0, once: the counts are kept with the shards where that is allowed."""
         what = {"length": self.length, "short_fraction": self.short_fraction, "seed": self.seed}
         what |= {"split": self.split.name, "fingerprint": self.shards.fingerprint, "format": 1}
@@ -226,7 +236,10 @@ class SentencePairs:
                 return np.array(kept["lines"], np.int64)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
-        counts = [len(self.plan(block, 0)) for block in range(blocks)]
+        counts: list[int] = []
+        for block in range(blocks):
+            check()
+            counts.append(len(self.plan(block, 0)))
         if any(counts):
             _keep(file, json.dumps(_sealed(what, counts)))
         return np.array(counts, np.int64)
@@ -243,13 +256,6 @@ def _sealed(what: dict[str, Any], lines: list[int]) -> dict[str, Any]:
 
 
 def _keep(file: Path, text: str) -> None:
-    """Writes a file whole or not at all; where the folder cannot be written, not at all."""
-    name = ""
-    try:
-        number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        with open(number, "w", encoding="utf-8") as new:
-            new.write(text)
-        os.replace(name, file)
-    except OSError:
-        if name:
-            Path(name).unlink(missing_ok=True)
+    """Writes a file; where the folder cannot be written, nothing."""
+    with contextlib.suppress(OSError), atomic_file(file) as part:
+        part.write_text(text, "utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
-from data.sources import json_lines, lines
+from data.sources import json_records, lines
 
 LONGEST_FIELD = 1 << 24
 """Characters after which a field of a *.csv is taken for one whose quote is never closed."""
@@ -30,8 +30,9 @@ class Table:
     """Of the columns; None where they have only positions."""
     width: int
     """Columns of a row. 0: a row is a mapping, by the names of the columns."""
-    rows: Iterator[tuple[int, Row]]
-    """(number of its first line, or in its split; cells). A cell of CoNLL is a list, of all words of a sentence."""
+    rows: Iterator[tuple[int, Row | DataError]]
+    """(number of its first line, or in its split; cells, or what is wrong with this one row). A cell of CoNLL is a
+    list, of all words of a sentence."""
     usual: tuple[str, str] = ("", "")
     """The columns of texts and labels, where the format itself says which they are."""
     headed: bool = False
@@ -39,7 +40,8 @@ class Table:
 
 
 def separated(path: Path, header: bool) -> Table:
-    """A *.tsv (no quotes, a line a row) or a *.csv (RFC 4180). Raises: DataError with file:line for a broken row."""
+    """A *.tsv (no quotes, a line a row) or a *.csv (RFC 4180). A row of another width comes as a DataError with
+    file:line. Raises: DataError for what breaks the whole file."""
     rows = _commas(path) if path.suffix.lower() == ".csv" else _tabs(path)
     first = next(rows, None)
     if first is None:
@@ -48,23 +50,28 @@ def separated(path: Path, header: bool) -> Table:
     names = tuple(name.strip() for name in cells) if header else None
     whose = f"the header has {len(cells)} ({listed(names)})" if names else f"line {number} has {len(cells)}"
 
-    def checked() -> Iterator[tuple[int, Row]]:
+    def checked() -> Iterator[tuple[int, Row | DataError]]:
         mend = "put a tab" if path.suffix.lower() == ".tsv" else "put a comma"
         for line, row in rows if header else chain([first], rows):
             if len(row) != len(cells):
-                raise DataError(f"{path}:{line}: {counted(len(row), 'column')} where {whose}; {mend} between columns")
-            yield line, row
+                wrong = f"{counted(len(row), 'column')} where {whose}; {mend} between columns"
+                yield line, DataError(f"{path}:{line}: {wrong}")
+            else:
+                yield line, row
 
     return Table(str(path), f"{path}:{number}", names, len(cells), checked(), headed=header)
 
 
 def objects(path: Path) -> Table:
-    """A *.jsonl: an object a line, whose keys are the columns; the first one tells which there are."""
-    records = json_lines(path, _WANTED)
-    first = next(records, None)
+    """A *.jsonl: an object a line, whose keys are the columns; the first one tells which there are. A line that is no
+    object comes as a DataError with file:line."""
+    records = json_records(path, _WANTED)
+    number, first = next(records, (0, None))
     if first is None:
         raise DataError(f"{path}: no row in the file; {_WANTED}")
-    return Table(str(path), f"{path}:{first[0]}", tuple(first[1]), 0, chain([first], records))
+    if isinstance(first, DataError):
+        raise first
+    return Table(str(path), f"{path}:{number}", tuple(first), 0, chain([(number, first)], records))
 
 
 def listed(names: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,12 @@ from data import tfds
 from data.config import TaskConfig
 from data.conll import conll
 from data.errors import DataError, did_you_mean
-from data.examples import Choice, Example, Pair, Tagged, Text
+from data.example_rows import Column, Columns, RowReader, is_quoted
+from data.examples import Example
+from data.file_report import FileReport
+from data.plain_files import check_not_packed, check_plain
 from data.sources import Source, TextFile, shared
-from data.tables import Row, Table, counted, listed, objects, separated
+from data.tables import Table, listed, objects, separated
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".conll", ".conllu")
 _FILES = f"{', '.join(f'*{suffix}' for suffix in FORMATS[:-1])} or *{FORMATS[-1]}, or tfds:NAME"
@@ -46,8 +48,10 @@ def check_sources(paths: Iterable[str], what: str) -> None:
         if not path.startswith(tfds.PREFIX):
             if os.path.isdir(path):
                 raise DataError(f"{path}: {what} names a folder; name the files in it")
+            check_plain(path)
             if not os.path.isfile(path):
                 raise DataError(f"{path}: {what} names no such file; check the path")
+            check_not_packed(path)
             if Path(path).suffix.lower() not in FORMATS:
                 raise DataError(f"{path}: {what} wants {_FILES}")
         sources.append(open_source(path))
@@ -64,7 +68,12 @@ def source_of(path: str) -> dict[str, Any]:
 
 
 def examples(
-    path: str, task: TaskConfig, *, labelled: bool, say: Callable[[str], None] = lambda line: None
+    path: str,
+    task: TaskConfig,
+    *,
+    labelled: bool,
+    say: Callable[[str], None] = lambda line: None,
+    report: FileReport | None = None,
 ) -> Iterator[Example]:
     """The rows of a file or a TFDS set, in their order, in memory bounded by a row.
 
@@ -72,15 +81,33 @@ def examples(
     they are not `labelled`, labels and tags are None, and need no column. `say` is told which columns are read where
     these were not all given.
 
-    Raises: DataError with file:line for a row that is not what it should be, and for columns that are not there.
+    report: counts rows that are not what they should be, which are left out, and empty texts, which are kept.
+
+    Raises: DataError with file:line for a row that is not what it should be and that no report takes, and for columns
+    that are not there.
     """
     table = _table(path, task)
     columns = _columns(table, task, labelled, say)
     name = table.where if path.startswith(tfds.PREFIX) else Path(path).name
     empty = True
+    tabs = report is not None and path.lower().endswith(".tsv")
     for number, row in table.rows:
         empty = False
-        yield _example(row, columns, f"{table.where}:{number}", f"{name}:{number}")
+        reader = RowReader(f"{table.where}:{number}", f"{name}:{number}", report)
+        if report is not None:
+            report.rows += 1
+        if tabs and report is not None and not isinstance(row, DataError):
+            report.quoted += sum(map(is_quoted, row))
+        try:
+            if isinstance(row, DataError):
+                raise row
+            example = reader.example(row, columns)
+        except DataError as error:
+            if report is None:
+                raise
+            report.leave_out(error)
+        else:
+            yield example
     if empty:
         raise DataError(f"{path}: no row in the file but its header; give a row for each example")
 
@@ -113,28 +140,7 @@ def _has_header(task: TaskConfig) -> bool:
     return task.header == "yes" or (task.header == "auto" and not by_position)
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column that is read: what for, where it is in a row, and what it is called."""
-
-    role: str
-    key: Any
-    called: str
-
-    def __str__(self) -> str:
-        return f"the {self.role} ({self.called})"
-
-
-@dataclass(frozen=True)
-class _Columns:
-    text: _Column
-    second: _Column | None
-    choices: tuple[_Column, ...]
-    label: _Column | None
-    tagged: bool
-
-
-def _columns(table: Table, task: TaskConfig, labelled: bool, say: Callable[[str], None]) -> _Columns:
+def _columns(table: Table, task: TaskConfig, labelled: bool, say: Callable[[str], None]) -> Columns:
     """Which columns are read: those that the task names, or those with usual names."""
     tagged = task.kind == "tag"
     text, second, label = task.text or table.usual[0], task.second, task.label or table.usual[1]
@@ -169,7 +175,7 @@ def _columns(table: Table, task: TaskConfig, labelled: bool, say: Callable[[str]
         name = table.where if table.where.startswith(tfds.PREFIX) else Path(table.where).name
         say(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
     more = columns[1 : 1 + len(choices)]
-    return _Columns(columns[0], columns[1] if second else None, tuple(more), columns[-1] if labelled else None, tagged)
+    return Columns(columns[0], columns[1] if second else None, tuple(more), columns[-1] if labelled else None, tagged)
 
 
 class _Names:
@@ -182,11 +188,11 @@ class _Names:
         self.positions = f"{texts} --task.label {label}" if labelled else f"{texts} --task.header no"
         self.hint = f"; if this line is no header, give positions: {self.positions}" if table.headed else ""
 
-    def column(self, asked: str, role: str, option: str) -> _Column:
+    def column(self, asked: str, role: str, option: str) -> Column:
         """A column by its name or its position. Raises: DataError where there is no such column."""
         table, places = self.table, [place for place, name in enumerate(self.names) if name == asked]
         if len(places) == 1:
-            return _Column(role, places[0] if table.width else asked, f"column {asked!r}")
+            return Column(role, places[0] if table.width else asked, f"column {asked!r}")
         if places:
             several = " or ".join(str(place + 1) for place in places)
             raise DataError(f"{table.head}: several columns are called {asked!r}; give the position, {several}")
@@ -201,7 +207,7 @@ class _Names:
                 f"{table.head}: --task.{option} is {asked} where there are 1 to {table.width}; give another"
             )
         place = int(asked) - 1
-        return _Column(role, place, f"column {asked}" + (f" {self.names[place]!r}" if self.names else ""))
+        return Column(role, place, f"column {asked}" + (f" {self.names[place]!r}" if self.names else ""))
 
     def _no_column(self, asked: str) -> DataError:
         lowered = {name.lower(): name for name in self.names}
@@ -264,7 +270,7 @@ class _Names:
             )
         return tuple(group[number] for number in numbers)
 
-    def check_apart(self, columns: Sequence[_Column]) -> None:
+    def check_apart(self, columns: Sequence[Column]) -> None:
         """Raises: DataError where one column is read for two things."""
         for place, column in enumerate(columns):
             for other in columns[:place]:
@@ -280,84 +286,3 @@ class _Names:
 
     def _unclear(self, role: str, option: str, found: Sequence[str]) -> DataError:
         return DataError(f"{self.table.head}: {listed(found)} may each be the {role}; name it with --task.{option}")
-
-
-def _example(row: Row, columns: _Columns, at: str, origin: str) -> Example:
-    """One row as an Example. at: where it stands, for an error."""
-    label = columns.label
-    if columns.tagged:
-        words = _sequence(row, columns.text, at, _text)
-        tags = _sequence(row, label, at, _label) if label else None
-        if tags is not None and len(words) != len(tags):
-            raise DataError(
-                f"{at}: {counted(len(words), 'word')} and {counted(len(tags), 'tag')}; give every word one tag"
-            )
-        return Tagged(words, tags, origin)
-    text = _text(_cell(row, columns.text, at), str(columns.text), at)
-    said = _label(_cell(row, label, at), str(label), at) if label else None
-    if columns.choices:
-        return Choice(text, _alternatives(row, columns.choices, at), said, origin)
-    if columns.second is None:
-        return Text(text, said, origin)
-    return Pair(text, _text(_cell(row, columns.second, at), str(columns.second), at), said, origin)
-
-
-def _cell(row: Row, column: _Column, at: str) -> Any:
-    try:
-        return row[column.key]
-    except KeyError:
-        raise DataError(f"{at}: {column} is missing; every line is to have the same keys") from None
-
-
-def _sequence(row: Row, column: _Column, at: str, read: Callable[[Any, str, str], str]) -> tuple[str, ...]:
-    """Words, or tags: a list of them, or a string with single spaces between them."""
-    value = _cell(row, column, at)
-    if isinstance(value, str):
-        value = value.split(" ") if value.strip() else []
-    if not isinstance(value, list):
-        raise DataError(f"{at}: {column} are {_shown(value)}; give a list, or a string with spaces between them")
-    if not value:
-        raise DataError(f"{at}: {column} are empty; give a row at least one word")
-    one = column.role.removesuffix("s")
-    return tuple(read(each, f"{one} {place} ({column.called})", at) for place, each in enumerate(value, 1))
-
-
-def _alternatives(row: Row, columns: Sequence[_Column], at: str) -> tuple[str, ...]:
-    """A list of them in one column, or one in each of several."""
-    if len(columns) > 1:
-        return tuple(_text(_cell(row, column, at), str(column), at) for column in columns)
-    column = columns[0]
-    value = _cell(row, column, at)
-    if not isinstance(value, list):
-        raise DataError(f"{at}: {column} are {_shown(value)}; give a list, or a column for each: --task.choices A B")
-    if len(value) < 2:
-        raise DataError(f"{at}: {column} are {len(value)}; give at least two to choose from")
-    return tuple(_text(each, f"alternative {number} ({column.called})", at) for number, each in enumerate(value))
-
-
-def _text(value: Any, called: str, at: str) -> str:
-    if not isinstance(value, str):
-        raise DataError(f"{at}: {called} is {_shown(value)}, no string; give a string")
-    if not value.strip():
-        raise DataError(f"{at}: {called} is empty; fill it, or leave the row out")
-    return value
-
-
-def _label(value: Any, called: str, at: str) -> str:
-    """A label as a file would say it; the white space around it is no part of it."""
-    if value is None:
-        raise DataError(f"{at}: {called} is missing; give every example one, or leave the row out")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if not isinstance(value, str | int | float):
-        raise DataError(f"{at}: {called} is {_shown(value)}; give a string, a number, true or false")
-    if not (said := str(value).strip()):
-        raise DataError(f"{at}: {called} is empty; fill it, or leave the row out")
-    return said
-
-
-def _shown(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", bool: "true or false", str: "a string", type(None): "null"}
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"the number {str(value)[:40]}"
-    return kinds.get(type(value), f"of type {type(value).__name__}")

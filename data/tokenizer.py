@@ -15,6 +15,7 @@ from data.bpe import ByteBPE, Gpt1BPE, learn_byte_bpe
 from data.characters import Characters, learn_characters
 from data.errors import DataError
 from data.pieces import SentencePiece, learn_sentencepiece
+from data.plain_files import check_plain
 from data.wordpiece import WordPiece, learn_wordpiece
 from data.words import Words, learn_words
 
@@ -159,13 +160,21 @@ def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "space
             known = f"{wordpiece.VOCABULARY}, {', '.join(bpe.BYTE_FILES + bpe.GPT1_FILES)} and no single *.model"
             raise DataError(f"{path}: no such vocabulary; the folder holds no {known}; give a folder with one of them")
         path = found[0]
+    check_plain(path)
     if not path.is_file():
         raise DataError(f"{path}: no such vocabulary; give a tokenizer folder, a vocab.txt or a *.model")
     return SentencePiece.open(path) if path.suffix == ".model" else _open_lines(path, lowercase, split)
 
 
 def _open_lines(file: Path, lowercase: bool, split: str) -> Tokenizer:
-    return Words.open(file, split) if words.are_words(file) else WordPiece.open(file, lowercase)
+    if not words.are_words(file):
+        return WordPiece.open(file, lowercase)
+    tokenizer = Words.open(file, split)
+    if tokenizer.size == len(words.SPECIAL):
+        raise DataError(
+            f"{file}: holds special words alone, so that every word is {words.UNK}; give a vocabulary of text"
+        )
+    return tokenizer
 
 
 def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: str = "spaces") -> Tokenizer:

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
-from data.sources import check_free
+from data.plain_files import read_plain
+from data.storage import atomic_folder
 
 OPTIONS = "tokenizer.json"
 """The file that says of what kind a saved tokenizer is."""
@@ -47,19 +47,15 @@ def save(folder: Path, files: Mapping[str, bytes]) -> None:
         if all(os.path.isfile(folder / name) and (folder / name).read_bytes() == files[name] for name in files):
             return
         raise DataError(f"{folder}: holds another tokenizer; give another folder")
-    check_free(folder)
-    temporary = folder.parent / f".{folder.name}.partial"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    for name, content in files.items():
-        (temporary / name).write_bytes(content)
-    os.rename(temporary, folder)
+    with atomic_folder(folder) as part:
+        for name, content in files.items():
+            (part / name).write_bytes(content)
 
 
 def read_text(file: Path) -> str:
     """A file in UTF-8; its lines end in \\n. Raises: DataError for what cannot be read, or is not UTF-8."""
     try:
-        return file.read_bytes().decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+        return read_plain(file).decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror}); give a tokenizer that can") from None
     except UnicodeDecodeError as error:

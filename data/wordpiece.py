@@ -68,6 +68,8 @@ class WordPiece:
     def open(file: Path, lowercase: bool, longest_word: int = LONGEST_WORD) -> "WordPiece":
         """Raises: DataError for a file that is not UTF-8, or no BERT vocabulary."""
         lines = vocabularies.read_lines(file)
+        if lines != [""] and set(lines) <= set(SPECIAL):
+            raise DataError(f"{file}: holds special tokens alone; every text would be {UNK}; give a vocabulary of text")
         return WordPiece([] if lines == [""] else lines, lowercase, str(file), longest_word)
 
     def _options(self) -> dict[str, Any]:

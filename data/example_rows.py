@@ -1,0 +1,129 @@
+"""One row of a table as an Example, by the columns that are read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data.errors import DataError
+from data.examples import Choice, Example, Pair, Tagged, Text
+from data.file_report import FileReport
+from data.tables import Row, counted
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that is read: what for, where it is in a row, and what it is called."""
+
+    role: str
+    key: Any
+    called: str
+
+    def __str__(self) -> str:
+        return f"the {self.role} ({self.called})"
+
+
+@dataclass(frozen=True)
+class Columns:
+    text: Column
+    second: Column | None
+    choices: tuple[Column, ...]
+    label: Column | None
+    tagged: bool
+
+
+def is_quoted(cell: str) -> bool:
+    """Whether a field of a *.tsv looks as a *.csv quotes it: in double quotes, those within it doubled."""
+    return len(cell) > 2 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Makes an Example of one row. at: where it stands, for an error."""
+
+    at: str
+    origin: str
+    report: FileReport | None
+
+    def example(self, row: Row, columns: Columns) -> Example:
+        label, at = columns.label, self.at
+        if columns.tagged:
+            words = self._sequence(row, columns.text, self._text)
+            tags = self._sequence(row, label, lambda value, called: _label(value, called, at)) if label else None
+            if tags is not None and len(words) != len(tags):
+                raise DataError(
+                    f"{at}: {counted(len(words), 'word')} and {counted(len(tags), 'tag')}; give every word one tag"
+                )
+            return Tagged(words, tags, self.origin)
+        text = self._text(self._cell(row, columns.text), str(columns.text))
+        said = _label(self._cell(row, label), str(label), at) if label else None
+        if columns.choices:
+            return Choice(text, self._alternatives(row, columns.choices), said, self.origin)
+        if columns.second is None:
+            return Text(text, said, self.origin)
+        return Pair(text, self._text(self._cell(row, columns.second), str(columns.second)), said, self.origin)
+
+    def _cell(self, row: Row, column: Column) -> Any:
+        try:
+            return row[column.key]
+        except KeyError:
+            raise DataError(f"{self.at}: {column} is missing; every line is to have the same keys") from None
+
+    def _sequence(self, row: Row, column: Column, read: Callable[[Any, str], str]) -> tuple[str, ...]:
+        """Words, or tags: a list of them, or a string with single spaces between them."""
+        value = self._cell(row, column)
+        if isinstance(value, str):
+            value = value.split(" ") if value.strip() else []
+        if not isinstance(value, list):
+            raise DataError(
+                f"{self.at}: {column} are {_shown(value)}; give a list, or a string with spaces between them"
+            )
+        if not value:
+            raise DataError(f"{self.at}: {column} are empty; give a row at least one word")
+        one = column.role.removesuffix("s")
+        return tuple(read(each, f"{one} {place} ({column.called})") for place, each in enumerate(value, 1))
+
+    def _alternatives(self, row: Row, columns: Sequence[Column]) -> tuple[str, ...]:
+        """A list of them in one column, or one in each of several."""
+        at = self.at
+        if len(columns) > 1:
+            return tuple(self._text(self._cell(row, column), str(column)) for column in columns)
+        column = columns[0]
+        value = self._cell(row, column)
+        if not isinstance(value, list):
+            raise DataError(
+                f"{at}: {column} are {_shown(value)}; give a list, or a column for each: --task.choices A B"
+            )
+        if len(value) < 2:
+            raise DataError(f"{at}: {column} are {len(value)}; give at least two to choose from")
+        return tuple(self._text(each, f"alternative {number} ({column.called})") for number, each in enumerate(value))
+
+    def _text(self, value: Any, called: str) -> str:
+        if not isinstance(value, str):
+            raise DataError(f"{self.at}: {called} is {_shown(value)}, no string; give a string")
+        if not value.strip():
+            error = DataError(f"{self.at}: {called} is empty; fill it, or leave the row out")
+            if self.report is None:
+                raise error
+            self.report.read_empty(error, self.origin)
+            return ""
+        return value
+
+
+def _label(value: Any, called: str, at: str) -> str:
+    """A label as a file would say it; the white space around it is no part of it."""
+    if value is None:
+        raise DataError(f"{at}: {called} is missing; give every example one, or leave the row out")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        raise DataError(f"{at}: {called} is {_shown(value)}; give a string, a number, true or false")
+    if not (said := str(value).strip()):
+        raise DataError(f"{at}: {called} is empty; fill it, or leave the row out")
+    return said
+
+
+def _shown(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", bool: "true or false", str: "a string", type(None): "null"}
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"the number {str(value)[:40]}"
+    return kinds.get(type(value), f"of type {type(value).__name__}")

@@ -1,0 +1,87 @@
+"""What is odd in a file of examples and does not end the work: counted, and said once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from data.errors import DataError
+from data.unknown_tokens import UnknownTokens
+
+MOST_ODD = 0.01
+"""The share of rows that may be odd. More than that is a mistake in the file as a whole, or in the options."""
+_SURE = 100
+"""Odd rows after which a file is given up before its end, where they are more than MOST_ODD of those read so far."""
+_MEND = "start from a run whose vocabulary covers them"
+
+
+class FileReport:
+    """Of one file. A row that cannot be read is left out. An empty text, and a text or a word that no token spells, is
+    read as the unknown token."""
+
+    def __init__(self, name: str, tokenizer: Any, *, every_row: bool = False) -> None:
+        """every_row: no row may be left out, since each wants an answer in its place; and any text may be empty."""
+        self.name, self.every_row = name, every_row
+        self.rows = self.left_out = self.empty = self.unspelled = self.quoted = 0
+        self._odd: list[DataError] = []
+        self._unspelled = ""
+        self._first_empty = ""
+        self._unknown = UnknownTokens(tokenizer)
+
+    def leave_out(self, error: DataError) -> None:
+        """Counts a row that cannot be read. Raises: DataError where it may not be left out, or too many are odd."""
+        if self.every_row:
+            raise error
+        self.left_out += 1
+        self._count(error)
+
+    def read_empty(self, error: DataError, origin: str) -> None:
+        """Counts an empty text. Raises: DataError where too many are odd."""
+        self.empty += 1
+        self._first_empty = self._first_empty or origin
+        if not self.every_row:
+            self._count(error)
+
+    def read_unspelled(self, what: str, origin: str) -> None:
+        """Counts a text or a word that no token spells."""
+        self.unspelled += 1
+        self._unspelled = self._unspelled or f"{what} at {origin}"
+
+    def count_tokens(self, texts: Sequence[str], lines: Sequence[Sequence[int]]) -> None:
+        """Counts the unknown tokens of texts."""
+        self._unknown.add(texts, lines)
+
+    def _count(self, error: DataError) -> None:
+        self._odd = self._odd or [error]
+        if self.left_out + self.empty >= _SURE:
+            self.check()
+
+    def check(self) -> None:
+        """Raises: DataError, the first one, where more than MOST_ODD of the rows are odd."""
+        odd = self.left_out + (0 if self.every_row else self.empty)
+        if odd > MOST_ODD * self.rows:
+            raise DataError(f"{self._odd[0]} ({odd:,} of {self.rows:,} rows are odd)" if odd > 1 else str(self._odd[0]))
+
+    def finish(self, say: Callable[[str], None]) -> None:
+        """Says what was odd, a line for each kind. Raises: as `check`."""
+        self.check()
+        if self.left_out:
+            say(f"warning: {self.name}: left out {self.left_out:,} of {self.rows:,} rows; the first: {self._odd[0]}")
+        if self.empty:
+            say(f"warning: {self.name}: {_times(self.empty, 'empty text')} read as unknown; the first is at "
+                f"{self._first_empty}")  # fmt: skip
+        if self.unspelled:
+            say(f"warning: {self.name}: {_times(self.unspelled, 'word or text', 'words or texts')} with no letter that "
+                f"the vocabulary can spell, read as unknown; the first is {self._unspelled}")  # fmt: skip
+        if self.quoted:
+            say(f'warning: {self.name}: {_times(self.quoted, "field")} in double quotes; a *.tsv has no quoting, so '
+                "the quotes are read as text; if they are CSV quoting, save the file as *.csv")  # fmt: skip
+        if line := self._unknown.warning(self.name, _MEND):
+            say(line)
+
+    @property
+    def unknown(self) -> float:
+        """The share of unknown tokens."""
+        return self._unknown.share
+
+
+def _times(count: int, one: str, more: str = "") -> str:
+    return f"{count:,} {one if count == 1 else more or one + 's'}"

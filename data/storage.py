@@ -1,0 +1,122 @@
+"""Files and folders that appear whole or not at all, and never in the place of something else.
+
+What is being written stands beside its place as `.NAME.XXXXXXXX.partial`, a name that nobody else has, and is renamed
+when it is whole. So a killed process leaves a partial file behind and harms nothing, and no clean-up can meet a file
+that somebody else has made.
+"""
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data.errors import DataError
+
+_PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")
+
+
+_BUCKET = re.compile(r"(gs|gcs|s3|s3a|az|abfs|abfss|wasbs|hdfs|https?|ftp|file):/")
+
+
+def is_bucket(path: Path | str) -> bool:
+    """Whether a path is the address of a bucket (gs://…), of which a folder would be made by mistake."""
+    return _BUCKET.match(str(path)) is not None
+
+
+def partial_beside(path: Path) -> Path:
+    """A new name beside `path` for what is being written: `.run.json.1f3a9b04.partial`."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+
+
+def is_partial(name: str) -> bool:
+    """Whether a file or folder has the name of something that was being written."""
+    return _PARTIAL.fullmatch(name) is not None
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A name to write to; the file is at `path` afterwards, in place of the file there, or the write has failed and
+    nothing is left of it. It is on disk (fsync) before it gets its name."""
+    part = partial_beside(path)
+    try:
+        yield part
+        with open(part, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A new folder to write into; it is at `path` afterwards, or the work has failed and nothing is left of it.
+
+    Raises: DataError where something stands in the way, before the work or after it.
+    """
+    check_free(path)
+    path = Path(os.path.realpath(path))
+    part = partial_beside(path)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        check_free(path)  # another process may have been faster
+        os.rename(part, path)  # onto an empty folder or none: a folder with files makes this fail
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)  # made here, under a name that nobody else has
+        raise
+
+
+def left_partials(path: Path) -> list[Path]:
+    """What killed writers of `path` have left beside it, which nobody else may be writing still."""
+    if not path.parent.is_dir():
+        return []
+    found = [(_PARTIAL.fullmatch(entry.name), entry) for entry in path.parent.iterdir()]
+    return sorted(entry for match, entry in found if match and match[1] == path.name)
+
+
+def remove_partials(folder: Path) -> None:
+    """Removes what killed processes were writing into a folder; the caller holds the folder's lock."""
+    for entry in folder.iterdir():
+        if is_partial(entry.name):
+            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+
+def move_aside(folder: Path, names: list[str], into: str) -> Path | None:
+    """Moves those of a folder's entries that exist to `into`-1, or -2, … inside it → that folder; None where there are
+    none of them."""
+    present = [name for name in names if os.path.lexists(folder / name)]
+    if not present:
+        return None
+    number = 1
+    while os.path.lexists(folder / f"{into}-{number}"):
+        number += 1
+    aside = folder / f"{into}-{number}"
+    aside.mkdir()
+    for name in present:
+        os.rename(folder / name, aside / name)
+    return aside
+
+
+def check_free(path: Path) -> None:
+    """Raises: DataError where a new folder cannot be put: something is there already, or a folder cannot be made."""
+    if is_bucket(path):
+        raise DataError(f"{path}: buckets are not supported yet; give a folder on a disk of this machine")
+    real = Path(os.path.realpath(path))
+    try:
+        if real.is_dir() and any(real.iterdir()):
+            raise DataError(f"{path}: already holds something; give another folder")
+        if os.path.ismount(real):
+            raise DataError(f"{path}: a mounted disk, which a folder cannot replace; give a folder inside it")
+        if real.exists() and not real.is_dir():
+            raise DataError(f"{path}: a file where a folder is wanted; give another folder")
+        above = next(folder for folder in real.parents if folder.exists())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be a folder ({error.strerror}); give another one") from None
+    if not above.is_dir():
+        raise DataError(f"{path}: cannot be a folder, {above} is a file; give another one")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise DataError(f"{path}: cannot be made, {above} may not be written to; give another folder")
