@@ -4,6 +4,8 @@ The paper's recipe (section 3.1, appendix A.2): 256 lines × 512 tokens, 1M step
 1e-4 with 10,000 steps of warm-up, decay 0.01, dropout 0.1, on BooksCorpus and English Wikipedia.
 """
 
+import dataclasses
+
 from data.config import DataConfig
 from models.config import BertConfig
 from train.config import Run
@@ -13,7 +15,7 @@ from train.options import OptimConfig, SaveConfig
 def _small(layers: int, hidden: int, heads: int, peak_lr: float = 1e-3) -> Run:
     return Run(
         model=BertConfig(layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden),
-        data=DataConfig(batch=32, length=128, predictions=20),
+        data=DataConfig(batch=32, length=128),
         optim=OptimConfig(name="adamw", schedule="linear", peak_lr=peak_lr, warmup=100),
         save=SaveConfig(every=500),
         steps=10_000,
@@ -23,6 +25,7 @@ def _small(layers: int, hidden: int, heads: int, peak_lr: float = 1e-3) -> Run:
 def _full(
     vocab: int, lowercase: bool = True, layers: int = 12, hidden: int = 768, heads: int = 12, remat: bool = False
 ) -> Run:
+    """Of the paper's first phase."""
     return Run(
         model=BertConfig(
             vocab=vocab,
@@ -34,10 +37,21 @@ def _full(
             unroll=1,
             remat="dots" if remat else "none",
         ),
-        data=DataConfig(batch=256, length=128, predictions=20, lowercase=lowercase),
+        data=DataConfig(batch=256, length=128, lowercase=lowercase),
         optim=OptimConfig(peak_lr=1e-4, warmup=10_000),
         steps=1_000_000,
     )
+
+
+def _second(first: Run) -> Run:
+    """The second phase: the last tenth of the steps, at length 512. The learning rate falls from 1e-5 to 0, as one that
+    falls from 1e-4 to 0 over both phases does there.
+
+    Differs: Adam's moments start from zero, with a warm-up of 1,000 steps.
+    """
+    data = dataclasses.replace(first.data, length=512)
+    optim = dataclasses.replace(first.optim, peak_lr=0.1 * first.optim.peak_lr, warmup=1000)
+    return dataclasses.replace(first, data=data, optim=optim, steps=first.steps // 10)
 
 
 def tiny() -> Run:
@@ -85,8 +99,8 @@ def base() -> Run:
 
     contexture pretrain bert.base --dir runs/base --data.path FOLDER --data.tokenizer vocab.txt --mesh.fsdp 4
 
-    Devlin et al. 2018, section 3. Expect: a held-out masked-token perplexity near 4.0 (a figure of the paper's
-    authors) after 4 days on 16 TPU chips. Not yet run here.
+    Devlin et al. 2018, section 3; `bert.base_phase2` is the second phase. Expect after both: a held-out masked-token
+    perplexity near 4.0 (a figure of the paper's authors) after 4 days on 16 TPU chips. Not yet run here.
     """
     return _full(30522)
 
@@ -96,8 +110,8 @@ def large() -> Run:
 
     contexture pretrain bert.large --dir runs/large --data.path FOLDER --data.tokenizer vocab.txt --mesh.fsdp 8
 
-    Devlin et al. 2018, section 3. Expect: a held-out masked-token perplexity near 3.2 (paper) after 4 days on 64 TPU
-    chips. Not yet run here.
+    Devlin et al. 2018, section 3; `bert.large_phase2` is the second phase. Expect after both: a held-out masked-token
+    perplexity near 3.2 (paper) after 4 days on 64 TPU chips. Not yet run here.
     """
     return _full(30522, layers=24, hidden=1024, heads=16, remat=True)
 
@@ -120,6 +134,51 @@ def large_cased() -> Run:
     Devlin et al. 2018, section 3, with the released cased vocabulary. Not yet run.
     """
     return _full(28996, lowercase=False, layers=24, hidden=1024, heads=16, remat=True)
+
+
+def base_phase2() -> Run:
+    """bert-base-uncased, the paper's second phase: 100,000 steps at length 512 with 77 predictions.
+
+    contexture pretrain bert.base_phase2 --dir runs/base_512 --data.path FOLDER \\
+      --init runs/base --init.step 900000
+
+    Devlin et al. 2018, appendix A.2. The first phase is `bert.base` with `--save.keep-every 900000`. Not yet run.
+    """
+    return _second(base())
+
+
+def large_phase2() -> Run:
+    """bert-large-uncased, the paper's second phase: 100,000 steps at length 512 with 77 predictions.
+
+    contexture pretrain bert.large_phase2 --dir runs/large_512 --data.path FOLDER \\
+      --init runs/large --init.step 900000
+
+    Devlin et al. 2018, appendix A.2. The first phase is `bert.large` with `--save.keep-every 900000`. Not yet run.
+    """
+    return _second(large())
+
+
+def base_cased_phase2() -> Run:
+    """bert-base-cased, the second phase: 100,000 steps at length 512 with 77 predictions.
+
+    contexture pretrain bert.base_cased_phase2 --dir runs/base_cased_512 --data.path FOLDER \\
+      --init runs/base_cased --init.step 900000
+
+    Devlin et al. 2018, appendix A.2. The first phase is `bert.base_cased` with `--save.keep-every 900000`. Not yet run.
+    """
+    return _second(base_cased())
+
+
+def large_cased_phase2() -> Run:
+    """bert-large-cased, the second phase: 100,000 steps at length 512 with 77 predictions.
+
+    contexture pretrain bert.large_cased_phase2 --dir runs/large_cased_512 --data.path FOLDER \\
+      --init runs/large_cased --init.step 900000
+
+    Devlin et al. 2018, appendix A.2; the first phase is `bert.large_cased` with `--save.keep-every 900000`.
+    Not yet run.
+    """
+    return _second(large_cased())
 
 
 def base_chinese() -> Run:

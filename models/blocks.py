@@ -15,19 +15,25 @@ from models.shapes import constrain, whole
 Init = jax.nn.initializers.Initializer
 
 
-@jax.custom_vjp
-def product(x_TD: jax.Array, kernel_DF: jax.Array) -> jax.Array:
-    """x · kernel. On a CPU the gradient of the kernel has the narrower of its two factors on the left: that is the one
-    which XLA copies into another order."""
-    return x_TD @ kernel_DF
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def product(x_TD: jax.Array, kernel_DF: jax.Array, out_dtype: Any = None) -> jax.Array:
+    """x · kernel, accumulated and given in out_dtype (None: theirs); the gradients are in theirs. On a CPU the gradient
+    of the kernel has the narrower of its two factors on the left: that is the one which XLA copies into another
+    order."""
+    return jnp.matmul(x_TD, kernel_DF, preferred_element_type=out_dtype)
 
 
-def _product_forward(x_TD: jax.Array, kernel_DF: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return x_TD @ kernel_DF, (x_TD, kernel_DF)
+def _product_forward(
+    x_TD: jax.Array, kernel_DF: jax.Array, out_dtype: Any
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return jnp.matmul(x_TD, kernel_DF, preferred_element_type=out_dtype), (x_TD, kernel_DF)
 
 
-def _product_backward(saved: tuple[jax.Array, jax.Array], dy_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _product_backward(
+    out_dtype: Any, saved: tuple[jax.Array, jax.Array], dy_TF: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     x_TD, kernel_DF = saved
+    dy_TF = dy_TF.astype(x_TD.dtype)
 
     def turned(x_TD: jax.Array, dy_TF: jax.Array) -> jax.Array:
         return jax.lax.optimization_barrier(dy_TF.T @ x_TD).T  # the barrier keeps XLA from turning it back
@@ -48,6 +54,9 @@ class Linear(nn.Module):
     `Linear("BLD,DHK->BLHK", {"D": 64, "H": 4, "K": 16})`: kernel [64, 4, 16], bias [4, 16]. The letters that both have
     stand last in x and first in the kernel. It is computed as a product of two matrices: over more dims XLA would
     transpose and copy what the kernel's gradient is made of, which costs a CPU more than the product.
+
+    x and the kernel are multiplied in dtype; out_dtype is that of the result and of the bias. Heads give float32 logits
+    out of bfloat16 factors.
     """
 
     equation: str
@@ -56,6 +65,8 @@ class Linear(nn.Module):
     dtype: Any = jnp.float32
     biases: bool = True
     bias_init: Init = nn.initializers.zeros
+    out_dtype: Any = None
+    """None: dtype."""
 
     def setup(self) -> None:
         (given, letters), result = self.equation.split("->")[0].split(","), self.equation.split("->")[1]
@@ -71,7 +82,7 @@ class Linear(nn.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.matrix()
-        y = product(x.astype(self.dtype).reshape(-1, kernel.shape[0]), kernel)
+        y: Any = product(x.astype(self.dtype).reshape(-1, kernel.shape[0]), kernel, self.out_dtype)
         return self.shaped(y, x.shape[: x.ndim - self.inward])
 
     def shaped(self, y: jax.Array, lead: tuple[int, ...]) -> jax.Array:
@@ -79,7 +90,7 @@ class Linear(nn.Module):
         y = y.reshape(*lead, *self.outward)
         if self.bias is None:
             return y
-        return y + jnp.expand_dims(self.bias.astype(self.dtype), tuple(range(y.ndim - self.bias.ndim)))
+        return y + jnp.expand_dims(self.bias.astype(y.dtype), tuple(range(y.ndim - self.bias.ndim)))
 
 
 def together(linears: Sequence[Linear], x: jax.Array) -> tuple[jax.Array, ...]:
@@ -121,6 +132,11 @@ def _normed_backward(saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple
 
 
 normed.defvjp(_normed, _normed_backward)
+
+
+def logits_linear(equation: str, sizes: dict[str, int], kernel_init: Init, dtype: Any, name: str) -> Linear:
+    """The linear map of a head: float32 logits, whatever dtype its factors are multiplied in."""
+    return Linear(equation, sizes, kernel_init, dtype, out_dtype=jnp.float32, name=name)
 
 
 class Norm(nn.Module):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.blocks import Linear
-from models.shapes import shares
+from models.shapes import constrain, devices_of_batch, shares
 
 CHARACTERS = 261
 """256 bytes, begin and end of a sentence, begin and end of a word, padding."""
@@ -46,7 +46,9 @@ class Highway(nn.Module):
 
 
 class CharCnn(nn.Module):
-    """Character ids i32 RW (0: nothing, else the original's id + 1) → words RJ.
+    """Character ids i32 RW (0: nothing, else the original's id + 1) → words RJ, whole on every device.
+
+    The devices that share a batch share the rows too; empty rows are added until all have as many.
 
     Of each filter's outputs along the word, padding included, the largest counts. Windows of nothing but padding are
     alike and count once as well as often, so that where no word is long the filters run over fewer places (PLACES).
@@ -61,6 +63,8 @@ class CharCnn(nn.Module):
     @nn.compact
     def __call__(self, types_RW: jax.Array) -> jax.Array:
         E, F, J = (self.sizes[letter] for letter in "EFJ")
+        R = types_RW.shape[0]
+        types_RW = constrain(jnp.pad(types_RW, [(0, -R % devices_of_batch()), (0, 0)]), "RW")
         uniform = nn.initializers.uniform(2.0)
         table__E = self.param("characters", lambda *given: uniform(*given) - 1.0, (CHARACTERS, E)).astype(self.dtype)
         table__E = jnp.concatenate([jnp.zeros_like(table__E[:1]), table__E])
@@ -88,10 +92,10 @@ class CharCnn(nn.Module):
         x_RF = _ACTIVATIONS[self.activation](x_RF + bias_F[None])
         for number in range(self.highway):
             x_RF = Highway(self.sizes, self.dtype, name=f"highway_{number}")(x_RF)
-        if F == J:
-            return x_RF
-        init = nn.initializers.normal(1.0 / math.sqrt(F))
-        return Linear("RF,FJ->RJ", self.sizes, init, self.dtype, name="projection")(x_RF)
+        if F != J:
+            init = nn.initializers.normal(1.0 / math.sqrt(F))
+            x_RF = Linear("RF,FJ->RJ", self.sizes, init, self.dtype, name="projection")(x_RF)
+        return constrain(x_RF, "__")[:R]
 
 
 class Filters(nn.Module):
@@ -138,19 +142,37 @@ def _at_places(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> 
     return y.reshape(R, P, -1) + beyond_PF[None]
 
 
+def part_sizes(rows: int, most: int) -> tuple[int, int]:
+    """A device's rows in parts of about equal size, of at most `most` rows: (parts, rows of each)."""
+    parts = -(-rows // most)
+    return parts, -(-rows // parts)
+
+
 def _parted(x: jax.Array, places: int, width: int) -> jax.Array:
-    """Rows R in parts that are worked on one after the other, each device with its share of each: [parts, R/parts]."""
-    R, devices = x.shape[0], shares(x.shape[0])
+    """Rows R in parts that are worked on one after the other, each device with its share of each: [parts, R/parts].
+
+    Each device fills up its own rows, so that none moves to another device.
+    """
+    devices = shares(x.shape[0])
+    rows = x.shape[0] // devices
     most = MOST_AT_PLACES if jax.default_backend() == "cpu" else 16 * MOST_AT_PLACES
-    inner = max(most // (places * width), 1) * devices
-    parts = -(-R // inner)
-    x = jnp.pad(x, [(0, parts * inner - R)] + [(0, 0)] * (x.ndim - 1))
-    return jnp.moveaxis(x.reshape(inner, parts, *x.shape[1:]), 1, 0)
+    parts, size = part_sizes(rows, max(most // (places * width), 1))
+    x = x.reshape(devices, rows, *x.shape[1:])
+    x = jnp.pad(x, [(0, 0), (0, parts * size - rows)] + [(0, 0)] * (x.ndim - 2))
+    x = jnp.moveaxis(x.reshape(devices, parts, size, *x.shape[2:]), 1, 0)
+    return x.reshape(parts, devices * size, *x.shape[3:])
+
+
+def _joined_parts(x: jax.Array, rows: int) -> jax.Array:
+    """The parts as rows again: [parts, R/parts, …] → R, …"""
+    parts, devices = x.shape[0], shares(rows)
+    x = jnp.moveaxis(x.reshape(parts, devices, -1, *x.shape[2:]), 0, 1)
+    x = x.reshape(devices, -1, *x.shape[3:])[:, : rows // devices]
+    return x.reshape(rows, *x.shape[2:])
 
 
 def _in_parts(function: Callable[[jax.Array], jax.Array], x_RPX: jax.Array, width: int) -> jax.Array:
-    found = jax.lax.map(function, _parted(x_RPX, x_RPX.shape[1], width))
-    return jnp.moveaxis(found, 0, 1).reshape(-1, *found.shape[2:])[: x_RPX.shape[0]]
+    return _joined_parts(jax.lax.map(function, _parted(x_RPX, x_RPX.shape[1], width)), x_RPX.shape[0])
 
 
 def _largest_forward(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> tuple[jax.Array, Any]:
@@ -172,8 +194,7 @@ def _largest_backward(saved: Any, dy_RF: jax.Array) -> tuple[jax.Array, jax.Arra
 
     parts = tuple(_parted(x, P, F) for x in (x_RPX, dy_RF))
     dkernel_XF, dx = jax.lax.scan(part, jnp.zeros(kernel_XF.shape, jnp.float32), parts)
-    dx_RPX = jnp.moveaxis(dx, 0, 1).reshape(-1, P, X)[:R]
-    return dx_RPX, dkernel_XF.astype(kernel_XF.dtype), jnp.zeros_like(beyond_PF)
+    return _joined_parts(dx, R), dkernel_XF.astype(kernel_XF.dtype), jnp.zeros_like(beyond_PF)
 
 
 largest.defvjp(_largest_forward, _largest_backward)

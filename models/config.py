@@ -4,6 +4,35 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+LARGEST = 2**31 - 1
+"""Of any size: arrays are counted in 32 bits."""
+MOST_LAYERS = 10_000
+MOST_PARAMETERS = 10**13
+
+
+def check_sizes(config: object, *names: str) -> None:
+    """Raises: ValueError for a size that is not positive, or larger than any model has."""
+    for name in names:
+        value, limit = getattr(config, name), MOST_LAYERS if name in ("layers", "highway") else LARGEST
+        option = f"model.{name.replace('_', '-')}"
+        if value < 1:
+            raise ValueError(f"{option}={value} is not a positive number")
+        if value > limit:
+            raise ValueError(f"{option}={_short(value)} is more than {limit:,}; give a size that a model can have")
+
+
+def check_parameters(count: int) -> None:
+    """Raises: ValueError for more parameters than any machine holds."""
+    if count > MOST_PARAMETERS:
+        raise ValueError(
+            f"the model has about {count:.1e} parameters, more than {MOST_PARAMETERS:.0e}; lower model.vocab, "
+            "model.layers or its widths"
+        )
+
+
+def _short(value: int) -> str:
+    return str(value) if abs(value) < 10**20 else "a number of more than 20 digits"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
@@ -36,9 +65,9 @@ class Transformer:
     """What the backward pass computes again: nothing, all but the matrix products, or everything. Needs a loop."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "length", "layers", "hidden", "heads", "ffn"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name}={getattr(self, name)} is not a positive number")
+        check_sizes(self, "vocab", "length", "layers", "hidden", "heads", "ffn")
+        rows = self.vocab + self.length + self.layers * (4 * self.hidden + 2 * self.ffn)
+        check_parameters(rows * self.hidden)
         if self.hidden % self.heads:
             raise ValueError(
                 f"model.hidden={self.hidden} is not a multiple of model.heads={self.heads}; change one of them"
@@ -78,8 +107,8 @@ class BertConfig(Transformer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.segments < 1:
-            raise ValueError(f"model.segments={self.segments} is not a positive number; 2 tell a pair's halves apart")
+        check_sizes(self, "segments")
+        check_parameters(self.segments * self.hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +181,9 @@ class ElmoConfig:
     """What is computed in; parameters, cells, softmaxes and losses stay in float32."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "char_width", "layers", "cells", "projection"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not a positive number")
+        check_sizes(self, "vocab", "char_width", "layers", "cells", "projection")
+        if self.highway > 0:
+            check_sizes(self, "highway")
         if not self.filters or any(not 1 <= width <= WORD_CHARS or count < 1 for width, count in self.filters):
             raise ValueError(
                 f"model.filters={self.filters} are not pairs of a width from 1 to {WORD_CHARS} and how many there are"
@@ -162,6 +191,11 @@ class ElmoConfig:
         for name in ("highway", "cell_clip", "projection_clip"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not at least 0")
+        filters = sum(count for _, count in self.filters)
+        characters = sum(width * count for width, count in self.filters) * self.char_width
+        highways = filters * (2 * self.highway * filters + self.projection)
+        lstms = 2 * self.layers * self.cells * (9 * self.projection)
+        check_parameters(characters + highways + lstms + self.vocab * self.projection)
         for name in ("dropout", "head_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not in [0, 1)")

@@ -100,7 +100,6 @@ class Elmo(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Encoding:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
         words_RJ = CharCnn(size, c.filters, c.activation, c.highway, dtype, name="embeddings")(batch["types"])
-        words_RJ = constrain(words_RJ, "__")
         stacks = BiLstm(c, name="layers")
         carries = self.is_mutable_collection("carry")
         if "index_backward" in batch:

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.blocks import Init, Linear
+from models.blocks import Init, logits_linear
 from models.config import HeadConfig
 from models.crf import Chain, Chained
 from models.dropout import Noise, dropout, of_lines
@@ -112,7 +112,7 @@ class TagFeatures(nn.Module):
     ) -> jax.Array | Chained:
         x_BLX = Features(self.head, self.rate, self.dtype, name="features")(encoding, noise)
         size = {**self.sizes, "_": x_BLX.shape[-1]}
-        logits_BLC = Linear("BL_,_C->BLC", size, self.kernel_init, self.dtype, name="out")(x_BLX).astype(jnp.float32)
+        logits_BLC = logits_linear("BL_,_C->BLC", size, self.kernel_init, self.dtype, name="out")(x_BLX)
         if not self.head.crf:
             return logits_BLC
         return Chain(self.sizes["C"], name="chain")(logits_BLC, batch["tags"], encoding.mask_BL)
@@ -148,4 +148,4 @@ class PooledFeatures(nn.Module):
             text_BX = jnp.concatenate([u, v, jnp.abs(u - v), u * v], -1)
         size = {**self.sizes, "_": text_BX.shape[-1]}
         text_BX = dropout(text_BX, self.rate, noise, SITE + 3)
-        return Linear("B_,_C->BC", size, self.kernel_init, self.dtype, name="out")(text_BX).astype(jnp.float32)
+        return logits_linear("B_,_C->BC", size, self.kernel_init, self.dtype, name="out")(text_BX)

@@ -150,6 +150,8 @@ class Gpt(nn.Module):
         )
         if c.norm == "pre":
             out_BLD = Norm(c.eps, jnp.dtype(c.dtype), c.biases, name="norm")(out_BLD)
+        # The last state is what the heads read: after the final norm, as in transformers.
+        every = (x_BLD, *layers[:-1], out_BLD) if states else ()
         last_B = jnp.maximum(mask_BL.sum(1) - 1, 0)
         pooled_BD = jnp.take_along_axis(out_BLD, last_B[:, None, None], axis=1)[:, 0]
-        return Encoding(out_BLD, mask_BL, pooled_BD, (x_BLD, *layers) if states else (), table_VD)
+        return Encoding(out_BLD, mask_BL, pooled_BD, every, table_VD)

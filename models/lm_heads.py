@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.blocks import ACTIVATIONS, Init, Linear, Norm
+from models.blocks import ACTIVATIONS, Init, Linear, Norm, logits_linear
 from models.dropout import Noise
 from models.shapes import Encoding, constrain
 from models.softmax import Scored, next_token_loss
@@ -47,9 +47,9 @@ class NextSentence(nn.Module):
     @nn.compact
     def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
         assert encoding.pooled_BD is not None, "NextSentence reads a pooled vector, and this backbone gives none"
-        linear = Linear("BD,DC->BC", self.sizes, self.kernel_init, self.dtype, name="linear")
+        linear = logits_linear("BD,DC->BC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
-        return linear(encoding.pooled_BD).astype(jnp.float32)
+        return linear(encoding.pooled_BD)
 
 
 class NextToken(nn.Module):

@@ -90,7 +90,7 @@ class Encoding:
     hidden_BLD   the last layer, what a head reads by default
     mask_BL      1 for a token, 0 for padding
     pooled_BD    one vector a line, or None
-    states       N+1 arrays BLD (the embeddings, then each layer), or () unless asked for
+    states       N+1 arrays BLD (the embeddings, then each layer; the last is hidden_BLD), or () unless asked for
     table_VD     the token table, for tied softmaxes, or None
     choices      how many rows stand for one line of the batch, one behind the other (its alternatives)
     """
@@ -164,10 +164,15 @@ def spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]) -> Parti
     return PartitionSpec(*entries)
 
 
+def devices_of_batch() -> int:
+    """How many devices of the mesh in use share a batch; 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape.get(axis, 1) for axis in RULES["B"])
+
+
 def shares(size: int) -> int:
     """How many devices of the mesh in use share a batch of so many lines; 1 where they cannot share it evenly."""
-    mesh = jax.sharding.get_abstract_mesh()
-    count = 1 if mesh.empty else math.prod(mesh.shape.get(axis, 1) for axis in RULES["B"])
+    count = devices_of_batch()
     return count if size % count == 0 else 1
 
 

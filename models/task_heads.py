@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.blocks import Init, Linear
+from models.blocks import Init, logits_linear
 from models.dropout import Noise, dropout
 from models.shapes import Encoding
 
@@ -32,9 +32,9 @@ class Pooled(nn.Module):
         pooled_BD = encoding.pooled_BD
         if encoding.choices > 1:
             pooled_BD = pooled_BD.reshape(-1, encoding.choices, pooled_BD.shape[-1]).sum(1)
-        linear = Linear("BD,DC->BC", self.sizes, self.kernel_init, self.dtype, name="linear")
+        linear = logits_linear("BD,DC->BC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
-        return linear(dropout(pooled_BD, self.dropout, noise, SITE)).astype(jnp.float32)
+        return linear(dropout(pooled_BD, self.dropout, noise, SITE))
 
 
 class PerToken(nn.Module):
@@ -47,9 +47,9 @@ class PerToken(nn.Module):
 
     @nn.compact
     def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
-        linear = Linear("BLD,DC->BLC", self.sizes, self.kernel_init, self.dtype, name="linear")
+        linear = logits_linear("BLD,DC->BLC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
-        return linear(dropout(encoding.hidden_BLD, self.dropout, noise, SITE)).astype(jnp.float32)
+        return linear(dropout(encoding.hidden_BLD, self.dropout, noise, SITE))
 
 
 class Span(nn.Module):
@@ -62,9 +62,9 @@ class Span(nn.Module):
 
     @nn.compact
     def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
-        linear = Linear("BLD,DC->BLC", self.sizes, self.kernel_init, self.dtype, name="linear")
+        linear = logits_linear("BLD,DC->BLC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
-        return linear(encoding.hidden_BLD).astype(jnp.float32)
+        return linear(encoding.hidden_BLD)
 
 
 class Choice(nn.Module):
@@ -84,6 +84,6 @@ class Choice(nn.Module):
         D = encoding.pooled_BD.shape[-1]
         pooled_BAD = encoding.pooled_BD.reshape(-1, encoding.choices, D)
         kept_BD = dropout(jnp.ones_like(pooled_BAD[:, 0]), self.dropout, noise, SITE)
-        linear = Linear("BAD,D_->BA_", {"D": D, "_": 1}, self.kernel_init, self.dtype, name="linear")
+        linear = logits_linear("BAD,D_->BA_", {"D": D, "_": 1}, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
-        return linear(pooled_BAD * kept_BD[:, None]).astype(jnp.float32)[..., 0]
+        return linear(pooled_BAD * kept_BD[:, None])[..., 0]

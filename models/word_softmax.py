@@ -81,9 +81,7 @@ class BiLm(nn.Module):
                 drawn = batch["negatives"][number], batch["tries"][number]
                 loss_BL = sampled_loss(x_BLJ, kernel_VJ, bias_V, next_BL, *drawn)
                 scored[name] = Scored((loss_BL * weights_BL).sum(), loss_BL, jnp.zeros_like(loss_BL))
-            else:  # the bias is one column more, of a word one number longer
-                one_BL1 = jnp.ones_like(x_BLJ[..., :1])
-                table_VJ = jnp.concatenate([kernel_VJ, bias_V[:, None]], 1).astype(x_BLJ.dtype)
-                long_BLJ = jnp.concatenate([x_BLJ, one_BL1], -1)
-                scored[name] = next_token_loss(long_BLJ, table_VJ, next_BL, weights_BL)
+            else:
+                table_VJ = kernel_VJ.astype(x_BLJ.dtype)
+                scored[name] = next_token_loss(x_BLJ, table_VJ, next_BL, weights_BL, bias_V)
         return scored
