@@ -9,12 +9,16 @@ from numpy.typing import NDArray
 from data.encoded import ANSWER, END, A, Encoded, Store
 from data.task_batches import HeldOutTask
 from train import scores
+from train.losses import has_best
 
 Record = dict[str, Any]
 
 
 class Answers:
-    """Gathers the predictions of every batch of a HeldOutTask; memory holds two numbers for each example or word."""
+    """Gathers the predictions of every batch of a HeldOutTask; memory holds two numbers for each example or word.
+
+    Records name the first of several labels that score alike; the metrics count no hit there (`losses.has_best`).
+    """
 
     def __init__(self, held_out: HeldOutTask, labelled: bool = True) -> None:
         self.held_out, self.split, self.labelled = held_out, held_out.split, labelled
@@ -38,7 +42,7 @@ class Answers:
         gold, scores_BC, labels = rows[:, ANSWER].astype(np.int32), here["scores"], self.split.labels
         predicted = scores_BC.argmax(-1).astype(np.int32)
         self._gold.append(gold)
-        self._predicted.append(predicted)
+        self._predicted.append(np.where(has_best(scores_BC), predicted, -1).astype(np.int32))
         return [
             {
                 **({"label": labels[g]} if g >= 0 else {}),
@@ -72,7 +76,7 @@ class Answers:
         share = np.where(seen, here["scores"][line, at], 0.0)
         words = np.bincount(line, minlength=len(rows))
         self._gold.append(marks)
-        self._predicted.append(predicted)
+        self._predicted.append(np.where(here["may_hit"][line, at], predicted, -1).astype(np.int32))
         self._words.append(words)
         names = np.array([*self.split.labels, ""], object)
         cuts = np.cumsum(words)[:-1]

@@ -178,8 +178,9 @@ class Embed:
     """The file of vectors: *.hdf5, a dataset for each line by its number, as the original's; or *.npz, alike."""
     layers: str = "all"
     """all: [layers, words, width], the words' own first; last; or numbers, `0,2`."""
-    pool: Literal["none", "mean", "last", "cls"] = "none"
-    """One vector for a line: the mean of its words' or pieces', or the last one's, or that of a BERT's [CLS]."""
+    pool: Literal["none", "mean", "mean-words", "last", "cls"] = "none"
+    """none: a vector for every token, a BERT's [CLS] and [SEP] among them. Else one for a line: mean of all these
+    tokens; mean-words, of those without [CLS] and [SEP]; last of those; cls, a BERT's [CLS]."""
     batch: int = 64
     """Lines at a time."""
     stateful: bool = False

@@ -9,6 +9,7 @@ import numpy as np
 
 from data.config import DataConfig
 from data.errors import DataError
+from data.plain_files import check_plain, read_plain
 from data.words import SPECIAL, VOCABULARY, Words
 from models import elmo
 from models.char_cnn import CHARACTERS
@@ -98,6 +99,8 @@ def _one(path: Path, usual: str, pattern: str) -> Path:
     if not path.is_dir():
         raise DataError(f"{path}: no such folder; give the one that holds options.json and the weights in hdf5")
     found = [path / usual] if (path / usual).is_file() else sorted(path.glob(pattern))
+    for file in found:
+        check_plain(file)
     if len(found) != 1:
         names = f", but {', '.join(file.name for file in found)}" if found else ""
         raise DataError(f"{path}: not one {pattern}{names}; give a folder with {usual}")
@@ -111,7 +114,9 @@ def _words(path: Path, vocabulary: str, split: str) -> Words:
 
 def _bilm_config(file: Path) -> ElmoConfig:
     try:
-        options = json.loads(file.read_text("utf-8"))
+        options = json.loads(read_plain(file))
+    except DataError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read as JSON ({str(error).splitlines()[0]}); give the original's") from None
     lstm, cnn = _section(file, options, "lstm", _LSTM), _section(file, options, "char_cnn", _CNN)

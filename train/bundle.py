@@ -13,6 +13,7 @@ import numpy as np
 
 from data.errors import DataError
 from data.pieces import message_fields
+from data.plain_files import open_plain, read_plain
 from models.renaming import Shape
 from train.tensors import Array, Tensors, fits_in
 
@@ -30,7 +31,7 @@ def open_bundle(prefix: Path) -> Tensors:
     """
     index = prefix.with_name(prefix.name + ".index")
     try:
-        entries = dict(_table(index.read_bytes(), index))
+        entries = dict(_table(read_plain(index), index))
         header = dict(message_fields(entries.pop(b"", b"")))
         shards = header.get(1, 0)
         if header.get(2, 0) != 0 or not isinstance(shards, int) or not 1 <= shards <= 100_000:
@@ -48,7 +49,7 @@ def open_bundle(prefix: Path) -> Tensors:
     def load(name: str) -> Array:
         shape, kind, shard, offset, size, crc = found[name]
         try:
-            with open(files[shard], "rb") as file:
+            with open_plain(files[shard]) as file:
                 file.seek(offset)
                 raw = file.read(size)
         except OSError as error:

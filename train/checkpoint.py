@@ -10,15 +10,10 @@ import dataclasses
 import functools
 import hashlib
 import json
-import logging
 import math
 import os
 import re
 import shutil
-import sys
-import threading
-import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +23,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers as policies
 
 from models.shapes import by_path, path_of
+from train import processes
 from train.config import CheckpointError, ConfigError, Diverged
 from train.mesh import replicated
 from train.options import SaveConfig
+from train.orbax_logging import quiet_orbax
+from train.scores import saved_rank
 
 FORMAT = 1
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
@@ -88,7 +87,7 @@ def _read_item(directory: Path, item: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"item {item}: {path.name} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"item {item}: cannot be read ({_first_line(error)})") from None
 
 
@@ -116,6 +115,11 @@ def read_meta(directory: Path) -> dict[str, Any]:
     return _read_json(directory)[0]
 
 
+def read_meta_together(directory: Path) -> dict[str, Any]:
+    """`read_meta` in every process of a job; raises in all where one cannot read it."""
+    return processes.together(lambda: read_meta(directory), CheckpointError)
+
+
 def _stored(state: Any) -> dict[str, Any]:
     """A state as it is written: its parts by name, without those that hold no array."""
     parts = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
@@ -129,40 +133,12 @@ def _read_arrays(directory: Path, wanted: Any, prefix: str) -> Any:
     target = {prefix: wanted} if prefix else _stored(wanted)
     arguments = ocp.args.PyTreeRestore(target, restore_args=restore(target), partial_restore=bool(prefix))
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            found = reader.restore((directory / "state").absolute(), args=arguments)
+        # Not by a Checkpointer, whose restore ends with a barrier: one process may fail here and the others not.
+        with contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
+            found = reader.restore(epath.Path(directory / "state").absolute(), args=arguments)
     except Exception as error:
         raise CheckpointError(f"item state: cannot be read ({_first_line(error)})") from None
     return found[prefix] if prefix else dataclasses.replace(wanted, **found)
-
-
-@functools.cache
-def quiet_orbax() -> None:
-    """Orbax raises what fails, and prints it too: from its writing threads at once, from coroutines and event loops
-    left behind by the hundred, some of them much later. Here it is raised, once, in one line; these printers are
-    silenced, for the rest of the process, and no others."""
-    thread_hook, unraisable_hook, hook = threading.excepthook, sys.unraisablehook, sys.excepthook
-
-    def of_orbax(value: BaseException | None, trace: Any) -> bool:
-        late = "Event loop is closed" in str(value)
-        return late or any("orbax" in frame.filename for frame in traceback.extract_tb(trace))
-
-    def of_thread(failed: threading.ExceptHookArgs) -> None:
-        if not of_orbax(failed.exc_value, failed.exc_traceback):
-            thread_hook(failed)
-
-    def unraisable(failed: Any) -> None:
-        if not of_orbax(failed.exc_value, failed.exc_traceback):
-            unraisable_hook(failed)
-
-    def raised(kind: Any, value: BaseException, trace: Any) -> None:
-        if "Event loop is closed" not in str(value):
-            hook(kind, value, trace)
-
-    threading.excepthook, sys.unraisablehook, sys.excepthook = of_thread, unraisable, raised
-    for noisy in ("absl", "orbax", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
 
 
 def restore(
@@ -171,13 +147,30 @@ def restore(
     """One checkpoint: (arrays like `wanted`, verified; meta). `wanted` holds ShapeDtypeStructs with shardings, of all
     arrays under prefix, or of a part of them.
 
-    Raises CheckpointError naming the item or the array that is damaged, or that has another shape than is wanted.
+    Raises CheckpointError naming the item or the array that is damaged, or that has another shape than is wanted; in
+    every process of a job where one of them cannot read it.
     """
+    start = prefix + "/" if prefix else ""
+    meta, there = processes.together(lambda: _read_fitting(directory, by_path(wanted), start, part), CheckpointError)
+    state = processes.together(lambda: _read_arrays(directory, wanted, prefix), CheckpointError)
+    found, _ = digests(state, mesh)
+
+    def verify() -> None:
+        for name, word in there.items():
+            if found[name] != word:
+                raise CheckpointError(f"array {start}{name}: its values do not match their digest")
+
+    processes.together(verify, CheckpointError)
+    return state, meta
+
+
+def _read_fitting(
+    directory: Path, shapes: dict[str, Any], start: str, part: bool
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """(meta, the digest of each array that is wanted), where the checkpoint holds arrays of these shapes."""
     meta, stored = _read_json(directory)
     if str(meta["step"]) != directory.name:
         raise CheckpointError(f"item meta: is of step {meta['step']}")
-    shapes = by_path(wanted)
-    start = prefix + "/" if prefix else ""
     there = {name[len(start) :]: word for name, word in stored.items() if name.startswith(start)}
     if part:
         there = {name: word for name, word in there.items() if name in shapes}
@@ -189,18 +182,22 @@ def restore(
         if list(x.shape) != meta["shapes"][start + name]:
             held = meta["shapes"][start + name]
             raise CheckpointError(f"it holds {start}{name} {held}, this model wants {list(x.shape)}")
-    state = _read_arrays(directory, wanted, prefix)
-    found, _ = digests(state, mesh)
-    for name, word in there.items():
-        if found[name] != word:
-            raise CheckpointError(f"array {start}{name}: its values do not match their digest")
-    return state, meta
+    return meta, there
+
+
+def _identity_of(folder: Path) -> tuple[int, int]:
+    """What stays a folder's own when it is moved: its device and inode; (0, 0) where there is none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
 
 
 def rank_of(meta: dict[str, Any], metric: str) -> float | None:
     """What a checkpoint is worth by a metric, the less the better; None where that was not measured at its step."""
     if meta.get("metric", "loss") == metric:
-        return meta.get("rank", meta["held_out_loss"])
+        return saved_rank(metric, meta.get("rank", meta["held_out_loss"]))
     return meta["held_out_loss"] if metric == "loss" else None
 
 
@@ -238,6 +235,7 @@ class Checkpoints:
         self.metric = metric
         self.directory = (run_directory / "checkpoints").absolute()
         self.damaged = (run_directory / "damaged").absolute()
+        self._place = _identity_of(self.directory.parent)
         self.mesh, self.config, self.say, self.identity = mesh, config, say, identity
         self._manager: ocp.CheckpointManager | None = None
         self._ranks: dict[int, float | None] = {}
@@ -278,9 +276,9 @@ class Checkpoints:
             for step in bad:
                 number = sum(1 for _ in self.damaged.glob(f"{step}-*"))
                 os.rename(self.directory / str(step), self.damaged / f"{step}-{number}")
-            self.say(f"the damaged checkpoints are laid aside in {self.damaged}")
+            self.say(f"moved the damaged checkpoints to {self.damaged}")
         if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("damaged checkpoints laid aside")
+            multihost_utils.sync_global_devices("damaged checkpoints moved")
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
@@ -302,13 +300,21 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
 
-    def save(self, step: int, state: Any, meta: dict[str, Any], held_out_loss: float | None) -> None:
-        """Begin to write the state of a step; the write goes on in the background.
+    def save(
+        self, step: int, state: Any, meta: dict[str, Any], held_out_loss: float | None, again: bool = False
+    ) -> None:
+        """Begin to write the state of a step; the write goes on in the background. again: in place of that checkpoint,
+        which was saved before it was evaluated.
 
         The best step, which is kept, is that of the least meta["rank"], or where meta has none of the least loss.
 
         Raises CheckpointError where the write before this one has failed.
         """
+        if jax.process_index() == 0 and _identity_of(self.directory.parent) != self._place:
+            raise CheckpointError(
+                f"{self.directory.parent} was moved or removed while it trains; step {step} is not saved; "
+                "start the same command again, with --dir where the run is now"
+            )
         shapes = {path: list(x.shape) for path, x in by_path(state).items()}
         meta = {
             "format": FORMAT,
@@ -331,6 +337,8 @@ class Checkpoints:
         try:
             manager = self._open()
             manager.wait_until_finished()
+            if again:
+                manager.delete(step)
             self._ranks[step] = rank_of(meta, self.metric)
             manager.save(step, args=items, force=True)
         except Exception as error:
@@ -338,7 +346,8 @@ class Checkpoints:
 
     def _failed(self, error: BaseException) -> CheckpointError:
         space = re.search(r"No space left|File too large|ENOSPC|EFBIG|RESOURCE_EXHAUSTED", str(error))
-        why = "the disk is full" if space else _first_line(error)
+        files = "Too many open files" in str(error)
+        why = "too many open files (ulimit -n)" if files else "the disk is full" if space else _first_line(error)
         good = steps(self.directory)
         last = f"the last good checkpoint is of step {good[-1]}" if good else "there is no checkpoint yet"
         return CheckpointError(f"could not write a checkpoint to {self.directory}: {why}; {last}")
@@ -357,8 +366,9 @@ class Checkpoints:
                 raise self._failed(error) from error
 
     def abandon(self) -> None:
-        """Let go of the folder whatever happened; for the way out of an error."""
-        if self._manager is not None:
+        """Let go of the folder whatever happened; for the way out of an error. Of several processes others may be gone,
+        and Orbax would wait for them."""
+        if self._manager is not None and jax.process_count() == 1:
             with contextlib.suppress(Exception):
                 self._manager.close()
             self._manager = None

@@ -15,11 +15,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data.config import DataConfig, TaskConfig
-from data.errors import did_you_mean
-from models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
+from data.errors import DataError, did_you_mean
+from data.plain_files import read_plain
+from data.shards import misfit
+from data.storage import atomic_file, is_bucket
+from models.config import LARGEST, BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
 from train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
 
 FORMAT = 1
+PREDICTIONS = 20
+"""What data.predictions was by default when the first run.json files were written: their identity counts on it."""
 
 
 class ConfigError(ValueError):
@@ -58,6 +63,13 @@ class Run:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, value in fields(self).items():
+            if type(value) is int and abs(value) > LARGEST:
+                raise ValueError(
+                    f"{name.replace('_', '-')}={value:.3g} is not within {LARGEST:,}; give a smaller number"
+                    if abs(value) < 10**300
+                    else f"{name.replace('_', '-')} has too many digits"
+                )
         if self.steps < 0 or not 0.0 <= self.epochs < math.inf or not (self.steps or self.epochs):
             raise ValueError(f"steps={self.steps} and epochs={self.epochs} do not say how long; give one of them")
         if self.task.kind != "off" and self.objective != self.task.kind:
@@ -91,10 +103,6 @@ class Run:
             )
         if self.data.ramp_from and not self.steps:
             raise ValueError("data.ramp-from wants --steps, since a pass has no fixed number of them; leave epochs out")
-        if self.steps and not self.optim.warmup_fraction and self.optim.warmup >= self.steps:
-            raise ValueError(
-                f"optim.warmup={self.optim.warmup} leaves nothing of steps={self.steps}; lower --optim.warmup"
-            )
 
     def _check_head(self, family: str) -> None:
         head, kind = self.head, self.task.kind
@@ -190,12 +198,15 @@ def scheduled(run: Run, lines_per_pass: int) -> Run:
     """The same run with its length told in steps: `epochs` passes, `warmup_fraction` of them, an evaluation a pass.
 
     As the original counts: steps = int(lines / batch · epochs), warm-up = int(steps · fraction); at least one step.
-    GPT-1's schedule counts its warm-up in parts of a step, so its fraction stays as it is.
+    GPT-1's schedule counts its warm-up in parts of a step, so its fraction stays as it is. A warm-up as long as the run
+    or longer becomes a tenth of it.
     """
     steps = run.steps or max(int(lines_per_pass / run.data.batch * run.epochs), 1)
-    warmup = int(steps * run.optim.warmup_fraction) if run.optim.warmup_fraction else min(run.optim.warmup, steps - 1)
+    if steps > LARGEST:
+        raise ConfigError(f"epochs={run.epochs:g} are {steps:.1e} steps, more than {LARGEST:,}; lower --epochs")
     optim = run.optim
-    if optim.schedule != "gpt1":
+    warmup = int(steps * optim.warmup_fraction) if optim.warmup_fraction else _warmup_within(steps, optim.warmup)
+    if optim.schedule != "gpt1" or not optim.warmup_fraction:
         optim = dataclasses.replace(optim, warmup=warmup, warmup_fraction=0.0)
     every = run.evaluate.every or (-(-lines_per_pass // run.data.batch) if run.epochs else 0)
     return dataclasses.replace(
@@ -207,13 +218,39 @@ def scheduled(run: Run, lines_per_pass: int) -> Run:
     )
 
 
+def _warmup_within(steps: int, warmup: int) -> int:
+    """The steps of the warm-up. One that leaves no step after it is a tenth of all steps instead. This depends on both
+    numbers alone, and run.json keeps the warm-up as given: a resumed run has the same schedule, and a run made longer
+    has the schedule that a run of that length has from the start."""
+    return warmup if warmup < steps else steps // 10
+
+
+def warmup_note(asked: Run, run: Run) -> str:
+    """A line for a warm-up that `scheduled` made shorter than the one asked for, or ""."""
+    optim = asked.optim
+    if optim.warmup_fraction or optim.warmup == run.optim.warmup:
+        return ""
+    return (
+        f"warning: optim.warmup={optim.warmup} leaves none of the {run.steps} steps; the warm-up takes "
+        f"{run.optim.warmup} steps instead; give --optim.warmup or --optim.warmup-fraction for another"
+    )
+
+
+def predictions_of(run: Run) -> int:
+    """data.predictions as a number, so that a run whose number was given equals one that follows its length to the
+    same. A run that predicts no masked tokens keeps the default of the first run.json files."""
+    return run.data.slots if run.objective == "mlm_nsp" else run.data.predictions or PREDICTIONS
+
+
 def identity(run: Run, tokenizer: str, data: str) -> str:
     """One word for all that makes a run's numbers: its fixed fields and the fingerprints of tokenizer and data.
 
     Fields left at their default are not counted, so that a field added later changes no run that was begun before.
     """
-    usual = fields(Run()) | {f"model.{name}": value for name, value in fields(type(run.model)()).items()}
-    fixed = {name: value for name, value in fields(run).items() if not may_change(name) and value != usual[name]}
+    usual = fields(Run()) | {"data.predictions": PREDICTIONS}
+    usual |= {f"model.{name}": value for name, value in fields(type(run.model)()).items()}
+    values = fields(run) | {"data.predictions": predictions_of(run)}
+    fixed = {name: value for name, value in values.items() if not may_change(name) and value != usual[name]}
     fixed["model.family"] = next(name for name, kind in FAMILIES.items() if type(run.model) is kind)
     return hashlib.sha256(json.dumps([fixed, tokenizer, data], sort_keys=True, default=list).encode()).hexdigest()
 
@@ -244,7 +281,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         raise ConfigError(f"{where} is of no kind that a file can hold")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} has too many digits for a number") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} is {value!r}, not of kind {hint.__name__}")
     return value
@@ -271,27 +311,37 @@ def difference(run: Run, other: Run) -> dict[str, tuple[Any, Any]]:
 def write_json(path: Path, tree: Any) -> None:
     """Write, then rename: the file is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8") as file:
-        json.dump(tree, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    with atomic_file(path) as part:
+        part.write_text(json.dumps(tree, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+_DESCRIBED = {"words": int, "pair": bool, "labels": [str], "counts": [int], "tokenizer": str, "data": str}
+"""What run.json holds of its data, where it holds it."""
 
 
 def read(directory: Path) -> tuple[Run, dict[str, Any]]:
     """The run of a folder, and all that its run.json says. Raises ConfigError where it is not a run's folder."""
     path = directory / "run.json"
+    if is_bucket(directory):
+        raise ConfigError(f"{directory}: buckets are not supported yet; give a folder on a disk of this machine")
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = json.loads(read_plain(path))
     except FileNotFoundError:
         raise ConfigError(f"{directory} is not a run: it holds no run.json; give the --dir of a training") from None
     except NotADirectoryError:
         raise ConfigError(f"{directory} is not a run but a file; give the --dir of a training") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    except RecursionError:
+        raise ConfigError(f"{path} cannot be read: its lists and objects are nested too deep") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         got = tree.get("format") if isinstance(tree, dict) else None
         raise ConfigError(f"{path} has format {got!r}; this version reads format {FORMAT}")
+    for name in _DESCRIBED.keys() & tree.keys():
+        if tree[name] is not None and misfit({name: tree[name]}, {name: _DESCRIBED[name]}):
+            raise ConfigError(f"{path}: {name} is {str(tree[name])[:60]!r}, which no training writes; put it back")
     return of_data(from_json(tree.get("config") or {}, str(path)), tree), tree

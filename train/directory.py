@@ -1,9 +1,10 @@
 """A run's folder: taken by one process at a time, described by run.json, with its tokenizer and its data."""
 
+import contextlib
 import fcntl
 import os
 import platform
-import shutil
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import IO, Any
 
 from data.encode import encode
 from data.encoded import Store
+from data.errors import DataError
 from data.layouts import with_task_tokens
 from data.prepare import prepare
 from data.shards import Shards
 from data.sources import Source, expand, texts, whole_texts
+from data.storage import is_bucket, is_partial, move_aside, remove_partials
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokenizer import learn as learn_vocabulary
 from data.wordpiece import WordPiece
@@ -31,10 +34,13 @@ def take(directory: Path) -> IO[str]:
 
     Raises ConfigError where another process holds it, CheckpointError where it cannot be written.
     """
+    if is_bucket(directory):
+        raise ConfigError(f"dir={directory}: buckets are not supported yet; give a folder on a disk of this machine")
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file; give a folder as --dir")
     if directory.is_dir() and not (directory / "run.json").exists():
-        others = sorted(entry.name for entry in directory.iterdir() if entry.name not in ("lock", "run.json.part"))
+        present = [entry.name for entry in directory.iterdir()]
+        others = sorted(name for name in present if name != "lock" and not is_partial(name))
         if others:
             raise ConfigError(
                 f"{directory} holds {', '.join(others[:3])}{', …' if len(others) > 3 else ''} and no run.json: "
@@ -49,13 +55,22 @@ def take(directory: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.seek(0)
-        holder = lock.read().strip() or "another process"
+        holder = lock.readline().strip() or "another process"
         lock.close()
         raise ConfigError(f"{directory} is in use by {holder}; wait for it, or give another --dir") from None
     lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {platform.node()}\n")
+    lock.write(f"process {os.getpid()} on {platform.node()}\n{secrets.token_hex(16)}\n")
     lock.flush()
+    remove_partials(directory)
     return lock
+
+
+def token(directory: Path) -> str:
+    """What the process that holds the folder wrote into it: processes that read the same see the same folder."""
+    try:
+        return (directory / "lock").read_text("utf-8").partition("\n")[2].strip()
+    except OSError:
+        return ""
 
 
 def versions() -> dict[str, str]:
@@ -70,11 +85,18 @@ def versions() -> dict[str, str]:
     return found
 
 
+_OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "tensorboard", "loss.png", "evaluations"]
+
+
 def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
     """What this folder's run.json says of the run begun here ({} where it is new), and writes it where it is new.
 
-    Raises ConfigError naming the field where `run` is another run than the one begun here. A folder whose text was not
-    prepared to the end (the first command failed, or was stopped), or where nothing was trained, is begun anew.
+    Other settings than those of run.json are refused once there is a checkpoint, naming the field; before that, all
+    that the folder holds is moved aside and the run starts over. Nothing is ever deleted. What a start that was stopped
+    has left (a vocabulary, tokenised text) is used where the settings are the same: text and vocabulary are checked
+    against their digests when they are opened, and a checkpoint's identity against both.
+
+    Raises ConfigError.
     """
     begun: Run | None = None
     old: dict[str, Any] = {}
@@ -86,15 +108,18 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
             )
         run = configs.of_data(run, old)
     changes = configs.difference(run, begun) if begun is not None else {}
+    if begun is not None and "data.predictions" in changes:
+        new, was = configs.predictions_of(run), configs.predictions_of(begun)
+        changes["data.predictions"] = (new, was)
+        if new == was:
+            del changes["data.predictions"]
     fixed = [name for name in changes if not configs.may_change(name)]
     trained = any((directory / "checkpoints").glob("[0-9]*"))
-    if begun is None or not old.get("data") or (fixed and not trained):
-        for left in ("tokenizer", "data", "checkpoints"):  # ours: the folder was empty when its run.json was written
-            if (directory / left).exists():
-                shutil.rmtree(directory / left)
-        (directory / "metrics.jsonl").unlink(missing_ok=True)
-        if fixed and begun is not None:
-            say(f"{directory} was begun with another {_flag(fixed[0])}, and nothing trained yet: begun anew")
+    if begun is None or (fixed and not trained):
+        if begun is not None:
+            aside = move_aside(directory, _OF_A_RUN, "earlier")
+            where = f"; moved what it held to {aside}" if aside else ""
+            say(f"{directory} has other settings ({_flag(fixed[0])}) and no checkpoint; starting over{where}")
         configs.write_json(directory / "run.json", _tree(run, {}))
         return {}
     if fixed:
@@ -103,7 +128,7 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
             f"{directory} holds a run with {_flag(fixed[0])} {was}, not {new}; "
             "leave it as it was, or give another --dir"
         )
-    for name in ("steps", "epochs"):
+    for name in ("steps", "epochs") if old.get("data") else ():
         if 0 < getattr(run, name) < getattr(begun, name):
             raise ConfigError(
                 f"{directory} holds a run of --{name} {getattr(begun, name)}, not {getattr(run, name)}; "
@@ -118,7 +143,7 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
 def not_shorter(run: Run, directory: Path, old: dict[str, Any], lines_per_pass: int) -> None:
     """Raises ConfigError where the run, its epochs told in steps, is shorter than it was begun, or than it is."""
     steps = configs.scheduled(run, lines_per_pass).steps
-    if old:
+    if old.get("data"):
         begun = configs.scheduled(configs.from_json(old["config"], str(directory)), lines_per_pass).steps
         if steps < begun:
             raise ConfigError(f"{directory} holds a run of {begun} steps, not {steps}; a run can only be made longer")
@@ -198,10 +223,12 @@ def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None])
             raise ConfigError(f"{directory}: {changed}; put the text back, or give another --dir")
         tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
     else:
+        sources = expand(run.data.path, "data.path")
+        expand(run.data.dev, "data.dev") if run.data.dev else None  # refused before a vocabulary is learned
         tokenizer = _tokenizer(run, directory, say, check)
         fits(run, tokenizer)
-        say(f"tokenising {len(expand(run.data.path, 'data.path'))} source(s) into {here}")
-        shards = prepare(run.data, tokenizer, here, lambda done, total: check())
+        say(f"tokenising {len(sources)} source(s) into {here}")
+        shards = prepare(run.data, tokenizer, here, lambda done, total: check(), say=say)
     if shards.stream != run.data.stream:
         raise ConfigError(
             f"{shards.folder} was prepared for data.stream={shards.stream}, and this run reads {run.data.stream}; "
@@ -221,8 +248,8 @@ def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None])
         if getattr(run.data, name) != was:
             raise ConfigError(f"the text was prepared with {_flag('data.' + name)} {was}; give the same")
     fits(run, tokenizer)
-    if not (directory / "tokenizer").exists():
-        tokenizer.save(directory / "tokenizer")
+    if prepared is not None or not (directory / "tokenizer").exists():
+        _keep_tokenizer(tokenizer, directory, say)
     return tokenizer, shards
 
 
@@ -252,7 +279,7 @@ def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -
         tokenizer = read_tokenizer(Path(run.init.run), source, described)
         if run.task.kind != "off" and run.data.layout == "gpt":
             tokenizer = with_task_tokens(tokenizer)
-        tokenizer.save(directory / "tokenizer")
+        _keep_tokenizer(tokenizer, directory, say)
         return tokenizer
     if run.data.tokenizer:
         tokenizer = load_tokenizer(run.data.tokenizer, run.data.lowercase, run.data.split)
@@ -262,12 +289,25 @@ def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -
     fits_new(run, data.vocabulary)
     say(f"learning a vocabulary of at most {run.model.vocab} pieces ({data.vocabulary})")
     tokenizer = learn(data.vocabulary, files, run.model.vocab, data.lowercase, check, data.documents, data.split)
-    tokenizer.save(directory / "tokenizer")
+    _keep_tokenizer(tokenizer, directory, say)
     return tokenizer
+
+
+def _keep_tokenizer(tokenizer: Tokenizer, directory: Path, say: Say) -> None:
+    """Saves the run's vocabulary. One that a stopped start has left, and with which nothing was tokenised, is moved
+    aside where it is another."""
+    with contextlib.suppress(DataError):
+        tokenizer.save(directory / "tokenizer")
+        return
+    aside = move_aside(directory, ["tokenizer"], "earlier")
+    say(f"{directory / 'tokenizer'} is of other text than this; moved it to {aside}")
+    tokenizer.save(directory / "tokenizer")
 
 
 def make_folder(folder: Path, option: str) -> None:
     """Raises ConfigError where a file stands in the way, or nothing may be written."""
+    if is_bucket(folder):
+        raise ConfigError(f"{option} {folder}: buckets are not supported yet; give a folder on a disk of this machine")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):

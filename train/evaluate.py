@@ -1,8 +1,8 @@
 """Held-out figures: every line once, exact whatever the batch or the mesh."""
 
 import dataclasses
+import filecmp
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -16,17 +16,19 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from data.encode import encode
+from data.encode import check_batch, encode
 from data.encoded import Store
 from data.lanes import SAMPLED, HeldOutLanes
 from data.pipeline import HeldOut, iterate, open_held_out
 from data.shards import Shards
+from data.storage import atomic_file, move_aside, partial_beside
 from data.task_batches import HeldOutTask, class_weights
 from data.words import word_tokenizer
 from models.model import Model, example
-from train import checkpoint
+from train import checkpoint, processes
 from train import config as configs
 from train import mesh as meshes
+from train.agreement import agree_on_content, agree_on_run
 from train.answers import Answers, guess, names
 from train.config import CheckpointError, ConfigError, Run
 from train.directory import make_folder, open_shards, read_tokenizer
@@ -91,14 +93,16 @@ def measured(model: Model, objective: Objective, run: Run, params: Any, store: S
     return ["loss", *jax.eval_shape(sums, params), *of_task]
 
 
-def baseline(held_out: HeldOut, store: Shards | Store) -> dict[str, float]:
-    """What guessing gives on the held-out lines: by frequency alone on their slots, or the same label for all."""
+def baseline(held_out: HeldOut, store: Shards | Store, check: Check = lambda: None) -> dict[str, float]:
+    """What guessing gives on the held-out lines: by frequency alone on their slots, or the same label for all. `check`
+    may raise to stop the counting."""
     if isinstance(held_out, HeldOutTask):
         return guess(store, held_out.split) if isinstance(store, Store) else {}
     assert isinstance(store, Shards)
     names = {"next": "next_weights", "next_backward": "next_weights_backward", "labels": "slot_weights"}
     counts_V = np.zeros(store.vocabulary, np.int64)
     for step in range(held_out.steps):
+        check()
         batch = held_out.read(step)
         for truth in names.keys() & held_out.fields.keys():
             counts_V += np.bincount(batch[truth][batch[names[truth]] > 0], minlength=store.vocabulary)
@@ -141,10 +145,17 @@ def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: No
     where no checkpoint is good.
     """
     run, described = configs.read(folder)
-    if asked.mesh is not None:
-        meshes.initialize(asked.mesh)
     meshes.keep_cpu_memory()
+    with processes.joined(asked.mesh or MeshConfig(), lambda: checkpoint.steps(folder / "checkpoints")):
+        return _evaluate_run(folder, run, described, asked, say, check)
+
+
+def _evaluate_run(
+    folder: Path, run: Run, described: dict[str, Any], asked: Asked, say: Say, check: Check
+) -> dict[str, Any]:
     meshes.prepare_jax(run.model.dtype)
+    agree_on_run(run)
+    processes.agree({"options": dataclasses.asdict(asked)}, "start all processes by one command")
     mesh = _mesh(asked.mesh, run)
     labels = tuple(described.get("labels", ()))
     steps = _steps_asked(folder, asked.steps, run.evaluate.metric)
@@ -152,7 +163,8 @@ def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: No
     with jax.set_mesh(mesh), _held_out(folder, run, described, asked, mesh, say, check) as (held_out, store):
         objective = objective_of(run)
         cut = cut_of(held_out, say)
-        known = baseline(held_out, store) if store is not None else {}
+        agree_on_content(folder, run, held_out.tokenizer, store)
+        known = baseline(held_out, store, check) if store is not None else {}
         function: Step | None = None
         for number in steps:
             try:
@@ -218,6 +230,8 @@ def _held_out(
     folder: Path, run: Run, described: dict[str, Any], asked: Asked, mesh: Mesh, say: Say, check: Check
 ) -> Iterator[tuple[HeldOut, Shards | Store | None]]:
     """The lines asked for, and what the run was trained on, where that is still there."""
+    if asked.batch:
+        check_batch(asked.batch)
     lanes = asked.batch or run.evaluate.batch or run.data.batch
     lines = meshes.whole_batch(mesh, lanes)
     if run.objective == "span":
@@ -228,11 +242,11 @@ def _held_out(
         if not run.data.path:
             raise ConfigError(f"{folder} was imported and holds no text; tune it to some: pretrain --init {folder} …")
         shards = open_shards(folder, run)
-        shards.verify()
+        shards.verify(check)
         if shards.fingerprint != described.get("data"):
             raise ConfigError(f"{shards.folder} is not the text that {folder} was trained with; put it back")
         tokenizer = read_tokenizer(folder, run, described)
-        held_out = open_held_out(shards, tokenizer, run.data, run.task, lines, lanes)
+        held_out = open_held_out(shards, tokenizer, run.data, run.task, lines, lanes, check)
         if held_out is None:
             raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
         yield held_out, shards
@@ -240,7 +254,7 @@ def _held_out(
     tokenizer = read_tokenizer(folder, run, described)
     store = Store.open(folder / "data") if (folder / "data").is_dir() else None
     if store is not None:
-        store.verify()
+        store.verify(check)
         if store.fingerprint != described.get("data"):
             raise ConfigError(f"{store.folder} is not the data that {folder} was trained with; put it back")
     if asked.dev and asked.split == "train":
@@ -257,11 +271,10 @@ def _held_out(
     task = dataclasses.replace(run.task, train=(), dev=paths, test=(), dev_fraction=0.0)
     with _shared_place(asked, folder) as place:
         if jax.process_index() == 0:
-            with meshes.told("encoded"):
-                encode(task, tokenizer, place, say, check, described.get("labels", ()), described.get("pair"))
-            meshes.tell("encoded", "")
-        elif said := meshes.hear("encoded"):
-            raise ConfigError(said)
+            encode(task, tokenizer, place, say, check, described.get("labels", ()), described.get("pair"))
+            processes.publish("encoded", "")
+        else:
+            processes.wait_for("encoded")
         other = Store.open(place)
         weights = _weights(run, {"labels": other.labels, **described})
         yield HeldOutTask(other.splits["dev"], tokenizer, run.data, lines, weights), store
@@ -278,10 +291,12 @@ def _shared_place(asked: Asked, folder: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="contexture-") as temporary:
             yield Path(temporary) / "encoded"
         return
-    place = Path(asked.to or folder / "evaluations") / ".encoded"
     if jax.process_index() == 0:
-        shutil.rmtree(place, ignore_errors=True)
+        place = partial_beside(Path(asked.to or folder / "evaluations").resolve() / "encoded")
         make_folder(place.parent, "--to")
+        processes.publish("place of encoded examples", str(place))
+    else:
+        place = Path(processes.wait_for("place of encoded examples"))
     try:
         yield place
     finally:
@@ -301,11 +316,8 @@ def _writing(path: Path | None) -> Iterator[IO[str] | None]:
         yield None
         return
     make_folder(path.parent, "--to")
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
+    with atomic_file(path) as part:
         with open(part, "w", encoding="utf-8") as file:
             yield file
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+        if path.is_file() and not filecmp.cmp(part, path, shallow=False):  # of other examples, or another split
+            move_aside(path.parent, [path.name], "earlier")

@@ -15,7 +15,8 @@ from orbax.checkpoint import type_handlers
 
 from models.renaming import nested
 from models.shapes import by_path
-from train.checkpoint import FORMAT, quiet_orbax, text_digest
+from train.checkpoint import FORMAT, text_digest
+from train.orbax_logging import quiet_orbax
 
 Array = np.ndarray
 _CHUNK_BYTES = 16 << 20

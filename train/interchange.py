@@ -1,10 +1,6 @@
 """Models of others as runs, and runs as files that others read."""
 
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,7 +9,7 @@ import jax
 import numpy as np
 
 from data.errors import DataError
-from data.sources import check_free
+from data.storage import atomic_folder, check_free
 from models.model import example
 from models.renaming import Place, check_repeats, places
 from models.shapes import by_path
@@ -73,7 +69,7 @@ def export_model(
     if format == "bilm":
         bilm_family(folder, run)
     tokenizer = read_tokenizer(folder, run, described)
-    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
     loaded = load_parameters(folder, run, tuple(described.get("labels", ())), mesh, say, step)
     check()
     params = jax.device_get(loaded.params)
@@ -81,7 +77,7 @@ def export_model(
         files, tensors = bilm_files(run, params, tokenizer, say)
     else:
         files, tensors = hf_files(run, described, params, tokenizer, say)
-    with _made_whole(to) as part:
+    with atomic_folder(to) as part:
         for name, content in files.items():
             (part / name).write_bytes(content)
         if format == "bilm":
@@ -117,7 +113,7 @@ def _write_run(to: Path, published: Published, notes: list[str], say: Say, check
     made = jax.jit(lambda: {path: x for path, x in init().items() if path in drawn})() if drawn else {}
     leaves = {**read, **{path: Leaf(x.shape, lambda x=x: np.asarray(x)) for path, x in made.items()}}
     count = sum(prod(leaf.shape) for leaf in read.values())
-    with _made_whole(to) as part:
+    with atomic_folder(to) as part:
         published.tokenizer.save(part / "tokenizer")
         write_first(part, leaves, run.seed)
         tree: dict[str, Any] = {"format": configs.FORMAT, "config": configs.to_json(run), "versions": versions()}
@@ -139,22 +135,3 @@ def _leaf(place: Place, tensors: Tensors, check: Check) -> Leaf:
         return place.take(tensors.read)
 
     return Leaf(place.shape, make)
-
-
-@contextmanager
-def _made_whole(to: Path) -> Iterator[Path]:
-    """A folder to write into, which is `to` in the end; nothing is left of it where that fails."""
-    to = Path(os.path.realpath(to))
-    to.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{to.name}.", suffix=".partial", dir=to.parent))
-    try:
-        (part / "whole").mkdir()
-        yield part / "whole"
-        check_free(to)  # another may have been faster
-        if to.is_dir():
-            to.rmdir()
-        os.rename(part / "whole", to)
-        part.rmdir()
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise

@@ -5,7 +5,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from data.lanes import HeldOutLanes, LaneBatches
 from data.layouts import describe as describe_line
 from data.pipeline import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
 from data.shards import Shards
+from data.storage import is_bucket
 from data.tokenizer import Tokenizer
 from models.features import learned_mixes
 from models.model import Model
@@ -23,12 +24,15 @@ from models.shapes import by_path, count, dims_of
 from train import config as configs
 from train import directory as directories
 from train import mesh as meshes
-from train.checkpoint import Checkpoints
+from train import processes
+from train.agreement import agree_on_content, agree_on_folder, agree_on_run
+from train.checkpoint import Checkpoints, steps
 from train.config import CheckpointError, ConfigError, Diverged, Run, difference
 from train.evaluate import baseline, cut_of, evaluate, measured
-from train.metrics import Best, Meter, rank, step_floats
+from train.metrics import Best, Meter, rank, step_floats, unknown_peak
 from train.objectives import Objective, batch_fields, objective_of
 from train.report import Report, draw_loss, read_metrics
+from train.scores import saved_rank
 from train.signals import Interrupted, Signals
 from train.step import State, create, evaluation_step, train_step
 from train.transfer import begin_from, model_of
@@ -63,25 +67,26 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
     """
     if not run.dir:
         raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
+    if is_bucket(run.dir):
+        raise ConfigError(f"dir={run.dir}: buckets are not supported yet; give a folder on a disk of this machine")
     folder = Path(run.dir)
     run = configs.resolved(run)
-    try:
-        _train(run, recipe, folder, signals)
-    except OSError as error:
-        raise CheckpointError(
-            f"{error.filename or folder}: {error.strerror or error}; what was saved before is whole"
-        ) from error
+    signals.check()
+    meshes.keep_cpu_memory(step_floats(run))
+    with processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
+        try:
+            _train(run, recipe, folder, signals)
+        except OSError as error:
+            raise CheckpointError(
+                f"{error.filename or folder}: {error.strerror or error}; what was saved before is whole"
+            ) from error
     return folder
 
 
 def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
-    signals.check()
-    if run.mesh.distributed:
-        signals.share()
-    meshes.keep_cpu_memory(step_floats(run))
-    meshes.initialize(run.mesh)
     meshes.prepare_jax(run.model.dtype)
     mesh = meshes.build(run.mesh)
+    agree_on_run(run)
     meshes.check_batch(
         mesh, run.data.lines(0), run.optim.accumulate, "data.ramp-from" if run.data.ramp_from else "data.batch"
     )
@@ -90,8 +95,8 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         stack.enter_context(jax.set_mesh(mesh))
         first = jax.process_index() == 0
         if first:
-            with meshes.told("prepared"):
-                stack.enter_context(directories.take(folder))
+            stack.enter_context(directories.take(folder))
+        agree_on_folder(folder)
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
         stack.callback(report.close)
         parts, identity = _open(run, folder, mesh, report, signals)
@@ -115,12 +120,16 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
             signals.check()
         start = int(state.step)
         report.say(f"going on from step {start}" if restored else "starting at step 0")
-        report.start(start)
+        report.start(start, run.save.every)
         signals.check()
+        if run.mesh.distributed:
+            signals.share()
         best = Best(**(restored[1].get("best", {}) if restored else {}))
         if best.metric != run.evaluate.metric:
             best = Best(run.evaluate.metric)
-        done = _steps(parts, state, start, best, shardings, checkpoints, report, signals)
+        best.rank = saved_rank(best.metric, best.rank)
+        unevaluated = restored is not None and restored[1].get("unevaluated", False)
+        done = _steps(parts, state, start, unevaluated, best, shardings, checkpoints, report, signals)
         if first:
             records = read_metrics(folder / "metrics.jsonl")
             draw_loss(records, folder / "loss.png", parts.baseline.get("unigram_loss"))
@@ -131,27 +140,30 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
 def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) -> tuple[Parts, str]:
     """Folder, tokenizer, data, model; and the run's identity. Process 0 makes what is missing, the others wait for it,
     and fail with it."""
+    check = signals.check
     if jax.process_index() == 0:
-        with meshes.told("prepared"):
-            old = directories.settle(run, folder, report.say)
-            tokenizer, store = directories.open_data(run, folder, report.say, signals.check)
-            store.verify()
-            lines = open_batches(store, tokenizer, run.data, run.task, run.seed).lines_per_pass
-            directories.not_shorter(run, folder, old, lines)
-            directories.describe(folder, run, tokenizer, store, old)
-        meshes.tell("prepared", "")
+        old = directories.settle(run, folder, report.say)
+        tokenizer, store = directories.open_data(run, folder, report.say, check)
+        store.verify(check)
+        lines = open_batches(store, tokenizer, run.data, run.task, run.seed, check).lines_per_pass
+        directories.not_shorter(run, folder, old, lines)
+        directories.describe(folder, run, tokenizer, store, old)
+        processes.publish("prepared", "")
     else:
-        if said := meshes.hear("prepared"):
-            raise ConfigError(said)
-        tokenizer, store = directories.open_data(run, folder, report.say, signals.check)
+        processes.wait_for("prepared")
+        tokenizer, store = directories.open_data(run, folder, report.say, check)
+        if not store.folder.resolve().is_relative_to(folder.resolve()):
+            store.verify(check)  # a copy of its own
+    agree_on_content(folder, run, tokenizer, store)
     lanes = run.evaluate.batch or run.data.batch
     identity = configs.identity(run, tokenizer.fingerprint, store.fingerprint)
-    batches = open_batches(store, tokenizer, run.data, run.task, run.seed)
-    held_out = open_held_out(store, tokenizer, run.data, run.task, meshes.whole_batch(mesh, lanes), lanes)
+    batches = open_batches(store, tokenizer, run.data, run.task, run.seed, check)
+    lines = meshes.whole_batch(mesh, lanes)
+    held_out = open_held_out(store, tokenizer, run.data, run.task, lines, lanes, check)
     if held_out is None and (run.evaluate.patience or run.evaluate.metric != "loss"):
         name = "patience" if run.evaluate.patience else "metric"
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
-    guessed = baseline(held_out, store) if held_out else {}
+    guessed = baseline(held_out, store, check) if held_out else {}
     run = configs.scheduled(run, batches.lines_per_pass)
     run = configs.of_data(run, {"words": tokenizer.size, "pair": isinstance(store, Store) and store.pair})
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
@@ -166,6 +178,10 @@ def _introduce(parts: Parts, asked: Run, recipe: Run, report: Report, shapes: St
     changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(asked, recipe).items()]
     report.say("differs from its recipe: " + (" ".join(changed) or "nothing"))
     report.say(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
+    if note := configs.warmup_note(asked, run):
+        report.say(note)
+    if unknown := unknown_peak(parts.mesh.devices.flat[0]):
+        report.say(unknown)
     shardings = jax.tree.leaves(meshes.parameter_shardings(parts.mesh, shapes.params))
     rows = []
     for (path, x), place in zip(by_path(shapes.params).items(), shardings, strict=True):
@@ -195,14 +211,18 @@ def _steps(
     parts: Parts,
     state: State,
     start: int,
+    unevaluated: bool,
     best: Best,
     shardings: State,
     checkpoints: Checkpoints,
     report: Report,
     signals: Signals,
 ) -> int:
-    """From step `start` to the last, or to where patience ends: step, report, evaluate, save. Returns that step."""
-    run, mesh = parts.run, parts.mesh
+    """From step `start` to the last, or to where patience ends: step, report, evaluate, save. Returns that step.
+
+    unevaluated: the run was stopped in the evaluation that belongs to step `start`, which is done first.
+    """
+    run, mesh, held_out = parts.run, parts.mesh, parts.held_out
     step_function = train_step(parts.model, parts.objective, run, shardings)
     evaluation = evaluation_step(parts.model, parts.objective, mesh)
     patience = run.evaluate.patience
@@ -210,9 +230,6 @@ def _steps(
     fields = batch_fields(run)
     meter = Meter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []
-    judged: dict[str, float] = {}
-    if patience and best.waited >= patience:
-        return start
 
     def tell(ready: list[tuple[int, dict[str, jax.Array]]]) -> None:
         records = meter.records([n for n, _ in ready], jax.device_get([metrics for _, metrics in ready]))
@@ -223,44 +240,71 @@ def _steps(
             if skipped >= run.optim.max_skipped:
                 raise Diverged(_diverged(record["step"], run, checkpoints))
 
-    if parts.held_out and not start and run.task.kind == "off" and run.init.run and not run.init.scratch:
-        figures, _ = evaluate(evaluation, parts.objective, state.params, parts.held_out, mesh)  # before it is tuned
-        report.record([{"step": 0, "split": "dev", **figures, **parts.baseline}], _safe(checkpoints, run))
+    def measure(step: int) -> dict[str, float] | None:
+        """The held-out figures after a step, written down; None where a signal has come before they were there."""
+        assert held_out is not None
+        try:
+            figures, _ = evaluate(evaluation, parts.objective, state.params, held_out, mesh, check=signals.check_stop)
+        except Interrupted:
+            return None
+        report.record([{"step": step, "split": "dev", **figures, **parts.baseline}], _safe(checkpoints, run))
         meter.pause()
+        return figures
 
-    done = start
-    with iterate(parts.batches, start, run.steps, lambda step: meshes.local_rows(mesh, lines(step))) as stream:
+    def judge(step: int) -> dict[str, Any] | None:
+        """`measure`, and whether it is the best so far: what a checkpoint says of it."""
+        if (figures := measure(step)) is None:
+            return None
+        judged = rank(run.evaluate.metric, figures)
+        best.look(step, judged)
+        return {"held_out_loss": figures["loss"], "rank": judged, "metric": run.evaluate.metric}
+
+    def save(step: int, judged: dict[str, Any], again: bool = False) -> None:
+        meta = {"seed": run.seed, "lines_read": read(step), "best": dataclasses.asdict(best), **judged}
+        held_out_loss = meta.pop("held_out_loss", None)
+        checkpoints.wait()
+        report.release(_safe(checkpoints, run))  # all of it is written before it is needed no more
+        checkpoints.save(step, state, meta, held_out_loss, again)
+
+    def leave(state: str) -> NoReturn:
+        stopped = Interrupted(signals.stop(), state)
+        processes.finished(stopped.code)  # all processes leave at this place
+        raise stopped
+
+    if held_out and unevaluated:
+        if (judged := judge(start)) is None:
+            leave(signals.state)
+        save(start, judged, again=True)
+    if held_out and not start and run.task.kind == "off" and run.init.run and not run.init.scratch:
+        if measure(0) is None:  # before it is tuned
+            leave(signals.state)
+
+    done, end = start, start if patience and best.waited >= patience else run.steps
+    with iterate(parts.batches, start, end, lambda step: meshes.local_rows(mesh, lines(step))) as stream:
         for number, local in stream:
             batch = meshes.place(mesh, local, fields, lines(number))
             state, metrics = step_function(state, batch)
             done = number + 1
             pending.append((done, metrics))
-            last, stop = done == run.steps, signals.stop(done)
-            evaluates = last or (run.evaluate.every > 0 and done % run.evaluate.every == 0)
+            last, stop = done == run.steps, signals.stop()
+            evaluates = held_out is not None and (last or (run.evaluate.every > 0 and done % run.evaluate.every == 0))
             saves = last or bool(stop) or done % run.save.every == 0 or (evaluates and patience > 0)
             if saves or evaluates:
                 tell(pending[:])
             elif done % run.log.every == 0:
                 tell(pending[:-1])  # the newest step is still at work
-            if evaluates and parts.held_out:
-                figures, _ = evaluate(evaluation, parts.objective, state.params, parts.held_out, mesh)
-                report.record([{"step": done, "split": "dev", **figures, **parts.baseline}], _safe(checkpoints, run))
-                judged = {"held_out_loss": figures["loss"], "rank": rank(run.evaluate.metric, figures)}
-                best.look(done, judged["rank"])
-                last = last or (patience > 0 and best.waited >= patience)
-                meter.pause()
-            if saves:
-                meta = {"seed": run.seed, "lines_read": read(done), "best": dataclasses.asdict(best)}
-                if judged:
-                    meta |= {"rank": judged["rank"], "metric": run.evaluate.metric}
-                checkpoints.wait()
-                report.release(_safe(checkpoints, run))  # all of it is written before it is needed no more
-                checkpoints.save(done, state, meta, judged.get("held_out_loss"))
             judged = {}
+            if evaluates:
+                judged = None if stop else judge(done)
+                if judged is None:  # stopped, before the evaluation or in it
+                    judged, stop = {"unevaluated": True}, signals.stop()
+                last = last or (patience > 0 and best.waited >= patience)
+            if saves or stop:
+                save(done, judged)
             if stop:
                 checkpoints.wait()
                 report.release(done)
-                raise Interrupted(stop, f"saved step {done} in {run.dir}; the same command goes on from there")
+                leave(f"saved step {done} in {run.dir}; the same command goes on from there")
             if last:
                 break
     checkpoints.wait()

@@ -1,11 +1,9 @@
 """Devices: the mesh, where each array lives on it, and which lines of a batch a process reads."""
 
-import contextlib
 import ctypes
 import importlib.util
 import math
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models.shapes import MESH_AXES, by_path, dims_of, path_of, spec
 from train.config import ConfigError
+from train.limits import check_limits
 from train.options import MeshConfig
 
 
@@ -41,7 +40,9 @@ def keep_cpu_memory(floats: float = math.inf) -> None:
 
 def prepare_jax(dtype: str) -> None:
     """What is set once a process: compiled programs are kept between starts, unless the user has said otherwise; and
-    float32 means float32 on every chip."""
+    float32 means float32 on every chip. Raises ConfigError where the system's limits are too low, or where there is no
+    device."""
+    check_limits()
     if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
         home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         jax.config.update("jax_compilation_cache_dir", os.path.join(home, "contexture", "jax"))
@@ -49,30 +50,12 @@ def prepare_jax(dtype: str) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     if dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "float32")
-
-
-def initialize(config: MeshConfig) -> None:
-    """Join the other processes of this job, once, before any device is looked at. One process: nothing to do."""
-    if not config.distributed or jax.distributed.is_initialized():
-        return
-    count, number = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
-    try:
-        jax.distributed.initialize(
-            num_processes=int(count) if count else None, process_id=int(number) if number else None
-        )
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"mesh.distributed: {str(error).splitlines()[0]} Start every process with "
-            "JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or leave mesh.distributed out"
-        ) from None
+    find_devices()  # before anything else asks jax for them
 
 
 def build(config: MeshConfig, devices: list[Any] | None = None) -> Mesh:
     """The mesh data × fsdp × tensor over all devices. Raises ConfigError where they do not fit."""
-    try:
-        devices = jax.devices() if devices is None else devices
-    except RuntimeError as error:
-        raise ConfigError(f"jax finds no device: {str(error).splitlines()[0]}; see JAX_PLATFORMS") from None
+    devices = find_devices() if devices is None else devices
     model = config.fsdp * config.tensor
     data = config.data or max(len(devices) // model, 1)
     if data * model != len(devices):
@@ -82,6 +65,21 @@ def build(config: MeshConfig, devices: list[Any] | None = None) -> Mesh:
         )
     shape = (data, config.fsdp, config.tensor)
     return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def find_devices() -> list[Any]:
+    """All devices. Raises ConfigError, whatever jax raises where it cannot start what JAX_PLATFORMS names."""
+    try:
+        return jax.devices()
+    except Exception as error:  # jax raises RuntimeError, AssertionError, and what plug-ins raise
+        wanted = os.environ.get("JAX_PLATFORMS", "")
+        named = f" for JAX_PLATFORMS={wanted}" if wanted else ""
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        extra = "tpu" if "tpu" in wanted else "cuda"
+        raise ConfigError(
+            f"jax finds no device{named}: {why or type(error).__name__}; install the extra [{extra}], or unset "
+            "JAX_PLATFORMS"
+        ) from None
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -121,38 +119,6 @@ def whole_batch(mesh: Mesh, lines: int) -> int:
     """At least so many lines, and as many for each device."""
     shares = mesh.shape["data"] * mesh.shape["fsdp"]
     return -(-lines // shares) * shares
-
-
-def tell(word: str, text: str) -> None:
-    """Process 0 says something to the others, which may be waiting for hours. One process: nothing."""
-    if jax.process_count() > 1:
-        _client().key_value_set(f"contexture/{word}", text)
-
-
-@contextlib.contextmanager
-def told(word: str) -> Iterator[None]:
-    """What goes wrong inside is told to the other processes too."""
-    try:
-        yield
-    except BaseException as error:
-        tell(word, str(error) or type(error).__name__)
-        raise
-
-
-def hear(word: str) -> str:
-    """What process 0 said under this word, waited for as long as process 0 lives."""
-    while True:
-        try:
-            return _client().blocking_key_value_get(f"contexture/{word}", 10_000)
-        except Exception as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
-                raise
-
-
-def _client() -> Any:
-    from jax._src import distributed  # its key-value store has no public name
-
-    return distributed.global_state.client
 
 
 def check_batch(mesh: Mesh, batch: int, parts: int, name: str) -> None:

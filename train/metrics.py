@@ -3,35 +3,64 @@
 import dataclasses
 import math
 import time
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from models.model import FAMILIES
+from train import scores
 from train.config import ConfigError, Run, did_you_mean
 from train.objectives import batch_sizes
 
-# Dense bf16 peak of one chip, FLOP/s, by a word of jax's device_kind (vendors' data sheets).
+# Dense bf16 peak of one jax device in FLOP/s, without sparsity, by its exact device_kind (the vendors' data sheets; of
+# a V100, which has no bf16, float16). A device of TPU v2 and v3 is a core, half of a chip; one of v7x is one of two
+# chiplets.
 PEAK_FLOPS = {
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "V100": 125e12,
-    "L4": 121e12,
-    "TPU v6": 918e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100-PCIE-80GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA L40": 181e12,
+    "NVIDIA L4": 121e12,
+    "Tesla V100-SXM2-16GB": 125e12,
+    "Tesla V100-SXM2-32GB": 125e12,
+    "Tesla V100-PCIE-16GB": 112e12,
+    "Tesla V100-PCIE-32GB": 112e12,
+    "TPU7x": 2307e12 / 2,
+    "TPU v7x": 2307e12 / 2,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
     "TPU v5p": 459e12,
+    "TPU v5": 459e12,
     "TPU v5 lite": 197e12,
     "TPU v5e": 197e12,
-    "TPU v5": 459e12,
     "TPU v4": 275e12,
-    "TPU v3": 123e12,
-    "TPU v2": 45e12,
+    "TPU v3": 123e12 / 2,
+    "TPU v2": 45e12 / 2,
 }
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """The chip's dense bf16 peak in FLOP/s, or None where it is not known (a CPU)."""
-    return next((peak for word, peak in PEAK_FLOPS.items() if word.lower() in device_kind.lower()), None)
+    """The device's dense bf16 peak in FLOP/s; None for a kind that is not in the table (a CPU, or a chip of other
+    speed under a similar name)."""
+    return PEAK_FLOPS.get(device_kind)
+
+
+def unknown_peak(device: Any) -> str:
+    """A line for an accelerator whose peak is not known, so that nobody waits for its utilisation; else ""."""
+    if device.platform == "cpu" or peak_flops(device.device_kind) is not None:
+        return ""
+    return f"the peak FLOP/s of {device.device_kind!r} is not known: there will be no flops_utilisation"
 
 
 def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, float]:
@@ -88,15 +117,54 @@ class Meter:
 
 
 def rank(metric: str, figures: dict[str, float]) -> float:
-    """What the best is chosen by, the less the better: a loss or an error itself, anything else with its sign turned.
+    """What the best checkpoint is chosen by: the metric's value, turned so that the lower is the better.
 
-    Raises ConfigError where the figure was not measured.
+    Raises ConfigError where the metric was not measured, or where it is not known which way it is better.
     """
     if metric not in figures:
         raise ConfigError(f"evaluate.metric={metric} is not measured{did_you_mean(metric, figures)}; there are "
                           + ", ".join(figures))  # fmt: skip
-    value = figures[metric]
-    return value if metric.endswith(("loss", "mse", "mae")) else -value
+    if metric not in scores.BETTER:
+        known = ", ".join(name for name in figures if name in scores.BETTER)
+        raise ConfigError(f"evaluate.metric={metric} has no direction, lower or higher, in which it is better; "
+                          f"choose one of {known}")  # fmt: skip
+    return scores.rank(metric, figures[metric])
+
+
+_LAST_STEPS = 10
+_FAR = 1e4
+"""How many times its first loss a regression's last loss may be (its predictions' error: a hundred times), since the
+scale of its labels is not known."""
+
+
+def uniform_loss(run: Run, classes: int) -> float:
+    """The loss in nats of a model that gives every answer the same probability, at least; 0 for a regression."""
+    words = math.log(run.model.vocab)
+    lm = {"mlm_nsp": words + math.log(2), "lm": words, "bilm": 2 * words}
+    if run.objective in lm:
+        return lm[run.objective]
+    return 0.0 if run.objective == "regress" else math.log(max(classes, 2)) + run.task.lm_weight * words
+
+
+def diverged_loss(records: Iterable[dict[str, Any]], uniform: float) -> tuple[float, float] | None:
+    """(loss of the first step, mean loss of the last ten) where training has made the model useless; else None.
+
+    The first step's loss comes before any update. The last mean has diverged where it is above twice the first loss and
+    above twice the uniform guess; for a regression (uniform is 0), above ten thousand times the first. A fine-tuned
+    model may begin far below the guess, so that a rise alone is no alarm.
+    """
+    first: float | None = None
+    last: deque[float] = deque(maxlen=_LAST_STEPS)
+    for record in records:
+        if record["split"] == "train" and isinstance(loss := record.get("loss"), int | float):
+            if first is None:
+                first = float(loss)
+            else:
+                last.append(float(loss))
+    if first is None or not last:
+        return None
+    mean = sum(last) / len(last)
+    return (first, mean) if mean > (max(2 * first, 2 * uniform) if uniform else _FAR * first) else None
 
 
 @dataclasses.dataclass

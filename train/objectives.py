@@ -17,7 +17,7 @@ from models.config import WORD_CHARS
 from models.crf import Chained
 from models.model import FAMILIES, Outputs
 from train.config import Run
-from train.losses import Sum, cross_entropy
+from train.losses import Sum, cross_entropy, has_best
 
 Batch = dict[str, Any]
 
@@ -204,7 +204,8 @@ class Tag:
         words_BL = (batch["tags"] >= 0) * batch["valid"][:, None]
         answer = outputs.heads["tag"]
         if isinstance(answer, Chained):
-            total, hit_BL = (answer.loss_B * batch["valid"]).sum(), answer.best_BL == batch["tags"]
+            total, finite_B1 = (answer.loss_B * batch["valid"]).sum(), jnp.isfinite(answer.loss_B)[:, None]
+            hit_BL = (answer.best_BL == batch["tags"]) & finite_B1
         else:
             loss_BL, hit_BL = cross_entropy(answer, batch["tags"])
             total = (loss_BL * weights_BL).sum()
@@ -215,13 +216,14 @@ class Tag:
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
         """tags i32 BL, and the share that the softmax gives each (of a chain: all chains with that tag together),
-        scores f32 BL."""
+        scores f32 BL; may_hit bool BL: not out of a tie (of a chain: not out of NaN)."""
         answer = outputs.heads["tag"]
         if isinstance(answer, Chained):
-            best_BL1 = answer.best_BL[:, :, None]
-            return {"tags": answer.best_BL, "scores": jnp.take_along_axis(answer.shares_BLC, best_BL1, 2)[:, :, 0]}
+            scores_BL = jnp.take_along_axis(answer.shares_BLC, answer.best_BL[:, :, None], 2)[:, :, 0]
+            return {"tags": answer.best_BL, "scores": scores_BL, "may_hit": jnp.isfinite(scores_BL)}
         scores_BLC = jax.nn.softmax(answer)
-        return {"tags": scores_BLC.argmax(-1).astype(jnp.int32), "scores": scores_BLC.max(-1)}
+        tags_BL, may_hit_BL = scores_BLC.argmax(-1).astype(jnp.int32), has_best(scores_BLC)
+        return {"tags": tags_BL, "scores": scores_BLC.max(-1), "may_hit": may_hit_BL}
 
 
 @dataclass(frozen=True)
@@ -368,7 +370,7 @@ def batch_sizes(run: Run, lines: int, choices: int = 2) -> dict[str, int]:
     """The letters of a batch of so many lines: {"B": 32, "L": 128, "P": 20}; P where slots are predicted, A where lines
     have alternatives; R, W, S where words are read by their characters."""
     fields = batch_fields(run)
-    slots = {"P": run.data.predictions} if "slots" in fields else {}
+    slots = {"P": run.data.slots} if "slots" in fields else {}
     alternatives = {"A": choices} if "A" in fields.get("tokens", fields.get("index", "")) else {}
     words = {}
     if "types" in fields:

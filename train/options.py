@@ -20,7 +20,7 @@ class OptimConfig:
     """After the warm-up: `bert` falls linearly as counted from step 0 (the original's formula), `linear` and
     `cosine` from the warm-up's end. `gpt1` falls linearly from step 0 on, the warm-up included."""
     warmup: int = 10_000
-    """Steps in which the learning rate rises."""
+    """Steps in which the learning rate rises. As many as all steps or more: a tenth of them instead, with a warning."""
     warmup_fraction: float = 0.0
     """Instead of warmup: this share of all steps."""
     final_lr: float = 0.0
@@ -100,8 +100,15 @@ class MeshConfig:
     distributed: bool = False
     """Several processes, found by jax.distributed: on a TPU pod or under SLURM, MPI or Kubernetes by itself,
     else by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
+    startup_minutes: float = 5.0
+    """How long the processes wait for each other when they start."""
+    peer_minutes: float = 2.0
+    """How long a process may give no sign of life before the others end."""
 
     def __post_init__(self) -> None:
+        for name in ("startup_minutes", "peer_minutes"):
+            if not 0.05 <= getattr(self, name) <= 1440:
+                raise ValueError(f"mesh.{name.replace('_', '-')}={getattr(self, name)} is not in 0.05 to 1440 minutes")
         if self.data < 0 or self.fsdp < 1 or self.tensor < 1:
             raise ValueError("mesh.data must be at least 0 (0: what is left), mesh.fsdp and mesh.tensor at least 1")
 
@@ -146,7 +153,8 @@ class EvaluateConfig:
     batch: int = 0
     """Lines at a time; 0: as in training."""
     metric: str = "loss"
-    """The figure that the best checkpoint is known by: a loss or an error, or one that is better when larger."""
+    """The metric that the best checkpoint is chosen by: losses, errors and perplexities by the lowest value, all
+    others by the highest."""
     patience: int = 0
     """Evaluations in a row without a better figure after which the run stops; each is saved then. 0: never."""
 

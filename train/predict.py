@@ -10,11 +10,13 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from data.encode import chunks, code, in_memory, reader, same_shape
+from data.encode import check_batch, chunks, code, in_memory, reader, same_shape
 from data.errors import DataError
 from data.examples import Choice, Example, Pair, Tagged, Text
+from data.file_report import FileReport
 from data.labels import Labels
 from data.pipeline import iterate
+from data.storage import atomic_file, is_bucket
 from data.task_batches import HeldOutTask
 from data.tasks import check_sources, examples
 from data.tokenizer import Tokenizer
@@ -36,6 +38,9 @@ LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 class Predictor:
     """A fine-tuned run, ready to answer: `Predictor("runs/intents")(["Where is my card?"])`."""
 
+    report: FileReport | None = None
+    """Counts what is odd in the examples of a file."""
+
     def __init__(
         self,
         run: str | Path,
@@ -45,7 +50,8 @@ class Predictor:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Raises ConfigError where the folder is no fine-tuned run or holds no checkpoint, CheckpointError where no
-        checkpoint is good."""
+        checkpoint is good, DataError for a batch of no lines or too many."""
+        check_batch(batch)
         self.folder = Path(run)
         self.run, described = configs.read(self.folder)
         if self.run.objective == "span":
@@ -70,7 +76,7 @@ class Predictor:
         """Texts (str), pairs (tuple of two), for tags lists of words, for choices (text, [alternative, …]) →
         {"prediction", "scores"} each, in order.
 
-        Raises DataError for an empty text or a word that the vocabulary cannot spell.
+        A text or a word that the vocabulary cannot spell is read as the unknown token.
         """
         if isinstance(texts, str):
             raise DataError("give a list of texts, also for one: [text]")
@@ -102,7 +108,7 @@ class Predictor:
         kind, length = self.run.task.kind, self.run.data.length
         numbers = reader(self.tokenizer)
         labels = Labels(self.labels or (() if kind == "choice" else ("",)))
-        coded = code(found, kind, numbers, labels, 0)
+        coded = code(found, kind, numbers, labels, 0, self.report)
         same_shape(coded, self.pair, found[0].origin)
         source = found[0].origin.rpartition(":")[0]
         letters = numbers.letters() if isinstance(numbers, Spelling) else None
@@ -141,26 +147,23 @@ def predict_file(
         raise ConfigError(f"{to} is no plain file; give another --to")
     if os.path.realpath(source) == os.path.realpath(to):
         raise ConfigError(f"--to {to} is the input itself; give another file")
-    to = Path(os.path.realpath(to))
+    if not is_bucket(to):
+        to = Path(os.path.realpath(to))
     make_folder(to.parent, "--to")
-    part = to.with_name(f"{to.name}.{os.getpid()}.part")
     count = 0
-    try:
-        with open(part, "w", encoding="utf-8") as file:
-            for chunk in chunks(examples(source, task, labelled=False, say=say)):
-                check()
-                for example, record in zip(chunk, predictor.answer(chunk), strict=True):
-                    told = {"id": record.pop("id"), **_read(example), **record}
-                    file.write(json.dumps(told, ensure_ascii=False) + "\n")
-                    count += 1
-        os.replace(part, to)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    report = predictor.report = FileReport(os.path.basename(source), reader(predictor.tokenizer), every_row=True)
+    with atomic_file(to) as part, open(part, "w", encoding="utf-8") as file:
+        for chunk in chunks(examples(source, task, labelled=False, say=say, report=report)):
+            check()
+            for example, record in zip(chunk, predictor.answer(chunk), strict=True):
+                told = {"id": record.pop("id"), **_read(example), **record}
+                file.write(json.dumps(told, ensure_ascii=False) + "\n")
+                count += 1
     if predictor.cut:
         line = predictor.run.data.length
         say(f"{predictor.cut:,} of {count:,} examples are longer than the {line} tokens of a line, and were cut")
-    told = {"examples": count, "cut": predictor.cut, "predictions": str(to)}
+    report.finish(say)
+    told = {"examples": count, "cut": predictor.cut, "unknown": report.unknown, "predictions": str(to)}
     return {"run": str(predictor.folder), "step": predictor.loaded.step, **told}
 
 

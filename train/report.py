@@ -7,7 +7,6 @@ and lines beyond the restored step are cut off when a run goes on.
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from data.storage import atomic_file, move_aside
+from data.visible import visible
 
 Record = dict[str, Any]
 
@@ -28,16 +30,25 @@ def console() -> Console:
 
 def read_metrics(path: Path) -> Iterator[Record]:
     """The records of a metrics.jsonl, in order, one at a time; a line torn by a crash or damaged is left out."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict) and isinstance(record.get("step"), int) and "split" in record:
-                yield record
+    for line in _lines(path):
+        if (record := _parsed(line)) is not None:
+            yield record
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if path.exists():
+        with path.open("rb") as file:
+            yield from file
+
+
+def _parsed(line: bytes) -> Record | None:
+    """A record, or None where the line is torn or damaged."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(record, dict) and isinstance(record.get("step"), int) and "split" in record
+    return record if whole else None
 
 
 def plain(value: Any) -> Any:
@@ -63,29 +74,38 @@ class Report:
 
     def say(self, text: str) -> None:
         """One line on stderr."""
-        self.console.print(text, markup=False)
+        self.console.print(visible(text), markup=False)
 
     def table(self, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         """A table on stderr."""
-        table = Table(*columns, title=Text(title), title_justify="left", box=None, pad_edge=False)
+        heads = map(visible, columns)
+        table = Table(*heads, title=Text(visible(title)), title_justify="left", box=None, pad_edge=False)
         for row in rows:
-            table.add_row(*map(Text, row))  # not as markup: a label may stand in brackets
+            table.add_row(*(Text(visible(cell)) for cell in row))  # not as markup: a label may stand in brackets
         self.console.print(table)
 
-    def start(self, step: int) -> None:
-        """Begin after `step` updates: whatever was recorded beyond it is cut off."""
+    def start(self, step: int, interval: int) -> None:
+        """Continue after `step` updates: records beyond it are cut off, since their steps will be done again.
+
+        A killed run leaves records of at most `interval` steps beyond its checkpoint. Where there are later ones (the
+        checkpoints were lost or damaged), or where lines are damaged, the old file is kept beside the new one.
+        """
         if not self.speaks:
             return
-        part = self.path.with_name(self.path.name + ".part")
-        seen = 0
-        with open(part, "w", encoding="utf-8") as file:
-            for record in read_metrics(self.path):
-                if step and record["step"] <= step:
-                    file.write(json.dumps(record) + "\n")
-                    seen += record["split"] == "train"
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self.path)
+        seen, lost = 0, False
+        with atomic_file(self.path) as part:
+            with open(part, "w", encoding="utf-8") as file:
+                for line in _lines(self.path):
+                    record = _parsed(line)
+                    if record is None:
+                        lost = lost or line.endswith(b"\n")  # a last line without its end was torn by a kill
+                    elif step and record["step"] <= step:
+                        file.write(json.dumps(record) + "\n")
+                        seen += record["split"] == "train"
+                    else:
+                        lost = lost or record["step"] > step + interval
+            if lost and (aside := move_aside(self.directory, [self.path.name], "earlier")):
+                self.say(f"warning: {self.path} has damaged lines, or steps beyond step {step}; kept it in {aside}")
         if seen != step:
             self.say(f"warning: {self.path} holds {seen} of the {step} steps done; the others' figures are lost")
         self._file = open(self.path, "a", encoding="utf-8")
@@ -205,6 +225,5 @@ def draw_loss(records: Iterable[Record], path: Path, baseline: float | None = No
     axes.set(xlabel="step", ylabel="masked-token loss (nats)" if name == "mlm_loss" else "loss (nats)")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-    part = path.with_name(path.name + ".part")
-    figure.savefig(part, format="png")
-    os.replace(part, path)
+    with atomic_file(path) as part:
+        figure.savefig(part, format="png")

@@ -19,7 +19,8 @@ class Interrupted(BaseException):
 
 class Signals:
     """Listens from creation to close. A signal is only noted: raised anywhere, it would break into imports and reads.
-    Before training, `check` raises it between two pieces of work; while training, `stop` tells of it between two steps.
+    Before training, `check` raises it between two pieces of work; while training, `stop` tells of it between two steps
+    and between two batches of an evaluation.
     A second signal that is Ctrl-C ends the process."""
 
     def __init__(self, state: str = "stopped before training went on; the same command goes on from there") -> None:
@@ -27,15 +28,21 @@ class Signals:
         self.state = state
         self.received = 0
         self._together = False
+        self._calls = self._agreed = 0
         self._before: dict[int, Any] = {}
         for number in EXIT_CODE:
             self._before[number] = signal.signal(number, self._note)
 
     def share(self) -> None:
-        """Leave SIGTERM to jax.distributed, which makes all processes of a job agree on the step to stop at. To be
-        called before the processes join: jax listens from then on, and this handler would take its place."""
+        """Leave SIGTERM to jax.distributed, which makes all processes of a job agree on where to stop. To be called
+        right before the work that they do in step: until then a signal to one process ends the whole job."""
+        import jax
+        from jax._src import distributed
+
+        signal.signal(signal.SIGTERM, self._before.pop(signal.SIGTERM))  # jax's handler takes the place of this one
+        jax.config.update("jax_enable_preemption_service", True)
+        distributed.global_state.initialize_preemption_sync_manager()
         self._together = True
-        signal.signal(signal.SIGTERM, self._before.pop(signal.SIGTERM))
 
     def _note(self, number: int, frame: types.FrameType | None) -> None:
         again, self.received = self.received, self.received or number
@@ -50,15 +57,21 @@ class Signals:
         if self.received and not self._together:
             raise Interrupted(self.received, self.state)
 
-    def stop(self, step: int) -> int:
-        """The signal to stop for at this step, or 0. Every process of a job hears the same at the same step."""
+    def stop(self) -> int:
+        """The signal to stop for, or 0. The processes of a job, which call this equally often, hear the same."""
         if not self._together:
             return self.received
         from jax.experimental import multihost_utils
 
-        if multihost_utils.reached_preemption_sync_point(step):
-            return self.received or signal.SIGTERM
-        return 0
+        self._calls += 1
+        if not self._agreed and multihost_utils.reached_preemption_sync_point(self._calls):
+            self._agreed = self.received or signal.SIGTERM
+        return self._agreed
+
+    def check_stop(self) -> None:
+        """Raises Interrupted where `stop` has a signal; to be called between two batches of an evaluation."""
+        if number := self.stop():
+            raise Interrupted(number, self.state)
 
     def close(self) -> None:
         """Back to what was before."""

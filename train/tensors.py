@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from data.errors import DataError
+from data.plain_files import check_plain, read_plain
 from models.renaming import Shape
 
 Array = np.ndarray
@@ -120,7 +121,9 @@ def _in_parts(index: Path, read: Callable[[list[Path], str], Tensors]) -> Tensor
 def read_json(file: Path) -> Any:
     """Raises: DataError for what is no JSON."""
     try:
-        return json.loads(file.read_text("utf-8-sig"))
+        return json.loads(read_plain(file).decode("utf-8-sig"))
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror}); give the folder of a whole model") from None
     except (ValueError, RecursionError) as error:
@@ -216,6 +219,7 @@ def open_npy(folder: Path, parts: int, names: Mapping[str, Shape]) -> Tensors:
     flat: list[Array] = []
     for file in files:
         with _damage(file, "npy"):
+            check_plain(file)
             array = np.load(file, mmap_mode="r", allow_pickle=False)
             if array.ndim != 1 or array.dtype.name not in _FLOATS:
                 raise DataError(f"{file}: holds {array.dtype.name} {list(array.shape)}, not a row of floats; {_WHOLE}")

@@ -170,7 +170,7 @@ def begin_from(
     here = by_path(fresh.params)
 
     def read(directory: Path) -> State:
-        shapes = checkpoint.read_meta(directory)["shapes"]
+        shapes = checkpoint.read_meta_together(directory)["shapes"]
         there = {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}
         rows = dict(there)
         if pieces > known:  # what stands behind was never trained for a token

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import tyro
 
-from train.config import ConfigError, Run, did_you_mean, fields
+from data.visible import visible
+from train.config import ConfigError, Run, fields
+from train.suggestions import suggest_option
 
 T = TypeVar("T")
 _COMMANDS = ("Evaluate", "Predict", "Fill", "Generate", "Score")
@@ -42,7 +44,7 @@ def parse(kind: type[T], words: list[str], command: str, default: T | None = Non
     if unknown:
         known = [name.replace("_", "-") for name in (fields(found) if dataclasses.is_dataclass(found) else ())]
         word = unknown[0]
-        raise ConfigError(f"{command} does not know {word!r}{did_you_mean(word.lstrip('-'), known)}; --help lists all")
+        raise ConfigError(f"{command} does not know {word!r}{suggest_option(word, known)}; --help lists all")
     return found
 
 
@@ -105,23 +107,23 @@ class Streamed:
 
 
 def write_out(text: str) -> None:
-    """To stdout, at once."""
-    print(text, end="", flush=True)
+    """To stdout, at once; control characters are shown escaped."""
+    print(visible(text), end="", flush=True)
 
 
 def print_result(result: dict[str, Any], indent: str = "") -> None:
     """A result for a person."""
     for name, value in result.items():
         if isinstance(value, dict):
-            print(f"{indent}{name}")
+            print(visible(f"{indent}{name}"))
             print_result(value, indent + "  ")
         elif isinstance(value, list) and value and isinstance(value[0], list):
             print_result({f"{name} {number}": rows for number, rows in enumerate(value, 1)}, indent)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
-            print(f"{indent}{name}")
+            print(visible(f"{indent}{name}"))
             _print_table(value, indent + "  ")
         else:
-            print(f"{indent}{name:<{max(24 - len(indent), 1)}} {_shown(value)}")
+            print(visible(f"{indent}{name:<{max(26 - len(indent), 1)}} {_shown(value)}"))
 
 
 def _print_table(rows: list[dict[str, Any]], indent: str) -> None:
@@ -130,11 +132,11 @@ def _print_table(rows: list[dict[str, Any]], indent: str) -> None:
         for row in rows:
             print_result(row, indent)
         return
-    lines = [list(rows[0]), *([_shown(value) for value in row.values()] for row in rows)]
+    lines = [[*map(visible, rows[0])], *([_shown(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print((indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))).rstrip())
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else f"{value}"
+    return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else visible(f"{value}")

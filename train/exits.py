@@ -1,0 +1,48 @@
+"""How a command ends: what an error says to the user in one line, and the exit code that scripts rely on."""
+
+import resource
+
+from data.errors import DataError
+from train.config import CheckpointError, ConfigError, Diverged
+from train.signals import Interrupted
+
+
+class ProcessLost(Exception):
+    """Another process of the job is gone, or never came."""
+
+
+def exit_of(error: BaseException) -> tuple[int, str]:
+    """(exit code, the line): 1 failed (disk, numbers, checkpoint, another process), 2 the user's words or files were
+    wrong, 75 saved on SIGTERM, 130 on Ctrl-C."""
+    named = (ConfigError, DataError, CheckpointError, Diverged, ProcessLost)
+    kind = next((kind.__name__ for kind in named if isinstance(error, kind)), type(error).__name__)
+    if isinstance(error, Interrupted):
+        return error.code, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "Ctrl-C"
+    if isinstance(error, ConfigError | DataError):
+        return 2, f"{kind}: {error}"
+    if isinstance(error, CheckpointError | Diverged | ProcessLost):
+        return 1, f"{kind}: {error}"
+    if _out_of_memory(error):
+        return 1, f"{kind}: this process has too little memory; lower --data.batch, or raise its limit (ulimit -v)"
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return 1, f"{kind}: {where}{error.strerror or error}"
+    if "RESOURCE_EXHAUSTED" in str(error):
+        mend = "lower --data.batch, or raise --optim.accumulate or --mesh.fsdp"
+        return 1, f"{kind}: the device has too little memory; {mend}"
+    return 1, f"{kind}: unexpected error: {error}; rerun with --debug for a traceback"
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether the host's memory was too little, in the words of Python, of its loader, or of C++; where the address
+    space is limited, also an import that failed."""
+    text = str(error)
+    words = ("Cannot allocate memory", "cannot allocate memory", "failed to map segment", "bad_alloc", "new thread")
+    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    return (
+        isinstance(error, MemoryError)
+        or any(word in text for word in words)
+        or (limited and isinstance(error, SystemError | ImportError))
+    )

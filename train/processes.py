@@ -1,0 +1,355 @@
+"""Several processes of one job: they join, agree on what they run, and notice when one of them is gone.
+
+The processes talk through the key-value store of jax's coordination service, which process 0 runs. What JAX itself does
+when a process dies is of no use to a user: the others hang in a collective, or are aborted by C++ code with a stack
+trace. So each process has a thread that writes a heartbeat and reads the others', and that ends the process with one
+line: who is gone, and from which checkpoint the job resumes.
+"""
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import platform
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
+
+import jax
+
+from data.errors import DataError
+from train import native_aborts as native
+from train.config import ConfigError, Diverged
+from train.exits import ProcessLost, exit_of
+from train.options import MeshConfig
+from train.signals import Interrupted
+
+T = TypeVar("T")
+_QUIET_START = 10.0
+"""Seconds of waiting for the others of which nothing is printed."""
+
+
+class _InAll(Exception):
+    """Raised in every process of the job alike."""
+
+
+class _Disagreement(ConfigError, _InAll):
+    """One process runs something else than process 0."""
+
+
+class _Job:
+    """What this process knows of its job."""
+
+    config = MeshConfig()
+    saved_steps: Callable[[], list[int]] = staticmethod(list)
+    suspicious = False
+    """Whether the main thread has met an error that another process may have caused."""
+    finished = False
+    exit_code = 0
+    rounds = itertools.count()
+    on_abort: Any = None
+    contact = 0.0
+    """When process 0 answered last."""
+
+
+_job = _Job()
+
+
+def _client() -> Any:
+    from jax._src import distributed  # its key-value store has no public name
+
+    return distributed.global_state.client
+
+
+def _me() -> int:
+    from jax._src import distributed
+
+    return distributed.global_state.process_id
+
+
+def _count() -> int:
+    """How many processes the job has; known without asking for devices, as jax.process_count() does."""
+    from jax._src import distributed
+
+    return distributed.global_state.num_processes
+
+
+def _name(number: int) -> str:
+    return f"process {number} of {_count()}"
+
+
+def initialize(config: MeshConfig) -> None:
+    """Join the other processes of this job, once, before any device is looked at. One process: nothing to do.
+
+    Raises ConfigError where the job is not described, ProcessLost where the others do not come within
+    mesh.startup-minutes.
+    """
+    if not config.distributed or jax.distributed.is_initialized():
+        return
+    _job.config = config
+    count, number = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS", "")
+    # Signals are answered here until training begins; jax's handler takes over then (train.signals).
+    jax.config.update("jax_enable_preemption_service", False)
+    # The watching thread is to find a dead process before jax does, which aborts.
+    patience = int(config.peer_minutes * 60) * 4 + 60
+    waiting = threading.Timer(_QUIET_START, _say_waiting, (number, count, address, config))
+    waiting.daemon = True
+    waiting.start()
+    native.divert_native_errors()
+    native.answer_aborts(lambda: _aborted(native.nobody_came(count, address, config.startup_minutes)))
+    seconds = max(int(config.startup_minutes * 60), 2)
+    try:
+        with native.register_within(seconds):
+            jax.distributed.initialize(
+                num_processes=int(count) if count else None,
+                process_id=int(number) if number else None,
+                initialization_timeout=seconds + 3,
+                heartbeat_timeout_seconds=patience,
+                shutdown_timeout_seconds=max(int(config.peer_minutes * 60), 10),
+                # jax alone would listen on every interface
+                coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or address or None,
+            )
+    except (ValueError, RuntimeError) as error:
+        if "DEADLINE" in str(error):
+            raise ProcessLost(native.nobody_came(count, address, config.startup_minutes)) from None
+        raise ConfigError(
+            f"mesh.distributed: {str(error).splitlines()[0]} Start every process with "
+            "JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or leave mesh.distributed out"
+        ) from None
+    finally:
+        waiting.cancel()
+    gone = (
+        f"process 0 of {_count()} ({_address()}) is gone" if _me() else "the other processes have left this one behind"
+    )
+    native.answer_aborts(lambda: _aborted(f"{gone}; {_resume()}"))
+    _job.contact = time.monotonic()
+    for work in (_watch, _watch_contact):
+        threading.Thread(target=work, name="contexture-watch", daemon=True).start()
+
+
+def _say_waiting(number: str | None, count: str | None, address: str, config: MeshConfig) -> None:
+    who = f"process {number or '?'} of {count or '?'}"
+    print(f"{who} waits for the others at {address or 'the coordinator'} "
+          f"(mesh.startup-minutes={config.startup_minutes:g})", file=sys.stderr)  # fmt: skip
+
+
+def _aborted(reason: str) -> None:
+    if _job.finished:
+        os._exit(_job.exit_code)
+    _end(1, f"ProcessLost: {reason}")
+
+
+def _address() -> str:
+    from jax._src import distributed
+
+    return str(distributed.global_state.coordinator_address)
+
+
+def _resume() -> str:
+    good = _job.saved_steps()
+    if not good:
+        return "there is no checkpoint yet; start the same command again"
+    return f"the last checkpoint is of step {good[-1]}; the same command resumes from it"
+
+
+def _end(code: int, line: str) -> NoReturn:
+    """End this process now. Leaving through the interpreter would wait for processes that are gone."""
+    if _ending.acquire(blocking=False):
+        with contextlib.suppress(Exception):
+            print(" ".join(line.split()), file=sys.stderr, flush=True)
+        os._exit(code)
+    time.sleep(60)  # the other thread is ending the process
+    os._exit(code)
+
+
+_ending = threading.Lock()
+
+
+def _interval() -> float:
+    """Seconds between two heartbeats."""
+    return min(5.0, _job.config.peer_minutes * 60 / 6)
+
+
+def _end_all(code: int, line: str, elsewhere: str) -> NoReturn:
+    """End this process with `line`, and all others with `elsewhere`; process 0, which they ask, goes last."""
+    with contextlib.suppress(Exception):
+        _set(f"end/{_me()}", json.dumps([code, elsewhere]))
+        _set(f"heard/{_me()}", "")
+        deadline = time.monotonic() + 2 * _interval() + 1
+        while _me() == 0 and time.monotonic() < deadline and len(_all("heard")) < _count():
+            time.sleep(0.1)
+    _end(code, line)
+
+
+def _set(name: str, text: str) -> None:
+    _client().key_value_set(f"contexture/{name}", text, allow_overwrite=True)
+
+
+def _all(folder: str) -> dict[int, str]:
+    """Process → what it has published under a name."""
+    found = _client().key_value_dir_get(f"contexture/{folder}/")
+    return {int(name.rpartition("/")[2]): text for name, text in found}
+
+
+def _watch() -> None:
+    """Writes this process's heartbeat, and ends it where another has ended or gives no sign of life.
+
+    Process 0 watches all others, which watch process 0 alone: the work grows with the number of processes, not with
+    its square.
+    """
+    limit, interval = _job.config.peer_minutes * 60, _interval()
+    me, count = _me(), _count()
+    host = f"{platform.node()}, pid {os.getpid()}"
+    seen = {number: ("", time.monotonic()) for number in (range(1, count) if me == 0 else (0,))}
+    for beat in itertools.count():
+        if _job.finished:
+            return
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service is gone: see native_aborts
+            _set(f"alive/{me}", f"{beat} {host}")
+            for number, text in _all("end").items():
+                if number != me:
+                    _set(f"heard/{me}", "")
+                    _end(*json.loads(text))
+            _job.contact = time.monotonic()
+            alive, done = (_all("alive"), _all("done")) if me == 0 else ({0: _get("alive/0")}, {})
+            for number, (before, _) in seen.items():
+                if alive.get(number, "") != before:
+                    seen[number] = (alive[number], time.monotonic())
+            # Where a collective has failed somewhere, a few missed heartbeats say who is gone.
+            patience = min(limit, 3 * interval + 1) if _job.suspicious or _get("suspicious") else limit
+            for number, (text, since) in seen.items():
+                if time.monotonic() - since > patience and number not in done:
+                    who = f"{_name(number)} ({text.partition(' ')[2] or 'it never joined'})"
+                    line = f"ProcessLost: {who} gave no sign of life for {time.monotonic() - since:.0f} s; {_resume()}"
+                    _end_all(1, line, line)
+        time.sleep(interval)
+
+
+def _watch_contact() -> None:
+    """Ends this process where process 0, which answers `_watch`, has not done so for too long: asked when it is stopped
+    or cut off, it lets one wait."""
+    limit = _job.config.peer_minutes * 60
+    while _me() and not _job.finished:
+        silent = time.monotonic() - _job.contact
+        if silent > limit:
+            _end(1, f"ProcessLost: {_name(0)} ({_address()}) gave no sign of life for {silent:.0f} s; {_resume()}")
+        time.sleep(_interval())
+
+
+def _get(name: str) -> str:
+    """What was published under a name, or ''."""
+    try:
+        return _client().key_value_try_get(f"contexture/{name}")
+    except jax.errors.JaxRuntimeError as error:
+        if "NOT_FOUND" in str(error):
+            return ""
+        raise
+
+
+@contextlib.contextmanager
+def joined(config: MeshConfig, saved_steps: Callable[[], list[int]] = list) -> Iterator[None]:
+    """The work of a job: the processes join, and where one of them fails all end, with its line and its exit code.
+
+    saved_steps: of the checkpoints; the job resumes from the newest. Does not return after an error in one of several
+    processes: the interpreter's own way out waits for all of them.
+    """
+    initialize(config)
+    _job.saved_steps = saved_steps
+    try:
+        yield
+        finished(0)
+    except BaseException as error:
+        if _count() == 1 or _job.finished:
+            raise
+        if "--debug" in sys.argv:
+            traceback.print_exception(error)
+        if not isinstance(error, ConfigError | DataError | Diverged | Interrupted | KeyboardInterrupt):
+            # It may be the death of another process that has failed here: the watching thread finds out.
+            _job.suspicious = True
+            with contextlib.suppress(Exception):
+                _set("suspicious", "1")
+            time.sleep(4 * _interval() + 2)
+        code, line = exit_of(error)
+        _end_all(code, line, line if isinstance(error, _InAll) else f"{_name(_me())}: {line}")
+
+
+def finished(code: int) -> None:
+    """This process has done its work, or stopped where all have agreed to: from now on nobody misses it."""
+    if jax.distributed.is_initialized() and _count() > 1:
+        _set(f"done/{_me()}", "")
+        _job.finished, _job.exit_code = True, code
+
+
+def publish(name: str, text: str) -> None:
+    """Process 0 hands a text to the others, which may be waiting for hours. One process: nothing."""
+    if _count() > 1:
+        _set(name, text)
+
+
+def wait_for(name: str) -> str:
+    """What process 0 publishes under this name, waited for as long as that process lives."""
+    return _wait(name, math.inf, 0)
+
+
+def exchange(text: str, minutes: float = math.inf) -> list[str]:
+    """The texts of all processes, in their order. Every process calls this at the same place of its work.
+
+    Raises ProcessLost where one has not come to that place within so many minutes. Without a limit it may work as long
+    as it lives: reading what is large takes one process longer than another."""
+    count = _count()
+    if count == 1:
+        return [text]
+    place, deadline = f"exchange/{next(_job.rounds)}", time.monotonic() + minutes * 60
+    _set(f"{place}/{_me()}", text)
+    return [_wait(f"{place}/{number}", deadline, number) for number in range(count)]
+
+
+def _wait(name: str, deadline: float, number: int) -> str:
+    """What a process publishes under a name; the watching thread ends the wait where that process fails."""
+    while True:
+        try:
+            return _client().blocking_key_value_get(f"contexture/{name}", 5_000)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+        if time.monotonic() > deadline:
+            raise ProcessLost(f"{_name(number)} did not come as far as the others in time; see what it printed")
+
+
+def agree(facts: dict[str, Any], mend: str, minutes: float = math.inf) -> None:
+    """Raises ConfigError in every process, naming the process and the fact, where one has another value than process 0.
+
+    facts: name → what JSON can hold. mend: what the user is to do where they differ. minutes: as in `exchange`.
+    """
+    mine = json.loads(json.dumps(facts, default=list))
+    everyone = [json.loads(text) for text in exchange(json.dumps(mine), minutes)]
+    for number, theirs in enumerate(everyone[1:], 1):
+        for name in everyone[0] | theirs:
+            if theirs.get(name) != everyone[0].get(name):
+                raise _Disagreement(
+                    f"{_name(number)} has {name} {_short(theirs.get(name))}, and process 0 has "
+                    f"{_short(everyone[0].get(name))}; {mend}"
+                )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def together(work: Callable[[], T], failure: type[Exception]) -> T:
+    """`work()`, which touches no other process, done in all; where it raises `failure` in one, it is raised in all."""
+    result, said = None, ""
+    try:
+        result = work()
+    except failure as error:
+        said = str(error) or type(error).__name__
+    for number, text in enumerate(exchange(said)):
+        if text:
+            raise failure(text if _count() == 1 else f"{_name(number)}: {text}")
+    return result  # pyright: ignore[reportReturnType]

@@ -1,0 +1,88 @@
+"""Suggestions for an option that does not exist: the usual names of other libraries, then the nearest name."""
+
+import difflib
+from collections.abc import Sequence
+
+from data.errors import LONGEST_NAME
+
+_OTHER_NAMES = {
+    "optim.peak-lr": "lr learning-rate peak-learning-rate max-lr base-lr init-lr",
+    "data.batch": "batch-size bs train-batch-size per-device-train-batch-size global-batch-size batch",
+    "epochs": "num-epochs n-epochs num-train-epochs max-epochs epoch",
+    "steps": "max-steps num-steps num-train-steps train-steps total-steps iterations iters max-iters step",
+    "optim.warmup": "warmup-steps num-warmup-steps warmup-iters warmup-updates",
+    "optim.warmup-fraction": "warmup-ratio warmup-proportion",
+    "optim.weight-decay": "wd decay l2",
+    "optim.clip": "clip-norm grad-clip gradient-clip gradient-clip-norm max-grad-norm clip-grad-norm",
+    "optim.schedule": "scheduler lr-scheduler lr-scheduler-type lr-schedule",
+    "optim.name": "optimizer optimiser optim",
+    "optim.b1": "beta1 adam-beta1",
+    "optim.b2": "beta2 adam-beta2",
+    "optim.eps": "epsilon adam-epsilon adam-eps",
+    "optim.accumulate": "grad-accumulation gradient-accumulation gradient-accumulation-steps accumulation-steps "
+    "grad-accum accum",
+    "data.length": "max-length max-len max-seq-length max-seq-len seq-len seq-length sequence-length block-size "
+    "context-length max-sequence-length",
+    "data.path": "data train-file train-data data-dir input dataset train-path",
+    "data.dev-fraction": "val-fraction validation-split valid-fraction val-split dev-split",
+    "data.dev": "validation-file val-file eval-file valid-file dev-file",
+    "data.tokenizer": "tokenizer vocab-file tokenizer-name tokenizer-path vocabulary-file",
+    "data.masked-fraction": "mlm-probability masked-lm-prob mask-prob mask-probability",
+    "data.predictions": "max-predictions-per-seq max-predictions",
+    "data.lowercase": "do-lower-case lower-case uncased",
+    "model.vocab": "vocab-size vocab",
+    "model.layers": "num-layers n-layers n-layer num-hidden-layers nlayers depth",
+    "model.hidden": "hidden-size hidden-dim d-model n-embd embed-dim embedding-size dim",
+    "model.heads": "num-heads n-heads n-head num-attention-heads attention-heads nhead",
+    "model.ffn": "ffn-size intermediate-size ffn-dim d-ff n-inner mlp-dim",
+    "model.dropout": "hidden-dropout-prob resid-pdrop dropout-rate",
+    "model.attention-dropout": "attention-probs-dropout-prob attn-dropout attn-pdrop",
+    "model.dtype": "bf16 fp16 fp32 precision mixed-precision dtype amp half",
+    "model.remat": "gradient-checkpointing activation-checkpointing checkpoint-activations",
+    "dir": "output-dir out-dir output out save-dir run-dir logdir log-dir checkpoint-dir model-dir",
+    "to": "output-file out-file",
+    "seed": "random-seed rng-seed",
+    "save.every": "save-steps save-interval checkpoint-every save-every checkpoint-interval",
+    "save.latest": "save-total-limit keep-last max-to-keep",
+    "log.every": "logging-steps log-interval log-steps log-every",
+    "log.tensorboard": "report-to",
+    "evaluate.every": "eval-steps eval-every eval-interval val-interval",
+    "evaluate.patience": "early-stopping early-stopping-patience",
+    "evaluate.metric": "metric-for-best-model metric",
+    "evaluate.batch": "batch-size eval-batch-size per-device-eval-batch-size",
+    "batch": "batch-size bs",
+    "mesh.data": "dp data-parallel",
+    "mesh.tensor": "tp tensor-parallel tensor-model-parallel-size",
+    "mesh.distributed": "multihost multi-host distributed",
+    "init.run": "init-from resume-from pretrained checkpoint model-name-or-path init-checkpoint load",
+    "task.train": "train-file train",
+    "task.labels": "labels label-list",
+    "vocab-size": "vocab",
+    "tokens": "max-new-tokens max-tokens num-tokens",
+}
+_HALF_PRECISION = ("bf16", "fp16", "amp", "half", "mixed-precision")
+
+
+def suggest_option(word: str, known: Sequence[str]) -> str:
+    """' (did you mean --optim.peak-lr?)' for `--lr`, or "" where no known option is near. known: dotted names."""
+    asked = word.lstrip("-").partition("=")[0].replace("_", "-").lower()
+    if not asked or len(asked) > LONGEST_NAME:
+        return ""
+    section, _, last = asked.rpartition(".")
+    found = [name for name in known if asked in _OTHER_NAMES.get(name, "").split()]
+    found = found or [name for name in known if last in _OTHER_NAMES.get(name, "").split()]
+    found = found or [name for name in known if _ending(name) == last]
+    found = found or difflib.get_close_matches(asked, known, n=1, cutoff=0.7)
+    if not found:
+        near = difflib.get_close_matches(last, list(dict.fromkeys(map(_ending, known))), n=1, cutoff=0.7)
+        found = [name for name in known if _ending(name) in near]
+    same_section = [name for name in found if name.rpartition(".")[0] == section]
+    if not found:
+        return ""
+    option = (same_section or found)[0]
+    value = " bfloat16" if option == "model.dtype" and last in _HALF_PRECISION else ""
+    return f" (did you mean --{option}{value}?)"
+
+
+def _ending(name: str) -> str:
+    return name.rpartition(".")[2]
