@@ -18,9 +18,11 @@ from typing import Any
 
 from analysis import commands
 from analysis.api import embed, evaluate, fill, generate, load, predict, score, warn
+from data.visible import visible, visible_json
 from models.config import ElmoConfig
 from train.asked import Evaluate, LearnTokenizer, Nothing, Prepare, Show
-from train.config import CheckpointError, ConfigError, Diverged, Run, did_you_mean, read, to_json
+from train.config import ConfigError, Diverged, Run, did_you_mean, read, to_json
+from train.exits import exit_of
 from train.options import InitConfig
 from train.signals import Interrupted, Signals
 from train.words import Streamed, parse, print_result, spelled_out, value_of, without_contradiction, write_out
@@ -73,9 +75,11 @@ def show_command(words: list[str]) -> Result:
 
     from models.model import example
     from models.shapes import count, dims_of, path_of
+    from train.mesh import find_devices
     from train.objectives import batch_fields, batch_sizes
     from train.transfer import model_of
 
+    find_devices()
     model = model_of(run, labels)
     line = example(batch_fields(run), batch_sizes(run, 1))
     shapes = jax.eval_shape(lambda key: model.init(key, line)["params"], jax.random.key(0))
@@ -88,7 +92,8 @@ def show_command(words: list[str]) -> Result:
 def tokenizer_command(words: list[str]) -> Result:
     """learn a vocabulary: contexture tokenizer KIND --input F… --vocab-size N --to DIR"""
     asked = parse(LearnTokenizer, words, "tokenizer")
-    from data.sources import check_free, expand
+    from data.sources import expand
+    from data.storage import check_free
     from train.directory import learn
 
     check_free(Path(asked.to))
@@ -107,7 +112,8 @@ def prepare_command(words: list[str]) -> Result:
     asked = parse(Prepare, words, "prepare")
     from configs import recipe
     from data.prepare import prepare
-    from data.sources import check_free, expand
+    from data.sources import expand
+    from data.storage import check_free, left_partials
     from data.tokenizer import load_tokenizer
     from train.directory import fits_new, learn
 
@@ -117,6 +123,8 @@ def prepare_command(words: list[str]) -> Result:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     check_free(Path(asked.to))
+    for left in left_partials(Path(asked.to)):
+        warn(f"{left} is what a preparation that was killed has left; delete it unless one is at work there")
     signals = Signals()
     try:
         if asked.tokenizer:
@@ -125,12 +133,15 @@ def prepare_command(words: list[str]) -> Result:
             files, kind, size = expand(asked.input, "input"), data.vocabulary, run.model.vocab
             tokenizer = learn(kind, files, size, data.lowercase, signals.check, data.documents, data.split)
         fits_new(run, tokenizer.kind)
-        shards = prepare(data, tokenizer, Path(asked.to), lambda done, total: signals.check())
+        shards = prepare(data, tokenizer, Path(asked.to), lambda done, total: signals.check(), say=warn)
     finally:
         signals.close()
     splits = {name: {"documents": s.documents, "sentences": s.sentences, "tokens": s.tokens} for name, s in
               shards.splits.items()}  # fmt: skip
-    return {"shards": asked.to, "pieces": tokenizer.size, "fingerprint": shards.fingerprint, **splits}
+    told = {"shards": asked.to, "pieces": tokenizer.size, "fingerprint": shards.fingerprint}
+    if tokenizer.unk is not None:
+        told["unknown"] = float(shards.unigrams()[tokenizer.unk] / max(shards.unigrams().sum(), 1))
+    return {**told, **splits}
 
 
 def pretrain_command(words: list[str]) -> Result | None:
@@ -219,12 +230,22 @@ def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
             folder = train(run, base, signals)
         import jax
 
+        from train.checkpoint import steps
+        from train.metrics import diverged_loss, uniform_loss
         from train.report import read_metrics
 
         if jax.process_index() > 0:
             return None
+        trained, described = read(folder)
+        uniform = uniform_loss(trained, len(described.get("labels", ())))
+        if rise := diverged_loss(read_metrics(folder / "metrics.jsonl"), uniform):
+            raise Diverged(
+                f"the training loss rose from {rise[0]:.4g} in the first step to {rise[1]:.4g} in the last: the run "
+                f"diverged, and is saved in {folder}; try a lower --optim.peak-lr or a longer --optim.warmup in "
+                "another --dir"
+            )
         last = {r["split"]: r for r in read_metrics(folder / "metrics.jsonl")}
-        return {"run": str(folder), "step": max(r["step"] for r in last.values()), **last}
+        return {"run": str(folder), "step": max(steps(folder / "checkpoints"), default=0), **last}
     finally:
         signals.close()
 
@@ -305,46 +326,25 @@ def main(words: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    from data.errors import DataError
-
     try:
         result = run_command(words)
         if isinstance(result, Streamed):
             told = result.work((lambda text: None) if as_json else write_out)
             result = told if as_json else write_out("\n")
         if result is not None:
-            print(json.dumps(result, ensure_ascii=False)) if as_json else print_result(result)
+            print(visible_json(json.dumps(result, ensure_ascii=False))) if as_json else print_result(result)
         return 0
     except SystemExit as stop:
         return int(stop.code or 0)
-    except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        return stop.code
-    except KeyboardInterrupt:
-        print("Ctrl-C", file=sys.stderr)
-        return 130
-    except (ConfigError, DataError) as error:
-        return _fail(error, 2, debug)
-    except (CheckpointError, Diverged) as error:
-        return _fail(error, 1, debug)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _fail(error, 1, debug, f"{where}{error.strerror or error}")
-    except Exception as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
-            told = "the device has too little memory; lower --data.batch, or raise --optim.accumulate or --mesh.fsdp"
-            return _fail(error, 1, debug, told)
-        return _fail(error, 1, debug, f"not foreseen: {error}; --debug shows where")
-
-
-def _fail(error: BaseException, code: int, debug: bool, says: str = "") -> int:
-    if debug:
-        traceback.print_exception(error)
-    print(f"{type(error).__name__}: {' '.join((says or str(error)).split())}", file=sys.stderr)
-    return code
+    except (Exception, Interrupted, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exception(error)
+        code, line = exit_of(error)
+        print(" ".join(visible(line).split()), file=sys.stderr)
+        return code
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.visible import visible
 from train.config import read
 from train.options import MeshConfig
 
@@ -17,7 +18,7 @@ Result = dict[str, Any]
 
 def warn(line: str) -> None:
     """What a person should know goes to stderr."""
-    print(line, file=sys.stderr)
+    print(visible(line), file=sys.stderr)
 
 
 def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokenizer]":
@@ -26,7 +27,6 @@ def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokeniz
     `model.apply({"params": params}, batch)` with `batch = data.layouts.bert_texts(tokenizer, texts, length)`;
     raises ConfigError where the folder is no run, CheckpointError where no checkpoint is good.
     """
-    import jax
 
     from train import mesh as meshes
     from train.directory import read_tokenizer
@@ -36,7 +36,7 @@ def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokeniz
     settings, described = read(folder)
     tokenizer = read_tokenizer(folder, settings, described)
     meshes.prepare_jax(settings.model.dtype)
-    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
     loaded = load_parameters(folder, settings, tuple(described.get("labels", ())), mesh, warn, step)
     return loaded.model, loaded.params, tokenizer
 
@@ -96,24 +96,30 @@ def embed(
     check: Callable[[], None] = lambda: None,
 ) -> Result:
     """The vectors of the words (of a BERT or a GPT, pieces) of each line of a file, written to *.hdf5 (the original
-    ELMo's layout) or *.npz, one array by the line's number: {"to", "lines", "words", "cut"}, cut being the words of
-    which not all bytes are read, or the pieces for which a line of the model has no room.
+    ELMo's layout) or *.npz, one array by the line's number: {"to", "lines", "tokens", "words", "cut"}.
+
+    tokens are those that the model read (the rows of all arrays with pool="none"), words those without a BERT's [CLS]
+    and [SEP], cut the words of which not all bytes are read, or the pieces for which a line of the model has no room.
 
     `analysis.embed.embed` says what the options do. Raises as `load` does, and DataError for the files.
     """
     from analysis.embed import embed as vectors_of
     from analysis.embed import parted, vectors_file
     from data.errors import DataError
+    from data.plain_files import check_not_packed, check_plain
     from data.sources import lines
 
     file = Path(input)
+    check_plain(file)
     if not file.is_file():
         raise DataError(f"{file}: no such file; give one with a sentence in each line")
-    told = {"to": str(to), "lines": 0, "words": 0, "cut": 0}
+    check_not_packed(file)
+    told = {"to": str(to), "lines": 0, "tokens": 0, "words": 0, "cut": 0}
 
     def read(part: Any) -> Iterator[list[Any]]:
         for _, line in lines(file):
             units, count, cut = part(line)
+            told["tokens"] += len(units)
             told["words"] += count
             told["cut"] += cut
             yield units

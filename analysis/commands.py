@@ -65,10 +65,13 @@ def generate_command(words: list[str]) -> Streamed:
 
 
 def _lines(file: str) -> Iterator[str]:
+    from data.plain_files import check_not_packed, check_plain
     from data.sources import lines
 
+    check_plain(file)
     if not Path(file).is_file():
         raise ConfigError(f"{file}: no such file; give one with a prompt in each line")
+    check_not_packed(file)
     for _, line in lines(Path(file)):
         yield line.rstrip("\r\n")
 

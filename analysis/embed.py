@@ -1,6 +1,5 @@
 """The vectors that a model gives the words or pieces of a text, written to a file."""
 
-import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,23 +12,24 @@ import jax
 import numpy as np
 
 from data.chars import are_cut
-from data.encode import chunks
+from data.encode import check_batch, chunks
 from data.errors import DataError
 from data.layouts import elmo_lines, token_lines
+from data.storage import atomic_file
 from data.wordpiece import wordpiece
 from data.words import word_tokenizer
 from models.config import BertConfig, ElmoConfig
 from models.model import Model, build
 
-POOLS = ("none", "mean", "last", "cls")
+POOLS = ("none", "mean", "mean-words", "last", "cls")
 Units = list[Any]
 """What a line is made of: an ELMo's words, or the ids of pieces."""
 Write = Callable[[str, np.ndarray], None]
 
 
 def parted(model: Model, tokenizer: Any) -> Callable[[str], tuple[Units, int, int]]:
-    """How a line is read: its words, or its pieces, of which as many as the model takes, a BERT's between [CLS] and
-    [SEP]; how many are its own; and how many more are not read, or not to their ends."""
+    """How a line is read: its words, or its pieces, of which as many as the model takes, with a BERT's [CLS] before and
+    [SEP] behind; how many are its own, without those two; and how many more are not read, or not to their ends."""
     config: Any = model.backbone.config  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(config, ElmoConfig):
         split = word_tokenizer(tokenizer).words
@@ -65,8 +65,14 @@ def embed(
     """The vectors of each line of words or pieces (`parted`), in order: f32 [layers, words, D], the words' own layer
     first.
 
-    layers: all, last (no first dim then), or their numbers, `0,2`; a GPT-2's last is normed. pool: none, or the mean or
-    the last of the words or pieces, [CLS] and [SEP] not among them, or cls, a BERT's [CLS] (no dim of words then).
+    layers: all, last (no first dim then), or their numbers, `0,2`; the last is what the heads read, a GPT-2's after
+    the final norm.
+
+    pool: none gives every token that was read, a BERT's [CLS] and [SEP] among them. The others give one vector (no dim
+    of words then): mean, of all these tokens; mean-words, of those without [CLS] and [SEP]; last, the last of these;
+    cls, a BERT's [CLS]. An ELMo and a GPT have no special tokens, so that mean and mean-words are one there. The mean
+    of no tokens is 0.
+
     stateful: of an ELMo, line n goes on from where line n - batch stopped, as in the original.
 
     Raises: DataError for layers that the model has not, and options that it does not know.
@@ -77,8 +83,7 @@ def embed(
         raise DataError(f"pool={pool} is not one of {', '.join(POOLS if bert else POOLS[:-1])}")
     if stateful and not elmo:
         raise DataError("stateful is an ELMo's, and this run is of another family; leave it out")
-    if batch < 1:
-        raise DataError(f"batch={batch} is not a positive number of lines")
+    check_batch(batch)
     chosen = _chosen(layers, config.layers)
     model = build(replace(config, stateful=stateful) if elmo else config)
     run, carry = jax.jit(partial(_states, model, tuple(chosen))), {}
@@ -92,21 +97,20 @@ def embed(
             if pool == "cls":
                 vectors = vectors[:, 0]
             elif pool != "none":
-                vectors = _pooled(vectors[:, 1:-1] if bert else vectors, pool)
+                vectors = _pooled(vectors[:, 1:-1] if bert and pool != "mean" else vectors, pool)
             yield vectors[0] if layers == "last" else vectors
 
 
 def _states(model: Model, chosen: tuple[int, ...], params: Any, batch: Any, carry: Any) -> tuple[Any, Any]:
     outputs, left = model.apply({"params": params, "carry": carry}, batch, states=True, mutable=["carry"])
-    encoding = outputs.encoding  # pyright: ignore[reportAttributeAccessIssue]
-    states = (*encoding.states[:-1], encoding.hidden_BLD)
+    states = outputs.encoding.states  # pyright: ignore[reportAttributeAccessIssue]
     return jax.numpy.stack([states[n] for n in chosen]), left.get("carry", {})
 
 
 def _pooled(vectors: np.ndarray, pool: str) -> np.ndarray:
     if not vectors.shape[1]:
         return np.zeros((len(vectors), vectors.shape[2]), np.float32)
-    return vectors.mean(1) if pool == "mean" else vectors[:, -1]
+    return vectors[:, -1] if pool == "last" else vectors.mean(1)
 
 
 def _chosen(layers: str, top: int) -> list[int]:
@@ -129,14 +133,8 @@ def vectors_file(file: Path) -> Iterator[Write]:
         raise DataError(f"{file}: there is such a file already; give another name")
     if not file.parent.is_dir():
         raise DataError(f"{file}: its folder is not there; make it, or give another name")
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    try:
-        with (_npz if kind == "npz" else _hdf5)(part) as write:
-            yield write
-        os.replace(part, file)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with atomic_file(file) as part, (_npz if kind == "npz" else _hdf5)(part) as write:
+        yield write
 
 
 @contextmanager

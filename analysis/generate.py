@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data.align import spelled
-from data.encode import chunks
+from data.encode import check_batch, chunks
 from data.errors import DataError
 from data.tokenizer import Tokenizer
 from models import decode
@@ -69,13 +69,13 @@ def generate(
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     for wrong, told in (
         (tokens < 0, f"tokens={tokens} is not a number of tokens; give 1 or more, or 0 for as many as fit"),
-        (batch < 1, f"batch={batch} is not a positive number of prompts"),
         (not 0 <= seed < 2**31, f"seed={seed} is not in [0, 2^31)"),
         ("" in stop, "stop holds an empty text, which would end every text at once; leave it out"),
         (not prompts, "there is no prompt; give one"),
     ):
         if wrong:
             raise DataError(told)
+    check_batch(batch, "prompts")
     lines = [_Line(_begin(prompt, number, tokenizer)) for number, prompt in enumerate(prompts)]
     longest = max(len(line.prompt) for line in lines)
     tokens = tokens or max(min(64, config.length - longest), 1)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from data.align import spelled
-from data.encode import chunks
+from data.encode import check_batch, chunks
 from data.errors import DataError
 from data.tokenizer import Tokenizer
 from models.config import GptConfig
@@ -46,8 +46,7 @@ def score(
     stride = stride or length
     if not 2 <= length <= config.length:
         raise DataError(f"length={length} is not between 2 and the {config.length} tokens that the model takes")
-    if batch < 1:
-        raise DataError(f"batch={batch} is not a positive number of windows")
+    check_batch(batch, "windows")
     if not 1 <= stride <= length:
         raise DataError(f"stride={stride} is not between 1 and length={length}")
     losses = jax.jit(partial(_losses, build(config, ("lm",))))

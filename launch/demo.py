@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from typing import NamedTuple
 from demo_text import library, split, write_task, write_text
 from rich.console import Console
 from rich.table import Table
+
+from data.storage import move_aside
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT, TASK, RUNS = Path("demo/text"), Path("demo/task"), Path("demo/runs")
@@ -254,9 +255,8 @@ def main() -> None:
     print(f"Wrote {TASK}/: " + ", ".join(f"{count} of {name}" for name, count in sizes.items()))
     if counts["words"] < 50_000 or not all(sizes.values()):
         sys.exit("This Python carries too little text: its library's sources are missing. Try another: make PYTHON=…")
-    if (ROOT / RUNS).exists():
-        print(f"Starting over: removing {RUNS}/ of an earlier demo")
-        shutil.rmtree(ROOT / RUNS)
+    if aside := move_aside(ROOT / RUNS.parent, [RUNS.name], "earlier"):
+        print(f"Starting over: moved the runs of an earlier demo to {aside}")
     run(PRETRAIN)
     pretrained(console, json.loads(run(f"evaluate {RUN} --json", capture=True)))
     writing(console, json.loads(run(f"{PRETRAIN_GPT} --json", capture=True)))

@@ -12,7 +12,6 @@ import hashlib
 import inspect
 import json
 import re
-import shutil
 import sysconfig
 import warnings
 from collections import Counter, defaultdict
@@ -185,8 +184,7 @@ def write_text(folder: Path, rest: list[Paragraph]) -> dict[str, int]:
     A paragraph that stands in several places is kept where it comes first, so that nothing held out was trained on.
     Returns the documents, paragraphs and words written.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     modules: dict[str, list[str]] = defaultdict(list)
     for p in rest:
         modules[p.module].append(p.text)
@@ -213,8 +211,7 @@ def write_task(folder: Path, parts: dict[str, list[Paragraph]]) -> dict[str, int
 
     Returns how many paragraphs each has.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     counts: dict[str, int] = {}
     seen: set[str] = set()
     for part, most in MOST.items():
