@@ -1,8 +1,8 @@
-# make test | long | lint | parity | demo | bench | lock | clean          PYTHON=python3.12 chooses the interpreter of .venv
+# make test | long | lint | parity | mutants | fuzz MINUTES=30 | demo | bench | soak | lock | clean          PYTHON=python3.12 chooses the interpreter of .venv
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: test long lint parity demo bench lock clean
+.PHONY: test long lint parity mutants fuzz demo bench soak lock clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -25,8 +25,8 @@ $(PARITY): requirements-parity.lock $(STAMP)
 test: $(STAMP)    ## the suite on two cores, its ten slowest tests named
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-long: $(STAMP)    ## what takes minutes each
-	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600
+long: $(STAMP)    ## what takes minutes each; HALF=0 or 1: one half of it
+	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600 $(if $(HALF),--half $(HALF))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -35,6 +35,13 @@ lint: $(STAMP)
 
 parity: $(PARITY) ## against torch and transformers
 	$(BIN)/python -m pytest -m parity -n 2 --dist worksteal
+
+mutants: $(STAMP) ## one-line faults that the quick suite must see; goes on where it was stopped
+	$(BIN)/python -m tests.mutants
+
+MINUTES ?= 30
+fuzz: $(STAMP)    ## damaged and odd inputs for every parser and the command line; what is found is kept in tests/fuzz/found
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 demo: $(STAMP)
 	$(BIN)/python launch/demo.py
@@ -45,6 +52,9 @@ bench: $(PARITY)
 	$(BIN)/python benchmarks/elmo_step.py --steps 2 --rounds 4
 	$(BIN)/python benchmarks/writing.py --lines 1
 	$(BIN)/python benchmarks/writing.py --lines 16
+
+soak: $(STAMP)   ## 20,000 steps of each family with random kills, against runs that are left alone
+	$(BIN)/python benchmarks/soak.py
 
 # The universal lock for Linux and macOS. requirements-parity.lock is what `pip install torch transformers tensorflow-cpu`
 # adds to it with torch's CPU wheel: it names no CUDA packages itself, and a torch that wants them brings them.

@@ -1,0 +1,169 @@
+"""Command lines: options of every command with values that make little sense, on sound and on damaged runs.
+
+A case of the first kind is a JSON list of words. They are run where nothing but the sandbox can be written: all paths
+are relative to its folder `work`, or lie under `to`.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import ROOT
+from tests.fuzz.mutate import Mutation, of_bytes, of_json, of_lines, words_of
+from tests.fuzz.runs import golden
+from tests.fuzz.tables import LINES
+from tests.fuzz.target import Refused, Target, command
+from train import asked
+from train.config import Run, fields
+
+PATHS = [
+    "../to/a", "../to/b.npz", "../to/c.jsonl", "../theirs/text.txt", "../theirs/run", "../theirs", "../theirs/none",
+    "../theirs/loop", "../theirs/folder", "../theirs/empty", "../theirs/train.tsv", "../theirs/run/run.json",
+    "../theirs/text.txt/x", "../theirs/run/checkpoints", "../to/" + "n" * 300,
+]  # fmt: skip
+NOT_HERE = ("mesh.",)
+"""Options that make a process wait for others, or devices that are not here."""
+
+
+def _files(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "text.txt").write_text("\n\n".join("\n".join(LINES) for _ in range(4)), "utf-8")
+    rows = "".join(f"{line}\t{'yes' if n % 2 else 'no'}\n" for n, line in enumerate(LINES))
+    (folder / "train.tsv").write_text("text\tlabel\n" + rows, "utf-8")
+    (folder / "empty").write_bytes(b"")
+    (folder / "folder").mkdir()
+    os.symlink("loop", folder / "loop")
+
+
+def _with_run(name: str, words: list[str]) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        _files(folder)
+        if name:
+            shutil.copytree(ROOT / "tests" / "golden" / name, folder / "run")
+        (folder / "words.json").write_text(json.dumps(words), "utf-8")
+
+    return make
+
+
+@contextmanager
+def _without_training() -> Iterator[None]:
+    """A run's folder, description, vocabulary and data are made; nothing is compiled."""
+    from train import directory, loop
+
+    def open_alone(run: Run, recipe: Run, folder: Path, signals: Any) -> None:
+        with directory.take(folder):
+            old = directory.settle(run, folder, lambda line: None)
+            tokenizer, store = directory.open_data(run, folder, lambda line: None, signals.check)
+            directory.describe(folder, run, tokenizer, store, old)
+            figures = json.dumps({"step": 0, "split": "train", "loss": 1.0})
+            (folder / "metrics.jsonl").write_text(figures + "\n", "utf-8")
+
+    whole = loop._train  # pyright: ignore[reportPrivateUsage]
+    loop._train = open_alone  # pyright: ignore[reportPrivateUsage]
+    try:
+        yield
+    finally:
+        loop._train = whole  # pyright: ignore[reportPrivateUsage]
+
+
+def _run_words(trains: bool) -> Callable[[Path, Path], None]:
+    def read(folder: Path, to: Path) -> None:
+        words: list[str] = json.loads((folder / "words.json").read_bytes())
+        to.mkdir()
+        with _without_training() if trains else nullcontext():
+            command(words)
+
+    return read
+
+
+def _options(*kinds: Any) -> list[str]:
+    names: list[str] = []
+    for kind in kinds:
+        names += fields(kind) if isinstance(kind, Run) else [field.name for field in dataclasses.fields(kind)]
+    flags = sorted({"--" + name.replace("_", "-") for name in names if not name.startswith(NOT_HERE)})
+    return [*flags, "--json", "-h"]
+
+
+def _words(name: str, run: str, words: str, *kinds: Any, trains: bool = False, slow: bool = False) -> Target:
+    mutate: Mutation = words_of(_options(*kinds), PATHS)
+    make = _with_run(run, words.split())
+    return Target(
+        f"words.{name}", make, "words.json", mutate, _run_words(trains), slow=slow, places=_places, keeps=True
+    )
+
+
+def _places(case: bytes) -> list[str]:
+    """Whatever a command line names may be the place of its results."""
+    return [place[:200] for word in json.loads(case) for place in (word, word.partition("=")[2]) if place]
+
+
+def _recipe(name: str) -> Run:
+    from configs import recipe
+
+    return recipe(name)
+
+
+def _task() -> Run:
+    from configs import task
+
+    return task("classify")
+
+
+def _on_damaged(words: str) -> Callable[[Path, Path], None]:
+    def read(folder: Path, to: Path) -> None:
+        to.mkdir()
+        try:
+            command([word.format(folder=folder, to=to) for word in words.split()])
+        except Refused:
+            if not any(to.iterdir()):
+                to.rmdir()
+            raise
+
+    return read
+
+
+def _damaged(name: str, run: str, file: str, mutate: Mutation, words: str) -> Target:
+    return Target(f"damaged.{name}", golden(run), file, mutate, _on_damaged(words), slow=True)
+
+
+_TINY = "--data.path ../theirs/text.txt --model.vocab 90 --data.length 16"
+_EMBED = "embed {folder} --input {folder}/text.txt --to {to}/v.npz"
+TARGETS = (
+    _words("recipes", "", "recipes", asked.Nothing),
+    _words("show", "", "show bert.tiny", _recipe("bert.tiny"), slow=True),
+    _words("tokenizer", "", "tokenizer wordpiece --input ../theirs/text.txt --vocab-size 80 --to ../to/t",
+           asked.LearnTokenizer),
+    _words("prepare", "", "prepare bert.tiny --input ../theirs/text.txt --to ../to/s", asked.Prepare),
+    _words("pretrain-bert", "", f"pretrain bert.tiny --dir ../to/run {_TINY}", _recipe("bert.tiny"), trains=True),
+    _words("pretrain-gpt", "", f"pretrain gpt.tiny --dir ../to/run {_TINY}", _recipe("gpt.tiny"), trains=True),
+    _words("pretrain-elmo", "", "pretrain elmo.tiny --dir ../to/run --data.path ../theirs/text.txt",
+           _recipe("elmo.tiny"), trains=True),
+    _words("finetune", "run_format_1",
+           "finetune ../theirs/run --task.kind classify --task.train ../theirs/train.tsv --dir ../to/run", _task(),
+           trains=True),
+    _words("evaluate", "task_format_1", "evaluate ../theirs/run --task.dev ../theirs/train.tsv", asked.Evaluate,
+           slow=True),
+    _words("predict", "task_format_1", "predict ../theirs/run --input ../theirs/train.tsv --to ../to/p.jsonl",
+           asked.Predict, slow=True),
+    _words("embed", "run_format_1", "embed ../theirs/run --input ../theirs/text.txt --to ../to/e.npz", asked.Embed,
+           slow=True),
+    _words("fill", "run_format_1", "fill ../theirs/run --text [MASK]", asked.Fill, slow=True),
+    _words("generate", "gpt_format_1", "generate ../theirs/run --prompt a --tokens 2", asked.Generate, slow=True),
+    _words("score", "gpt_format_1", "score ../theirs/run --input ../theirs/text.txt", asked.Score, slow=True),
+    _words("import", "", "import hf ../theirs/folder --to ../to/run", asked.Import),
+    _words("export", "run_format_1", "export ../theirs/run hf --to ../to/hf", asked.Export, slow=True),
+    _damaged("embed-run.json", "run_format_1", "run.json", of_json, _EMBED),
+    _damaged("embed-vocab", "run_format_1", "tokenizer/vocab.txt", of_lines, _EMBED),
+    _damaged("embed-text", "run_format_1", "text.txt", of_lines, _EMBED),
+    _damaged("embed-elmo-text", "elmo_format_1", "text.txt", of_lines, _EMBED),
+    _damaged("embed-arrays", "run_format_1", "checkpoints/3/state/_METADATA", of_json, _EMBED),
+    _damaged("embed-manifest", "run_format_1", "checkpoints/3/state/manifest.ocdbt", of_bytes, _EMBED),
+    _damaged("predict-run.json", "task_format_1", "run.json", of_json,
+             "predict {folder} --input {folder}/text.txt --to {to}/p.jsonl"),
+    _damaged("score-run.json", "gpt_format_1", "run.json", of_json, "score {folder} --input {folder}/text.txt"),
+)  # fmt: skip

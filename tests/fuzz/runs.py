@@ -1,0 +1,103 @@
+"""What runs and prepared data consist of: descriptions, figures, indexes, checkpoints."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from data.config import DataConfig
+from data.encode import encode
+from data.encoded import Store
+from data.prepare import prepare
+from data.shards import Shards
+from data.tokenizer import load_tokenizer
+from tests.conftest import ROOT
+from tests.fuzz.mutate import of_bytes, of_json, of_json_lines
+from tests.fuzz.tables import CLASSIFY, LINES, tokenizer
+from tests.fuzz.target import Target
+from train import checkpoint, config
+from train.directory import settle
+from train.report import Report, read_metrics
+
+GOLDEN = ROOT / "tests" / "golden"
+
+
+def golden(name: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        shutil.copytree(GOLDEN / name, folder)
+        (folder / "text.txt").write_text("\n".join(LINES) + "\n", "utf-8")
+
+    return make
+
+
+def _description(folder: Path, to: Path) -> None:
+    run, described = config.read(folder)
+    config.identity(run, "a", "b")
+    config.of_data(run, described)
+    load_tokenizer(folder / "tokenizer")
+    copied = shutil.copytree(folder, to)
+    settle(run, Path(copied), lambda line: None)
+
+
+def _metrics(folder: Path, to: Path) -> None:
+    list(read_metrics(folder / "metrics.jsonl"))
+    copied = Path(shutil.copytree(folder, to))
+    report = Report(copied, steps=10, speaks=True, tensorboard=False)
+    report.start(3, 2)
+    report.close()
+    assert all(record["step"] <= 3 for record in read_metrics(copied / "metrics.jsonl"))
+
+
+def _shards(folder: Path) -> None:
+    text = folder.parent / "text"
+    text.mkdir()
+    (text / "text.txt").write_text("\n\n".join("\n".join(LINES) for _ in range(3)), "utf-8")
+    prepare(DataConfig(path=(str(text),), length=16, dev_fraction=0.3), tokenizer(), folder)
+
+
+def _open_shards(folder: Path, to: Path) -> None:
+    shards = Shards.open(folder)
+    shards.verify()
+    shards.unigrams()
+    shards.read(np.array([0]), np.array([min(shards.tokens, 9)]))
+    for split in shards.splits:
+        shards.spans(split)
+
+
+def _store(folder: Path) -> None:
+    text = folder.parent / "table"
+    text.mkdir()
+    rows = "".join(json.dumps({"text": line, "label": n % 2}) + "\n" for n, line in enumerate(LINES))
+    (text / "train.jsonl").write_text(rows, "utf-8")
+    from dataclasses import replace
+
+    encode(replace(CLASSIFY, train=(str(text / "train.jsonl"),)), tokenizer(), folder, lambda line: None)
+
+
+def _open_store(folder: Path, to: Path) -> None:
+    store = Store.open(folder)
+    store.verify()
+    for split in store.splits.values():
+        if split.examples:
+            split.take(np.arange(split.examples))
+
+
+def _meta(folder: Path, to: Path) -> None:
+    checkpoint.read_meta(folder / "checkpoints" / "3")
+    checkpoint.steps(folder / "checkpoints")
+
+
+_STEP = "checkpoints/3"
+TARGETS = (
+    Target("run.json", golden("run_format_1"), "run.json", of_json, _description, keeps=True),
+    Target("run.json-elmo", golden("elmo_task_format_1"), "run.json", of_json, _description, keeps=True),
+    Target("run.json-gpt", golden("gpt_format_1"), "run.json", of_json, _description, keeps=True),
+    Target("run.metrics", golden("run_format_1"), "metrics.jsonl", of_json_lines, _metrics, keeps=True),
+    Target("run.checkpoint-meta", golden("run_format_1"), f"{_STEP}/meta/metadata", of_json, _meta),
+    Target("run.checkpoint-digest", golden("run_format_1"), f"{_STEP}/digest/metadata", of_json, _meta),
+    Target("shards.index", _shards, "index.json", of_json, _open_shards),
+    Target("shards.sentences", _shards, "sentences.bin", of_bytes, _open_shards),
+    Target("store.index", _store, "index.json", of_json, _open_store),
+)

@@ -1,0 +1,121 @@
+"""Tables of examples, raw text, and sets of TFDS."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from data.config import DataConfig, TaskConfig
+from data.encode import encode
+from data.prepare import prepare
+from data.sources import expand, sentence_batches, sentences, texts, whole_texts
+from data.tasks import examples
+from data.tokenizer import Tokenizer, learn
+from tests.fuzz.mutate import Mutation, of_bytes, of_json, of_json_lines, of_lines
+from tests.fuzz.target import Target
+
+LINES = ["The cat sat on the mat.", "Mr. Smith went to the U.S. yesterday. He left!", "naïve café 日本語", "a b c"]
+CLASSIFY = TaskConfig(kind="classify")
+_made: dict[str, Tokenizer] = {}
+
+
+def tokenizer() -> Tokenizer:
+    """One vocabulary for all cases of a process."""
+    if "wordpiece" not in _made:
+        _made["wordpiece"] = learn("wordpiece", LINES, 80, True)
+    return _made["wordpiece"]
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        (folder / name).write_text(text, "utf-8")
+
+    return make
+
+
+def _encode(name: str, task: TaskConfig) -> Callable[[Path, Path], None]:
+    def read(folder: Path, to: Path) -> None:
+        path = str(folder / name) if name else "tfds:glue/sst2:train"
+        for labelled in (True, False):
+            for _ in examples(path, task, labelled=labelled):
+                pass
+        store = encode(dataclasses.replace(task, train=(path,)), tokenizer(), to, lambda line: None)
+        store.verify()
+
+    return read
+
+
+def _rows(mark: str) -> str:
+    rows = [["text", "label"], *([line.replace(mark, ";"), "yes" if n % 2 else "no"] for n, line in enumerate(LINES))]
+    return "".join(mark.join(row) + "\n" for row in rows)
+
+
+def _objects(**more: Any) -> str:
+    return "".join(
+        json.dumps({"text": line, "second": line[::-1], "label": n % 2, **more}) + "\n" for n, line in enumerate(LINES)
+    )
+
+
+CONLL = "-DOCSTART- -X- O O\n\nThe DT B-NP O\ncat NN I-NP B-ANIMAL\n\nMr. NNP B-NP B-PER\nSmith NNP I-NP I-PER\n"
+CONLLU = "# sent_id = 1\n" + "".join(
+    f"{n}\t{word}\t{word}\tNOUN\tNN\t_\t0\troot\t_\t_\n" for n, word in enumerate(["The", "cat", "sat"], 1)
+) + "1-2\tdu\t_\t_\t_\t_\t_\t_\t_\t_\n\n"  # fmt: skip
+
+
+def _table(name: str, file: str, text: str, mutate: Mutation, task: TaskConfig) -> Target:
+    return Target(f"table.{name}", write(file, text), file, mutate, _encode(file, task))
+
+
+def _text(stream: Any, documents: Any) -> Callable[[Path, Path], None]:
+    def read(folder: Path, to: Path) -> None:
+        sources = expand([str(folder)])
+        list(texts(sources))
+        list(whole_texts(sources, documents))
+        for source in sources:
+            list(sentence_batches(source, True))
+        config = DataConfig(path=(str(folder),), stream=stream, documents=documents, dev_fraction=0.3, length=16)
+        prepare(config, tokenizer(), to).verify()
+
+    return read
+
+
+def _sentences(folder: Path, to: Path) -> None:
+    text = (folder / "text.txt").read_bytes().decode("utf-8", "replace")
+    for line in text.split("\n"):
+        assert "".join("".join(sentences(line)).split()) == "".join(line.split())
+
+
+def _set(folder: Path) -> None:
+    from tests.tfds_sets import build
+
+    rows = [{"sentence": line, "label": n % 2} for n, line in enumerate(LINES)]
+    build(folder, "glue/sst2", {"train": rows, "validation": rows[:2]})
+
+
+_SET = "glue/sst2/1.0.0"
+_TEXT = "\n\n".join("\n".join(LINES) for _ in range(3)) + "\n"
+_JSON = "".join(json.dumps({"text": "\n".join(LINES)}) + "\n" for _ in range(3))
+TARGETS = (
+    _table("tsv", "train.tsv", _rows("\t"), of_lines, CLASSIFY),
+    _table("csv", "train.csv", _rows(","), of_lines, CLASSIFY),
+    _table("csv-no-header", "train.csv", _rows(","), of_lines, TaskConfig(kind="classify", text="0", label="1")),
+    _table("jsonl", "train.jsonl", _objects(), of_json_lines, CLASSIFY),
+    _table("jsonl-regress", "train.jsonl", _objects(), of_json_lines, TaskConfig(kind="regress")),
+    _table("jsonl-choice", "train.jsonl", _objects(choices=["a b", "c"]), of_json_lines,
+           TaskConfig(kind="choice", text="text", choices=("choices",), label="label")),
+    _table("jsonl-tag", "train.jsonl",
+           '{"words": ["The", "cat"], "tags": ["O", "B-X"]}\n{"words": ["a"], "tags": ["O"]}\n', of_json_lines,
+           TaskConfig(kind="tag")),
+    _table("conll", "train.conll", CONLL, of_lines, TaskConfig(kind="tag")),
+    _table("conllu", "train.conllu", CONLLU, of_lines, TaskConfig(kind="tag", text="form", label="upos")),
+    Target("text.txt", write("text.txt", _TEXT), "text.txt", of_lines, _text("pairs", "blank_lines")),
+    Target("text.txt-windows", write("text.txt", _TEXT), "text.txt", of_lines, _text("windows", "files")),
+    Target("text.jsonl", write("text.jsonl", _JSON), "text.jsonl", of_json_lines, _text("pairs", "blank_lines")),
+    Target("text.bytes", write("text.txt", _TEXT), "text.txt", of_bytes, _text("windows", "blank_lines")),
+    Target("text.sentences", write("text.txt", _TEXT), "text.txt", of_lines, _sentences),
+    *(Target(f"tfds.{name}", _set, f"{_SET}/{file}", mutate, _encode("", CLASSIFY), slow=True)
+      for name, file, mutate in (("features", "features.json", of_json), ("info", "dataset_info.json", of_json),
+                                 ("label-names", "label.labels.txt", of_lines))),
+)  # fmt: skip

@@ -1,0 +1,235 @@
+"""What is fuzzed: a target, and the laws that every case of it must keep."""
+
+import contextlib
+import io
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.fuzz.mutate import Mutation
+from train.exits import exit_of
+
+ROOT = Path(__file__).parents[2]
+FOUND = ROOT / "tests" / "fuzz" / "found"
+SECONDS = 10.0
+"""A case that takes longer hangs."""
+GROWTH = 1 << 30
+"""Bytes by which the peak of memory may grow in one case."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parser or a command. A case is the bytes of one of its files, the others are as `make` leaves them."""
+
+    name: str
+    make: Callable[[Path], None]
+    """Writes a folder of valid files. Raises Absent where they are not on this machine."""
+    file: str
+    """The file that is mutated."""
+    mutate: Mutation
+    read: Callable[[Path, Path], None]
+    """read(folder, to): the work. Raises for what is wrong with the files; may make `to`, which is not there."""
+    slow: bool = False
+    """Whether a case takes more than about 50 ms, so that the quick suite tries few."""
+    places: Callable[[bytes], list[str]] = lambda case: []
+    """Paths, from the folder `work`, that a case names as the place of its results: new files may lie there."""
+    keeps: bool = False
+    """Whether a refusal may leave something in `to`, as a run that was started."""
+
+
+class Absent(Exception):
+    """Files of the folder of real data that are not on this machine."""
+
+
+class Hang(BaseException):
+    """The time is over. No Exception, so that no parser takes it for damage."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A law that a case breaks. `where` tells one fault from another."""
+
+    law: str
+    where: str
+    said: str
+
+
+class Refused(Exception):
+    """What a command said on stderr, and its exit code."""
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(said)
+        self.code, self.said = code, said
+
+
+def command(words: list[str]) -> None:
+    """One command in this process. Raises Refused where it does not succeed."""
+    import contexture
+
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+        code = contexture.main([*words, "--debug"])
+    if code:
+        raise Refused(code, err.getvalue())
+
+
+def _listing(base: Path) -> dict[str, tuple[int, int, int]]:
+    """Each file, folder and link under `base`, but what is under `to`."""
+    found = {}
+    for folder, folders, files in os.walk(base):
+        if folder == str(base):
+            folders[:] = [name for name in folders if name not in ("to", "caches")]
+            files = [name for name in files if name != "to"]
+        for name in [*folders, *files]:
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            is_folder = name in folders
+            found[os.path.relpath(path, base)] = (
+                status.st_mode, 0 if is_folder else status.st_size, 0 if is_folder else status.st_mtime_ns,
+            )  # fmt: skip
+    return found
+
+
+def _under(name: str, place: str) -> bool:
+    """Whether a path is a place, lies in it, or is a folder that it needs."""
+    return name == place or name.startswith(place + "/") or place.startswith(name + "/")
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of ours that an error came through."""
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(str(ROOT))
+            and "/tests/" not in frame.filename and "/.venv/" not in frame.filename]  # fmt: skip
+    frame = ours[-1] if ours else traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {os.path.basename(frame.filename)}:{frame.name}:{frame.lineno}"
+
+
+def _ours(said: str) -> str:
+    """The same of a traceback in text."""
+    lines = [line.strip() for line in said.splitlines()]
+    ours = [line for line in lines if line.startswith(f'File "{ROOT}/') and "/.venv/" not in line]
+    last = ours[-1].split("/")[-1] if ours else ""
+    return f"{(lines or [''])[-1][:60]} at {last}"
+
+
+def _judge(error: BaseException) -> Broken | None:
+    """The law that a refusal breaks, or None."""
+    if isinstance(error, Refused):
+        last = error.said.strip().splitlines()[-1] if error.said.strip() else ""
+        said = last
+        if error.code not in (0, 1, 2):
+            return Broken("exit code", f"{error.code}", error.said[-600:])
+        if not last:
+            return Broken("no line", f"exit {error.code}", error.said)
+        if "unexpected error" in said:
+            return Broken("unexpected error", _ours(error.said), error.said[-1500:])
+        return None
+    code, line = exit_of(error)
+    if code not in (1, 2) or "unexpected error" in line:
+        text = "".join(traceback.format_exception(error))
+        return Broken("traceback", _place(error), text[-1500:])
+    if isinstance(error, MemoryError):
+        return Broken("memory", _place(error), line)
+    if "\n" in str(error).strip():
+        return Broken("one line", _place(error), str(error)[:600])
+    return None
+
+
+class Sandbox:
+    """A folder for a target's cases: `theirs`, the valid files with one that is mutated; `to`, where results may go."""
+
+    def __init__(self, target: Target, base: Path) -> None:
+        self.target, self.base = target, base
+        self.pristine, self.theirs, self.to = base / "pristine", base / "theirs", base / "to"
+        for name in ("home", "tmp", "work", "caches"):
+            (base / name).mkdir(parents=True)
+        with self._around():
+            target.make(self.pristine)
+        self.seed = (self.pristine / target.file).read_bytes()
+        self._renew()
+
+    def _renew(self) -> None:
+        for folder in (self.theirs, self.to):
+            shutil.rmtree(folder, ignore_errors=True)
+        if self.to.is_file() or self.to.is_symlink():
+            self.to.unlink()
+        shutil.copytree(self.pristine, self.theirs, symlinks=True)
+
+    @contextlib.contextmanager
+    def _around(self) -> Iterator[None]:
+        names = {"HOME": "home", "TMPDIR": "tmp", "TFDS_DATA_DIR": "pristine", "XDG_CACHE_HOME": "caches"}
+        before, here = dict(os.environ), os.getcwd()
+        os.environ.update({name: str(self.base / folder) for name, folder in names.items()})
+        os.environ["TFDS_DATA_DIR"] = str(self.theirs)
+        os.chdir(self.base / "work")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            os.chdir(here)
+            os.environ.clear()
+            os.environ.update(before)
+
+    def run(self, case: bytes, seconds: float = SECONDS) -> Broken | None:
+        """The law that a case breaks, or None."""
+        (self.theirs / self.target.file).write_bytes(case)
+        listed, peak, start = _listing(self.base), _peak(), time.monotonic()
+        broken, refused = None, False
+        with self._around(), _alarm(seconds):
+            try:
+                with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                    self.target.read(self.theirs, self.to)
+            except Hang as error:
+                broken = Broken("hang", _place(error), "".join(traceback.format_tb(error.__traceback__)[-4:]))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                refused = True
+                broken = _judge(error)
+        if broken is None and time.monotonic() - start > seconds + 1:  # a finaliser has swallowed the alarm
+            broken = Broken("hang", "unknown", f"{time.monotonic() - start:.0f} s")
+        if broken is None and _peak() - peak > GROWTH:
+            broken = Broken("memory", "growth", f"{(_peak() - peak) >> 20} MiB more than before")
+        now = _listing(self.base)
+        changed = sorted(name for name in now.keys() | listed.keys() if now.get(name) != listed.get(name))
+        named = [os.path.normpath(os.path.join("work", place)) for place in self.target.places(case)]
+        changed = [name for name in changed if name in listed or not any(_under(name, place) for place in named)]
+        if broken is None and changed:
+            broken = Broken("files outside", changed[0].split("/")[0], f"changed: {', '.join(changed[:5])}")
+        if broken is None and refused and not self.target.keeps and os.path.lexists(self.to):
+            broken = Broken("left behind", "to", f"refused, and {self.to.name} is there")
+        if now != listed or os.path.lexists(self.to):
+            self._renew()
+        return broken
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raises Hang where the work takes longer. A timer that was set before goes on afterwards."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Hang
+
+    handler: Any = signal.signal(signal.SIGALRM, ring)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, left)

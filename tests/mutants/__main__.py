@@ -1,0 +1,219 @@
+"""`python -m tests.mutants`: puts each fault of the tables into a copy of the code, and sees that the tests fail.
+
+The working tree is only read. Each job has a copy of it in a temporary folder, with the same interpreter and the same
+cache of compiled programs; a fault is written there, its tests are run, and the file is put back. What is known is kept
+in .cache/mutants.json by a digest of the row, of the mutated file and of the tests, so that a run that was stopped goes
+on, and a second run looks only at what has changed.
+"""
+
+import argparse
+import fnmatch
+import hashlib
+import itertools
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.mutants.origin import PACKAGES
+from tests.mutants.row import ROOT, Mutant, Stale
+from tests.mutants.tables import MUTANTS
+
+KILLED, SURVIVED, STALE, BROKEN, TIMEOUT = "killed", "SURVIVED", "STALE", "BROKEN TESTS", "killed (timeout)"
+GOOD = (KILLED, TIMEOUT)
+KEPT = ROOT / ".cache" / "mutants.json"
+LEAST_TIMEOUT = 120.0
+_STAMPS = itertools.count(1_000_000_000)
+
+
+def copy_tree(root: Path, to: Path) -> None:
+    """The files that git tracks or would track, and beside the copy a link to the folder of real data."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        capture_output=True,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        if name and (root / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, to / name)
+    shared, link = root.parent / "shared", to.parent / "shared"
+    if shared.is_dir() and not link.exists():
+        link.symlink_to(shared.resolve())
+
+
+def write(file: Path, text: str) -> None:
+    """With a time of its own: compiled bytecode of another text of the same length and second would be taken for it."""
+    file.write_text(text, "utf-8")
+    stamp = next(_STAMPS)
+    os.utime(file, (stamp, stamp))
+
+
+def run_tests(tree: Path, ids: tuple[str, ...], timeout: float) -> tuple[int | None, str]:
+    """pytest's exit code in a tree, None where it took too long; and the end of what it said."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=line", "--durations=0"]
+    command += ["--durations-min=60", "-p", "no:cacheprovider", "-p", "tests.mutants.origin", *ids]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "PYTEST", "COV"))}
+    env.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+    process = subprocess.Popen(
+        command, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        out, _ = process.communicate(timeout=timeout)
+        return process.returncode, "\n".join(out.splitlines()[-12:])
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return None, ""
+
+
+def verdict(code: int | None, said: str) -> tuple[str, str]:
+    """What an exit code of the mutated tests means; words where it means nothing."""
+    if code is None:
+        return TIMEOUT, ""
+    if code == 0:
+        return SURVIVED, ""
+    if code in (1, 2) or code < 0 or code > 128:  # a failure, an import that fails, a process that died
+        return KILLED, ""
+    return BROKEN, said
+
+
+class Runner:
+    """Works through rows on copies of the tree."""
+
+    def __init__(self, rows: list[Mutant], jobs: int, fresh: bool) -> None:
+        self.rows, self.jobs, self.total = rows, jobs, len(rows)
+        self.kept: dict[str, list[str | float]] = {}
+        if KEPT.is_file():
+            self.kept = json.loads(KEPT.read_text("utf-8"))
+        self.fresh, self.root = fresh, ROOT
+        self.results: dict[str, tuple[str, float]] = {}
+        self.lock, self.trees = threading.Lock(), queue.Queue[Path]()
+        self.baselines = {row.tests: threading.Lock() for row in rows}
+
+    def key(self, row: Mutant, mutated: bool = True) -> str:
+        """A digest of the row, the file that it mutates and the files of its tests; or of the tests and all the code,
+        for how they fare without a fault. Of the copy, so that a change while the rows are run is for the next run."""
+        tests = {test.partition("::")[0] for test in row.tests} | {"conftest.py", "parity_rule.py"}
+        files = [self.root / "tests" / name for name in sorted(tests)]
+        if mutated:
+            files.append(self.root / row.file)
+        else:
+            files.append(self.root / "contexture.py")
+            for package in PACKAGES:
+                files += sorted((self.root / package).glob("**/*.py")) if package != "tests" else []
+        digest = hashlib.sha256(repr(row if mutated else row.tests).encode())
+        for file in files:
+            digest.update(file.read_bytes() if file.is_file() else b"missing")
+        return digest.hexdigest()
+
+    def keep(self, key: str, *result: str | float) -> None:
+        with self.lock:
+            self.kept[key] = list(result)
+            KEPT.parent.mkdir(exist_ok=True)
+            part = KEPT.with_name(f"{KEPT.name}.{os.getpid()}.part")
+            part.write_text(json.dumps(self.kept, indent=0), "utf-8")
+            os.replace(part, KEPT)
+
+    def baseline(self, row: Mutant, tree: Path) -> tuple[float, str]:
+        """(the seconds that the row's tests take without a fault, what is wrong where they do not pass)."""
+        with self.baselines[row.tests]:
+            key = self.key(row, mutated=False)
+            if key in self.kept:
+                return float(self.kept[key][0]), str(self.kept[key][1])
+            started = time.monotonic()
+            code, said = run_tests(tree, row.ids(), 900.0)
+            wrong = "" if code == 0 else said or "no end in 900 s"
+            seconds = round(time.monotonic() - started, 1)
+            if not wrong:
+                self.keep(key, seconds, "")
+            return seconds, wrong
+
+    def look(self, row: Mutant, tree: Path) -> tuple[str, str]:
+        try:
+            whole = (tree / row.file).read_text("utf-8")
+            mutated = row.apply(whole)
+        except (Stale, OSError) as error:
+            return STALE, str(error)
+        seconds, wrong = self.baseline(row, tree)
+        if wrong:
+            return BROKEN, f"they fail without the fault:\n{wrong}"
+        write(tree / row.file, mutated)
+        try:
+            code, said = run_tests(tree, row.ids(), max(LEAST_TIMEOUT, 5 * seconds))
+        finally:
+            write(tree / row.file, whole)
+        return verdict(code, said)
+
+    def work(self, row: Mutant) -> None:
+        tree, started = self.trees.get(), time.monotonic()
+        key = self.key(row)
+        try:
+            if key in self.kept and self.kept[key][0] in GOOD:
+                found, why, note = str(self.kept[key][0]), "", "known"
+            else:
+                found, why = self.look(row, tree)
+                note = f"{time.monotonic() - started:.0f} s"
+                if found in GOOD:
+                    self.keep(key, found, row.name)
+        except Exception as error:
+            found, why, note = BROKEN, f"{type(error).__name__}: {error}", "failed"
+        finally:
+            self.trees.put(tree)
+        with self.lock:
+            self.results[row.name] = found, time.monotonic() - started
+            print(f"[{len(self.results):3}/{self.total}] {found:12} {note:>6}  {row.name}", flush=True)
+            if found not in GOOD:
+                print(f"    {row.file}: {row.old!r} → {row.new!r}\n    {' '.join(row.ids())}\n    {why}", flush=True)
+
+    def run(self) -> bool:
+        """Whether every fault was seen."""
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
+            self.root = Path(folder) / "whole" / ROOT.name  # never mutated
+            copy_tree(ROOT, self.root)
+            for row in self.rows if self.fresh else ():
+                self.kept.pop(self.key(row), None)
+                self.kept.pop(self.key(row, mutated=False), None)
+            for number in range(self.jobs):
+                tree = Path(folder) / str(number) / ROOT.name
+                shutil.copytree(self.root, tree)
+                (tree.parent / "shared").symlink_to(self.root.parent / "shared")
+                self.trees.put(tree)
+            with ThreadPoolExecutor(self.jobs) as pool:
+                list(pool.map(self.work, self.rows))
+        counts = {word: sum(found == word for found, _ in self.results.values()) for word in
+                  (KILLED, TIMEOUT, SURVIVED, STALE, BROKEN)}  # fmt: skip
+        slowest = sorted(self.results.items(), key=lambda item: -item[1][1])[:5]
+        print(f"{', '.join(f'{n} {word}' for word, n in counts.items() if n)} in {time.monotonic() - started:.0f} s; "
+              f"slowest: {', '.join(f'{name} {seconds:.0f} s' for name, (_, seconds) in slowest)}")  # fmt: skip
+        return all(found in GOOD for found, _ in self.results.values())
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="these rows; `lstm.*` takes several")
+    parser.add_argument("--jobs", type=int, default=2, help="copies that are worked on at once")
+    parser.add_argument("--fresh", action="store_true", help="forget what is known of these rows")
+    parser.add_argument("--list", action="store_true", help="the names alone")
+    asked = parser.parse_args(words)
+    rows = [row for row in MUTANTS if not asked.only or any(fnmatch.fnmatch(row.name, name) for name in asked.only)]
+    if not rows:
+        parser.error(f"no row is called {' '.join(asked.only)}; --list shows them")
+    if asked.list:
+        print("\n".join(row.name for row in rows))
+        return 0
+    return 0 if Runner(rows, max(asked.jobs, 1), asked.fresh).run() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Faults in what is asked of a trained model: scores, vectors, texts."""
+
+from tests.mutants.row import mutants_of
+
+_UNITS = "test_analysis_units.py"
+_ONCE = f"{_UNITS}::test_every_token_is_scored_once_with_as_much_context_as_a_window_holds"
+_PIECES = "test_embed.py::test_pieces_have_the_vectors_of_their_model"
+_ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
+
+ANALYSIS = (
+    *mutants_of(
+        "analysis/score.py",
+        ("score.stride-not-read", "start += stride", "start += length", _ONCE),
+        ("score.context-scored-again", "yield ids, start + len(ids) - 1 - scored", "yield ids, len(ids) - 1",
+         _ONCE),
+        ("score.first-tokens-of-a-window", "weights_BL[row, size - new : size] = 1.0", "weights_BL[row, :new] = 1.0",
+         _UNITS),
+        ("score.bits-are-nats", "nats / math.log(2) / max", "nats / max", _UNITS),
+        ("score.perplexity-per-byte", '"perplexity": _exp(loss)', '"perplexity": _exp(nats / totals["bytes"])',
+         _ONE_BY_ONE),
+        ("score.words-are-tokens", 'max(totals["words"], 1)', 'max(totals["tokens"], 1)', _UNITS),
+    ),
+    *mutants_of(
+        "analysis/embed.py",
+        ("embed.marks-in-the-mean", "vectors[:, 1:-1] if bert and pool != \"mean\" else vectors", "vectors", _PIECES),
+        ("embed.mean-is-last", 'vectors[:, -1] if pool == "last" else vectors.mean(1)', "vectors[:, -1]", _PIECES),
+        ("embed.mean-without-marks", "if bert and pool != \"mean\" else", "if bert else", _PIECES),
+        ("embed.cls-elsewhere", "vectors = vectors[:, 0]\n", "vectors = vectors[:, 1]\n", _UNITS),
+        ("embed.last-is-first", "list(range(top + 1)) if layers == \"all\" else [top]",
+         "list(range(top + 1)) if layers == \"all\" else [0]", _UNITS),
+    ),
+    *mutants_of(
+        "analysis/generate.py",
+        ("generate.end-is-text", 'ids[: ids.index(tokenizer.end)], "end"', 'ids[: ids.index(tokenizer.end) + 1], "end"',
+         "test_generate_units.py"),
+        ("generate.stop-is-text", 'line.text[: min(found)], "stop"', 'line.text[: max(found)], "stop"',
+         "test_generate_units.py"),
+        ("generate.half-characters-told", 'ready = len(text.rstrip("\\ufffd"))', "ready = len(text)",
+         "test_generate_units.py"),
+        ("generate.part-of-a-stop-told", "ready -= size\n", "ready -= 0\n", "test_generate_units.py"),
+    ),
+)  # fmt: skip

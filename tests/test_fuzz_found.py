@@ -1,0 +1,129 @@
+"""Inputs that once broke a law of `tests.fuzz` break none now; and each target keeps its laws for a few cases."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import mutate
+from tests.fuzz.__main__ import case_of
+from tests.fuzz.target import FOUND, Absent, Refused, Sandbox, Target, command
+from tests.fuzz.targets import TARGETS
+from tests.fuzz.worker import smaller
+
+pytestmark = pytest.mark.usefixtures("one_device")
+FILES = sorted(FOUND.glob("*/*"))
+SMOKE = 8
+"""Cases of a fast target in the quick suite; a slow one has one."""
+
+
+@contextmanager
+def sandbox(target: Target, base: Path) -> Iterator[Sandbox]:
+    try:
+        yield Sandbox(target, base)
+    except Absent as error:
+        pytest.skip(f"needs the folder of real data: {error}")
+
+
+def by_name(name: str) -> Target:
+    (target,) = [target for target in TARGETS if target.name == name]
+    return target
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.name}")
+def test_what_broke_a_law_breaks_none_now(file, tmp_path):
+    with sandbox(by_name(file.parent.name), tmp_path / "sandbox") as place:
+        broken = place.run(file.read_bytes())
+    assert broken is None, broken
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_few_cases_of_each_target_keep_every_law(target, tmp_path):
+    with sandbox(target, tmp_path / "sandbox") as place:
+        for number in range(1, 2 if target.slow else SMOKE + 1):
+            broken = place.run(case_of(place.seed, target, 7, number), seconds=60)
+            assert broken is None, (number, broken)
+
+
+def test_targets_have_names_of_their_own_and_kept_inputs_have_targets():
+    names = [target.name for target in TARGETS]
+    assert len(names) == len(set(names)) and {file.parent.name for file in FILES} <= set(names)
+
+
+# ------------------------------------------------------------------------------------------------- the laws themselves
+
+
+def _makes(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "a").write_bytes(b"valid")
+
+
+def _breaks(case: str, folder: Path, to: Path) -> None:
+    match case:
+        case "raises":
+            raise KeyError("x")
+        case "hangs":
+            while True:
+                pass
+        case "grows":
+            bytearray(1200 << 20)
+        case "changes":
+            (folder / "a").write_bytes(b"other")
+        case "leaves":
+            to.mkdir()
+            raise ValueError("x")
+        case "unexpected":
+            raise Refused(1, "ValueError: unexpected error: x; rerun with --debug for a traceback")
+        case "two lines":
+            from data.errors import DataError
+
+            raise DataError("one\ntwo")
+        case "code":
+            raise Refused(3, "DataError: x")
+
+
+@pytest.mark.parametrize(
+    ("case", "law"),
+    [("raises", "traceback"), ("hangs", "hang"), ("changes", "files outside"), ("leaves", "traceback"),
+     ("unexpected", "unexpected error"), ("two lines", "one line"), ("code", "exit code"), ("grows", "memory")],
+)  # fmt: skip
+def test_each_law_is_seen_broken(case, law, tmp_path):
+    def read(folder: Path, to: Path) -> None:
+        _breaks(case, folder, to)
+
+    target = Target("law", _makes, "a", mutate.of_bytes, read)
+    broken = Sandbox(target, tmp_path / "sandbox").run(b"case", seconds=0.5 if case == "hangs" else 60)
+    assert broken is not None and broken.law == law, broken
+
+
+def test_a_refusal_in_one_line_breaks_no_law(tmp_path):
+    from data.errors import DataError
+
+    def read(folder: Path, to: Path) -> None:
+        raise DataError("a: wrong; mend it")
+
+    assert Sandbox(Target("law", _makes, "a", mutate.of_bytes, read), tmp_path / "sandbox").run(b"case") is None
+    with pytest.raises(Refused) as refused:
+        command(["nothing"])
+    assert refused.value.code == 2 and "there is no command 'nothing'" in refused.value.said
+
+
+def test_a_case_is_made_as_small_as_it_fails():
+    assert smaller(b"a" * 300 + b"xy" + b"b" * 300, lambda case: b"x" in case and b"y" in case, 5.0) == b"xy"
+    assert smaller(b"", lambda case: True, 5.0) == b""
+
+
+def test_a_case_is_known_by_its_target_seed_and_number():
+    target = by_name("table.tsv")
+    cases = [case_of(b"a\tb\nc\td\n", target, 1, number) for number in range(20)]
+    assert cases == [case_of(b"a\tb\nc\td\n", target, 1, number) for number in range(20)]
+    assert cases[0] == b"a\tb\nc\td\n" and len(set(cases)) > 10
+
+
+def test_a_message_that_is_not_mutated_is_written_as_it_was_read():
+    inner = mutate._message([(1, 2, "Ġ".encode()), (2, 5, b"abcd"), (3, 0, 2**64 - 1)])
+    message = mutate._message([(1, 2, inner), (2, 0, 300), (7, 1, b"12345678")])
+    assert mutate._message(mutate._fields(message)) == message
+    assert mutate.of_protobuf(message, random.Random(1)) != message

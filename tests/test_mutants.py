@@ -1,0 +1,153 @@
+"""The tables of mutations fit the code, and the runner tells a fault that was seen from one that was not."""
+
+import ast
+import fnmatch
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import __main__ as runner
+from tests.mutants.origin import foreign
+from tests.mutants.row import ROOT, Mutant, Stale
+from tests.mutants.tables import MUTANTS
+
+AREAS = """masking nsp pairs draws negatives layout windows lanes characters words held-out ramp shards wordpiece bpe
+tables conll labels align class-weights task-batches norm gelu linear ffn attention bert embeddings gpt1 gpt mlm choice
+symmetric softmax sampled elmo dropout lstm char-cnn mix features crf mesh shapes interchange sampling decode schedule
+adam decay clip adagrad rates step loss objective perplexity rank best unigram scores digest checkpoint metrics identity
+may-change epochs resume transfer defaults signals exit recipes score embed generate
+storage settle agree together slots logits""".split()
+
+
+def _functions(file: Path) -> dict[str, bool]:
+    """The tests of a file, and whether each of them is left out of the quick suite."""
+    tree = ast.parse(file.read_text("utf-8"))
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            marks = [ast.unparse(mark) for mark in node.decorator_list]
+            found[node.name] = any(mark in ("pytest.mark.long", "pytest.mark.parity") for mark in marks)
+    return found
+
+
+def test_every_row_fits_the_code_as_it_is():
+    """`old` stands once in its file, the file can still be read by Python, and the tests are there and quick."""
+    functions, wrong = {file.name: _functions(file) for file in (ROOT / "tests").glob("test_*.py")}, []
+    for row in MUTANTS:
+        try:
+            ast.parse(row.apply((ROOT / row.file).read_text("utf-8")))
+        except (Stale, SyntaxError) as error:
+            wrong.append(str(error))
+        for test in row.tests:
+            file, _, name = test.partition("::")
+            if file not in functions or (name and functions[file].get(name.partition("[")[0]) is not False):
+                wrong.append(f"{row.name}: {test} is no test of the quick suite")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_rows_are_many_named_once_and_of_every_area():
+    names = [row.name for row in MUTANTS]
+    assert len(names) >= 120 and len(set(names)) == len(names)
+    assert {name.partition(".")[0] for name in names} == set(AREAS)
+    assert len({(row.file, row.old, row.new) for row in MUTANTS}) == len(MUTANTS)
+    assert all(row.tests and fnmatch.fnmatch(row.name, "*.*") for row in MUTANTS)
+
+
+def test_a_row_that_fits_no_more_or_twice_is_stale():
+    row = Mutant("a.b", "x.py", "one", "two", ("test_x.py",))
+    assert row.apply("one\n") == "two\n"
+    for text, times in (("", 0), ("one one", 2)):
+        with pytest.raises(Stale, match=f"a.b: 'one' stands {times} times in x.py, once is wanted; give the line"):
+            row.apply(text)
+
+
+TREE = {
+    "models/area.py": "def area(a, b):\n    return a * b\n\n\ndef unseen(a):\n    return a + 1\n",
+    "tests/test_area.py": "import models.area as m\n\n\ndef test_area():\n    assert m.area(2, 3) == 6\n",
+    "tests/test_red.py": "def test_red():\n    assert False\n",
+    "tests/conftest.py": "",
+    "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\naddopts = "--import-mode=importlib"\n',
+    ".gitignore": "/.cache/\n__pycache__/\n",
+}
+ROWS = (
+    Mutant("area.sum", "models/area.py", "a * b", "a + b", ("test_area.py::test_area",)),
+    Mutant("area.broken", "models/area.py", "return a * b", "return a *", ("test_area.py",)),
+    Mutant("area.endless", "models/area.py", "    return a * b", "    while True: pass", ("test_area.py::test_area",)),
+    Mutant("area.unseen", "models/area.py", "a + 1", "a - 1", ("test_area.py::test_area",)),
+    Mutant("area.stale", "models/area.py", "a / b", "a", ("test_area.py",)),
+    Mutant("area.red", "models/area.py", "a + 1", "a + 2", ("test_red.py",)),
+    Mutant("area.no-test", "models/area.py", "a + 1", "a + 3", ("test_area.py::test_none",)),
+)
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch) -> Path:
+    """A checkout of a few lines, for which the runner is told to work."""
+    root = tmp_path / "checkout"
+    for name, text in TREE.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    shutil.copytree(
+        ROOT / "tests" / "mutants", root / "tests" / "mutants", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    monkeypatch.setattr(runner, "ROOT", root)
+    monkeypatch.setattr(runner, "KEPT", root / ".cache" / "mutants.json")
+    monkeypatch.setattr(runner, "LEAST_TIMEOUT", 4.0)
+    monkeypatch.setattr(runner, "MUTANTS", ROWS)
+    return root
+
+
+VERDICTS = {
+    "area.sum": "killed", "area.unseen": "SURVIVED", "area.stale": "STALE", "area.broken": "killed",
+    "area.endless": "killed (timeout)", "area.red": "BROKEN TESTS", "area.no-test": "BROKEN TESTS",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("many", [3, pytest.param(7, marks=pytest.mark.long)])
+def test_a_fault_is_seen_or_survives_and_the_tree_is_only_read(small, capsys, many):
+    wanted = dict(list(VERDICTS.items())[:many])
+    before = {file: file.read_bytes() for file in small.rglob("*") if file.is_file() and ".git" not in file.parts}
+    assert runner.main(["--jobs", "2", "--only", *wanted]) == 1
+    said = capsys.readouterr().out
+    told = [line.partition("] ")[2] for line in said.splitlines() if f"/{many}] " in line]
+    assert {line.split()[-1]: line.partition("  ")[0].strip() for line in told} == wanted
+    assert "'a / b' stands 0 times" in said and "1 SURVIVED" in said
+    assert ("they fail without the fault" in said) == ("area.red" in wanted)
+    after = {file: file.read_bytes() for file in small.rglob("*") if file.is_file() and ".git" not in file.parts}
+    assert {file: after[file] for file in before} == before
+    assert {file.relative_to(small) for file in after.keys() - before.keys()} == {Path(".cache/mutants.json")}
+
+
+def test_what_is_known_is_not_run_again_until_something_changes(small, capsys, monkeypatch):
+    words = ["--only", "area.sum", "--jobs", "1"]
+    assert runner.main(words) == 0 and " known" not in capsys.readouterr().out
+    ran: list[tuple[str, ...]] = []
+    run_tests = runner.run_tests
+
+    def counted(tree, ids, timeout):
+        ran.append(ids)
+        return run_tests(tree, ids, timeout)
+
+    monkeypatch.setattr(runner, "run_tests", counted)
+    assert runner.main(words) == 0 and " known" in capsys.readouterr().out and not ran
+    assert runner.main([*words, "--fresh"]) == 0 and len(ran) == 2  # without the fault, and with it
+    (small / "models" / "area.py").write_text(TREE["models/area.py"] + "\n# another text\n")
+    assert runner.main(words) == 0 and len(ran) == 4
+    (small / "tests" / "test_area.py").write_text("def test_area():\n    pass\n")
+    assert runner.main(words) == 1 and "SURVIVED" in capsys.readouterr().out
+
+
+def test_modules_of_another_checkout_are_refused(tmp_path):
+    assert foreign(ROOT) == []
+    found = foreign(tmp_path)
+    assert any(name.startswith("tests.mutants.row (") for name in found)
+
+
+@pytest.mark.parametrize(("code", "found"), [(0, "SURVIVED"), (1, "killed"), (2, "killed"), (-11, "killed"),
+                                             (3, "BROKEN TESTS"), (4, "BROKEN TESTS"), (5, "BROKEN TESTS"),
+                                             (None, "killed (timeout)")])  # fmt: skip
+def test_an_exit_code_of_pytest_has_one_meaning(code, found):
+    assert runner.verdict(code, "")[0] == found
