@@ -6,6 +6,7 @@ and parity compile them as users do.
 
 import fcntl
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,20 @@ QUICKLY_COMPILED = " --xla_backend_optimization_level=0 --xla_llvm_disable_expen
 def pytest_configure(config: pytest.Config) -> None:
     if "not long" in config.option.markexpr:
         os.environ["XLA_FLAGS"] += QUICKLY_COMPILED
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--half", type=int, choices=(0, 1), help="run one half of the tests that are chosen, by their names"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    half = config.getoption("half")
+    if half is not None:
+        kept = [item for item in items if zlib.crc32(item.nodeid.encode()) % 2 == half]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,7 @@ def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
         batch = held_out.read(step)
         numbers = held_out.numbers(step)
         for name, array in wanted.items():
-            np.testing.assert_array_equal(batch[name][: len(numbers)], array[numbers], err_msg=name)
+            assert np.array_equal(batch[name][: len(numbers)], array[numbers]), name
         assert batch["valid"].tolist() == [1.0] * len(numbers) + [0.0] * (4 - len(numbers))
         seen += len(numbers)
     assert seen == len(pairs) == split.examples
@@ -93,7 +93,7 @@ def test_a_tag_stands_at_its_word_s_first_piece(sentences, length):
         wanted = wanted[: length - 1] + [-1] * max(0, length - len(wanted))
         wanted += [-1] * (length - len(wanted))
         assert batch["tags"][row].tolist() == wanted
-    np.testing.assert_array_equal(batch["tag_weights"], (batch["tags"] >= 0).astype(np.float32))
+    assert np.array_equal(batch["tag_weights"], (batch["tags"] >= 0).astype(np.float32))
 
 
 def test_every_pass_has_every_example_once_in_an_order_of_its_own(tmp_path):
@@ -107,10 +107,10 @@ def test_every_pass_has_every_example_once_in_an_order_of_its_own(tmp_path):
     again = batches(found)
     for step in (7, 3, 7):
         part = again.read(step, np.array([2, 0]))
-        np.testing.assert_array_equal(part["tokens"], reader.read(step)["tokens"][[2, 0]])
+        assert np.array_equal(part["tokens"], reader.read(step)["tokens"][[2, 0]])
     with iterate(batches(found), 2, 6) as steps:
         for step, batch in steps:
-            np.testing.assert_array_equal(batch["tokens"], reader.read(step)["tokens"])
+            assert np.array_equal(batch["tokens"], reader.read(step)["tokens"])
 
 
 def test_three_rows_make_batches_of_four(tmp_path):
@@ -157,10 +157,8 @@ def test_class_weights():
     ("lines", "more", "says"),
     [
         (rows(("w1", "a"), ("w2", "a")), {}, "train.tsv: every example has the label 'a'"),
-        (rows(("w1", "a"), ("\u200b", "b")), {}, "train.tsv:3: the text .* has no letter"),
         (rows(("w1", "1"), ("w2", "two")), {"kind": "regress"}, "train.tsv:3: 'two' is not a number"),
         (rows(("w1", "1"), ("w2", "nan")), {"kind": "regress"}, "train.tsv:3: 'nan' is not a number"),
-        (rows(("w1 \u200b", "a b"), ("w2", "b")), {"kind": "tag"}, "train.tsv:2: the word .* has no letter"),
         (rows(("w1", "a"), ("w2", "b")), {"dev_fraction": 0.01}, "holds out none of 2 examples"),
         (
             rows(("w1", "entailment"), ("w2", "neutral"), ("w3", "entailement")),

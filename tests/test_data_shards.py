@@ -20,6 +20,7 @@ from data.config import DataConfig
 from data.errors import DataError
 from data.prepare import prepare
 from data.shards import Shards
+from data.storage import left_partials
 from data.wordpiece import WordPiece
 from models.config import GptConfig
 from tests.slow_pairs import Document, as_text, random_documents, vocabulary
@@ -268,9 +269,13 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path: Path):
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    assert not (tmp_path / "s").exists() and (tmp_path / ".s.partial").exists()
+    assert not (tmp_path / "s").exists() and len(left_partials(tmp_path / "s")) == 1
+    theirs = tmp_path / ".s.partial"  # a folder of the user's own, which no preparation may touch
+    theirs.mkdir()
     shards = prepare(DataConfig(path=(str(tmp_path / "a.txt"),), split_sentences=False), TOKENIZER, tmp_path / "s")
-    assert shards.sentences == sum(map(len, lines)) and sorted(os.listdir(tmp_path)) == ["a.txt", "s"]
+    assert shards.sentences == sum(map(len, lines)) and theirs.is_dir()
+    left = [path.name for path in left_partials(tmp_path / "s")]
+    assert len(left) == 1 and sorted(os.listdir(tmp_path)) == sorted([*left, ".s.partial", "a.txt", "s"])
 
 
 def test_shards_made_for_something_else_are_refused(tmp_path: Path):

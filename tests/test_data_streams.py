@@ -125,6 +125,29 @@ def test_every_line_comes_once_in_pass_0_and_as_often_later(shards, documents):
         assert lines != first
 
 
+def test_a_block_gives_as_many_lines_in_every_pass(shards):
+    """Where a pass has more of them, some are left out; where it has less, some come twice."""
+    stream, sizes = SentencePairs(shards, "train", length=16, short_fraction=0.5, seed=9), Counter()
+    for e in range(4):
+        order, ends = stream._order(e)
+        for w, end in enumerate(ends.tolist()):
+            blocks = order[3 * w : 3 * w + 3]
+            assert len(stream._window(e, w)) == stream.quotas[blocks].sum() == end - (int(ends[w - 1]) if w else 0)
+        sizes.update(np.sign(len(stream.plan(block, e)) - quota) for block, quota in enumerate(stream.quotas))
+    assert min(sizes[1], sizes[-1], sizes[0]) > 1  # all three were met
+
+
+def test_the_lines_of_a_single_block_have_another_order_in_each_pass(tmp_path):
+    """As text of less than a block has; short lines are left out, so that each pass has the same spans."""
+    text = [[[document + 5] * 6, [document + 5] * 6] for document in range(60)]
+    stream = SentencePairs(_prepared(tmp_path, text, block=10**6), "train", length=32, short_fraction=0.0, seed=1)
+    assert len(stream.quotas) == 1
+    N = stream.lines_per_pass
+    starts = [stream.pairs(np.arange(e * N, (e + 1) * N)).a_start for e in range(3)]
+    for one, other in ((0, 1), (1, 2)):
+        assert abs(np.corrcoef(starts[one], starts[other])[0, 1]) < 5 / np.sqrt(N)
+
+
 def test_order_changes_with_pass_and_seed_and_mixes_a_window(shards):
     stream = SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=1)
     N = stream.lines_per_pass
@@ -235,7 +258,7 @@ def test_shards_that_cannot_be_written_are_read(tmp_path: Path, monkeypatch: pyt
     def refuse(*_, **__):
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(streams.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(streams, "atomic_file", refuse)
     shards.folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         assert SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=1).lines_per_pass > 100

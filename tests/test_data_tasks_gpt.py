@@ -135,7 +135,7 @@ def test_a_tag_stands_where_its_whole_word_was_seen():
     )
     assert batch["tokens"].tolist() == [[9, 1, 2, 8, 3, 11, 0], [9, 4, 5, 6, 7, 8, 11]]
     assert batch["tags"].tolist() == [[-1, -1, 0, -1, 1, -1, -1], [-1, -1, -1, -1, 1, -1, -1]]
-    np.testing.assert_array_equal(batch["tag_weights"], batch["tags"] >= 0)
+    assert np.array_equal(batch["tag_weights"], batch["tags"] >= 0)
     assert batch["next_weights"].tolist() == shares(6, 7, width=7)
 
 
@@ -189,9 +189,9 @@ def test_a_pair_turned_round_gives_its_lines_turned_round(a, b, length):
         for one, other in ((a, b), (b, a))
     )
     for name in ("tokens", "mask", "next", "next_weights"):
-        np.testing.assert_array_equal(there[name][:, ::-1], back[name])
+        assert np.array_equal(there[name][:, ::-1], back[name])
     one_way = batch_of([Pair(a, b, "x", "f:1")], "classify", length=length)
-    np.testing.assert_array_equal(there["tokens"][:, 0], one_way["tokens"])
+    assert np.array_equal(there["tokens"][:, 0], one_way["tokens"])
 
 
 @settings(max_examples=30, deadline=None)
@@ -209,7 +209,7 @@ def test_a_choice_is_its_pairs_whatever_the_batch(items, lines, length):
     read = [(held_out.read(step), len(held_out.numbers(step))) for step in range(held_out.steps)]
     for name in ("tokens", "mask", "next", "next_weights"):
         rows = np.concatenate([batch[name][:count] for batch, count in read])
-        np.testing.assert_array_equal(rows.reshape(-1, length), wanted[name])
+        assert np.array_equal(rows.reshape(-1, length), wanted[name])
     for batch, count in read:
         assert batch["labels"].tolist() == [2] * lines
         for name in ("next_weights", "weights", "valid"):

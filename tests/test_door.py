@@ -33,13 +33,12 @@ def pretrain(*words: object) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--optim.peek-lr", "1"], "does not know '--optim.peek-lr' (did you mean optim.peak-lr?)"),
+        (["--optim.peek-lr", "1"], "does not know '--optim.peek-lr' (did you mean --optim.peak-lr?)"),
         (["--steps", "many"], "--steps: invalid literal for int() with base 10: 'many'"),
         (["--model.hidden", "30", "--model.heads", "4"], "model.hidden=30 is not a multiple of model.heads=4"),
         (["--data.length", "600"], "data.length=600 exceeds model.length=512; lower data.length or raise model.length"),
         (["--data.dev", "a", "--data.dev-fraction", "0.1"], "data.dev and data.dev-fraction both hold out text"),
         (["--model.remat", "full"], "model.remat=full needs the layer loop"),
-        (["--optim.warmup", "99999"], "optim.warmup=99999 leaves nothing of steps=40"),
         (["--optim.schedule", "bert", "--optim.final-lr", "0.1"], "optim.final-lr=0.1 contradicts optim.schedule=bert"),
         (["--data.batch", "15", "--optim.accumulate", "2"], "data.batch=15 is not a multiple of optim.accumulate=2"),
         (["--mesh.fsdp", "3"], "mesh data × fsdp × tensor = 1 × 3 × 1 = 3 does not fit 1 device"),
@@ -96,13 +95,13 @@ def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, te
     assert len((folder / "tokenizer" / "vocab.txt").read_text().splitlines()) > 100
 
 
-def test_a_folder_where_nothing_was_trained_is_begun_anew(capsys, tmp_path, text_folder):
+def test_a_folder_where_nothing_was_trained_starts_over(capsys, tmp_path, text_folder):
     """Also where the text was prepared, and other settings are wanted now."""
     words = pretrain("--dir", tmp_path / "run", "--data.path", text_folder, "--steps", "6")
     code, last = said(capsys, *words, "--optim.frozen", "everything")
     assert code == 2 and "optim.frozen=everything is in the path of no parameter" in last, last
     assert contexture.main([*words, "--seed", "5"]) == 0
-    assert "was begun with another --optim.frozen, and nothing trained yet: begun anew" in capsys.readouterr().err
+    assert "has other settings (--optim.frozen) and no checkpoint; starting over" in capsys.readouterr().err
 
 
 def test_a_folder_that_holds_other_things_is_left_alone(capsys, tmp_path, text_folder, monkeypatch):

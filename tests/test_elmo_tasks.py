@@ -13,6 +13,7 @@ from data.encode import encode
 from data.task_batches import HeldOutTask, TaskBatches
 from data.words import Words
 from models.config import GptConfig, HeadConfig
+from tests.parity_rule import worst
 from train.config import Run, read
 from train.objectives import objective_of
 
@@ -44,7 +45,7 @@ def test_words_come_back_as_they_stand_with_their_tags(tmp_path: Path):
     training = TaskBatches(store, WORDS, config, TaskConfig(kind="tag"), seed=0)
     whole, part = training.read(0), training.read(0, np.array([2, 0]))
     for name, x in whole.items():
-        np.testing.assert_array_equal(part[name], x if name == "types" else x[[2, 0]])
+        assert np.array_equal(part[name], x if name == "types" else x[[2, 0]])
 
 
 def test_words_to_tag_may_hold_white_space_and_long_ones_are_counted(tmp_path: Path):
@@ -90,7 +91,7 @@ def test_a_tagger_learns_and_tells_what_each_layer_counts(tagger: Path, tmp_path
     mixes = json.loads(capsys.readouterr().out)["mixes"]
     assert [mix["place"] for mix in mixes] == ["input", "output"]
     assert all(sum(mix["weights"]) == pytest.approx(1.0) for mix in mixes)
-    assert any(mix["gamma"] != 1.0 for mix in mixes) and (tmp_path / "mix.png").stat().st_size > 1000
+    assert worst(abs(mix["gamma"] - 1.0) for mix in mixes) > 0 and (tmp_path / "mix.png").stat().st_size > 1000
 
 
 @pytest.mark.long
@@ -156,7 +157,7 @@ def test_mistakes_are_one_line(elmo_run: Path, task_files: Path, tmp_path: Path,
         (["layers"], "layers wants runs"),
         (["layers", str(elmo_run), "--to", "x.gif"], "x.gif: a figure ends in .png or .svg"),
         (["fill", str(elmo_run), "--text", "a [MASK]"], "this run is an ELMo"),
-        (["evaluate", str(elmo_run), "--batch", "100000"], "evaluate.batch"),
+        (["evaluate", str(elmo_run), "--batch", "10000"], "evaluate.batch"),
     ):
         assert contexture.main(words) == 2, words
         error = capsys.readouterr().err.strip().splitlines()[-1]

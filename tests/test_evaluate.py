@@ -5,11 +5,11 @@ import math
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import contexture
 from tests.commands import devices
+from tests.parity_rule import assert_close
 from tests.test_mesh import free_port
 
 BATCHES = (1, 7, 64)
@@ -122,7 +122,7 @@ def same(result: dict, records: list[dict], whole: dict, said: list[dict], where
         if "scores" in b:
             both = (r["scores"] for r in (a, b))
             ours, theirs = (list(scores.values()) if isinstance(scores, dict) else scores for scores in both)
-            np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=where)
+            assert_close(ours, theirs, atol=1e-5, err_msg=where)
 
 
 def test_other_files_several_steps_and_splits(capsys, task_run, task_files, tmp_path):

@@ -20,6 +20,7 @@ from models import decode
 from models.config import BertConfig, GptConfig, Sampling
 from models.model import build
 from tests.commands import done
+from tests.parity_rule import assert_close
 from train.config import read
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -118,7 +119,7 @@ def test_samples_have_the_shares_of_the_softmax():
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     keys = jax.random.split(jax.random.key(0), 20_000)
     drawn = decode.choose(jnp.broadcast_to(logits, (20_000, 4)), keys, Sampling())
-    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 20_000, np.exp(logits), atol=0.01)
+    assert_close(np.bincount(drawn, minlength=4) / 20_000, np.exp(logits), atol=0.01)
 
 
 @settings(max_examples=300, deadline=None)
@@ -169,11 +170,11 @@ def test_a_score_is_the_sum_over_every_token_once(writer: Any, stride: int):
             scored = start + len(part) - 1
             start += step
     assert found["tokens"] == tokens and found["documents"] == 3
-    np.testing.assert_allclose(found["loss"], nats / tokens, rtol=1e-5)
-    np.testing.assert_allclose(found["perplexity"], math.exp(nats / tokens), rtol=1e-4)
+    assert_close(found["loss"], nats / tokens, rtol=1e-5)
+    assert_close(found["perplexity"], math.exp(nats / tokens), rtol=1e-4)
     words, size = sum(len(d.split()) for d in documents), sum(map(len, documents))
-    np.testing.assert_allclose(found["word_perplexity"], math.exp(nats / words), rtol=1e-3)
-    np.testing.assert_allclose(found["bits_per_byte"], nats / math.log(2) / size, rtol=1e-5)
+    assert_close(found["word_perplexity"], math.exp(nats / words), rtol=1e-3)
+    assert_close(found["bits_per_byte"], nats / math.log(2) / size, rtol=1e-5)
 
 
 def test_mistakes_of_writing_and_scoring_are_one_clear_line(writer: Any):
@@ -225,6 +226,7 @@ def test_the_commands_write_and_score(gpt_run, door, tmp_path):
         (["--prompt", "a", "--tokens", "-2"], "tokens=-2 is not a number of tokens"),
         (["--prompt", "a", "--stop", ""], "stop holds an empty text"),
         (["--prompt", "a", "--batch", "0"], "batch=0 is not a positive number of prompts"),
+        (["--prompt", "a", "--batch", "9" * 20], f"batch={'9' * 20} is more than 16384 prompts at a time; give fewer"),
         (["--prompt", "a", "--seed", "-1"], "seed=-1 is not in [0, 2^31)"),
         ([], "give --prompt TEXT, or --input FILE"),
         (["--input", "/nowhere"], "/nowhere: no such file; give one with a prompt in each line"),
@@ -266,7 +268,7 @@ def test_characters_count_what_is_scored_alone(tmp_path):
     (tmp_path / "b.txt").write_text("ab\n\na\n\nbab\n\n", "utf-8")
     found = contexture.score(tmp_path / "r", str(tmp_path / "b.txt"), documents="blank_lines")
     assert found["documents"] == 3 and found["tokens"] == found["bytes"]
-    np.testing.assert_allclose(found["bits_per_byte"], found["loss"] / math.log(2), rtol=1e-6)
+    assert_close(found["bits_per_byte"], found["loss"] / math.log(2), rtol=1e-6)
     assert "neither scored nor counted" in found["convention"]
 
 

@@ -10,6 +10,7 @@ import pytest
 from models.config import GptConfig
 from models.dropout import noise
 from models.model import build
+from tests.parity_rule import assert_close, close
 from train.objectives import OBJECTIVES, WithWords, loss
 from train.optim import learning_rate, optimizer
 from train.options import OptimConfig
@@ -87,7 +88,7 @@ def test_one_table_is_read_by_token_and_place_and_is_the_softmax(weights: dict[s
     outputs: Any = build(CONFIG, ("lm",)).apply({"params": _params(weights)}, batch)
     wanted = -np.log(np.take_along_axis(_softmax(logits), tokens[:, 1:, None], -1))[..., 0]
     for a, b in ((outputs.encoding.hidden_BLD, hidden), (outputs.heads["lm"].loss_BL, wanted)):
-        assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
+        close(a, b)
 
 
 def test_the_loss_is_the_choice_s_and_half_of_the_words(weights: dict[str, Any]):
@@ -121,7 +122,7 @@ def test_the_loss_is_the_choice_s_and_half_of_the_words(weights: dict[str, Any])
     params = {**_params(weights), "heads_choice": linear}
     outputs: Any = build(CONFIG, objective.heads).apply({"params": params}, batch)
     got = loss(objective, objective.sums(outputs, batch), objective.weights(batch))
-    np.testing.assert_allclose(got, clf + lam * lm, rtol=1e-5)
+    assert_close(got, clf + lam * lm, rtol=1e-5)
 
 
 def test_the_alternatives_of_an_example_share_their_dropout():
@@ -147,9 +148,9 @@ def test_a_pair_in_both_orders_is_read_from_the_sum_of_both():
     one: Any = model.apply({"params": params}, {"tokens": tokens[:, 0], "mask": batch["mask"][:, 0]})
     other: Any = model.apply({"params": params}, {"tokens": tokens[:, 1], "mask": batch["mask"][:, 1]})
     bias = params["heads_regress"]["bias"]
-    np.testing.assert_allclose(both.heads["regress"], turned.heads["regress"], rtol=1e-6, atol=1e-7)
+    assert_close(both.heads["regress"], turned.heads["regress"], rtol=1e-6, atol=1e-7)
     summed = one.heads["regress"] + other.heads["regress"] - bias[None]
-    np.testing.assert_allclose(both.heads["regress"], summed, rtol=1e-5, atol=1e-6)
+    assert_close(both.heads["regress"], summed, rtol=1e-5, atol=1e-6)
 
 
 def test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps():
@@ -181,11 +182,11 @@ def test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps():
         lr = learning_rate(config, steps, jnp.int32(t - 1))
         params = jax.tree.map(lambda a, u, lr=lr: a - lr * u, params, updates)
         for name in p:
-            np.testing.assert_allclose(params[name], p[name], rtol=2e-6, atol=2e-6)
+            assert_close(params[name], p[name], rtol=2e-6, atol=2e-6)
 
 
 def test_the_first_step_has_the_rate_zero_and_the_second_the_peak():
     """138 steps, warm-up over 0.2 % of them: 0.276 of a step."""
     config = OptimConfig(name="gpt1", schedule="gpt1", peak_lr=1.0, warmup=0, warmup_fraction=0.002)
     rates = [float(learning_rate(config, 138, jnp.int32(t))) for t in (0, 1, 2, 137)]
-    np.testing.assert_allclose(rates, [0.0, 137 / 138, 136 / 138, 1 / 138], rtol=1e-5)
+    assert_close(rates, [0.0, 137 / 138, 136 / 138, 1 / 138], rtol=1e-5)

@@ -19,6 +19,7 @@ from data.prepare import prepare
 from data.sources import expand, texts
 from data.tokenizer import learn
 from models.config import BertConfig, ElmoConfig, GptConfig
+from tests.parity_rule import assert_close
 from train import mesh as meshes
 from train.config import ConfigError, Run
 from train.objectives import objective_of
@@ -117,7 +118,7 @@ def one_device(run: Run, batches: Batches):
 )
 def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, shape, accumulate):
     losses, state, mesh = losses_on(run, batches, shape, accumulate)
-    np.testing.assert_allclose(losses, one_device[0], rtol=1e-5)
+    assert_close(losses, one_device[0], rtol=1e-5)
     assert losses[-1] < losses[0]
     if shape == (2, 2, 2):
         ffn = [state.params["backbone"]["layers"]["ffn"][name]["kernel"] for name in ("in", "out")]
@@ -156,10 +157,10 @@ def elmo(text_folder: Path, tmp_path_factory: pytest.TempPathFactory):
 def test_an_elmo_s_losses_and_carry_are_those_of_one_device(elmo, shape, accumulate):
     run, batches, begun, wanted, whole = elmo
     losses, state, _ = losses_on(run, batches, shape, accumulate, begun=begun)
-    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    assert_close(losses, wanted, rtol=1e-5)
     assert losses[-1] < losses[0]
     for got, one in zip(jax.tree.leaves(state.carry), jax.tree.leaves(whole.carry), strict=True):
-        np.testing.assert_allclose(got, one, rtol=0, atol=1e-4)
+        assert_close(got, one, rtol=0, atol=1e-4)
     for name in ("forward", "backward"):
         stack, carry = state.params["backbone"]["layers"][name], state.carry["backbone"]["layers"][name]
         if shape == (2, 2, 2):
@@ -183,7 +184,7 @@ def test_a_task_s_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_file
     examples = open_batches(store, tokenizer, run.data, task, 0)
     one, _, _ = losses_on(tagging, examples, (1, 1, 1), 1, store.labels)
     many, _, _ = losses_on(tagging, examples, (2, 2, 2), 4, store.labels)
-    np.testing.assert_allclose(many, one, rtol=1e-5)
+    assert_close(many, one, rtol=1e-5)
     assert one[-1] < one[0]
 
 
@@ -246,16 +247,16 @@ def test_two_processes_are_one_run_and_go_on_as_one_process(door, family, tmp_pa
     assert [code for code, _ in first] == [75, 75], first
     saved = int(re.findall(r"saved step (\d+)", first[0][1])[0])
     assert 4 <= saved < 20
-    np.testing.assert_allclose(losses(folder), whole[:saved], rtol=1e-5)
+    assert_close(losses(folder), whole[:saved], rtol=1e-5)
     shutil.copytree(folder, tmp_path / "one")
 
     done = door(*words, "--dir", tmp_path / "one")
     assert done.returncode == 0 and f"going on from step {saved}" in done.stderr, done.stderr
-    np.testing.assert_allclose(losses(tmp_path / "one"), whole, rtol=1e-5)
+    assert_close(losses(tmp_path / "one"), whole, rtol=1e-5)
 
     again = finish(start_two(door, words, folder))
     assert [code for code, _ in again] == [0, 0], again
-    np.testing.assert_allclose(losses(folder), whole, rtol=1e-5)
+    assert_close(losses(folder), whole, rtol=1e-5)
     lines = 16 * (20 - saved)
     for number, (_, stderr) in enumerate(again):
         assert f"process {number} of 2 read {lines // 2} of {lines} lines" in stderr
@@ -268,7 +269,7 @@ def test_two_processes_in_four_parts_are_one_run(door, tiny_words, tmp_path):
     assert door(*words, "--dir", tmp_path / "whole").returncode == 0
     done = finish(start_two(door, [*words, "--optim.accumulate", "4"], tmp_path / "two"))
     assert [code for code, _ in done] == [0, 0], done
-    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "whole"), rtol=1e-5)
+    assert_close(losses(tmp_path / "two"), losses(tmp_path / "whole"), rtol=1e-5)
 
 
 def test_a_mistake_ends_both_processes_at_once_in_one_line(door, tiny_words, tmp_path):

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.config import ElmoConfig, HeadConfig
+from models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
 from models.crf import Chain
 from models.features import ScalarMix, learned_mixes
 from models.model import build
 from models.shapes import by_path, dims_of
+from tests.parity_rule import assert_close
 
 MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], np.int32)
 
@@ -42,7 +43,7 @@ def test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out():
         shares = np.zeros((words, 3))
         for path, share in zip(paths, np.exp(scores - total), strict=True):
             shares[np.arange(words), path] += share
-        np.testing.assert_allclose(made.shares_BLC[row, :words], shares, atol=1e-5)
+        assert_close(made.shares_BLC[row, :words], shares, atol=1e-5)
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -57,7 +58,7 @@ def test_a_mix_is_gamma_times_the_weighted_sum_of_layers(norm: bool):
     for share, layer in zip(shares, layers, strict=True):
         inside = layer[MASK > 0].astype(np.float64)  # one mean and variance over all words and features
         wanted += share * ((layer - inside.mean()) / np.sqrt(inside.var() + 1e-12) if norm else layer)
-    np.testing.assert_allclose(got, gamma * wanted, atol=1e-5)
+    assert_close(got, gamma * wanted, atol=1e-5)
     fresh = mix.init(jax.random.key(0), layers, MASK)["params"]
     assert not fresh["weights"].any() and fresh["gamma"] == 1.0
 
@@ -97,13 +98,48 @@ def test_a_task_s_head_sees_words_alone(name: str, pair: bool, place: Any):
     if name == "tag":
         few, many = few * MASK[:, :, None], many[:, :4] * MASK[:, :, None]
     assert few.shape == {"tag": (4, 4, 3), "classify": (2 if pair else 4, 3)}[name]
-    np.testing.assert_allclose(few, many, atol=1e-6)
+    assert_close(few, many, atol=1e-6)
     gradient = jax.jit(jax.grad(lambda p, batch: jnp.square(answer(p, batch)).sum()))(params, _batch(pair))
     still = [path for path, x in by_path(gradient).items() if not np.any(x) and "bias" not in path]
     assert not still or all("gamma" in path or "weights" in path for path in still)
     mixes = learned_mixes(params)
     assert mixes.keys() == ({"input"} if place == "input" else {"input", "output"})
     assert all(sum(mix["weights"]) == pytest.approx(1.0) for mix in mixes.values())
+
+
+ONE_WIDTH = {"vocab": 9, "length": 4, "layers": 2, "hidden": 8, "heads": 2, "ffn": 8}
+FAMILIES = {
+    "bert": BertConfig(**ONE_WIDTH),
+    "gpt-1": GptConfig(norm="post", **ONE_WIDTH),
+    "gpt-2": GptConfig(norm="pre", **ONE_WIDTH),
+    "gpt-3": GptConfig(norm="pre", local_window=2, **ONE_WIDTH),
+    "elmo": CONFIG,
+}
+
+
+def _family_batch(family: str) -> dict[str, np.ndarray]:
+    words = _batch(False)
+    tokens = {"tokens": words["index"], "mask": words["mask"], "segments": np.zeros_like(words["index"])}
+    return words if family == "elmo" else {**tokens, "tags": words["tags"]}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_state_is_what_the_heads_read(family: str):
+    """Bit for bit; so a mix reads, and trains, the final norm of a pre-norm GPT."""
+    config, batch = FAMILIES[family], _family_batch(family)
+    mix = HeadConfig(mix="all")
+    model = build(config, ("classify",), 3, mix)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
+    rng = np.random.default_rng(4)
+    params = jax.tree.map(lambda x: 0.5 * rng.standard_normal(x.shape).astype(np.float32), shapes)
+    run: Any = jax.jit(lambda params: model.apply({"params": params}, batch, states=True))
+    encoding = run(params).encoding
+    assert len(encoding.states) == config.layers + 1
+    assert jnp.array_equal(encoding.states[-1], encoding.hidden_BLD)
+    gradient = by_path(jax.jit(jax.grad(lambda params: jnp.square(run(params).heads["classify"]).sum()))(params))
+    final = [path for path in gradient if path in ("backbone/norm/scale", "backbone/norm/bias")]
+    assert len(final) == (2 if family in ("gpt-2", "gpt-3") else 0)
+    assert all(np.any(gradient[path]) for path in final)
 
 
 def test_settings_that_mean_nothing_are_refused():

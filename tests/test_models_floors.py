@@ -15,13 +15,15 @@ FLOORS = (
     tuple(
         f"train.{name}"
         for name in (
-            "config options mesh optim losses objectives metrics scores signals events words asked tensors published"
+            "config options mesh optim losses objectives metrics scores signals exits limits native_aborts processes "
+            "orbax_logging events suggestions words asked tensors published"
         ).split()
     ),
     tuple(
         f"train.{name}"
         for name in (
-            "step checkpoint transfer report directory answers first_checkpoint bundle hf hf_export originals bilm"
+            "step checkpoint transfer report directory agreement answers first_checkpoint bundle hf hf_export "
+            "originals bilm"
         ).split()
     ),
     (*(f"train.{name}" for name in "loop evaluate predict interchange".split()), "analysis"),

@@ -50,11 +50,18 @@ def test_published_round_trip():
 
 
 def test_a_head_s_rows_stand_together_in_their_kernels():
-    query = PARAMS["backbone"]["layers"]["attention"]["query"]["kernel"]  # NDHK
-    out = PARAMS["backbone"]["layers"]["attention"]["out"]["kernel"]  # NHKD
-    theirs = "bert.encoder.layer.1.attention."
-    assert THEIRS[theirs + "self.query.weight"][2 * 4 + 3, 5] == query[1, 5, 2, 3]
-    assert THEIRS[theirs + "output.dense.weight"][5, 2 * 4 + 3] == out[1, 2, 3, 5]
+    """Of 3 heads of 4 the number 2 of head 1 is number 6 of all; the last of all is the last in any order."""
+    attention, theirs = PARAMS["backbone"]["layers"]["attention"], "bert.encoder.layer.1.attention."
+    google = to_theirs(BERT_TF_BOOK.table(("pooler", "mlm", "nsp")), PARAMS, SIZES)
+    for part in ("query", "key", "value"):
+        kernel, bias = attention[part]["kernel"], attention[part]["bias"]  # NDHK, NHK
+        assert THEIRS[f"{theirs}self.{part}.weight"][1 * 4 + 2, 5] == kernel[1, 5, 1, 2]
+        assert THEIRS[f"{theirs}self.{part}.bias"][1 * 4 + 2] == bias[1, 1, 2]
+        assert google[f"bert/encoder/layer_1/attention/self/{part}/kernel"][5, 1 * 4 + 2] == kernel[1, 5, 1, 2]
+        assert google[f"bert/encoder/layer_1/attention/self/{part}/bias"][1 * 4 + 2] == bias[1, 1, 2]
+    out = attention["out"]["kernel"]  # NHKD
+    assert THEIRS[theirs + "output.dense.weight"][5, 1 * 4 + 2] == out[1, 1, 2, 5]
+    assert google["bert/encoder/layer_1/attention/output/dense/kernel"][1 * 4 + 2, 5] == out[1, 1, 2, 5]
 
 
 def test_the_decoder_repeats_the_token_table_and_the_head_s_bias():
@@ -135,3 +142,25 @@ def test_every_table_accounts_for_each_number_once_and_goes_both_ways(name: str)
     back = to_theirs(table, ours, sizes)
     assert back.keys() == theirs.keys() | dict(table.repeats).keys()
     assert all(np.array_equal(back[tensor], x) for tensor, x in theirs.items())
+
+
+@pytest.mark.parametrize("name", ["transformers", "gpt-2's own"])
+def test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order(name):
+    """A head's columns together within each third; kernels [in, out], as in the originals."""
+    table = GPT2_HF_BOOK.table(("lm",)) if name == "transformers" else GPT2_TF_BOOK.table(("lm",))
+    theirs = {
+        tensor: np.random.default_rng(n).normal(size=shape).astype(np.float32)
+        for n, (tensor, shape) in enumerate(shapes_of(table, GPT_SIZES).items())
+    }
+    layers = to_ours(table, theirs | {a: theirs[b] for a, b in table.repeats}, GPT_SIZES)["backbone"]["layers"]
+    prefix, ends = ("transformer.h.1.", ".weight .bias") if name == "transformers" else ("model/h1/", "/w /b")
+    weight, bias = ends.split()
+    sep = weight[0]
+    attention = np.squeeze(theirs[f"{prefix}attn{sep}c_attn{weight}"])
+    for third, part in enumerate(("query", "key", "value")):
+        assert layers["attention"][part]["kernel"][1, 5, 1, 2] == attention[5, 12 * third + 1 * 4 + 2]
+        found = layers["attention"][part]["bias"][1, 1, 2]
+        assert found == theirs[f"{prefix}attn{sep}c_attn{bias}"][12 * third + 1 * 4 + 2]
+    out = np.squeeze(theirs[f"{prefix}attn{sep}c_proj{weight}"])
+    assert layers["attention"]["out"]["kernel"][1, 1, 2, 5] == out[1 * 4 + 2, 5]
+    assert layers["ffn"]["in"]["kernel"][1, 5, 40] == np.squeeze(theirs[f"{prefix}mlp{sep}c_fc{weight}"])[5, 40]

@@ -58,9 +58,13 @@ PUBLISHED = {
     "bert.small": (28.76, None),
     "bert.medium": (41.37, None),
     "bert.base": (109.48, 110.11),
+    "bert.base_phase2": (109.48, 110.11),
     "bert.base_cased": (108.31, None),
+    "bert.base_cased_phase2": (108.31, None),
     "bert.large": (335.14, 336.23),
+    "bert.large_phase2": (335.14, 336.23),
     "bert.large_cased": (333.58, None),
+    "bert.large_cased_phase2": (333.58, None),
     "bert.base_chinese": (102.27, None),
     "bert.multilingual": (177.85, None),
 }

@@ -19,6 +19,7 @@ from models.model import build
 from models.published import bilm
 from models.renaming import to_ours, to_theirs
 from models.word_softmax import SITE
+from tests.parity_rule import close
 from train.objectives import OBJECTIVES, loss
 from train.optim import optimizer
 from train.options import OptimConfig
@@ -69,8 +70,7 @@ def _theirs(c: ElmoConfig, params: Any) -> dict[str, np.ndarray]:
 
 def _near(got: Any, wanted: Any, what: str) -> None:
     wanted = wanted.detach().numpy() if hasattr(wanted, "detach") else np.asarray(wanted)
-    assert got.shape == wanted.shape, what
-    assert np.abs(np.asarray(got, np.float64) - wanted).max() <= 1e-5 * np.abs(wanted).max(), what
+    close(np.asarray(got, np.float64), wanted, what)
 
 
 def _types() -> np.ndarray:

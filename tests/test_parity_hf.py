@@ -186,10 +186,7 @@ def ours(name: str, folder: Path, batch: dict[str, np.ndarray]) -> dict[str, np.
 
     out, losses = jax.jit(answer)(params, {k: jnp.asarray(x) for k, x in batch.items()})
     encoding, heads = out.encoding, out.heads
-    states = [*encoding.states]
-    if name.startswith("GPT2"):
-        states[-1] = encoding.hidden_BLD  # theirs is normed at the end
-    answers = {f"state {n}": x for n, x in enumerate(states)}
+    answers = {f"state {n}": x for n, x in enumerate(encoding.states)}
     if "PreTraining" in name:
         answers |= {"prediction_logits": heads["mlm"], "seq_relationship_logits": heads["nsp"]}
         answers["loss"] = losses["mlm_loss"] + losses["nsp_loss"]

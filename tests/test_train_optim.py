@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.shapes import path_of
+from tests.parity_rule import assert_close
 from train.config import ConfigError
 from train.optim import decayed, learning_rate, optimizer, rates
 from train.options import OptimConfig
@@ -39,6 +40,28 @@ def test_the_other_schedules_rise_to_the_peak_and_fall_to_their_end(step, warmup
     wanted = 2.0 * ((step + 1) / warmup if step < warmup else final + (1 - final) * shape)
     assert rate(config, step) == pytest.approx(wanted, rel=1e-5, abs=1e-6)
     assert rate(config, T) == pytest.approx(2.0 * final, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_rate_ends_its_fall_at_decay_steps_and_stays_there(schedule):
+    config = OptimConfig(name="adamw", schedule=schedule, warmup=20, decay_steps=60, peak_lr=2.0, final_lr=0.1)
+    assert rate(config, 19) == rate(config, 20) == pytest.approx(2.0)
+    quarter = 0.75 if schedule == "linear" else (1 + np.cos(np.pi / 4)) / 2
+    assert rate(config, 30) == pytest.approx(2.0 * (0.1 + 0.9 * quarter), rel=1e-5)
+    assert rate(config, 40) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5), rel=1e-5)
+    assert rate(config, 59) > rate(config, 60) == rate(config, T) == rate(config, 10 * T) == pytest.approx(0.2)
+    whole = dataclasses.replace(config, decay_steps=0)
+    assert rate(whole, 60) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5), rel=1e-5)  # halfway from 20 to 100
+
+
+def test_gpt_1_s_rate_falls_from_the_first_step_on_its_warm_up_included():
+    """(x/0.2 where x ≤ 0.2, else 1)·(1 - x), x = t/T; the fraction is not rounded to whole steps."""
+    config = OptimConfig(name="gpt1", schedule="gpt1", warmup=0, warmup_fraction=0.205, peak_lr=2.0)
+    for step in (0, 1, 10, 20, 21, 50, 99):
+        x = step / T
+        wanted = 2.0 * (x / 0.205 if x <= 0.205 else 1.0) * (1 - x)
+        assert rate(config, step) == pytest.approx(wanted, rel=1e-5, abs=1e-9), step
+    assert rate(config, T) == rate(config, T + 9) == 0.0
 
 
 PARAMS = {
@@ -87,7 +110,7 @@ def test_ten_updates_are_those_of_the_formula(name, clip):
         lr = learning_rate(config, T, jnp.int32(step))
         now = jax.tree.map(lambda p, u, lr=lr: p - lr * u, now, updates)
     for got, wanted in zip(jax.tree.leaves(now), reference(config, params, grads), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
+        assert_close(got, wanted, rtol=2e-5, atol=2e-6)
 
 
 def test_norms_and_biases_are_not_decayed_and_the_words_are_a_choice():
@@ -117,7 +140,7 @@ def _shares(**more) -> dict[str, np.ndarray]:
 def test_each_layer_has_its_share_of_the_rate():
     assert rates(OptimConfig(), {}) is None
     found = _shares(layer_decay=0.5)
-    np.testing.assert_allclose(found["backbone/layers/ffn/in/kernel"], [0.25, 0.5, 1.0])
+    assert_close(found["backbone/layers/ffn/in/kernel"], [0.25, 0.5, 1.0])
     assert found["backbone/embeddings/tokens"] == [0.125]
     assert found["backbone/pooler/bias"] == found["heads_tag/kernel"] == [1.0]
 

@@ -1,0 +1,59 @@
+"""Jobs of several processes on this machine: started, waited for, their last lines read."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from train.report import read_metrics
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def start_job(
+    door, words: list[str], folders: list[Path], port: int, more: dict[int, list[str]] | None = None
+) -> list[subprocess.Popen]:
+    """A process of four devices for each folder, one job; more: further words of a process."""
+    return [
+        start_process(door, [*words, *(more or {}).get(number, [])], folder, port, number, len(folders))
+        for number, folder in enumerate(folders)
+    ]
+
+
+def start_process(door, words: list[str], folder: Path, port: int, number: int, count: int) -> subprocess.Popen:
+    environment = {
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(number),
+    }
+    return door(*words, "--dir", folder, "--mesh.distributed", devices=4, wait=False, env=environment)
+
+
+def finish(processes: list[subprocess.Popen], timeout: float = 240) -> list[tuple[int, str]]:
+    """(exit code, stderr) of each."""
+    done = []
+    try:
+        for process in processes:
+            _, stderr = process.communicate(timeout=timeout)
+            done.append((process.returncode, stderr))
+    finally:
+        for process in processes[len(done) :]:
+            process.kill()
+            process.communicate()
+    return done
+
+
+def wait_until(true: Callable[[], bool], processes: list[subprocess.Popen], seconds: float = 180) -> None:
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline and all(process.poll() is None for process in processes):
+        time.sleep(0.05)
+    assert true(), [process.communicate(timeout=60)[1] for process in processes if process.poll() is not None]
+
+
+def recorded(folder: Path) -> int:
+    return max((record["step"] for record in read_metrics(folder / "metrics.jsonl")), default=0)

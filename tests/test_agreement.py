@@ -1,0 +1,51 @@
+"""What processes of a job tell each other decides alike in all of them. `exchange` stands for the other processes."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from train import processes
+from train.config import CheckpointError, ConfigError, Run
+from train.directory import describe
+
+
+@pytest.mark.parametrize("other", [{"seed": 2, "text": "a"}, {"seed": 1}, {"seed": 1, "text": "a", "more": 3}], ids=str)
+def test_a_fact_that_differs_between_processes_is_named_in_all(other, monkeypatch):
+    facts = {"seed": 1, "text": "a"}
+    name = next(name for name in ("seed", "text", "more") if facts.get(name) != other.get(name))
+    for told in ([facts, other], [facts, facts, other]):
+        monkeypatch.setattr(
+            processes, "exchange", lambda mine, minutes=0.0, told=told: [json.dumps(fact) for fact in told]
+        )
+        for mine in told:
+            with pytest.raises(ConfigError, match=f"process {len(told) - 1}.* has {name} .*; start them alike"):
+                processes.agree(mine, "start them alike")
+    monkeypatch.setattr(processes, "exchange", lambda mine, minutes=0.0: [mine] * 3)
+    processes.agree(facts, "start them alike")
+
+
+def test_a_failure_of_one_process_is_raised_in_all(monkeypatch):
+    def fails() -> int:
+        raise CheckpointError("the array is damaged")
+
+    monkeypatch.setattr(processes, "_count", lambda: 2)
+    monkeypatch.setattr(processes, "exchange", lambda mine: ["", mine or "the array is damaged"])
+    for work in (fails, lambda: 1):
+        with pytest.raises(CheckpointError, match="process 1.*: the array is damaged"):
+            processes.together(work, CheckpointError)
+    monkeypatch.setattr(processes, "exchange", lambda mine: [mine, ""])
+    assert processes.together(lambda: 1, CheckpointError) == 1
+    with pytest.raises(ZeroDivisionError):  # another kind of error is this process's own
+        processes.together(lambda: 1 // 0, CheckpointError)
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "data"])
+def test_a_run_is_not_described_by_other_data_than_it_was_begun_with(name, tmp_path):
+    tokenizer, data = SimpleNamespace(fingerprint="a" * 64), SimpleNamespace(fingerprint="b" * 64)
+    describe(tmp_path, Run(), tokenizer, data, {})  # pyright: ignore[reportArgumentType]
+    written = (tmp_path / "run.json").read_bytes()
+    other = {"tokenizer": "a" * 64, "data": "b" * 64, name: "c" * 64}
+    with pytest.raises(ConfigError, match=f"the {name} is not what this run was begun with"):
+        describe(tmp_path, Run(), tokenizer, data, other)  # pyright: ignore[reportArgumentType]
+    assert (tmp_path / "run.json").read_bytes() == written

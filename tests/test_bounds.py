@@ -1,0 +1,141 @@
+"""Numbers that no model and no run can have are refused before anything is built, in one line."""
+
+import dataclasses
+import json
+import time
+
+import pytest
+
+import contexture
+from configs import recipe
+from data.bpe import Gpt1BPE
+from data.errors import DataError
+from data.tokenizer import load_tokenizer
+from data.wordpiece import SPECIAL
+from models.config import BertConfig, ElmoConfig, GptConfig
+from train.config import ConfigError, Run, fields, from_json, read, to_json
+from train.words import parse
+
+BAD = ("0", "-1", "1e15", "1000000000000000", "NaN", "Infinity", "-Infinity", '"many"', "null", "[]", "{}", "true",
+       "9" * 400)  # fmt: skip
+
+
+def _replaced(tree: dict, name: str, value: str) -> str:
+    """The JSON of a run with one field written so."""
+    tree = json.loads(json.dumps(tree))
+    *sections, last = name.split(".")
+    part = tree["config"]
+    for section in sections:
+        part = part[section]
+    part[last] = "@"
+    return json.dumps(tree).replace('"@"', value)
+
+
+@pytest.mark.parametrize("name", ["bert.tiny", "gpt.tiny", "elmo.tiny"])
+def test_every_number_of_run_json_is_taken_or_refused_in_one_line(tmp_path, name):
+    tree = {"format": 1, "config": to_json(recipe(name))}
+    started, refused = time.monotonic(), 0
+    for option, usual in fields(recipe(name)).items():
+        if isinstance(usual, int | float):
+            for value in BAD:
+                (tmp_path / "run.json").write_text(_replaced(tree, option, value))
+                try:
+                    run, _ = read(tmp_path)
+                except ConfigError as error:
+                    refused += 1
+                    assert len(str(error).splitlines()) == 1 and len(str(error)) < 1000, (option, value)
+                else:
+                    value_read = fields(run)[option]
+                    assert type(value_read) is type(usual) or isinstance(value_read, bool), (option, value)
+                    assert isinstance(value_read, float) or abs(value_read) < 2**31, (option, value)
+                    assert value_read == value_read, (option, value)
+    assert refused > 300 and time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize("value", ["-1", "1000000000000000", "1e15", "nan", "inf", "many", "9" * 400])
+def test_every_number_of_the_command_line_is_taken_or_refused_in_one_line(value):
+    base = recipe("bert.tiny")
+    for option in ("model.vocab", "model.layers", "model.dropout", "data.batch", "data.length", "data.ramp-from",
+                   "optim.peak-lr", "optim.warmup", "optim.accumulate", "save.every", "log.every", "evaluate.every",
+                   "steps", "epochs", "seed", "mesh.tensor", "mesh.peer-minutes", "head.cells"):  # fmt: skip
+        try:
+            run = parse(Run, [f"--{option}={value}"], "pretrain", base)
+        except (ConfigError, DataError) as error:
+            assert len(str(error).splitlines()) == 1
+        else:
+            found = fields(run)[option.replace("-", "_")]
+            assert found == found and (isinstance(found, float) or abs(found) < 2**31)
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: BertConfig(layers=10**9), "model.layers=1000000000 is more than 10,000"),
+        (lambda: GptConfig(vocab=10**15), "model.vocab=1000000000000000 is more than 2,147,483,647"),
+        (lambda: BertConfig(hidden=2**20, heads=1, ffn=2**30), "the model has about"),
+        (lambda: BertConfig(segments=10**12), "model.segments=1000000000000 is more than"),
+        (lambda: ElmoConfig(layers=10**9), "model.layers=1000000000 is more than 10,000"),
+        (lambda: ElmoConfig(highway=10**9), "model.highway=1000000000 is more than 10,000"),
+        (lambda: ElmoConfig(cells=2**31 - 1, projection=2**20), "the model has about"),
+        (lambda: ElmoConfig(filters=((1, 2**40),)), "the model has about"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(make, line):
+    with pytest.raises(ValueError) as caught:
+        make()
+    assert line in str(caught.value)
+
+
+def test_every_recipe_is_within_the_bounds():
+    from configs import recipes
+
+    for name in recipes():
+        run = recipe(name)
+        assert from_json(to_json(run), name) == run and dataclasses.is_dataclass(run)
+
+
+OPTIONS = {
+    "lstm": {"use_skip_connections": True, "projection_dim": 4, "cell_clip": 3, "proj_clip": 3, "dim": 8,
+             "n_layers": 2},
+    "char_cnn": {"activation": "relu", "filters": [[1, 4]], "n_highway": 1, "embedding": {"dim": 4},
+                 "n_characters": 262, "max_characters_per_token": 50},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["lstm.n_layers", "lstm.dim", "lstm.projection_dim", "char_cnn.n_highway"])
+def test_an_elmo_of_a_billion_layers_is_refused_at_once(capsys, tmp_path, where):
+    options = json.loads(json.dumps(OPTIONS))
+    section, name = where.split(".")
+    options[section][name] = 10**12
+    (tmp_path / "options.json").write_text(json.dumps(options))
+    (tmp_path / "weights.hdf5").write_bytes(b"")
+    assert contexture.main(["import", "bilm", str(tmp_path), "--to", str(tmp_path / "to")]) == 2
+    err = capsys.readouterr().err
+    assert len(err.strip().splitlines()) == 1 and "options.json: model." in err
+
+
+@pytest.mark.parametrize(
+    ("format", "file", "names"),
+    [
+        ("hf", "config.json", ("num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size")),
+        ("bert-tf", "bert_config.json", ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")),
+        ("gpt2-tf", "hparams.json", ("n_layer", "n_embd", "n_vocab", "n_ctx")),
+    ],
+)
+def test_published_sizes_are_bounded_before_anything_is_built(capsys, tmp_path, format, file, names):
+    for name in names:
+        tree = {"model_type": "bert", "vocab_size": 30, "type_vocab_size": 2, name: 10**12}
+        (tmp_path / file).write_text(json.dumps(tree))
+        assert contexture.main(["import", format, str(tmp_path), "--to", str(tmp_path / "to")]) == 2
+        err = capsys.readouterr().err
+        assert len(err.strip().splitlines()) == 1 and f"{file}: model." in err, err
+
+
+def test_a_vocabulary_of_special_tokens_alone_is_refused(tmp_path):
+    special = "holds special (tokens|words) alone"
+    with pytest.raises(DataError, match=special):
+        Gpt1BPE(["<unk>", "<start>"], [])
+    for lines in (SPECIAL, ("<S>", "</S>", "<UNK>")):
+        (tmp_path / "vocab.txt").write_text("\n".join(lines) + "\n")
+        with pytest.raises(DataError, match=special):
+            load_tokenizer(tmp_path / "vocab.txt")

@@ -1,0 +1,49 @@
+"""How a mesh is laid out and a batch dealt out, by numbers alone."""
+
+import jax
+import numpy as np
+import pytest
+
+from train import mesh as meshes
+from train.config import ConfigError
+from train.options import MeshConfig
+
+
+@pytest.mark.parametrize(("lines", "wanted"), [(1, 4), (4, 4), (5, 8), (97, 100)])
+def test_a_held_out_batch_is_rounded_up_to_as_many_for_each_device(lines, wanted):
+    assert meshes.whole_batch(meshes.build(MeshConfig(fsdp=2, tensor=2)), lines) == wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [({}, (8, 1, 1)), ({"fsdp": 2}, (4, 2, 1)), ({"fsdp": 2, "tensor": 4}, (1, 2, 4)),
+     ({"data": 4, "tensor": 2}, (4, 1, 2))],
+    ids=str,
+)  # fmt: skip
+def test_what_is_left_of_the_devices_is_data(config, shape):
+    assert tuple(meshes.build(MeshConfig(**config)).shape.values()) == shape
+
+
+@pytest.mark.parametrize("config", [{"fsdp": 3}, {"data": 4}, {"data": 16}, {"fsdp": 16}], ids=str)
+def test_a_mesh_that_is_not_all_devices_is_refused(config):
+    with pytest.raises(ConfigError, match="does not fit 8 devices; their product must be the same"):
+        meshes.build(MeshConfig(**config))
+
+
+def test_every_part_of_a_batch_is_dealt_out_evenly():
+    mesh = meshes.build(MeshConfig(fsdp=2, tensor=2))
+    for batch, parts in ((4, 1), (8, 2), (24, 3)):
+        meshes.check_batch(mesh, batch, parts, "data.batch")
+    for batch, parts in ((6, 1), (4, 2), (12, 2), (8, 3)):
+        with pytest.raises(ConfigError, match=f"data.batch={batch} is not a multiple of .* = {parts} × 2 × 2"):
+            meshes.check_batch(mesh, batch, parts, "data.batch")
+
+
+def test_this_process_reads_every_line_that_its_devices_hold():
+    mesh = meshes.build(MeshConfig(fsdp=2, tensor=2))
+    assert meshes.local_rows(mesh, 12).tolist() == list(range(12))
+    lines = {"tokens": np.arange(24, dtype=np.int32).reshape(12, 2), "tries": np.ones(2, np.float32)}
+    placed = meshes.place(mesh, lines, {"tokens": "i32 BL", "tries": "f32 _"}, 12)
+    assert np.array_equal(placed["tokens"], lines["tokens"]) and np.array_equal(placed["tries"], lines["tries"])
+    held = {shard.index[0].start or 0 for shard in placed["tokens"].addressable_shards}
+    assert held == {0, 3, 6, 9} and len(jax.devices()) == 8

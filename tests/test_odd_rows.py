@@ -1,0 +1,183 @@
+"""A single odd row of a real file never ends the work: it is left out or read as unknown, counted, and said once."""
+
+from pathlib import Path
+
+import pytest
+
+from data.bpe import ByteBPE, Gpt1BPE
+from data.config import TaskConfig
+from data.encode import code, encode, reader
+from data.encoded import Store
+from data.errors import DataError
+from data.examples import Tagged, Text
+from data.file_report import FileReport
+from data.labels import Labels
+from data.tasks import examples
+from data.tokenizer import load_tokenizer
+from data.unknown_tokens import UnknownTokens
+from data.wordpiece import WordPiece
+from data.words import SPECIAL, Words
+from tests.slow_pairs import vocabulary
+
+TOKENIZER = WordPiece(vocabulary(), lowercase=True)
+GOOD = [(f"w{n % 9 + 1}", "ab"[n % 2]) for n in range(300)]
+
+
+def _tsv(*odd: str) -> str:
+    lines = [f"{text}\t{label}" for text, label in GOOD]
+    lines[7:7] = odd
+    return "\n".join(["text\tlabel", *lines, ""])
+
+
+def _encode(folder: Path, content: str | bytes, name: str = "train.tsv", **more) -> tuple[Store, list[str]]:
+    file = folder / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    said: list[str] = []
+    task = TaskConfig(train=(str(file),), **{"kind": "classify", **more})
+    store = encode(task, TOKENIZER, folder / "data", said.append)
+    return store, [line for line in said if line.startswith("warning: ")]
+
+
+@pytest.mark.parametrize(
+    ("row", "kept", "line"),
+    [
+        ("w1", 0, "left out 1 of 301 rows; the first: {}:9: 1 column where the header has 2"),
+        ("w1\ta\tb", 0, "left out 1 of 301 rows; the first: {}:9: 3 columns where the header has 2"),
+        ("w1\t", 0, "left out 1 of 301 rows; the first: {}:9: the label (column 'label') is empty"),
+        ("\ta", 1, "1 empty text read as unknown; the first is at train.tsv:9"),
+        ("\u200b\ta", 1, "1 word or text with no letter that the vocabulary can spell, read as unknown; the first is "
+                         "the text '\\u200b' at train.tsv:9"),
+        ('"w1, w2"\ta', 1, "1 field in double quotes; a *.tsv has no quoting"),
+        ("w1\x00w2\ta", 1, ""),
+        ("w1 " * 200_000 + "\ta", 1, ""),
+        ("w1\ta\r", 1, ""),
+    ],
+)  # fmt: skip
+def test_an_odd_row_of_a_table_is_counted_and_said_once(tmp_path, row, kept, line):
+    store, said = _encode(tmp_path, _tsv(row))
+    assert store.splits["train"].examples == 300 + kept
+    assert len(said) == bool(line) and line.format(tmp_path / "train.tsv") in "".join(said)
+
+
+def test_a_byte_order_mark_and_line_ends_of_windows_change_nothing(tmp_path):
+    store, said = _encode(tmp_path, b"\xef\xbb\xbf" + _tsv().replace("\n", "\r\n").encode())
+    assert store.splits["train"].examples == 300 and not said and store.labels == ("a", "b")
+
+
+@pytest.mark.parametrize("score", ["nan", "inf", "", "four"])
+def test_a_label_that_is_no_number_is_left_out_of_a_regression(tmp_path, score):
+    rows = "".join(f"w1\t{n / 7}\n" for n in range(200))
+    store, said = _encode(tmp_path, f"text\tlabel\n{rows}w2\t{score}\n", kind="regress")
+    assert store.splits["train"].examples == 200 and "left out 1 of 201 rows" in said[0]
+
+
+@pytest.mark.parametrize(
+    "row", ['{"text": "\\ud800", "label": "a"}', "{", "[1]", '{"text": "w1"}', '{"text": 3, "label": 1}']
+)
+def test_an_odd_row_of_jsonl_is_left_out(tmp_path, row):
+    rows = [f'{{"text": "{text}", "label": "{label}"}}' for text, label in GOOD]
+    store, said = _encode(tmp_path, "\n".join([*rows[:5], row, *rows[5:]]), "train.jsonl")
+    assert store.splits["train"].examples == 300 and "left out 1 of 301 rows" in said[0]
+
+
+def test_a_sentence_with_a_broken_line_is_left_out(tmp_path):
+    good = "".join(f"w{n % 9 + 1} X\nw2 Y\n\n" for n in range(150))
+    store, said = _encode(tmp_path, good + "w1 X\nw2\nw3 X\n\n" + good, "train.conll", kind="tag")
+    assert store.splits["train"].examples == 300 and "left out 1 of 301 rows" in said[0] and ":452:" in said[0]
+
+
+def test_a_held_out_label_that_training_lacks_is_left_out(tmp_path):
+    (tmp_path / "dev.tsv").write_text(_tsv("w1\tc"))
+    store, said = _encode(tmp_path, _tsv(), dev=(str(tmp_path / "dev.tsv"),))
+    assert store.splits["dev"].examples == 300
+    assert "dev.tsv: left out 1 of 301 rows" in said[0] and "label 'c' is not one of a, b" in said[0]
+
+
+@pytest.mark.parametrize("row", ["w1", "w1\t", "\ta"])
+def test_more_odd_rows_than_one_in_a_hundred_end_the_work(tmp_path, row):
+    with pytest.raises(DataError, match=r"train\.tsv:9: .*\(4 of 304 rows are odd\)"):
+        _encode(tmp_path, _tsv(*[row] * 4))
+    assert [path.name for path in tmp_path.iterdir()] == ["train.tsv"]
+
+
+def test_a_file_of_odd_rows_ends_the_work_early(tmp_path):
+    (tmp_path / "t.tsv").write_text("text\tlabel\n" + "w1\n" * 10_000)
+    report = FileReport("t.tsv", TOKENIZER)
+    with pytest.raises(DataError):
+        list(examples(str(tmp_path / "t.tsv"), TaskConfig(kind="classify"), labelled=True, report=report))
+    assert report.rows == 100
+
+
+def test_where_every_row_wants_an_answer_empty_texts_keep_their_place(tmp_path):
+    (tmp_path / "t.tsv").write_text("text\tx\nw1\t1\n\t2\nw2\t3\n")
+    task = TaskConfig(kind="classify")
+    report = FileReport("t.tsv", TOKENIZER, every_row=True)
+    found = list(examples(str(tmp_path / "t.tsv"), task, labelled=False, report=report))
+    assert [example.text for example in found if isinstance(example, Text)] == ["w1", "", "w2"]
+    coded = code(found, "classify", TOKENIZER, Labels(["a"]), 0, report)
+    assert coded.tokens.tolist()[1] == TOKENIZER.unk
+    (tmp_path / "t.tsv").write_text("text\tx\nw1\t1\nw2\n")
+    with pytest.raises(DataError, match=r"t\.tsv:3: 1 column"):
+        list(examples(str(tmp_path / "t.tsv"), task, labelled=False, report=report))
+
+
+@pytest.mark.parametrize("word", ["\ufe0f", "\u200b", "\u200d", " ", "\x01"])
+def test_every_tokenizer_reads_a_word_without_a_piece(shared, word):
+    data = shared / "data"
+    tokenizers = [
+        TOKENIZER, load_tokenizer(data / "vocab_gpt1"), load_tokenizer(data / "vocab_gpt2"), Words([*SPECIAL, "w1"])
+    ]  # fmt: skip
+    assert isinstance(tokenizers[1], Gpt1BPE) and isinstance(tokenizers[2], ByteBPE)
+    for tokenizer in tokenizers:
+        report = FileReport("f", reader(tokenizer))
+        found = [Tagged(("w1", word, "w1"), ("X", "Y", "X"), "f:1")]
+        coded = code(found, "tag", reader(tokenizer), Labels(), 0, report)
+        assert coded.tags is not None and (coded.tags >= 0).sum() == 3
+        text = code([Text(word, "X", "f:1"), Text("", "X", "f:2")], "classify", reader(tokenizer), Labels(), 0, report)
+        assert (text.rows[:, 1] > text.rows[:, 0]).all() or len(text.tokens) >= 2
+
+
+def test_unknown_tokens_are_counted_and_their_commonest_words_named():
+    unknown = UnknownTokens(TOKENIZER)
+    texts = ["w1 ☃ w2", "ß☃ w1", "w3"]
+    unknown.add(texts, TOKENIZER.encode(texts))
+    line = unknown.warning("train.tsv", "do this")
+    assert unknown.unknown == 2 and "train.tsv: 33.3% of the tokens are [UNK]" in line and line.endswith("; do this")
+    assert "most often '☃' (2)" in line
+    assert not UnknownTokens(TOKENIZER).warning("train.tsv", "")
+
+
+def test_text_that_the_vocabulary_does_not_know_is_said_before_fine_tuning(tmp_path):
+    _, said = _encode(tmp_path, _tsv().replace("w3", "☃"))
+    assert len(said) == 1 and "of the tokens are [UNK]" in said[0] and "start from a run whose vocab" in said[0]
+    assert not _encode_again(tmp_path)
+
+
+def _encode_again(folder: Path) -> list[str]:
+    (folder / "more").mkdir()
+    return _encode(folder / "more", _tsv())[1]
+
+
+FILES = [
+    ("cls_banking77/train.csv", {"kind": "classify"}),
+    ("cls_banking77/test.csv", {"kind": "classify"}),
+    ("pair_snli/train_subset.tsv", {"kind": "classify"}),
+    ("pair_snli/dev_subset.tsv", {"kind": "classify"}),
+    ("tag_ud_en_ewt/dev.conllu", {"kind": "tag"}),
+    ("tag_ud_en_ewt/test.conllu", {"kind": "tag"}),
+    ("xling_ud_pos/de.dev.conllu", {"kind": "tag"}),
+    ("xling_ud_pos/zh.dev.conllu", {"kind": "tag"}),
+    ("xling_ud_pos/ru.test.conllu", {"kind": "tag"}),
+    ("mc_xcopa_zh/val.zh.jsonl", {"kind": "choice", "text": "premise"}),
+    ("mc_swag_fixture/swag.csv", {"kind": "choice", "text": "startphrase"}),
+    ("par_pud/pud.tsv", {"kind": "classify", "text": "zh", "label": "id"}),
+    ("coref_gap/gap-test.tsv", {"kind": "classify", "text": "Text", "label": "A-coref"}),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "task"), FILES)
+def test_real_files_are_read_to_their_end(shared, tmp_path, name, task):
+    for place, tokenizer in enumerate((TOKENIZER, load_tokenizer(shared / "data" / "vocab_gpt1"))):
+        config = TaskConfig(train=(str(shared / "data" / name),), **task)
+        assert encode(config, tokenizer, tmp_path / str(place), lambda line: None).splits["train"].examples

@@ -1,0 +1,60 @@
+"""Options that do not exist: the option that other libraries call so, or the nearest name, is suggested."""
+
+import pytest
+
+from configs import recipe
+from train.config import fields
+from train.suggestions import suggest_option
+
+OPTIONS = [name.replace("_", "-") for name in fields(recipe("bert.tiny"))]
+
+
+@pytest.mark.parametrize(
+    ("word", "option"),
+    [
+        ("--optim.lr", "optim.peak-lr"),
+        ("--lr", "optim.peak-lr"),
+        ("--learning-rate", "optim.peak-lr"),
+        ("--learning_rate=1e-4", "optim.peak-lr"),
+        ("--optim.peek-lr", "optim.peak-lr"),
+        ("--peak-lr", "optim.peak-lr"),
+        ("--batch-size", "data.batch"),
+        ("--batch", "data.batch"),
+        ("--evaluate.batch-size", "evaluate.batch"),
+        ("--num-epochs", "epochs"),
+        ("--num_train_epochs", "epochs"),
+        ("--max-steps", "steps"),
+        ("--warmup-steps", "optim.warmup"),
+        ("--warmup", "optim.warmup"),
+        ("--weight-decay", "optim.weight-decay"),
+        ("--max-length", "data.length"),
+        ("--seq-len", "data.length"),
+        ("--model.num-layers", "model.layers"),
+        ("--num-layers", "model.layers"),
+        ("--hidden-size", "model.hidden"),
+        ("--num-heads", "model.heads"),
+        ("--output-dir", "dir"),
+        ("--random-seed", "seed"),
+        ("--dropout", "model.dropout"),
+        ("--gradient-accumulation-steps", "optim.accumulate"),
+        ("--grad-accumulation", "optim.accumulate"),
+        ("--bf16", "model.dtype bfloat16"),
+        ("--fp16", "model.dtype bfloat16"),
+        ("--max-grad-norm", "optim.clip"),
+        ("--save-steps", "save.every"),
+        ("--data.lenght", "data.length"),
+        ("--vocab-size", "model.vocab"),
+    ],
+)
+def test_the_option_meant_is_suggested(word: str, option: str):
+    assert suggest_option(word, OPTIONS) == f" (did you mean --{option}?)"
+
+
+@pytest.mark.parametrize("word", ["--zzzz", "--", "-", "--" + "lr" * 1000, "--qqq.xyz"])
+def test_nothing_is_suggested_where_nothing_is_near(word: str):
+    assert suggest_option(word, OPTIONS) == ""
+
+
+def test_only_options_of_the_command_are_suggested():
+    assert suggest_option("--batch-size", ["run", "input", "batch"]) == " (did you mean --batch?)"
+    assert suggest_option("--lr", ["run", "input", "batch"]) == ""

@@ -1,0 +1,136 @@
+"""Every metric says which way it is better, and the best checkpoint is chosen by that."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import configs
+from data.config import TaskConfig
+from models.config import ElmoConfig, HeadConfig
+from models.model import example
+from train import scores
+from train.answers import names
+from train.checkpoint import best_step, rank_of
+from train.config import ConfigError, Run
+from train.evaluate import measured
+from train.metrics import PEAK_FLOPS, Best, Meter, peak_flops, rank, unigram_baseline, unknown_peak
+from train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
+from train.transfer import model_of
+
+SMALL = {"layers": 2, "hidden": 8, "heads": 2, "ffn": 8, "vocab": 20, "length": 16}
+ELMO = ElmoConfig(vocab=9, char_width=3, filters=((1, 4),), highway=1, cells=6, projection=4, layers=1)
+LABELS = {"classify": ("no", "yes"), "tag": ("O", "B-x", "I-x"), "choice": ("a", "b"), "regress": ()}
+
+
+def small(name: str) -> Run:
+    """A recipe with a model small enough to build."""
+    run = configs.recipe(name)
+    sizes = SMALL if name[:4] != "elmo" else dataclasses.asdict(ELMO) | {"filters": ELMO.filters}
+    data = dataclasses.replace(run.data, length=8, predictions=2, batch=2, negatives=3)
+    return dataclasses.replace(run, model=dataclasses.replace(run.model, **sizes), data=data)
+
+
+def tuned(name: str, kind: str, **more: object) -> Run:
+    run = small(name)
+    data = dataclasses.replace(configs.task(kind).data, layout=run.data.layout, length=8)
+    task = TaskConfig(kind=kind, lm_weight=more.pop("lm_weight", 0.0))
+    return dataclasses.replace(configs.task(kind), model=run.model, data=data, task=task, objective=kind, **more)
+
+
+def every_run() -> list[Run]:
+    mix = HeadConfig(mix="all", mix_l2=0.1, cells=4)
+    runs = [small("bert.tiny"), small("gpt.tiny"), small("elmo.tiny")]
+    for kind in LABELS:
+        runs.append(tuned("bert.tiny", kind))
+        runs.append(tuned("gpt.tiny", kind, lm_weight=0.5))
+        if kind != "choice":
+            runs += [tuned("bert.tiny", kind, head=mix), tuned("elmo.tiny", kind, head=mix)]
+    runs.append(tuned("elmo.tiny", "tag", head=dataclasses.replace(mix, crf=True)))
+    return [*runs, dataclasses.replace(small("bert.tiny"), objective="span")]
+
+
+def measured_by(run: Run) -> set[str]:
+    """The names of all that a run's training and its evaluation measure."""
+    labels = LABELS.get(run.objective, ())
+    model, objective = model_of(run, labels), objective_of(run)
+    batch = example(batch_fields(run), batch_sizes(run, 2))
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), batch))["params"]
+    trained = jax.eval_shape(
+        lambda params: objective.sums(model.apply({"params": params}, batch, mutable=["carry"])[0], batch), params
+    )
+    of_task = names(run.objective, labels) if labels or run.objective == "regress" else []
+    return {*trained, *measured(model, objective, run, params, None), *of_task}
+
+
+def test_every_metric_that_is_measured_has_a_direction():
+    runs = every_run()
+    assert {run.objective for run in runs} == OBJECTIVES.keys()
+    found = set().union(*map(measured_by, runs))
+    baselines = {
+        *unigram_baseline(np.ones(3), np.ones(3)),
+        *scores.majority([1, 2], np.array([0])),
+        *scores.mean_guess(0.0, np.array([1.0])),
+    }
+    assert found | baselines == scores.BETTER.keys()
+    assert {"full_perplexity", "sampled_perplexity", "mix_penalty", "entity_f1", "mae", "spearman"} <= found
+
+
+@pytest.mark.parametrize("metric", scores.BETTER)
+def test_the_best_is_the_lowest_of_what_is_better_lower_and_the_highest_of_all_else(metric: str):
+    lower = any(word in metric for word in ("loss", "perplexity", "penalty", "mse", "mae"))
+    best = Best(metric)
+    for step, value in enumerate([2.0, 3.0, 1.0], 1):
+        best.look(step, rank(metric, {"loss": 0.0, metric: value}))
+    assert best.step == (3 if lower else 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12),
+     ("NVIDIA H200", 989e12), ("NVIDIA H200 NVL", 835e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L4", 121e12),
+     ("NVIDIA L40", 181e12), ("NVIDIA L40S", 362e12), ("TPU v5 lite", 197e12), ("TPU v5p", 459e12),
+     ("TPU v6 lite", 918e12), ("TPU v3", 61.5e12), ("TPU v2", 22.5e12), ("TPU7x", 1153.5e12)],
+)  # fmt: skip
+def test_a_device_s_peak_is_its_own(kind: str, peak: float):
+    """Of a jax device: half of a TPU v3's chip."""
+    assert peak_flops(kind) == peak
+
+
+def test_a_device_of_another_name_has_no_peak():
+    """Longer, shorter or otherwise written: it is another chip."""
+    kinds = [other for kind in PEAK_FLOPS for other in (kind + " X", kind[:-1], kind.upper() + " ", "The " + kind)]
+    unknown = [kind for kind in kinds if kind not in PEAK_FLOPS]
+    assert len(unknown) > 100 and {peak_flops(kind) for kind in [*unknown, "cpu", "", "NVIDIA L4000"]} == {None}
+
+
+def test_a_chip_without_a_known_peak_has_no_utilisation():
+    for kind, known in (("NVIDIA L40S", True), ("NVIDIA L400", False), ("cpu", False)):
+        meter = Meter(small("gpt.tiny"), 1, kind, 0)
+        meter.records([1], [{}])
+        assert ("flops_utilisation" in meter.records([2], [{}])[0]) == known
+
+
+def test_an_accelerator_without_a_known_peak_is_named_in_one_line():
+    def line(platform: str, kind: str) -> str:
+        return unknown_peak(SimpleNamespace(platform=platform, device_kind=kind))
+
+    assert line("gpu", "NVIDIA L400").startswith("the peak FLOP/s of 'NVIDIA L400' is not known: ")
+    assert line("gpu", "NVIDIA L40S") == line("cpu", "cpu") == ""
+
+
+def test_a_metric_without_a_direction_is_refused():
+    with pytest.raises(ConfigError, match="evaluate.metric=bleu has no direction.*choose one of loss"):
+        rank("bleu", {"loss": 1.0, "bleu": 0.5})
+
+
+def test_a_perplexity_that_an_older_version_saved_with_its_sign_turned_is_put_right():
+    metas = {
+        step: {"metric": "full_perplexity", "rank": rank, "held_out_loss": 1.0}
+        for step, rank in {1: -90.0, 2: -40.0, 3: 30.0}.items()
+    }
+    ranks = {step: rank_of(meta, "full_perplexity") for step, meta in metas.items()}
+    assert ranks == {1: 90.0, 2: 40.0, 3: 30.0} and best_step(ranks) == 3
+    assert rank_of({"metric": "accuracy", "rank": -0.5, "held_out_loss": 1.0}, "accuracy") == -0.5
