@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed (disk, numbers, checkpoint), 2 the user's words or 
 (start me again), 130 saved on Ctrl-C.
 """
 
+# ruff: noqa: E402  the address space is checked before libraries are loaded: under a small `ulimit -v` they abort
 import contextlib
 import dataclasses
 import io
@@ -15,6 +16,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from train.limits import check_address_space
+
+if Path(sys.argv[0]).stem == "contexture":
+    try:
+        check_address_space()
+    except MemoryError as error:
+        sys.exit(f"MemoryError: {error}")
 
 from analysis import commands
 from analysis.api import embed, evaluate, fill, generate, load, predict, score, warn

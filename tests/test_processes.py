@@ -137,7 +137,7 @@ def test_one_process_that_cannot_read_a_checkpoint_makes_all_fall_back(door, tin
 
 @pytest.mark.long
 def test_a_failure_of_one_process_is_that_of_all(door, tiny_words, tmp_path):
-    """A full disk at process 0: both end with 1, and with its line."""
+    """The folder is moved while they train: both end with 1, and with its line."""
     folder = tmp_path / "run"
     words = [*tiny_words, *SOON, "--steps", "100000", "--save.every", "20"]
     processes = start_job(door, words, [folder, folder], free_port())

@@ -126,7 +126,7 @@ def test_a_run_that_is_moved_while_it_trains_is_not_split(words, tmp_path, capsy
 
     monkeypatch.setattr("train.loop.evaluate", move)
     code, err = said(capsys, *words, "--dir", folder)
-    assert code == 1 and "was moved or removed while it trains; step 40 is not saved" in err, err
+    assert code == 1 and "was moved or removed while it trains, and its newest step is not saved" in err, err
     assert not folder.exists()
     monkeypatch.undo()
     code, err = said(capsys, *words, "--dir", moved)

@@ -122,6 +122,22 @@ def test_numbers_that_are_not_finite_are_never_saved(tmp_path, mesh):
     assert steps(tmp_path / "checkpoints") == [1]
 
 
+def test_a_write_that_fails_in_a_folder_that_was_moved_says_so(tmp_path, mesh, monkeypatch):
+    """It was under way when the folder went: what the file system says of it is not what happened."""
+    (tmp_path / "run").mkdir()
+    checkpoints, _ = _saved(tmp_path / "run", mesh, many=1)
+
+    def fail() -> None:
+        raise OSError("Failed to rename the temporary folder")
+
+    monkeypatch.setattr(checkpoints._open(), "wait_until_finished", fail)
+    with pytest.raises(CheckpointError, match="Failed to rename the temporary folder; the last good .* of step 1"):
+        checkpoints.wait()
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="was moved or removed while it trains"):
+        checkpoints.wait()
+
+
 def test_the_best_step_is_the_one_of_the_least_finite_rank():
     assert best_step({1: 3.0, 2: -1.0, 3: None, 4: float("nan"), 5: float("-inf")}) == 2
     assert best_step({1: None, 2: float("nan")}) is None

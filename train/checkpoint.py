@@ -185,12 +185,15 @@ def _read_fitting(
     return meta, there
 
 
+_NOWHERE = (0, 0)
+
+
 def _identity_of(folder: Path) -> tuple[int, int]:
-    """What stays a folder's own when it is moved: its device and inode; (0, 0) where there is none."""
+    """What stays a folder's own when it is moved: its device and inode; _NOWHERE where there is none."""
     try:
         found = folder.stat()
     except OSError:
-        return 0, 0
+        return _NOWHERE
     return found.st_dev, found.st_ino
 
 
@@ -310,11 +313,8 @@ class Checkpoints:
 
         Raises CheckpointError where the write before this one has failed.
         """
-        if jax.process_index() == 0 and _identity_of(self.directory.parent) != self._place:
-            raise CheckpointError(
-                f"{self.directory.parent} was moved or removed while it trains; step {step} is not saved; "
-                "start the same command again, with --dir where the run is now"
-            )
+        if self._was_moved():
+            raise self._failed(FileNotFoundError())
         shapes = {path: list(x.shape) for path, x in by_path(state).items()}
         meta = {
             "format": FORMAT,
@@ -344,7 +344,15 @@ class Checkpoints:
         except Exception as error:
             raise self._failed(error) from error
 
+    def _was_moved(self) -> bool:
+        return self._place != _NOWHERE and _identity_of(self.directory.parent) != self._place
+
     def _failed(self, error: BaseException) -> CheckpointError:
+        if self._was_moved():  # also where a write was under way then, which failed in its own words
+            return CheckpointError(
+                f"{self.directory.parent} was moved or removed while it trains, and its newest step is not saved; "
+                "start the same command again, with --dir where the run is now"
+            )
         space = re.search(r"No space left|File too large|ENOSPC|EFBIG|RESOURCE_EXHAUSTED", str(error))
         files = "Too many open files" in str(error)
         why = "too many open files (ulimit -n)" if files else "the disk is full" if space else _first_line(error)

@@ -316,7 +316,7 @@ def write_json(path: Path, tree: Any) -> None:
 
 
 _DESCRIBED = {"words": int, "pair": bool, "labels": [str], "counts": [int], "tokenizer": str, "data": str}
-"""What run.json holds of its data, where it holds it."""
+"""What run.json holds of its data, where it holds it; an imported run has a `data` that is null."""
 
 
 def read(directory: Path) -> tuple[Run, dict[str, Any]]:
@@ -342,6 +342,6 @@ def read(directory: Path) -> tuple[Run, dict[str, Any]]:
         got = tree.get("format") if isinstance(tree, dict) else None
         raise ConfigError(f"{path} has format {got!r}; this version reads format {FORMAT}")
     for name in _DESCRIBED.keys() & tree.keys():
-        if tree[name] is not None and misfit({name: tree[name]}, {name: _DESCRIBED[name]}):
+        if not (name == "data" and tree[name] is None) and misfit({name: tree[name]}, {name: _DESCRIBED[name]}):
             raise ConfigError(f"{path}: {name} is {str(tree[name])[:60]!r}, which no training writes; put it back")
     return of_data(from_json(tree.get("config") or {}, str(path)), tree), tree

@@ -25,7 +25,8 @@ def exit_of(error: BaseException) -> tuple[int, str]:
     if isinstance(error, CheckpointError | Diverged | ProcessLost):
         return 1, f"{kind}: {error}"
     if _out_of_memory(error):
-        return 1, f"{kind}: this process has too little memory; lower --data.batch, or raise its limit (ulimit -v)"
+        mend = "this process has too little memory; lower --data.batch, or raise its limit (ulimit -v)"
+        return 1, f"MemoryError: {error}" if "ulimit" in str(error) else f"{kind}: {mend}"
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return 1, f"{kind}: {where}{error.strerror or error}"

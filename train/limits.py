@@ -3,8 +3,6 @@
 import contextlib
 import resource
 
-from train.config import ConfigError
-
 LEAST_ADDRESS_SPACE = 3 << 30
 """Bytes (`ulimit -v`): jax with one device and its threads on a CPU maps about 2.5 GiB."""
 LEAST_OPEN_FILES = 64
@@ -13,18 +11,23 @@ LEAST_OPEN_FILES = 64
 _ENOUGH_FILES = 1 << 16
 
 
-def check_limits() -> None:
-    """Raises ConfigError where address space or file descriptors are too few to begin; takes the descriptors that the
-    system would give when asked."""
+def check_address_space() -> None:
+    """Raises MemoryError where the address space is too small for jax to begin."""
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= space < LEAST_ADDRESS_SPACE:
-        raise ConfigError(
+        raise MemoryError(
             f"this process may use {space / 2**30:.2f} GiB of memory (ulimit -v), and jax wants "
             f"{LEAST_ADDRESS_SPACE >> 30} at least; raise the limit"
         )
+
+
+def check_limits() -> None:
+    """Raises MemoryError or OSError where address space or file descriptors are too few to begin; takes the
+    descriptors that the system would give when asked."""
+    check_address_space()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < LEAST_OPEN_FILES:
-        raise ConfigError(
+        raise OSError(
             f"too many open files would be needed: this process may have {hard} (ulimit -n); "
             f"allow {LEAST_OPEN_FILES} at least"
         )
