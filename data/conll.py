@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from data.errors import DataError
-from data.sources import lines
+from data.sources import decoded_lines
 from data.tables import Row, Table, counted
 
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -16,8 +16,8 @@ _NO_WORD = re.compile(r"\d+[-.]\d+")
 
 
 def conll(path: Path) -> Table:
-    """A row is a sentence; a blank line ends it. One with a line of another width comes as a DataError with
-    file:line."""
+    """A row is a sentence; a blank line ends it. One with a line of another width, or that is not UTF-8, comes as a
+    DataError with file:line."""
     rows = _sentences(path, path.suffix.lower() == ".conllu")
     first = next(rows, None)
     if first is None:
@@ -37,7 +37,7 @@ def _sentences(path: Path, universal: bool) -> Iterator[tuple[int, Row | DataErr
     begins, width, wanted = 0, 0, ""
     if universal:
         width, wanted = len(CONLLU), "CoNLL-U has 10; put tabs between them, _ where there is nothing"
-    for number, line in lines(path):
+    for number, line, odd in decoded_lines(path):
         line = line.rstrip("\r\n")
         if not line.strip(" \t"):
             if words or wrong:
@@ -46,6 +46,10 @@ def _sentences(path: Path, universal: bool) -> Iterator[tuple[int, Row | DataErr
             continue
         cells = line.split("\t") if universal else _SPACES.split(line.strip(" \t"))
         if cells[0] == "-DOCSTART-" or (universal and line[0] == "#"):
+            continue
+        if odd:
+            begins = begins if words or wrong else number
+            wrong = wrong or odd
             continue
         if not width:
             width, wanted = len(cells), f"line {number} has {len(cells)}; give every word its tag"

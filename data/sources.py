@@ -250,10 +250,10 @@ def json_lines(path: Path, wanted: str, seen: Callable[[bytes], Any] = len) -> I
 def json_records(
     path: Path, wanted: str, seen: Callable[[bytes], Any] = len
 ) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
-    """As `json_lines`, but a line that is no JSON or no object comes as the DataError that names it."""
-    for number, line in lines(path, seen):
+    """As `json_lines`, but a line that is not UTF-8, no JSON or no object comes as the DataError that names it."""
+    for number, line, wrong in decoded_lines(path, seen):
         if line.strip():
-            yield number, _record(line, f"{path}:{number}", wanted)
+            yield number, wrong or _record(line, f"{path}:{number}", wanted)
 
 
 def _record(line: str, at: str, wanted: str) -> dict[str, Any] | DataError:
@@ -271,13 +271,25 @@ def _record(line: str, at: str, wanted: str) -> dict[str, Any] | DataError:
 
 def lines(path: Path, seen: Callable[[bytes], Any] = len, cut_long: bool = False) -> Iterator[tuple[int, str]]:
     """The lines of a file in UTF-8, with their ends, each with its number. Raises: DataError for what is not UTF-8."""
+    for number, line, wrong in decoded_lines(path, seen, cut_long):
+        if wrong:
+            raise wrong
+        yield number, line
+
+
+def decoded_lines(
+    path: Path, seen: Callable[[bytes], Any] = len, cut_long: bool = False
+) -> Iterator[tuple[int, str, DataError | None]]:
+    """(number, line, what is wrong with it): as `lines`, but one that is not UTF-8 comes with the DataError that names
+    it, its other characters whole."""
     for number, raw in _raw_lines(path, seen, cut_long):
         try:
-            yield number, raw.decode("utf-8")
+            yield number, raw.decode("utf-8"), None
         except UnicodeDecodeError as error:
             column = len(raw[: error.start].decode("utf-8")) + 1
             where = f"byte 0x{raw[error.start]:02x} at column {column}"
-            raise DataError(f"{path}:{number}: not UTF-8 ({where}); save the file as UTF-8") from None
+            wrong = DataError(f"{path}:{number}: not UTF-8 ({where}); save the file as UTF-8")
+            yield number, raw.decode("utf-8", "replace"), wrong
 
 
 def _raw_lines(path: Path, seen: Callable[[bytes], Any], cut_long: bool) -> Iterator[tuple[int, bytes]]:

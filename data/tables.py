@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
-from data.sources import json_records, lines
+from data.sources import decoded_lines, json_records
 
 LONGEST_FIELD = 1 << 24
 """Characters after which a field of a *.csv is taken for one whose quote is never closed."""
@@ -40,20 +40,24 @@ class Table:
 
 
 def separated(path: Path, header: bool) -> Table:
-    """A *.tsv (no quotes, a line a row) or a *.csv (RFC 4180). A row of another width comes as a DataError with
-    file:line. Raises: DataError for what breaks the whole file."""
+    """A *.tsv (no quotes, a line a row) or a *.csv (RFC 4180). A row of another width, or that is not UTF-8, comes as a
+    DataError with file:line. Raises: DataError for what breaks the whole file."""
     rows = _commas(path) if path.suffix.lower() == ".csv" else _tabs(path)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: no row in the file; give a row for each example")
     number, cells = first
+    if isinstance(cells, DataError):
+        raise cells
     names = tuple(name.strip() for name in cells) if header else None
     whose = f"the header has {len(cells)} ({listed(names)})" if names else f"line {number} has {len(cells)}"
 
     def checked() -> Iterator[tuple[int, Row | DataError]]:
         mend = "put a tab" if path.suffix.lower() == ".tsv" else "put a comma"
         for line, row in rows if header else chain([first], rows):
-            if len(row) != len(cells):
+            if isinstance(row, DataError):
+                yield line, row
+            elif len(row) != len(cells):
                 wrong = f"{counted(len(row), 'column')} where {whose}; {mend} between columns"
                 yield line, DataError(f"{path}:{line}: {wrong}")
             else:
@@ -85,26 +89,30 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _tabs(path: Path) -> Iterator[tuple[int, list[str]]]:
-    for number, line in lines(path):
+def _tabs(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
+    for number, line, wrong in decoded_lines(path):
         line = line.removesuffix("\n").removesuffix("\r")
         if line.strip() or "\t" in line:
-            yield number, line.split("\t")
+            yield number, wrong or line.split("\t")
 
 
-def _commas(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
     csv.field_size_limit(LONGEST_FIELD)
     held: list[str] = []  # the lines of the row that is being read
+    odd: list[DataError] = []  # what is wrong with them
 
     def fed() -> Iterator[str]:
-        for _, line in lines(path):
+        for _, line, wrong in decoded_lines(path):
             held.append(line)
+            if wrong:
+                odd.append(wrong)
             yield line
 
     reader = csv.reader(fed(), strict=True)
     while True:
         first = reader.line_num + 1
         held.clear()
+        odd.clear()
         try:
             cells = next(reader)
         except StopIteration:
@@ -112,7 +120,7 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str]]]:
         except csv.Error as error:
             raise _broken(path, first, held, str(error)) from None
         if cells and not (len(cells) == 1 and cells[0].isspace()):
-            yield first, cells
+            yield first, odd[0] if odd else cells
 
 
 def _broken(path: Path, first: int, held: list[str], reason: str) -> DataError:

@@ -59,6 +59,24 @@ def test_an_odd_row_of_a_table_is_counted_and_said_once(tmp_path, row, kept, lin
     assert len(said) == bool(line) and line.format(tmp_path / "train.tsv") in "".join(said)
 
 
+@pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl", "train.conll"])
+def test_a_row_that_is_not_utf_8_is_left_out(tmp_path, name):
+    """As one letter of Latin 1 in a file that is UTF-8 otherwise; in a quoted field of two lines too."""
+    form = {
+        "train.tsv": "{}\t{}\n",
+        "train.csv": '"w1\n{}",{}\n',
+        "train.jsonl": '{{"text": "{}", "label": "{}"}}\n',
+        "train.conll": "w1 a\n{} {}\n\n",
+    }[name]
+    first = "" if name in ("train.jsonl", "train.conll") else "text\tlabel\n" if "tsv" in name else "text,label\n"
+    rows = [form.format(f"w{n % 9 + 1}", "ab"[n % 2]).encode() for n in range(200)]
+    rows[50] = form.format("Curaçao", "a").encode("latin-1")
+    kind = "tag" if "conll" in name else "classify"
+    store, said = _encode(tmp_path, first.encode() + b"".join(rows), name, kind=kind)
+    assert store.splits["train"].examples == 199 and len(said) == 1
+    assert "left out 1 of 200 rows" in said[0] and "not UTF-8 (byte 0xe7 at column " in said[0]
+
+
 def test_a_byte_order_mark_and_line_ends_of_windows_change_nothing(tmp_path):
     store, said = _encode(tmp_path, b"\xef\xbb\xbf" + _tsv().replace("\n", "\r\n").encode())
     assert store.splits["train"].examples == 300 and not said and store.labels == ("a", "b")

@@ -24,10 +24,10 @@ from train.config import Run, fields
 PATHS = [
     "../to/a", "../to/b.npz", "../to/c.jsonl", "../theirs/text.txt", "../theirs/run", "../theirs", "../theirs/none",
     "../theirs/loop", "../theirs/folder", "../theirs/empty", "../theirs/train.tsv", "../theirs/run/run.json",
-    "../theirs/text.txt/x", "../theirs/run/checkpoints", "../to/" + "n" * 300,
+    "../theirs/text.txt/x", "../theirs/run/checkpoints", "../to/" + "n" * 300, "../to/fifo",
 ]  # fmt: skip
-NOT_HERE = ("mesh.",)
-"""Options that make a process wait for others, or devices that are not here."""
+NOT_HERE = ("mesh.distributed",)
+"""Options that make a process wait for others."""
 
 
 def _files(folder: Path) -> None:
@@ -75,6 +75,7 @@ def _run_words(trains: bool) -> Callable[[Path, Path], None]:
     def read(folder: Path, to: Path) -> None:
         words: list[str] = json.loads((folder / "words.json").read_bytes())
         to.mkdir()
+        os.mkfifo(to / "fifo")
         with _without_training() if trains else nullcontext():
             command(words)
 

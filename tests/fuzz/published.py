@@ -1,5 +1,6 @@
 """Models that others published: each file of each format, through `import`."""
 
+import importlib.util
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +30,19 @@ def _any_checksum(folder: Path, to: Path) -> None:
         _importing("bert-tf")(folder, to)
     finally:
         bundle._masked = true
+
+
+def pickled(folder: Path) -> None:
+    """The weights of `made.hf` as torch saves them."""
+    if importlib.util.find_spec("torch") is None:
+        raise Absent("torch, which reads pickles")
+    import torch
+    from safetensors.numpy import load_file
+
+    made.hf(folder)
+    arrays = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, folder / "pytorch_model.bin")
 
 
 def google(folder: Path) -> None:
@@ -68,6 +82,7 @@ def _target(name: str, make: Callable[[Path], None], file: str, mutate: Mutation
 
 TARGETS = (
     _target("hf-weights", made.hf, "model.safetensors", after_length, "hf"),
+    _target("hf-pickle", pickled, "pytorch_model.bin", of_bytes, "hf"),
     _target("hf-config", made.hf, "config.json", of_json, "hf"),
     _target("hf-tokenizer", made.hf, "tokenizer.json", of_json, "hf"),
     _target("hf-parts", made.hf_in_parts, "model.safetensors.index.json", of_json, "hf"),

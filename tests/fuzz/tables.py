@@ -117,5 +117,6 @@ TARGETS = (
     Target("text.sentences", write("text.txt", _TEXT), "text.txt", of_lines, _sentences),
     *(Target(f"tfds.{name}", _set, f"{_SET}/{file}", mutate, _encode("", CLASSIFY), slow=True)
       for name, file, mutate in (("features", "features.json", of_json), ("info", "dataset_info.json", of_json),
-                                 ("label-names", "label.labels.txt", of_lines))),
+                                 ("label-names", "label.labels.txt", of_lines),
+                                 ("records", "glue-train.array_record-00000-of-00001", of_bytes))),
 )  # fmt: skip
