@@ -70,13 +70,14 @@ def test_a_score_is_that_of_the_tokens_one_by_one():
         row = [0, *tokenizer.encode([text])[0]]
         for at in range(1, len(row)):
             first = max(at - 1 - (at - 1) % 2 - 4, 0) if at > 6 else 0  # windows of 6, two new in each behind the first
-            context = row[first:at]
+            context = np.zeros((1, 6), np.int32)  # the rest is padding, which nothing before it sees
+            context[0, : at - first] = row[first:at]
             out = model.clone(heads={}).apply(
                 {"params": {"backbone": params["backbone"]}},
-                {"tokens": np.array([context], np.int32), "mask": np.ones((1, len(context)), np.int32)},
+                {"tokens": context, "mask": (np.arange(6) < at - first).astype(np.int32)[None]},
             )
             table = np.asarray(params["backbone"]["embeddings"]["tokens"], np.float64)
-            logits = table @ np.asarray(out.encoding.hidden_BLD[0, -1], np.float64)
+            logits = table @ np.asarray(out.encoding.hidden_BLD[0, at - first - 1], np.float64)
             nats += np.log(np.exp(logits).sum()) - logits[row[at]]
     found = score(model, params, tokenizer, documents, length=6, stride=2, batch=2)
     assert (found["documents"], found["tokens"], found["words"], found["bytes"]) == (2, 13, 4, 14)

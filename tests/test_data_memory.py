@@ -46,13 +46,16 @@ def _write_text(file: Path, megabytes: float, border: str) -> None:
             out.write(part)
 
 
-@pytest.mark.parametrize("border", ["\n\n", "\n"], ids=["documents", "no_blank_line"])
 @pytest.mark.parametrize(
-    ("small", "large"), [pytest.param(4, 40, id="small"), pytest.param(10, 200, id="large", marks=pytest.mark.long)]
+    ("border", "small", "large"),
+    [
+        pytest.param("\n", 4, 10, id="no_blank_line-small"),
+        pytest.param("\n\n", 4, 40, id="documents-small", marks=pytest.mark.long),
+        pytest.param("\n", 10, 200, id="no_blank_line-large", marks=pytest.mark.long),
+        pytest.param("\n\n", 10, 200, id="documents-large", marks=pytest.mark.long),
+    ],
 )
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, border: str, small: int, large: int):
-    if (small, border) == (4, "\n"):
-        large = 10  # one long document, in the ordinary suite
     peaks = {"prepare": [], "read": []}
     for size in (small, large):
         folder = tmp_path / str(size)

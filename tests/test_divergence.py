@@ -49,6 +49,7 @@ def test_held_out_figures_are_not_counted():
     assert diverged_loss(records, 8.0) is None
 
 
+@pytest.mark.long
 def test_a_run_that_ends_with_an_exploded_loss_is_saved_and_fails(capsys, tiny_words, tmp_path, one_device):
     folder = tmp_path / "run"
     words = [*tiny_words, "--optim.peak-lr", "3", "--optim.warmup", "0", "--optim.name", "adamw", "--optim.clip", "0",

@@ -175,6 +175,7 @@ def test_a_folder_that_cannot_be_written_is_refused(capsys, tiny_words):
     assert code == 1 and last.startswith("CheckpointError: /sys/run cannot be written"), last
 
 
+@pytest.mark.long
 def test_a_full_disk_is_one_clear_line_and_loses_nothing(environment, capsys, tiny_words, tmp_path):
     """The largest file that may be written is smaller than a checkpoint's."""
     command = f"exec {sys.executable} {ROOT / 'contexture.py'} {' '.join(tiny_words)} --dir {tmp_path / 'run'}"

@@ -12,7 +12,6 @@ from tests.commands import devices
 from tests.parity_rule import assert_close
 from tests.test_mesh import free_port
 
-BATCHES = (1, 7, 64)
 KINDS = ("classify", "regress", "tag")
 
 
@@ -24,10 +23,10 @@ def predictions(folder: Path) -> list[dict]:
 def evaluated(task_run, tmp_path_factory) -> dict[tuple[str, int, int], tuple[dict, list[dict]]]:
     """(kind, devices, batch) → (what evaluate says, its predictions)."""
     found = {}
-    wanted = [*(("classify", batch) for batch in BATCHES), ("regress", 64), ("tag", 64)]
-    for count in (1, 8):
+    wanted = {1: [("classify", 7), *((kind, 64) for kind in KINDS)], 8: [("classify", 1), ("regress", 64), ("tag", 7)]}
+    for count, evaluations in wanted.items():
         with devices(count):
-            for kind, batch in wanted:
+            for kind, batch in evaluations:
                 to = tmp_path_factory.mktemp("evaluated")
                 result = contexture.evaluate(task_run(kind), batch=batch, to=str(to))
                 found[kind, count, batch] = result, predictions(to / "dev-60")

@@ -121,6 +121,7 @@ def test_a_fault_is_seen_or_survives_and_the_tree_is_only_read(small, capsys, ma
     assert {file.relative_to(small) for file in after.keys() - before.keys()} == {Path(".cache/mutants.json")}
 
 
+@pytest.mark.long
 def test_what_is_known_is_not_run_again_until_something_changes(small, capsys, monkeypatch):
     words = ["--only", "area.sum", "--jobs", "1"]
     assert runner.main(words) == 0 and " known" not in capsys.readouterr().out

@@ -101,6 +101,7 @@ def test_a_file_and_a_set_of_the_same_sentences_are_one_run(place, named):
     assert labels == [["negative", "positive"]] * 2
 
 
+@pytest.mark.long
 def test_a_file_and_a_set_of_the_same_pairs_and_numbers_are_one_run(place):
     """TFDS keeps the numbers as float32; the file says them in decimals."""
     files = [place / f"stsb.{split}.jsonl" for split in ("train", "validation")]

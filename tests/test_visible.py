@@ -51,6 +51,7 @@ def test_a_file_name_in_an_error_is_shown_escaped(capsys, command):
     assert _is_safe(err) and "\\x1b[31mred" in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_labels_and_cells_of_a_users_file_are_shown_escaped(capsys, tmp_path, tiny_run, one_device):
     rows = "".join(f"the cat {n}\t{EVIL if n % 2 else 'b'}\n" for n in range(20))
     (tmp_path / "t.tsv").write_text("text\tlabel\n" + rows)

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 
 from data.errors import DataError
+from data.visible import visible
 from train import native_aborts as native
 from train.config import ConfigError, Diverged
 from train.exits import ProcessLost, exit_of
@@ -134,8 +135,8 @@ def initialize(config: MeshConfig) -> None:
 
 def _say_waiting(number: str | None, count: str | None, address: str, config: MeshConfig) -> None:
     who = f"process {number or '?'} of {count or '?'}"
-    print(f"{who} waits for the others at {address or 'the coordinator'} "
-          f"(mesh.startup-minutes={config.startup_minutes:g})", file=sys.stderr)  # fmt: skip
+    where = visible(address) or "the coordinator"
+    print(f"{who} waits for the others at {where} (mesh.startup-minutes={config.startup_minutes:g})", file=sys.stderr)
 
 
 def _aborted(reason: str) -> None:
@@ -161,7 +162,7 @@ def _end(code: int, line: str) -> NoReturn:
     """End this process now. Leaving through the interpreter would wait for processes that are gone."""
     if _ending.acquire(blocking=False):
         with contextlib.suppress(Exception):
-            print(" ".join(line.split()), file=sys.stderr, flush=True)
+            print(" ".join(visible(line).split()), file=sys.stderr, flush=True)
         os._exit(code)
     time.sleep(60)  # the other thread is ending the process
     os._exit(code)

@@ -45,7 +45,7 @@ TASKS = (
         "data/tables.py",
         ("tables.width-not-checked", "if len(row) != len(cells):", "if len(row) > 99:",
          f"{_TABLES}test_what_is_wrong_is_told_in_one_line"),
-        ("tables.tsv-stripped", 'yield number, line.split("\\t")', 'yield number, line.strip().split("\\t")',
+        ("tables.tsv-stripped", 'wrong or line.split("\\t")', 'wrong or line.strip().split("\\t")',
          f"{_TABLES}test_texts_come_back_as_they_were_written"),
         ("tables.csv-not-strict", "csv.reader(fed(), strict=True)", "csv.reader(fed())",
          f"{_TABLES}test_what_is_wrong_is_told_in_one_line"),
