@@ -84,10 +84,11 @@ def test_a_torn_last_line_is_nothing_to_keep(tiny_words, copied, capsys):
 
 def test_other_settings_before_the_first_checkpoint_move_what_is_there_aside(tiny_words, copied, capsys):
     shutil.rmtree(copied / "checkpoints")
-    before = files_of(copied, "data", "tokenizer")
+    before, described = files_of(copied, "data", "tokenizer"), (copied / "run.json").read_text()
     code, err = said(capsys, *tiny_words, "--dir", copied, "--seed", "7", "--steps", "6")
     assert code == 0 and f"starting over; moved what it held to {copied / 'earlier-1'}" in err, err
     assert files_of(copied / "earlier-1", "data", "tokenizer") == before
+    assert (copied / "earlier-1" / "run.json").read_text() == described
 
 
 def test_what_a_stopped_start_left_is_used(tiny_words, tmp_path, capsys, monkeypatch):

@@ -5,6 +5,7 @@ import fcntl
 import os
 import platform
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -118,6 +119,8 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
     if begun is None or (fixed and not trained):
         if begun is not None:
             aside = move_aside(directory, _OF_A_RUN, "earlier")
+            if aside:
+                shutil.copy2(directory / "run.json", aside)
             where = f"; moved what it held to {aside}" if aside else ""
             say(f"{directory} has other settings ({_flag(fixed[0])}) and no checkpoint; starting over{where}")
         configs.write_json(directory / "run.json", _tree(run, {}))
