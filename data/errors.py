@@ -7,6 +7,9 @@ from collections.abc import Iterable
 class DataError(ValueError):
     """One line for the user: where (file:line), what is wrong with the value got, what was wanted, how to mend it."""
 
+    def __init__(self, line: str) -> None:
+        super().__init__(line.replace("\n", "\\n"))  # names of files may hold line feeds
+
 
 LONGEST_NAME = 100
 """Characters of a name that is compared with others: the time grows with the product of their lengths."""

@@ -77,9 +77,9 @@ def _breaks(case: str, folder: Path, to: Path) -> None:
         case "unexpected":
             raise Refused(1, "ValueError: unexpected error: x; rerun with --debug for a traceback")
         case "two lines":
-            from data.errors import DataError
+            from train.config import ConfigError
 
-            raise DataError("one\ntwo")
+            raise ConfigError("one\ntwo")
         case "code":
             raise Refused(3, "DataError: x")
 
