@@ -5,6 +5,7 @@ when it is whole. So a killed process leaves a partial file behind and harms not
 that somebody else has made.
 """
 
+import itertools
 import os
 import re
 import secrets
@@ -91,14 +92,17 @@ def move_aside(folder: Path, names: list[str], into: str) -> Path | None:
     present = [name for name in names if os.path.lexists(folder / name)]
     if not present:
         return None
-    number = 1
-    while os.path.lexists(folder / f"{into}-{number}"):
-        number += 1
-    aside = folder / f"{into}-{number}"
+    aside = numbered(folder / into, first=1)
     aside.mkdir()
     for name in present:
         os.rename(folder / name, aside / name)
     return aside
+
+
+def numbered(path: Path, first: int) -> Path:
+    """The first of path-0, path-1, … (from the number `first`) where nothing is."""
+    numbers = itertools.count(first)
+    return next(each for number in numbers if not os.path.lexists(each := path.with_name(f"{path.name}-{number}")))
 
 
 def check_free(path: Path) -> None:

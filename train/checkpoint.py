@@ -28,6 +28,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers as policies
 
+from data.storage import numbered
 from models.shapes import by_path, path_of
 from train import processes
 from train.config import CheckpointError, ConfigError, Diverged
@@ -277,8 +278,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             self.damaged.mkdir(exist_ok=True)
             for step in bad:
-                number = sum(1 for _ in self.damaged.glob(f"{step}-*"))
-                os.rename(self.directory / str(step), self.damaged / f"{step}-{number}")
+                os.rename(self.directory / str(step), numbered(self.damaged / str(step), first=0))
             self.say(f"moved the damaged checkpoints to {self.damaged}")
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("damaged checkpoints moved")

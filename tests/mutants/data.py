@@ -155,8 +155,7 @@ PRETRAINING = (
          "test_nothing_deleted.py::test_an_atomic_folder_never_takes_the_place_of_another"),
         ("storage.any-dotted-name-is-partial", "[0-9a-f]{8}", ".{8}",
          "test_nothing_deleted.py::test_only_names_of_partial_files_are_partial"),
-        ("storage.aside-meets-aside", "    number = 1\n    while os.path.lexists(folder / f\"{into}-{number}\"):",
-         "    number = 1\n    while False:",
+        ("storage.aside-meets-aside", "if not os.path.lexists(each :=", "if (each :=",
          "test_nothing_deleted.py::test_what_is_moved_aside_never_meets_what_was_moved_before"),
     ),
     *mutants_of(
