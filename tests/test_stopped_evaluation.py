@@ -1,5 +1,6 @@
 """A signal is answered within a batch of an evaluation too, and the run that is resumed is the same run."""
 
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from data.pipeline import HeldOutPairs
 from data.streams import SentencePairs
 from tests.commands import done, said
 from train.checkpoint import best_step, rank_of, read_meta, steps
+from train.late_evaluation import with_evaluation, write
 from train.report import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -86,6 +88,40 @@ def test_a_run_stopped_in_an_evaluation_is_the_same_run(words, whole, tmp_path, 
     there = ranks(folder)
     assert there[40] == ranks(whole)[40] and best_step(there) == best_step(ranks(whole))
     assert "unevaluated" not in read_meta(folder / "checkpoints" / "40")
+
+
+def test_a_run_killed_while_it_makes_up_for_an_evaluation_is_the_same_run(words, whole, tmp_path, capsys):
+    """After the record was written, before the checkpoint knows: that checkpoint is whole, no record stands twice."""
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        terminate_in(patch, 1, 1)
+        assert said(capsys, *words, "--dir", folder)[0] == 75
+    before = read_meta(folder / "checkpoints" / "20")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.checkpoint.write", _no_disk)
+        code, err = said(capsys, *words, "--dir", folder)
+    assert code == 1 and read_meta(folder / "checkpoints" / "20") == before and before["unevaluated"], err
+    assert [(r["step"], r["split"]) for r in figures(folder)].count((20, "dev")) == 1
+    code, err = said(capsys, *words, "--dir", folder)
+    assert code == 0 and "going on from step 20" in err, err
+    assert figures(folder) == figures(whole) and ranks(folder) == ranks(whole)
+
+
+def _no_disk(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("harm", [b"", b"{", b"[1]", b'{"self": 1}', b"\xff"])
+def test_a_late_evaluation_that_is_damaged_is_none(tmp_path, harm):
+    checkpoint, meta, digest = tmp_path / "20", {"step": 20, "unevaluated": True}, {"meta": "x", "self": "y"}
+    (checkpoint / "digest").mkdir(parents=True)
+    (checkpoint / "digest" / "metadata").write_text(json.dumps(digest))
+    assert with_evaluation(checkpoint, meta, digest) == meta
+    write(checkpoint, {"rank": 0.5})
+    assert with_evaluation(checkpoint, meta, digest) == {"step": 20, "rank": 0.5}
+    assert with_evaluation(checkpoint, meta, {**digest, "self": "of another"}) == meta
+    (checkpoint / "evaluated.json").write_bytes(harm)
+    assert with_evaluation(checkpoint, meta, digest) == meta
 
 
 @pytest.mark.parametrize("place", ["pass", "baseline"])

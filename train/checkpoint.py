@@ -8,7 +8,6 @@ number; the digests are what makes a damaged file known.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import math
 import os
@@ -32,6 +31,7 @@ from data.storage import numbered
 from models.shapes import by_path, path_of
 from train import processes
 from train.config import CheckpointError, ConfigError, Diverged
+from train.late_evaluation import text_digest, with_evaluation, write
 from train.mesh import replicated
 from train.options import SaveConfig
 from train.orbax_logging import quiet_orbax
@@ -71,10 +71,6 @@ def digests(tree: Any, mesh: Mesh) -> tuple[dict[str, int], list[str]]:
     return words, [path_of(path) for path, (_, finite) in zip(paths, found, strict=True) if not finite]
 
 
-def text_digest(tree: Any) -> str:
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-
 def steps(directory: Path) -> list[int]:
     """The steps that lie in a checkpoint folder, oldest first, good or not."""
     if not directory.is_dir():
@@ -100,15 +96,16 @@ def _first_line(error: BaseException) -> str:
 
 def _read_json(directory: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """(meta, array digests) of one checkpoint, both verified."""
-    digest = _read_item(directory, "digest")
-    if not isinstance(digest, dict) or digest.pop("self", None) != text_digest(digest):
+    whole = _read_item(directory, "digest")
+    digest = dict(whole) if isinstance(whole, dict) else {}
+    if digest.pop("self", None) != text_digest(digest):
         raise CheckpointError("item digest: does not match its own digest")
     meta = _read_item(directory, "meta")
     if isinstance(meta, dict) and meta.get("format") != FORMAT:
         raise CheckpointError(f"item meta: has format {meta.get('format')!r}; this version reads format {FORMAT}")
     if text_digest(meta) != digest["meta"]:
         raise CheckpointError("item meta: does not match its digest")
-    return meta, digest["arrays"]
+    return with_evaluation(directory, meta, whole), digest["arrays"]
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
@@ -303,11 +300,8 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
 
-    def save(
-        self, step: int, state: Any, meta: dict[str, Any], held_out_loss: float | None, again: bool = False
-    ) -> None:
-        """Begin to write the state of a step; the write goes on in the background. again: in place of that checkpoint,
-        which was saved before it was evaluated.
+    def save(self, step: int, state: Any, meta: dict[str, Any], held_out_loss: float | None) -> None:
+        """Begin to write the state of a step; the write goes on in the background.
 
         The best step, which is kept, is that of the least meta["rank"], or where meta has none of the least loss.
 
@@ -337,12 +331,25 @@ class Checkpoints:
         try:
             manager = self._open()
             manager.wait_until_finished()
-            if again:
-                manager.delete(step)
             self._ranks[step] = rank_of(meta, self.metric)
             manager.save(step, args=items, force=True)
         except Exception as error:
             raise self._failed(error) from error
+
+    def add_evaluation(self, step: int, found: dict[str, Any]) -> None:
+        """Keep what an evaluation found of a checkpoint that was saved before it: held_out_loss, rank, metric, best.
+
+        Raises CheckpointError where that could not be written.
+        """
+        if self._was_moved():
+            raise self._failed(FileNotFoundError())
+        self._open()
+        self._ranks[step] = rank_of(found, self.metric)
+        if jax.process_index() == 0:
+            try:
+                write(self.directory / str(step), found)
+            except OSError as error:
+                raise self._failed(error) from error
 
     def _was_moved(self) -> bool:
         return self._place != _NOWHERE and _identity_of(self.directory.parent) != self._place

@@ -120,7 +120,8 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
             signals.check()
         start = int(state.step)
         report.say(f"going on from step {start}" if restored else "starting at step 0")
-        report.start(start, run.save.every)
+        unevaluated = restored is not None and restored[1].get("unevaluated", False)
+        report.start(start, run.save.every, evaluated=not unevaluated)
         signals.check()
         if run.mesh.distributed:
             signals.share()
@@ -128,7 +129,6 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         if best.metric != run.evaluate.metric:
             best = Best(run.evaluate.metric)
         best.rank = saved_rank(best.metric, best.rank)
-        unevaluated = restored is not None and restored[1].get("unevaluated", False)
         done = _steps(parts, state, start, unevaluated, best, shardings, checkpoints, report, signals)
         if first:
             records = read_metrics(folder / "metrics.jsonl")
@@ -259,12 +259,12 @@ def _steps(
         best.look(step, judged)
         return {"held_out_loss": figures["loss"], "rank": judged, "metric": run.evaluate.metric}
 
-    def save(step: int, judged: dict[str, Any], again: bool = False) -> None:
+    def save(step: int, judged: dict[str, Any]) -> None:
         meta = {"seed": run.seed, "lines_read": read(step), "best": dataclasses.asdict(best), **judged}
         held_out_loss = meta.pop("held_out_loss", None)
         checkpoints.wait()
         report.release(_safe(checkpoints, run))  # all of it is written before it is needed no more
-        checkpoints.save(step, state, meta, held_out_loss, again)
+        checkpoints.save(step, state, meta, held_out_loss)
 
     def leave(state: str) -> NoReturn:
         stopped = Interrupted(signals.stop(), state)
@@ -274,7 +274,7 @@ def _steps(
     if held_out and unevaluated:
         if (judged := judge(start)) is None:
             leave(signals.state)
-        save(start, judged, again=True)
+        checkpoints.add_evaluation(start, {"best": dataclasses.asdict(best), **judged})
     if held_out and not start and run.task.kind == "off" and run.init.run and not run.init.scratch:
         if measure(0) is None:  # before it is tuned
             leave(signals.state)

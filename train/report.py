@@ -84,8 +84,9 @@ class Report:
             table.add_row(*(Text(visible(cell)) for cell in row))  # not as markup: a label may stand in brackets
         self.console.print(table)
 
-    def start(self, step: int, interval: int) -> None:
-        """Continue after `step` updates: records beyond it are cut off, since their steps will be done again.
+    def start(self, step: int, interval: int, evaluated: bool = True) -> None:
+        """Continue after `step` updates: records beyond it are cut off, since their steps will be done again; and its
+        evaluation's, where it is to be `evaluated` still.
 
         A killed run leaves records of at most `interval` steps beyond its checkpoint. Where there are later ones (the
         checkpoints were lost or damaged), or where lines are damaged, the old file is kept beside the new one.
@@ -93,13 +94,14 @@ class Report:
         if not self.speaks:
             return
         seen, lost = 0, False
+        again = None if evaluated else (step, "dev")
         with atomic_file(self.path) as part:
             with open(part, "w", encoding="utf-8") as file:
                 for line in _lines(self.path):
                     record = _parsed(line)
                     if record is None:
                         lost = lost or line.endswith(b"\n")  # a last line without its end was torn by a kill
-                    elif step and record["step"] <= step:
+                    elif step and record["step"] <= step and (record["step"], record["split"]) != again:
                         file.write(json.dumps(record) + "\n")
                         seen += record["split"] == "train"
                     else:
