@@ -103,7 +103,7 @@ def tokenizer_command(words: list[str]) -> Result:
     asked = parse(LearnTokenizer, words, "tokenizer")
     from data.sources import expand
     from data.storage import check_free
-    from train.directory import learn
+    from train.vocabulary import learn
 
     check_free(Path(asked.to))
     signals = Signals()
@@ -124,7 +124,7 @@ def prepare_command(words: list[str]) -> Result:
     from data.sources import expand
     from data.storage import check_free, left_partials
     from data.tokenizer import load_tokenizer
-    from train.directory import fits_new, learn
+    from train.vocabulary import fits_new, learn
 
     run = recipe(asked.recipe)
     try:

@@ -32,9 +32,10 @@ def partial_beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
-def is_partial(name: str) -> bool:
-    """Whether a file or folder has the name of something that was being written."""
-    return _PARTIAL.fullmatch(name) is not None
+def partial_of(name: str) -> str:
+    """What was being written under this name of a file or folder, or ""."""
+    found = _PARTIAL.fullmatch(name)
+    return found[1] if found else ""
 
 
 @contextmanager
@@ -79,10 +80,11 @@ def left_partials(path: Path) -> list[Path]:
     return sorted(entry for match, entry in found if match and match[1] == path.name)
 
 
-def remove_partials(folder: Path) -> None:
-    """Removes what killed processes were writing into a folder; the caller holds the folder's lock."""
+def remove_partials(folder: Path, names: list[str]) -> None:
+    """Removes what killed processes were writing into a folder under these names, which the caller alone writes: it
+    holds the folder's lock. Others may be at work on other names, or have files that are called so."""
     for entry in folder.iterdir():
-        if is_partial(entry.name):
+        if partial_of(entry.name) in names:
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 

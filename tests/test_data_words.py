@@ -194,7 +194,8 @@ def test_the_command_learns_words(capsys: pytest.CaptureFixture[str], tmp_path: 
 def test_elmo_is_prepared_with_words_alone(capsys: pytest.CaptureFixture[str], text_folder: Path, tmp_path: Path):
     from configs import recipe
     from train.config import ConfigError
-    from train.directory import fits_new, open_data
+    from train.directory import open_data
+    from train.vocabulary import fits_new
 
     words = ["prepare", "elmo.tiny", "--input", text_folder, "--dev-fraction", 0.2, "--to", tmp_path / "s", "--json"]
     assert contexture.main([str(word) for word in words]) == 0

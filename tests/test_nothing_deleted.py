@@ -9,9 +9,10 @@ import pytest
 import contexture
 from data.config import DataConfig
 from data.prepare import prepare
-from data.storage import atomic_file, atomic_folder, is_partial, move_aside
+from data.storage import atomic_file, atomic_folder, move_aside, partial_of
 from data.tokenizer import learn
 from tests.commands import said
+from tests.conftest import TINY
 from train.report import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -42,7 +43,7 @@ def test_a_run_json_without_its_data_entry_loses_nothing(tiny_words, copied, cap
 
 
 def test_a_run_json_without_its_data_entry_and_other_text_is_refused(tiny_words, copied, capsys):
-    """The checkpoint's identity knows the text, also where run.json does not."""
+    """The vocabulary that lies there is another, also where run.json does not name it."""
     tree = json.loads((copied / "run.json").read_text())
     del tree["data"], tree["tokenizer"]
     (copied / "run.json").write_text(json.dumps(tree))
@@ -51,10 +52,10 @@ def test_a_run_json_without_its_data_entry_and_other_text_is_refused(tiny_words,
     other = copied.parent / "other.txt"
     other.write_text("One two three.\nFour five six.\n\nSeven eight nine.\nTen one two.\n\nA b.\nC d.\n" * 9, "utf-8")
     words = [*tiny_words[:at], str(other), *tiny_words[at + 1 :]]
-    before = files_of(copied, "checkpoints")
+    before = files_of(copied, "checkpoints", "tokenizer")
     code, err = said(capsys, *words, "--dir", copied)
-    assert code == 2 and "is of a run with other settings, text or vocabulary" in err, err
-    assert files_of(copied, "checkpoints") == before
+    assert code == 2 and "the text has another vocabulary than" in err, err
+    assert files_of(copied, "checkpoints", "tokenizer") == before
 
 
 def test_records_that_no_crash_explains_are_kept_beside(tiny_words, copied, capsys):
@@ -140,9 +141,59 @@ def test_what_is_moved_aside_never_meets_what_was_moved_before(tmp_path):
     assert move_aside(tmp_path, ["a", "b"], "earlier") is None
 
 
+def test_a_start_leaves_alone_what_others_write_and_own_in_its_folder(tiny_words, copied, tmp_path, capsys):
+    """As `prepare --to RUN/shards` at work there, and a file of the user's that is called so; its own leavings go."""
+    shards, theirs, own = (copied / f".{name}.0123abcd.partial" for name in ("shards", "thesis", "data"))
+    for folder in (shards, own):
+        folder.mkdir()
+        (folder / "tokens.bin").write_bytes(b"x")
+    theirs.write_text("mine")
+    code, err = said(capsys, *tiny_words, "--dir", copied)
+    assert code == 0 and theirs.read_text() == "mine" and (shards / "tokens.bin").exists() and not own.exists(), err
+    for name in ("lock", ".thesis.0123abcd.partial"):
+        folder = tmp_path / f"with {name}"
+        folder.mkdir()
+        (folder / name).write_text("my notes")
+        code, err = said(capsys, *tiny_words, "--dir", folder)
+        assert code == 2 and f"holds {name} and no run.json: it is no run's folder" in err, err
+        assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "my notes")]
+
+
+def test_a_refused_start_leaves_the_vocabulary_of_a_run(text_folder, tmp_path, capsys):
+    """Prepared text that was replaced by text of another vocabulary: the run is the same afterwards."""
+    lines = [line for file in sorted(text_folder.iterdir()) for line in file.read_text("utf-8").splitlines()]
+    shards, folder = tmp_path / "shards", tmp_path / "run"
+    words = ["pretrain", "bert.tiny", "--data.path", shards, *TINY, "--dir", folder]
+    prepare(DataConfig(path=(str(text_folder),)), learn("wordpiece", lines, 150, True), shards)
+    assert said(capsys, *words, "--steps", "6")[0] == 0
+    before = files_of(folder, "tokenizer", "checkpoints", "run.json")
+    shutil.rmtree(shards)
+    prepare(DataConfig(path=(str(text_folder),)), learn("wordpiece", lines, 120, True), shards)
+    code, err = said(capsys, *words, "--steps", "8")
+    assert code == 2 and f"the text has another vocabulary than {folder / 'tokenizer'}" in err, err
+    assert files_of(folder, "tokenizer", "checkpoints", "run.json") == before
+
+
+def test_checkpoints_on_a_disk_that_is_not_there_are_waited_for(tiny_words, copied, tmp_path, capsys):
+    shutil.move(copied / "checkpoints", tmp_path / "disk")
+    (copied / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    before = (copied / "metrics.jsonl").read_bytes()
+    code, err = said(capsys, *tiny_words, "--dir", copied)
+    assert code == 2 and f"is a link to {tmp_path / 'elsewhere'}, which is not there; mount that disk" in err, err
+    assert (copied / "metrics.jsonl").read_bytes() == before and not list(copied.glob("earlier-*"))
+
+
+def test_a_file_of_the_users_is_never_written_over(task_run, task_files, tmp_path, capsys):
+    theirs = tmp_path / "answers.jsonl"
+    theirs.write_text("mine")
+    code, err = said(capsys, "predict", task_run(), "--input", task_files / "classify.dev.tsv", "--to", theirs)
+    assert code == 2 and f"--to {theirs} is there already; give another name" in err, err
+    assert theirs.read_text() == "mine" and [file.name for file in tmp_path.iterdir()] == ["answers.jsonl"]
+
+
 def test_only_names_of_partial_files_are_partial():
-    assert is_partial(".data.0123abcd.partial")
-    assert not any(map(is_partial, ("data", ".data.partial", ".data.0123abcX.partial", "data.0123abcd.partial")))
+    assert partial_of(".data.0123abcd.partial") == "data"
+    assert not any(map(partial_of, ("data", ".data.partial", ".data.0123abcX.partial", "data.0123abcd.partial")))
 
 
 @pytest.mark.parametrize("command", ["pretrain", "evaluate", "prepare", "predict"])

@@ -145,7 +145,9 @@ def test_another_batch_does_not_go_on_with_what_was_carried(elmo_words, elmo_run
     shutil.copytree(elmo_run, folder)
     assert contexture.main([*elmo_words, "--dir", str(folder), "--steps", "41", "--data.batch", "32"]) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("ConfigError: ") and "--data.batch 16, not 32; leave it as it was" in last
+    assert (
+        last.startswith("ConfigError: ") and "--data.batch 16, not 32; give --data.batch 16, or another --dir" in last
+    )
 
 
 def test_a_checkpoint_from_before_there_was_a_carry_is_read(tmp_path):

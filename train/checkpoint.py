@@ -75,7 +75,8 @@ def steps(directory: Path) -> list[int]:
     """The steps that lie in a checkpoint folder, oldest first, good or not."""
     if not directory.is_dir():
         return []
-    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit() and entry.is_dir())
+    folders = (entry.name for entry in directory.iterdir() if entry.is_dir())
+    return sorted(int(name) for name in folders if re.fullmatch("[0-9]+", name))
 
 
 def _read_item(directory: Path, item: str) -> Any:

@@ -4,9 +4,10 @@ import contextlib
 import fcntl
 import os
 import platform
+import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -17,15 +18,15 @@ from data.errors import DataError
 from data.layouts import with_task_tokens
 from data.prepare import prepare
 from data.shards import Shards
-from data.sources import Source, expand, texts, whole_texts
-from data.storage import is_bucket, is_partial, move_aside, remove_partials
+from data.sources import expand
+from data.storage import is_bucket, move_aside, partial_of, remove_partials
 from data.tokenizer import Tokenizer, load_tokenizer
-from data.tokenizer import learn as learn_vocabulary
 from data.wordpiece import WordPiece
 from data.words import Words
-from models.config import BertConfig, ElmoConfig, GptConfig
+from models.config import ElmoConfig
 from train import config as configs
 from train.config import CheckpointError, ConfigError, Run
+from train.vocabulary import fits, fits_new, learn
 
 Say = Callable[[str], None]
 
@@ -39,9 +40,14 @@ def take(directory: Path) -> IO[str]:
         raise ConfigError(f"dir={directory}: buckets are not supported yet; give a folder on a disk of this machine")
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file; give a folder as --dir")
+    saved = directory / "checkpoints"
+    if saved.is_symlink() and not saved.exists():
+        raise ConfigError(f"{saved} is a link to {os.readlink(saved)}, which is not there; mount that disk first")
     if directory.is_dir() and not (directory / "run.json").exists():
         present = [entry.name for entry in directory.iterdir()]
-        others = sorted(name for name in present if name != "lock" and not is_partial(name))
+        others = sorted(name for name in present if name != "lock" and partial_of(name) not in _WRITTEN)
+        if (directory / "lock").is_file() and not _is_lock(directory / "lock"):
+            others.append("lock")
         if others:
             raise ConfigError(
                 f"{directory} holds {', '.join(others[:3])}{', …' if len(others) > 3 else ''} and no run.json: "
@@ -62,8 +68,14 @@ def take(directory: Path) -> IO[str]:
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {platform.node()}\n{secrets.token_hex(16)}\n")
     lock.flush()
-    remove_partials(directory)
+    remove_partials(directory, _WRITTEN)
     return lock
+
+
+def _is_lock(file: Path) -> bool:
+    """Whether `take` wrote this file: it is empty, or names a process."""
+    with open(file, "rb") as opened:
+        return opened.read(8) in (b"", b"process ")
 
 
 def token(directory: Path) -> str:
@@ -87,6 +99,7 @@ def versions() -> dict[str, str]:
 
 
 _OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "tensorboard", "loss.png", "evaluations"]
+_WRITTEN = ["run.json", *_OF_A_RUN]
 
 
 def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
@@ -129,7 +142,7 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
         new, was = changes[fixed[0]]
         raise ConfigError(
             f"{directory} holds a run with {_flag(fixed[0])} {was}, not {new}; "
-            "leave it as it was, or give another --dir"
+            f"give {_flag(fixed[0])} {was}, or another --dir"
         )
     for name in ("steps", "epochs") if old.get("data") else ():
         if 0 < getattr(run, name) < getattr(begun, name):
@@ -150,9 +163,10 @@ def not_shorter(run: Run, directory: Path, old: dict[str, Any], lines_per_pass: 
         begun = configs.scheduled(configs.from_json(old["config"], str(directory)), lines_per_pass).steps
         if steps < begun:
             raise ConfigError(f"{directory} holds a run of {begun} steps, not {steps}; a run can only be made longer")
-    there = [int(step.name) for step in (directory / "checkpoints").glob("[0-9]*") if step.name.isdigit()]
-    if there and max(there) > steps:
-        raise ConfigError(f"{directory} is at step {max(there)} already, beyond --steps {steps}")
+    found = (entry.name for entry in (directory / "checkpoints").glob("[0-9]*"))
+    there = max((int(name) for name in found if re.fullmatch("[0-9]+", name)), default=0)
+    if there > steps:
+        raise ConfigError(f"{directory} is at step {there} already, beyond --steps {steps}")
 
 
 def _tree(run: Run, more: dict[str, Any]) -> dict[str, Any]:
@@ -302,6 +316,12 @@ def _keep_tokenizer(tokenizer: Tokenizer, directory: Path, say: Say) -> None:
     with contextlib.suppress(DataError):
         tokenizer.save(directory / "tokenizer")
         return
+    described = configs.read(directory)[1] if (directory / "run.json").exists() else {}
+    if "tokenizer" in described or any((directory / "checkpoints").glob("[0-9]*")):
+        raise ConfigError(
+            f"the text has another vocabulary than {directory / 'tokenizer'}, with which this run was begun; "
+            "put the text back, or give another --dir"
+        )
     aside = move_aside(directory, ["tokenizer"], "earlier")
     say(f"{directory / 'tokenizer'} is of other text than this; moved it to {aside}")
     tokenizer.save(directory / "tokenizer")
@@ -329,64 +349,3 @@ def read_tokenizer(folder: Path, run: Run, described: dict[str, Any]) -> Tokeniz
     if described["tokenizer"] != tokenizer.fingerprint:
         raise ConfigError(f"{folder / 'tokenizer'} is not the vocabulary that this run was trained with; put it back")
     return tokenizer
-
-
-def learn(
-    kind: str,
-    files: Sequence[Source],
-    size: int,
-    lowercase: bool,
-    check: Callable[[], None],
-    documents: str = "files",
-    split: str = "spaces",
-) -> Tokenizer:
-    """A vocabulary of at most `size` pieces, learned on these files: WordPiece and words on their lines, the other
-    kinds on their documents with all line ends. `check` may raise to stop it."""
-
-    def checked() -> Iterator[str]:
-        for text in texts(files) if kind in (WordPiece.kind, Words.kind) else whole_texts(files, documents):
-            check()
-            yield text
-
-    tokenizer = learn_vocabulary(kind, checked(), size, lowercase, split)
-    check()
-    return tokenizer
-
-
-def fits(run: Run, tokenizer: Tokenizer) -> None:
-    """Raises ConfigError where the model has fewer rows than the vocabulary has pieces, or reads another kind."""
-    _fits_kind(run, tokenizer.kind)
-    if tokenizer.size > run.model.vocab:
-        raise ConfigError(
-            f"the vocabulary has {tokenizer.size} pieces, more than model.vocab={run.model.vocab}; "
-            f"give --model.vocab {tokenizer.size} or another --data.tokenizer"
-        )
-    if isinstance(tokenizer, Words) and tokenizer.split != run.data.split:
-        raise ConfigError(
-            f"the vocabulary parts words by {tokenizer.split}, and data.split is {run.data.split}; "
-            f"give --data.split {tokenizer.split}, or another vocabulary"
-        )
-
-
-def _fits_kind(run: Run, kind: str) -> None:
-    if isinstance(run.model, BertConfig) and kind != WordPiece.kind:
-        raise ConfigError(
-            f"bert reads a vocabulary of kind wordpiece, with [MASK] and its like, and this one is {kind}; "
-            "give a vocab.txt as --data.tokenizer, or learn one with --data.vocabulary wordpiece"
-        )
-    if isinstance(run.model, ElmoConfig) and kind != Words.kind:
-        raise ConfigError(
-            f"elmo reads a vocabulary of kind words, and this one is {kind}; give a vocab.txt that begins with <S>, "
-            "</S>, <UNK> as --data.tokenizer, or learn one with --data.vocabulary words"
-        )
-
-
-def fits_new(run: Run, kind: str) -> None:
-    """Raises ConfigError where nothing new is to be begun on a vocabulary of this kind: the model reads another one, or
-    could never be fine-tuned on it."""
-    _fits_kind(run, kind)
-    if isinstance(run.model, GptConfig) and kind in (WordPiece.kind, Words.kind):
-        raise ConfigError(
-            f"gpt cannot be fine-tuned on a vocabulary of kind {kind}, to which no tokens are added; learn another "
-            "with --data.vocabulary byte-bpe, or give a published one as --data.tokenizer"
-        )

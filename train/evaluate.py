@@ -175,7 +175,7 @@ def _evaluate_run(
                 continue  # said by then
             function = function or evaluation_step(loaded.model, objective, mesh)
             file = _predictions_file(folder, asked, loaded.step) if run.task.kind != "off" else None
-            with _writing(file) as write:
+            with _writing(file, say) as write:
                 figures, answers = evaluate(function, objective, loaded.params, held_out, mesh, write, check)
             metrics = {name: plain(value) for name, value in (figures | known).items()}
             more = {"labels": answers.table(), "predictions": str(file)} if answers is not None else {}
@@ -310,7 +310,7 @@ def _predictions_file(folder: Path, asked: Asked, step: int) -> Path:
 
 
 @contextmanager
-def _writing(path: Path | None) -> Iterator[IO[str] | None]:
+def _writing(path: Path | None, say: Callable[[str], None]) -> Iterator[IO[str] | None]:
     """A file that is there whole or not at all; process 0 writes."""
     if path is None or jax.process_index() > 0:
         yield None
@@ -320,4 +320,4 @@ def _writing(path: Path | None) -> Iterator[IO[str] | None]:
         with open(part, "w", encoding="utf-8") as file:
             yield file
         if path.is_file() and not filecmp.cmp(part, path, shallow=False):  # of other examples, or another split
-            move_aside(path.parent, [path.name], "earlier")
+            say(f"moved the {path.name} of other examples to {move_aside(path.parent, [path.name], 'earlier')}")

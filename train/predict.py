@@ -147,6 +147,8 @@ def predict_file(
         raise ConfigError(f"{to} is no plain file; give another --to")
     if os.path.realpath(source) == os.path.realpath(to):
         raise ConfigError(f"--to {to} is the input itself; give another file")
+    if to.exists():
+        raise ConfigError(f"--to {to} is there already; give another name, or move the file away")
     if not is_bucket(to):
         to = Path(os.path.realpath(to))
     make_folder(to.parent, "--to")

@@ -1,0 +1,72 @@
+"""A run's vocabulary: learned on its text, and held against what its model reads."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from data.sources import Source, texts, whole_texts
+from data.tokenizer import Tokenizer
+from data.tokenizer import learn as learn_vocabulary
+from data.wordpiece import WordPiece
+from data.words import Words
+from models.config import BertConfig, ElmoConfig, GptConfig
+from train.config import ConfigError, Run
+
+
+def learn(
+    kind: str,
+    files: Sequence[Source],
+    size: int,
+    lowercase: bool,
+    check: Callable[[], None],
+    documents: str = "files",
+    split: str = "spaces",
+) -> Tokenizer:
+    """A vocabulary of at most `size` pieces, learned on these files: WordPiece and words on their lines, the other
+    kinds on their documents with all line ends. `check` may raise to stop it."""
+
+    def checked() -> Iterator[str]:
+        for text in texts(files) if kind in (WordPiece.kind, Words.kind) else whole_texts(files, documents):
+            check()
+            yield text
+
+    tokenizer = learn_vocabulary(kind, checked(), size, lowercase, split)
+    check()
+    return tokenizer
+
+
+def fits(run: Run, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError where the model has fewer rows than the vocabulary has pieces, or reads another kind."""
+    _fits_kind(run, tokenizer.kind)
+    if tokenizer.size > run.model.vocab:
+        raise ConfigError(
+            f"the vocabulary has {tokenizer.size} pieces, more than model.vocab={run.model.vocab}; "
+            f"give --model.vocab {tokenizer.size} or another --data.tokenizer"
+        )
+    if isinstance(tokenizer, Words) and tokenizer.split != run.data.split:
+        raise ConfigError(
+            f"the vocabulary parts words by {tokenizer.split}, and data.split is {run.data.split}; "
+            f"give --data.split {tokenizer.split}, or another vocabulary"
+        )
+
+
+def _fits_kind(run: Run, kind: str) -> None:
+    if isinstance(run.model, BertConfig) and kind != WordPiece.kind:
+        raise ConfigError(
+            f"bert reads a vocabulary of kind wordpiece, with [MASK] and its like, and this one is {kind}; "
+            "give a vocab.txt as --data.tokenizer, or learn one with --data.vocabulary wordpiece"
+        )
+    if isinstance(run.model, ElmoConfig) and kind != Words.kind:
+        raise ConfigError(
+            f"elmo reads a vocabulary of kind words, and this one is {kind}; give a vocab.txt that begins with <S>, "
+            "</S>, <UNK> as --data.tokenizer, or learn one with --data.vocabulary words"
+        )
+
+
+def fits_new(run: Run, kind: str) -> None:
+    """Raises ConfigError where nothing new is to be begun on a vocabulary of this kind: the model reads another one, or
+    could never be fine-tuned on it."""
+    _fits_kind(run, kind)
+    if isinstance(run.model, GptConfig) and kind in (WordPiece.kind, Words.kind):
+        raise ConfigError(
+            f"gpt cannot be fine-tuned on a vocabulary of kind {kind}, to which no tokens are added; learn another "
+            "with --data.vocabulary byte-bpe, or give a published one as --data.tokenizer"
+        )
