@@ -239,15 +239,19 @@ def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
             folder = train(run, base, signals)
         import jax
 
+        from data.encoded import Store
         from train.checkpoint import steps
-        from train.metrics import diverged_loss, uniform_loss
+        from train.metrics import FAR, FAR_IN_REGRESSION, diverged_loss, uniform_loss
         from train.report import read_metrics
 
         if jax.process_index() > 0:
             return None
         trained, described = read(folder)
-        uniform = uniform_loss(trained, len(described.get("labels", ())))
-        if rise := diverged_loss(read_metrics(folder / "metrics.jsonl"), uniform):
+        if trained.objective == "regress":
+            guess, far = Store.open(folder / "data").splits["train"].answers().var(), FAR_IN_REGRESSION
+        else:
+            guess, far = uniform_loss(trained, len(described.get("labels", ()))), FAR
+        if rise := diverged_loss(read_metrics(folder / "metrics.jsonl"), guess, far):
             raise Diverged(
                 f"the training loss rose from {rise[0]:.4g} in the first step to {rise[1]:.4g} in the last: the run "
                 f"diverged, and is saved in {folder}; try a lower --optim.peak-lr or a longer --optim.warmup in "

@@ -132,26 +132,26 @@ def rank(metric: str, figures: dict[str, float]) -> float:
 
 
 _LAST_STEPS = 10
-_FAR = 1e4
-"""How many times its first loss a regression's last loss may be (its predictions' error: a hundred times), since the
-scale of its labels is not known."""
+FAR, FAR_IN_REGRESSION = 2.0, 100.0
+"""How many times the first loss, and the loss of a guess, the last loss may be. Few labels that are far from the others
+make the squared errors of small batches differ much: a regression may be ten times as far from its labels."""
 
 
 def uniform_loss(run: Run, classes: int) -> float:
-    """The loss in nats of a model that gives every answer the same probability, at least; 0 for a regression."""
+    """The loss in nats of a model that gives every answer the same probability, at least."""
     words = math.log(run.model.vocab)
     lm = {"mlm_nsp": words + math.log(2), "lm": words, "bilm": 2 * words}
     if run.objective in lm:
         return lm[run.objective]
-    return 0.0 if run.objective == "regress" else math.log(max(classes, 2)) + run.task.lm_weight * words
+    return math.log(max(classes, 2)) + run.task.lm_weight * words
 
 
-def diverged_loss(records: Iterable[dict[str, Any]], uniform: float) -> tuple[float, float] | None:
+def diverged_loss(records: Iterable[dict[str, Any]], guess: float, far: float = FAR) -> tuple[float, float] | None:
     """(loss of the first step, mean loss of the last ten) where training has made the model useless; else None.
 
-    The first step's loss comes before any update. The last mean has diverged where it is above twice the first loss and
-    above twice the uniform guess; for a regression (uniform is 0), above ten thousand times the first. A fine-tuned
-    model may begin far below the guess, so that a rise alone is no alarm.
+    guess: the loss of a uniform guess, or of a regression the variance of its labels. The first step's loss comes
+    before any update. The last mean has diverged where it is `far` times the first loss and `far` times the guess. A
+    fine-tuned model may begin far below the guess, so that a rise alone is no alarm.
     """
     first: float | None = None
     last: deque[float] = deque(maxlen=_LAST_STEPS)
@@ -164,7 +164,7 @@ def diverged_loss(records: Iterable[dict[str, Any]], uniform: float) -> tuple[fl
     if first is None or not last:
         return None
     mean = sum(last) / len(last)
-    return (first, mean) if mean > (max(2 * first, 2 * uniform) if uniform else _FAR * first) else None
+    return (first, mean) if mean > far * max(first, guess) else None
 
 
 @dataclasses.dataclass
