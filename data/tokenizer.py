@@ -177,12 +177,22 @@ def _open_lines(file: Path, lowercase: bool, split: str) -> Tokenizer:
     return tokenizer
 
 
+LARGEST_LEARNED = 1 << 22
+"""Tokens: the libraries that learn a vocabulary set memory aside for all that are asked for, 132 bytes each, and end
+the process where there is not so much."""
+
+
 def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: str = "spaces") -> Tokenizer:
     """A vocabulary of at most `size` tokens, the same from the same texts in every process; `lowercase` is WordPiece's,
     `split` that of words.
 
-    Raises: DataError where the texts hold nothing or the size has no room; and whatever the texts raise.
+    Raises: DataError where the texts hold nothing, the size has no room or is too large; and whatever the texts raise.
     """
+    if size > LARGEST_LEARNED:
+        raise DataError(
+            f"a vocabulary of {size:,} tokens is too large to learn; give {LARGEST_LEARNED:,} at most, or a vocabulary "
+            "that is there: --data.tokenizer"
+        )
     if kind == WordPiece.kind:
         return learn_wordpiece(texts, size, lowercase)
     if kind == ByteBPE.kind:

@@ -19,6 +19,7 @@ from data.errors import DataError, did_you_mean
 from data.plain_files import read_plain
 from data.shards import misfit
 from data.storage import atomic_file, is_bucket
+from data.visible import visible_json
 from models.config import LARGEST, BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
 from train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
 
@@ -134,15 +135,15 @@ _MAY_CHANGE = (
 def of_data(run: Run, described: dict[str, Any]) -> Run:
     """The same run, an ELMo knowing what its data are: its softmax has a row for each word of the vocabulary and no
     more ("words"), since one without a word would never be foretold and never be told from one; its head knows whether
-    examples are pairs ("pair")."""
+    examples are pairs ("pair"). Raises ConfigError."""
     if not isinstance(run.model, ElmoConfig):
         return run
     pair = run.task.kind != "off" and bool(described.get("pair"))
-    return dataclasses.replace(
-        run,
-        model=dataclasses.replace(run.model, vocab=described.get("words") or run.model.vocab),
-        head=dataclasses.replace(run.head, pair=pair),
-    )
+    try:
+        model = dataclasses.replace(run.model, vocab=described.get("words") or run.model.vocab)
+    except ValueError as error:
+        raise ConfigError(f"run.json: words is not the number of a vocabulary's words ({error})") from None
+    return dataclasses.replace(run, model=model, head=dataclasses.replace(run.head, pair=pair))
 
 
 def may_change(name: str) -> bool:
@@ -312,7 +313,7 @@ def write_json(path: Path, tree: Any) -> None:
     """Write, then rename: the file is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as part:
-        part.write_text(json.dumps(tree, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        part.write_text(visible_json(json.dumps(tree, indent=1, ensure_ascii=False)) + "\n", "utf-8")
 
 
 _DESCRIBED = {"words": int, "pair": bool, "labels": [str], "counts": [int], "tokenizer": str, "data": str}
