@@ -77,6 +77,49 @@ def test_a_row_that_is_not_utf_8_is_left_out(tmp_path, name):
     assert "left out 1 of 200 rows" in said[0] and "not UTF-8 (byte 0xe7 at column " in said[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "line"),
+    [
+        ("train.tsv", b"w\xe7\ta\n", "not UTF-8 (byte 0xe7"),
+        ("train.tsv", b"A title\n", "1 column where line 2 has 2; put a tab between columns"),
+        ("train.csv", b"w\xe7,a\n", "not UTF-8 (byte 0xe7"),
+        ("train.csv", b"w1,w2,a\n", "3 columns where line 2 has 2; put a comma between columns"),
+        ("train.jsonl", b'{"text": "w\xe7"}\n', "not UTF-8 (byte 0xe7"),
+        ("train.jsonl", b"{\n", "not JSON"),
+        ("train.jsonl", b"[1]\n", "no object"),
+        ("train.jsonl", b'{"text": "w1"}\n', "the label (column 'label') is missing"),
+        ("train.jsonl", b'{"text": "w1", "review": "w2"}\n', "the label (column 'label') is missing"),
+        ("train.conll", b"w\xe7 a\n\n", "not UTF-8 (byte 0xe7"),
+        ("train.conll", b"title\nw1 a\n\n", "1 column where line 2 has 2; give every word its tag"),
+        ("train.conllu", b"1\tw1\ta\tb\n\n", "4 columns where CoNLL-U has 10"),
+        ("train.conllu", b"1\tw\xe7" + b"\ta" * 8 + b"\n\n", "not UTF-8 (byte 0xe7"),
+    ],
+)
+def test_an_odd_row_that_is_the_first_is_left_out_as_any_other(tmp_path, name, row, line):
+    """It does not say what all the others are to be."""
+    form = {
+        "tsv": "{}\t{}\n", "csv": "{},{}\n", "jsonl": '{{"text": "{}", "label": "{}"}}\n', "conll": "{} {}\n\n",
+        "conllu": "1\t{}\t_\t{}" + "\t_" * 6 + "\n\n",
+    }[name.partition(".")[2]]  # fmt: skip
+    more = {"kind": "tag"} if "conll" in name else {} if "json" in name else {"text": "1", "label": "2"}
+    rows = "".join(form.format(text, label) for text, label in GOOD)
+    store, said = _encode(tmp_path, row + rows.encode(), name, **more)
+    assert store.splits["train"].examples == 300 and store.labels == ("a", "b") and len(said) == 1
+    assert f"left out 1 of 301 rows; the first: {tmp_path / name}:1: {line}" in said[0]
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl", "train.conll", "train.conllu"])
+def test_a_file_of_odd_rows_alone_is_refused_with_the_first_of_them(tmp_path, name):
+    more = {"kind": "tag"} if "conll" in name else {} if "json" in name else {"text": "1", "label": "2"}
+    with pytest.raises(DataError, match=rf"{name}:1: not UTF-8 \(byte 0xe7"):
+        _encode(tmp_path, b"w\xe7 a\n\n" * 300, name, **more)
+
+
+def test_a_header_that_is_not_utf_8_ends_the_work(tmp_path):
+    with pytest.raises(DataError, match=r"train\.tsv:1: not UTF-8 \(byte 0xe7"):
+        _encode(tmp_path, b"text\tlabel\xe7\n" + b"w1\ta\n" * 300)
+
+
 def test_a_byte_order_mark_and_line_ends_of_windows_change_nothing(tmp_path):
     store, said = _encode(tmp_path, b"\xef\xbb\xbf" + _tsv().replace("\n", "\r\n").encode())
     assert store.splits["train"].examples == 300 and not said and store.labels == ("a", "b")
