@@ -1,12 +1,14 @@
 """What an example's label means: labels ↔ numbers, and the alternative that is right."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.errors import DataError, did_you_mean
-from data.examples import Choice, Pair, Text
+from data.examples import Choice, Example, Pair, Text
+from data.tables import FIRST_ROWS, counted
 
 
 class Labels:
@@ -49,6 +51,25 @@ def _sort_key(label: str) -> tuple[float, str]:
     except ValueError:
         return float("inf"), label
     return (value, label) if value == value else (float("inf"), label)
+
+
+def usual_alternatives(found: Sequence[Example]) -> int:
+    """How many alternatives most of the first examples have."""
+    many = Counter(len(example.choices) if isinstance(example, Choice) else 0 for example in found[:FIRST_ROWS])
+    return many.most_common(1)[0][0]
+
+
+def alternatives(found: Sequence[Example], labels: Labels) -> int:
+    """How many alternatives each example has. Raises: DataError for one that has more or fewer."""
+    labels.number_alternatives(usual_alternatives(found))
+    for example in found:
+        many = len(example.choices) if isinstance(example, Choice) else 0
+        if many != len(labels.numbers):
+            raise DataError(
+                f"{example.origin}: {counted(many, 'alternative')} where {len(labels.numbers)} are wanted, one for "
+                f"each of the labels {', '.join(labels.numbers)}; give every example as many"
+            )
+    return len(labels.numbers)
 
 
 def answer(example: Text | Pair | Choice, kind: str, labels: Labels) -> int:

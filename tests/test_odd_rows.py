@@ -108,6 +108,17 @@ def test_an_odd_row_that_is_the_first_is_left_out_as_any_other(tmp_path, name, r
     assert f"left out 1 of 301 rows; the first: {tmp_path / name}:1: {line}" in said[0]
 
 
+@pytest.mark.parametrize("place", [0, 150])
+def test_a_question_of_more_alternatives_than_the_others_is_left_out(tmp_path, place):
+    """Also as the first: the others are not the odd ones then."""
+    rows = ['{"text": "w1", "choices": ["w2", "w3", "w4"], "label": 2}\n'] * 200
+    rows.insert(place, '{"text": "w1", "choices": ["w2", "w3", "w4", "w5"], "label": 3}\n')
+    store, said = _encode(tmp_path, "".join(rows), "train.jsonl", kind="choice")
+    assert store.splits["train"].examples == 200 and store.labels == ("0", "1", "2") and len(said) == 1
+    wanted = f"train.jsonl:{place + 1}: 4 alternatives where 3 are wanted, one for each of the labels 0, 1, 2"
+    assert f"left out 1 of 201 rows; the first: {wanted}" in said[0]
+
+
 @pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl", "train.conll", "train.conllu"])
 def test_a_file_of_odd_rows_alone_is_refused_with_the_first_of_them(tmp_path, name):
     more = {"kind": "tag"} if "conll" in name else {} if "json" in name else {"text": "1", "label": "2"}
