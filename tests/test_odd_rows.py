@@ -172,6 +172,24 @@ def test_more_odd_rows_than_one_in_a_hundred_end_the_work(tmp_path, row):
     assert [path.name for path in tmp_path.iterdir()] == ["train.tsv"]
 
 
+@pytest.mark.parametrize(("rows", "most"), [(9, 0), (10, 1), (19, 1), (20, 2), (60, 3), (300, 3), (500, 5)])
+def test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work(tmp_path, rows, most):
+    """One in a hundred; of a short file three, but no more than one in ten."""
+    good = "".join(f"w{n % 9 + 1}\t{'ab'[n % 2]}\n" for n in range(rows))
+    for odd in (most, most + 1):
+        (tmp_path / "t.tsv").write_text("text\tlabel\n" + "".join(good.splitlines(True)[odd:]) + "w1\n" * odd)
+        report = FileReport("t.tsv", TOKENIZER)
+        list(examples(str(tmp_path / "t.tsv"), TaskConfig(kind="classify"), labelled=True, report=report))
+        said: list[str] = []
+        if odd > most:
+            with pytest.raises(DataError, match=r"t\.tsv:\d+: 1 column where the header has 2"):
+                report.finish(said.append)
+        else:
+            report.finish(said.append)
+            told = [f"warning: t.tsv: left out {odd} of {rows} rows"] if odd else []
+            assert [line.partition("; ")[0] for line in said] == told
+
+
 def test_a_file_of_odd_rows_ends_the_work_early(tmp_path):
     (tmp_path / "t.tsv").write_text("text\tlabel\n" + "w1\n" * 10_000)
     report = FileReport("t.tsv", TOKENIZER)

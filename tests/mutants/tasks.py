@@ -85,6 +85,13 @@ TASKS = (
          "test_odd_rows.py::test_a_question_of_more_alternatives_than_the_others_is_left_out"),
     ),
     *mutants_of(
+        "data/file_report.py",
+        ("tables.short-files-strict", "min(_FEW, self.rows // 10)", "0",
+         "test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
+        ("tables.most-of-a-short-file", "self.rows // 10", "self.rows",
+         "test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
+    ),
+    *mutants_of(
         "data/align.py",
         ("align.first-piece-of-a-gpt", "len(line) - 1 if last else begin", "begin",
          "test_data_tasks_gpt.py::test_a_tag_stands_where_its_whole_word_was_seen"),
