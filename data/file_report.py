@@ -24,8 +24,7 @@ class FileReport:
         self.name, self.every_row = name, every_row
         self.rows = self.left_out = self.empty = self.unspelled = self.quoted = 0
         self._odd: list[DataError] = []
-        self._unspelled = ""
-        self._first_empty = ""
+        self._first_left_out = self._first_empty = self._unspelled = ""
         self._unknown = UnknownTokens(tokenizer)
 
     def leave_out(self, error: DataError) -> None:
@@ -33,6 +32,7 @@ class FileReport:
         if self.every_row:
             raise error
         self.left_out += 1
+        self._first_left_out = self._first_left_out or str(error)
         self._count(error)
 
     def read_empty(self, error: DataError, origin: str) -> None:
@@ -66,7 +66,8 @@ class FileReport:
         """Says what was odd, a line for each kind. Raises: as `check`."""
         self.check()
         if self.left_out:
-            say(f"warning: {self.name}: left out {self.left_out:,} of {self.rows:,} rows; the first: {self._odd[0]}")
+            say(f"warning: {self.name}: left out {self.left_out:,} of {self.rows:,} rows; the first: "
+                f"{self._first_left_out}")  # fmt: skip
         if self.empty:
             say(f"warning: {self.name}: {_times(self.empty, 'empty text')} read as unknown; the first is at "
                 f"{self._first_empty}")  # fmt: skip

@@ -198,6 +198,19 @@ def test_a_file_of_odd_rows_ends_the_work_early(tmp_path):
     assert report.rows == 100
 
 
+def test_each_kind_of_odd_row_is_told_with_its_own_first_place(tmp_path):
+    _, said = _encode(tmp_path, _tsv("\ta", "w1", "\u200b\ta"))
+    assert len(said) == 3 and "left out 1 of 303 rows; the first: " in said[0] and "train.tsv:10: 1 column" in said[0]
+    assert "1 empty text read as unknown; the first is at train.tsv:9" in said[1]
+    assert "the first is the text '\\u200b' at train.tsv:11" in said[2]
+
+
+def test_an_empty_word_is_counted_as_empty_alone(tmp_path):
+    rows = '{"words": ["w1", "w2"], "tags": ["X", "Y"]}\n' * 200
+    _, said = _encode(tmp_path, rows + '{"words": ["w1", ""], "tags": ["X", "Y"]}\n', "train.jsonl", kind="tag")
+    assert len(said) == 1 and "1 empty text read as unknown; the first is at train.jsonl:201" in said[0]
+
+
 def test_where_every_row_wants_an_answer_empty_texts_keep_their_place(tmp_path):
     (tmp_path / "t.tsv").write_text("text\tx\nw1\t1\n\t2\nw2\t3\n")
     task = TaskConfig(kind="classify")
