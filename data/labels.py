@@ -10,6 +10,9 @@ from data.errors import DataError, did_you_mean
 from data.examples import Choice, Example, Pair, Text
 from data.tables import FIRST_ROWS, counted
 
+_LARGEST = 1e18
+"""Of a regression's numbers, either way: a loss in float32 is not finite where it sums the squares of larger ones."""
+
 
 class Labels:
     """Labels ↔ numbers. Open while the training set is read (a new label gets the next number), closed after it."""
@@ -90,6 +93,8 @@ def answer(example: Text | Pair | Choice, kind: str, labels: Labels) -> int:
         value = float("nan")
     if not np.isfinite(value):
         raise DataError(f"{origin}: {label!r} is not a number, which task.kind=regress wants")
+    if abs(value) > _LARGEST:
+        raise DataError(f"{origin}: {label!r} is beyond ±{_LARGEST:g}, whose square no float32 sums; scale the numbers")
     return int(np.float64(value).view(np.int64))
 
 

@@ -81,6 +81,8 @@ TASKS = (
          f"{_ENCODE}test_labels_are_sorted_counted_and_kept"),
         ("labels.a-number-or-a-text", "if len(found) > 1:", "if len(found) > 9:",
          "test_choices.py::test_a_number_that_is_a_text_too_wants_to_be_told_apart"),
+        ("labels.too-large", "if abs(value) > _LARGEST:", "if value > _LARGEST:",
+         "test_odd_rows.py::test_a_label_that_is_no_number_is_left_out_of_a_regression"),
         ("labels.first-question-rules", "many.most_common(1)[0][0]", "[*many][0]",
          "test_odd_rows.py::test_a_question_of_more_alternatives_than_the_others_is_left_out"),
     ),
