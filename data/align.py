@@ -38,7 +38,8 @@ def cut_words(
         for word in words:
             ids = pieces[word]
             if not ids:
-                report.read_unspelled(f"the word {word.strip()!r}", example.origin)
+                if word.strip():  # an empty one is counted by its reader
+                    report.read_unspelled(f"the word {word.strip()!r}", example.origin)
                 ids = unknown
             begin = len(line)
             line += ids

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data.errors import DataError
 from data.sources import decoded_lines
-from data.tables import Row, Table, counted
+from data.tables import Row, Table, counted, usual_width
 
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _SPACES = re.compile(r"[ \t]+")
@@ -16,50 +16,55 @@ _NO_WORD = re.compile(r"\d+[-.]\d+")
 
 
 def conll(path: Path) -> Table:
-    """A row is a sentence; a blank line ends it. One with a line of another width, or that is not UTF-8, comes as a
-    DataError with file:line."""
-    rows = _sentences(path, path.suffix.lower() == ".conllu")
+    """A row is a sentence; a blank line ends it. One with a line of another width than most of the first lines, or that
+    is not UTF-8, comes as a DataError with file:line."""
+    universal = path.suffix.lower() == ".conllu"
+    width, wanted = len(CONLLU), "CoNLL-U has 10; put tabs between them, _ where there is nothing"
+    if not universal:
+        number, width = usual_width((number, cells) for number, cells in _lines(path, universal) if cells is not None)
+        wanted = f"line {number} has {width}; give every word its tag"
+    rows = _sentences(path, universal, width, wanted)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: no sentence in the file; give a word a line, and a blank line after each sentence")
-    if isinstance(first[1], DataError):
-        raise first[1]
-    width, rows = len(first[1]), chain([first], rows)
-    if path.suffix.lower() == ".conllu":
+    rows = chain([first], rows)
+    if universal:
         return Table(str(path), f"{path}:{first[0]}", CONLLU, width, rows, ("form", "upos"))
     return Table(str(path), f"{path}:{first[0]}", None, width, rows, ("1", str(width)))
 
 
-def _sentences(path: Path, universal: bool) -> Iterator[tuple[int, Row | DataError]]:
-    """(line of the first word, a list of each column)."""
-    words: list[list[str]] = []
-    wrong: DataError | None = None  # in the sentence that is being read
-    begins, width, wanted = 0, 0, ""
-    if universal:
-        width, wanted = len(CONLLU), "CoNLL-U has 10; put tabs between them, _ where there is nothing"
+def _lines(path: Path, universal: bool) -> Iterator[tuple[int, list[str] | DataError | None]]:
+    """(number, the columns; what is wrong with the line; None where it is blank)."""
     for number, line, odd in decoded_lines(path):
         line = line.rstrip("\r\n")
         if not line.strip(" \t"):
+            yield number, None
+            continue
+        cells = line.split("\t") if universal else _SPACES.split(line.strip(" \t"))
+        if cells[0] != "-DOCSTART-" and not (universal and line[0] == "#"):
+            yield number, odd or cells
+
+
+def _sentences(path: Path, universal: bool, width: int, wanted: str) -> Iterator[tuple[int, Row | DataError]]:
+    """(line of the first word, a list of each column). wanted: whose width that is."""
+    words: list[list[str]] = []
+    wrong: DataError | None = None  # in the sentence that is being read
+    begins = 0
+    for number, cells in _lines(path, universal):
+        if cells is None:
             if words or wrong:
                 yield begins, wrong or list(map(list, zip(*words, strict=True)))
             words, wrong = [], None
             continue
-        cells = line.split("\t") if universal else _SPACES.split(line.strip(" \t"))
-        if cells[0] == "-DOCSTART-" or (universal and line[0] == "#"):
-            continue
-        if odd:
-            begins = begins if words or wrong else number
-            wrong = wrong or odd
-            continue
-        if not width:
-            width, wanted = len(cells), f"line {number} has {len(cells)}; give every word its tag"
-        if len(cells) != width:
-            begins = begins if words or wrong else number
-            wrong = wrong or DataError(f"{path}:{number}: {counted(len(cells), 'column')} where {wanted}")
-            continue
-        if universal and _NO_WORD.fullmatch(cells[0]):
-            continue
+        if not isinstance(cells, DataError):
+            if len(cells) != width:
+                cells = DataError(f"{path}:{number}: {counted(len(cells), 'column')} where {wanted}")
+            elif universal and _NO_WORD.fullmatch(cells[0]):
+                continue
         begins = begins if words or wrong else number
-        words.append(cells)
+        if isinstance(cells, DataError):
+            wrong = wrong or cells
+        else:
+            words.append(cells)
     if words or wrong:
         yield begins, wrong or list(map(list, zip(*words, strict=True)))

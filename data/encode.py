@@ -35,12 +35,11 @@ from data.encoded import (
 from data.errors import DataError
 from data.examples import Choice, Example, Pair, Tagged, Text
 from data.file_report import FileReport
-from data.labels import Labels, answer
+from data.labels import Labels, alternatives, answer, usual_alternatives
 from data.out import Out, close_all
 from data.shards import I64, fingerprint_of
 from data.sources import shared
 from data.storage import atomic_folder
-from data.tables import counted
 from data.tasks import check_sources, examples, open_source, source_of
 from data.tokenizer import Tokenizer
 from data.words import Spelling, Words
@@ -81,7 +80,7 @@ def code(
     have.
     """
     report = report or FileReport("examples", tokenizer)
-    choices = _alternatives(found, labels) if kind == "choice" else 1
+    choices = alternatives(found, labels) if kind == "choice" else 1
     rows = np.full((len(found) * choices, 6), -1, np.int64)
     rows[:, FILE] = file
     tags: list[list[int]] | None = None
@@ -105,19 +104,6 @@ def code(
     total = int(ends[-1])
     flat_tags = None if tags is None else np.fromiter(chain.from_iterable(tags), np.int32, total)
     return Coded(rows, np.fromiter(chain.from_iterable(lines), np.uint32, total), flat_tags, choices)
-
-
-def _alternatives(found: Sequence[Example], labels: Labels) -> int:
-    """How many alternatives each example has. Raises: DataError for one that has more or fewer."""
-    for example in found:
-        many = len(example.choices) if isinstance(example, Choice) else 0
-        labels.number_alternatives(many)
-        if many != len(labels.numbers):
-            raise DataError(
-                f"{example.origin}: {counted(many, 'alternative')} where {len(labels.numbers)} are wanted, one for "
-                f"each of the labels {', '.join(labels.numbers)}; give every example as many"
-            )
-    return len(labels.numbers)
 
 
 def _rows(
@@ -265,6 +251,8 @@ class _Writer:
         report = FileReport(Path(path).name, self.tokenizer)
         for read in chunks(examples(path, self.task, labelled=True, say=say, report=report)):
             check()
+            if self.task.kind == "choice":
+                self.labels.number_alternatives(usual_alternatives(read))
             chunk = [example for example in read if self._is_answered(example, report)]
             if not chunk:
                 continue
@@ -290,7 +278,7 @@ class _Writer:
                     self.labels.number(tag, example.origin)
             else:
                 if isinstance(example, Choice):
-                    _alternatives([example], self.labels)
+                    alternatives([example], self.labels)
                 answer(example, self.task.kind, self.labels)
         except DataError as error:
             report.leave_out(error)

@@ -8,6 +8,8 @@ from data.unknown_tokens import UnknownTokens
 
 MOST_ODD = 0.01
 """The share of rows that may be odd. More than that is a mistake in the file as a whole, or in the options."""
+_FEW = 3
+"""Odd rows that a short file may hold, where they are a tenth of it at most."""
 _SURE = 100
 """Odd rows after which a file is given up before its end, where they are more than MOST_ODD of those read so far."""
 _MEND = "start from a run whose vocabulary covers them"
@@ -22,8 +24,7 @@ class FileReport:
         self.name, self.every_row = name, every_row
         self.rows = self.left_out = self.empty = self.unspelled = self.quoted = 0
         self._odd: list[DataError] = []
-        self._unspelled = ""
-        self._first_empty = ""
+        self._first_left_out = self._first_empty = self._unspelled = ""
         self._unknown = UnknownTokens(tokenizer)
 
     def leave_out(self, error: DataError) -> None:
@@ -31,6 +32,7 @@ class FileReport:
         if self.every_row:
             raise error
         self.left_out += 1
+        self._first_left_out = self._first_left_out or str(error)
         self._count(error)
 
     def read_empty(self, error: DataError, origin: str) -> None:
@@ -55,16 +57,17 @@ class FileReport:
             self.check()
 
     def check(self) -> None:
-        """Raises: DataError, the first one, where more than MOST_ODD of the rows are odd."""
+        """Raises: DataError, the first one, where more than MOST_ODD of the rows are odd, and more than a few."""
         odd = self.left_out + (0 if self.every_row else self.empty)
-        if odd > MOST_ODD * self.rows:
+        if odd > max(MOST_ODD * self.rows, min(_FEW, self.rows // 10)):
             raise DataError(f"{self._odd[0]} ({odd:,} of {self.rows:,} rows are odd)" if odd > 1 else str(self._odd[0]))
 
     def finish(self, say: Callable[[str], None]) -> None:
         """Says what was odd, a line for each kind. Raises: as `check`."""
         self.check()
         if self.left_out:
-            say(f"warning: {self.name}: left out {self.left_out:,} of {self.rows:,} rows; the first: {self._odd[0]}")
+            say(f"warning: {self.name}: left out {self.left_out:,} of {self.rows:,} rows; the first: "
+                f"{self._first_left_out}")  # fmt: skip
         if self.empty:
             say(f"warning: {self.name}: {_times(self.empty, 'empty text')} read as unknown; the first is at "
                 f"{self._first_empty}")  # fmt: skip

@@ -1,12 +1,17 @@
 """What an example's label means: labels ↔ numbers, and the alternative that is right."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.errors import DataError, did_you_mean
-from data.examples import Choice, Pair, Text
+from data.examples import Choice, Example, Pair, Text
+from data.tables import FIRST_ROWS, counted
+
+_LARGEST = 1e18
+"""Of a regression's numbers, either way: a loss in float32 is not finite where it sums the squares of larger ones."""
 
 
 class Labels:
@@ -51,6 +56,25 @@ def _sort_key(label: str) -> tuple[float, str]:
     return (value, label) if value == value else (float("inf"), label)
 
 
+def usual_alternatives(found: Sequence[Example]) -> int:
+    """How many alternatives most of the first examples have."""
+    many = Counter(len(example.choices) if isinstance(example, Choice) else 0 for example in found[:FIRST_ROWS])
+    return many.most_common(1)[0][0]
+
+
+def alternatives(found: Sequence[Example], labels: Labels) -> int:
+    """How many alternatives each example has. Raises: DataError for one that has more or fewer."""
+    labels.number_alternatives(usual_alternatives(found))
+    for example in found:
+        many = len(example.choices) if isinstance(example, Choice) else 0
+        if many != len(labels.numbers):
+            raise DataError(
+                f"{example.origin}: {counted(many, 'alternative')} where {len(labels.numbers)} are wanted, one for "
+                f"each of the labels {', '.join(labels.numbers)}; give every example as many"
+            )
+    return len(labels.numbers)
+
+
 def answer(example: Text | Pair | Choice, kind: str, labels: Labels) -> int:
     """A label's number, the bits of a number, or -1 where there is none.
 
@@ -69,6 +93,8 @@ def answer(example: Text | Pair | Choice, kind: str, labels: Labels) -> int:
         value = float("nan")
     if not np.isfinite(value):
         raise DataError(f"{origin}: {label!r} is not a number, which task.kind=regress wants")
+    if abs(value) > _LARGEST:
+        raise DataError(f"{origin}: {label!r} is beyond ±{_LARGEST:g}, whose square no float32 sums; scale the numbers")
     return int(np.float64(value).view(np.int64))
 
 

@@ -2,9 +2,10 @@
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from data.sources import decoded_lines, json_records
 
 LONGEST_FIELD = 1 << 24
 """Characters after which a field of a *.csv is taken for one whose quote is never closed."""
+FIRST_ROWS = 100
+"""Rows that say together what columns there are, so that a first one that is odd is counted as any other."""
 _WANTED = 'every line of a *.jsonl is an object like {"text": "…", "label": "…"}'
 
 Row = Sequence[Any] | Mapping[str, Any]
@@ -40,42 +43,75 @@ class Table:
 
 
 def separated(path: Path, header: bool) -> Table:
-    """A *.tsv (no quotes, a line a row) or a *.csv (RFC 4180). A row of another width, or that is not UTF-8, comes as a
-    DataError with file:line. Raises: DataError for what breaks the whole file."""
-    rows = _commas(path) if path.suffix.lower() == ".csv" else _tabs(path)
-    first = next(rows, None)
-    if first is None:
+    """A *.tsv (no quotes, a line a row) or a *.csv (RFC 4180). Without a header there are as many columns as in most of
+    the first rows. A row of another width, or that is not UTF-8, comes as a DataError with file:line.
+
+    Raises: DataError for what breaks the whole file.
+    """
+    read = _commas if path.suffix.lower() == ".csv" else _tabs
+    rows = read(path)
+    names = None
+    if header:
+        number, cells = next(rows, (0, []))
+        if isinstance(cells, DataError):
+            raise cells
+        names, width = tuple(name.strip() for name in cells), len(cells)
+    else:
+        number, width = usual_width(read(path))
+    if not width:
         raise DataError(f"{path}: no row in the file; give a row for each example")
-    number, cells = first
-    if isinstance(cells, DataError):
-        raise cells
-    names = tuple(name.strip() for name in cells) if header else None
-    whose = f"the header has {len(cells)} ({listed(names)})" if names else f"line {number} has {len(cells)}"
+    whose = f"the header has {width} ({listed(names)})" if names else f"line {number} has {width}"
 
     def checked() -> Iterator[tuple[int, Row | DataError]]:
         mend = "put a tab" if path.suffix.lower() == ".tsv" else "put a comma"
-        for line, row in rows if header else chain([first], rows):
+        for line, row in rows:
             if isinstance(row, DataError):
                 yield line, row
-            elif len(row) != len(cells):
+            elif len(row) != width:
                 wrong = f"{counted(len(row), 'column')} where {whose}; {mend} between columns"
                 yield line, DataError(f"{path}:{line}: {wrong}")
             else:
                 yield line, row
 
-    return Table(str(path), f"{path}:{number}", names, len(cells), checked(), headed=header)
+    return Table(str(path), f"{path}:{number}", names, width, checked(), headed=header)
+
+
+def usual_width(rows: Iterable[tuple[int, Sequence[str] | DataError]]) -> tuple[int, int]:
+    """(the first line that has it, how many columns most of the first rows have); zeros where there is no row.
+
+    Raises: DataError, the first one, where there are no others.
+    """
+    widths: Counter[int] = Counter()
+    lines: dict[int, int] = {}
+    odd: DataError | None = None
+    for number, row in islice(rows, FIRST_ROWS):
+        if isinstance(row, DataError):
+            odd = odd or row
+        else:
+            widths[len(row)] += 1
+            lines.setdefault(len(row), number)
+    if odd and not widths:
+        raise odd
+    width = widths.most_common(1)[0][0] if widths else 0
+    return lines.get(width, 0), width
 
 
 def objects(path: Path) -> Table:
-    """A *.jsonl: an object a line, whose keys are the columns; the first one tells which there are. A line that is no
-    object comes as a DataError with file:line."""
-    records = json_records(path, _WANTED)
-    number, first = next(records, (0, None))
-    if first is None:
-        raise DataError(f"{path}: no row in the file; {_WANTED}")
-    if isinstance(first, DataError):
-        raise first
-    return Table(str(path), f"{path}:{number}", tuple(first), 0, chain([(number, first)], records))
+    """A *.jsonl: an object a line, whose keys are the columns: those that half of the first objects have. A line that
+    is no object comes as a DataError with file:line."""
+    keys: Counter[str] = Counter()
+    lines: list[int] = []
+    odd: DataError | None = None
+    for number, record in islice(json_records(path, _WANTED), FIRST_ROWS):
+        if isinstance(record, DataError):
+            odd = odd or record
+        else:
+            keys.update(record.keys())
+            lines.append(number)
+    if not lines:
+        raise odd or DataError(f"{path}: no row in the file; {_WANTED}")
+    names = tuple(key for key, count in keys.items() if 2 * count >= len(lines))
+    return Table(str(path), f"{path}:{lines[0]}", names, 0, json_records(path, _WANTED))
 
 
 def listed(names: Sequence[str]) -> str:

@@ -4,9 +4,11 @@ import json
 import random
 import re
 import string
+import unicodedata
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import ftfy
 import pytest
 
 from data import conll, tables
@@ -18,7 +20,7 @@ from data.words import Spelling
 
 SIZE = 1 << 20
 MARKS = [*string.punctuation, "。", "！", "？", "…", " ", "a"]
-MIXED = [". ", "a.", '".', '."', ".)", ") ", "? ! ", "。”", " .", "'a", "a-", "\t ", "1.", '""', "<>"]
+MIXED = [". ", "a.", '".', '."', ".)", ") ", "? ! ", "。”", " .", "'a", "a-", "\t ", "1.", '""', "<>", "\u0301\u0316"]
 KINDS = ("wordpiece", "byte-bpe", "sentencepiece-unigram", "sentencepiece-bpe", "words", "gpt1-bpe")
 
 
@@ -36,10 +38,31 @@ def test_a_long_line_of_marks_is_split_into_sentences_at_once(mark: str):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("mark", [" ", "\u3000", "."])
+@pytest.mark.parametrize(
+    "mark",
+    [
+        " ",
+        "\u3000",
+        ".",
+        "\u0301\u0316",
+        *(pytest.param(m, marks=pytest.mark.long) for m in ("\u0344\u0316", "\u0f73\u0f71")),
+    ],
+)
 def test_a_long_line_of_marks_is_cleaned_up_at_once(mark: str):
+    """Of marks that combine it is their order that takes time: by their class, lowest first."""
     for text in (line(mark), "x" + line(mark) + "x"):
         assert standardized(text) == " ".join(standardized(text).split())
+
+
+@pytest.mark.parametrize("letter", ["e", "é", "क", "가", "ཀ"])
+def test_as_many_marks_as_a_text_may_have_are_normalized_as_one(letter: str):
+    """30 (UAX #15, stream-safe); where there are more the first 30 are put in order."""
+    rng = random.Random(0)
+    for _ in range(200):
+        marks = "".join(rng.choices("\u0301\u0316\u0323\u0308\u0344\u0f73\u0345\u093c", k=rng.randint(0, 30)))
+        for text in (f"a {letter}{marks}", f"{letter}{marks}a{marks} 1"):
+            assert standardized(text) == ftfy.fix_text(text)
+    assert standardized("e" + "\u0301\u0316" * 16).startswith(unicodedata.normalize("NFC", "e" + "\u0301\u0316" * 15))
 
 
 # The rule in plain words, as it was before its time was bounded: it tries every stop of a run and gives back.

@@ -58,6 +58,7 @@ def pretrain(*words: object) -> list[str]:
 def test_words_that_are_wrong_give_one_clear_line(capsys, tmp_path, words, line):
     code, last = said(capsys, *pretrain("--dir", tmp_path / "run", *words))
     assert code == 2 and line in last, last
+    assert not any(tmp_path.iterdir())
 
 
 def test_unknown_commands_and_recipes_are_guessed(capsys):

@@ -22,6 +22,29 @@ def test_whatever_jax_raises_is_one_line(monkeypatch, error):
     line = str(caught.value)
     assert line.startswith("jax finds no device for JAX_PLATFORMS=cuda: ") and len(line.splitlines()) == 1
     assert "install the extra [cuda], or unset JAX_PLATFORMS" in line
+    assert "Error" not in line.removeprefix("jax finds no device for JAX_PLATFORMS=cuda: ")
+
+
+@pytest.mark.parametrize(
+    ("platform", "mend"),
+    [
+        ("cuda,cpu", "; install the extra [cuda], or unset JAX_PLATFORMS"),
+        ("gpu", "; install the extra [cuda], or unset JAX_PLATFORMS"),
+        ("tpu", "; install the extra [tpu], or unset JAX_PLATFORMS"),
+        ("bogus", "jax finds no device for JAX_PLATFORMS=bogus: no such thing; set JAX_PLATFORMS=cpu"),
+        ("rocm", "; set JAX_PLATFORMS=cpu"),
+        ("", "jax finds no device: no such thing; set JAX_PLATFORMS=cpu"),
+    ],
+)
+def test_what_to_install_is_advised_for_platforms_that_have_it(monkeypatch, platform, mend):
+    def fail():
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    monkeypatch.setenv("JAX_PLATFORMS", platform)
+    with pytest.raises(ConfigError) as caught:
+        find_devices()
+    assert str(caught.value).endswith(mend)
 
 
 COMMANDS = {

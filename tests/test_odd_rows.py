@@ -77,13 +77,68 @@ def test_a_row_that_is_not_utf_8_is_left_out(tmp_path, name):
     assert "left out 1 of 200 rows" in said[0] and "not UTF-8 (byte 0xe7 at column " in said[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "line"),
+    [
+        ("train.tsv", b"w\xe7\ta\n", "not UTF-8 (byte 0xe7"),
+        ("train.tsv", b"A title\n", "1 column where line 2 has 2; put a tab between columns"),
+        ("train.csv", b"w\xe7,a\n", "not UTF-8 (byte 0xe7"),
+        ("train.csv", b"w1,w2,a\n", "3 columns where line 2 has 2; put a comma between columns"),
+        ("train.jsonl", b'{"text": "w\xe7"}\n', "not UTF-8 (byte 0xe7"),
+        ("train.jsonl", b"{\n", "not JSON"),
+        ("train.jsonl", b"[1]\n", "no object"),
+        ("train.jsonl", b'{"text": "w1"}\n', "the label (column 'label') is missing"),
+        ("train.jsonl", b'{"text": "w1", "review": "w2"}\n', "the label (column 'label') is missing"),
+        ("train.conll", b"w\xe7 a\n\n", "not UTF-8 (byte 0xe7"),
+        ("train.conll", b"title\nw1 a\n\n", "1 column where line 2 has 2; give every word its tag"),
+        ("train.conllu", b"1\tw1\ta\tb\n\n", "4 columns where CoNLL-U has 10"),
+        ("train.conllu", b"1\tw\xe7" + b"\ta" * 8 + b"\n\n", "not UTF-8 (byte 0xe7"),
+    ],
+)
+def test_an_odd_row_that_is_the_first_is_left_out_as_any_other(tmp_path, name, row, line):
+    """It does not say what all the others are to be."""
+    form = {
+        "tsv": "{}\t{}\n", "csv": "{},{}\n", "jsonl": '{{"text": "{}", "label": "{}"}}\n', "conll": "{} {}\n\n",
+        "conllu": "1\t{}\t_\t{}" + "\t_" * 6 + "\n\n",
+    }[name.partition(".")[2]]  # fmt: skip
+    more = {"kind": "tag"} if "conll" in name else {} if "json" in name else {"text": "1", "label": "2"}
+    rows = "".join(form.format(text, label) for text, label in GOOD)
+    store, said = _encode(tmp_path, row + rows.encode(), name, **more)
+    assert store.splits["train"].examples == 300 and store.labels == ("a", "b") and len(said) == 1
+    assert f"left out 1 of 301 rows; the first: {tmp_path / name}:1: {line}" in said[0]
+
+
+@pytest.mark.parametrize("place", [0, 150])
+def test_a_question_of_more_alternatives_than_the_others_is_left_out(tmp_path, place):
+    """Also as the first: the others are not the odd ones then."""
+    rows = ['{"text": "w1", "choices": ["w2", "w3", "w4"], "label": 2}\n'] * 200
+    rows.insert(place, '{"text": "w1", "choices": ["w2", "w3", "w4", "w5"], "label": 3}\n')
+    store, said = _encode(tmp_path, "".join(rows), "train.jsonl", kind="choice")
+    assert store.splits["train"].examples == 200 and store.labels == ("0", "1", "2") and len(said) == 1
+    wanted = f"train.jsonl:{place + 1}: 4 alternatives where 3 are wanted, one for each of the labels 0, 1, 2"
+    assert f"left out 1 of 201 rows; the first: {wanted}" in said[0]
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl", "train.conll", "train.conllu"])
+def test_a_file_of_odd_rows_alone_is_refused_with_the_first_of_them(tmp_path, name):
+    more = {"kind": "tag"} if "conll" in name else {} if "json" in name else {"text": "1", "label": "2"}
+    with pytest.raises(DataError, match=rf"{name}:1: not UTF-8 \(byte 0xe7"):
+        _encode(tmp_path, b"w\xe7 a\n\n" * 300, name, **more)
+
+
+def test_a_header_that_is_not_utf_8_ends_the_work(tmp_path):
+    with pytest.raises(DataError, match=r"train\.tsv:1: not UTF-8 \(byte 0xe7"):
+        _encode(tmp_path, b"text\tlabel\xe7\n" + b"w1\ta\n" * 300)
+
+
 def test_a_byte_order_mark_and_line_ends_of_windows_change_nothing(tmp_path):
     store, said = _encode(tmp_path, b"\xef\xbb\xbf" + _tsv().replace("\n", "\r\n").encode())
     assert store.splits["train"].examples == 300 and not said and store.labels == ("a", "b")
 
 
-@pytest.mark.parametrize("score", ["nan", "inf", "", "four"])
+@pytest.mark.parametrize("score", ["nan", "inf", "", "four", "1e308", "-1e39", "2e19"])
 def test_a_label_that_is_no_number_is_left_out_of_a_regression(tmp_path, score):
+    """Nor one so large that the sum of squares is infinite in float32, which would be the loss for good."""
     rows = "".join(f"w1\t{n / 7}\n" for n in range(200))
     store, said = _encode(tmp_path, f"text\tlabel\n{rows}w2\t{score}\n", kind="regress")
     assert store.splits["train"].examples == 200 and "left out 1 of 201 rows" in said[0]
@@ -118,12 +173,43 @@ def test_more_odd_rows_than_one_in_a_hundred_end_the_work(tmp_path, row):
     assert [path.name for path in tmp_path.iterdir()] == ["train.tsv"]
 
 
+@pytest.mark.parametrize(("rows", "most"), [(9, 0), (10, 1), (19, 1), (20, 2), (60, 3), (300, 3), (500, 5)])
+def test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work(tmp_path, rows, most):
+    """One in a hundred; of a short file three, but no more than one in ten."""
+    good = "".join(f"w{n % 9 + 1}\t{'ab'[n % 2]}\n" for n in range(rows))
+    for odd in (most, most + 1):
+        (tmp_path / "t.tsv").write_text("text\tlabel\n" + "".join(good.splitlines(True)[odd:]) + "w1\n" * odd)
+        report = FileReport("t.tsv", TOKENIZER)
+        list(examples(str(tmp_path / "t.tsv"), TaskConfig(kind="classify"), labelled=True, report=report))
+        said: list[str] = []
+        if odd > most:
+            with pytest.raises(DataError, match=r"t\.tsv:\d+: 1 column where the header has 2"):
+                report.finish(said.append)
+        else:
+            report.finish(said.append)
+            told = [f"warning: t.tsv: left out {odd} of {rows} rows"] if odd else []
+            assert [line.partition("; ")[0] for line in said] == told
+
+
 def test_a_file_of_odd_rows_ends_the_work_early(tmp_path):
     (tmp_path / "t.tsv").write_text("text\tlabel\n" + "w1\n" * 10_000)
     report = FileReport("t.tsv", TOKENIZER)
     with pytest.raises(DataError):
         list(examples(str(tmp_path / "t.tsv"), TaskConfig(kind="classify"), labelled=True, report=report))
     assert report.rows == 100
+
+
+def test_each_kind_of_odd_row_is_told_with_its_own_first_place(tmp_path):
+    _, said = _encode(tmp_path, _tsv("\ta", "w1", "\u200b\ta"))
+    assert len(said) == 3 and "left out 1 of 303 rows; the first: " in said[0] and "train.tsv:10: 1 column" in said[0]
+    assert "1 empty text read as unknown; the first is at train.tsv:9" in said[1]
+    assert "the first is the text '\\u200b' at train.tsv:11" in said[2]
+
+
+def test_an_empty_word_is_counted_as_empty_alone(tmp_path):
+    rows = '{"words": ["w1", "w2"], "tags": ["X", "Y"]}\n' * 200
+    _, said = _encode(tmp_path, rows + '{"words": ["w1", ""], "tags": ["X", "Y"]}\n', "train.jsonl", kind="tag")
+    assert len(said) == 1 and "1 empty text read as unknown; the first is at train.jsonl:201" in said[0]
 
 
 def test_where_every_row_wants_an_answer_empty_texts_keep_their_place(tmp_path):

@@ -124,6 +124,7 @@ def test_a_table_in_the_place_of_text_is_refused(capsys, tmp_path, name, kind, t
     ):
         line = _refused(capsys, *words.split())
         assert f"{name}: {kind}, and " in line and f"--task.kind {task} --task.train {path}" in line, line
+    assert [left.name for left in tmp_path.iterdir()] == [name]
 
 
 def test_text_that_a_vocabulary_lacks_is_said_when_it_is_prepared(capsys, tmp_path):

@@ -275,6 +275,13 @@ def open_shards(directory: Path, run: Run) -> Shards:
     return Shards.open(_prepared_folder(run) or directory / "data")
 
 
+def check_text(run: Run, directory: Path) -> None:
+    """Raises DataError where a new run, whose folder is not made yet, would find no text."""
+    if run.task.kind == "off" and not (directory / "run.json").exists() and _prepared_folder(run) is None:
+        expand(run.data.path, "data.path")
+        expand(run.data.dev, "data.dev") if run.data.dev else None
+
+
 def _prepared_folder(run: Run) -> Path | None:
     """The folder of `contexture prepare` that data.path names, or None."""
     if not run.data.path:

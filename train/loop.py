@@ -95,6 +95,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         stack.enter_context(jax.set_mesh(mesh))
         first = jax.process_index() == 0
         if first:
+            directories.check_text(run, folder)
             stack.enter_context(directories.take(folder))
         agree_on_folder(folder)
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)

@@ -15,6 +15,9 @@ from train.config import ConfigError
 from train.limits import check_limits
 from train.options import MeshConfig
 
+_EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}
+"""What to install, by the platform that was asked for."""
+
 
 def keep_cpu_memory(floats: float = math.inf) -> None:
     """On a CPU, keep the memory that a step has freed for the next step: given back to the system and asked for again,
@@ -74,12 +77,10 @@ def find_devices() -> list[Any]:
     except Exception as error:  # jax raises RuntimeError, AssertionError, and what plug-ins raise
         wanted = os.environ.get("JAX_PLATFORMS", "")
         named = f" for JAX_PLATFORMS={wanted}" if wanted else ""
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        extra = "tpu" if "tpu" in wanted else "cuda"
-        raise ConfigError(
-            f"jax finds no device{named}: {why or type(error).__name__}; install the extra [{extra}], or unset "
-            "JAX_PLATFORMS"
-        ) from None
+        why = next((line for line in str(error).splitlines() if line.strip()), "none can be started")
+        extra = next((extra for name, extra in _EXTRAS.items() if name in wanted), "")
+        mend = f"install the extra [{extra}], or unset JAX_PLATFORMS" if extra else "set JAX_PLATFORMS=cpu"
+        raise ConfigError(f"jax finds no device{named}: {why}; {mend}") from None
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
