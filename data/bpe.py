@@ -173,7 +173,10 @@ class Gpt1BPE:
 
 def standardized(text: str) -> str:
     """GPT-1's clean-up: `"Well…  it's—2018!!"` → `"Well... it's - 2018 !!"`. Backslashes are not spaced: the original's
-    pattern means to, but has no raw string."""
+    pattern means to, but has no raw string.
+
+    Differs: marks behind the thirtieth on one letter are put in order among themselves alone, in linear time.
+    """
     import ftfy
 
     long = () if text.isascii() else _long_marks().finditer(text)
