@@ -105,7 +105,7 @@ def tokenizer_command(words: list[str]) -> Result:
     from data.storage import check_free
     from train.vocabulary import learn
 
-    check_free(Path(asked.to))
+    check_free(asked.to)
     signals = Signals()
     try:
         files, check = expand(asked.input, "input"), signals.check
@@ -131,7 +131,7 @@ def prepare_command(words: list[str]) -> Result:
         data = dataclasses.replace(run.data, path=asked.input, dev=asked.dev, dev_fraction=asked.dev_fraction)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    check_free(Path(asked.to))
+    check_free(asked.to)
     for left in left_partials(Path(asked.to)):
         warn(f"{left} is what a preparation that was killed has left; delete it unless one is at work there")
     signals = Signals()

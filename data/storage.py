@@ -107,7 +107,7 @@ def numbered(path: Path, first: int) -> Path:
     return next(each for number in numbers if not os.path.lexists(each := path.with_name(f"{path.name}-{number}")))
 
 
-def check_free(path: Path) -> None:
+def check_free(path: Path | str) -> None:
     """Raises: DataError where a new folder cannot be put: something is there already, or a folder cannot be made."""
     if is_bucket(path):
         raise DataError(f"{path}: buckets are not supported yet; give a folder on a disk of this machine")

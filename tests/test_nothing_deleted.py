@@ -211,7 +211,7 @@ def test_a_bucket_is_refused_in_one_line_and_makes_no_folder(
         words["predict"] = ["predict", task_run(), "--input", rows, "--to", "gs://bucket/answers.jsonl"]
     code, err = said(capsys, *words[command])
     assert code == 2 and "buckets are not supported yet" in err and len(err.splitlines()) == 1, err
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [] and ("gs://b/x: " in err or command != "prepare")
 
 
 def test_a_prepare_that_was_killed_is_named(tmp_path, text_folder, capsys):
