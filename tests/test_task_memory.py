@@ -54,7 +54,7 @@ def test_a_run_on_a_million_rows_takes_the_memory_of_one_on_a_tenth_of_them(tmp_
     """The commands themselves; the first round, of few rows, leaves the compiled programs to the others."""
     peaks: dict[str, list[float]] = {"finetune": [], "predict": []}
     for place, count in enumerate((1_000, FEW, MANY)):
-        file, run, answers = tmp_path / f"{place}.tsv", tmp_path / f"run{place}", tmp_path / "answers.jsonl"
+        file, run, answers = tmp_path / f"{place}.tsv", tmp_path / f"run{place}", tmp_path / f"answers{place}.jsonl"
         write_rows(file, count)
         words = {
             "finetune": ["finetune", str(GOLDEN / "run_format_1"), "--task.kind", "classify", "--task.train", str(file)]
