@@ -16,7 +16,7 @@ FLOORS = (
         f"train.{name}"
         for name in (
             "config options mesh optim losses objectives metrics scores signals exits limits native_aborts processes "
-            "orbax_logging events suggestions words asked tensors published"
+            "orbax_logging events suggestions words asked tensors published vocabulary late_evaluation"
         ).split()
     ),
     tuple(
