@@ -140,7 +140,10 @@ def predict_file(
     is there whole or not at all. Raises DataError for the user's file.
     """
     check_sources((source,), "input")
-    task = dataclasses.replace(predictor.run.task, **{name: word for name, word in columns.items() if word})
+    try:
+        task = dataclasses.replace(predictor.run.task, **{name: word for name, word in columns.items() if word})
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if os.path.isdir(to):
         raise ConfigError(f"{to} is a folder; give a file as --to, as in {to}/predictions.jsonl")
     if to.exists() and not to.is_file():
