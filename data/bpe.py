@@ -190,8 +190,8 @@ def standardized(text: str) -> str:
 
 @cache
 def _long_marks() -> re.Pattern[str]:
-    """As many marks on one letter as Unicode lets a text have (UAX #15, stream-safe: 30), with more behind them. Their
-    order is normalised in a time that grows with the square of their number."""
+    """Matches 30 combining marks in a row (Unicode's limit for stream-safe text, UAX #15) that more of them follow.
+    Normalising the order of n marks takes time in n²."""
     sure = range(0x20000)  # none has been given a place behind
     letters = [unicodedata.normalize("NFD", chr(code)) for code in sure]
     marks = "".join(chr(code) for code in sure if all(map(unicodedata.combining, letters[code])))

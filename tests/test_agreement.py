@@ -41,11 +41,11 @@ def test_a_failure_of_one_process_is_raised_in_all(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "data"])
-def test_a_run_is_not_described_by_other_data_than_it_was_begun_with(name, tmp_path):
+def test_a_run_is_not_described_by_other_data_than_it_was_started_with(name, tmp_path):
     tokenizer, data = SimpleNamespace(fingerprint="a" * 64), SimpleNamespace(fingerprint="b" * 64)
     describe(tmp_path, Run(), tokenizer, data, {})  # pyright: ignore[reportArgumentType]
     written = (tmp_path / "run.json").read_bytes()
     other = {"tokenizer": "a" * 64, "data": "b" * 64, name: "c" * 64}
-    with pytest.raises(ConfigError, match=f"the {name} is not what this run was begun with"):
+    with pytest.raises(ConfigError, match=f"the {name} is not the one that this run was started with"):
         describe(tmp_path, Run(), tokenizer, data, other)  # pyright: ignore[reportArgumentType]
     assert (tmp_path / "run.json").read_bytes() == written

@@ -29,7 +29,7 @@ def test_a_loss_far_above_its_first_and_above_the_guess_has_diverged(losses, uni
         ([], 8.0),
         ([1e13], 8.0),  # nothing to compare it with
         ([9.0] * 10 + [2.0] * 10, 8.0),
-        ([0.01] * 10 + [0.9] * 10, 0.69),  # begun from a model that knew the task
+        ([0.01] * 10 + [0.9] * 10, 0.69),  # initialised from a model already trained on the task
         ([3.0] * 10 + [9.5] * 10, 9.0),  # a continued pretraining that has forgotten
         ([40.0] * 10 + [20.0] * 10, 8.0),  # a large initialisation
         ([9.0] * 10 + [1e13] + [2.0] * 10, 8.0),  # a single spike

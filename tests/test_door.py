@@ -135,7 +135,7 @@ def test_another_vocabulary_in_an_old_folder_is_refused(capsys, tiny_words, tiny
     pieces = vocabulary.read_text().splitlines()
     vocabulary.write_text("\n".join([*pieces[:-2], pieces[-1], pieces[-2]]) + "\n")
     code, last = said(capsys, *tiny_words, "--dir", folder)
-    assert code == 2 and "the tokenizer is not what this run was begun with" in last, last
+    assert code == 2 and "the tokenizer is not the one that this run was started with" in last, last
     with pytest.raises(contexture.ConfigError, match="not the vocabulary that this run was trained with"):
         contexture.load(folder)
 

@@ -84,7 +84,7 @@ ROWS = (
 
 @pytest.fixture
 def small(tmp_path, monkeypatch) -> Path:
-    """A checkout of a few lines, for which the runner is told to work."""
+    """A tiny project, on which the runner works in place of this one."""
     root = tmp_path / "checkout"
     for name, text in TREE.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -209,8 +209,8 @@ def test_a_gpt_is_fine_tuned_as_gpt_1_was():
 def test_an_elmo_s_task_is_trained_over_a_frozen_mix(scratch):
     """Frozen and without dropout below, 0.5 above (AllenNLP's Elmo); all else is chosen here."""
     base, model = tasks()["classify"](), ElmoConfig()
-    begun = {"model": model, "data": dataclasses.replace(base.data, layout="elmo"), "head": base.head}
-    found = fields(as_elmo(base, begun, scratch=scratch))
+    source = {"model": model, "data": dataclasses.replace(base.data, layout="elmo"), "head": base.head}
+    found = fields(as_elmo(base, source, scratch=scratch))
     wanted = {
         "optim.name": "adamw", "optim.schedule": "linear", "optim.peak_lr": 1e-3, "optim.warmup": 0,
         "optim.final_lr": 0.1, "optim.eps": 1e-8, "optim.weight_decay": 0.0, "optim.clip": 5.0, "epochs": 10.0,

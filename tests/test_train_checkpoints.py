@@ -1,4 +1,4 @@
-"""Checkpoints in small: every number is told from another, damage falls back, the best one is kept."""
+"""Checkpoints: a changed number is detected, a damaged checkpoint is skipped, the best one is kept."""
 
 import json
 import shutil
@@ -53,7 +53,7 @@ def test_what_is_read_is_what_was_saved(tmp_path, mesh):
 
 @pytest.mark.parametrize("item", ["digest", "meta"])
 def test_a_word_changed_in_a_description_falls_back_to_the_step_before(tmp_path, mesh, item):
-    """Also where the JSON is still whole, and where one of the checkpoints laid aside before was taken away."""
+    """Also where the JSON still parses, and where an earlier checkpoint was deleted from damaged/."""
     checkpoints, said = _saved(tmp_path, mesh)
     (tmp_path / "damaged" / "3-1" / "state").mkdir(parents=True)
     file = tmp_path / "checkpoints" / "3" / item / "metadata"

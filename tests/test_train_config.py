@@ -63,13 +63,13 @@ def test_another_number_is_another_run(name):
     assert identity(run, "t", "d") == identity(dataclasses.replace(run, dir="b", steps=20_000), "t", "d")
 
 
-def test_a_run_begun_before_is_the_same_run():
+def test_a_run_of_an_earlier_version_keeps_its_identity():
     """Its identity is that which its checkpoint was written with: fields at their default do not count."""
     folder = GOLDEN / "run_format_1"
     run, described = read(folder)
     (step,) = steps(folder / "checkpoints")
-    begun = read_meta(folder / "checkpoints" / str(step))["identity"]
-    assert identity(run, described["tokenizer"], described["data"]) == begun
+    saved = read_meta(folder / "checkpoints" / str(step))["identity"]
+    assert identity(run, described["tokenizer"], described["data"]) == saved
 
 
 @pytest.mark.parametrize(

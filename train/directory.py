@@ -178,11 +178,11 @@ def _flag(name: str) -> str:
 
 
 def describe(directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | Store, old: dict[str, Any]) -> None:
-    """Write run.json. Raises ConfigError where tokenizer or data are not those that the run was begun with."""
+    """Write run.json. Raises ConfigError where tokenizer or data are not those that the run was started with."""
     for name, now in (("tokenizer", tokenizer.fingerprint), ("data", data.fingerprint)):
         if old.get(name) not in (None, now):
             raise ConfigError(
-                f"{directory}: the {name} is not what this run was begun with "
+                f"{directory}: the {name} is not the one that this run was started with "
                 f"(fingerprint {now[:12]}, was {old[name][:12]}); put it back, or give another --dir"
             )
     more: dict[str, Any] = {}
@@ -326,7 +326,7 @@ def _keep_tokenizer(tokenizer: Tokenizer, directory: Path, say: Say) -> None:
     described = configs.read(directory)[1] if (directory / "run.json").exists() else {}
     if "tokenizer" in described or any((directory / "checkpoints").glob("[0-9]*")):
         raise ConfigError(
-            f"the text has another vocabulary than {directory / 'tokenizer'}, with which this run was begun; "
+            f"the text has another vocabulary than {directory / 'tokenizer'}, which this run was trained with; "
             "put the text back, or give another --dir"
         )
     aside = move_aside(directory, ["tokenizer"], "earlier")

@@ -158,10 +158,11 @@ class Sandbox:
         self._renew()
 
     def _renew(self) -> None:
-        for folder in (self.theirs, self.to):
+        for folder in (self.theirs, self.to, *(self.base / "work").iterdir()):  # no case finds what another has left
             shutil.rmtree(folder, ignore_errors=True)
-        if self.to.is_file() or self.to.is_symlink():
-            self.to.unlink()
+        for place in (self.to, *(self.base / "work").iterdir()):
+            if place.is_file() or place.is_symlink():
+                place.unlink()
         shutil.copytree(self.pristine, self.theirs, symlinks=True)
 
     @contextlib.contextmanager

@@ -202,7 +202,7 @@ TRAINING = (
         ("identity.of-everything", "if not may_change(name) and value != usual[name]}", "if value != usual[name]}",
          "test_formats.py::test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else"),
         ("identity.of-defaults-too", "if not may_change(name) and value != usual[name]}", "if not may_change(name)}",
-         f"{_CONFIG}::test_a_run_begun_before_is_the_same_run"),
+         f"{_CONFIG}::test_a_run_of_an_earlier_version_keeps_its_identity"),
         ("may-change.the-seed", '"steps", "epochs", "dir", "data.path"',
          '"steps", "epochs", "seed", "dir", "data.path"', _CONFIG),
         ("may-change.no-mesh", '*("mesh", "save", "log"', '*("save", "log"', _CONFIG),
@@ -267,7 +267,7 @@ TRAINING = (
         ("settle.a-trained-run-starts-over", "(fixed and not trained)", "fixed",
          "test_door.py::test_another_model_in_an_old_folder_is_refused_by_name"),
         ("settle.other-data-taken", "if old.get(name) not in (None, now):", "if False:",
-         "test_agreement.py::test_a_run_is_not_described_by_other_data_than_it_was_begun_with"),
+         "test_agreement.py::test_a_run_is_not_described_by_other_data_than_it_was_started_with"),
     ),
     *mutants_of(
         "train/processes.py",
