@@ -11,15 +11,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from data.chars import are_cut
-from data.encode import check_batch, chunks
-from data.errors import DataError
-from data.layouts import elmo_lines, token_lines
-from data.storage import atomic_file
-from data.wordpiece import wordpiece
-from data.words import word_tokenizer
-from models.config import BertConfig, ElmoConfig
-from models.model import Model, build
+from contexture.data.chars import are_cut
+from contexture.data.encode import check_batch, chunks
+from contexture.data.errors import DataError
+from contexture.data.layouts import elmo_lines, token_lines
+from contexture.data.storage import atomic_file
+from contexture.data.wordpiece import wordpiece
+from contexture.data.words import word_tokenizer
+from contexture.models.config import BertConfig, ElmoConfig
+from contexture.models.model import Model, build
 
 POOLS = ("none", "mean", "mean-words", "last", "cls")
 Units = list[Any]

@@ -5,12 +5,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from data.align import spelled
-from data.errors import DataError
-from data.tokenizer import Tokenizer
-from data.wordpiece import MASK, wordpiece
-from models.config import ElmoConfig, GptConfig
-from models.model import Model
+from contexture.data.align import spelled
+from contexture.data.errors import DataError
+from contexture.data.tokenizer import Tokenizer
+from contexture.data.wordpiece import MASK, wordpiece
+from contexture.models.config import ElmoConfig, GptConfig
+from contexture.models.model import Model
 
 
 def fill(model: Model, params: Any, tokenizer: Tokenizer, text: str, top: int = 5) -> list[list[dict[str, Any]]]:

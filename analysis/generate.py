@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data.align import spelled
-from data.encode import check_batch, chunks
-from data.errors import DataError
-from data.tokenizer import Tokenizer
-from models import decode
-from models.config import GptConfig, Sampling
-from models.model import Model
+from contexture.data.align import spelled
+from contexture.data.encode import check_batch, chunks
+from contexture.data.errors import DataError
+from contexture.data.tokenizer import Tokenizer
+from contexture.models import decode
+from contexture.models.config import GptConfig, Sampling
+from contexture.models.model import Model
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Prompts are padded to the least of these that holds the longest of a batch, so that few programs are compiled."""

@@ -4,9 +4,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from data.errors import DataError
-from models.features import learned_mixes
-from train.config import ConfigError, Run, read
+from contexture.data.errors import DataError
+from contexture.models.features import learned_mixes
+from contexture.train.config import ConfigError, Run, read
 
 Row = dict[str, Any]
 

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from data.align import spelled
-from data.encode import check_batch, chunks
-from data.errors import DataError
-from data.tokenizer import Tokenizer
-from models.config import GptConfig
-from models.model import Model, build
+from contexture.data.align import spelled
+from contexture.data.encode import check_batch, chunks
+from contexture.data.errors import DataError
+from contexture.data.tokenizer import Tokenizer
+from contexture.models.config import GptConfig
+from contexture.models.model import Model, build
 
 
 def score(

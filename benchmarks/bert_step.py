@@ -132,10 +132,10 @@ def torch_worker(args: argparse.Namespace, *, gathered: bool) -> Worker:
 
 
 def ours(args: argparse.Namespace) -> Worker:
-    from data.config import DataConfig
-    from models.config import BertConfig
-    from train.config import Run
-    from train.options import OptimConfig
+    from contexture.data.config import DataConfig
+    from contexture.models.config import BertConfig
+    from contexture.train.config import Run
+    from contexture.train.options import OptimConfig
 
     layers, hidden, heads, ffn = SIZES[args.size]
     run = Run(

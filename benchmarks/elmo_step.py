@@ -30,7 +30,7 @@ def settings() -> Any:
     """The run that is timed."""
     import dataclasses
 
-    from configs import recipe
+    from contexture.configs import recipe
 
     run = recipe("elmo.small")
     data = dataclasses.replace(run.data, batch=32, word_types=TYPES, split="punctuation", split_sentences=True)
@@ -41,10 +41,10 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
     """The first steps of a run on the text."""
     import dataclasses
 
-    from data.lanes import LaneBatches
-    from data.prepare import prepare
-    from data.sources import expand, texts
-    from data.tokenizer import learn
+    from contexture.data.lanes import LaneBatches
+    from contexture.data.prepare import prepare
+    from contexture.data.sources import expand, texts
+    from contexture.data.tokenizer import learn
 
     with tempfile.TemporaryDirectory() as folder:
         if not args.text:

@@ -57,12 +57,12 @@ def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:
     import jax
     import numpy as np
 
-    from models.shapes import count
-    from train import mesh as meshes
-    from train.objectives import batch_fields, objective_of
-    from train.options import MeshConfig
-    from train.step import create, train_step
-    from train.transfer import model_of
+    from contexture.models.shapes import count
+    from contexture.train import mesh as meshes
+    from contexture.train.objectives import batch_fields, objective_of
+    from contexture.train.options import MeshConfig
+    from contexture.train.step import create, train_step
+    from contexture.train.transfer import model_of
 
     mesh, model, fields, data = meshes.build(MeshConfig()), model_of(run, ()), batch_fields(run), []
     for batch in batches:

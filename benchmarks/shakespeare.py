@@ -35,7 +35,7 @@ def torch_model(seed: int) -> tuple[Any, Any]:
     from torch import nn
     from torch.nn import functional as F
 
-    from configs import recipe
+    from contexture.configs import recipe
 
     run = recipe(RECIPE)
     c, o = run.model, run.optim
@@ -120,7 +120,7 @@ def torch_worker(args: argparse.Namespace, *, compiled: bool) -> Worker:
 
 
 def ours(args: argparse.Namespace) -> Worker:
-    from configs import recipe
+    from contexture.configs import recipe
 
     ones = np.ones((12, 64))
     weights = {"mask": ones, "next_weights": ones, "valid": ones[:, 0]}
@@ -141,8 +141,8 @@ def torch_loss(row: np.ndarray, dev: np.ndarray, seed: int) -> float:
     """2,000 steps on windows at random places, with the recipe's schedule; the mean loss over all windows of dev."""
     import torch
 
-    from configs import recipe
-    from train.optim import learning_rate
+    from contexture.configs import recipe
+    from contexture.train.optim import learning_rate
 
     run = recipe(RECIPE)
     torch.set_num_threads(2)
@@ -168,8 +168,8 @@ def torch_loss(row: np.ndarray, dev: np.ndarray, seed: int) -> float:
 
 def quality(args: argparse.Namespace) -> dict[str, Any]:
     import contexture
-    from data.shards import Shards
-    from data.windows import Row
+    from contexture.data.shards import Shards
+    from contexture.data.windows import Row
 
     found: dict[str, list[float]] = {"ours": [], "torch": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -54,7 +54,7 @@ def write_text(folder: Path) -> None:
 
 def start(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     with open(log, "ab") as file:
-        return subprocess.Popen([sys.executable, str(ROOT / "contexture.py"), *words], stderr=file, stdout=file)
+        return subprocess.Popen([sys.executable, "-m", "contexture", *words], stderr=file, stdout=file)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

@@ -43,10 +43,10 @@ def theirs(args: argparse.Namespace) -> Worker:
 def ours(args: argparse.Namespace) -> Worker:
     import jax
 
-    from models import decode
-    from models.config import GptConfig
-    from models.model import build
-    from train import mesh as meshes
+    from contexture.models import decode
+    from contexture.models.config import GptConfig
+    from contexture.models.model import build
+    from contexture.train import mesh as meshes
 
     meshes.keep_cpu_memory()
     config = GptConfig()

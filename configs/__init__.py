@@ -7,9 +7,9 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from models.config import HeadConfig
-from train.config import ConfigError, Run, did_you_mean
-from train.options import OptimConfig
+from contexture.models.config import HeadConfig
+from contexture.train.config import ConfigError, Run, did_you_mean
+from contexture.train.options import OptimConfig
 
 Recipe = Callable[[], Run]
 _TASKS = "tuning"

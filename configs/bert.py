@@ -6,10 +6,10 @@ The paper's recipe (section 3.1, appendix A.2): 256 lines × 512 tokens, 1M step
 
 import dataclasses
 
-from data.config import DataConfig
-from models.config import BertConfig
-from train.config import Run
-from train.options import OptimConfig, SaveConfig
+from contexture.data.config import DataConfig
+from contexture.models.config import BertConfig
+from contexture.train.config import Run
+from contexture.train.options import OptimConfig, SaveConfig
 
 
 def _small(layers: int, hidden: int, heads: int, peak_lr: float = 1e-3) -> Run:

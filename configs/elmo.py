@@ -3,10 +3,10 @@
 The sizes and the training are those of the published models and their code; the tiny one is ours.
 """
 
-from data.config import DataConfig
-from models.config import ElmoConfig
-from train.config import Run
-from train.options import OptimConfig, SaveConfig
+from contexture.data.config import DataConfig
+from contexture.models.config import ElmoConfig
+from contexture.train.config import Run
+from contexture.train.options import OptimConfig, SaveConfig
 
 
 def _adagrad(final_lr: float) -> OptimConfig:

@@ -4,10 +4,10 @@ What each paper says of its training is in the recipes; where it is silent (GPT-
 reproductions found to work and says so.
 """
 
-from data.config import DataConfig
-from models.config import GptConfig
-from train.config import Run
-from train.options import OptimConfig, SaveConfig
+from contexture.data.config import DataConfig
+from contexture.models.config import GptConfig
+from contexture.train.config import Run
+from contexture.train.options import OptimConfig, SaveConfig
 
 
 def _text(batch: int, length: int) -> DataConfig:

@@ -8,9 +8,9 @@ The figures to expect of GLUE are those of five runs of bert-base-cased with ano
 2e-5, batches of 32): mean and standard deviation on the dev set.
 """
 
-from data.config import DataConfig, TaskConfig
-from train.config import Run
-from train.options import OptimConfig
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.train.config import Run
+from contexture.train.options import OptimConfig
 
 
 def _task(task: TaskConfig, *, epochs: float = 3.0, peak_lr: float = 2e-5, batch: int = 32) -> Run:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from data.errors import DataError
-from data.examples import Tagged
-from data.file_report import FileReport
-from data.layouts import GPT_SPECIALS
-from data.tokenizer import Tokenizer
-from data.words import UNK, Spelling
+from contexture.data.errors import DataError
+from contexture.data.examples import Tagged
+from contexture.data.file_report import FileReport
+from contexture.data.layouts import GPT_SPECIALS
+from contexture.data.tokenizer import Tokenizer
+from contexture.data.words import UNK, Spelling
 
 
 def cut_words(

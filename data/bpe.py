@@ -17,8 +17,8 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from data import vocabulary as vocabularies
-from data.errors import DataError
+from contexture.data import vocabulary as vocabularies
+from contexture.data.errors import DataError
 
 END = "<|endoftext|>"
 BYTE_FILES = ("encoder.json", "vocab.bpe")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data import vocabulary as vocabularies
-from data.errors import DataError
+from contexture.data import vocabulary as vocabularies
+from contexture.data.errors import DataError
 
 FILE = "characters.json"
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from data.errors import DataError
-from data.sources import decoded_lines
-from data.tables import Row, Table, counted, usual_width
+from contexture.data.errors import DataError
+from contexture.data.sources import decoded_lines
+from contexture.data.tables import Row, Table, counted, usual_width
 
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _SPACES = re.compile(r"[ \t]+")

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from data import draws
-from data.align import cut_words, spelled, unknown_ids
-from data.config import TaskConfig
-from data.encoded import (
+from contexture.data import draws
+from contexture.data.align import cut_words, spelled, unknown_ids
+from contexture.data.config import TaskConfig
+from contexture.data.encoded import (
     ANSWER,
     END,
     FILE,
@@ -32,17 +32,17 @@ from data.encoded import (
     sha256_of,
     tokens_of,
 )
-from data.errors import DataError
-from data.examples import Choice, Example, Pair, Tagged, Text
-from data.file_report import FileReport
-from data.labels import Labels, alternatives, answer, usual_alternatives
-from data.out import Out, close_all
-from data.shards import I64, fingerprint_of
-from data.sources import shared
-from data.storage import atomic_folder
-from data.tasks import check_sources, examples, open_source, source_of
-from data.tokenizer import Tokenizer
-from data.words import Spelling, Words
+from contexture.data.errors import DataError
+from contexture.data.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.file_report import FileReport
+from contexture.data.labels import Labels, alternatives, answer, usual_alternatives
+from contexture.data.out import Out, close_all
+from contexture.data.shards import I64, fingerprint_of
+from contexture.data.sources import shared
+from contexture.data.storage import atomic_folder
+from contexture.data.tasks import check_sources, examples, open_source, source_of
+from contexture.data.tokenizer import Tokenizer
+from contexture.data.words import Spelling, Words
 
 T = TypeVar("T")
 CHUNK = 4096

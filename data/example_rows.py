@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.errors import DataError
-from data.examples import Choice, Example, Pair, Tagged, Text
-from data.file_report import FileReport
-from data.tables import Row, counted
+from contexture.data.errors import DataError
+from contexture.data.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.file_report import FileReport
+from contexture.data.tables import Row, counted
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from typing import Protocol
 
 import numpy as np
 
-from data.config import DataConfig, TaskConfig
-from data.encoded import Store
-from data.errors import DataError
-from data.lanes import HeldOutLanes, LaneBatches
-from data.layouts import Batch, bert_pair, cut
-from data.masking import bert_masking
-from data.shards import I64, Check, Shards
-from data.streams import SentencePairs
-from data.task_batches import HeldOutTask, TaskBatches, class_weights
-from data.tokenizer import Tokenizer
-from data.windows import HeldOutWindows, WindowBatches
-from data.wordpiece import wordpiece
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.encoded import Store
+from contexture.data.errors import DataError
+from contexture.data.lanes import HeldOutLanes, LaneBatches
+from contexture.data.layouts import Batch, bert_pair, cut
+from contexture.data.masking import bert_masking
+from contexture.data.shards import I64, Check, Shards
+from contexture.data.streams import SentencePairs
+from contexture.data.task_batches import HeldOutTask, TaskBatches, class_weights
+from contexture.data.tokenizer import Tokenizer
+from contexture.data.windows import HeldOutWindows, WindowBatches
+from contexture.data.wordpiece import wordpiece
 
 FIELDS = {
     "tokens": "i32 BL",

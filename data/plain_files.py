@@ -5,7 +5,7 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
-from data.errors import DataError
+from contexture.data.errors import DataError
 
 _PACKED = (
     (".gz", b"\x1f\x8b", "compressed with gzip", "gunzip -k {}"),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data.errors import DataError
+from contexture.data.errors import DataError
 
 _PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data import draws
-from data.errors import DataError
-from data.shards import I64, Check, Shards
-from data.storage import atomic_file
+from contexture.data import draws
+from contexture.data.errors import DataError
+from contexture.data.shards import I64, Check, Shards
+from contexture.data.storage import atomic_file
 
 WINDOW = 16
 """Blocks whose lines are shuffled together."""

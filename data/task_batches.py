@@ -6,18 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data import draws
-from data.chars import FIRST_WORD, MOST_BYTES
-from data.config import DataConfig, TaskConfig
-from data.encoded import ANSWER, END, A, B, Encoded, Store
-from data.errors import DataError, did_you_mean
-from data.layouts import Batch, bert_pair, both_orders, cut_ends, elmo_words, gpt_pair, gpt_specials
-from data.shards import I64
-from data.streams import Pairs
-from data.tables import counted
-from data.tokenizer import Tokenizer
-from data.wordpiece import wordpiece
-from data.words import word_tokenizer
+from contexture.data import draws
+from contexture.data.chars import FIRST_WORD, MOST_BYTES
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.encoded import ANSWER, END, A, B, Encoded, Store
+from contexture.data.errors import DataError, did_you_mean
+from contexture.data.layouts import Batch, bert_pair, both_orders, cut_ends, elmo_words, gpt_pair, gpt_specials
+from contexture.data.shards import I64
+from contexture.data.streams import Pairs
+from contexture.data.tables import counted
+from contexture.data.tokenizer import Tokenizer
+from contexture.data.wordpiece import wordpiece
+from contexture.data.words import word_tokenizer
 
 LINES = {
     "bert": {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"},

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from data.errors import DataError, did_you_mean
+from contexture.data.errors import DataError, did_you_mean
 
 PREFIX = "tfds:"
 _NAME = re.compile(r"(?P<set>\w+(?:/[\w.+-]+)?)(?::(?P<version>\d+\.\d+\.\d+))?(?::(?P<split>[^/]+))?")

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from data import bpe, pieces, wordpiece, words
-from data import vocabulary as vocabularies
-from data.bpe import ByteBPE, Gpt1BPE, learn_byte_bpe
-from data.characters import Characters, learn_characters
-from data.errors import DataError
-from data.pieces import SentencePiece, learn_sentencepiece
-from data.plain_files import check_plain
-from data.wordpiece import WordPiece, learn_wordpiece
-from data.words import Words, learn_words
+from contexture.data import bpe, pieces, wordpiece, words
+from contexture.data import vocabulary as vocabularies
+from contexture.data.bpe import ByteBPE, Gpt1BPE, learn_byte_bpe
+from contexture.data.characters import Characters, learn_characters
+from contexture.data.errors import DataError
+from contexture.data.pieces import SentencePiece, learn_sentencepiece
+from contexture.data.plain_files import check_plain
+from contexture.data.wordpiece import WordPiece, learn_wordpiece
+from contexture.data.words import Words, learn_words
 
 KINDS = ("wordpiece", "byte-bpe", "gpt1-bpe", "characters", *pieces.KINDS, "words")
 _NO_OPTIONS = "not the options of a tokenizer; make it again, or give the vocabulary's own file"

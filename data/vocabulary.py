@@ -11,9 +11,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data.errors import DataError
-from data.plain_files import read_plain
-from data.storage import atomic_folder
+from contexture.data.errors import DataError
+from contexture.data.plain_files import read_plain
+from contexture.data.storage import atomic_folder
 
 OPTIONS = "tokenizer.json"
 """The file that says of what kind a saved tokenizer is."""

@@ -23,7 +23,7 @@ from demo_text import library, split, write_task, write_text
 from rich.console import Console
 from rich.table import Table
 
-from data.storage import move_aside
+from contexture.data.storage import move_aside
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT, TASK, RUNS = Path("demo/text"), Path("demo/task"), Path("demo/runs")
@@ -50,7 +50,7 @@ RATE, SCRATCH_RATES = "1e-3", ("5e-4", "1e-3", "2e-3")
 def run(command: str, *, capture: bool = False) -> str:
     """Runs `contexture COMMAND` in the checkout after printing it; its exit code becomes ours if it is not 0."""
     script = Path(sys.executable).with_name("contexture")
-    door = [str(script)] if script.exists() else [sys.executable, "contexture.py"]
+    door = [str(script)] if script.exists() else [sys.executable, "-m", "contexture"]
     shown = [Path(word).relative_to(ROOT).as_posix() if Path(word).is_relative_to(ROOT) else word for word in door]
     print(f"\n$ {shlex.join(shown)} {command}", flush=True)
     child = subprocess.Popen(

@@ -6,12 +6,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.attention import Attention
-from models.blocks import FeedForward, Linear, Norm, stack
-from models.config import BertConfig
-from models.dropout import Noise, dropout
-from models.embeddings import Embeddings
-from models.shapes import Encoding
+from contexture.models.attention import Attention
+from contexture.models.blocks import FeedForward, Linear, Norm, stack
+from contexture.models.config import BertConfig
+from contexture.models.dropout import Noise, dropout
+from contexture.models.embeddings import Embeddings
+from contexture.models.shapes import Encoding
 
 # Dropout's sites: the embeddings, then three in each layer.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3

@@ -9,8 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.config import Transformer
-from models.shapes import constrain, whole
+from contexture.models.config import Transformer
+from contexture.models.shapes import constrain, whole
 
 Init = jax.nn.initializers.Initializer
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.blocks import Linear
-from models.shapes import constrain, devices_of_batch, shares
+from contexture.models.blocks import Linear
+from contexture.models.shapes import constrain, devices_of_batch, shares
 
 CHARACTERS = 261
 """256 bytes, begin and end of a sentence, begin and end of a word, padding."""

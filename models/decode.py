@@ -12,10 +12,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from models import gpt
-from models.attention import Memory
-from models.blocks import Norm
-from models.config import GptConfig, Sampling
+from contexture.models import gpt
+from contexture.models.attention import Memory
+from contexture.models.blocks import Norm
+from contexture.models.config import GptConfig, Sampling
 
 Params = Any
 

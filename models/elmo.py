@@ -7,11 +7,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.char_cnn import CharCnn
-from models.config import ElmoConfig
-from models.dropout import Noise
-from models.lstm import Lstm
-from models.shapes import Encoding, constrain
+from contexture.models.char_cnn import CharCnn
+from contexture.models.config import ElmoConfig
+from contexture.models.dropout import Noise
+from contexture.models.lstm import Lstm
+from contexture.models.shapes import Encoding, constrain
 
 FIELDS = {"types": "i32 RW", "index": "i32 BL", "mask": "i32 BL"}
 """What the backbone reads of a batch of sentences."""

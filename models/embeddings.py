@@ -6,9 +6,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.blocks import Init, Norm
-from models.dropout import Noise, dropout
-from models.shapes import constrain
+from contexture.models.blocks import Init, Norm
+from contexture.models.dropout import Noise, dropout
+from contexture.models.shapes import constrain
 
 
 class Embeddings(nn.Module):

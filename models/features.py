@@ -7,11 +7,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.blocks import Init, logits_linear
-from models.config import HeadConfig
-from models.crf import Chain, Chained
-from models.dropout import Noise, dropout, of_lines
-from models.shapes import Encoding, by_path
+from contexture.models.blocks import Init, logits_linear
+from contexture.models.config import HeadConfig
+from contexture.models.crf import Chain, Chained
+from contexture.models.dropout import Noise, dropout, of_lines
+from contexture.models.shapes import Encoding, by_path
 
 SITE = 1 << 17
 """Dropout's first site in these heads."""

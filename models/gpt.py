@@ -7,12 +7,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.attention import Attention, Memory
-from models.blocks import FeedForward, Norm, stack
-from models.config import GptConfig
-from models.dropout import Noise, dropout
-from models.embeddings import TokensInPlace
-from models.shapes import Encoding
+from contexture.models.attention import Attention, Memory
+from contexture.models.blocks import FeedForward, Norm, stack
+from contexture.models.config import GptConfig
+from contexture.models.dropout import Noise, dropout
+from contexture.models.embeddings import TokensInPlace
+from contexture.models.shapes import Encoding
 
 # Dropout's sites: the embeddings, then three in each layer.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3

@@ -6,10 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.blocks import ACTIVATIONS, Init, Linear, Norm, logits_linear
-from models.dropout import Noise
-from models.shapes import Encoding, constrain
-from models.softmax import Scored, next_token_loss
+from contexture.models.blocks import ACTIVATIONS, Init, Linear, Norm, logits_linear
+from contexture.models.dropout import Noise
+from contexture.models.shapes import Encoding, constrain
+from contexture.models.softmax import Scored, next_token_loss
 
 
 class MaskedLM(nn.Module):

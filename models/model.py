@@ -9,12 +9,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from models import bert, elmo, features, gpt, lm_heads, task_heads
-from models.blocks import Init, step_floats
-from models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
-from models.dropout import Noise, of_lines
-from models.shapes import Encoding, by_path
-from models.word_softmax import BiLm
+from contexture.models import bert, elmo, features, gpt, lm_heads, task_heads
+from contexture.models.blocks import Init, step_floats
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
+from contexture.models.dropout import Noise, of_lines
+from contexture.models.shapes import Encoding, by_path
+from contexture.models.word_softmax import BiLm
 
 
 @flax.struct.dataclass

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import jax
 import pytest
 
-import contexture
+from contexture.cli import main as cli
 
 
 @contextmanager
@@ -20,10 +20,10 @@ def devices(count: int) -> Iterator[None]:
 
 def done(*words: object) -> None:
     """One command in this process, which succeeds."""
-    assert contexture.main([str(word) for word in words]) == 0, words
+    assert cli.main([str(word) for word in words]) == 0, words
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     """(exit code, all of stderr) of one command in this process."""
-    code = contexture.main([str(word) for word in words])
+    code = cli.main([str(word) for word in words])
     return code, capsys.readouterr().err.strip()

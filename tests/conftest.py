@@ -152,7 +152,7 @@ def door(environment):
 
     def run(*words: object, devices: int = 1, wait: bool = True, env: dict[str, str] | None = None):
         around = {**environment(devices), **(env or {})}
-        command = [sys.executable, str(ROOT / "contexture.py"), *map(str, words)]
+        command = [sys.executable, "-m", "contexture", *map(str, words)]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=around, cwd=ROOT
         )
@@ -216,8 +216,8 @@ def elmo_run(trained_run, elmo_words: list[str]) -> Path:
 @pytest.fixture(scope="session")
 def published_elmo(shared: Path, once) -> Path:
     """The original's own small biLM, imported: a run at step 0, of three words."""
-    from train.asked import Import
-    from train.interchange import import_model
+    from contexture.cli.arguments import Import
+    from contexture.train.interchange import import_model
 
     golden = str(shared / "data" / "golden_bilm_tf" / "model")
 

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from analysis.embed import embed
-from analysis.score import _windows, score
-from data.tokenizer import Tokenizer
-from data.wordpiece import WordPiece
-from models.config import BertConfig, GptConfig
-from models.model import build, example
+from contexture.analysis.embed import embed
+from contexture.analysis.score import _windows, score
+from contexture.data.tokenizer import Tokenizer
+from contexture.data.wordpiece import WordPiece
+from contexture.models.config import BertConfig, GptConfig
+from contexture.models.model import build, example
 from tests.parity_rule import assert_close, close
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##d", "e"]

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-import contexture
-from configs import recipe
-from data.bpe import Gpt1BPE
-from data.errors import DataError
-from data.tokenizer import load_tokenizer
-from data.wordpiece import SPECIAL
-from models.config import BertConfig, ElmoConfig, GptConfig
-from train.config import ConfigError, Run, fields, from_json, read, to_json
-from train.words import parse
+from contexture.cli import main as cli
+from contexture.cli.parse import parse
+from contexture.configs import recipe
+from contexture.data.bpe import Gpt1BPE
+from contexture.data.errors import DataError
+from contexture.data.tokenizer import load_tokenizer
+from contexture.data.wordpiece import SPECIAL
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.train.config import ConfigError, Run, fields, from_json, read, to_json
 
 BAD = ("0", "-1", "1e15", "1000000000000000", "NaN", "Infinity", "-Infinity", '"many"', "null", "[]", "{}", "true",
        "9" * 400)  # fmt: skip
@@ -87,7 +87,7 @@ def test_sizes_that_no_model_has_are_refused(make, line):
 
 
 def test_every_recipe_is_within_the_bounds():
-    from configs import recipes
+    from contexture.configs import recipes
 
     for name in recipes():
         run = recipe(name)
@@ -109,7 +109,7 @@ def test_an_elmo_of_a_billion_layers_is_refused_at_once(capsys, tmp_path, where)
     options[section][name] = 10**12
     (tmp_path / "options.json").write_text(json.dumps(options))
     (tmp_path / "weights.hdf5").write_bytes(b"")
-    assert contexture.main(["import", "bilm", str(tmp_path), "--to", str(tmp_path / "to")]) == 2
+    assert cli.main(["import", "bilm", str(tmp_path), "--to", str(tmp_path / "to")]) == 2
     err = capsys.readouterr().err
     assert len(err.strip().splitlines()) == 1 and "options.json: model." in err
 
@@ -126,7 +126,7 @@ def test_published_sizes_are_bounded_before_anything_is_built(capsys, tmp_path, 
     for name in names:
         tree = {"model_type": "bert", "vocab_size": 30, "type_vocab_size": 2, name: 10**12}
         (tmp_path / file).write_text(json.dumps(tree))
-        assert contexture.main(["import", format, str(tmp_path), "--to", str(tmp_path / "to")]) == 2
+        assert cli.main(["import", format, str(tmp_path), "--to", str(tmp_path / "to")]) == 2
         err = capsys.readouterr().err
         assert len(err.strip().splitlines()) == 1 and f"{file}: model." in err, err
 

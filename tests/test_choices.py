@@ -9,22 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data.characters import Characters
-from data.config import TaskConfig
-from data.encode import encode
-from data.encoded import Store
-from data.errors import DataError
-from data.examples import Choice
-from data.pipeline import iterate
-from data.task_batches import HeldOutTask, TaskBatches
-from data.tasks import examples
-from data.tokenizer import Tokenizer, with_specials
+from contexture.data.characters import Characters
+from contexture.data.config import TaskConfig
+from contexture.data.encode import encode
+from contexture.data.encoded import Store
+from contexture.data.errors import DataError
+from contexture.data.examples import Choice
+from contexture.data.pipeline import iterate
+from contexture.data.task_batches import HeldOutTask, TaskBatches
+from contexture.data.tasks import examples
+from contexture.data.tokenizer import Tokenizer, with_specials
+from contexture.train import mesh as meshes
+from contexture.train.answers import Answers, guess
+from contexture.train.options import MeshConfig
+from contexture.train.predict import Predictor, predict_file
 from tests import tfds_sets
 from tests.test_data_tasks_gpt import GPT, LETTERS, batch_of
-from train import mesh as meshes
-from train.answers import Answers, guess
-from train.options import MeshConfig
-from train.predict import Predictor, predict_file
 
 CHOICE = TaskConfig(kind="choice")
 

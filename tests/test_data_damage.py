@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from data import shards as shards_module
-from data.config import DataConfig
-from data.errors import DataError
-from data.prepare import prepare
-from data.shards import Shards
-from data.wordpiece import learn_wordpiece
+from contexture.data import shards as shards_module
+from contexture.data.config import DataConfig
+from contexture.data.errors import DataError
+from contexture.data.prepare import prepare
+from contexture.data.shards import Shards
+from contexture.data.wordpiece import learn_wordpiece
 from tests.slow_pairs import random_documents
 from tests.test_data_shards import ROOT, TOKENIZER, _prepared
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.config import DataConfig, TaskConfig
-from data.encode import code, encode, in_memory, same_shape
-from data.encoded import Store
-from data.errors import DataError
-from data.examples import Pair, Tagged, Text
-from data.labels import Labels
-from data.layouts import bert_texts
-from data.pipeline import iterate
-from data.task_batches import HeldOutTask, TaskBatches, class_weights, line_length
-from data.wordpiece import WordPiece
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.encode import code, encode, in_memory, same_shape
+from contexture.data.encoded import Store
+from contexture.data.errors import DataError
+from contexture.data.examples import Pair, Tagged, Text
+from contexture.data.labels import Labels
+from contexture.data.layouts import bert_texts
+from contexture.data.pipeline import iterate
+from contexture.data.task_batches import HeldOutTask, TaskBatches, class_weights, line_length
+from contexture.data.wordpiece import WordPiece
 from tests.slow_pairs import vocabulary
 
 TOKENIZER = WordPiece([*vocabulary(), "un", "##want", "##ed"], lowercase=True)

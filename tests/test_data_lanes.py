@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import draws
-from data import shards as shards_module
-from data.chars import BEGIN_ROW, END_ROW, char_ids, spelled
-from data.config import DataConfig, TaskConfig
-from data.errors import DataError
-from data.lanes import FIELDS, SAMPLED, HeldOutLanes, LaneBatches
-from data.layouts import Batch, describe
-from data.pipeline import check_fields, iterate, open_batches, open_held_out
-from data.prepare import prepare
-from data.shards import Shards
-from data.tokenizer import Tokenizer
-from data.wordpiece import SPECIAL, WordPiece
-from data.words import Words
+from contexture.data import draws
+from contexture.data import shards as shards_module
+from contexture.data.chars import BEGIN_ROW, END_ROW, char_ids, spelled
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.errors import DataError
+from contexture.data.lanes import FIELDS, SAMPLED, HeldOutLanes, LaneBatches
+from contexture.data.layouts import Batch, describe
+from contexture.data.pipeline import check_fields, iterate, open_batches, open_held_out
+from contexture.data.prepare import prepare
+from contexture.data.shards import Shards
+from contexture.data.tokenizer import Tokenizer
+from contexture.data.wordpiece import SPECIAL, WordPiece
+from contexture.data.words import Words
 
 LETTERS = "a b c d e f g h".split()
 TOKENIZER = Words(["<S>", "</S>", "<UNK>", *LETTERS])

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.errors import DataError
-from data.layouts import bert_texts, describe
-from data.wordpiece import WordPiece
+from contexture.data.errors import DataError
+from contexture.data.layouts import bert_texts, describe
+from contexture.data.wordpiece import WordPiece
 from tests.slow_pairs import truncate, vocabulary
 
 TOKENIZER = WordPiece([*vocabulary(), "un", "##want", "##ed"], lowercase=True)

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import prepare as preparing
-from data.characters import learn_characters
-from data.config import DataConfig
-from data.errors import DataError
-from data.prepare import prepare
-from data.shards import Shards
-from data.storage import left_partials
-from data.wordpiece import WordPiece
-from models.config import GptConfig
+from contexture.data import prepare as preparing
+from contexture.data.characters import learn_characters
+from contexture.data.config import DataConfig
+from contexture.data.errors import DataError
+from contexture.data.prepare import prepare
+from contexture.data.shards import Shards
+from contexture.data.storage import left_partials
+from contexture.data.wordpiece import WordPiece
+from contexture.models.config import GptConfig
 from tests.slow_pairs import Document, as_text, random_documents, vocabulary
 
 ROOT = Path(__file__).parents[1]
@@ -258,8 +258,8 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path: Path):
     (tmp_path / "a.txt").write_text(as_text(lines), "utf-8")
     program = (
         "import sys, time\n"
-        "from data.config import DataConfig\nfrom data.prepare import prepare\n"
-        "from data.wordpiece import WordPiece\nfrom tests.slow_pairs import vocabulary\n"
+        "from contexture.data.config import DataConfig\nfrom data.prepare import prepare\n"
+        "from contexture.data.wordpiece import WordPiece\nfrom tests.slow_pairs import vocabulary\n"
         "def slow(done, total):\n    print(done, flush=True); time.sleep(0.01)\n"
         "prepare(DataConfig(path=(sys.argv[1],)), WordPiece(vocabulary(), True), sys.argv[2], slow)"
     )
@@ -279,8 +279,8 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path: Path):
 
 
 def test_shards_made_for_something_else_are_refused(tmp_path: Path):
-    from train.config import ConfigError, Run
-    from train.directory import open_data
+    from contexture.train.config import ConfigError, Run
+    from contexture.train.directory import open_data
 
     (tmp_path / "a.txt").write_text("some text\nof two lines\n")
     text = (str(tmp_path / "a.txt"),)

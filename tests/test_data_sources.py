@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import sources
-from data.errors import DataError
-from data.sources import TextFile, document_batches, expand, sentences, texts
-from data.storage import check_free
+from contexture.data import sources
+from contexture.data.errors import DataError
+from contexture.data.sources import TextFile, document_batches, expand, sentences, texts
+from contexture.data.storage import check_free
 
 
 def _write(path: Path, text: str | bytes) -> Path:

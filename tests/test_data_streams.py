@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import draws, streams
-from data import prepare as preparing
-from data.config import DataConfig
-from data.errors import DataError
-from data.layouts import cut
-from data.prepare import prepare
-from data.shards import Shards
-from data.streams import Pairs, SentencePairs
-from data.wordpiece import WordPiece
+from contexture.data import draws, streams
+from contexture.data import prepare as preparing
+from contexture.data.config import DataConfig
+from contexture.data.errors import DataError
+from contexture.data.layouts import cut
+from contexture.data.prepare import prepare
+from contexture.data.shards import Shards
+from contexture.data.streams import Pairs, SentencePairs
+from contexture.data.wordpiece import WordPiece
 from tests.slow_pairs import Document, Instance, as_text, instances_of, random_documents, truncate, vocabulary
 
 

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.characters import Characters
-from data.config import DataConfig, TaskConfig
-from data.encode import code, encode, in_memory
-from data.encoded import Encoded, Store
-from data.errors import DataError
-from data.examples import Choice, Example, Pair, Tagged, Text
-from data.labels import Labels
-from data.layouts import describe
-from data.pipeline import check_fields
-from data.task_batches import HeldOutTask, TaskBatches, task_fields
-from data.tokenizer import Tokenizer, learn, with_specials
-from data.wordpiece import WordPiece
+from contexture.data.characters import Characters
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.encode import code, encode, in_memory
+from contexture.data.encoded import Encoded, Store
+from contexture.data.errors import DataError
+from contexture.data.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.labels import Labels
+from contexture.data.layouts import describe
+from contexture.data.pipeline import check_fields
+from contexture.data.task_batches import HeldOutTask, TaskBatches, task_fields
+from contexture.data.tokenizer import Tokenizer, learn, with_specials
+from contexture.data.wordpiece import WordPiece
+from contexture.train.answers import Answers
 from tests.slow_pairs import truncate, vocabulary
-from train.answers import Answers
 
 LETTERS = with_specials(Characters(list("abcdefgh ")), ["_start_", "_delimiter_", "_classify_"])
 """a is 0, and so is padding; b 1, …; the space 8; the special tokens 9, 10, 11."""

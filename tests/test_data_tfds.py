@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from data.config import DataConfig, TaskConfig
-from data.errors import DataError
-from data.examples import Pair, Tagged, Text
-from data.prepare import prepare
-from data.shards import Shards
-from data.sources import expand, texts
-from data.tasks import check_sources, examples, source_of
-from data.tfds import open_split
-from data.wordpiece import WordPiece
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.errors import DataError
+from contexture.data.examples import Pair, Tagged, Text
+from contexture.data.prepare import prepare
+from contexture.data.shards import Shards
+from contexture.data.sources import expand, texts
+from contexture.data.tasks import check_sources, examples, source_of
+from contexture.data.tfds import open_split
+from contexture.data.wordpiece import WordPiece
 from tests.slow_pairs import as_text, random_documents, vocabulary
 from tests.tfds_sets import build
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import sentencepiece
 
-import contexture
-from data.bpe import BYTES
-from data.errors import DataError
-from data.tokenizer import Tokenizer, learn, load_tokenizer
-from data.wordpiece import SPECIAL, WordPiece, wordpiece
+from contexture.cli import main as cli
+from contexture.data.bpe import BYTES
+from contexture.data.errors import DataError
+from contexture.data.tokenizer import Tokenizer, learn, load_tokenizer
+from contexture.data.wordpiece import SPECIAL, WordPiece, wordpiece
 
 KINDS = ("wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe")
 SAMPLE = [
@@ -183,7 +183,7 @@ def test_a_model_that_changes_text_does_not_say_that_it_is_lossless(tmp_path: Pa
 
 
 def _said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    code = contexture.main([str(word) for word in words])
+    code = cli.main([str(word) for word in words])
     output = capsys.readouterr()
     return code, output.out, output.err
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from data.bpe import BYTES, END, ByteBPE
-from data.wordpiece import SPECIAL, WordPiece
+from contexture.data.bpe import BYTES, END, ByteBPE
+from contexture.data.wordpiece import SPECIAL, WordPiece
 
 PIECES = [*SPECIAL, "a", "un", "##want", "##ed", "##,", ",", "'", "s", ".", "don", "t"]
 

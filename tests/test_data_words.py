@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import contexture
-from data.chars import BEGIN_ROW, END_ROW, are_cut, char_ids, spelled
-from data.errors import DataError
-from data.shards import Shards
-from data.tokenizer import learn, load_tokenizer, with_specials
-from data.wordpiece import SPECIAL, WordPiece
-from data.words import Numbering, Words, learn_words, word_tokenizer
+from contexture.cli import main as cli
+from contexture.data.chars import BEGIN_ROW, END_ROW, are_cut, char_ids, spelled
+from contexture.data.errors import DataError
+from contexture.data.shards import Shards
+from contexture.data.tokenizer import learn, load_tokenizer, with_specials
+from contexture.data.wordpiece import SPECIAL, WordPiece
+from contexture.data.words import Numbering, Words, learn_words, word_tokenizer
 
 WORD = st.text(st.characters(codec="utf-8"), max_size=60)
 
@@ -185,20 +185,20 @@ def test_the_command_learns_words(capsys: pytest.CaptureFixture[str], tmp_path: 
     for split in ("spaces", "punctuation"):
         to = tmp_path / split
         words = ["tokenizer", "words", "--input", tmp_path / "a.txt", "--vocab-size", 9, "--to", to, "--json"]
-        assert contexture.main([str(word) for word in [*words, "--split", split]]) == 0
+        assert cli.main([str(word) for word in [*words, "--split", split]]) == 0
         told, tokenizer = json.loads(capsys.readouterr().out), load_tokenizer(to)
         assert tokenizer.fingerprint == learn_words(text.splitlines(), 9, split).fingerprint == told["fingerprint"]
     assert isinstance(tokenizer, Words) and set(tokenizer.vocabulary[3:]) == {"old", ",", "cat", "sat", "it's", "."}
 
 
 def test_elmo_is_prepared_with_words_alone(capsys: pytest.CaptureFixture[str], text_folder: Path, tmp_path: Path):
-    from configs import recipe
-    from train.config import ConfigError
-    from train.directory import open_data
-    from train.vocabulary import fits_new
+    from contexture.configs import recipe
+    from contexture.train.config import ConfigError
+    from contexture.train.directory import open_data
+    from contexture.train.vocabulary import fits_new
 
     words = ["prepare", "elmo.tiny", "--input", text_folder, "--dev-fraction", 0.2, "--to", tmp_path / "s", "--json"]
-    assert contexture.main([str(word) for word in words]) == 0
+    assert cli.main([str(word) for word in words]) == 0
     told, shards = json.loads(capsys.readouterr().out), Shards.open(tmp_path / "s")
     assert told["fingerprint"] == shards.fingerprint and shards.stream == "lanes"
     assert told["pieces"] == shards.tokenizer.size and "." in word_tokenizer(shards.tokenizer).ids

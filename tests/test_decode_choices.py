@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import decode
-from models.config import GptConfig, Sampling
-from models.model import build, example
+from contexture.models import decode
+from contexture.models.config import GptConfig, Sampling
+from contexture.models.model import build, example
 
 SHARES = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
 LOGITS = jnp.asarray(np.log(SHARES)[None], jnp.float32)

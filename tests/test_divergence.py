@@ -2,8 +2,8 @@
 
 import pytest
 
+from contexture.train.metrics import FAR_IN_REGRESSION, diverged_loss
 from tests.commands import said
-from train.metrics import FAR_IN_REGRESSION, diverged_loss
 
 
 def _records(losses):

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import contexture
-from configs import recipes
-from data.config import DataConfig
-from data.prepare import prepare
-from data.tokenizer import load_tokenizer
+from contexture.cli import main as cli
+from contexture.configs import recipes
+from contexture.data.config import DataConfig
+from contexture.data.prepare import prepare
+from contexture.data.tokenizer import load_tokenizer
 from tests.conftest import ROOT, TINY
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     """(exit code, the last line on stderr) of one command in this process."""
-    code = contexture.main([str(word) for word in words])
+    code = cli.main([str(word) for word in words])
     lines = capsys.readouterr().err.strip().splitlines()
     return code, lines[-1] if lines else ""
 
@@ -92,7 +93,7 @@ def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, te
     last = said(capsys, "export", folder, "hf", "--to", tmp_path / "out")[1]
     assert last == f"ConfigError: {folder} holds no checkpoint yet; train it first"
     text.write_bytes((text_folder / "text0.txt").read_bytes())
-    assert contexture.main([*words, "--steps", "6"]) == 0
+    assert cli.main([*words, "--steps", "6"]) == 0
     assert len((folder / "tokenizer" / "vocab.txt").read_text().splitlines()) > 100
 
 
@@ -101,7 +102,7 @@ def test_a_folder_where_nothing_was_trained_starts_over(capsys, tmp_path, text_f
     words = pretrain("--dir", tmp_path / "run", "--data.path", text_folder, "--steps", "6")
     code, last = said(capsys, *words, "--optim.frozen", "everything")
     assert code == 2 and "optim.frozen=everything is in the path of no parameter" in last, last
-    assert contexture.main([*words, "--seed", "5"]) == 0
+    assert cli.main([*words, "--seed", "5"]) == 0
     assert "has other settings (--optim.frozen) and no checkpoint; starting over" in capsys.readouterr().err
 
 
@@ -136,7 +137,7 @@ def test_another_vocabulary_in_an_old_folder_is_refused(capsys, tiny_words, tiny
     vocabulary.write_text("\n".join([*pieces[:-2], pieces[-1], pieces[-2]]) + "\n")
     code, last = said(capsys, *tiny_words, "--dir", folder)
     assert code == 2 and "the tokenizer is not the one that this run was started with" in last, last
-    with pytest.raises(contexture.ConfigError, match="not the vocabulary that this run was trained with"):
+    with pytest.raises(cli.ConfigError, match="not the vocabulary that this run was trained with"):
         contexture.load(folder)
 
 
@@ -152,7 +153,7 @@ def test_text_that_changed_is_refused(capsys, tmp_path, text_folder, tiny_words)
     folder, text = tmp_path / "run", tmp_path / "text"
     shutil.copytree(text_folder, text)
     words = [w if w != str(text_folder) else text for w in tiny_words]
-    assert contexture.main([*map(str, words), "--steps", "6", "--dir", str(folder)]) == 0
+    assert cli.main([*map(str, words), "--steps", "6", "--dir", str(folder)]) == 0
     with open(text / "text0.txt", "a") as file:
         file.write("More.\n")
     code, last = said(capsys, *words, "--steps", "6", "--dir", folder)
@@ -179,14 +180,14 @@ def test_a_folder_that_cannot_be_written_is_refused(capsys, tiny_words):
 @pytest.mark.long
 def test_a_full_disk_is_one_clear_line_and_loses_nothing(environment, capsys, tiny_words, tmp_path):
     """The largest file that may be written is smaller than a checkpoint's."""
-    command = f"exec {sys.executable} {ROOT / 'contexture.py'} {' '.join(tiny_words)} --dir {tmp_path / 'run'}"
+    command = f"exec {sys.executable} -m contexture {' '.join(tiny_words)} --dir {tmp_path / 'run'}"
     full = ["bash", "-c", "ulimit -f 50; " + command]
     limited = subprocess.run(full, capture_output=True, text=True, timeout=200, env=environment(1))
     assert limited.returncode == 1, limited.stderr
     last = limited.stderr.strip().splitlines()[-1]
     assert last.startswith("CheckpointError: ") and "the disk is full; there is no checkpoint yet" in last
     assert "Traceback" not in limited.stderr
-    assert contexture.main([*tiny_words, "--dir", str(tmp_path / "run")]) == 0
+    assert cli.main([*tiny_words, "--dir", str(tmp_path / "run")]) == 0
     assert "starting at step 0" in capsys.readouterr().err
 
 
@@ -207,7 +208,7 @@ def test_evaluate_fits_the_devices_there_are_and_says_what_it_fell_back_from(cap
     (folder / "run.json").write_text(json.dumps(described))
     digest = folder / "checkpoints" / "40" / "digest" / "metadata"
     digest.write_text(digest.read_text().replace("1", "2", 1))
-    assert contexture.main(["evaluate", str(folder), "--json"]) == 0
+    assert cli.main(["evaluate", str(folder), "--json"]) == 0
     output = capsys.readouterr()
     assert json.loads(output.out)["step"] == 30 and "warning: checkpoint of step 40: item digest" in output.err
 
@@ -243,7 +244,7 @@ def test_commands_without_a_model_import_no_jax():
         ["pretrain", "bert.tiny", "--help"],
         ["evaluate", "--help"],
     ):
-        code = f"import sys, contexture; contexture.main({words!r}); sys.exit('jax' in sys.modules)"
+        code = f"import sys, contexture; cli.main({words!r}); sys.exit('jax' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, (words, done.stderr)
         assert done.stdout.strip()
@@ -283,25 +284,23 @@ def test_tokenizer_prepare_and_pretrain_from_shards(capsys, tmp_path, text_folde
         tmp_path / "words",
         "--json",
     ]
-    assert contexture.main([*map(str, words)]) == 0
+    assert cli.main([*map(str, words)]) == 0
     assert json.loads(capsys.readouterr().out)["pieces"] <= 120
     words = ["prepare", "bert.tiny", "--input", text_folder, "--to", tmp_path / "shards", "--dev-fraction", 0.2,
              "--tokenizer", tmp_path / "words", "--json"]  # fmt: skip
-    assert contexture.main([*map(str, words)]) == 0
+    assert cli.main([*map(str, words)]) == 0
     assert json.loads(capsys.readouterr().out)["dev"]["documents"] > 0
-    assert (
-        contexture.main([*pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "shards", "--steps", 6)]) == 0
-    )
+    assert cli.main([*pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "shards", "--steps", 6)]) == 0
     assert not (tmp_path / "run" / "data").exists()
     code, last = said(capsys, *words)
     assert code == 2 and "already holds something" in last
 
 
 def test_show_and_load_open_a_run(capsys, tiny_run):
-    assert contexture.main(["show", str(tiny_run), "--json"]) == 0
+    assert cli.main(["show", str(tiny_run), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["config"]["model"]["hidden"] == 32
-    from data.layouts import bert_texts
+    from contexture.data.layouts import bert_texts
 
     model, params, tokenizer = contexture.load(tiny_run)
     batch = bert_texts(tokenizer, ["The cat sees the river.", ("One old man.", "He likes a red house.")], 16)

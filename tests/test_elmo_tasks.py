@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 
 import contexture
-from data.chars import spelled
-from data.config import DataConfig, TaskConfig
-from data.encode import encode
-from data.task_batches import HeldOutTask, TaskBatches
-from data.words import Words
-from models.config import GptConfig, HeadConfig
+from contexture.cli import main as cli
+from contexture.data.chars import spelled
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.encode import encode
+from contexture.data.task_batches import HeldOutTask, TaskBatches
+from contexture.data.words import Words
+from contexture.models.config import GptConfig, HeadConfig
+from contexture.train.config import Run, read
+from contexture.train.objectives import objective_of
 from tests.parity_rule import worst
-from train.config import Run, read
-from train.objectives import objective_of
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -87,7 +88,7 @@ def tagger(trained_run, elmo_run: Path, task_files: Path) -> Path:
 def test_a_tagger_learns_and_tells_what_each_layer_counts(tagger: Path, tmp_path: Path, capsys):
     figures = contexture.evaluate(tagger)["metrics"]
     assert figures["accuracy"] > figures["majority_accuracy"] + 0.3 and figures["mix_penalty"] >= 0
-    assert contexture.main(["layers", str(tagger), "--to", str(tmp_path / "mix.png"), "--json"]) == 0
+    assert cli.main(["layers", str(tagger), "--to", str(tmp_path / "mix.png"), "--json"]) == 0
     mixes = json.loads(capsys.readouterr().out)["mixes"]
     assert [mix["place"] for mix in mixes] == ["input", "output"]
     assert all(sum(mix["weights"]) == pytest.approx(1.0) for mix in mixes)
@@ -99,11 +100,11 @@ def test_a_tagger_learns_further_with_the_head_it_has(tagger: Path, task_files: 
     """On the same tags it is kept; another head is refused; from scratch the biLM is trained too."""
     words = ["finetune", str(tagger), "--task.kind", "tag", "--task.train", str(task_files / "tag.train.conllu"),
              "--steps", "2", "--data.batch", "16", "--data.word-types", "64"]  # fmt: skip
-    assert contexture.main([*words, "--dir", str(tmp_path / "on")]) == 0
+    assert cli.main([*words, "--dir", str(tmp_path / "on")]) == 0
     assert "kept heads_tag/…" in " ".join(capsys.readouterr().err.split())
-    assert contexture.main([*words, "--dir", str(tmp_path / "other"), "--head.cells", "5"]) == 2
+    assert cli.main([*words, "--dir", str(tmp_path / "other"), "--head.cells", "5"]) == 2
     assert "give the same head, or --init.drop-heads" in capsys.readouterr().err
-    assert contexture.main([*words, "--dir", str(tmp_path / "new"), "--init.scratch"]) == 0
+    assert cli.main([*words, "--dir", str(tmp_path / "new"), "--init.scratch"]) == 0
     assert read(tmp_path / "on")[0].model.dropout == 0.0 and read(tmp_path / "new")[0].optim.frozen == ()
 
 
@@ -159,6 +160,6 @@ def test_mistakes_are_one_line(elmo_run: Path, task_files: Path, tmp_path: Path,
         (["fill", str(elmo_run), "--text", "a [MASK]"], "this run is an ELMo"),
         (["evaluate", str(elmo_run), "--batch", "10000"], "evaluate.batch"),
     ):
-        assert contexture.main(words) == 2, words
+        assert cli.main(words) == 2, words
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert said in error and "not foreseen" not in error, error

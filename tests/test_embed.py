@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import contexture
-from analysis.embed import embed as vectors_of
+from contexture.analysis.embed import embed as vectors_of
 from tests.commands import said
 from tests.conftest import ROOT
 from tests.parity_rule import assert_close, assert_differs, close

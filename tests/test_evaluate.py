@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import contexture
+from contexture.cli import main as cli
 from tests.commands import devices
 from tests.parity_rule import assert_close
 from tests.test_mesh import free_port
@@ -137,6 +138,6 @@ def test_other_files_several_steps_and_splits(capsys, task_run, task_files, tmp_
     assert sorted(p.name for p in (tmp_path / "file").iterdir()) == ["classify.dev-50"]
     trained = contexture.evaluate(run, split="train", to=str(tmp_path / "train"))
     assert trained["examples"] == 160 and trained["predictions"].endswith("train-60/predictions.jsonl")
-    assert contexture.main(["evaluate", str(run), "--to", str(tmp_path / "told")]) == 0
+    assert cli.main(["evaluate", str(run), "--to", str(tmp_path / "told")]) == 0
     shown = capsys.readouterr().out
     assert "accuracy" in shown and "animal" in shown and "precision" in shown

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-import contexture
+from contexture.cli import main as cli
 from tests.commands import said
 from tests.parity_rule import assert_close
 from tests.test_unkillable import assert_same_run, losses, parameters, recorded
@@ -173,7 +173,7 @@ def test_a_read_only_disk_is_one_line_and_takes_nothing(tiny_words, tiny_run, sm
         code, err = said(capsys, *words)
         assert_one_line(code, err)
     assert content(place, ".") == before
-    assert contexture.main(["evaluate", str(place / "run")]) == 0
+    assert cli.main(["evaluate", str(place / "run")]) == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ processes
@@ -225,7 +225,7 @@ def test_a_clock_that_is_set_back_changes_nothing(one_device, tiny_words, tmp_pa
     """Between two starts, by a day, and files that are newer than now."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert said(capsys, *tiny_words, "--dir", whole)[0] == 0
-    monkeypatch.setattr("train.report.draw_loss", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("contexture.train.report.draw_loss", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     words = [*tiny_words, "--steps", "40"]
     process_time = time.time
     for file in Path(words[words.index("--data.path") + 1]).iterdir():
@@ -253,7 +253,7 @@ def test_too_few_file_descriptors_are_one_line(environment, tiny_words, tmp_path
 
 
 def limited(limit: str, environment, words: list[str], folder: Path) -> tuple[int, str]:
-    command = f"{limit}; exec {sys.executable} {ROOT / 'contexture.py'} {' '.join(words)} --dir {folder}"
+    command = f"{limit}; exec {sys.executable} -m contexture {' '.join(words)} --dir {folder}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200, env=environment(1))
     return done.returncode, done.stderr
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import contexture
-from models.shapes import path_of
+from contexture.cli import main as cli
+from contexture.models.shapes import path_of
+from contexture.train.predict import Predictor
+from contexture.train.report import read_metrics
 from tests.parity_rule import assert_differs
-from train.predict import Predictor
-from train.report import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -22,7 +23,7 @@ def parameters(folder: Path, step: int | None = None) -> dict[str, np.ndarray]:
 
 
 def finetune(words: list[str], folder: Path, *more: object) -> int:
-    return contexture.main([*words, "--dir", str(folder), *map(str, more)])
+    return cli.main([*words, "--dir", str(folder), *map(str, more)])
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_fol
     words = ["pretrain", "bert.tiny", "--init", tiny_run, "--data.path", text, "--dir", tmp_path / "run",
              *("--model.layers 2 --model.hidden 32 --model.heads 2 --model.ffn 64 --model.vocab 150 --steps 2 "
                "--data.length 32 --data.predictions 5 --data.batch 16 --optim.warmup 1").split()]  # fmt: skip
-    assert contexture.main([*map(str, words)]) == 0
+    assert cli.main([*map(str, words)]) == 0
     assert "kept heads_mlm/… (5 tensors)" in said(capsys)
     vocabularies = [(folder / "tokenizer" / "vocab.txt").read_bytes() for folder in (tiny_run, tmp_path / "run")]
     assert vocabularies[0] == vocabularies[1]
@@ -125,7 +126,7 @@ def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_fol
 def test_a_file_and_texts_at_hand_are_answered_alike(task_run, task_files, tmp_path):
     for kind, suffix in (("classify", "tsv"), ("tag", "conllu")):
         source, to = task_files / f"{kind}.dev.{suffix}", tmp_path / kind / "said.jsonl"
-        assert contexture.main(["predict", str(task_run(kind)), "--input", str(source), "--to", str(to)]) == 0
+        assert cli.main(["predict", str(task_run(kind)), "--input", str(source), "--to", str(to)]) == 0
         said = [json.loads(line) for line in to.read_text("utf-8").splitlines()]
         assert len(said) == 97 and "label" not in said[0] and "labels" not in said[0]
         texts = [record.get("text") or record["words"] for record in said]
@@ -145,7 +146,7 @@ def test_gaps_are_filled_by_likelihood(capsys, tiny_run):
     assert all(0 < b["score"] <= a["score"] < 1 for gap in gaps for a, b in zip(gap, gap[1:], strict=False))
     whole = contexture.fill(tiny_run, "The [MASK] sees", top=10**6)[0]
     assert sum(piece["score"] for piece in whole) == pytest.approx(1.0, abs=1e-5)
-    assert contexture.main(["fill", str(tiny_run), "--text", "the [MASK]"]) == 0
+    assert cli.main(["fill", str(tiny_run), "--text", "the [MASK]"]) == 0
     assert "masks 1\n  piece" in capsys.readouterr().out
 
 

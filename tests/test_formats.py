@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import contexture
-from models.features import learned_mixes
+from contexture.models.features import learned_mixes
+from contexture.train import config as configs
+from contexture.train.config import ConfigError
+from contexture.train.options import MeshConfig, SaveConfig
+from contexture.train.predict import Predictor
 from tests.parity_rule import assert_close
-from train import config as configs
-from train.config import ConfigError
-from train.options import MeshConfig, SaveConfig
-from train.predict import Predictor
 
 GOLDEN = Path(__file__).parent / "golden"
 

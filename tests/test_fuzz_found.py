@@ -77,7 +77,7 @@ def _breaks(case: str, folder: Path, to: Path) -> None:
         case "unexpected":
             raise Refused(1, "ValueError: unexpected error: x; rerun with --debug for a traceback")
         case "two lines":
-            from train.config import ConfigError
+            from contexture.train.config import ConfigError
 
             raise ConfigError("one\ntwo")
         case "code":
@@ -99,7 +99,7 @@ def test_each_law_is_seen_broken(case, law, tmp_path):
 
 
 def test_a_refusal_in_one_line_breaks_no_law(tmp_path):
-    from data.errors import DataError
+    from contexture.data.errors import DataError
 
     def read(folder: Path, to: Path) -> None:
         raise DataError("a: wrong; mend it")

@@ -12,16 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contexture
-from analysis.generate import _settled, generate
-from analysis.score import score
-from data.bpe import learn_byte_bpe
-from data.errors import DataError
-from models import decode
-from models.config import BertConfig, GptConfig, Sampling
-from models.model import build
+from contexture.analysis.generate import _settled, generate
+from contexture.analysis.score import score
+from contexture.cli import main as cli
+from contexture.data.bpe import learn_byte_bpe
+from contexture.data.errors import DataError
+from contexture.models import decode
+from contexture.models.config import BertConfig, GptConfig, Sampling
+from contexture.models.model import build
+from contexture.train.config import read
 from tests.commands import done
 from tests.parity_rule import assert_close
-from train.config import read
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -233,16 +234,16 @@ def test_the_commands_write_and_score(gpt_run, door, tmp_path):
     ],
 )
 def test_a_mistake_in_the_words_of_generate(words: list[str], message: str, gpt_run, capsys):
-    assert contexture.main(["generate", str(gpt_run), *words]) == 2
+    assert cli.main(["generate", str(gpt_run), *words]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["--tokens", "40"]])
 def test_it_is_said_where_a_text_gets_longer_than_those_of_the_training(words: list[str], gpt_run, capsys):
     trained = read(gpt_run)[0].data.length
-    assert contexture.main(["generate", str(gpt_run), "--prompt", "the cat sees the river", *words]) == 0
+    assert cli.main(["generate", str(gpt_run), "--prompt", "the cat sees the river", *words]) == 0
     assert f"no line of the training was longer than {trained} tokens" in capsys.readouterr().err
-    assert contexture.main(["generate", str(gpt_run), "--prompt", "a", "--tokens", "2"]) == 0
+    assert cli.main(["generate", str(gpt_run), "--prompt", "a", "--tokens", "2"]) == 0
     assert "no line of the training" not in capsys.readouterr().err
 
 
@@ -280,5 +281,5 @@ def test_a_tiny_temperature_is_the_likeliest():
 
 
 def test_a_bert_does_not_write(tiny_run, capsys):
-    assert contexture.main(["generate", str(tiny_run), "--prompt", "a"]) == 2
+    assert cli.main(["generate", str(tiny_run), "--prompt", "a"]) == 2
     assert "only a GPT writes on from a prompt" in capsys.readouterr().err

@@ -2,8 +2,8 @@
 
 import pytest
 
-from analysis.generate import _Line, _settled, _take
-from data.tokenizer import Tokenizer
+from contexture.analysis.generate import _Line, _settled, _take
+from contexture.data.tokenizer import Tokenizer
 
 
 class Letters:

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.config import GptConfig
-from models.dropout import noise
-from models.model import build
+from contexture.models.config import GptConfig
+from contexture.models.dropout import noise
+from contexture.models.model import build
+from contexture.train.objectives import OBJECTIVES, WithWords, loss
+from contexture.train.optim import learning_rate, optimizer
+from contexture.train.options import OptimConfig
 from tests.parity_rule import assert_close, close
-from train.objectives import OBJECTIVES, WithWords, loss
-from train.optim import learning_rate, optimizer
-from train.options import OptimConfig
 
 V, P, D, H, N, L, B = 19, 11, 12, 3, 2, 7, 3
 CONFIG = GptConfig(vocab=V, length=P, layers=N, hidden=D, heads=H, ffn=4 * D, norm="post", one_table=True, dropout=0.0,

@@ -17,13 +17,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import contexture
+from contexture.cli import main as cli
+from contexture.cli.arguments import Import
+from contexture.train import interchange
+from contexture.train.config import read
+from contexture.train.hf_export import hf_files
+from contexture.train.signals import Interrupted
 from tests.commands import said
 from tests.conftest import ROOT
-from train import interchange
-from train.asked import Import
-from train.config import read
-from train.hf_export import hf_files
-from train.signals import Interrupted
 
 GOLDEN = ROOT / "tests" / "golden"
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -52,8 +53,8 @@ def leaves(run: Path) -> dict[str, np.ndarray]:
 def test_a_run_that_goes_out_comes_back_bit_for_bit(name: str, tmp_path: Path):
     """Parameters, vocabulary, labels, and what makes the model."""
     golden = GOLDEN / name
-    assert contexture.main(["export", str(golden), "hf", "--to", str(tmp_path / "out")]) == 0
-    assert contexture.main(["import", "hf", str(tmp_path / "out"), "--to", str(tmp_path / "back")]) == 0
+    assert cli.main(["export", str(golden), "hf", "--to", str(tmp_path / "out")]) == 0
+    assert cli.main(["import", "hf", str(tmp_path / "out"), "--to", str(tmp_path / "back")]) == 0
     wanted, got = leaves(golden), leaves(tmp_path / "back")
     vocab = contexture.load(golden)[2].size
     assert wanted.keys() == got.keys()
@@ -93,15 +94,15 @@ def test_rows_behind_the_vocabulary_never_reach_a_file():
 def test_an_imported_run_is_a_run_like_any_other(door, task_files, task_words, folder, tmp_path):
     """It is fine-tuned, over four devices, and what comes of that goes out and comes in again."""
     run, tuned = tmp_path / "run", tmp_path / "tuned"
-    assert contexture.main(["import", "hf", str(folder), "--to", str(run)]) == 0
+    assert cli.main(["import", "hf", str(folder), "--to", str(run)]) == 0
     (mask,) = contexture.fill(run, "the cat [MASK] .", top=2)
     assert len(mask) == 2
     words = [*task_words("classify"), "--data.length", "16", "--steps", "2", "--dir", tuned]
     words[1] = run
     done = door(*words, "--mesh.fsdp", "2", "--mesh.tensor", "2", devices=4)
     assert done.returncode == 0 and f"parameters from {run}, step 0" in done.stderr, done.stderr
-    assert contexture.main(["export", str(tuned), "hf", "--to", str(tmp_path / "out")]) == 0
-    assert contexture.main(["import", "hf", str(tmp_path / "out"), "--to", str(tmp_path / "back")]) == 0
+    assert cli.main(["export", str(tuned), "hf", "--to", str(tmp_path / "out")]) == 0
+    assert cli.main(["import", "hf", str(tmp_path / "out"), "--to", str(tmp_path / "back")]) == 0
     dev = str(task_files / "classify.dev.tsv")
     figures = [contexture.evaluate(folder, dev=dev, batch=16)["metrics"] for folder in (tuned, tmp_path / "back")]
     assert figures[1] == {name: x for name, x in figures[0].items() if name in figures[1]} and "f1_macro" in figures[1]
@@ -299,7 +300,7 @@ def test_an_imported_choice_is_evaluated_and_asked(folder, tmp_path):
     gone = {name: None for name in load_file(folder / "model.safetensors") if name.startswith("cls.")}
     head = {"classifier.weight": np.ones((1, 8), np.float32), "classifier.bias": np.ones(1, np.float32)}
     tensors_with(**gone, **head)(folder)
-    assert contexture.main(["import", "hf", str(folder), "--to", str(tmp_path / "run")]) == 0
+    assert cli.main(["import", "hf", str(folder), "--to", str(tmp_path / "run")]) == 0
     dev = tmp_path / "dev.jsonl"
     rows = [{"text": "the cat", "choices": ["sat", "a dog", "the"], "label": n % 3} for n in range(5)]
     dev.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")

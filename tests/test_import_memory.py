@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from models import bert
-from models.config import BertConfig
-from models.published import BERT_HF
-from models.renaming import shapes_of
+from contexture.models import bert
+from contexture.models.config import BertConfig
+from contexture.models.published import BERT_HF
+from contexture.models.renaming import shapes_of
 from tests.conftest import ROOT
 
 CODE = """
 import sys, time
 import jax, safetensors
-import contexture, train.interchange
+import contexture.cli.main as cli
+import contexture.train.interchange
 
 def kilobytes(name):
     with open("/proc/self/status") as file:
@@ -26,7 +27,7 @@ def kilobytes(name):
 
 jax.jit(lambda x: x + 1)(1.0)
 start, began = kilobytes("VmRSS"), time.perf_counter()
-code = contexture.main(["import", "hf", sys.argv[1], "--to", sys.argv[2]])
+code = cli.main(["import", "hf", sys.argv[1], "--to", sys.argv[2]])
 print(code, time.perf_counter() - began, (kilobytes("VmHWM") - start) * 1024, file=sys.stderr)
 """
 

@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 import contexture
-from data.errors import DataError
-from data.words import SPECIAL
-from models import elmo
-from models.config import ElmoConfig
-from models.published import bilm
-from models.renaming import shapes_of
+from contexture.cli import main as cli
+from contexture.cli.arguments import Import
+from contexture.data.errors import DataError
+from contexture.data.words import SPECIAL
+from contexture.models import elmo
+from contexture.models.config import ElmoConfig
+from contexture.models.published import bilm
+from contexture.models.renaming import shapes_of
+from contexture.train import bilm as bilm_files
+from contexture.train import interchange
+from contexture.train.report import read_metrics
 from tests.commands import said
 from tests.conftest import ROOT
-from train import bilm as bilm_files
-from train import interchange
-from train.asked import Import
-from train.report import read_metrics
 
 OPTIONS: dict[str, Any] = {
     "lstm": {"use_skip_connections": True, "projection_dim": 6, "cell_clip": 3, "proj_clip": 3, "dim": 16,
@@ -115,7 +116,7 @@ def test_without_a_vocabulary_there_are_three_words(published, tmp_path, capsys)
     code, err = said(capsys, "import", "bilm", published, "--to", tmp_path / "run")
     assert code == 0 and "the softmax over 3 words is not in such files, and was drawn" in err
     assert contexture.load(tmp_path / "run")[2].size == 3
-    assert contexture.main(["show", str(tmp_path / "run"), "--json"]) == 0
+    assert cli.main(["show", str(tmp_path / "run"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["config"]["model"]["family"] == "elmo" and shown["parameters"] > shown["backbone"] > 0
 

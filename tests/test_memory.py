@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, TINY
+from tests.conftest import TINY
 
 
 def write_text(path: Path, megabytes: int) -> None:
@@ -26,7 +26,7 @@ def write_text(path: Path, megabytes: int) -> None:
 
 def peak_megabytes(words: list[str]) -> float:
     """Peak resident memory of one command."""
-    command = [sys.executable, str(ROOT / "contexture.py"), *words]
+    command = [sys.executable, "-m", "contexture", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ) as run:
         assert run.stderr is not None
         said = run.stderr.read()

@@ -11,22 +11,22 @@ import jax
 import numpy as np
 import pytest
 
-from data.config import DataConfig, TaskConfig
-from data.encode import encode
-from data.layouts import with_task_tokens
-from data.pipeline import Batches, open_batches
-from data.prepare import prepare
-from data.sources import expand, texts
-from data.tokenizer import learn
-from models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.encode import encode
+from contexture.data.layouts import with_task_tokens
+from contexture.data.pipeline import Batches, open_batches
+from contexture.data.prepare import prepare
+from contexture.data.sources import expand, texts
+from contexture.data.tokenizer import learn
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.train import mesh as meshes
+from contexture.train.config import ConfigError, Run
+from contexture.train.objectives import objective_of
+from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.report import read_metrics
+from contexture.train.step import State, create, train_step
+from contexture.train.transfer import model_of
 from tests.parity_rule import assert_close
-from train import mesh as meshes
-from train.config import ConfigError, Run
-from train.objectives import objective_of
-from train.options import MeshConfig, OptimConfig
-from train.report import read_metrics
-from train.step import State, create, train_step
-from train.transfer import model_of
 
 STEPS = 20
 

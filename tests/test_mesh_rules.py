@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from train import mesh as meshes
-from train.config import ConfigError
-from train.options import MeshConfig
+from contexture.train import mesh as meshes
+from contexture.train.config import ConfigError
+from contexture.train.options import MeshConfig
 
 
 @pytest.mark.parametrize(("lines", "wanted"), [(1, 4), (4, 4), (5, 8), (97, 100)])

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.bert import Block
-from models.config import BertConfig
-from models.dropout import noise
-from models.model import Model, Outputs, build
-from models.shapes import Encoding, path_of
+from contexture.models.bert import Block
+from contexture.models.config import BertConfig
+from contexture.models.dropout import noise
+from contexture.models.model import Model, Outputs, build
+from contexture.models.shapes import Encoding, path_of
+from contexture.train.losses import cross_entropy
+from contexture.train.objectives import MlmNsp, loss
 from tests.parity_rule import assert_differs, off, worst
-from train.losses import cross_entropy
-from train.objectives import MlmNsp, loss
 
 CONFIG = BertConfig(vocab=61, length=24, segments=2, layers=4, hidden=24, heads=3, ffn=40, dropout=0.2, unroll=1)
 B, L, P = 4, 13, 3

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.char_cnn import CharCnn, Highway
-from models.shapes import by_path
+from contexture.models.char_cnn import CharCnn, Highway
+from contexture.models.shapes import by_path
 from tests.parity_rule import close
 
 E, J, W, R = 4, 5, 50, 7

@@ -12,25 +12,25 @@ import numpy as np
 import pytest
 
 import contexture
-from data.chars import spelled
-from data.config import DataConfig
-from data.lanes import FIELDS, HeldOutLanes, LaneBatches
-from data.layouts import elmo_lines
-from data.prepare import prepare
-from data.shards import Shards
-from data.words import SPECIAL, Words
-from models.char_cnn import CharCnn
-from models.config import ElmoConfig
-from models.elmo import DIRECTIONS, sizes
-from models.model import build, example
+from contexture.data.chars import spelled
+from contexture.data.config import DataConfig
+from contexture.data.lanes import FIELDS, HeldOutLanes, LaneBatches
+from contexture.data.layouts import elmo_lines
+from contexture.data.prepare import prepare
+from contexture.data.shards import Shards
+from contexture.data.words import SPECIAL, Words
+from contexture.models.char_cnn import CharCnn
+from contexture.models.config import ElmoConfig
+from contexture.models.elmo import DIRECTIONS, sizes
+from contexture.models.model import build, example
+from contexture.train import mesh as meshes
+from contexture.train.config import Run
+from contexture.train.objectives import OBJECTIVES
+from contexture.train.optim import optimizer
+from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.report import read_metrics
+from contexture.train.step import State, create, evaluation_step, train_step
 from tests.parity_rule import assert_close, assert_differs, close
-from train import mesh as meshes
-from train.config import Run
-from train.objectives import OBJECTIVES
-from train.optim import optimizer
-from train.options import MeshConfig, OptimConfig
-from train.report import read_metrics
-from train.step import State, create, evaluation_step, train_step
 
 CONFIG = ElmoConfig(
     vocab=60, char_width=4, filters=((1, 4), (2, 4)), activation="tanh", highway=1, cells=8, projection=6, dropout=0.2

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from models.config import ElmoConfig
-from models.model import build, example
-from models.shapes import by_path
-from train.config import Run
-from train.objectives import OBJECTIVES, batch_fields, batch_sizes
+from contexture.models.config import ElmoConfig
+from contexture.models.model import build, example
+from contexture.models.shapes import by_path
+from contexture.train.config import Run
+from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 
 CONFIG = ElmoConfig(vocab=1500, filters=((1, 40), (3, 60)), highway=2, cells=96, projection=24)
 F, J, U = 100, 24, 96
@@ -20,7 +20,7 @@ UNIFORM, NORMAL, CONSTANT = "uniform", "normal", "constant"
 
 
 def _born(config: ElmoConfig) -> dict[str, np.ndarray]:
-    from configs import recipe
+    from contexture.configs import recipe
 
     run: Run = dataclasses.replace(recipe("elmo.tiny"), model=config)
     batch = example(batch_fields(run), batch_sizes(run, 1))

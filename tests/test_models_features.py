@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
-from models.crf import Chain
-from models.features import ScalarMix, learned_mixes
-from models.model import build
-from models.shapes import by_path, dims_of
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
+from contexture.models.crf import Chain
+from contexture.models.features import ScalarMix, learned_mixes
+from contexture.models.model import build
+from contexture.models.shapes import by_path, dims_of
 from tests.parity_rule import assert_close
 
 MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], np.int32)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 
-from models import decode, softmax
-from models.config import GptConfig
-from models.dropout import noise
-from models.model import Outputs, build
-from models.shapes import spec
+from contexture.models import decode, softmax
+from contexture.models.config import GptConfig
+from contexture.models.dropout import noise
+from contexture.models.model import Outputs, build
+from contexture.models.shapes import spec
+from contexture.train.losses import cross_entropy
 from tests.parity_rule import assert_close, assert_differs
-from train.losses import cross_entropy
 
 PRE = GptConfig(vocab=61, length=24, layers=4, hidden=24, heads=3, ffn=40, dropout=0.2, unroll=1)
 POST = dataclasses.replace(PRE, norm="post")

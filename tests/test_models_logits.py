@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.blocks import Linear
-from models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
-from models.model import Outputs, build
-from models.shapes import Encoding, path_of
-from models.softmax import next_token_loss
+from contexture.models.blocks import Linear
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
+from contexture.models.model import Outputs, build
+from contexture.models.shapes import Encoding, path_of
+from contexture.models.softmax import next_token_loss
+from contexture.train.answers import Answers
+from contexture.train.losses import Sum, cross_entropy, has_best
+from contexture.train.objectives import OBJECTIVES, WithMix, WithWords
 from tests.parity_rule import assert_close
-from train.answers import Answers
-from train.losses import Sum, cross_entropy, has_best
-from train.objectives import OBJECTIVES, WithMix, WithWords
 
 SIZES = {"vocab": 9, "length": 6, "layers": 1, "hidden": 8, "heads": 2, "ffn": 8, "dtype": "bfloat16"}
 BERT, GPT = BertConfig(**SIZES), GptConfig(**SIZES)
@@ -138,7 +138,7 @@ def test_a_linear_map_s_float32_result_is_that_of_its_rounded_factors_and_so_are
 
 @pytest.mark.parametrize("most", [1, 1 << 30])
 def test_the_softmax_over_words_adds_its_bias_in_float32(most: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("models.softmax.MOST_LOGITS", most)
+    monkeypatch.setattr("contexture.models.softmax.MOST_LOGITS", most)
     rng = np.random.default_rng(4)
     x_BLD = jnp.asarray(rng.standard_normal((B, L, 8)), jnp.bfloat16)
     table_VD = jnp.asarray(rng.standard_normal((9, 8)), jnp.bfloat16)

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from models import bert, gpt
-from models.config import BertConfig, GptConfig
-from models.model import build, example
-from models.published import (
+from contexture.models import bert, gpt
+from contexture.models.config import BertConfig, GptConfig
+from contexture.models.model import build, example
+from contexture.models.published import (
     BERT_HF,
     BERT_HF_BOOK,
     BERT_TF_BOOK,
@@ -18,8 +18,8 @@ from models.published import (
     GPT2_HF_BOOK,
     GPT2_TF_BOOK,
 )
-from models.renaming import places, shapes_of, to_ours, to_theirs
-from models.shapes import dims_of, path_of
+from contexture.models.renaming import places, shapes_of, to_ours, to_theirs
+from contexture.models.shapes import dims_of, path_of
 
 CONFIG = BertConfig(vocab=13, length=7, segments=3, layers=3, hidden=12, heads=3, ffn=5)
 SIZES = bert.sizes(CONFIG)

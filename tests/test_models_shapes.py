@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from configs import recipes
-from models.config import HeadConfig
-from models.model import FAMILIES, build, example
-from models.shapes import (
+from contexture.configs import recipes
+from contexture.models.config import HeadConfig
+from contexture.models.model import FAMILIES, build, example
+from contexture.models.shapes import (
     LETTERS,
     MESH_AXES,
     PARAMETER_DIMS,
@@ -26,7 +26,7 @@ from models.shapes import (
     path_of,
     spec,
 )
-from train.objectives import OBJECTIVES, batch_fields, batch_sizes
+from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 
 FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP", "next": "i32 BL",
           "next_weights": "f32 BL"}  # fmt: skip

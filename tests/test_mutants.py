@@ -64,8 +64,9 @@ def test_a_row_that_fits_no_more_or_twice_is_stale():
 
 
 TREE = {
+    "contexture/__init__.py": "",
     "models/area.py": "def area(a, b):\n    return a * b\n\n\ndef unseen(a):\n    return a + 1\n",
-    "tests/test_area.py": "import models.area as m\n\n\ndef test_area():\n    assert m.area(2, 3) == 6\n",
+    "tests/test_area.py": "import contexture.models.area as m\n\n\ndef test_area():\n    assert m.area(2, 3) == 6\n",
     "tests/test_red.py": "def test_red():\n    assert False\n",
     "tests/conftest.py": "",
     "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\naddopts = "--import-mode=importlib"\n',

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.errors import DataError
-from models import elmo
-from models.config import ElmoConfig
-from models.published import bilm
-from models.renaming import shapes_of
+from contexture.cli.arguments import Import
+from contexture.data.errors import DataError
+from contexture.models import elmo
+from contexture.models.config import ElmoConfig
+from contexture.models.published import bilm
+from contexture.models.renaming import shapes_of
+from contexture.train import bundle, interchange
 from tests.conftest import ROOT
-from train import bundle, interchange
-from train.asked import Import
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_device")]
 ANY_BYTES = st.lists(

@@ -3,9 +3,9 @@
 import jax
 import pytest
 
+from contexture.train.config import ConfigError
+from contexture.train.mesh import find_devices
 from tests.test_formats import GOLDEN
-from train.config import ConfigError
-from train.mesh import find_devices
 
 
 @pytest.mark.parametrize(

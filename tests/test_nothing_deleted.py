@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import contexture
-from data.config import DataConfig
-from data.prepare import prepare
-from data.storage import atomic_file, atomic_folder, move_aside, partial_of
-from data.tokenizer import learn
+from contexture.cli import main as cli
+from contexture.data.config import DataConfig
+from contexture.data.prepare import prepare
+from contexture.data.storage import atomic_file, atomic_folder, move_aside, partial_of
+from contexture.data.tokenizer import learn
+from contexture.train.report import read_metrics
 from tests.commands import said
 from tests.conftest import TINY
-from train.report import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -99,7 +99,7 @@ def test_what_a_stopped_start_left_is_used(tiny_words, tmp_path, capsys, monkeyp
     tree = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({k: tree[k] for k in ("format", "config", "versions")}))
     shutil.rmtree(folder / "checkpoints")
-    monkeypatch.setattr("train.directory.prepare", lambda *_: pytest.fail("the text was tokenised again"))
+    monkeypatch.setattr("contexture.train.directory.prepare", lambda *_: pytest.fail("the text was tokenised again"))
     assert said(capsys, *tiny_words, "--dir", folder, "--steps", "6", "--save.every", "6")[0] == 0
 
 
@@ -217,7 +217,7 @@ def test_a_bucket_is_refused_in_one_line_and_makes_no_folder(
 def test_a_prepare_that_was_killed_is_named(tmp_path, text_folder, capsys):
     (tmp_path / ".shards.0123abcd.partial").mkdir()
     words = ["prepare", "bert.tiny", "--input", str(text_folder), "--to", str(tmp_path / "shards")]
-    assert contexture.main(words) == 0
+    assert cli.main(words) == 0
     assert f"{tmp_path / '.shards.0123abcd.partial'} is what a preparation that was killed has left" in (
         capsys.readouterr().err
     )

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.model import Outputs
-from models.shapes import Encoding
-from models.softmax import Scored
+from contexture.models.model import Outputs
+from contexture.models.shapes import Encoding
+from contexture.models.softmax import Scored
+from contexture.train.losses import Sum
+from contexture.train.objectives import OBJECTIVES, loss, mean, means
 from tests.parity_rule import assert_differs, close
-from train.losses import Sum
-from train.objectives import OBJECTIVES, loss, mean, means
 
 NOTHING = Encoding(jnp.zeros((1, 1, 1)), jnp.ones((1, 1), jnp.int32))
 

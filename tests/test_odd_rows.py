@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from data.bpe import ByteBPE, Gpt1BPE
-from data.config import TaskConfig
-from data.encode import code, encode, reader
-from data.encoded import Store
-from data.errors import DataError
-from data.examples import Tagged, Text
-from data.file_report import FileReport
-from data.labels import Labels
-from data.tasks import examples
-from data.tokenizer import load_tokenizer
-from data.unknown_tokens import UnknownTokens
-from data.wordpiece import WordPiece
-from data.words import SPECIAL, Words
+from contexture.data.bpe import ByteBPE, Gpt1BPE
+from contexture.data.config import TaskConfig
+from contexture.data.encode import code, encode, reader
+from contexture.data.encoded import Store
+from contexture.data.errors import DataError
+from contexture.data.examples import Tagged, Text
+from contexture.data.file_report import FileReport
+from contexture.data.labels import Labels
+from contexture.data.tasks import examples
+from contexture.data.tokenizer import load_tokenizer
+from contexture.data.unknown_tokens import UnknownTokens
+from contexture.data.wordpiece import WordPiece
+from contexture.data.words import SPECIAL, Words
 from tests.slow_pairs import vocabulary
 
 TOKENIZER = WordPiece(vocabulary(), lowercase=True)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import contexture
-from data.errors import DataError
+from contexture.cli import main as cli
+from contexture.data.errors import DataError
+from contexture.train import bundle
+from contexture.train.bundle import open_bundle
 from tests.commands import said
-from train import bundle
-from train.bundle import open_bundle
 
 WIDTH, LENGTH, LAYERS, VOCAB = 24, 16, 2, 6
 LAYER = (
@@ -49,7 +50,7 @@ def gpt1(tmp_path: Path) -> Path:
 
 def test_gpt1_s_shards_are_cut_into_its_tensors(gpt1, tmp_path):
     """Positions, tokens, then twelve tensors a layer; queries, keys and values lie side by side in one of them."""
-    assert contexture.main(["import", "gpt1-npy", str(gpt1), "--to", str(tmp_path / "run")]) == 0
+    assert cli.main(["import", "gpt1-npy", str(gpt1), "--to", str(tmp_path / "run")]) == 0
     model, params, tokenizer = contexture.load(tmp_path / "run")
     flat = np.concatenate([np.load(gpt1 / f"params_{number}.npy") for number in range(10)])
     cuts = np.cumsum([int(np.prod(shape)) for shape in SHAPES])

@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import elmo
-from models.config import ElmoConfig
-from models.dropout import dropout, noise
-from models.model import build
-from models.published import bilm
-from models.renaming import to_ours, to_theirs
-from models.word_softmax import SITE
+from contexture.models import elmo
+from contexture.models.config import ElmoConfig
+from contexture.models.dropout import dropout, noise
+from contexture.models.model import build
+from contexture.models.published import bilm
+from contexture.models.renaming import to_ours, to_theirs
+from contexture.models.word_softmax import SITE
+from contexture.train.objectives import OBJECTIVES, loss
+from contexture.train.optim import optimizer
+from contexture.train.options import OptimConfig
 from tests.parity_rule import close
-from train.objectives import OBJECTIVES, loss
-from train.optim import optimizer
-from train.options import OptimConfig
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from models import decode, gpt
-from models.config import GptConfig, Sampling
-from models.published import GPT1_HF, GPT2_HF
-from models.renaming import to_ours
+from contexture.models import decode, gpt
+from contexture.models.config import GptConfig, Sampling
+from contexture.models.published import GPT1_HF, GPT2_HF
+from contexture.models.renaming import to_ours
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import gpt, softmax
-from models.config import GptConfig
-from models.model import build
-from models.published import GPT1_HF, GPT2_HF
-from models.renaming import to_ours, to_theirs
+from contexture.models import gpt, softmax
+from contexture.models.config import GptConfig
+from contexture.models.model import build
+from contexture.models.published import GPT1_HF, GPT2_HF
+from contexture.models.renaming import to_ours, to_theirs
+from contexture.train.objectives import OBJECTIVES, loss
 from tests.parity_rule import close
-from train.objectives import OBJECTIVES, loss
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 import contexture
-from data.bpe import BYTES
+from contexture.cli import main as cli
+from contexture.data.bpe import BYTES
+from contexture.train.config import read
+from contexture.train.objectives import objective_of
 from tests.commands import done
 from tests.parity_rule import close
-from train.config import read
-from train.objectives import objective_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -333,7 +334,7 @@ def test_a_pickle_that_would_run_something_is_not_run(tmp_path: Path, capsys):
     (tmp_path / "theirs" / "model.safetensors").unlink()
     (tmp_path / "theirs" / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Harm()}))
     capsys.readouterr()
-    assert contexture.main(["import", "hf", str(tmp_path / "theirs"), "--to", str(tmp_path / "run")]) == 2
+    assert cli.main(["import", "hf", str(tmp_path / "theirs"), "--to", str(tmp_path / "run")]) == 2
     err = capsys.readouterr().err
     assert "pytorch_model.bin: cannot be read as torch's weights" in err and len(err.strip().splitlines()) == 1
     assert not (tmp_path / "harm").exists() and not (tmp_path / "run").exists()

@@ -10,19 +10,19 @@ import pytest
 from safetensors.numpy import save_file
 
 import contexture
-from data.bpe import BYTES, ByteBPE, Gpt1BPE
-from data.config import DataConfig, TaskConfig
-from data.layouts import bert_texts
-from models.config import GptConfig
-from models.model import example
+from contexture.data.bpe import BYTES, ByteBPE, Gpt1BPE
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.layouts import bert_texts
+from contexture.models.config import GptConfig
+from contexture.models.model import example
+from contexture.train.config import Run, read
+from contexture.train.hf_export import hf_files
+from contexture.train.objectives import batch_fields, batch_sizes
+from contexture.train.options import OptimConfig
+from contexture.train.transfer import model_of
 from tests.commands import done
 from tests.conftest import ROOT
 from tests.parity_rule import close
-from train.config import Run, read
-from train.hf_export import hf_files
-from train.objectives import batch_fields, batch_sizes
-from train.options import OptimConfig
-from train.transfer import model_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 import contexture
-from data.bpe import BYTES
-from models import bert, gpt
-from models.config import BertConfig, GptConfig
-from models.published import BERT_HF_BOOK, BERT_TF_BOOK, GPT2_HF, GPT2_TF_BOOK
-from models.renaming import shapes_of, to_ours, to_theirs
+from contexture.data.bpe import BYTES
+from contexture.models import bert, gpt
+from contexture.models.config import BertConfig, GptConfig
+from contexture.models.published import BERT_HF_BOOK, BERT_TF_BOOK, GPT2_HF, GPT2_TF_BOOK
+from contexture.models.renaming import shapes_of, to_ours, to_theirs
+from contexture.train.bundle import open_bundle
 from tests.commands import done
 from tests.conftest import ROOT
-from train.bundle import open_bundle
 
 needs = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="tensorflow-cpu is not installed")
 pytestmark = [pytest.mark.parity, needs, pytest.mark.usefixtures("one_device")]

@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from models import bert
-from models.config import BertConfig
-from models.model import build
-from models.published import BERT_HF
-from models.renaming import Format, to_ours, to_theirs
+from contexture.models import bert
+from contexture.models.config import BertConfig
+from contexture.models.model import build
+from contexture.models.published import BERT_HF
+from contexture.models.renaming import Format, to_ours, to_theirs
+from contexture.train.objectives import OBJECTIVES, loss
 from tests.parity_rule import close
-from train.objectives import OBJECTIVES, loss
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

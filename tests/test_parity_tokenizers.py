@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.published import open_published, transformers_files
-from data.tokenizer import Tokenizer
+from contexture.data.published import open_published, transformers_files
+from contexture.data.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity

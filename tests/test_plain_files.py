@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import contexture
-from data.errors import DataError
-from data.plain_files import check_not_packed, open_plain
-from data.sources import expand
-from data.tasks import check_sources
-from data.tokenizer import load_tokenizer
+from contexture.cli import main as cli
+from contexture.data.errors import DataError
+from contexture.data.plain_files import check_not_packed, open_plain
+from contexture.data.sources import expand
+from contexture.data.tasks import check_sources
+from contexture.data.tokenizer import load_tokenizer
 from tests.test_formats import GOLDEN
 
 TEXT = "the cat sat\n\nthe dog ran\n"
@@ -21,7 +21,7 @@ TEXT = "the cat sat\n\nthe dog ran\n"
 
 def _refused(capsys, *words: object) -> str:
     """The line of a command that is refused."""
-    assert contexture.main([str(word) for word in words]) == 2
+    assert cli.main([str(word) for word in words]) == 2
     err = capsys.readouterr().err.strip()
     assert len(err.splitlines()) == 1, err
     return err
@@ -133,7 +133,7 @@ def test_text_that_a_vocabulary_lacks_is_said_when_it_is_prepared(capsys, tmp_pa
     pieces = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat sees dog bird it runs .".split()
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
     words = f"prepare bert.tiny --input {tmp_path}/t.txt --tokenizer {tmp_path}/vocab.txt --to {tmp_path}/to"
-    assert contexture.main(words.split()) == 0
+    assert cli.main(words.split()) == 0
     out, err = capsys.readouterr()
     assert "of the tokens are [UNK], unknown to the vocabulary, most often '☃' (2); give another vocab" in err
     assert "unknown" in out

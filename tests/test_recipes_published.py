@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from configs import as_elmo, as_gpt, recipes, tasks
-from models.config import BertConfig, ElmoConfig, GptConfig
-from train.config import Run, fields
-from train.options import OptimConfig
+from contexture.configs import as_elmo, as_gpt, recipes, tasks
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.train.config import Run, fields
+from contexture.train.options import OptimConfig
 
 BERT = "Devlin et al. 2018, A.2; google-research/bert: optimization.py, create_pretraining_data.py"
 GPT1 = "Radford et al. 2018, 4.1; eps and clip of finetune-transformer-lm, train.py"

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-import train.evaluate
-import train.loop
-from data.pipeline import HeldOutPairs
-from data.streams import SentencePairs
+from contexture.data.pipeline import HeldOutPairs
+from contexture.data.streams import SentencePairs
+from contexture.train import loop
+from contexture.train.checkpoint import best_step, rank_of, read_meta, steps
+from contexture.train.late_evaluation import with_evaluation, write
+from contexture.train.report import read_metrics
 from tests.commands import done, said
-from train.checkpoint import best_step, rank_of, read_meta, steps
-from train.late_evaluation import with_evaluation, write
-from train.report import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_device")
 SPEED = ("tokens_per_second", "seconds_left", "mfu", "flops_utilisation")
@@ -48,7 +47,7 @@ def whole(one_device, words: list[str], tmp_path_factory) -> Path:
 def terminate_in(patch: pytest.MonkeyPatch, evaluation: int, batch: int) -> list[int]:
     """SIGTERM at a batch of the n-th evaluation → the batches that are evaluated from then on."""
     count, after = 0, []
-    iterate = train.evaluate.iterate
+    iterate = evaluation.iterate
 
     class Steps:
         def __init__(self, *given: Any) -> None:
@@ -67,7 +66,7 @@ def terminate_in(patch: pytest.MonkeyPatch, evaluation: int, batch: int) -> list
         def __exit__(self, *error: Any) -> None:
             self.opened.__exit__(*error)
 
-    patch.setattr(train.evaluate, "iterate", Steps)
+    patch.setattr(evaluation, "iterate", Steps)
     return after
 
 
@@ -98,7 +97,7 @@ def test_a_run_killed_while_it_makes_up_for_an_evaluation_is_the_same_run(words,
         assert said(capsys, *words, "--dir", folder)[0] == 75
     before = read_meta(folder / "checkpoints" / "20")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.checkpoint.write", _no_disk)
+        patch.setattr("contexture.train.checkpoint.write", _no_disk)
         code, err = said(capsys, *words, "--dir", folder)
     assert code == 1 and read_meta(folder / "checkpoints" / "20") == before and before["unevaluated"], err
     assert [(r["step"], r["split"]) for r in figures(folder)].count((20, "dev")) == 1
@@ -153,14 +152,14 @@ def test_a_batch_that_grows_is_evaluated_as_one_that_does_not(words, tmp_path, c
 def test_a_run_that_is_moved_while_it_trains_is_not_split(words, tmp_path, capsys, monkeypatch):
     """The next checkpoint is refused, nothing appears at the old place, and the moved run resumes."""
     folder, moved = tmp_path / "run", tmp_path / "moved"
-    evaluate = train.loop.evaluate
+    evaluate = loop.evaluate
 
     def move(*given: Any, **more: Any) -> Any:
         if not moved.exists() and folder.exists() and (folder / "checkpoints" / "20").exists():
             shutil.move(folder, moved)
         return evaluate(*given, **more)
 
-    monkeypatch.setattr("train.loop.evaluate", move)
+    monkeypatch.setattr("contexture.train.loop.evaluate", move)
     code, err = said(capsys, *words, "--dir", folder)
     assert code == 1 and "was moved or removed while it trains, and its newest step is not saved" in err, err
     assert not folder.exists()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from configs import recipe
-from train.config import fields
-from train.suggestions import suggest_option
+from contexture.cli.suggestions import suggest_option
+from contexture.configs import recipe
+from contexture.train.config import fields
 
 OPTIONS = [name.replace("_", "-") for name in fields(recipe("bert.tiny"))]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import contexture
+from contexture.cli import main as cli
 from tests.test_door import said
 from tests.test_formats import GOLDEN
 
@@ -74,7 +74,7 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def told(*words: object) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of one command in this process."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = contexture.main([str(each) for each in words])
+        code = cli.main([str(each) for each in words])
     return code, out.getvalue(), err.getvalue()
 
 
@@ -85,7 +85,7 @@ def finetune(base: object, *words: object, steps: int = 2) -> list[object]:
 def refused(capsys: pytest.CaptureFixture[str], words: list[object], line: str) -> None:
     """One line that says it, exit code 2, and nothing of how the program is built inside."""
     capsys.readouterr()
-    code = contexture.main([str(each) for each in words])
+    code = cli.main([str(each) for each in words])
     err = capsys.readouterr().err
     last = err.strip().splitlines()[-1]
     assert code == 2 and line in last and last.startswith(("ConfigError: ", "DataError: ")), err

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data.config import DataConfig
-from models.config import BertConfig
-from models.model import build, example
-from models.shapes import by_path
+from contexture.data.config import DataConfig
+from contexture.models.config import BertConfig
+from contexture.models.model import build, example
+from contexture.models.shapes import by_path
+from contexture.train import mesh as meshes
+from contexture.train.config import Run
+from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
+from contexture.train.optim import optimizer
+from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.step import create, train_step
 from tests.parity_rule import close
-from train import mesh as meshes
-from train.config import Run
-from train.objectives import OBJECTIVES, batch_fields, batch_sizes
-from train.optim import optimizer
-from train.options import MeshConfig, OptimConfig
-from train.step import create, train_step
 
 CONFIG = OptimConfig(
     name="adagrad", schedule="linear", peak_lr=0.2, warmup=0, final_lr=1.0, weight_decay=0.0, clip=10.0,

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
+from contexture.train import mesh as meshes
+from contexture.train.checkpoint import Checkpoints, best_step, digests, rank_of, read_meta, restore, steps
+from contexture.train.config import CheckpointError, ConfigError, Diverged
+from contexture.train.options import MeshConfig, SaveConfig
+from contexture.train.step import State
 from tests.parity_rule import close
-from train import mesh as meshes
-from train.checkpoint import Checkpoints, best_step, digests, rank_of, read_meta, restore, steps
-from train.config import CheckpointError, ConfigError, Diverged
-from train.options import MeshConfig, SaveConfig
-from train.step import State
 
 
 @pytest.fixture(scope="module")

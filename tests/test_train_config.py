@@ -7,13 +7,23 @@ from pathlib import Path
 
 import pytest
 
-import contexture
-from configs import recipe, task
-from data.errors import DataError
-from train.checkpoint import read_meta, steps
-from train.config import CheckpointError, ConfigError, Diverged, Run, fields, identity, may_change, read, scheduled
-from train.options import EvaluateConfig, OptimConfig
-from train.signals import Interrupted, Signals
+from contexture.cli import main as cli
+from contexture.configs import recipe, task
+from contexture.data.errors import DataError
+from contexture.train.checkpoint import read_meta, steps
+from contexture.train.config import (
+    CheckpointError,
+    ConfigError,
+    Diverged,
+    Run,
+    fields,
+    identity,
+    may_change,
+    read,
+    scheduled,
+)
+from contexture.train.options import EvaluateConfig, OptimConfig
+from contexture.train.signals import Interrupted, Signals
 
 
 def test_epochs_and_warm_up_are_counted_as_the_original_counts():
@@ -94,8 +104,8 @@ def test_an_exit_code_says_whose_fault_it_was(error, code, monkeypatch, capsys):
     def fails(words):
         raise error
 
-    monkeypatch.setitem(contexture.COMMANDS, "recipes", fails)
-    assert contexture.main(["recipes"]) == code
+    monkeypatch.setitem(cli.COMMANDS, "recipes", fails)
+    assert cli.main(["recipes"]) == code
     said = capsys.readouterr()
     assert not said.out and len(said.err.splitlines()) == (code != 0) and "Traceback" not in said.err
 

@@ -7,18 +7,18 @@ import jax
 import numpy as np
 import pytest
 
-import configs
-from data.config import TaskConfig
-from models.config import ElmoConfig, HeadConfig
-from models.model import example
-from train import scores
-from train.answers import names
-from train.checkpoint import best_step, rank_of
-from train.config import ConfigError, Run
-from train.evaluate import measured
-from train.metrics import PEAK_FLOPS, Best, Meter, peak_flops, rank, unigram_baseline, unknown_peak
-from train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
-from train.transfer import model_of
+from contexture import configs
+from contexture.data.config import TaskConfig
+from contexture.models.config import ElmoConfig, HeadConfig
+from contexture.models.model import example
+from contexture.train import scores
+from contexture.train.answers import names
+from contexture.train.checkpoint import best_step, rank_of
+from contexture.train.config import ConfigError, Run
+from contexture.train.evaluate import measured
+from contexture.train.metrics import PEAK_FLOPS, Best, Meter, peak_flops, rank, unigram_baseline, unknown_peak
+from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
+from contexture.train.transfer import model_of
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "ffn": 8, "vocab": 20, "length": 16}
 ELMO = ElmoConfig(vocab=9, char_width=3, filters=((1, 4),), highway=1, cells=6, projection=4, layers=1)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.shapes import path_of
+from contexture.models.shapes import path_of
+from contexture.train.config import ConfigError
+from contexture.train.optim import decayed, learning_rate, optimizer, rates
+from contexture.train.options import OptimConfig
 from tests.parity_rule import assert_close
-from train.config import ConfigError
-from train.optim import decayed, learning_rate, optimizer, rates
-from train.options import OptimConfig
 
 T = 100
 

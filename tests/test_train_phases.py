@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import configs
-from data.config import DataConfig
+from contexture import configs
+from contexture.cli.parse import parse
+from contexture.data.config import DataConfig
+from contexture.train import checkpoint
+from contexture.train import config as runs
+from contexture.train.config import ConfigError, Run
+from contexture.train.directory import settle
+from contexture.train.objectives import batch_sizes
 from tests.parity_rule import assert_close
-from train import checkpoint
-from train import config as runs
-from train.config import ConfigError, Run
-from train.directory import settle
-from train.objectives import batch_sizes
-from train.words import parse
 
 GOLDEN = Path(__file__).parent / "golden"
 PHASES = [name for name in configs.recipes() if name.endswith("_phase2")]

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.scores import classified, is_entity_scheme, label_table, majority, mean_guess, numbers, regressed, tagged
+from contexture.train.scores import (
+    classified,
+    is_entity_scheme,
+    label_table,
+    majority,
+    mean_guess,
+    numbers,
+    regressed,
+    tagged,
+)
 
 quick = settings(max_examples=100, deadline=None, database=None)
 

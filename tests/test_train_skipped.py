@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data.config import DataConfig
-from models.config import BertConfig, ElmoConfig
-from models.model import build, example
-from train import mesh as meshes
-from train.config import Run
-from train.losses import Sum
-from train.objectives import OBJECTIVES, Objective, batch_fields, batch_sizes
-from train.options import MeshConfig, OptimConfig
-from train.step import create, train_step
+from contexture.data.config import DataConfig
+from contexture.models.config import BertConfig, ElmoConfig
+from contexture.models.model import build, example
+from contexture.train import mesh as meshes
+from contexture.train.config import Run
+from contexture.train.losses import Sum
+from contexture.train.objectives import OBJECTIVES, Objective, batch_fields, batch_sizes
+from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.step import create, train_step
 
 OPTIM = OptimConfig(name="adamw", schedule="linear", peak_lr=1e-2, warmup=0)
 RUNS = {

@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import recipe
-from data.config import DataConfig
-from models.config import BertConfig
-from models.model import build
-from models.shapes import by_path, path_of
+from contexture.configs import recipe
+from contexture.data.config import DataConfig
+from contexture.models.config import BertConfig
+from contexture.models.model import build
+from contexture.models.shapes import by_path, path_of
+from contexture.train import mesh as meshes
+from contexture.train.config import ConfigError, Run
+from contexture.train.losses import cross_entropy
+from contexture.train.metrics import Best, rank, step_floats, unigram_baseline
+from contexture.train.objectives import OBJECTIVES, batch_fields
+from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.step import create, train_step
 from tests.parity_rule import assert_close, close
-from train import mesh as meshes
-from train.config import ConfigError, Run
-from train.losses import cross_entropy
-from train.metrics import Best, rank, step_floats, unigram_baseline
-from train.objectives import OBJECTIVES, batch_fields
-from train.options import MeshConfig, OptimConfig
-from train.step import create, train_step
 
 RUN = Run(
     model=BertConfig(vocab=50, length=16, layers=1, hidden=16, heads=2, ffn=24),

@@ -8,15 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from models.shapes import by_path
+from contexture.models.shapes import by_path
+from contexture.train import config as configs
+from contexture.train import mesh as meshes
+from contexture.train.checkpoint import restore
+from contexture.train.config import ConfigError, Run
+from contexture.train.options import InitConfig, MeshConfig
+from contexture.train.step import create
+from contexture.train.transfer import account, begin_from, model_of
 from tests.parity_rule import assert_differs
-from train import config as configs
-from train import mesh as meshes
-from train.checkpoint import restore
-from train.config import ConfigError, Run
-from train.options import InitConfig, MeshConfig
-from train.step import create
-from train.transfer import account, begin_from, model_of
 
 RUN = Run(init=InitConfig(run="runs/a"))
 THERE = {

@@ -4,15 +4,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data.config import DataConfig, TaskConfig
-from data.encode import encode
-from data.task_batches import HeldOutTask, TaskBatches, class_weights
-from data.wordpiece import SPECIAL, WordPiece
-from models.model import Outputs
-from models.shapes import Encoding
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.encode import encode
+from contexture.data.task_batches import HeldOutTask, TaskBatches, class_weights
+from contexture.data.wordpiece import SPECIAL, WordPiece
+from contexture.models.model import Outputs
+from contexture.models.shapes import Encoding
+from contexture.train.losses import cross_entropy
+from contexture.train.objectives import OBJECTIVES, loss, means
 from tests.parity_rule import assert_differs, close
-from train.losses import cross_entropy
-from train.objectives import OBJECTIVES, loss, means
 
 WEIGHTS_C = np.array([1.0, 2.5, 0.5], np.float32)
 NOTHING = Encoding(jnp.zeros((1, 1, 1)), jnp.ones((1, 1), jnp.int32))

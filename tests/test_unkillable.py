@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 
 import contexture
-from models.model import build
-from train import config as configs
-from train import mesh as meshes
-from train.checkpoint import Checkpoints, read_meta, restore
-from train.config import CheckpointError
-from train.directory import open_shards
-from train.objectives import OBJECTIVES
-from train.options import MeshConfig, SaveConfig
-from train.report import read_metrics
-from train.step import State, create
-from train.transfer import model_of
+from contexture.cli import main as cli
+from contexture.models.model import build
+from contexture.train import config as configs
+from contexture.train import mesh as meshes
+from contexture.train.checkpoint import Checkpoints, read_meta, restore
+from contexture.train.config import CheckpointError
+from contexture.train.directory import open_shards
+from contexture.train.objectives import OBJECTIVES
+from contexture.train.options import MeshConfig, SaveConfig
+from contexture.train.report import read_metrics
+from contexture.train.step import State, create
+from contexture.train.transfer import model_of
 
 KILLS = 2
 
@@ -143,7 +144,7 @@ def carried(folder: Path) -> list[np.ndarray]:
 def test_another_batch_does_not_go_on_with_what_was_carried(elmo_words, elmo_run, tmp_path, capsys):
     folder = tmp_path / "wider"
     shutil.copytree(elmo_run, folder)
-    assert contexture.main([*elmo_words, "--dir", str(folder), "--steps", "41", "--data.batch", "32"]) == 2
+    assert cli.main([*elmo_words, "--dir", str(folder), "--steps", "41", "--data.batch", "32"]) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert (
         last.startswith("ConfigError: ") and "--data.batch 16, not 32; give --data.batch 16, or another --dir" in last
@@ -186,7 +187,7 @@ def test_a_run_without_its_description_is_refused(door, tiny_words, tiny_run, tm
     folder = tmp_path / "bare"
     shutil.copytree(tiny_run, folder)
     (folder / "run.json").unlink()
-    assert contexture.main([*tiny_words, "--dir", str(folder), "--seed", "3"]) == 2
+    assert cli.main([*tiny_words, "--dir", str(folder), "--seed", "3"]) == 2
     assert "and no run.json: it is no run's folder" in capsys.readouterr().err
 
 
@@ -196,7 +197,7 @@ def test_a_checkpoint_of_another_run_is_refused(tiny_words, tiny_run, tmp_path, 
     described = json.loads((folder / "run.json").read_text())
     described["config"]["seed"] = 3
     (folder / "run.json").write_text(json.dumps(described))
-    assert contexture.main([*tiny_words, "--dir", str(folder), "--seed", "3"]) == 2
+    assert cli.main([*tiny_words, "--dir", str(folder), "--seed", "3"]) == 2
     assert "is of a run with other settings, text or vocabulary" in capsys.readouterr().err
 
 
@@ -205,7 +206,7 @@ def test_data_that_changed_on_disk_is_not_trained_on(tiny_words, tiny_run, tmp_p
         folder = tmp_path / file
         shutil.copytree(tiny_run, folder)
         harm_flip(folder / "data" / file)
-        assert contexture.main([*tiny_words, "--dir", str(folder), "--steps", "41"]) == 2, file
+        assert cli.main([*tiny_words, "--dir", str(folder), "--steps", "41"]) == 2, file
         assert "DataError" in capsys.readouterr().err, file
 
 

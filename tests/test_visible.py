@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-import contexture
-from analysis.api import warn
-from data.visible import visible, visible_json
-from train.report import Report
-from train.words import print_result, write_out
+from contexture.api import warn
+from contexture.cli import main as cli
+from contexture.cli.parse import print_result, write_out
+from contexture.data.visible import visible, visible_json
+from contexture.train.report import Report
 
 EVIL = "a\x1b[31mred\x07\x9b2J\u202ecba\u2066x\x7f"
 SHOWN = "a\\x1b[31mred\\x07\\x9b2J\\u202ecba\\u2066x\\x7f"
@@ -46,7 +46,7 @@ def test_lines_tables_results_and_generated_text_are_shown_escaped(capsys, tmp_p
 @pytest.mark.parametrize("command", ["evaluate", "show", "generate --prompt x", "predict --input x --to y"])
 def test_a_file_name_in_an_error_is_shown_escaped(capsys, command):
     name, *more = command.split()
-    assert contexture.main([name, "runs/" + EVIL, *more]) == 2
+    assert cli.main([name, "runs/" + EVIL, *more]) == 2
     err = capsys.readouterr().err
     assert _is_safe(err) and "\\x1b[31mred" in err and len(err.splitlines()) == 1
 
@@ -57,9 +57,9 @@ def test_labels_and_cells_of_a_users_file_are_shown_escaped(capsys, tmp_path, ti
     (tmp_path / "t.tsv").write_text("text\tlabel\n" + rows)
     words = ["finetune", tiny_run, "--task.kind", "classify", "--task.train", tmp_path / "t.tsv", "--task.dev-fraction",
              "0.3", "--steps", "2", "--data.batch", "4", "--dir", tmp_path / "run", "--json"]  # fmt: skip
-    assert contexture.main([str(word) for word in words]) == 0
+    assert cli.main([str(word) for word in words]) == 0
     out, err = capsys.readouterr()
     assert _is_safe(err) and "\\x1b[31mred" in err and _is_safe(out)
-    assert contexture.main(["evaluate", str(tmp_path / "run")]) == 0
+    assert cli.main(["evaluate", str(tmp_path / "run")]) == 0
     out, err = capsys.readouterr()
     assert _is_safe(out) and "\\x1b[31mred" in out

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from configs import recipe
+from contexture.configs import recipe
+from contexture.train.config import identity, scheduled, warmup_note
 from tests.commands import said
-from train.config import identity, scheduled, warmup_note
 
 
 @pytest.mark.parametrize(

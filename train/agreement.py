@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 
-from data.encoded import Store
-from data.shards import Shards
-from data.tokenizer import Tokenizer
-from train import processes
-from train.checkpoint import steps
-from train.config import Run, fields
-from train.directory import token, versions
+from contexture.data.encoded import Store
+from contexture.data.shards import Shards
+from contexture.data.tokenizer import Tokenizer
+from contexture.train import processes
+from contexture.train.checkpoint import steps
+from contexture.train.config import Run, fields
+from contexture.train.directory import token, versions
 
 _PLACES = ("dir", "data.path", "data.dev", "data.tokenizer", "init.run", "task.train", "task.dev", "task.test")
 """Where files lie, which machines may name in different ways: what they hold is compared."""

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.encoded import ANSWER, END, A, Encoded, Store
-from data.task_batches import HeldOutTask
-from train import scores
-from train.losses import has_best
+from contexture.data.encoded import ANSWER, END, A, Encoded, Store
+from contexture.data.task_batches import HeldOutTask
+from contexture.train import scores
+from contexture.train.losses import has_best
 
 Record = dict[str, Any]
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from data.config import DataConfig
-from data.errors import DataError
-from data.plain_files import check_plain, read_plain
-from data.words import SPECIAL, VOCABULARY, Words
-from models import elmo
-from models.char_cnn import CHARACTERS
-from models.config import WORD_CHARS, ElmoConfig
-from models.published import bilm
-from models.renaming import Format, Shape, shapes_of, to_theirs
-from train.config import ConfigError, Run
-from train.options import OptimConfig
-from train.published import Published, Say
-from train.tensors import Tensors
+from contexture.data.config import DataConfig
+from contexture.data.errors import DataError
+from contexture.data.plain_files import check_plain, read_plain
+from contexture.data.words import SPECIAL, VOCABULARY, Words
+from contexture.models import elmo
+from contexture.models.char_cnn import CHARACTERS
+from contexture.models.config import WORD_CHARS, ElmoConfig
+from contexture.models.published import bilm
+from contexture.models.renaming import Format, Shape, shapes_of, to_theirs
+from contexture.train.config import ConfigError, Run
+from contexture.train.options import OptimConfig
+from contexture.train.published import Published, Say
+from contexture.train.tensors import Tensors
 
 _LSTM = {
     "dim": int, "n_layers": int, "projection_dim": int, "cell_clip": float, "proj_clip": float,

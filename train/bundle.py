@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data.errors import DataError
-from data.pieces import message_fields
-from data.plain_files import open_plain, read_plain
-from models.renaming import Shape
-from train.tensors import Array, Tensors, fits_in
+from contexture.data.errors import DataError
+from contexture.data.pieces import message_fields
+from contexture.data.plain_files import open_plain, read_plain
+from contexture.models.renaming import Shape
+from contexture.train.tensors import Array, Tensors, fits_in
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48

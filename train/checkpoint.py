@@ -27,15 +27,15 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers as policies
 
-from data.storage import numbered
-from models.shapes import by_path, path_of
-from train import processes
-from train.config import CheckpointError, ConfigError, Diverged
-from train.late_evaluation import text_digest, with_evaluation, write
-from train.mesh import replicated
-from train.options import SaveConfig
-from train.orbax_logging import quiet_orbax
-from train.scores import saved_rank
+from contexture.data.storage import numbered
+from contexture.models.shapes import by_path, path_of
+from contexture.train import processes
+from contexture.train.config import CheckpointError, ConfigError, Diverged
+from contexture.train.late_evaluation import text_digest, with_evaluation, write
+from contexture.train.mesh import replicated
+from contexture.train.options import SaveConfig
+from contexture.train.orbax_logging import quiet_orbax
+from contexture.train.scores import saved_rank
 
 FORMAT = 1
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from data.config import DataConfig, TaskConfig
-from data.errors import DataError, did_you_mean
-from data.plain_files import read_plain
-from data.shards import misfit
-from data.storage import atomic_file, is_bucket
-from data.visible import visible_json
-from models.config import LARGEST, BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
-from train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.errors import DataError, did_you_mean
+from contexture.data.plain_files import read_plain
+from contexture.data.shards import misfit
+from contexture.data.storage import atomic_file, is_bucket
+from contexture.data.visible import visible_json
+from contexture.models.config import LARGEST, BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
+from contexture.train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
 
 FORMAT = 1
 PREDICTIONS = 20

@@ -12,21 +12,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
-from data.encode import encode
-from data.encoded import Store
-from data.errors import DataError
-from data.layouts import with_task_tokens
-from data.prepare import prepare
-from data.shards import Shards
-from data.sources import expand
-from data.storage import is_bucket, move_aside, partial_of, remove_partials
-from data.tokenizer import Tokenizer, load_tokenizer
-from data.wordpiece import WordPiece
-from data.words import Words
-from models.config import ElmoConfig
-from train import config as configs
-from train.config import CheckpointError, ConfigError, Run
-from train.vocabulary import fits, fits_new, learn
+from contexture.data.encode import encode
+from contexture.data.encoded import Store
+from contexture.data.errors import DataError
+from contexture.data.layouts import with_task_tokens
+from contexture.data.prepare import prepare
+from contexture.data.shards import Shards
+from contexture.data.sources import expand
+from contexture.data.storage import is_bucket, move_aside, partial_of, remove_partials
+from contexture.data.tokenizer import Tokenizer, load_tokenizer
+from contexture.data.wordpiece import WordPiece
+from contexture.data.words import Words
+from contexture.models.config import ElmoConfig
+from contexture.train import config as configs
+from contexture.train.config import CheckpointError, ConfigError, Run
+from contexture.train.vocabulary import fits, fits_new, learn
 
 Say = Callable[[str], None]
 

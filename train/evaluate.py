@@ -16,29 +16,29 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from data.encode import check_batch, encode
-from data.encoded import Store
-from data.lanes import SAMPLED, HeldOutLanes
-from data.pipeline import HeldOut, iterate, open_held_out
-from data.shards import Shards
-from data.storage import atomic_file, move_aside, partial_beside
-from data.task_batches import HeldOutTask, class_weights
-from data.words import word_tokenizer
-from models.model import Model, example
-from train import checkpoint, processes
-from train import config as configs
-from train import mesh as meshes
-from train.agreement import agree_on_content, agree_on_run
-from train.answers import Answers, guess, names
-from train.config import CheckpointError, ConfigError, Run
-from train.directory import make_folder, open_shards, read_tokenizer
-from train.losses import Sum
-from train.metrics import unigram_baseline
-from train.objectives import Batch, Objective, batch_fields, batch_sizes, mean, objective_of
-from train.options import MeshConfig
-from train.report import plain
-from train.step import evaluation_step
-from train.transfer import find_step, load_parameters
+from contexture.data.encode import check_batch, encode
+from contexture.data.encoded import Store
+from contexture.data.lanes import SAMPLED, HeldOutLanes
+from contexture.data.pipeline import HeldOut, iterate, open_held_out
+from contexture.data.shards import Shards
+from contexture.data.storage import atomic_file, move_aside, partial_beside
+from contexture.data.task_batches import HeldOutTask, class_weights
+from contexture.data.words import word_tokenizer
+from contexture.models.model import Model, example
+from contexture.train import checkpoint, processes
+from contexture.train import config as configs
+from contexture.train import mesh as meshes
+from contexture.train.agreement import agree_on_content, agree_on_run
+from contexture.train.answers import Answers, guess, names
+from contexture.train.config import CheckpointError, ConfigError, Run
+from contexture.train.directory import make_folder, open_shards, read_tokenizer
+from contexture.train.losses import Sum
+from contexture.train.metrics import unigram_baseline
+from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, mean, objective_of
+from contexture.train.options import MeshConfig
+from contexture.train.report import plain
+from contexture.train.step import evaluation_step
+from contexture.train.transfer import find_step, load_parameters
 
 Step = Callable[[Any, Batch, Any], tuple[dict[str, Sum], dict[str, jax.Array], Any]]
 Check = Callable[[], None]

@@ -2,9 +2,9 @@
 
 import resource
 
-from data.errors import DataError
-from train.config import CheckpointError, ConfigError, Diverged
-from train.signals import Interrupted
+from contexture.data.errors import DataError
+from contexture.train.config import CheckpointError, ConfigError, Diverged
+from contexture.train.signals import Interrupted
 
 
 class ProcessLost(Exception):

@@ -13,10 +13,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
-from models.renaming import nested
-from models.shapes import by_path
-from train.checkpoint import FORMAT, text_digest
-from train.orbax_logging import quiet_orbax
+from contexture.models.renaming import nested
+from contexture.models.shapes import by_path
+from contexture.train.checkpoint import FORMAT, text_digest
+from contexture.train.orbax_logging import quiet_orbax
 
 Array = np.ndarray
 _CHUNK_BYTES = 16 << 20

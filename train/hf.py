@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data.errors import DataError
-from data.published import open_published
-from models.config import BertConfig, GptConfig
-from models.model import FAMILIES
-from models.published import BERT_HF_BOOK, GPT1_HF_BOOK, GPT2_HF_BOOK
-from train.published import (
+from contexture.data.errors import DataError
+from contexture.data.published import open_published
+from contexture.models.config import BertConfig, GptConfig
+from contexture.models.model import FAMILIES
+from contexture.models.published import BERT_HF_BOOK, GPT1_HF_BOOK, GPT2_HF_BOOK
+from contexture.train.published import (
     TASKS,
     Published,
     Say,
@@ -24,7 +24,7 @@ from train.published import (
     task_alone,
     value,
 )  # fmt: skip
-from train.tensors import open_folder, read_json
+from contexture.train.tensors import open_folder, read_json
 
 _GELU = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh",
          "relu": "relu"}  # fmt: skip

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from data.published import transformers_files
-from data.tokenizer import Tokenizer
-from models.config import BertConfig, GptConfig
-from models.model import FAMILIES
-from models.renaming import nested, places, to_theirs
-from models.shapes import by_path, dims_of
-from train.config import ConfigError, Run
-from train.hf import BOOKS, PREFIXES, TABLE_PREFIXES
-from train.objectives import objective_of
-from train.published import Say
+from contexture.data.published import transformers_files
+from contexture.data.tokenizer import Tokenizer
+from contexture.models.config import BertConfig, GptConfig
+from contexture.models.model import FAMILIES
+from contexture.models.renaming import nested, places, to_theirs
+from contexture.models.shapes import by_path, dims_of
+from contexture.train.config import ConfigError, Run
+from contexture.train.hf import BOOKS, PREFIXES, TABLE_PREFIXES
+from contexture.train.objectives import objective_of
+from contexture.train.published import Say
 
 _ACT = {"erf": "gelu", "tanh": "gelu_new", "relu": "relu"}
 _NAMES = {"bert": "Bert", "ernie": "Ernie", "gpt2": "GPT2", "openai-gpt": "OpenAIGPT"}

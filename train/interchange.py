@@ -8,25 +8,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from data.errors import DataError
-from data.storage import atomic_folder, check_free
-from models.model import example
-from models.renaming import Place, check_repeats, places
-from models.shapes import by_path
-from train import config as configs
-from train import mesh as meshes
-from train.asked import Import
-from train.bilm import bilm_family, bilm_files, open_bilm, write_hdf5
-from train.directory import read_tokenizer, versions
-from train.first_checkpoint import Leaf, write_first
-from train.hf import open_hf
-from train.hf_export import hf_files
-from train.objectives import batch_fields, batch_sizes
-from train.options import MeshConfig
-from train.originals import open_bert_tf, open_gpt1_npy, open_gpt2_tf
-from train.published import Published, Say
-from train.tensors import Tensors
-from train.transfer import load_parameters, model_of
+from contexture.cli.arguments import Import
+from contexture.data.errors import DataError
+from contexture.data.storage import atomic_folder, check_free
+from contexture.models.model import example
+from contexture.models.renaming import Place, check_repeats, places
+from contexture.models.shapes import by_path
+from contexture.train import config as configs
+from contexture.train import mesh as meshes
+from contexture.train.bilm import bilm_family, bilm_files, open_bilm, write_hdf5
+from contexture.train.directory import read_tokenizer, versions
+from contexture.train.first_checkpoint import Leaf, write_first
+from contexture.train.hf import open_hf
+from contexture.train.hf_export import hf_files
+from contexture.train.objectives import batch_fields, batch_sizes
+from contexture.train.options import MeshConfig
+from contexture.train.originals import open_bert_tf, open_gpt1_npy, open_gpt2_tf
+from contexture.train.published import Published, Say
+from contexture.train.tensors import Tensors
+from contexture.train.transfer import load_parameters, model_of
 
 Check = Callable[[], None]
 

@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from data.errors import DataError
-from data.plain_files import read_plain
-from data.storage import atomic_file
+from contexture.data.errors import DataError
+from contexture.data.plain_files import read_plain
+from contexture.data.storage import atomic_file
 
 _NAME = "evaluated.json"
 

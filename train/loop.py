@@ -11,31 +11,31 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from data.encoded import Store
-from data.lanes import HeldOutLanes, LaneBatches
-from data.layouts import describe as describe_line
-from data.pipeline import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
-from data.shards import Shards
-from data.storage import is_bucket
-from data.tokenizer import Tokenizer
-from models.features import learned_mixes
-from models.model import Model
-from models.shapes import by_path, count, dims_of
-from train import config as configs
-from train import directory as directories
-from train import mesh as meshes
-from train import processes
-from train.agreement import agree_on_content, agree_on_folder, agree_on_run
-from train.checkpoint import Checkpoints, steps
-from train.config import CheckpointError, ConfigError, Diverged, Run, difference
-from train.evaluate import baseline, cut_of, evaluate, measured
-from train.metrics import Best, Meter, rank, step_floats, unknown_peak
-from train.objectives import Objective, batch_fields, objective_of
-from train.report import Report, draw_loss, read_metrics
-from train.scores import saved_rank
-from train.signals import Interrupted, Signals
-from train.step import State, create, evaluation_step, train_step
-from train.transfer import begin_from, model_of
+from contexture.data.encoded import Store
+from contexture.data.lanes import HeldOutLanes, LaneBatches
+from contexture.data.layouts import describe as describe_line
+from contexture.data.pipeline import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
+from contexture.data.shards import Shards
+from contexture.data.storage import is_bucket
+from contexture.data.tokenizer import Tokenizer
+from contexture.models.features import learned_mixes
+from contexture.models.model import Model
+from contexture.models.shapes import by_path, count, dims_of
+from contexture.train import config as configs
+from contexture.train import directory as directories
+from contexture.train import mesh as meshes
+from contexture.train import processes
+from contexture.train.agreement import agree_on_content, agree_on_folder, agree_on_run
+from contexture.train.checkpoint import Checkpoints, steps
+from contexture.train.config import CheckpointError, ConfigError, Diverged, Run, difference
+from contexture.train.evaluate import baseline, cut_of, evaluate, measured
+from contexture.train.metrics import Best, Meter, rank, step_floats, unknown_peak
+from contexture.train.objectives import Objective, batch_fields, objective_of
+from contexture.train.report import Report, draw_loss, read_metrics
+from contexture.train.scores import saved_rank
+from contexture.train.signals import Interrupted, Signals
+from contexture.train.step import State, create, evaluation_step, train_step
+from contexture.train.transfer import begin_from, model_of
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from models.shapes import MESH_AXES, by_path, dims_of, path_of, spec
-from train.config import ConfigError
-from train.limits import check_limits
-from train.options import MeshConfig
+from contexture.models.shapes import MESH_AXES, by_path, dims_of, path_of, spec
+from contexture.train.config import ConfigError
+from contexture.train.limits import check_limits
+from contexture.train.options import MeshConfig
 
 _EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}
 """What to install, by the platform that was asked for."""

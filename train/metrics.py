@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from models.model import FAMILIES
-from train import scores
-from train.config import ConfigError, Run, did_you_mean
-from train.objectives import batch_sizes
+from contexture.models.model import FAMILIES
+from contexture.train import scores
+from contexture.train.config import ConfigError, Run, did_you_mean
+from contexture.train.objectives import batch_sizes
 
 # Dense bf16 peak of one jax device in FLOP/s, without sparsity, by its exact device_kind (the vendors' data sheets; of
 # a V100, which has no bf16, float16). A device of TPU v2 and v3 is a core, half of a chip; one of v7x is one of two

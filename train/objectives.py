@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from data.task_batches import task_fields
-from models import elmo
-from models.config import WORD_CHARS
-from models.crf import Chained
-from models.model import FAMILIES, Outputs
-from train.config import Run
-from train.losses import Sum, cross_entropy, has_best
+from contexture.data.task_batches import task_fields
+from contexture.models import elmo
+from contexture.models.config import WORD_CHARS
+from contexture.models.crf import Chained
+from contexture.models.model import FAMILIES, Outputs
+from contexture.train.config import Run
+from contexture.train.losses import Sum, cross_entropy, has_best
 
 Batch = dict[str, Any]
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from models.shapes import by_path, path_of
-from train.config import ConfigError, did_you_mean
-from train.options import OptimConfig
+from contexture.models.shapes import by_path, path_of
+from contexture.train.config import ConfigError, did_you_mean
+from contexture.train.options import OptimConfig
 
 
 def learning_rate(config: OptimConfig, steps: int, step: jax.Array) -> jax.Array:

@@ -4,16 +4,16 @@ import math
 from pathlib import Path
 from typing import Any
 
-from data.bpe import ByteBPE, Gpt1BPE
-from data.errors import DataError
-from data.published import of_kind, open_vocabulary
-from data.wordpiece import VOCABULARY, WordPiece
-from models import bert, gpt
-from models.config import BertConfig, GptConfig
-from models.published import BERT_TF_BOOK, GPT1_NPY_BOOK, GPT2_TF_BOOK
-from models.renaming import Shape, places
-from train.bundle import find_prefix, open_bundle
-from train.published import (
+from contexture.data.bpe import ByteBPE, Gpt1BPE
+from contexture.data.errors import DataError
+from contexture.data.published import of_kind, open_vocabulary
+from contexture.data.wordpiece import VOCABULARY, WordPiece
+from contexture.models import bert, gpt
+from contexture.models.config import BertConfig, GptConfig
+from contexture.models.published import BERT_TF_BOOK, GPT1_NPY_BOOK, GPT2_TF_BOOK
+from contexture.models.renaming import Shape, places
+from contexture.train.bundle import find_prefix, open_bundle
+from contexture.train.published import (
     TASKS,
     Published,
     Say,
@@ -26,7 +26,7 @@ from train.published import (
     task_alone,
     value,
 )  # fmt: skip
-from train.tensors import open_npy, read_json
+from contexture.train.tensors import open_npy, read_json
 
 _GPT1_PARTS = 10
 _GPT1_HEADS = 12

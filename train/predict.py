@@ -10,26 +10,26 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from data.encode import check_batch, chunks, code, in_memory, reader, same_shape
-from data.errors import DataError
-from data.examples import Choice, Example, Pair, Tagged, Text
-from data.file_report import FileReport
-from data.labels import Labels
-from data.pipeline import iterate
-from data.storage import atomic_file, is_bucket
-from data.task_batches import HeldOutTask
-from data.tasks import check_sources, examples
-from data.tokenizer import Tokenizer
-from data.words import Spelling
-from train import config as configs
-from train import mesh as meshes
-from train.answers import Answers
-from train.config import ConfigError
-from train.directory import make_folder, read_tokenizer
-from train.objectives import objective_of
-from train.options import MeshConfig
-from train.step import evaluation_step
-from train.transfer import Loaded, find_step, load_parameters
+from contexture.data.encode import check_batch, chunks, code, in_memory, reader, same_shape
+from contexture.data.errors import DataError
+from contexture.data.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.file_report import FileReport
+from contexture.data.labels import Labels
+from contexture.data.pipeline import iterate
+from contexture.data.storage import atomic_file, is_bucket
+from contexture.data.task_batches import HeldOutTask
+from contexture.data.tasks import check_sources, examples
+from contexture.data.tokenizer import Tokenizer
+from contexture.data.words import Spelling
+from contexture.train import config as configs
+from contexture.train import mesh as meshes
+from contexture.train.answers import Answers
+from contexture.train.config import ConfigError
+from contexture.train.directory import make_folder, read_tokenizer
+from contexture.train.objectives import objective_of
+from contexture.train.options import MeshConfig
+from contexture.train.step import evaluation_step
+from contexture.train.transfer import Loaded, find_step, load_parameters
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 """Tokens of a line: the least of these that holds a chunk's longest example, so that few programs are compiled."""

@@ -21,13 +21,13 @@ from typing import Any, NoReturn, TypeVar
 
 import jax
 
-from data.errors import DataError
-from data.visible import visible
-from train import native_aborts as native
-from train.config import ConfigError, Diverged
-from train.exits import ProcessLost, exit_of
-from train.options import MeshConfig
-from train.signals import Interrupted
+from contexture.data.errors import DataError
+from contexture.data.visible import visible
+from contexture.train import native_aborts as native
+from contexture.train.config import ConfigError, Diverged
+from contexture.train.exits import ProcessLost, exit_of
+from contexture.train.options import MeshConfig
+from contexture.train.signals import Interrupted
 
 T = TypeVar("T")
 _QUIET_START = 10.0

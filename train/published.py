@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.config import DataConfig, TaskConfig
-from data.errors import DataError
-from data.tokenizer import Tokenizer
-from data.wordpiece import WordPiece
-from models.config import BertConfig, ModelConfig
-from models.renaming import Book, Format, check
-from train.config import Run
-from train.options import OptimConfig
-from train.tensors import Tensors
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.errors import DataError
+from contexture.data.tokenizer import Tokenizer
+from contexture.data.wordpiece import WordPiece
+from contexture.models.config import BertConfig, ModelConfig
+from contexture.models.renaming import Book, Format, check
+from contexture.train.config import Run
+from contexture.train.options import OptimConfig
+from contexture.train.tensors import Tensors
 
 Say = Callable[[str], None]
 TASKS = ("classify", "regress", "tag", "choice", "span")

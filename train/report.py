@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from data.storage import atomic_file, move_aside
-from data.visible import visible
+from contexture.data.storage import atomic_file, move_aside
+from contexture.data.visible import visible
 
 Record = dict[str, Any]
 
@@ -112,7 +112,7 @@ class Report:
             self.say(f"warning: {self.path} holds {seen} of the {step} steps done; the others' figures are lost")
         self._file = open(self.path, "a", encoding="utf-8")
         if self._wants_tensorboard:
-            from train.events import Events
+            from contexture.train.events import Events
 
             self._events = Events(self.directory / "tensorboard", step)
         if self.console.is_terminal:

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from models.dropout import noise
-from models.model import Model, example
-from models.shapes import constrain, dims_of, path_of
-from train import mesh as meshes
-from train.config import Run
-from train.losses import Sum
-from train.objectives import Batch, Objective, batch_fields, batch_sizes, loss, means
-from train.optim import learning_rate, optimizer, rates
+from contexture.models.dropout import noise
+from contexture.models.model import Model, example
+from contexture.models.shapes import constrain, dims_of, path_of
+from contexture.train import mesh as meshes
+from contexture.train.config import Run
+from contexture.train.losses import Sum
+from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss, means
+from contexture.train.optim import learning_rate, optimizer, rates
 
 
 @flax.struct.dataclass

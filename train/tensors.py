@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import DataError
-from data.plain_files import check_plain, read_plain
-from models.renaming import Shape
+from contexture.data.errors import DataError
+from contexture.data.plain_files import check_plain, read_plain
+from contexture.models.renaming import Shape
 
 Array = np.ndarray
 _FLOATS = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}

@@ -10,16 +10,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from models.model import Model, build
-from models.shapes import by_path, dims_of, path_of
-from train import checkpoint
-from train import config as configs
-from train import mesh as meshes
-from train.config import CheckpointError, ConfigError, Run
-from train.directory import read_tokenizer
-from train.objectives import objective_of
-from train.optim import rates
-from train.step import State, create
+from contexture.models.model import Model, build
+from contexture.models.shapes import by_path, dims_of, path_of
+from contexture.train import checkpoint
+from contexture.train import config as configs
+from contexture.train import mesh as meshes
+from contexture.train.config import CheckpointError, ConfigError, Run
+from contexture.train.directory import read_tokenizer
+from contexture.train.objectives import objective_of
+from contexture.train.optim import rates
+from contexture.train.step import State, create
 
 Say = Callable[[str], None]
 _MAY_GROW = "VLT"

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from data.sources import Source, texts, whole_texts
-from data.tokenizer import Tokenizer
-from data.tokenizer import learn as learn_vocabulary
-from data.wordpiece import WordPiece
-from data.words import Words
-from models.config import BertConfig, ElmoConfig, GptConfig
-from train.config import ConfigError, Run
+from contexture.data.sources import Source, texts, whole_texts
+from contexture.data.tokenizer import Tokenizer
+from contexture.data.tokenizer import learn as learn_vocabulary
+from contexture.data.wordpiece import WordPiece
+from contexture.data.words import Words
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.train.config import ConfigError, Run
 
 
 def learn(

@@ -13,13 +13,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from contexture.cli import arguments as asked
+from contexture.train.config import Run, fields
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, of_bytes, of_json, of_lines, words_of
 from tests.fuzz.runs import golden
 from tests.fuzz.tables import LINES
 from tests.fuzz.target import Refused, Target, command
-from train import asked
-from train.config import Run, fields
 
 PATHS = [
     "../to/a", "../to/b.npz", "../to/c.jsonl", "../theirs/text.txt", "../theirs/run", "../theirs", "../theirs/none",
@@ -53,7 +53,7 @@ def _with_run(name: str, words: list[str]) -> Callable[[Path], None]:
 @contextmanager
 def _without_training() -> Iterator[None]:
     """A run's folder, description, vocabulary and data are made; nothing is compiled."""
-    from train import directory, loop
+    from contexture.train import directory, loop
 
     def open_alone(run: Run, recipe: Run, folder: Path, signals: Any) -> None:
         with directory.take(folder):
@@ -106,13 +106,13 @@ def _places(case: bytes) -> list[str]:
 
 
 def _recipe(name: str) -> Run:
-    from configs import recipe
+    from contexture.configs import recipe
 
     return recipe(name)
 
 
 def _task() -> Run:
-    from configs import task
+    from contexture.configs import task
 
     return task("classify")
 

@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from contexture.cli.arguments import Import
+from contexture.train import bundle, interchange
 from tests import test_mutated_files as made
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, Rng, after_length, of_bytes, of_json, of_lines
 from tests.fuzz.target import Absent, Target
 from tests.fuzz.tokenizers import export
-from train import bundle, interchange
-from train.asked import Import
 
 
 def _importing(format: Any) -> Callable[[Path, Path], None]:

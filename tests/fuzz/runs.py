@@ -7,19 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
-from data.config import DataConfig
-from data.encode import encode
-from data.encoded import Store
-from data.prepare import prepare
-from data.shards import Shards
-from data.tokenizer import load_tokenizer
+from contexture.data.config import DataConfig
+from contexture.data.encode import encode
+from contexture.data.encoded import Store
+from contexture.data.prepare import prepare
+from contexture.data.shards import Shards
+from contexture.data.tokenizer import load_tokenizer
+from contexture.train import checkpoint, config
+from contexture.train.directory import settle
+from contexture.train.report import Report, read_metrics
 from tests.conftest import ROOT
 from tests.fuzz.mutate import of_bytes, of_json, of_json_lines
 from tests.fuzz.tables import CLASSIFY, LINES, tokenizer
 from tests.fuzz.target import Target
-from train import checkpoint, config
-from train.directory import settle
-from train.report import Report, read_metrics
 
 GOLDEN = ROOT / "tests" / "golden"
 

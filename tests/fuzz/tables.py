@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from data.config import DataConfig, TaskConfig
-from data.encode import encode
-from data.prepare import prepare
-from data.sources import expand, sentence_batches, sentences, texts, whole_texts
-from data.tasks import examples
-from data.tokenizer import Tokenizer, learn
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.encode import encode
+from contexture.data.prepare import prepare
+from contexture.data.sources import expand, sentence_batches, sentences, texts, whole_texts
+from contexture.data.tasks import examples
+from contexture.data.tokenizer import Tokenizer, learn
 from tests.fuzz.mutate import Mutation, of_bytes, of_json, of_json_lines, of_lines
 from tests.fuzz.target import Target
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from contexture.train.exits import exit_of
 from tests.fuzz.mutate import Mutation
-from train.exits import exit_of
 
 ROOT = Path(__file__).parents[2]
 FOUND = ROOT / "tests" / "fuzz" / "found"
@@ -74,11 +74,11 @@ class Refused(Exception):
 
 def command(words: list[str]) -> None:
     """One command in this process. Raises Refused where it does not succeed."""
-    import contexture
+    from contexture.cli import main as cli
 
     err = io.StringIO()
     with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
-        code = contexture.main([*words, "--debug"])
+        code = cli.main([*words, "--debug"])
     if code:
         raise Refused(code, err.getvalue())
 

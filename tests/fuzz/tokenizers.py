@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from data.bpe import GPT1_FILES, Gpt1BPE
-from data.published import open_published
-from data.tokenizer import learn, load_tokenizer
+from contexture.data.bpe import GPT1_FILES, Gpt1BPE
+from contexture.data.published import open_published
+from contexture.data.tokenizer import learn, load_tokenizer
+from contexture.train import interchange
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, of_json, of_lines, of_protobuf
 from tests.fuzz.target import Target
-from train import interchange
 
 TEXT = ["The cat sat on the mat.", "A dog, 3 cats & naïve café 日本語 #x\u200d", "low lower lowest newer wider", ""] * 4
 GPT1 = ["<unk>", "a", "b", "c", "a</w>", "b</w>", "c</w>", "ab</w>", "abc</w>"]

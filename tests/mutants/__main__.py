@@ -46,6 +46,9 @@ def copy_tree(root: Path, to: Path) -> None:
         if name and (root / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, to / name)
+    for package in PACKAGES[1:]:  # `contexture.models` is the copy's, and not what the interpreter has installed
+        if (to / package).is_dir():
+            (to / "contexture" / package).symlink_to(Path("..", package))
     shared, link = root.parent / "shared", to.parent / "shared"
     if shared.is_dir() and not link.exists():
         link.symlink_to(shared.resolve())
@@ -63,6 +66,7 @@ def run_tests(tree: Path, ids: tuple[str, ...], timeout: float) -> tuple[int | N
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=line", "--durations=0"]
     command += ["--durations-min=60", "-p", "no:cacheprovider", "-p", "tests.mutants.origin", *ids]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "PYTEST", "COV"))}
+    env["PYTHONPATH"] = str(tree)  # of the commands that tests start
     env.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
     process = subprocess.Popen(
         command, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -108,9 +112,8 @@ class Runner:
         if mutated:
             files.append(self.root / row.file)
         else:
-            files.append(self.root / "contexture.py")
             for package in PACKAGES:
-                files += sorted((self.root / package).glob("**/*.py")) if package != "tests" else []
+                files += sorted((self.root / package).glob("**/*.py"))
         digest = hashlib.sha256(repr(row if mutated else row.tests).encode())
         for file in files:
             digest.update(file.read_bytes() if file.is_file() else b"missing")
@@ -186,7 +189,7 @@ class Runner:
                 self.kept.pop(self.key(row, mutated=False), None)
             for number in range(self.jobs):
                 tree = Path(folder) / str(number) / ROOT.name
-                shutil.copytree(self.root, tree)
+                shutil.copytree(self.root, tree, symlinks=True)
                 (tree.parent / "shared").symlink_to(self.root.parent / "shared")
                 self.trees.put(tree)
             with ThreadPoolExecutor(self.jobs) as pool:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("analysis", "configs", "contexture", "data", "models", "tests", "train")
+PACKAGES = ("contexture", "analysis", "configs", "data", "models", "train")
+"""The import name, and the folders that are installed under it."""
 
 
 def foreign(root: Path) -> list[str]:
@@ -13,7 +14,7 @@ def foreign(root: Path) -> list[str]:
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name.partition(".")[0] in PACKAGES and file and root not in Path(file).resolve().parents:
+        if name.partition(".")[0] in ("contexture", "tests") and file and root not in Path(file).resolve().parents:
             found.append(f"{name} ({file})")
     return found
 

@@ -1,11 +1,10 @@
-"""Contexture's one door: `contexture COMMAND …` or `python contexture.py COMMAND …`; and `from contexture import load`.
+"""The command line: `contexture COMMAND …`, also `python -m contexture COMMAND …`.
 
 Results go to stdout (with --json one JSON object and nothing else); progress, tables and warnings go to stderr.
 Exit codes: 0 done, 1 failed (disk, numbers, checkpoint), 2 the user's words or files were wrong, 75 saved on SIGTERM
 (start me again), 130 saved on Ctrl-C.
 """
 
-# ruff: noqa: E402  the address space is checked before libraries are loaded: under a small `ulimit -v` they abort
 import contextlib
 import dataclasses
 import io
@@ -17,32 +16,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from train.limits import check_address_space
+from contexture.api import warn
+from contexture.cli import query_commands as commands
+from contexture.cli.arguments import Evaluate, LearnTokenizer, Nothing, Prepare, Show
+from contexture.cli.parse import Streamed, parse, print_result, spelled_out, value_of, without_contradiction, write_out
+from contexture.data.visible import visible, visible_json
+from contexture.models.config import ElmoConfig
+from contexture.train.config import ConfigError, Diverged, Run, did_you_mean, read, to_json
+from contexture.train.exits import exit_of
+from contexture.train.options import InitConfig
+from contexture.train.signals import Interrupted, Signals
 
-if Path(sys.argv[0]).stem == "contexture":
-    try:
-        check_address_space()
-    except MemoryError as error:
-        sys.exit(f"MemoryError: {error}")
-
-from analysis import commands
-from analysis.api import embed, evaluate, fill, generate, load, predict, score, warn
-from data.visible import visible, visible_json
-from models.config import ElmoConfig
-from train.asked import Evaluate, LearnTokenizer, Nothing, Prepare, Show
-from train.config import ConfigError, Diverged, Run, did_you_mean, read, to_json
-from train.exits import exit_of
-from train.options import InitConfig
-from train.signals import Interrupted, Signals
-from train.words import Streamed, parse, print_result, spelled_out, value_of, without_contradiction, write_out
-
-__all__ = ["embed", "evaluate", "fill", "generate", "load", "predict", "score"]
 Result = dict[str, Any]
 
 
 def _recipe(words: list[str], command: str) -> tuple[Run, Run, str]:
     """(the run with its overrides, the recipe as it is, the recipe's name)."""
-    from configs import recipe
+    from contexture.configs import recipe
 
     name = words[0] if words and not words[0].startswith("-") else ""
     if not name and any(word in ("-h", "--help") for word in words):
@@ -63,7 +53,7 @@ def _recipe(words: list[str], command: str) -> tuple[Run, Run, str]:
 
 def recipes_command(words: list[str]) -> Result:
     """what can be trained, one line each"""
-    from configs import recipes, tasks
+    from contexture.configs import recipes, tasks
 
     parse(Nothing, words, "recipes")
     both = {"recipes": recipes(), "tasks": tasks()}
@@ -82,11 +72,11 @@ def show_command(words: list[str]) -> Result:
         run, _, name = _recipe(words, "show")
     import jax
 
-    from models.model import example
-    from models.shapes import count, dims_of, path_of
-    from train.mesh import find_devices
-    from train.objectives import batch_fields, batch_sizes
-    from train.transfer import model_of
+    from contexture.models.model import example
+    from contexture.models.shapes import count, dims_of, path_of
+    from contexture.train.mesh import find_devices
+    from contexture.train.objectives import batch_fields, batch_sizes
+    from contexture.train.transfer import model_of
 
     find_devices()
     model = model_of(run, labels)
@@ -101,9 +91,9 @@ def show_command(words: list[str]) -> Result:
 def tokenizer_command(words: list[str]) -> Result:
     """learn a vocabulary: contexture tokenizer KIND --input F… --vocab-size N --to DIR"""
     asked = parse(LearnTokenizer, words, "tokenizer")
-    from data.sources import expand
-    from data.storage import check_free
-    from train.vocabulary import learn
+    from contexture.data.sources import expand
+    from contexture.data.storage import check_free
+    from contexture.train.vocabulary import learn
 
     check_free(asked.to)
     signals = Signals()
@@ -119,12 +109,12 @@ def tokenizer_command(words: list[str]) -> Result:
 def prepare_command(words: list[str]) -> Result:
     """tokenise once into shards: contexture prepare RECIPE --input F… --to DIR"""
     asked = parse(Prepare, words, "prepare")
-    from configs import recipe
-    from data.prepare import prepare
-    from data.sources import expand
-    from data.storage import check_free, left_partials
-    from data.tokenizer import load_tokenizer
-    from train.vocabulary import fits_new, learn
+    from contexture.configs import recipe
+    from contexture.data.prepare import prepare
+    from contexture.data.sources import expand
+    from contexture.data.storage import check_free, left_partials
+    from contexture.data.tokenizer import load_tokenizer
+    from contexture.train.vocabulary import fits_new, learn
 
     run = recipe(asked.recipe)
     try:
@@ -165,9 +155,9 @@ def finetune_command(words: list[str]) -> Result | None:
 
 def _finetuning(words: list[str]) -> tuple[Run, Run]:
     """(the run with its overrides, its recipe with the model of the run that it begins from)."""
-    from configs import as_elmo, as_gpt, task
-    from data.layouts import with_task_tokens
-    from data.tokenizer import load_tokenizer
+    from contexture.configs import as_elmo, as_gpt, task
+    from contexture.data.layouts import with_task_tokens
+    from contexture.data.tokenizer import load_tokenizer
 
     words = spelled_out(words)
     name = value_of(words, "--task.name") or value_of(words, "--task.kind")
@@ -233,16 +223,16 @@ def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
     try:
         run, base = read_words()
         signals.check()
-        from train.loop import train
+        from contexture.train.loop import train
 
         with _results_alone() if run.mesh.distributed else contextlib.nullcontext():
             folder = train(run, base, signals)
         import jax
 
-        from data.encoded import Store
-        from train.checkpoint import steps
-        from train.metrics import FAR, FAR_IN_REGRESSION, diverged_loss, uniform_loss
-        from train.report import read_metrics
+        from contexture.data.encoded import Store
+        from contexture.train.checkpoint import steps
+        from contexture.train.metrics import FAR, FAR_IN_REGRESSION, diverged_loss, uniform_loss
+        from contexture.train.report import read_metrics
 
         if jax.process_index() > 0:
             return None
@@ -280,7 +270,7 @@ def evaluate_command(words: list[str]) -> Result | None:
     """held-out figures of a run: contexture evaluate RUN [--task.dev F] [--split dev|test] [--step N…|best|all]"""
     asked = parse(Evaluate, words, "evaluate")
     read(Path(asked.run))
-    from train import evaluate as evaluation
+    from contexture.train import evaluate as evaluation
 
     signals = Signals("stopped; the same command begins again")
     try:
@@ -358,7 +348,3 @@ def main(words: list[str] | None = None) -> int:
         code, line = exit_of(error)
         print(" ".join(visible(line).split()), file=sys.stderr)
         return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.visible import visible
-from train.config import read
-from train.options import MeshConfig
+from contexture.data.visible import visible
+from contexture.train.config import read
+from contexture.train.options import MeshConfig
 
 if TYPE_CHECKING:
-    from data.tokenizer import Tokenizer
-    from models.model import Model
+    from contexture.data.tokenizer import Tokenizer
+    from contexture.models.model import Model
 
 Result = dict[str, Any]
 
@@ -28,9 +28,9 @@ def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokeniz
     raises ConfigError where the folder is no run, CheckpointError where no checkpoint is good.
     """
 
-    from train import mesh as meshes
-    from train.directory import read_tokenizer
-    from train.transfer import load_parameters
+    from contexture.train import mesh as meshes
+    from contexture.train.directory import read_tokenizer
+    from contexture.train.transfer import load_parameters
 
     folder = Path(run)
     settings, described = read(folder)
@@ -56,7 +56,7 @@ def evaluate(
     dev: labelled files instead of the run's own examples; step: the numbers of checkpoints, "best" or "all". Raises as
     `load` does, and DataError for a file.
     """
-    from train.evaluate import Asked, evaluate_run
+    from contexture.train.evaluate import Asked, evaluate_run
 
     steps = (str(step),) if isinstance(step, int | str) else tuple(step)
     asked = Asked(split, (dev,) if isinstance(dev, str) else tuple(dev), steps, batch, to, mesh)
@@ -68,14 +68,14 @@ def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None)
 
     For many calls keep a `train.predict.Predictor`. Raises as `load` does, and DataError for an empty text.
     """
-    from train.predict import Predictor
+    from contexture.train.predict import Predictor
 
     return Predictor(run, step=step, say=warn)(texts)
 
 
 def fill(run: str | Path, text: str, *, top: int = 5, step: int | None = None) -> list[list[Result]]:
     """What a pretrained run would put in each [MASK] of a text: a list of {"piece", "score"} for each, best first."""
-    from analysis.fill import fill as fill_in
+    from contexture.analysis.fill import fill as fill_in
 
     if "heads_mlm/bias" in read(Path(run))[1].get("published", {}).get("drawn", ()):
         warn("the head that fills was in no file of this imported run, but drawn: train it before you believe it")
@@ -103,11 +103,11 @@ def embed(
 
     `analysis.embed.embed` says what the options do. Raises as `load` does, and DataError for the files.
     """
-    from analysis.embed import embed as vectors_of
-    from analysis.embed import parted, vectors_file
-    from data.errors import DataError
-    from data.plain_files import check_not_packed, check_plain
-    from data.sources import lines
+    from contexture.analysis.embed import embed as vectors_of
+    from contexture.analysis.embed import parted, vectors_file
+    from contexture.data.errors import DataError
+    from contexture.data.plain_files import check_not_packed, check_plain
+    from contexture.data.sources import lines
 
     file = Path(input)
     check_plain(file)
@@ -154,8 +154,8 @@ def generate(
 
     `analysis.generate.generate` says what the options mean. Raises as `load` does, and DataError for a prompt.
     """
-    from analysis.generate import generate as write
-    from models.config import Sampling
+    from contexture.analysis.generate import generate as write
+    from contexture.models.config import Sampling
 
     model, params, tokenizer = load(run, step)
     lines = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -181,8 +181,8 @@ def score(
     `analysis.score.score` says what the options mean; length 0 is that of the training. Raises as `load` does, and
     DataError for a file.
     """
-    from analysis.score import score as foretell
-    from data.sources import expand
+    from contexture.analysis.score import score as foretell
+    from contexture.data.sources import expand
 
     def each() -> Iterator[str]:
         for source in sources:

@@ -5,8 +5,8 @@ from typing import Literal
 
 import tyro
 
-from models.config import Sampling
-from train.options import MeshConfig
+from contexture.models.config import Sampling
+from contexture.train.options import MeshConfig
 
 
 @dataclass(frozen=True)

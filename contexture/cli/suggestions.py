@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Sequence
 
-from data.errors import LONGEST_NAME
+from contexture.data.errors import LONGEST_NAME
 
 _OTHER_NAMES = {
     "optim.peak-lr": "lr learning-rate peak-learning-rate max-lr base-lr init-lr",

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import tyro
 
-from data.visible import visible
-from train.config import ConfigError, Run, fields
-from train.suggestions import suggest_option
+from contexture.cli.suggestions import suggest_option
+from contexture.data.visible import visible
+from contexture.train.config import ConfigError, Run, fields
 
 T = TypeVar("T")
 _COMMANDS = ("Evaluate", "Predict", "Fill", "Generate", "Score")

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.api import embed, fill, generate, load, score, warn
-from train.asked import Embed, Export, Fill, Generate, Import, Layers, Predict, Score
-from train.config import ConfigError, read
-from train.signals import Signals
-from train.words import Streamed, parse
+from contexture.api import embed, fill, generate, load, score, warn
+from contexture.cli.arguments import Embed, Export, Fill, Generate, Import, Layers, Predict, Score
+from contexture.cli.parse import Streamed, parse
+from contexture.train.config import ConfigError, read
+from contexture.train.signals import Signals
 
 Result = dict[str, Any]
 
@@ -19,7 +19,7 @@ def predict_command(words: list[str]) -> Result:
     read(Path(asked.run))
     signals = Signals("stopped, nothing was written; the same command begins again")
     try:
-        from train.predict import Predictor, predict_file
+        from contexture.train.predict import Predictor, predict_file
 
         predictor = Predictor(asked.run, step=asked.step or None, batch=asked.batch, say=warn)
         columns = {"text": asked.text, "second": asked.second, "choices": asked.choices, "header": asked.header}
@@ -65,8 +65,8 @@ def generate_command(words: list[str]) -> Streamed:
 
 
 def _lines(file: str) -> Iterator[str]:
-    from data.plain_files import check_not_packed, check_plain
-    from data.sources import lines
+    from contexture.data.plain_files import check_not_packed, check_plain
+    from contexture.data.sources import lines
 
     check_plain(file)
     if not Path(file).is_file():
@@ -103,7 +103,7 @@ def embed_command(words: list[str]) -> Result:
 def layers_command(words: list[str]) -> Result:
     """what each layer counts in the learned mixes: contexture layers RUN… [--to F.png]"""
     asked = parse(Layers, words, "layers")
-    from analysis.layers import check_figure, draw, layers
+    from contexture.analysis.layers import check_figure, draw, layers
 
     if not asked.runs:
         raise ConfigError("layers wants runs: contexture layers RUN… [--to F.png]")
@@ -118,7 +118,7 @@ def layers_command(words: list[str]) -> Result:
 def import_command(words: list[str]) -> Result:
     """a published model as a run: contexture import hf|bert-tf|gpt2-tf|gpt1-npy|bilm DIR --to RUN"""
     asked = parse(Import, words, "import")
-    from train.interchange import import_model
+    from contexture.train.interchange import import_model
 
     signals = Signals("stopped, nothing was written; the same command begins again")
     try:
@@ -130,7 +130,7 @@ def import_command(words: list[str]) -> Result:
 def export_command(words: list[str]) -> Result:
     """a run as files that others read: contexture export RUN hf|bilm --to DIR"""
     asked = parse(Export, words, "export")
-    from train.interchange import export_model
+    from contexture.train.interchange import export_model
 
     signals = Signals("stopped, nothing was written; the same command begins again")
     try:
