@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from contexture.data.chars import are_cut
-from contexture.data.encode import check_batch, chunks
 from contexture.data.errors import DataError
 from contexture.data.layouts import elmo_lines, token_lines
 from contexture.data.storage import atomic_file
-from contexture.data.wordpiece import wordpiece
-from contexture.data.words import word_tokenizer
+from contexture.data.tasks.encode_examples import check_batch, chunks
+from contexture.data.tokenizers.elmo_char_ids import are_cut
+from contexture.data.tokenizers.word_level import word_tokenizer
+from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models.config import BertConfig, ElmoConfig
 from contexture.models.model import Model, build
 

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from contexture.data.align import spelled
 from contexture.data.errors import DataError
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.wordpiece import MASK, wordpiece
+from contexture.data.tasks.word_alignment import spelled
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.wordpiece import MASK, wordpiece
 from contexture.models.config import ElmoConfig, GptConfig
 from contexture.models.model import Model
 

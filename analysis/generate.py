@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from contexture.data.align import spelled
-from contexture.data.encode import check_batch, chunks
 from contexture.data.errors import DataError
-from contexture.data.tokenizer import Tokenizer
+from contexture.data.tasks.encode_examples import check_batch, chunks
+from contexture.data.tasks.word_alignment import spelled
+from contexture.data.tokenizers.base import Tokenizer
 from contexture.models import decode
 from contexture.models.config import GptConfig, Sampling
 from contexture.models.model import Model

@@ -41,10 +41,10 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
     """The first steps of a run on the text."""
     import dataclasses
 
-    from contexture.data.lanes import LaneBatches
-    from contexture.data.prepare import prepare
-    from contexture.data.sources import expand, texts
-    from contexture.data.tokenizer import learn
+    from contexture.data.pretraining.bilm_lanes import LaneBatches
+    from contexture.data.pretraining.tokenize_corpus import prepare
+    from contexture.data.text.sources import expand, texts
+    from contexture.data.tokenizers.base import learn
 
     with tempfile.TemporaryDirectory() as folder:
         if not args.text:

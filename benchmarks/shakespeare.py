@@ -168,8 +168,8 @@ def torch_loss(row: np.ndarray, dev: np.ndarray, seed: int) -> float:
 
 def quality(args: argparse.Namespace) -> dict[str, Any]:
     import contexture
-    from contexture.data.shards import Shards
-    from contexture.data.windows import Row
+    from contexture.data.pretraining.lm_windows import Row
+    from contexture.data.pretraining.shards import Shards
 
     found: dict[str, list[float]] = {"ours": [], "torch": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,7 @@ from contexture.train.config import read
 from contexture.train.options import MeshConfig
 
 if TYPE_CHECKING:
-    from contexture.data.tokenizer import Tokenizer
+    from contexture.data.tokenizers.base import Tokenizer
     from contexture.models.model import Model
 
 Result = dict[str, Any]
@@ -107,7 +107,7 @@ def embed(
     from contexture.analysis.embed import parted, vectors_file
     from contexture.data.errors import DataError
     from contexture.data.plain_files import check_not_packed, check_plain
-    from contexture.data.sources import lines
+    from contexture.data.text.sources import lines
 
     file = Path(input)
     check_plain(file)
@@ -182,7 +182,7 @@ def score(
     DataError for a file.
     """
     from contexture.analysis.score import score as foretell
-    from contexture.data.sources import expand
+    from contexture.data.text.sources import expand
 
     def each() -> Iterator[str]:
         for source in sources:

@@ -7,13 +7,13 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import draws
-from contexture.data.chars import FIRST_WORD, char_ids, spelled, word_table
+from contexture.data import rng as draws
 from contexture.data.errors import DataError
-from contexture.data.shards import I64
-from contexture.data.streams import Pairs
-from contexture.data.tokenizer import Tokenizer, with_specials
-from contexture.data.wordpiece import WordPiece, wordpiece
+from contexture.data.pretraining.sentence_pairs import Pairs
+from contexture.data.pretraining.shards import I64
+from contexture.data.tokenizers.base import Tokenizer, with_specials
+from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, char_ids, spelled, word_table
+from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
 
 Batch = dict[str, np.ndarray]
 Read = Callable[[I64, I64], NDArray[np.integer]]

@@ -8,8 +8,8 @@ import pytest
 
 from contexture.analysis.embed import embed
 from contexture.analysis.score import _windows, score
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.wordpiece import WordPiece
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.model import build, example
 from tests.parity_rule import assert_close, close

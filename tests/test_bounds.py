@@ -9,10 +9,10 @@ import pytest
 from contexture.cli import main as cli
 from contexture.cli.parse import parse
 from contexture.configs import recipe
-from contexture.data.bpe import Gpt1BPE
 from contexture.data.errors import DataError
-from contexture.data.tokenizer import load_tokenizer
-from contexture.data.wordpiece import SPECIAL
+from contexture.data.tokenizers.base import load_tokenizer
+from contexture.data.tokenizers.byte_pair import Gpt1BPE
+from contexture.data.tokenizers.wordpiece import SPECIAL
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.train.config import ConfigError, Run, fields, from_json, read, to_json
 

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from contexture.data.characters import Characters
+from contexture.data.batches import iterate
 from contexture.data.config import TaskConfig
-from contexture.data.encode import encode
-from contexture.data.encoded import Store
 from contexture.data.errors import DataError
-from contexture.data.examples import Choice
-from contexture.data.pipeline import iterate
-from contexture.data.task_batches import HeldOutTask, TaskBatches
-from contexture.data.tasks import examples
-from contexture.data.tokenizer import Tokenizer, with_specials
+from contexture.data.tasks.batches import HeldOutTask, TaskBatches
+from contexture.data.tasks.encode_examples import encode
+from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.examples import Choice
+from contexture.data.tasks.read_examples import examples
+from contexture.data.tokenizers.base import Tokenizer, with_specials
+from contexture.data.tokenizers.char_level import Characters
 from contexture.train import mesh as meshes
 from contexture.train.answers import Answers, guess
 from contexture.train.options import MeshConfig

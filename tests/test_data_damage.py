@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from contexture.data import shards as shards_module
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.prepare import prepare
-from contexture.data.shards import Shards
-from contexture.data.wordpiece import learn_wordpiece
+from contexture.data.pretraining import shards as shards_module
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.tokenizers.wordpiece import learn_wordpiece
 from tests.slow_pairs import random_documents
 from tests.test_data_shards import ROOT, TOKENIZER, _prepared
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.data.batches import iterate
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.encode import code, encode, in_memory, same_shape
-from contexture.data.encoded import Store
 from contexture.data.errors import DataError
-from contexture.data.examples import Pair, Tagged, Text
-from contexture.data.labels import Labels
 from contexture.data.layouts import bert_texts
-from contexture.data.pipeline import iterate
-from contexture.data.task_batches import HeldOutTask, TaskBatches, class_weights, line_length
-from contexture.data.wordpiece import WordPiece
+from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights, line_length
+from contexture.data.tasks.encode_examples import code, encode, in_memory, same_shape
+from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.examples import Pair, Tagged, Text
+from contexture.data.tasks.labels import Labels
+from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.slow_pairs import vocabulary
 
 TOKENIZER = WordPiece([*vocabulary(), "un", "##want", "##ed"], lowercase=True)

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data import draws
-from contexture.data import shards as shards_module
-from contexture.data.chars import BEGIN_ROW, END_ROW, char_ids, spelled
+from contexture.data import rng as draws
+from contexture.data.batches import check_fields, iterate, open_batches, open_held_out
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.lanes import FIELDS, SAMPLED, HeldOutLanes, LaneBatches
 from contexture.data.layouts import Batch, describe
-from contexture.data.pipeline import check_fields, iterate, open_batches, open_held_out
-from contexture.data.prepare import prepare
-from contexture.data.shards import Shards
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.wordpiece import SPECIAL, WordPiece
-from contexture.data.words import Words
+from contexture.data.pretraining import shards as shards_module
+from contexture.data.pretraining.bilm_lanes import FIELDS, SAMPLED, HeldOutLanes, LaneBatches
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, char_ids, spelled
+from contexture.data.tokenizers.word_level import Words
+from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
 
 LETTERS = "a b c d e f g h".split()
 TOKENIZER = Words(["<S>", "</S>", "<UNK>", *LETTERS])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from contexture.data.errors import DataError
 from contexture.data.layouts import bert_texts, describe
-from contexture.data.wordpiece import WordPiece
+from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.slow_pairs import truncate, vocabulary
 
 TOKENIZER = WordPiece([*vocabulary(), "un", "##want", "##ed"], lowercase=True)

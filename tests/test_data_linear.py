@@ -11,12 +11,12 @@ from pathlib import Path
 import ftfy
 import pytest
 
-from contexture.data import conll, tables
-from contexture.data.bpe import Gpt1BPE, standardized
 from contexture.data.errors import DataError, did_you_mean
-from contexture.data.sources import TextFile, document_batches, sentence_batches, sentences
-from contexture.data.tokenizer import Tokenizer, learn
-from contexture.data.words import Spelling
+from contexture.data.tasks import conll, tables
+from contexture.data.text.sources import TextFile, document_batches, sentence_batches, sentences
+from contexture.data.tokenizers.base import Tokenizer, learn
+from contexture.data.tokenizers.byte_pair import Gpt1BPE, standardized
+from contexture.data.tokenizers.word_level import Spelling
 
 SIZE = 1 << 20
 MARKS = [*string.punctuation, "。", "！", "？", "…", " ", "a"]
@@ -77,7 +77,7 @@ def test_sentences_end_where_the_plain_pattern_says(monkeypatch: pytest.MonkeyPa
     letters = list(".!?…。！？\"')”’」 \n\t\u3000aA1,-")
     texts = ["".join(rng.choices(letters, k=rng.randint(0, 12))) + "x" for _ in range(30_000)]
     found = [sentences(text) for text in texts]
-    monkeypatch.setattr("contexture.data.sources._END", _PLAIN)
+    monkeypatch.setattr("contexture.data.text.sources._END", _PLAIN)
     assert found == [sentences(text) for text in texts]
     assert sum(map(len, found)) > 1.2 * len(found)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data.masking import Masked, bert_masking
+from contexture.data.pretraining.masking import Masked, bert_masking
 from tests.slow_pairs import guesses
 
 MASK, V = 4, 100

@@ -23,13 +23,13 @@ def _peak(program: str, *arguments: str) -> float:
 
 PREPARE = (
     "import sys\nfrom data.config import DataConfig\nfrom data.prepare import prepare\n"
-    "from contexture.data.wordpiece import SPECIAL, WordPiece\n"
+    "from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece\n"
     "tokenizer = WordPiece([*SPECIAL, *(f'contextual{number}' for number in range(90))], True)\n"
     "prepare(DataConfig(path=(sys.argv[1],), dev_fraction=0.02), tokenizer, sys.argv[2])"
 )
 READ = (
     "import sys\nfrom data.config import DataConfig\nfrom data.pipeline import PairBatches\n"
-    "from contexture.data.shards import Shards\n"
+    "from contexture.data.pretraining.shards import Shards\n"
     "batches = PairBatches(Shards.open(sys.argv[1]), DataConfig(batch=64), seed=1)\n"
     "steps = batches.lines_per_pass // 64\n"
     "for step in range(0, steps, max(1, steps // 20)):\n    batches.read(step)\n"

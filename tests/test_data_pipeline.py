@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data import draws
-from contexture.data import prepare as preparing
+from contexture.data import rng as draws
+from contexture.data.batches import FIELDS, HeldOutPairs, PairBatches, check_fields, iterate
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.pipeline import FIELDS, HeldOutPairs, PairBatches, check_fields, iterate
-from contexture.data.prepare import prepare
-from contexture.data.shards import Shards
-from contexture.data.wordpiece import WordPiece
+from contexture.data.pretraining import tokenize_corpus as preparing
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.slow_pairs import as_text, guesses, instances_of, random_documents, truncate, vocabulary
 
 ROOT = Path(__file__).parents[1]
@@ -140,7 +140,7 @@ def test_rows_come_in_the_order_asked_for(batches, step, rows):
 def test_batches_are_the_same_in_every_process(shards: Shards, config: DataConfig, batches: PairBatches):
     program = (
         "import sys\nfrom data.config import DataConfig\nfrom data.pipeline import PairBatches\n"
-        "from contexture.data.shards import Shards\nfrom tests.test_data_pipeline import _digest\n"
+        "from contexture.data.pretraining.shards import Shards\nfrom tests.test_data_pipeline import _digest\n"
         "config = DataConfig(split_sentences=False, batch=8, length=32, predictions=5)\n"
         "batches = PairBatches(Shards.open(sys.argv[1]), config, seed=5)\n"
         "print(*(_digest(batches.read(step)) for step in (0, 7, 12345)))\n"

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data import prepare as preparing
-from contexture.data.characters import learn_characters
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.prepare import prepare
-from contexture.data.shards import Shards
+from contexture.data.pretraining import tokenize_corpus as preparing
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import left_partials
-from contexture.data.wordpiece import WordPiece
+from contexture.data.tokenizers.char_level import learn_characters
+from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import GptConfig
 from tests.slow_pairs import Document, as_text, random_documents, vocabulary
 
@@ -259,7 +259,7 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path: Path):
     program = (
         "import sys, time\n"
         "from contexture.data.config import DataConfig\nfrom data.prepare import prepare\n"
-        "from contexture.data.wordpiece import WordPiece\nfrom tests.slow_pairs import vocabulary\n"
+        "from contexture.data.tokenizers.wordpiece import WordPiece\nfrom tests.slow_pairs import vocabulary\n"
         "def slow(done, total):\n    print(done, flush=True); time.sleep(0.01)\n"
         "prepare(DataConfig(path=(sys.argv[1],)), WordPiece(vocabulary(), True), sys.argv[2], slow)"
     )

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data import sources
 from contexture.data.errors import DataError
-from contexture.data.sources import TextFile, document_batches, expand, sentences, texts
 from contexture.data.storage import check_free
+from contexture.data.text import sources
+from contexture.data.text.sources import TextFile, document_batches, expand, sentences, texts
 
 
 def _write(path: Path, text: str | bytes) -> Path:

@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data import draws, streams
-from contexture.data import prepare as preparing
+from contexture.data import rng as draws
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import cut
-from contexture.data.prepare import prepare
-from contexture.data.shards import Shards
-from contexture.data.streams import Pairs, SentencePairs
-from contexture.data.wordpiece import WordPiece
+from contexture.data.pretraining import sentence_pairs as streams
+from contexture.data.pretraining import tokenize_corpus as preparing
+from contexture.data.pretraining.sentence_pairs import Pairs, SentencePairs
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.slow_pairs import Document, Instance, as_text, instances_of, random_documents, truncate, vocabulary
 
 

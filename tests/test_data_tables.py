@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data import tables
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.examples import Pair, Tagged, Text
-from contexture.data.tasks import check_sources, examples, source_of
+from contexture.data.tasks import tables
+from contexture.data.tasks.examples import Pair, Tagged, Text
+from contexture.data.tasks.read_examples import check_sources, examples, source_of
 
 CLASSIFY, REGRESS, TAG = (TaskConfig(kind=kind) for kind in ("classify", "regress", "tag"))
 

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data.characters import Characters
+from contexture.data.batches import check_fields
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.encode import code, encode, in_memory
-from contexture.data.encoded import Encoded, Store
 from contexture.data.errors import DataError
-from contexture.data.examples import Choice, Example, Pair, Tagged, Text
-from contexture.data.labels import Labels
 from contexture.data.layouts import describe
-from contexture.data.pipeline import check_fields
-from contexture.data.task_batches import HeldOutTask, TaskBatches, task_fields
-from contexture.data.tokenizer import Tokenizer, learn, with_specials
-from contexture.data.wordpiece import WordPiece
+from contexture.data.tasks.batches import HeldOutTask, TaskBatches, task_fields
+from contexture.data.tasks.encode_examples import code, encode, in_memory
+from contexture.data.tasks.example_store import Encoded, Store
+from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.tasks.labels import Labels
+from contexture.data.tokenizers.base import Tokenizer, learn, with_specials
+from contexture.data.tokenizers.char_level import Characters
+from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.train.answers import Answers
 from tests.slow_pairs import truncate, vocabulary
 

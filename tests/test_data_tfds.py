@@ -10,13 +10,13 @@ import pytest
 
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.examples import Pair, Tagged, Text
-from contexture.data.prepare import prepare
-from contexture.data.shards import Shards
-from contexture.data.sources import expand, texts
-from contexture.data.tasks import check_sources, examples, source_of
-from contexture.data.tfds import open_split
-from contexture.data.wordpiece import WordPiece
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.tasks.examples import Pair, Tagged, Text
+from contexture.data.tasks.read_examples import check_sources, examples, source_of
+from contexture.data.text.sources import expand, texts
+from contexture.data.text.tfds import open_split
+from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.slow_pairs import as_text, random_documents, vocabulary
 from tests.tfds_sets import build
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizer import load_tokenizer
-from contexture.data.wordpiece import SPECIAL, WordPiece, learn_wordpiece
+from contexture.data.tokenizers.base import load_tokenizer
+from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece, learn_wordpiece
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 GOLDEN = SHARED / "golden_tokenizer_bert"
@@ -181,7 +181,7 @@ def test_learned_vocabulary_is_no_larger_than_asked():
 
 def test_learning_is_the_same_in_every_process(tmp_path: Path):
     program = (
-        "from contexture.data.wordpiece import learn_wordpiece\n"
+        "from contexture.data.tokenizers.wordpiece import learn_wordpiece\n"
         "import random\n"
         "r = random.Random(0)\n"
         "lines = [' '.join(''.join(r.choices('abcdefgh', k=r.randint(1, 6))) for _ in range(30)) for _ in range(300)]\n"

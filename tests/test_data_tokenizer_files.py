@@ -9,10 +9,10 @@ import pytest
 import sentencepiece
 
 from contexture.cli import main as cli
-from contexture.data.bpe import BYTES
 from contexture.data.errors import DataError
-from contexture.data.tokenizer import Tokenizer, learn, load_tokenizer
-from contexture.data.wordpiece import SPECIAL, WordPiece, wordpiece
+from contexture.data.tokenizers.base import Tokenizer, learn, load_tokenizer
+from contexture.data.tokenizers.byte_pair import BYTES
+from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece, wordpiece
 
 KINDS = ("wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe")
 SAMPLE = [

@@ -2,8 +2,8 @@
 
 import pytest
 
-from contexture.data.bpe import BYTES, END, ByteBPE
-from contexture.data.wordpiece import SPECIAL, WordPiece
+from contexture.data.tokenizers.byte_pair import BYTES, END, ByteBPE
+from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
 
 PIECES = [*SPECIAL, "a", "un", "##want", "##ed", "##,", ",", "'", "s", ".", "don", "t"]
 

@@ -15,11 +15,11 @@ import tokenizers as libraries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data import vocabulary
-from contexture.data.bpe import BYTES, ByteBPE, Gpt1BPE, standardized
-from contexture.data.characters import Characters
 from contexture.data.errors import DataError
-from contexture.data.tokenizer import Tokenizer, learn, load_tokenizer, with_specials
+from contexture.data.tokenizers import common as vocabulary
+from contexture.data.tokenizers.base import Tokenizer, learn, load_tokenizer, with_specials
+from contexture.data.tokenizers.byte_pair import BYTES, ByteBPE, Gpt1BPE, standardized
+from contexture.data.tokenizers.char_level import Characters
 from tests.conftest import ROOT
 
 KINDS = ("wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe")
@@ -212,7 +212,7 @@ def test_a_character_that_was_not_learned_is_named(character: str):
 
 def test_learning_is_the_same_in_every_process():
     program = (
-        "from contexture.data.tokenizer import learn\n"
+        "from contexture.data.tokenizers.base import learn\n"
         "import random\n"
         "r = random.Random(0)\n"
         "words = [''.join(r.choices('abcdefgh他', k=r.randint(1, 6))) for _ in range(9000)]\n"

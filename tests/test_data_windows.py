@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data import sources
-from contexture.data.bpe import learn_byte_bpe
-from contexture.data.characters import learn_characters
+from contexture.data.batches import check_fields, iterate, open_batches, open_held_out
 from contexture.data.config import DataConfig
 from contexture.data.layouts import describe
-from contexture.data.pieces import learn_sentencepiece
-from contexture.data.pipeline import check_fields, iterate, open_batches, open_held_out
-from contexture.data.prepare import RUN, prepare
-from contexture.data.shards import Shards
-from contexture.data.sources import expand, whole_texts
-from contexture.data.windows import FIELDS, PACKED, HeldOutWindows, WindowBatches
+from contexture.data.pretraining.lm_windows import FIELDS, PACKED, HeldOutWindows, WindowBatches
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import RUN, prepare
+from contexture.data.text import sources
+from contexture.data.text.sources import expand, whole_texts
+from contexture.data.tokenizers.byte_pair import learn_byte_bpe
+from contexture.data.tokenizers.char_level import learn_characters
+from contexture.data.tokenizers.sentencepiece_model import learn_sentencepiece
 from tests.test_data_sources import TEXT, documents_of
 
 ROOT = Path(__file__).parents[1]

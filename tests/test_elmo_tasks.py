@@ -8,11 +8,11 @@ import pytest
 
 import contexture
 from contexture.cli import main as cli
-from contexture.data.chars import spelled
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.encode import encode
-from contexture.data.task_batches import HeldOutTask, TaskBatches
-from contexture.data.words import Words
+from contexture.data.tasks.batches import HeldOutTask, TaskBatches
+from contexture.data.tasks.encode_examples import encode
+from contexture.data.tokenizers.elmo_char_ids import spelled
+from contexture.data.tokenizers.word_level import Words
 from contexture.models.config import GptConfig, HeadConfig
 from contexture.train.config import Run, read
 from contexture.train.objectives import objective_of

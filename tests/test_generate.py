@@ -15,8 +15,8 @@ import contexture
 from contexture.analysis.generate import _settled, generate
 from contexture.analysis.score import score
 from contexture.cli import main as cli
-from contexture.data.bpe import learn_byte_bpe
 from contexture.data.errors import DataError
+from contexture.data.tokenizers.byte_pair import learn_byte_bpe
 from contexture.models import decode
 from contexture.models.config import BertConfig, GptConfig, Sampling
 from contexture.models.model import build

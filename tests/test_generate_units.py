@@ -3,7 +3,7 @@
 import pytest
 
 from contexture.analysis.generate import _Line, _settled, _take
-from contexture.data.tokenizer import Tokenizer
+from contexture.data.tokenizers.base import Tokenizer
 
 
 class Letters:

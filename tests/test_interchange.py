@@ -14,7 +14,7 @@ import contexture
 from contexture.cli import main as cli
 from contexture.cli.arguments import Import
 from contexture.data.errors import DataError
-from contexture.data.words import SPECIAL
+from contexture.data.tokenizers.word_level import SPECIAL
 from contexture.models import elmo
 from contexture.models.config import ElmoConfig
 from contexture.models.published import bilm

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 import pytest
 
+from contexture.data.batches import Batches, open_batches
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.encode import encode
 from contexture.data.layouts import with_task_tokens
-from contexture.data.pipeline import Batches, open_batches
-from contexture.data.prepare import prepare
-from contexture.data.sources import expand, texts
-from contexture.data.tokenizer import learn
+from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.tasks.encode_examples import encode
+from contexture.data.text.sources import expand, texts
+from contexture.data.tokenizers.base import learn
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.train import mesh as meshes
 from contexture.train.config import ConfigError, Run

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.data.chars import spelled
 from contexture.data.config import DataConfig
-from contexture.data.lanes import FIELDS, HeldOutLanes, LaneBatches
 from contexture.data.layouts import elmo_lines
-from contexture.data.prepare import prepare
-from contexture.data.shards import Shards
-from contexture.data.words import SPECIAL, Words
+from contexture.data.pretraining.bilm_lanes import FIELDS, HeldOutLanes, LaneBatches
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.tokenizers.elmo_char_ids import spelled
+from contexture.data.tokenizers.word_level import SPECIAL, Words
 from contexture.models.char_cnn import CharCnn
 from contexture.models.config import ElmoConfig
 from contexture.models.elmo import DIRECTIONS, sizes

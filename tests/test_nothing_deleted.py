@@ -8,9 +8,9 @@ import pytest
 
 from contexture.cli import main as cli
 from contexture.data.config import DataConfig
-from contexture.data.prepare import prepare
+from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import atomic_file, atomic_folder, move_aside, partial_of
-from contexture.data.tokenizer import learn
+from contexture.data.tokenizers.base import learn
 from contexture.train.report import read_metrics
 from tests.commands import said
 from tests.conftest import TINY

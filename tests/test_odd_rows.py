@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from contexture.data.bpe import ByteBPE, Gpt1BPE
 from contexture.data.config import TaskConfig
-from contexture.data.encode import code, encode, reader
-from contexture.data.encoded import Store
 from contexture.data.errors import DataError
-from contexture.data.examples import Tagged, Text
-from contexture.data.file_report import FileReport
-from contexture.data.labels import Labels
-from contexture.data.tasks import examples
-from contexture.data.tokenizer import load_tokenizer
-from contexture.data.unknown_tokens import UnknownTokens
-from contexture.data.wordpiece import WordPiece
-from contexture.data.words import SPECIAL, Words
+from contexture.data.tasks.encode_examples import code, encode, reader
+from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.examples import Tagged, Text
+from contexture.data.tasks.file_report import FileReport
+from contexture.data.tasks.labels import Labels
+from contexture.data.tasks.read_examples import examples
+from contexture.data.tokenizers.base import load_tokenizer
+from contexture.data.tokenizers.byte_pair import ByteBPE, Gpt1BPE
+from contexture.data.tokenizers.unknown_tokens import UnknownTokens
+from contexture.data.tokenizers.word_level import SPECIAL, Words
+from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.slow_pairs import vocabulary
 
 TOKENIZER = WordPiece(vocabulary(), lowercase=True)

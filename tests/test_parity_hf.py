@@ -18,7 +18,7 @@ import pytest
 
 import contexture
 from contexture.cli import main as cli
-from contexture.data.bpe import BYTES
+from contexture.data.tokenizers.byte_pair import BYTES
 from contexture.train.config import read
 from contexture.train.objectives import objective_of
 from tests.commands import done

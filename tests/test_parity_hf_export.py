@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import contexture
-from contexture.data.bpe import BYTES, ByteBPE, Gpt1BPE
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.layouts import bert_texts
+from contexture.data.tokenizers.byte_pair import BYTES, ByteBPE, Gpt1BPE
 from contexture.models.config import GptConfig
 from contexture.models.model import example
 from contexture.train.config import Run, read

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.data.bpe import BYTES
+from contexture.data.tokenizers.byte_pair import BYTES
 from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.published import BERT_HF_BOOK, BERT_TF_BOOK, GPT2_HF, GPT2_TF_BOOK

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contexture.data.published import open_published, transformers_files
-from contexture.data.tokenizer import Tokenizer
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.huggingface import open_published, transformers_files
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity

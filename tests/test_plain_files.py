@@ -11,9 +11,9 @@ import pytest
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_not_packed, open_plain
-from contexture.data.sources import expand
-from contexture.data.tasks import check_sources
-from contexture.data.tokenizer import load_tokenizer
+from contexture.data.tasks.read_examples import check_sources
+from contexture.data.text.sources import expand
+from contexture.data.tokenizers.base import load_tokenizer
 from tests.test_formats import GOLDEN
 
 TEXT = "the cat sat\n\nthe dog ran\n"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from contexture.data.pipeline import HeldOutPairs
-from contexture.data.streams import SentencePairs
+from contexture.data.batches import HeldOutPairs
+from contexture.data.pretraining.sentence_pairs import SentencePairs
 from contexture.train import loop
 from contexture.train.checkpoint import best_step, rank_of, read_meta, steps
 from contexture.train.late_evaluation import with_evaluation, write

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.encode import encode
-from contexture.data.task_batches import HeldOutTask, TaskBatches, class_weights
-from contexture.data.wordpiece import SPECIAL, WordPiece
+from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights
+from contexture.data.tasks.encode_examples import encode
+from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
 from contexture.models.model import Outputs
 from contexture.models.shapes import Encoding
 from contexture.train.losses import cross_entropy

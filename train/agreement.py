@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from contexture.data.encoded import Store
-from contexture.data.shards import Shards
-from contexture.data.tokenizer import Tokenizer
+from contexture.data.pretraining.shards import Shards
+from contexture.data.tasks.example_store import Store
+from contexture.data.tokenizers.base import Tokenizer
 from contexture.train import processes
 from contexture.train.checkpoint import steps
 from contexture.train.config import Run, fields

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.encoded import ANSWER, END, A, Encoded, Store
-from contexture.data.task_batches import HeldOutTask
+from contexture.data.tasks.batches import HeldOutTask
+from contexture.data.tasks.example_store import ANSWER, END, A, Encoded, Store
 from contexture.train import scores
 from contexture.train.losses import has_best
 

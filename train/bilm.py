@@ -10,7 +10,7 @@ import numpy as np
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain, read_plain
-from contexture.data.words import SPECIAL, VOCABULARY, Words
+from contexture.data.tokenizers.word_level import SPECIAL, VOCABULARY, Words
 from contexture.models import elmo
 from contexture.models.char_cnn import CHARACTERS
 from contexture.models.config import WORD_CHARS, ElmoConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from contexture.data.errors import DataError
-from contexture.data.pieces import message_fields
 from contexture.data.plain_files import open_plain, read_plain
+from contexture.data.tokenizers.sentencepiece_model import message_fields
 from contexture.models.renaming import Shape
 from contexture.train.tensors import Array, Tensors, fits_in
 

@@ -12,17 +12,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
-from contexture.data.encode import encode
-from contexture.data.encoded import Store
 from contexture.data.errors import DataError
 from contexture.data.layouts import with_task_tokens
-from contexture.data.prepare import prepare
-from contexture.data.shards import Shards
-from contexture.data.sources import expand
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import is_bucket, move_aside, partial_of, remove_partials
-from contexture.data.tokenizer import Tokenizer, load_tokenizer
-from contexture.data.wordpiece import WordPiece
-from contexture.data.words import Words
+from contexture.data.tasks.encode_examples import encode
+from contexture.data.tasks.example_store import Store
+from contexture.data.text.sources import expand
+from contexture.data.tokenizers.base import Tokenizer, load_tokenizer
+from contexture.data.tokenizers.word_level import Words
+from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import ElmoConfig
 from contexture.train import config as configs
 from contexture.train.config import CheckpointError, ConfigError, Run

@@ -16,14 +16,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from contexture.data.encode import check_batch, encode
-from contexture.data.encoded import Store
-from contexture.data.lanes import SAMPLED, HeldOutLanes
-from contexture.data.pipeline import HeldOut, iterate, open_held_out
-from contexture.data.shards import Shards
+from contexture.data.batches import HeldOut, iterate, open_held_out
+from contexture.data.pretraining.bilm_lanes import SAMPLED, HeldOutLanes
+from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file, move_aside, partial_beside
-from contexture.data.task_batches import HeldOutTask, class_weights
-from contexture.data.words import word_tokenizer
+from contexture.data.tasks.batches import HeldOutTask, class_weights
+from contexture.data.tasks.encode_examples import check_batch, encode
+from contexture.data.tasks.example_store import Store
+from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.models.model import Model, example
 from contexture.train import checkpoint, processes
 from contexture.train import config as configs

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from contexture.data.errors import DataError
-from contexture.data.published import open_published
+from contexture.data.tokenizers.huggingface import open_published
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.model import FAMILIES
 from contexture.models.published import BERT_HF_BOOK, GPT1_HF_BOOK, GPT2_HF_BOOK

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from contexture.data.published import transformers_files
-from contexture.data.tokenizer import Tokenizer
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.huggingface import transformers_files
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.model import FAMILIES
 from contexture.models.renaming import nested, places, to_theirs

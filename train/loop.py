@@ -11,13 +11,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from contexture.data.encoded import Store
-from contexture.data.lanes import HeldOutLanes, LaneBatches
+from contexture.data.batches import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
 from contexture.data.layouts import describe as describe_line
-from contexture.data.pipeline import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
-from contexture.data.shards import Shards
+from contexture.data.pretraining.bilm_lanes import HeldOutLanes, LaneBatches
+from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import is_bucket
-from contexture.data.tokenizer import Tokenizer
+from contexture.data.tasks.example_store import Store
+from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.features import learned_mixes
 from contexture.models.model import Model
 from contexture.models.shapes import by_path, count, dims_of

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from contexture.data.task_batches import task_fields
+from contexture.data.tasks.batches import task_fields
 from contexture.models import elmo
 from contexture.models.config import WORD_CHARS
 from contexture.models.crf import Chained

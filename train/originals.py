@@ -4,10 +4,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from contexture.data.bpe import ByteBPE, Gpt1BPE
 from contexture.data.errors import DataError
-from contexture.data.published import of_kind, open_vocabulary
-from contexture.data.wordpiece import VOCABULARY, WordPiece
+from contexture.data.tokenizers.byte_pair import ByteBPE, Gpt1BPE
+from contexture.data.tokenizers.huggingface import of_kind, open_vocabulary
+from contexture.data.tokenizers.wordpiece import VOCABULARY, WordPiece
 from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.published import BERT_TF_BOOK, GPT1_NPY_BOOK, GPT2_TF_BOOK

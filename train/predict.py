@@ -10,17 +10,17 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from contexture.data.encode import check_batch, chunks, code, in_memory, reader, same_shape
+from contexture.data.batches import iterate
 from contexture.data.errors import DataError
-from contexture.data.examples import Choice, Example, Pair, Tagged, Text
-from contexture.data.file_report import FileReport
-from contexture.data.labels import Labels
-from contexture.data.pipeline import iterate
 from contexture.data.storage import atomic_file, is_bucket
-from contexture.data.task_batches import HeldOutTask
-from contexture.data.tasks import check_sources, examples
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.words import Spelling
+from contexture.data.tasks.batches import HeldOutTask
+from contexture.data.tasks.encode_examples import check_batch, chunks, code, in_memory, reader, same_shape
+from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.tasks.file_report import FileReport
+from contexture.data.tasks.labels import Labels
+from contexture.data.tasks.read_examples import check_sources, examples
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.word_level import Spelling
 from contexture.train import config as configs
 from contexture.train import mesh as meshes
 from contexture.train.answers import Answers

@@ -7,8 +7,8 @@ from typing import Any
 
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.wordpiece import WordPiece
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ModelConfig
 from contexture.models.renaming import Book, Format, check
 from contexture.train.config import Run

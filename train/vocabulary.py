@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from contexture.data.sources import Source, texts, whole_texts
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.tokenizer import learn as learn_vocabulary
-from contexture.data.wordpiece import WordPiece
-from contexture.data.words import Words
+from contexture.data.text.sources import Source, texts, whole_texts
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.base import learn as learn_vocabulary
+from contexture.data.tokenizers.word_level import Words
+from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.train.config import ConfigError, Run
 

@@ -91,8 +91,8 @@ def show_command(words: list[str]) -> Result:
 def tokenizer_command(words: list[str]) -> Result:
     """learn a vocabulary: contexture tokenizer KIND --input F… --vocab-size N --to DIR"""
     asked = parse(LearnTokenizer, words, "tokenizer")
-    from contexture.data.sources import expand
     from contexture.data.storage import check_free
+    from contexture.data.text.sources import expand
     from contexture.train.vocabulary import learn
 
     check_free(asked.to)
@@ -110,10 +110,10 @@ def prepare_command(words: list[str]) -> Result:
     """tokenise once into shards: contexture prepare RECIPE --input F… --to DIR"""
     asked = parse(Prepare, words, "prepare")
     from contexture.configs import recipe
-    from contexture.data.prepare import prepare
-    from contexture.data.sources import expand
+    from contexture.data.pretraining.tokenize_corpus import prepare
     from contexture.data.storage import check_free, left_partials
-    from contexture.data.tokenizer import load_tokenizer
+    from contexture.data.text.sources import expand
+    from contexture.data.tokenizers.base import load_tokenizer
     from contexture.train.vocabulary import fits_new, learn
 
     run = recipe(asked.recipe)
@@ -157,7 +157,7 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
     """(the run with its overrides, its recipe with the model of the run that it begins from)."""
     from contexture.configs import as_elmo, as_gpt, task
     from contexture.data.layouts import with_task_tokens
-    from contexture.data.tokenizer import load_tokenizer
+    from contexture.data.tokenizers.base import load_tokenizer
 
     words = spelled_out(words)
     name = value_of(words, "--task.name") or value_of(words, "--task.kind")
@@ -229,7 +229,7 @@ def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
             folder = train(run, base, signals)
         import jax
 
-        from contexture.data.encoded import Store
+        from contexture.data.tasks.example_store import Store
         from contexture.train.checkpoint import steps
         from contexture.train.metrics import FAR, FAR_IN_REGRESSION, diverged_loss, uniform_loss
         from contexture.train.report import read_metrics

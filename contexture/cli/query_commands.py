@@ -66,7 +66,7 @@ def generate_command(words: list[str]) -> Streamed:
 
 def _lines(file: str) -> Iterator[str]:
     from contexture.data.plain_files import check_not_packed, check_plain
-    from contexture.data.sources import lines
+    from contexture.data.text.sources import lines
 
     check_plain(file)
     if not Path(file).is_file():

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from contexture.data.config import DataConfig
-from contexture.data.encode import encode
-from contexture.data.encoded import Store
-from contexture.data.prepare import prepare
-from contexture.data.shards import Shards
-from contexture.data.tokenizer import load_tokenizer
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.tasks.encode_examples import encode
+from contexture.data.tasks.example_store import Store
+from contexture.data.tokenizers.base import load_tokenizer
 from contexture.train import checkpoint, config
 from contexture.train.directory import settle
 from contexture.train.report import Report, read_metrics

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.encode import encode
-from contexture.data.prepare import prepare
-from contexture.data.sources import expand, sentence_batches, sentences, texts, whole_texts
-from contexture.data.tasks import examples
-from contexture.data.tokenizer import Tokenizer, learn
+from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.tasks.encode_examples import encode
+from contexture.data.tasks.read_examples import examples
+from contexture.data.text.sources import expand, sentence_batches, sentences, texts, whole_texts
+from contexture.data.tokenizers.base import Tokenizer, learn
 from tests.fuzz.mutate import Mutation, of_bytes, of_json, of_json_lines, of_lines
 from tests.fuzz.target import Target
 

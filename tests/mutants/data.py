@@ -15,7 +15,7 @@ _WORDS = "test_data_words.py::"
 
 PRETRAINING = (
     *mutants_of(
-        "data/masking.py",
+        "data/pretraining/masking.py",
         ("masking.90-percent-masked", "draws.unit(first) < 0.8", "draws.unit(first) < 0.9", _MASKING),
         ("masking.fewer-kept", "draws.unit(second) < 0.5", "draws.unit(second) < 0.2", _MASKING),
         ("masking.rounded-down", "np.rint(lengths_B * masked_fraction)", "np.floor(lengths_B * masked_fraction)",
@@ -29,7 +29,7 @@ PRETRAINING = (
         ("masking.one-seed-for-all", "draws.key(draws.MASK_CHOICE, seed)", "draws.key(draws.MASK_CHOICE, 0)", _MASKING),
     ),
     *mutants_of(
-        "data/streams.py",
+        "data/pretraining/sentence_pairs.py",
         ("nsp.fewer-random", "stop - first == 1 or chance() < 0.5:", "stop - first == 1 or chance() < 0.4:", _PLAN),
         ("nsp.lone-sentence-not-random", "if stop - first == 1 or chance() < 0.5:", "if chance() < 0.5:", _PLAN),
         ("nsp.from-the-same-document", "if other != document:", "if other >= 0:", _PLAN),
@@ -44,7 +44,7 @@ PRETRAINING = (
          f"{_STREAMS}test_the_lines_of_a_single_block_have_another_order_in_each_pass"),
     ),
     *mutants_of(
-        "data/draws.py",
+        "data/rng.py",
         ("draws.no-second-mix", "z *= np.uint64(_MUL2)", "z *= np.uint64(1)", _DRAWS),
         ("draws.counter-from-zero", "(counter.astype(np.uint64) + np.uint64(1))", "(counter.astype(np.uint64))",
          _DRAWS),
@@ -76,7 +76,7 @@ PRETRAINING = (
          "test_data_tasks_gpt.py::test_a_pair_in_both_orders"),
     ),
     *mutants_of(
-        "data/windows.py",
+        "data/pretraining/lm_windows.py",
         ("windows.next-is-itself", '"next": windows[:, 1:].copy()', '"next": windows[:, :-1].copy()',
          f"{_WINDOWS}test_every_held_out_token_but_the_first_is_predicted_once"),
         ("windows.the-next-document-predicted", "predicted_BL = inside_BL & ~ends_BL", "predicted_BL = inside_BL",
@@ -95,7 +95,7 @@ PRETRAINING = (
          f"{_WINDOWS}test_every_held_out_token_but_the_first_is_predicted_once"),
     ),
     *mutants_of(
-        "data/lanes.py",
+        "data/pretraining/bilm_lanes.py",
         ("lanes.one-set-of-negatives", "self.seed, step, direction)", "self.seed, step, 0)",
          f"{_LANES}test_negatives_belong_to_the_step_and_the_direction"),
         ("lanes.negatives-of-no-step", "self.seed, step, direction)", "self.seed, 0, direction)",
@@ -104,7 +104,7 @@ PRETRAINING = (
          f"{_LANES}test_a_batch_is_what_the_sentences_say"),
     ),
     *mutants_of(
-        "data/chars.py",
+        "data/tokenizers/elmo_char_ids.py",
         ("characters.47-bytes", "MOST_BYTES = 48", "MOST_BYTES = 47",
          f"{_WORDS}test_a_word_is_read_by_its_first_48_bytes"),
         ("characters.not-one-more", "+ np.int32(1)\n", "+ np.int32(0)\n",
@@ -113,7 +113,7 @@ PRETRAINING = (
          f"{_WORDS}test_begin_and_end_of_a_sentence_are_rows_that_no_text_spells"),
     ),
     *mutants_of(
-        "data/words.py",
+        "data/tokenizers/word_level.py",
         ("words.rarest-first", "key=lambda word: (-counts[word], word)", "key=lambda word: (counts[word], word)",
          f"{_WORDS}test_the_most_frequent_words_come_first_and_ties_by_unicode"),
         ("words.published-mark-is-a-word", "line != _NO_WORD]", "line is not _NO_WORD]",
@@ -122,7 +122,7 @@ PRETRAINING = (
          f"{_WORDS}test_texts_become_ids_and_words_again"),
     ),
     *mutants_of(
-        "data/pipeline.py",
+        "data/batches.py",
         ("held-out.filled-up-lines-count", 'batch["valid"][spare] = 0.0', 'batch["valid"][spare] = 1.0',
          "test_data_pipeline.py::test_every_held_out_line_is_read_once_and_the_last_batch_is_filled_up"),
         ("held-out.filled-up-slots-count", 'batch["slot_weights"][spare] = 0.0', 'batch["slot_weights"][spare] += 0.0',
@@ -135,7 +135,7 @@ PRETRAINING = (
          "test_data_pipeline.py::test_a_ramp_doubles_the_batch_at_equal_intervals"),
     ),
     *mutants_of(
-        "data/shards.py",
+        "data/pretraining/shards.py",
         ("shards.fingerprint-of-names-alone",
          'content = {key: value for key, value in index.items() if key != "fingerprint"}', "content = sorted(index)",
          "test_data_damage.py::test_a_flipped_byte_of_any_file_is_found "

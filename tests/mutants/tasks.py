@@ -9,7 +9,7 @@ _ENCODE = "test_data_encode.py::"
 
 TASKS = (
     *mutants_of(
-        "data/wordpiece.py",
+        "data/tokenizers/wordpiece.py",
         ("wordpiece.longest-word-100", "LONGEST_WORD = 200", "LONGEST_WORD = 100",
          f"{_PIECES}test_words_of_200_characters_are_read_and_longer_ones_are_unknown"),
         ("wordpiece.accents-stay", "strip_accents=lowercase", "strip_accents=False",
@@ -26,7 +26,7 @@ TASKS = (
          f"{_PIECES}test_fingerprint_covers_vocabulary_and_options"),
     ),
     *mutants_of(
-        "data/bpe.py",
+        "data/tokenizers/byte_pair.py",
         ("bpe.merges-turned", "models.BPE(ids, list(self.merges)))", "models.BPE(ids, list(self.merges)[::-1]))",
          f"{_GPT}test_gpt2_s_cases_have_their_ids"),
         ("bpe.gpt1-case-stays", "standardized(text).lower().split", "standardized(text).split",
@@ -44,7 +44,7 @@ TASKS = (
          "test_data_tokenizer_files.py::test_merges_are_read_with_and_without_the_line_of_a_version"),
     ),
     *mutants_of(
-        "data/tables.py",
+        "data/tasks/tables.py",
         ("tables.width-not-checked", "elif len(row) != width:", "elif len(row) > 99:",
          f"{_TABLES}test_what_is_wrong_is_told_in_one_line"),
         ("tables.tsv-stripped", 'wrong or line.split("\\t")', 'wrong or line.strip().split("\\t")',
@@ -59,7 +59,7 @@ TASKS = (
          "test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
     ),
     *mutants_of(
-        "data/conll.py",
+        "data/tasks/conll.py",
         ("conll.ranges-are-words", "elif universal and _NO_WORD.fullmatch(cells[0]):", "elif False:",
          f"{_TABLES}test_conllu_leaves_out_ranges_empty_nodes_and_comments"),
         ("conll.docstart-is-a-word", '"-DOCSTART-"', '"-NOTHING-"',
@@ -71,7 +71,7 @@ TASKS = (
          f"{_TABLES}test_conll_has_a_word_a_line_and_its_tag_last"),
     ),
     *mutants_of(
-        "data/labels.py",
+        "data/tasks/labels.py",
         ("labels.numbers-as-text", "return (value, label) if value == value else",
          "return (0.0, label) if value == value else",
          f"{_ENCODE}test_labels_that_are_numbers_are_sorted_as_numbers"),
@@ -89,7 +89,7 @@ TASKS = (
          "test_odd_rows.py::test_a_question_of_more_alternatives_than_the_others_is_left_out"),
     ),
     *mutants_of(
-        "data/file_report.py",
+        "data/tasks/file_report.py",
         ("tables.short-files-strict", "min(_FEW, self.rows // 10)", "0",
          "test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
         ("tables.most-of-a-short-file", "self.rows // 10", "self.rows",
@@ -98,14 +98,14 @@ TASKS = (
          "test_odd_rows.py::test_each_kind_of_odd_row_is_told_with_its_own_first_place"),
     ),
     *mutants_of(
-        "data/align.py",
+        "data/tasks/word_alignment.py",
         ("align.first-piece-of-a-gpt", "len(line) - 1 if last else begin", "begin",
          "test_data_tasks_gpt.py::test_a_tag_stands_where_its_whole_word_was_seen"),
         ("align.last-piece-of-a-bert", "len(line) - 1 if last else begin", "len(line) - 1",
          f"{_ENCODE}test_a_tag_stands_at_its_word_s_first_piece"),
     ),
     *mutants_of(
-        "data/task_batches.py",
+        "data/tasks/batches.py",
         ("class-weights.not-by-labels", "(sum(counts) / (len(labels) * counted))", "(sum(counts) / counted)",
          f"{_ENCODE}test_class_weights"),
         ("class-weights.of-no-label", 'batch["weights"] = self.weights_C[batch["labels"]]',

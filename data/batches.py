@@ -9,17 +9,17 @@ from typing import Protocol
 import numpy as np
 
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.encoded import Store
 from contexture.data.errors import DataError
-from contexture.data.lanes import HeldOutLanes, LaneBatches
 from contexture.data.layouts import Batch, bert_pair, cut
-from contexture.data.masking import bert_masking
-from contexture.data.shards import I64, Check, Shards
-from contexture.data.streams import SentencePairs
-from contexture.data.task_batches import HeldOutTask, TaskBatches, class_weights
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.windows import HeldOutWindows, WindowBatches
-from contexture.data.wordpiece import wordpiece
+from contexture.data.pretraining.bilm_lanes import HeldOutLanes, LaneBatches
+from contexture.data.pretraining.lm_windows import HeldOutWindows, WindowBatches
+from contexture.data.pretraining.masking import bert_masking
+from contexture.data.pretraining.sentence_pairs import SentencePairs
+from contexture.data.pretraining.shards import I64, Check, Shards
+from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights
+from contexture.data.tasks.example_store import Store
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.wordpiece import wordpiece
 
 FIELDS = {
     "tokens": "i32 BL",

@@ -7,16 +7,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from contexture.data import tfds
 from contexture.data.config import TaskConfig
-from contexture.data.conll import conll
 from contexture.data.errors import DataError, did_you_mean
-from contexture.data.example_rows import Column, Columns, RowReader, is_quoted
-from contexture.data.examples import Example
-from contexture.data.file_report import FileReport
 from contexture.data.plain_files import check_not_packed, check_plain
-from contexture.data.sources import Source, TextFile, shared
-from contexture.data.tables import Table, listed, objects, separated
+from contexture.data.tasks.conll import conll
+from contexture.data.tasks.examples import Example
+from contexture.data.tasks.file_report import FileReport
+from contexture.data.tasks.odd_rows import Column, Columns, RowReader, is_quoted
+from contexture.data.tasks.tables import Table, listed, objects, separated
+from contexture.data.text import tfds
+from contexture.data.text.sources import Source, TextFile, shared
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".conll", ".conllu")
 _FILES = f"{', '.join(f'*{suffix}' for suffix in FORMATS[:-1])} or *{FORMATS[-1]}, or tfds:NAME"

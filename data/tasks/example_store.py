@@ -24,12 +24,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.chars import are_cut
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
-from contexture.data.shards import I64, Check, File, check_bytes, fingerprint_of, joined, misfit
-from contexture.data.words import letters_of
+from contexture.data.pretraining.shards import I64, Check, File, check_bytes, fingerprint_of, joined, misfit
+from contexture.data.tokenizers.elmo_char_ids import are_cut
+from contexture.data.tokenizers.word_level import letters_of
 
 FORMAT = 1
 INDEX = "index.json"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from contexture.data.errors import DataError
-from contexture.data.examples import Choice, Example, Pair, Tagged, Text
-from contexture.data.file_report import FileReport
-from contexture.data.tables import Row, counted
+from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.tasks.file_report import FileReport
+from contexture.data.tasks.tables import Row, counted
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from contexture.data.errors import DataError
-from contexture.data.examples import Tagged
-from contexture.data.file_report import FileReport
 from contexture.data.layouts import GPT_SPECIALS
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.words import UNK, Spelling
+from contexture.data.tasks.examples import Tagged
+from contexture.data.tasks.file_report import FileReport
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.word_level import UNK, Spelling
 
 
 def cut_words(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from contexture.data.errors import DataError
-from contexture.data.sources import decoded_lines, json_records
+from contexture.data.text.sources import decoded_lines, json_records
 
 LONGEST_FIELD = 1 << 24
 """Characters after which a field of a *.csv is taken for one whose quote is never closed."""

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from contexture.data import vocabulary as vocabularies
 from contexture.data.errors import DataError
+from contexture.data.tokenizers import common as vocabularies
 
 END = "<|endoftext|>"
 BYTE_FILES = ("encoder.json", "vocab.bpe")

@@ -6,15 +6,15 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import draws
-from contexture.data.chars import FIRST_WORD, MOST_BYTES, word_table
+from contexture.data import rng as draws
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch
-from contexture.data.shards import I64, Shards
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.windows import Row
-from contexture.data.words import word_tokenizer
+from contexture.data.pretraining.lm_windows import Row
+from contexture.data.pretraining.shards import I64, Shards
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MOST_BYTES, word_table
+from contexture.data.tokenizers.word_level import word_tokenizer
 
 FIELDS = {
     "types": "i32 RW",

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from contexture.data import vocabulary as vocabularies
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
+from contexture.data.tokenizers import common as vocabularies
 
 FILE = "sentencepiece.model"
 KINDS = ("sentencepiece-unigram", "sentencepiece-bpe")

@@ -15,9 +15,9 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
-from contexture.data import tfds
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_not_packed, check_plain, open_plain
+from contexture.data.text import tfds
 
 KINDS = (".txt", ".jsonl")
 _WANTED = 'every line of a *.jsonl is like {"text": "…"}'

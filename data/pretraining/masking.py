@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import draws
-from contexture.data.shards import I64
+from contexture.data import rng as draws
+from contexture.data.pretraining.shards import I64
 
 I32 = NDArray[np.int32]
 

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.errors import DataError, did_you_mean
-from contexture.data.examples import Choice, Example, Pair, Text
-from contexture.data.tables import FIRST_ROWS, counted
+from contexture.data.tasks.examples import Choice, Example, Pair, Text
+from contexture.data.tasks.tables import FIRST_ROWS, counted
 
 _LARGEST = 1e18
 """Of a regression's numbers, either way: a loss in float32 is not finite where it sums the squares of larger ones."""

@@ -13,12 +13,12 @@ import numpy as np
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.out import Out, Rows, close_all
-from contexture.data.shards import FORMAT, INDEX, PER_FILE, SPLITS, UNKNOWN, Shards, fingerprint_of
-from contexture.data.sources import Source, document_batches, expand, sentence_batches, shared
+from contexture.data.pretraining.shards import FORMAT, INDEX, PER_FILE, SPLITS, UNKNOWN, Shards, fingerprint_of
 from contexture.data.storage import atomic_folder, check_free
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.unknown_tokens import UnknownTokens
-from contexture.data.words import Numbering, word_tokenizer
+from contexture.data.text.sources import Source, document_batches, expand, sentence_batches, shared
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.unknown_tokens import UnknownTokens
+from contexture.data.tokenizers.word_level import Numbering, word_tokenizer
 
 LONGEST_DOCUMENT = 16384
 """Sentences after which a document is cut in two (or after BLOCK_TOKENS), so that a file without blank lines is still

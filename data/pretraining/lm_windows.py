@@ -5,12 +5,12 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import draws
+from contexture.data import rng as draws
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, Read
-from contexture.data.shards import I64, Shards
-from contexture.data.tokenizer import Tokenizer
+from contexture.data.pretraining.shards import I64, Shards
+from contexture.data.tokenizers.base import Tokenizer
 
 FIELDS = {
     "tokens": "i32 BL",

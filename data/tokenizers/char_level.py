@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from contexture.data import vocabulary as vocabularies
 from contexture.data.errors import DataError
+from contexture.data.tokenizers import common as vocabularies
 
 FILE = "characters.json"
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import draws
+from contexture.data import rng as draws
 from contexture.data.errors import DataError
-from contexture.data.shards import I64, Check, Shards
+from contexture.data.pretraining.shards import I64, Check, Shards
 from contexture.data.storage import atomic_file
 
 WINDOW = 16

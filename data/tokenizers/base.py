@@ -9,15 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from contexture.data import bpe, pieces, wordpiece, words
-from contexture.data import vocabulary as vocabularies
-from contexture.data.bpe import ByteBPE, Gpt1BPE, learn_byte_bpe
-from contexture.data.characters import Characters, learn_characters
 from contexture.data.errors import DataError
-from contexture.data.pieces import SentencePiece, learn_sentencepiece
 from contexture.data.plain_files import check_plain
-from contexture.data.wordpiece import WordPiece, learn_wordpiece
-from contexture.data.words import Words, learn_words
+from contexture.data.tokenizers import byte_pair as bpe
+from contexture.data.tokenizers import common as vocabularies
+from contexture.data.tokenizers import sentencepiece_model as pieces
+from contexture.data.tokenizers import word_level as words
+from contexture.data.tokenizers import wordpiece
+from contexture.data.tokenizers.byte_pair import ByteBPE, Gpt1BPE, learn_byte_bpe
+from contexture.data.tokenizers.char_level import Characters, learn_characters
+from contexture.data.tokenizers.sentencepiece_model import SentencePiece, learn_sentencepiece
+from contexture.data.tokenizers.word_level import Words, learn_words
+from contexture.data.tokenizers.wordpiece import WordPiece, learn_wordpiece
 
 KINDS = ("wordpiece", "byte-bpe", "gpt1-bpe", "characters", *pieces.KINDS, "words")
 _NO_OPTIONS = "not the options of a tokenizer; make it again, or give the vocabulary's own file"

@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.chars import BEGIN_ROW, END_ROW, WIDTH, char_ids
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
-from contexture.data.sources import Source, present
-from contexture.data.tokenizer import Tokenizer, load_tokenizer
-from contexture.data.words import word_tokenizer
+from contexture.data.text.sources import Source, present
+from contexture.data.tokenizers.base import Tokenizer, load_tokenizer
+from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, WIDTH, char_ids
+from contexture.data.tokenizers.word_level import word_tokenizer
 
 Check = Callable[[], None]
 """Called between pieces of work; it may raise to stop it."""

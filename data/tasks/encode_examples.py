@@ -11,10 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import draws
-from contexture.data.align import cut_words, spelled, unknown_ids
+from contexture.data import rng as draws
 from contexture.data.config import TaskConfig
-from contexture.data.encoded import (
+from contexture.data.errors import DataError
+from contexture.data.out import Out, close_all
+from contexture.data.pretraining.shards import I64, fingerprint_of
+from contexture.data.storage import atomic_folder
+from contexture.data.tasks.example_store import (
     ANSWER,
     END,
     FILE,
@@ -32,17 +35,14 @@ from contexture.data.encoded import (
     sha256_of,
     tokens_of,
 )
-from contexture.data.errors import DataError
-from contexture.data.examples import Choice, Example, Pair, Tagged, Text
-from contexture.data.file_report import FileReport
-from contexture.data.labels import Labels, alternatives, answer, usual_alternatives
-from contexture.data.out import Out, close_all
-from contexture.data.shards import I64, fingerprint_of
-from contexture.data.sources import shared
-from contexture.data.storage import atomic_folder
-from contexture.data.tasks import check_sources, examples, open_source, source_of
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.words import Spelling, Words
+from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.tasks.file_report import FileReport
+from contexture.data.tasks.labels import Labels, alternatives, answer, usual_alternatives
+from contexture.data.tasks.read_examples import check_sources, examples, open_source, source_of
+from contexture.data.tasks.word_alignment import cut_words, spelled, unknown_ids
+from contexture.data.text.sources import shared
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.word_level import Spelling, Words
 
 T = TypeVar("T")
 CHUNK = 4096

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import draws
-from contexture.data.chars import FIRST_WORD, MOST_BYTES
+from contexture.data import rng as draws
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.encoded import ANSWER, END, A, B, Encoded, Store
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.layouts import Batch, bert_pair, both_orders, cut_ends, elmo_words, gpt_pair, gpt_specials
-from contexture.data.shards import I64
-from contexture.data.streams import Pairs
-from contexture.data.tables import counted
-from contexture.data.tokenizer import Tokenizer
-from contexture.data.wordpiece import wordpiece
-from contexture.data.words import word_tokenizer
+from contexture.data.pretraining.sentence_pairs import Pairs
+from contexture.data.pretraining.shards import I64
+from contexture.data.tasks.example_store import ANSWER, END, A, B, Encoded, Store
+from contexture.data.tasks.tables import counted
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MOST_BYTES
+from contexture.data.tokenizers.word_level import word_tokenizer
+from contexture.data.tokenizers.wordpiece import wordpiece
 
 LINES = {
     "bert": {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"},

@@ -12,12 +12,12 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from contexture.data import vocabulary as vocabularies
-from contexture.data import wordpiece
-from contexture.data.bpe import END, ByteBPE, Gpt1BPE, checked_pair, is_added, ordered, read_pair
 from contexture.data.errors import DataError
-from contexture.data.tokenizer import Grown, Tokenizer, load_tokenizer, with_specials
-from contexture.data.wordpiece import CLS, MASK, PAD, SEP, UNK, WordPiece
+from contexture.data.tokenizers import common as vocabularies
+from contexture.data.tokenizers import wordpiece
+from contexture.data.tokenizers.base import Grown, Tokenizer, load_tokenizer, with_specials
+from contexture.data.tokenizers.byte_pair import END, ByteBPE, Gpt1BPE, checked_pair, is_added, ordered, read_pair
+from contexture.data.tokenizers.wordpiece import CLS, MASK, PAD, SEP, UNK, WordPiece
 
 PAIR = ("vocab.json", "merges.txt")
 _WHOLE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import vocabulary as vocabularies
-from contexture.data.chars import WIDTH, are_cut, char_ids
 from contexture.data.errors import DataError
+from contexture.data.tokenizers import common as vocabularies
+from contexture.data.tokenizers.elmo_char_ids import WIDTH, are_cut, char_ids
 
 BEGIN, END, UNK = SPECIAL = ("<S>", "</S>", "<UNK>")
 VOCABULARY = "vocab.txt"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from contexture.data.errors import DataError
-from contexture.data.unknown_tokens import UnknownTokens
+from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 
 MOST_ODD = 0.01
 """The share of rows that may be odd. More than that is a mistake in the file as a whole, or in the options."""

@@ -6,8 +6,8 @@ from itertools import chain
 from pathlib import Path
 
 from contexture.data.errors import DataError
-from contexture.data.sources import decoded_lines
-from contexture.data.tables import Row, Table, counted, usual_width
+from contexture.data.tasks.tables import Row, Table, counted, usual_width
+from contexture.data.text.sources import decoded_lines
 
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _SPACES = re.compile(r"[ \t]+")

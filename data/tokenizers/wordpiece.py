@@ -12,8 +12,8 @@ from typing import Any
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from contexture.data import vocabulary as vocabularies
 from contexture.data.errors import DataError
+from contexture.data.tokenizers import common as vocabularies
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200
