@@ -59,10 +59,10 @@ def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:
 
     from contexture.models.shapes import count
     from contexture.train import mesh as meshes
+    from contexture.train.checkpoints.transfer import model_of
     from contexture.train.objectives import batch_fields, objective_of
     from contexture.train.options import MeshConfig
     from contexture.train.step import create, train_step
-    from contexture.train.transfer import model_of
 
     mesh, model, fields, data = meshes.build(MeshConfig()), model_of(run, ()), batch_fields(run), []
     for batch in batches:

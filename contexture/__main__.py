@@ -2,7 +2,7 @@
 
 import sys
 
-from contexture.train.limits import check_address_space
+from contexture.train.run.limits import check_address_space
 
 
 def main() -> int:

@@ -29,8 +29,8 @@ def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokeniz
     """
 
     from contexture.train import mesh as meshes
-    from contexture.train.directory import read_tokenizer
-    from contexture.train.transfer import load_parameters
+    from contexture.train.checkpoints.transfer import load_parameters
+    from contexture.train.run.folder import read_tokenizer
 
     folder = Path(run)
     settings, described = read(folder)
@@ -56,7 +56,7 @@ def evaluate(
     dev: labelled files instead of the run's own examples; step: the numbers of checkpoints, "best" or "all". Raises as
     `load` does, and DataError for a file.
     """
-    from contexture.train.evaluate import Asked, evaluate_run
+    from contexture.train.evaluation.evaluate import Asked, evaluate_run
 
     steps = (str(step),) if isinstance(step, int | str) else tuple(step)
     asked = Asked(split, (dev,) if isinstance(dev, str) else tuple(dev), steps, batch, to, mesh)
@@ -68,7 +68,7 @@ def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None)
 
     For many calls keep a `train.predict.Predictor`. Raises as `load` does, and DataError for an empty text.
     """
-    from contexture.train.predict import Predictor
+    from contexture.train.evaluation.predict import Predictor
 
     return Predictor(run, step=step, say=warn)(texts)
 

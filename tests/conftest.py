@@ -217,7 +217,7 @@ def elmo_run(trained_run, elmo_words: list[str]) -> Path:
 def published_elmo(shared: Path, once) -> Path:
     """The original's own small biLM, imported: a run at step 0, of three words."""
     from contexture.cli.arguments import Import
-    from contexture.train.interchange import import_model
+    from contexture.train.interchange.convert import import_model
 
     golden = str(shared / "data" / "golden_bilm_tf" / "model")
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from contexture.train.report import read_metrics
+from contexture.train.run.report import read_metrics
 
 
 def free_port() -> int:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from contexture.train import processes
 from contexture.train.config import CheckpointError, ConfigError, Run
-from contexture.train.directory import describe
+from contexture.train.distributed import processes
+from contexture.train.run.folder import describe
 
 
 @pytest.mark.parametrize("other", [{"seed": 2, "text": "a"}, {"seed": 1}, {"seed": 1, "text": "a", "more": 3}], ids=str)

@@ -20,9 +20,9 @@ from contexture.data.tasks.read_examples import examples
 from contexture.data.tokenizers.base import Tokenizer, with_specials
 from contexture.data.tokenizers.char_level import Characters
 from contexture.train import mesh as meshes
-from contexture.train.answers import Answers, guess
+from contexture.train.evaluation.predict import Predictor, predict_file
+from contexture.train.evaluation.predictions import Answers, guess
 from contexture.train.options import MeshConfig
-from contexture.train.predict import Predictor, predict_file
 from tests import tfds_sets
 from tests.test_data_tasks_gpt import GPT, LETTERS, batch_of
 

@@ -19,7 +19,7 @@ from contexture.data.tasks.labels import Labels
 from contexture.data.tokenizers.base import Tokenizer, learn, with_specials
 from contexture.data.tokenizers.char_level import Characters
 from contexture.data.tokenizers.wordpiece import WordPiece
-from contexture.train.answers import Answers
+from contexture.train.evaluation.predictions import Answers
 from tests.slow_pairs import truncate, vocabulary
 
 LETTERS = with_specials(Characters(list("abcdefgh ")), ["_start_", "_delimiter_", "_classify_"])

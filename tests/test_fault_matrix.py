@@ -225,7 +225,7 @@ def test_a_clock_that_is_set_back_changes_nothing(one_device, tiny_words, tmp_pa
     """Between two starts, by a day, and files that are newer than now."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert said(capsys, *tiny_words, "--dir", whole)[0] == 0
-    monkeypatch.setattr("contexture.train.report.draw_loss", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("contexture.train.run.report.draw_loss", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     words = [*tiny_words, "--steps", "40"]
     process_time = time.time
     for file in Path(words[words.index("--data.path") + 1]).iterdir():

@@ -10,8 +10,8 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from contexture.models.shapes import path_of
-from contexture.train.predict import Predictor
-from contexture.train.report import read_metrics
+from contexture.train.evaluation.predict import Predictor
+from contexture.train.run.report import read_metrics
 from tests.parity_rule import assert_differs
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -10,8 +10,8 @@ import contexture
 from contexture.models.features import learned_mixes
 from contexture.train import config as configs
 from contexture.train.config import ConfigError
+from contexture.train.evaluation.predict import Predictor
 from contexture.train.options import MeshConfig, SaveConfig
-from contexture.train.predict import Predictor
 from tests.parity_rule import assert_close
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -19,10 +19,10 @@ from safetensors.numpy import load_file, save_file
 import contexture
 from contexture.cli import main as cli
 from contexture.cli.arguments import Import
-from contexture.train import interchange
 from contexture.train.config import read
-from contexture.train.hf_export import hf_files
-from contexture.train.signals import Interrupted
+from contexture.train.interchange import convert as interchange
+from contexture.train.interchange.huggingface_export import hf_files
+from contexture.train.run.signals import Interrupted
 from tests.commands import said
 from tests.conftest import ROOT
 

@@ -19,9 +19,9 @@ from contexture.models import elmo
 from contexture.models.config import ElmoConfig
 from contexture.models.published import bilm
 from contexture.models.renaming import shapes_of
-from contexture.train import bilm as bilm_files
-from contexture.train import interchange
-from contexture.train.report import read_metrics
+from contexture.train.interchange import allennlp_bilm as bilm_files
+from contexture.train.interchange import convert as interchange
+from contexture.train.run.report import read_metrics
 from tests.commands import said
 from tests.conftest import ROOT
 

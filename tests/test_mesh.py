@@ -20,12 +20,12 @@ from contexture.data.text.sources import expand, texts
 from contexture.data.tokenizers.base import learn
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.train import mesh as meshes
+from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import ConfigError, Run
 from contexture.train.objectives import objective_of
 from contexture.train.options import MeshConfig, OptimConfig
-from contexture.train.report import read_metrics
+from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create, train_step
-from contexture.train.transfer import model_of
 from tests.parity_rule import assert_close
 
 STEPS = 20

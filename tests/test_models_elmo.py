@@ -28,7 +28,7 @@ from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES
 from contexture.train.optim import optimizer
 from contexture.train.options import MeshConfig, OptimConfig
-from contexture.train.report import read_metrics
+from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create, evaluation_step, train_step
 from tests.parity_rule import assert_close, assert_differs, close
 

@@ -14,7 +14,7 @@ from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConf
 from contexture.models.model import Outputs, build
 from contexture.models.shapes import Encoding, path_of
 from contexture.models.softmax import next_token_loss
-from contexture.train.answers import Answers
+from contexture.train.evaluation.predictions import Answers
 from contexture.train.losses import Sum, cross_entropy, has_best
 from contexture.train.objectives import OBJECTIVES, WithMix, WithWords
 from tests.parity_rule import assert_close

@@ -19,7 +19,8 @@ from contexture.models import elmo
 from contexture.models.config import ElmoConfig
 from contexture.models.published import bilm
 from contexture.models.renaming import shapes_of
-from contexture.train import bundle, interchange
+from contexture.train.interchange import convert as interchange
+from contexture.train.interchange import tf_checkpoint as bundle
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_device")]

@@ -12,8 +12,8 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
-from contexture.train import bundle
-from contexture.train.bundle import open_bundle
+from contexture.train.interchange import tf_checkpoint as bundle
+from contexture.train.interchange.tf_checkpoint import open_bundle
 from tests.commands import said
 
 WIDTH, LENGTH, LAYERS, VOCAB = 24, 16, 2, 6

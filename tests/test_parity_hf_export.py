@@ -15,11 +15,11 @@ from contexture.data.layouts import bert_texts
 from contexture.data.tokenizers.byte_pair import BYTES, ByteBPE, Gpt1BPE
 from contexture.models.config import GptConfig
 from contexture.models.model import example
+from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run, read
-from contexture.train.hf_export import hf_files
+from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.options import OptimConfig
-from contexture.train.transfer import model_of
 from tests.commands import done
 from tests.conftest import ROOT
 from tests.parity_rule import close

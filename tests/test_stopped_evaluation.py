@@ -12,9 +12,9 @@ import pytest
 from contexture.data.batches import HeldOutPairs
 from contexture.data.pretraining.sentence_pairs import SentencePairs
 from contexture.train import loop
-from contexture.train.checkpoint import best_step, rank_of, read_meta, steps
-from contexture.train.late_evaluation import with_evaluation, write
-from contexture.train.report import read_metrics
+from contexture.train.checkpoints.late_evaluation import with_evaluation, write
+from contexture.train.checkpoints.manager import best_step, rank_of, read_meta, steps
+from contexture.train.run.report import read_metrics
 from tests.commands import done, said
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -97,7 +97,7 @@ def test_a_run_killed_while_it_makes_up_for_an_evaluation_is_the_same_run(words,
         assert said(capsys, *words, "--dir", folder)[0] == 75
     before = read_meta(folder / "checkpoints" / "20")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("contexture.train.checkpoint.write", _no_disk)
+        patch.setattr("contexture.train.checkpoints.manager.write", _no_disk)
         code, err = said(capsys, *words, "--dir", folder)
     assert code == 1 and read_meta(folder / "checkpoints" / "20") == before and before["unevaluated"], err
     assert [(r["step"], r["split"]) for r in figures(folder)].count((20, "dev")) == 1

@@ -10,7 +10,7 @@ import pytest
 from contexture.cli import main as cli
 from contexture.configs import recipe, task
 from contexture.data.errors import DataError
-from contexture.train.checkpoint import read_meta, steps
+from contexture.train.checkpoints.manager import read_meta, steps
 from contexture.train.config import (
     CheckpointError,
     ConfigError,
@@ -23,7 +23,7 @@ from contexture.train.config import (
     scheduled,
 )
 from contexture.train.options import EvaluateConfig, OptimConfig
-from contexture.train.signals import Interrupted, Signals
+from contexture.train.run.signals import Interrupted, Signals
 
 
 def test_epochs_and_warm_up_are_counted_as_the_original_counts():

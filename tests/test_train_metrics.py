@@ -11,14 +11,14 @@ from contexture import configs
 from contexture.data.config import TaskConfig
 from contexture.models.config import ElmoConfig, HeadConfig
 from contexture.models.model import example
-from contexture.train import scores
-from contexture.train.answers import names
-from contexture.train.checkpoint import best_step, rank_of
+from contexture.train.checkpoints.manager import best_step, rank_of
+from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import ConfigError, Run
-from contexture.train.evaluate import measured
-from contexture.train.metrics import PEAK_FLOPS, Best, Meter, peak_flops, rank, unigram_baseline, unknown_peak
+from contexture.train.evaluation import task_metrics as scores
+from contexture.train.evaluation.evaluate import measured
+from contexture.train.evaluation.predictions import names
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
-from contexture.train.transfer import model_of
+from contexture.train.run.throughput import PEAK_FLOPS, Best, Meter, peak_flops, rank, unigram_baseline, unknown_peak
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "ffn": 8, "vocab": 20, "length": 16}
 ELMO = ElmoConfig(vocab=9, char_width=3, filters=((1, 4),), highway=1, cells=6, projection=4, layers=1)

@@ -10,11 +10,11 @@ import pytest
 from contexture import configs
 from contexture.cli.parse import parse
 from contexture.data.config import DataConfig
-from contexture.train import checkpoint
 from contexture.train import config as runs
+from contexture.train.checkpoints import manager as checkpoint
 from contexture.train.config import ConfigError, Run
-from contexture.train.directory import settle
 from contexture.train.objectives import batch_sizes
+from contexture.train.run.folder import settle
 from tests.parity_rule import assert_close
 
 GOLDEN = Path(__file__).parent / "golden"

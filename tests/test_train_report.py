@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from contexture.train.report import Report, plain, read_metrics
+from contexture.train.run.report import Report, plain, read_metrics
 
 
 def _report(folder, steps: int = 9) -> Report:

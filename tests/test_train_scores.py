@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.train.scores import (
+from contexture.train.evaluation.task_metrics import (
     classified,
     is_entity_scheme,
     label_table,

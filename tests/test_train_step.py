@@ -15,9 +15,9 @@ from contexture.models.shapes import by_path, path_of
 from contexture.train import mesh as meshes
 from contexture.train.config import ConfigError, Run
 from contexture.train.losses import cross_entropy
-from contexture.train.metrics import Best, rank, step_floats, unigram_baseline
 from contexture.train.objectives import OBJECTIVES, batch_fields
 from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.run.throughput import Best, rank, step_floats, unigram_baseline
 from contexture.train.step import create, train_step
 from tests.parity_rule import assert_close, close
 

@@ -11,11 +11,11 @@ import pytest
 from contexture.models.shapes import by_path
 from contexture.train import config as configs
 from contexture.train import mesh as meshes
-from contexture.train.checkpoint import restore
+from contexture.train.checkpoints.manager import restore
+from contexture.train.checkpoints.transfer import account, begin_from, model_of
 from contexture.train.config import ConfigError, Run
 from contexture.train.options import InitConfig, MeshConfig
 from contexture.train.step import create
-from contexture.train.transfer import account, begin_from, model_of
 from tests.parity_rule import assert_differs
 
 RUN = Run(init=InitConfig(run="runs/a"))

@@ -18,14 +18,14 @@ from contexture.cli import main as cli
 from contexture.models.model import build
 from contexture.train import config as configs
 from contexture.train import mesh as meshes
-from contexture.train.checkpoint import Checkpoints, read_meta, restore
+from contexture.train.checkpoints.manager import Checkpoints, read_meta, restore
+from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import CheckpointError
-from contexture.train.directory import open_shards
 from contexture.train.objectives import OBJECTIVES
 from contexture.train.options import MeshConfig, SaveConfig
-from contexture.train.report import read_metrics
+from contexture.train.run.folder import open_shards
+from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create
-from contexture.train.transfer import model_of
 
 KILLS = 2
 

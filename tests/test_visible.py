@@ -8,7 +8,7 @@ from contexture.api import warn
 from contexture.cli import main as cli
 from contexture.cli.parse import print_result, write_out
 from contexture.data.visible import visible, visible_json
-from contexture.train.report import Report
+from contexture.train.run.report import Report
 
 EVIL = "a\x1b[31mred\x07\x9b2J\u202ecba\u2066x\x7f"
 SHOWN = "a\\x1b[31mred\\x07\\x9b2J\\u202ecba\\u2066x\\x7f"

@@ -12,8 +12,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from contexture.models.shapes import MESH_AXES, by_path, dims_of, path_of, spec
 from contexture.train.config import ConfigError
-from contexture.train.limits import check_limits
 from contexture.train.options import MeshConfig
+from contexture.train.run.limits import check_limits
 
 _EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}
 """What to install, by the platform that was asked for."""

@@ -23,9 +23,9 @@ from contexture.cli.parse import Streamed, parse, print_result, spelled_out, val
 from contexture.data.visible import visible, visible_json
 from contexture.models.config import ElmoConfig
 from contexture.train.config import ConfigError, Diverged, Run, did_you_mean, read, to_json
-from contexture.train.exits import exit_of
 from contexture.train.options import InitConfig
-from contexture.train.signals import Interrupted, Signals
+from contexture.train.run.exit_codes import exit_of
+from contexture.train.run.signals import Interrupted, Signals
 
 Result = dict[str, Any]
 
@@ -74,9 +74,9 @@ def show_command(words: list[str]) -> Result:
 
     from contexture.models.model import example
     from contexture.models.shapes import count, dims_of, path_of
+    from contexture.train.checkpoints.transfer import model_of
     from contexture.train.mesh import find_devices
     from contexture.train.objectives import batch_fields, batch_sizes
-    from contexture.train.transfer import model_of
 
     find_devices()
     model = model_of(run, labels)
@@ -93,7 +93,7 @@ def tokenizer_command(words: list[str]) -> Result:
     asked = parse(LearnTokenizer, words, "tokenizer")
     from contexture.data.storage import check_free
     from contexture.data.text.sources import expand
-    from contexture.train.vocabulary import learn
+    from contexture.train.run.vocabulary import learn
 
     check_free(asked.to)
     signals = Signals()
@@ -114,7 +114,7 @@ def prepare_command(words: list[str]) -> Result:
     from contexture.data.storage import check_free, left_partials
     from contexture.data.text.sources import expand
     from contexture.data.tokenizers.base import load_tokenizer
-    from contexture.train.vocabulary import fits_new, learn
+    from contexture.train.run.vocabulary import fits_new, learn
 
     run = recipe(asked.recipe)
     try:
@@ -230,9 +230,9 @@ def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
         import jax
 
         from contexture.data.tasks.example_store import Store
-        from contexture.train.checkpoint import steps
-        from contexture.train.metrics import FAR, FAR_IN_REGRESSION, diverged_loss, uniform_loss
-        from contexture.train.report import read_metrics
+        from contexture.train.checkpoints.manager import steps
+        from contexture.train.run.report import read_metrics
+        from contexture.train.run.throughput import FAR, FAR_IN_REGRESSION, diverged_loss, uniform_loss
 
         if jax.process_index() > 0:
             return None
@@ -270,7 +270,7 @@ def evaluate_command(words: list[str]) -> Result | None:
     """held-out figures of a run: contexture evaluate RUN [--task.dev F] [--split dev|test] [--step N…|best|all]"""
     asked = parse(Evaluate, words, "evaluate")
     read(Path(asked.run))
-    from contexture.train import evaluate as evaluation
+    from contexture.train.evaluation import evaluate as evaluation
 
     signals = Signals("stopped; the same command begins again")
     try:

@@ -8,7 +8,7 @@ from contexture.api import embed, fill, generate, load, score, warn
 from contexture.cli.arguments import Embed, Export, Fill, Generate, Import, Layers, Predict, Score
 from contexture.cli.parse import Streamed, parse
 from contexture.train.config import ConfigError, read
-from contexture.train.signals import Signals
+from contexture.train.run.signals import Signals
 
 Result = dict[str, Any]
 
@@ -19,7 +19,7 @@ def predict_command(words: list[str]) -> Result:
     read(Path(asked.run))
     signals = Signals("stopped, nothing was written; the same command begins again")
     try:
-        from contexture.train.predict import Predictor, predict_file
+        from contexture.train.evaluation.predict import Predictor, predict_file
 
         predictor = Predictor(asked.run, step=asked.step or None, batch=asked.batch, say=warn)
         columns = {"text": asked.text, "second": asked.second, "choices": asked.choices, "header": asked.header}
@@ -118,7 +118,7 @@ def layers_command(words: list[str]) -> Result:
 def import_command(words: list[str]) -> Result:
     """a published model as a run: contexture import hf|bert-tf|gpt2-tf|gpt1-npy|bilm DIR --to RUN"""
     asked = parse(Import, words, "import")
-    from contexture.train.interchange import import_model
+    from contexture.train.interchange.convert import import_model
 
     signals = Signals("stopped, nothing was written; the same command begins again")
     try:
@@ -130,7 +130,7 @@ def import_command(words: list[str]) -> Result:
 def export_command(words: list[str]) -> Result:
     """a run as files that others read: contexture export RUN hf|bilm --to DIR"""
     asked = parse(Export, words, "export")
-    from contexture.train.interchange import export_model
+    from contexture.train.interchange.convert import export_model
 
     signals = Signals("stopped, nothing was written; the same command begins again")
     try:

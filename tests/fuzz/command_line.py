@@ -53,7 +53,8 @@ def _with_run(name: str, words: list[str]) -> Callable[[Path], None]:
 @contextmanager
 def _without_training() -> Iterator[None]:
     """A run's folder, description, vocabulary and data are made; nothing is compiled."""
-    from contexture.train import directory, loop
+    from contexture.train import loop
+    from contexture.train.run import folder as directory
 
     def open_alone(run: Run, recipe: Run, folder: Path, signals: Any) -> None:
         with directory.take(folder):

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from contexture.cli.arguments import Import
-from contexture.train import bundle, interchange
+from contexture.train.interchange import convert as interchange
+from contexture.train.interchange import tf_checkpoint as bundle
 from tests import test_mutated_files as made
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, Rng, after_length, of_bytes, of_json, of_lines

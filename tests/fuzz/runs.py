@@ -13,9 +13,10 @@ from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import Store
 from contexture.data.tokenizers.base import load_tokenizer
-from contexture.train import checkpoint, config
-from contexture.train.directory import settle
-from contexture.train.report import Report, read_metrics
+from contexture.train import config
+from contexture.train.checkpoints import manager as checkpoint
+from contexture.train.run.folder import settle
+from contexture.train.run.report import Report, read_metrics
 from tests.conftest import ROOT
 from tests.fuzz.mutate import of_bytes, of_json, of_json_lines
 from tests.fuzz.tables import CLASSIFY, LINES, tokenizer

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from contexture.train.exits import exit_of
+from contexture.train.run.exit_codes import exit_of
 from tests.fuzz.mutate import Mutation
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 from contexture.data.tokenizers.base import learn, load_tokenizer
 from contexture.data.tokenizers.byte_pair import GPT1_FILES, Gpt1BPE
 from contexture.data.tokenizers.huggingface import open_published
-from contexture.train import interchange
+from contexture.train.interchange import convert as interchange
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, of_json, of_lines, of_protobuf
 from tests.fuzz.target import Target

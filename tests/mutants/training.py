@@ -119,7 +119,7 @@ TRAINING = (
         ("perplexity.no-exponential", 'jnp.exp(x) if name.endswith("perplexity") else x', "x", "test_objectives.py"),
     ),
     *mutants_of(
-        "train/metrics.py",
+        "train/run/throughput.py",
         ("best.the-last-of-equals", "rank < self.rank", "rank <= self.rank",
          f"{_STEP}test_the_best_is_the_first_of_the_smallest_ranks_and_nan_is_none"),
         ("best.patience-without-nan", "        else:\n            self.waited += 1",
@@ -129,7 +129,7 @@ TRAINING = (
          f"{_STEP}test_the_unigram_baseline_is_the_training_text_s_frequencies"),
     ),
     *mutants_of(
-        "train/scores.py",
+        "train/evaluation/task_metrics.py",
         ("rank.errors-turned", '("mse", "mae"), "lower"', '("mse", "mae"), "higher"',
          f"{_STEP}test_a_loss_or_an_error_is_the_better_the_smaller_it_is"),
         ("rank.perplexity-turned", '"sampled_perplexity"), "lower"', '"sampled_perplexity"), "higher"', _DIRECTIONS),
@@ -151,7 +151,7 @@ TRAINING = (
          f"{_SCORES}test_ends_and_singles_mark_the_same_entities"),
     ),
     *mutants_of(
-        "train/checkpoint.py",
+        "train/checkpoints/manager.py",
         ("digest.places-alike", "jnp.sum((b ^ (b >> 15)) * (place | 1)", "jnp.sum((b ^ (b >> 15)) * (place * 0 | 1)",
          _CHECKPOINTS),
         ("digest.not-compared", "if found[name] != word:", "if name == word:", _CHECKPOINTS),
@@ -178,7 +178,7 @@ TRAINING = (
          _CHECKPOINTS),
     ),
     *mutants_of(
-        "train/report.py",
+        "train/run/report.py",
         ("metrics.not-cut", 'if step and record["step"] <= step', 'if step and record["step"] >= 0', _REPORT),
         ("metrics.cut-one-early", 'if step and record["step"] <= step', 'if step and record["step"] < step', _REPORT),
         ("metrics.evaluation-twice", "again = None if evaluated else", "again = None if True else", _STOPPED),
@@ -222,7 +222,7 @@ TRAINING = (
          "test_unkillable.py::test_a_damaged_checkpoint_is_said_and_the_run_is_the_same"),
     ),
     *mutants_of(
-        "train/transfer.py",
+        "train/checkpoints/transfer.py",
         ("transfer.other-shapes-grow", "all(a == b or (a < b and letter in _MAY_GROW)", "all(a <= b",
          "test_train_transfer.py::test_a_tensor_that_is_not_accounted_for_is_an_error"),
         ("transfer.grown-without-leave", "elif run.init.grow and _grows(path", "elif _grows(path",
@@ -237,7 +237,7 @@ TRAINING = (
          "test_recipes_published.py::test_a_run_s_defaults_are_bert_s"),
     ),
     *mutants_of(
-        "train/signals.py",
+        "train/run/signals.py",
         ("signals.sigterm-is-130", "signal.SIGTERM: 75", "signal.SIGTERM: 130", _CONFIG),
         ("signals.not-given-back", "signal.signal(number, before)", "pass", _CONFIG),
     ),
@@ -250,7 +250,7 @@ TRAINING = (
         ("mesh.parts-not-counted", "if batch % (parts * shares):", "if batch % shares:", "test_mesh_rules.py"),
     ),
     *mutants_of(
-        "train/exits.py",
+        "train/run/exit_codes.py",
         ("exit.user-s-mistake-is-1", 'DataError):\n        return 2, f"{kind}',
          'DataError):\n        return 1, f"{kind}', _CONFIG),
         ("exit.data-error-is-1", "isinstance(error, ConfigError | DataError)", "isinstance(error, ConfigError)",
@@ -261,7 +261,7 @@ TRAINING = (
         ("exit.stopped-is-1", "return error.code", "return 1", _CONFIG),
     ),
     *mutants_of(
-        "train/directory.py",
+        "train/run/folder.py",
         ("settle.other-settings-written-over", 'aside = move_aside(directory, _OF_A_RUN, "earlier")', "aside = None",
          f"{_KEPT}test_other_settings_before_the_first_checkpoint_move_what_is_there_aside"),
         ("settle.a-trained-run-starts-over", "(fixed and not trained)", "fixed",
@@ -270,7 +270,7 @@ TRAINING = (
          "test_agreement.py::test_a_run_is_not_described_by_other_data_than_it_was_started_with"),
     ),
     *mutants_of(
-        "train/processes.py",
+        "train/distributed/processes.py",
         ("agree.first-process-alone", "for number, theirs in enumerate(everyone[1:], 1):",
          "for number, theirs in enumerate(everyone[:1], 1):", _AGREE),
         ("agree.missing-facts-pass", "for name in everyone[0] | theirs:", "for name in everyone[0] & theirs.keys():",

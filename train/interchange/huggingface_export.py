@@ -13,9 +13,9 @@ from contexture.models.model import FAMILIES
 from contexture.models.renaming import nested, places, to_theirs
 from contexture.models.shapes import by_path, dims_of
 from contexture.train.config import ConfigError, Run
-from contexture.train.hf import BOOKS, PREFIXES, TABLE_PREFIXES
+from contexture.train.interchange.huggingface_import import BOOKS, PREFIXES, TABLE_PREFIXES
+from contexture.train.interchange.imported_model import Say
 from contexture.train.objectives import objective_of
-from contexture.train.published import Say
 
 _ACT = {"erf": "gelu", "tanh": "gelu_new", "relu": "relu"}
 _NAMES = {"bert": "Bert", "ernie": "Ernie", "gpt2": "GPT2", "openai-gpt": "OpenAIGPT"}

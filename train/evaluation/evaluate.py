@@ -25,20 +25,21 @@ from contexture.data.tasks.encode_examples import check_batch, encode
 from contexture.data.tasks.example_store import Store
 from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.models.model import Model, example
-from contexture.train import checkpoint, processes
 from contexture.train import config as configs
 from contexture.train import mesh as meshes
-from contexture.train.agreement import agree_on_content, agree_on_run
-from contexture.train.answers import Answers, guess, names
+from contexture.train.checkpoints import manager as checkpoint
+from contexture.train.checkpoints.transfer import find_step, load_parameters
 from contexture.train.config import CheckpointError, ConfigError, Run
-from contexture.train.directory import make_folder, open_shards, read_tokenizer
+from contexture.train.distributed import processes
+from contexture.train.distributed.agreement import agree_on_content, agree_on_run
+from contexture.train.evaluation.predictions import Answers, guess, names
 from contexture.train.losses import Sum
-from contexture.train.metrics import unigram_baseline
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, mean, objective_of
 from contexture.train.options import MeshConfig
-from contexture.train.report import plain
+from contexture.train.run.folder import make_folder, open_shards, read_tokenizer
+from contexture.train.run.report import plain
+from contexture.train.run.throughput import unigram_baseline
 from contexture.train.step import evaluation_step
-from contexture.train.transfer import find_step, load_parameters
 
 Step = Callable[[Any, Batch, Any], tuple[dict[str, Sum], dict[str, jax.Array], Any]]
 Check = Callable[[], None]

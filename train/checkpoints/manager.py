@@ -29,13 +29,13 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from contexture.data.storage import numbered
 from contexture.models.shapes import by_path, path_of
-from contexture.train import processes
+from contexture.train.checkpoints.late_evaluation import text_digest, with_evaluation, write
+from contexture.train.checkpoints.orbax_logging import quiet_orbax
 from contexture.train.config import CheckpointError, ConfigError, Diverged
-from contexture.train.late_evaluation import text_digest, with_evaluation, write
+from contexture.train.distributed import processes
+from contexture.train.evaluation.task_metrics import saved_rank
 from contexture.train.mesh import replicated
 from contexture.train.options import SaveConfig
-from contexture.train.orbax_logging import quiet_orbax
-from contexture.train.scores import saved_rank
 
 FORMAT = 1
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}

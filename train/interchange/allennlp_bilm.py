@@ -17,9 +17,9 @@ from contexture.models.config import WORD_CHARS, ElmoConfig
 from contexture.models.published import bilm
 from contexture.models.renaming import Format, Shape, shapes_of, to_theirs
 from contexture.train.config import ConfigError, Run
+from contexture.train.interchange.imported_model import Published, Say
+from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig
-from contexture.train.published import Published, Say
-from contexture.train.tensors import Tensors
 
 _LSTM = {
     "dim": int, "n_layers": int, "projection_dim": int, "cell_clip": float, "proj_clip": float,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from contexture.models.model import FAMILIES
-from contexture.train import scores
 from contexture.train.config import ConfigError, Run, did_you_mean
+from contexture.train.evaluation import task_metrics as scores
 from contexture.train.objectives import batch_sizes
 
 # Dense bf16 peak of one jax device in FLOP/s, without sparsity, by its exact device_kind (the vendors' data sheets; of

@@ -16,17 +16,17 @@ from contexture.models.renaming import Place, check_repeats, places
 from contexture.models.shapes import by_path
 from contexture.train import config as configs
 from contexture.train import mesh as meshes
-from contexture.train.bilm import bilm_family, bilm_files, open_bilm, write_hdf5
-from contexture.train.directory import read_tokenizer, versions
-from contexture.train.first_checkpoint import Leaf, write_first
-from contexture.train.hf import open_hf
-from contexture.train.hf_export import hf_files
+from contexture.train.checkpoints.initial import Leaf, write_first
+from contexture.train.checkpoints.transfer import load_parameters, model_of
+from contexture.train.interchange.allennlp_bilm import bilm_family, bilm_files, open_bilm, write_hdf5
+from contexture.train.interchange.google_openai import open_bert_tf, open_gpt1_npy, open_gpt2_tf
+from contexture.train.interchange.huggingface_export import hf_files
+from contexture.train.interchange.huggingface_import import open_hf
+from contexture.train.interchange.imported_model import Published, Say
+from contexture.train.interchange.weight_files import Tensors
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.options import MeshConfig
-from contexture.train.originals import open_bert_tf, open_gpt1_npy, open_gpt2_tf
-from contexture.train.published import Published, Say
-from contexture.train.tensors import Tensors
-from contexture.train.transfer import load_parameters, model_of
+from contexture.train.run.folder import read_tokenizer, versions
 
 Check = Callable[[], None]
 

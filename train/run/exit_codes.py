@@ -4,7 +4,7 @@ import resource
 
 from contexture.data.errors import DataError
 from contexture.train.config import CheckpointError, ConfigError, Diverged
-from contexture.train.signals import Interrupted
+from contexture.train.run.signals import Interrupted
 
 
 class ProcessLost(Exception):

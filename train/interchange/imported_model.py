@@ -12,8 +12,8 @@ from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ModelConfig
 from contexture.models.renaming import Book, Format, check
 from contexture.train.config import Run
+from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig
-from contexture.train.tensors import Tensors
 
 Say = Callable[[str], None]
 TASKS = ("classify", "regress", "tag", "choice", "span")

@@ -12,13 +12,13 @@ from jax.sharding import Mesh
 
 from contexture.models.model import Model, build
 from contexture.models.shapes import by_path, dims_of, path_of
-from contexture.train import checkpoint
 from contexture.train import config as configs
 from contexture.train import mesh as meshes
+from contexture.train.checkpoints import manager as checkpoint
 from contexture.train.config import CheckpointError, ConfigError, Run
-from contexture.train.directory import read_tokenizer
 from contexture.train.objectives import objective_of
 from contexture.train.optim import rates
+from contexture.train.run.folder import read_tokenizer
 from contexture.train.step import State, create
 
 Say = Callable[[str], None]

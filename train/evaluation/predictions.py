@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ANSWER, END, A, Encoded, Store
-from contexture.train import scores
+from contexture.train.evaluation import task_metrics as scores
 from contexture.train.losses import has_best
 
 Record = dict[str, Any]

@@ -112,7 +112,7 @@ class Report:
             self.say(f"warning: {self.path} holds {seen} of the {step} steps done; the others' figures are lost")
         self._file = open(self.path, "a", encoding="utf-8")
         if self._wants_tensorboard:
-            from contexture.train.events import Events
+            from contexture.train.run.tensorboard import Events
 
             self._events = Events(self.directory / "tensorboard", step)
         if self.console.is_terminal:

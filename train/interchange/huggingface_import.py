@@ -10,7 +10,7 @@ from contexture.data.tokenizers.huggingface import open_published
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.model import FAMILIES
 from contexture.models.published import BERT_HF_BOOK, GPT1_HF_BOOK, GPT2_HF_BOOK
-from contexture.train.published import (
+from contexture.train.interchange.imported_model import (
     TASKS,
     Published,
     Say,
@@ -24,7 +24,7 @@ from contexture.train.published import (
     task_alone,
     value,
 )  # fmt: skip
-from contexture.train.tensors import open_folder, read_json
+from contexture.train.interchange.weight_files import open_folder, read_json
 
 _GELU = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh",
          "relu": "relu"}  # fmt: skip

@@ -12,8 +12,7 @@ from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.published import BERT_TF_BOOK, GPT1_NPY_BOOK, GPT2_TF_BOOK
 from contexture.models.renaming import Shape, places
-from contexture.train.bundle import find_prefix, open_bundle
-from contexture.train.published import (
+from contexture.train.interchange.imported_model import (
     TASKS,
     Published,
     Say,
@@ -26,7 +25,8 @@ from contexture.train.published import (
     task_alone,
     value,
 )  # fmt: skip
-from contexture.train.tensors import open_npy, read_json
+from contexture.train.interchange.tf_checkpoint import find_prefix, open_bundle
+from contexture.train.interchange.weight_files import open_npy, read_json
 
 _GPT1_PARTS = 10
 _GPT1_HEADS = 12

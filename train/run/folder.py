@@ -26,7 +26,7 @@ from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import ElmoConfig
 from contexture.train import config as configs
 from contexture.train.config import CheckpointError, ConfigError, Run
-from contexture.train.vocabulary import fits, fits_new, learn
+from contexture.train.run.vocabulary import fits, fits_new, learn
 
 Say = Callable[[str], None]
 

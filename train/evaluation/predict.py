@@ -23,13 +23,13 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import Spelling
 from contexture.train import config as configs
 from contexture.train import mesh as meshes
-from contexture.train.answers import Answers
+from contexture.train.checkpoints.transfer import Loaded, find_step, load_parameters
 from contexture.train.config import ConfigError
-from contexture.train.directory import make_folder, read_tokenizer
+from contexture.train.evaluation.predictions import Answers
 from contexture.train.objectives import objective_of
 from contexture.train.options import MeshConfig
+from contexture.train.run.folder import make_folder, read_tokenizer
 from contexture.train.step import evaluation_step
-from contexture.train.transfer import Loaded, find_step, load_parameters
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 """Tokens of a line: the least of these that holds a chunk's longest example, so that few programs are compiled."""

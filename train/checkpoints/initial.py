@@ -15,8 +15,8 @@ from orbax.checkpoint import type_handlers
 
 from contexture.models.renaming import nested
 from contexture.models.shapes import by_path
-from contexture.train.checkpoint import FORMAT, text_digest
-from contexture.train.orbax_logging import quiet_orbax
+from contexture.train.checkpoints.manager import FORMAT, text_digest
+from contexture.train.checkpoints.orbax_logging import quiet_orbax
 
 Array = np.ndarray
 _CHUNK_BYTES = 16 << 20

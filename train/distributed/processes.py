@@ -23,11 +23,11 @@ import jax
 
 from contexture.data.errors import DataError
 from contexture.data.visible import visible
-from contexture.train import native_aborts as native
 from contexture.train.config import ConfigError, Diverged
-from contexture.train.exits import ProcessLost, exit_of
+from contexture.train.distributed import native_aborts as native
 from contexture.train.options import MeshConfig
-from contexture.train.signals import Interrupted
+from contexture.train.run.exit_codes import ProcessLost, exit_of
+from contexture.train.run.signals import Interrupted
 
 T = TypeVar("T")
 _QUIET_START = 10.0
