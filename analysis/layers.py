@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from contexture.data.errors import DataError
-from contexture.models.features import learned_mixes
+from contexture.models.heads.layer_mix import learned_mixes
 from contexture.train.config import ConfigError, Run, read
 
 Row = dict[str, Any]

@@ -6,11 +6,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from contexture.models.attention import Attention
-from contexture.models.blocks import FeedForward, Linear, Norm, stack
 from contexture.models.config import BertConfig
-from contexture.models.dropout import Noise, dropout
-from contexture.models.embeddings import Embeddings
+from contexture.models.layers.attention import Attention
+from contexture.models.layers.blocks import FeedForward, Linear, Norm, stack
+from contexture.models.layers.dropout import Noise, dropout
+from contexture.models.layers.embeddings import Embeddings
 from contexture.models.shapes import Encoding
 
 # Dropout's sites: the embeddings, then three in each layer.

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models import gpt
-from contexture.models.attention import Memory
-from contexture.models.blocks import Norm
 from contexture.models.config import GptConfig, Sampling
+from contexture.models.layers.attention import Memory
+from contexture.models.layers.blocks import Norm
 
 Params = Any
 

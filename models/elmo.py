@@ -7,10 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from contexture.models.char_cnn import CharCnn
 from contexture.models.config import ElmoConfig
-from contexture.models.dropout import Noise
-from contexture.models.lstm import Lstm
+from contexture.models.layers.char_cnn import CharCnn
+from contexture.models.layers.dropout import Noise
+from contexture.models.layers.lstm import Lstm
 from contexture.models.shapes import Encoding, constrain
 
 FIELDS = {"types": "i32 RW", "index": "i32 BL", "mask": "i32 BL"}

@@ -7,11 +7,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from contexture.models.attention import Attention, Memory
-from contexture.models.blocks import FeedForward, Norm, stack
 from contexture.models.config import GptConfig
-from contexture.models.dropout import Noise, dropout
-from contexture.models.embeddings import TokensInPlace
+from contexture.models.layers.attention import Attention, Memory
+from contexture.models.layers.blocks import FeedForward, Norm, stack
+from contexture.models.layers.dropout import Noise, dropout
+from contexture.models.layers.embeddings import TokensInPlace
 from contexture.models.shapes import Encoding
 
 # Dropout's sites: the embeddings, then three in each layer.

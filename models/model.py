@@ -9,12 +9,15 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from contexture.models import bert, elmo, features, gpt, lm_heads, task_heads
-from contexture.models.blocks import Init, step_floats
+from contexture.models import bert, elmo, gpt
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
-from contexture.models.dropout import Noise, of_lines
+from contexture.models.heads import language_model as lm_heads
+from contexture.models.heads import layer_mix as features
+from contexture.models.heads import tasks as task_heads
+from contexture.models.heads.sampled_softmax import BiLm
+from contexture.models.layers.blocks import Init, step_floats
+from contexture.models.layers.dropout import Noise, of_lines
 from contexture.models.shapes import Encoding, by_path
-from contexture.models.word_softmax import BiLm
 
 
 @flax.struct.dataclass

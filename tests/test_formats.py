@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.models.features import learned_mixes
+from contexture.models.heads.layer_mix import learned_mixes
 from contexture.train import config as configs
 from contexture.train.config import ConfigError
 from contexture.train.evaluation.predict import Predictor

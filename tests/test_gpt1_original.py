@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from contexture.models.config import GptConfig
-from contexture.models.dropout import noise
+from contexture.models.layers.dropout import noise
 from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, WithWords, loss
 from contexture.train.optim import learning_rate, optimizer

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from contexture.models import bert
 from contexture.models.config import BertConfig
-from contexture.models.published import BERT_HF
-from contexture.models.renaming import shapes_of
+from contexture.models.interchange.name_tables import BERT_HF
+from contexture.models.interchange.renaming import shapes_of
 from tests.conftest import ROOT
 
 CODE = """

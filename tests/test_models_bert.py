@@ -11,7 +11,7 @@ import pytest
 
 from contexture.models.bert import Block
 from contexture.models.config import BertConfig
-from contexture.models.dropout import noise
+from contexture.models.layers.dropout import noise
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Encoding, path_of
 from contexture.train.losses import cross_entropy

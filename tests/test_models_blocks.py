@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.models.attention import attend
-from contexture.models.blocks import ACTIVATIONS, FeedForward, Linear, Norm, product
-from contexture.models.dropout import dropout, noise
+from contexture.models.layers.attention import attend
+from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Linear, Norm, product
+from contexture.models.layers.dropout import dropout, noise
 from tests.parity_rule import assert_close, close
 
 SIZES = {"D": 6, "H": 2, "K": 5, "F": 9}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from contexture.models import char_cnn
-from contexture.models.char_cnn import CharCnn, part_sizes
 from contexture.models.config import ElmoConfig
 from contexture.models.elmo import sizes
+from contexture.models.layers import char_cnn
+from contexture.models.layers.char_cnn import CharCnn, part_sizes
 from tests.parity_rule import assert_close
 
 CONFIG = ElmoConfig(vocab=9, char_width=4, filters=((1, 8), (3, 24)), highway=1, cells=6, projection=4, layers=1)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from contexture.models.char_cnn import CharCnn, Highway
+from contexture.models.layers.char_cnn import CharCnn, Highway
 from contexture.models.shapes import by_path
 from tests.parity_rule import close
 

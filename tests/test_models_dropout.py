@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from contexture.models import dropout as rooms
-from contexture.models.dropout import Noise, bits, dropout, noise
+from contexture.models.layers import dropout as rooms
+from contexture.models.layers.dropout import Noise, bits, dropout, noise
 from tests.parity_rule import worst
 
 SITES, B, C = 38, 32, 4096

@@ -19,9 +19,9 @@ from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tokenizers.elmo_char_ids import spelled
 from contexture.data.tokenizers.word_level import SPECIAL, Words
-from contexture.models.char_cnn import CharCnn
 from contexture.models.config import ElmoConfig
 from contexture.models.elmo import DIRECTIONS, sizes
+from contexture.models.layers.char_cnn import CharCnn
 from contexture.models.model import build, example
 from contexture.train import mesh as meshes
 from contexture.train.config import Run

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
-from contexture.models.crf import Chain
-from contexture.models.features import ScalarMix, learned_mixes
+from contexture.models.heads.crf import Chain
+from contexture.models.heads.layer_mix import ScalarMix, learned_mixes
 from contexture.models.model import build
 from contexture.models.shapes import by_path, dims_of
 from tests.parity_rule import assert_close

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 
-from contexture.models import decode, softmax
+from contexture.models import decode
 from contexture.models.config import GptConfig
-from contexture.models.dropout import noise
+from contexture.models.heads import chunked_softmax as softmax
+from contexture.models.layers.dropout import noise
 from contexture.models.model import Outputs, build
 from contexture.models.shapes import spec
 from contexture.train.losses import cross_entropy

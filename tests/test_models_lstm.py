@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from contexture.models.lstm import Lstm, recur
+from contexture.models.layers.lstm import Lstm, recur
 from tests.parity_rule import assert_differs, close
 
 L, B, U, J = 4, 3, 6, 5

@@ -8,8 +8,7 @@ import pytest
 
 from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
-from contexture.models.model import build, example
-from contexture.models.published import (
+from contexture.models.interchange.name_tables import (
     BERT_HF,
     BERT_HF_BOOK,
     BERT_TF_BOOK,
@@ -18,7 +17,8 @@ from contexture.models.published import (
     GPT2_HF_BOOK,
     GPT2_TF_BOOK,
 )
-from contexture.models.renaming import places, shapes_of, to_ours, to_theirs
+from contexture.models.interchange.renaming import places, shapes_of, to_ours, to_theirs
+from contexture.models.model import build, example
 from contexture.models.shapes import dims_of, path_of
 
 CONFIG = BertConfig(vocab=13, length=7, segments=3, layers=3, hidden=12, heads=3, ffn=5)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from contexture.models.word_softmax import expected_count, sampled_loss
+from contexture.models.heads.sampled_softmax import expected_count, sampled_loss
 from tests.parity_rule import assert_differs, close
 
 B, L, J, V, S, TRIES = 2, 3, 5, 40, 6, 9

@@ -17,8 +17,8 @@ from contexture.cli.arguments import Import
 from contexture.data.errors import DataError
 from contexture.models import elmo
 from contexture.models.config import ElmoConfig
-from contexture.models.published import bilm
-from contexture.models.renaming import shapes_of
+from contexture.models.interchange.name_tables import bilm
+from contexture.models.interchange.renaming import shapes_of
 from contexture.train.interchange import convert as interchange
 from contexture.train.interchange import tf_checkpoint as bundle
 from tests.conftest import ROOT

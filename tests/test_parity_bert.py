@@ -14,9 +14,9 @@ import pytest
 
 from contexture.models import bert
 from contexture.models.config import BertConfig
+from contexture.models.interchange.name_tables import BERT_HF
+from contexture.models.interchange.renaming import to_ours, to_theirs
 from contexture.models.model import build
-from contexture.models.published import BERT_HF
-from contexture.models.renaming import to_ours, to_theirs
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.parity_rule import off as off_by
 from tests.parity_rule import worst
@@ -219,7 +219,7 @@ def test_our_parameters_have_the_names_and_shapes_of_the_table(both: Both):
 
 
 def test_both_of_transformers_tanh_gelus_are_ours():
-    from contexture.models.blocks import ACTIVATIONS as ours
+    from contexture.models.layers.blocks import ACTIVATIONS as ours
 
     x = np.linspace(-6, 6, 1001)
     for name, its in (("tanh", "gelu_new"), ("tanh", "gelu_pytorch_tanh"), ("erf", "gelu")):

@@ -14,11 +14,11 @@ import pytest
 
 from contexture.models import elmo
 from contexture.models.config import ElmoConfig
-from contexture.models.dropout import dropout, noise
+from contexture.models.heads.sampled_softmax import SITE
+from contexture.models.interchange.name_tables import bilm
+from contexture.models.interchange.renaming import to_ours, to_theirs
+from contexture.models.layers.dropout import dropout, noise
 from contexture.models.model import build
-from contexture.models.published import bilm
-from contexture.models.renaming import to_ours, to_theirs
-from contexture.models.word_softmax import SITE
 from contexture.train.objectives import OBJECTIVES, loss
 from contexture.train.optim import optimizer
 from contexture.train.options import OptimConfig

@@ -5,8 +5,8 @@ import pytest
 
 from contexture.models import decode, gpt
 from contexture.models.config import GptConfig, Sampling
-from contexture.models.published import GPT1_HF, GPT2_HF
-from contexture.models.renaming import to_ours
+from contexture.models.interchange.name_tables import GPT1_HF, GPT2_HF
+from contexture.models.interchange.renaming import to_ours
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from contexture.models import gpt, softmax
+from contexture.models import gpt
 from contexture.models.config import GptConfig
+from contexture.models.heads import chunked_softmax as softmax
+from contexture.models.interchange.name_tables import GPT1_HF, GPT2_HF
+from contexture.models.interchange.renaming import to_ours, to_theirs
 from contexture.models.model import build
-from contexture.models.published import GPT1_HF, GPT2_HF
-from contexture.models.renaming import to_ours, to_theirs
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.parity_rule import close
 

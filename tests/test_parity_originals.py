@@ -18,8 +18,8 @@ import contexture
 from contexture.data.tokenizers.byte_pair import BYTES
 from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
-from contexture.models.published import BERT_HF_BOOK, BERT_TF_BOOK, GPT2_HF, GPT2_TF_BOOK
-from contexture.models.renaming import shapes_of, to_ours, to_theirs
+from contexture.models.interchange.name_tables import BERT_HF_BOOK, BERT_TF_BOOK, GPT2_HF, GPT2_TF_BOOK
+from contexture.models.interchange.renaming import shapes_of, to_ours, to_theirs
 from contexture.train.interchange.tf_checkpoint import open_bundle
 from tests.commands import done
 from tests.conftest import ROOT

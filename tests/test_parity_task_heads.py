@@ -11,9 +11,9 @@ import pytest
 
 from contexture.models import bert
 from contexture.models.config import BertConfig
+from contexture.models.interchange.name_tables import BERT_HF
+from contexture.models.interchange.renaming import Format, to_ours, to_theirs
 from contexture.models.model import build
-from contexture.models.published import BERT_HF
-from contexture.models.renaming import Format, to_ours, to_theirs
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.parity_rule import close
 

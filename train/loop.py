@@ -18,7 +18,7 @@ from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import is_bucket
 from contexture.data.tasks.example_store import Store
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.features import learned_mixes
+from contexture.models.heads.layer_mix import learned_mixes
 from contexture.models.model import Model
 from contexture.models.shapes import by_path, count, dims_of
 from contexture.train import config as configs

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from contexture.data.tasks.batches import task_fields
 from contexture.models import elmo
 from contexture.models.config import WORD_CHARS
-from contexture.models.crf import Chained
+from contexture.models.heads.crf import Chained
 from contexture.models.model import FAMILIES, Outputs
 from contexture.train.config import Run
 from contexture.train.losses import Sum, cross_entropy, has_best

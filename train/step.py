@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from contexture.models.dropout import noise
+from contexture.models.layers.dropout import noise
 from contexture.models.model import Model, example
 from contexture.models.shapes import constrain, dims_of, path_of
 from contexture.train import mesh as meshes

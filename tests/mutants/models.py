@@ -19,7 +19,7 @@ _DROPOUT = "test_models_dropout.py::"
 
 MODELS = (
     *mutants_of(
-        "models/blocks.py",
+        "models/layers/blocks.py",
         ("norm.eps-outside-the-root", "jnp.square(x).mean(-1, keepdims=True) + eps)",
          "jnp.square(jnp.sqrt(jnp.square(x).mean(-1, keepdims=True)) + eps))", _NORM),
         ("norm.no-mean", "x = x - x.mean(-1, keepdims=True)", "x = x - 0.0", _NORM),
@@ -35,7 +35,7 @@ MODELS = (
          f"{_BLOCKS}test_a_feed_forward_is_two_maps_with_an_activation_between"),
     ),
     *mutants_of(
-        "models/attention.py",
+        "models/layers/attention.py",
         ("attention.no-scale", ".astype(jnp.float32) * q_BHLK.shape[-1] ** -0.5", ".astype(jnp.float32)", _ATTEND),
         ("attention.gradient-scale", "(dweights_BHLM - mean_BHL1) * q_BHLK.shape[-1] ** -0.5",
          "(dweights_BHLM - mean_BHL1)", _ATTEND),
@@ -60,7 +60,7 @@ MODELS = (
          "test_models_bert.py::test_kernels_are_normal_cut_at_two_deviations"),
     ),
     *mutants_of(
-        "models/embeddings.py",
+        "models/layers/embeddings.py",
         ("embeddings.no-segments", "table_VD[tokens_BL] + positions_BLD + types_BLD",
          "table_VD[tokens_BL] + positions_BLD + 0.0 * types_BLD",
          "test_models_bert.py::test_the_embeddings_are_the_normed_sum_of_three_tables"),
@@ -98,7 +98,7 @@ MODELS = (
          _GPT_GOLDEN),
     ),
     *mutants_of(
-        "models/lm_heads.py",
+        "models/heads/language_model.py",
         ("mlm.no-bias", "return logits_BPV + bias_V[None, None]", "return logits_BPV",
 
          "test_models_heads.py"),
@@ -106,7 +106,7 @@ MODELS = (
          "test_models_heads.py"),
     ),
     *mutants_of(
-        "models/task_heads.py",
+        "models/heads/tasks.py",
         ("choice.dropout-of-its-own", "linear(pooled_BAD * kept_BD[:, None])",
          "linear(dropout(pooled_BAD, self.dropout, noise, SITE))",
          "test_gpt1_original.py::test_the_alternatives_of_an_example_share_their_dropout"),
@@ -114,7 +114,7 @@ MODELS = (
          "test_gpt1_original.py::test_a_pair_in_both_orders_is_read_from_the_sum_of_both"),
     ),
     *mutants_of(
-        "models/softmax.py",
+        "models/heads/chunked_softmax.py",
         ("softmax.loss-without-top", "top_BL + jnp.log(sum_BL) - label_BL", "jnp.log(sum_BL) - label_BL",
          "test_models_gpt.py::test_a_loss_in_parts_is_the_whole_loss"),
         ("softmax.gradient-unweighted", "scale_BL = weights_BL / sum_BL", "scale_BL = 1.0 / sum_BL",
@@ -126,7 +126,7 @@ MODELS = (
          f"{_LOGITS}test_the_softmax_over_words_adds_its_bias_in_float32"),
     ),
     *mutants_of(
-        "models/word_softmax.py",
+        "models/heads/sampled_softmax.py",
         ("sampled.uncorrected", " - jnp.log(expected_count(ids, tries, V))", "",
          "test_models_word_softmax.py"),
         ("sampled.zipf-off-by-one", "jnp.log1p(1.0 / (k + 1.0))", "jnp.log1p(1.0 / (k + 2.0))",
@@ -139,7 +139,7 @@ MODELS = (
          "nn.initializers.normal(0.02), (V, J))", _INIT),
     ),
     *mutants_of(
-        "models/dropout.py",
+        "models/layers/dropout.py",
         ("dropout.not-rescaled", "(1.0 / (1.0 - rate))", "1.0", f"{_DROPOUT}test_the_mean_is_preserved"),
         ("dropout.keeps-what-it-drops", ">= jnp.uint32(min(", "< jnp.uint32(min(",
          f"{_DROPOUT}test_the_rate_is_the_rate"),
@@ -153,7 +153,7 @@ MODELS = (
          f"{_DROPOUT}test_masks_of_rows_and_sites_are_independent"),
     ),
     *mutants_of(
-        "models/lstm.py",
+        "models/layers/lstm.py",
         ("lstm.forget-bias", "jax.nn.sigmoid(f + 1.0)", "jax.nn.sigmoid(f)", _EQUATIONS),
         ("lstm.gate-order", "i, j, f, o = (z_BGU[:, n] for n in range(4))",
          "i, f, j, o = (z_BGU[:, n] for n in range(4))",
@@ -176,7 +176,7 @@ MODELS = (
         ("elmo.init-kernel", "glorot(in_axis=(1, 2), out_axis=(3, 4))", "glorot(in_axis=2, out_axis=(3, 4))", _INIT),
     ),
     *mutants_of(
-        "models/char_cnn.py",
+        "models/layers/char_cnn.py",
         ("char-cnn.mean-over-places", "_at_places(x_RPX, kernel_XF, beyond_PF).max(1)",
          "_at_places(x_RPX, kernel_XF, beyond_PF).mean(1)", _CNN),
         ("char-cnn.windows-over-the-end", "[:, None] + reach_F > W,", "[:, None] + reach_F > W + 1,", _CNN),
@@ -192,7 +192,7 @@ MODELS = (
         ("elmo.init-filters-tanh", "1.0 / math.sqrt(self.width * self.inward)", "1.0 / math.sqrt(self.inward)", _INIT),
     ),
     *mutants_of(
-        "models/features.py",
+        "models/heads/layer_mix.py",
         ("mix.no-gamma", "(gamma * mixed)", "(mixed + 0.0 * gamma)",
          "test_models_features.py::test_a_mix_is_gamma_times_the_weighted_sum_of_layers"),
         ("mix.weights-not-normed", 'weights_N = jax.nn.softmax(self.param("weights"',
@@ -206,7 +206,7 @@ MODELS = (
          "test_models_features.py::test_a_task_s_head_sees_words_alone"),
     ),
     *mutants_of(
-        "models/crf.py",
+        "models/heads/crf.py",
         ("crf.first-left-out", "first_C[None] + logits_BLC[:, 0], words)\n    return jax.nn.logsumexp",
          "0 * first_C[None] + logits_BLC[:, 0], words)\n    return jax.nn.logsumexp",
          "test_models_features.py::test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out"),
@@ -228,7 +228,7 @@ MODELS = (
          "test_models_shapes.py::test_every_parameter_has_dims"),
     ),
     *mutants_of(
-        "models/renaming.py",
+        "models/interchange/renaming.py",
         ("interchange.qkv-order", '_PARTS = "qkv"', '_PARTS = "kqv"',
          "test_models_published.py::test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order"),
         ("interchange.not-transposed", "order, split = [flat.index(letter) for letter in self.dims[1]]",
@@ -237,7 +237,7 @@ MODELS = (
          "test_models_published.py::test_a_tensor_missing_unknown_or_misshapen_is_named"),
     ),
     *mutants_of(
-        "models/published.py",
+        "models/interchange/name_tables.py",
         ("interchange.bert-heads-turned", '("attention.self.query.weight", "attention/query/kernel", "(HK)D -> DHK")',
          '("attention.self.query.weight", "attention/query/kernel", "(KH)D -> DHK")',
          "test_models_published.py::test_a_head_s_rows_stand_together_in_their_kernels"),
@@ -265,12 +265,12 @@ MODELS = (
          "test_models_gpt.py::test_writing_a_token_at_a_time_is_reading_them_all"),
     ),
     *mutants_of(
-        "models/blocks.py",
+        "models/layers/blocks.py",
         ("logits.of-a-head-in-bfloat16", "dtype, out_dtype=jnp.float32, name=name)", "dtype, name=name)",
          f"{_LOGITS}test_logits_are_no_bfloat16_numbers {_LOGITS}test_a_bias_reaches_the_logits_whole"),
     ),
     *mutants_of(
-        "models/lm_heads.py",
+        "models/heads/language_model.py",
         ("logits.of-slots-in-bfloat16", '"BPD,VD->BPV", x_BPD, table_VD, preferred_element_type=jnp.float32)',
          '"BPD,VD->BPV", x_BPD, table_VD)', f"{_LOGITS}test_logits_are_no_bfloat16_numbers"),
     ),

@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
-from contexture.models.renaming import nested
+from contexture.models.interchange.renaming import nested
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.manager import FORMAT, text_digest
 from contexture.train.checkpoints.orbax_logging import quiet_orbax

@@ -12,10 +12,10 @@ from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain, read_plain
 from contexture.data.tokenizers.word_level import SPECIAL, VOCABULARY, Words
 from contexture.models import elmo
-from contexture.models.char_cnn import CHARACTERS
 from contexture.models.config import WORD_CHARS, ElmoConfig
-from contexture.models.published import bilm
-from contexture.models.renaming import Format, Shape, shapes_of, to_theirs
+from contexture.models.interchange.name_tables import bilm
+from contexture.models.interchange.renaming import Format, Shape, shapes_of, to_theirs
+from contexture.models.layers.char_cnn import CHARACTERS
 from contexture.train.config import ConfigError, Run
 from contexture.train.interchange.imported_model import Published, Say
 from contexture.train.interchange.weight_files import Tensors

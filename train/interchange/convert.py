@@ -11,8 +11,8 @@ import numpy as np
 from contexture.cli.arguments import Import
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_folder, check_free
+from contexture.models.interchange.renaming import Place, check_repeats, places
 from contexture.models.model import example
-from contexture.models.renaming import Place, check_repeats, places
 from contexture.models.shapes import by_path
 from contexture.train import config as configs
 from contexture.train import mesh as meshes

@@ -10,8 +10,8 @@ from contexture.data.tokenizers.huggingface import of_kind, open_vocabulary
 from contexture.data.tokenizers.wordpiece import VOCABULARY, WordPiece
 from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
-from contexture.models.published import BERT_TF_BOOK, GPT1_NPY_BOOK, GPT2_TF_BOOK
-from contexture.models.renaming import Shape, places
+from contexture.models.interchange.name_tables import BERT_TF_BOOK, GPT1_NPY_BOOK, GPT2_TF_BOOK
+from contexture.models.interchange.renaming import Shape, places
 from contexture.train.interchange.imported_model import (
     TASKS,
     Published,

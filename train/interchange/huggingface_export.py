@@ -9,8 +9,8 @@ import numpy as np
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.huggingface import transformers_files
 from contexture.models.config import BertConfig, GptConfig
+from contexture.models.interchange.renaming import nested, places, to_theirs
 from contexture.models.model import FAMILIES
-from contexture.models.renaming import nested, places, to_theirs
 from contexture.models.shapes import by_path, dims_of
 from contexture.train.config import ConfigError, Run
 from contexture.train.interchange.huggingface_import import BOOKS, PREFIXES, TABLE_PREFIXES

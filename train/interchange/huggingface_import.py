@@ -8,8 +8,8 @@ from typing import Any
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.huggingface import open_published
 from contexture.models.config import BertConfig, GptConfig
+from contexture.models.interchange.name_tables import BERT_HF_BOOK, GPT1_HF_BOOK, GPT2_HF_BOOK
 from contexture.models.model import FAMILIES
-from contexture.models.published import BERT_HF_BOOK, GPT1_HF_BOOK, GPT2_HF_BOOK
 from contexture.train.interchange.imported_model import (
     TASKS,
     Published,

@@ -10,7 +10,7 @@ from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ModelConfig
-from contexture.models.renaming import Book, Format, check
+from contexture.models.interchange.renaming import Book, Format, check
 from contexture.train.config import Run
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig

@@ -14,7 +14,7 @@ import numpy as np
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
 from contexture.data.tokenizers.sentencepiece_model import message_fields
-from contexture.models.renaming import Shape
+from contexture.models.interchange.renaming import Shape
 from contexture.train.interchange.weight_files import Array, Tensors, fits_in
 
 _MAGIC = 0xDB4775248B80FB57

@@ -17,7 +17,7 @@ import numpy as np
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain, read_plain
-from contexture.models.renaming import Shape
+from contexture.models.interchange.renaming import Shape
 
 Array = np.ndarray
 _FLOATS = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}

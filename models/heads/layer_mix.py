@@ -7,10 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from contexture.models.blocks import Init, logits_linear
 from contexture.models.config import HeadConfig
-from contexture.models.crf import Chain, Chained
-from contexture.models.dropout import Noise, dropout, of_lines
+from contexture.models.heads.crf import Chain, Chained
+from contexture.models.layers.blocks import Init, logits_linear
+from contexture.models.layers.dropout import Noise, dropout, of_lines
 from contexture.models.shapes import Encoding, by_path
 
 SITE = 1 << 17

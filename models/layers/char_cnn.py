@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from contexture.models.blocks import Linear
+from contexture.models.layers.blocks import Linear
 from contexture.models.shapes import constrain, devices_of_batch, shares
 
 CHARACTERS = 261

@@ -6,10 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from contexture.models.blocks import ACTIVATIONS, Init, Linear, Norm, logits_linear
-from contexture.models.dropout import Noise
+from contexture.models.heads.chunked_softmax import Scored, next_token_loss
+from contexture.models.layers.blocks import ACTIVATIONS, Init, Linear, Norm, logits_linear
+from contexture.models.layers.dropout import Noise
 from contexture.models.shapes import Encoding, constrain
-from contexture.models.softmax import Scored, next_token_loss
 
 
 class MaskedLM(nn.Module):

@@ -6,8 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from contexture.models.blocks import Init, logits_linear
-from contexture.models.dropout import Noise, dropout
+from contexture.models.layers.blocks import Init, logits_linear
+from contexture.models.layers.dropout import Noise, dropout
 from contexture.models.shapes import Encoding
 
 SITE = 1 << 16

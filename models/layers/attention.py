@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from contexture.models.blocks import Init, Linear, together
-from contexture.models.dropout import Noise, dropout
+from contexture.models.layers.blocks import Init, Linear, together
+from contexture.models.layers.dropout import Noise, dropout
 
 Memory = tuple[jax.Array, jax.Array]
 """The keys and values of a layer that are remembered, BMHK each."""

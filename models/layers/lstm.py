@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from contexture.models.dropout import Noise, dropout
+from contexture.models.layers.dropout import Noise, dropout
 
 Gates = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 

@@ -5,7 +5,7 @@ How a row reads, models/renaming.py says. Tables alone stand here.
 
 from collections.abc import Sequence
 
-from contexture.models.renaming import Book, Format, Row
+from contexture.models.interchange.renaming import Book, Format, Row
 
 _ONE = {"_": 1}
 
