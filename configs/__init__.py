@@ -12,7 +12,7 @@ from contexture.train.config import ConfigError, Run, did_you_mean
 from contexture.train.options import OptimConfig
 
 Recipe = Callable[[], Run]
-_TASKS = "tuning"
+_TASKS = "tasks"
 
 
 def recipes() -> dict[str, Recipe]:
@@ -21,7 +21,7 @@ def recipes() -> dict[str, Recipe]:
     return {f"{module}.{name}": function for module in modules for name, function in _functions(module).items()}
 
 
-def tasks() -> dict[str, Recipe]:
+def task_recipes() -> dict[str, Recipe]:
     """Every recipe of a fine-tuning: {"classify": <function>, …, "sst2": <function>}; the kinds of task come first."""
     return _functions(_TASKS)
 
@@ -33,7 +33,7 @@ def recipe(name: str) -> Run:
 
 def task(name: str) -> Run:
     """The run of a fine-tuning recipe. Raises ConfigError where there is none of that name."""
-    return _find(name, tasks(), "task")
+    return _find(name, task_recipes(), "task")
 
 
 def as_gpt(run: Run, pieces: int) -> Run:

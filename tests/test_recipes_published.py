@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contexture.configs import as_elmo, as_gpt, recipes, tasks
+from contexture.configs import as_elmo, as_gpt, recipes, task_recipes
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.train.config import Run, fields
 from contexture.train.options import OptimConfig
@@ -183,17 +183,17 @@ FINE_TUNING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", tasks())
+@pytest.mark.parametrize("name", task_recipes())
 def test_a_task_is_fine_tuned_as_bert_s_paper_says(name):
-    assert tasks().keys() == TASKS.keys()
-    found, (peak_lr, epochs) = fields(tasks()[name]()), TASKS[name]
+    assert task_recipes().keys() == TASKS.keys()
+    found, (peak_lr, epochs) = fields(task_recipes()[name]()), TASKS[name]
     wanted = {**FINE_TUNING, "optim.peak_lr": peak_lr, "epochs": epochs}
     assert {field: found[field] for field in wanted} == wanted
 
 
 def test_a_gpt_is_fine_tuned_as_gpt_1_was():
     """finetune-transformer-lm, train.py: its defaults."""
-    base = tasks()["classify"]()
+    base = task_recipes()["classify"]()
     data = dataclasses.replace(base.data, layout="gpt")
     found = fields(as_gpt(dataclasses.replace(base, model=GptConfig(vocab=40478, length=512), data=data), 40481))
     wanted = {
@@ -208,7 +208,7 @@ def test_a_gpt_is_fine_tuned_as_gpt_1_was():
 @pytest.mark.parametrize("scratch", [False, True])
 def test_an_elmo_s_task_is_trained_over_a_frozen_mix(scratch):
     """Frozen and without dropout below, 0.5 above (AllenNLP's Elmo); all else is chosen here."""
-    base, model = tasks()["classify"](), ElmoConfig()
+    base, model = task_recipes()["classify"](), ElmoConfig()
     source = {"model": model, "data": dataclasses.replace(base.data, layout="elmo"), "head": base.head}
     found = fields(as_elmo(base, source, scratch=scratch))
     wanted = {

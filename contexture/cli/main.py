@@ -53,10 +53,10 @@ def _recipe(words: list[str], command: str) -> tuple[Run, Run, str]:
 
 def recipes_command(words: list[str]) -> Result:
     """what can be trained, one line each"""
-    from contexture.configs import recipes, tasks
+    from contexture.configs import recipes, task_recipes
 
     parse(Nothing, words, "recipes")
-    both = {"recipes": recipes(), "tasks": tasks()}
+    both = {"recipes": recipes(), "tasks": task_recipes()}
     return {kind: {name: str(f.__doc__).strip().splitlines()[0] for name, f in of.items()} for kind, of in both.items()}
 
 
