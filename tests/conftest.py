@@ -18,7 +18,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from tests.commands import devices  # noqa: E402
+from tests.helpers.commands import devices  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -10,11 +10,11 @@ from typing import Any
 from contexture.cli.arguments import Import
 from contexture.train.interchange import convert as interchange
 from contexture.train.interchange import tf_checkpoint as bundle
-from tests import test_mutated_files as made
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, Rng, after_length, of_bytes, of_json, of_lines
 from tests.fuzz.target import Absent, Target
 from tests.fuzz.tokenizers import export
+from tests.interchange import test_mutated_files as made
 
 
 def _importing(format: Any) -> Callable[[Path, Path], None]:

@@ -88,7 +88,7 @@ def _sentences(folder: Path, to: Path) -> None:
 
 
 def _set(folder: Path) -> None:
-    from tests.tfds_sets import build
+    from tests.helpers.tfds_sets import build
 
     rows = [{"sentence": line, "label": n % 2} for n, line in enumerate(LINES)]
     build(folder, "glue/sst2", {"train": rows, "validation": rows[:2]})

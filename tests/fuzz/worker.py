@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import tests.conftest  # noqa: F401  (a CPU, and the cache of compiled programs)
-from tests.commands import devices
 from tests.fuzz.__main__ import case_of
 from tests.fuzz.target import Absent, Sandbox
 from tests.fuzz.targets import TARGETS
+from tests.helpers.commands import devices
 
 SMALLER = 15.0
 """Seconds in which a case is made smaller."""

@@ -2,9 +2,9 @@
 
 from tests.mutants.row import mutants_of
 
-_UNITS = "test_analysis_units.py"
+_UNITS = "analysis/test_units.py"
 _ONCE = f"{_UNITS}::test_every_token_is_scored_once_with_as_much_context_as_a_window_holds"
-_PIECES = "test_embed.py::test_pieces_have_the_vectors_of_their_model"
+_PIECES = "analysis/test_embed.py::test_pieces_have_the_vectors_of_their_model"
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
 
 ANALYSIS = (
@@ -32,11 +32,11 @@ ANALYSIS = (
     *mutants_of(
         "analysis/generate.py",
         ("generate.end-is-text", 'ids[: ids.index(tokenizer.end)], "end"', 'ids[: ids.index(tokenizer.end) + 1], "end"',
-         "test_generate_units.py"),
+         "analysis/test_generate_units.py"),
         ("generate.stop-is-text", 'line.text[: min(found)], "stop"', 'line.text[: max(found)], "stop"',
-         "test_generate_units.py"),
+         "analysis/test_generate_units.py"),
         ("generate.half-characters-told", 'ready = len(text.rstrip("\\ufffd"))', "ready = len(text)",
-         "test_generate_units.py"),
-        ("generate.part-of-a-stop-told", "ready -= size\n", "ready -= 0\n", "test_generate_units.py"),
+         "analysis/test_generate_units.py"),
+        ("generate.part-of-a-stop-told", "ready -= size\n", "ready -= 0\n", "analysis/test_generate_units.py"),
     ),
 )  # fmt: skip

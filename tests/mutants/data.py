@@ -2,16 +2,16 @@
 
 from tests.mutants.row import mutants_of
 
-_MASKING = "test_data_masking.py"
-_STREAMS = "test_data_streams.py::"
+_MASKING = "data/pretraining/test_masking.py"
+_STREAMS = "data/pretraining/test_sentence_pairs.py::"
 _PLAN = f"{_STREAMS}test_the_plan_is_exactly_the_original_s"
 _DRAWS = f"{_STREAMS}test_draws_are_those_of_splitmix64_and_uniform"
 _ORDER = f"{_STREAMS}test_an_order_without_memory_is_a_permutation"
 _CUT = f"{_STREAMS}test_cutting_is_the_original_s_token_by_token"
-_WINDOWS = "test_data_windows.py::"
+_WINDOWS = "data/pretraining/test_lm_windows.py::"
 _PACKED = f"{_WINDOWS}test_packed_documents_do_not_see_each_other"
-_LANES = "test_data_lanes.py::"
-_WORDS = "test_data_words.py::"
+_LANES = "data/pretraining/test_bilm_lanes.py::"
+_WORDS = "data/tokenizers/test_word_level.py::"
 
 PRETRAINING = (
     *mutants_of(
@@ -60,20 +60,20 @@ PRETRAINING = (
     *mutants_of(
         "data/layouts.py",
         ("layout.segments-from-the-mark", "((place > a_end) &", "((place >= a_end) &",
-         "test_data_layouts.py::test_texts_are_laid_out_like_the_original_s"),
+         "data/test_layouts.py::test_texts_are_laid_out_like_the_original_s"),
         ("layout.mask-without-the-end", "mask_BL = (place <= last)", "mask_BL = (place < last)",
-         "test_data_layouts.py::test_texts_are_laid_out_like_the_original_s"),
+         "data/test_layouts.py::test_texts_are_laid_out_like_the_original_s"),
         ("layout.ties-cut-a", "over, half = a + b > most, most // 2", "over, half = a + b > most, (most + 1) // 2",
          _CUT),
         ("layout.cut-at-the-end-alone", "heads[rows] += np.bitwise_count(bits << spare)", "heads[rows] += 0",
          f"{_STREAMS}test_front_and_end_are_cut_equally_often"),
         ("layout.gpt-weights-not-a-mean", "np.where(target_BL, 1.0 / last, 0.0)", "np.where(target_BL, 1.0, 0.0)",
-         "test_data_tasks_gpt.py::test_a_text_of_a_class"),
+         "data/tasks/test_gpt_layout.py::test_a_text_of_a_class"),
         ("layout.gpt-next-is-itself", "tokens_BL[:, 1:], 0)", "tokens_BL[:, :-1], 0)",
-         "test_data_tasks_gpt.py::test_a_text_of_a_class"),
+         "data/tasks/test_gpt_layout.py::test_a_text_of_a_class"),
         ("layout.one-order-twice", "(starts[:, ::-1].ravel(), lengths[:, ::-1].ravel())",
          "(starts.ravel(), lengths.ravel())",
-         "test_data_tasks_gpt.py::test_a_pair_in_both_orders"),
+         "data/tasks/test_gpt_layout.py::test_a_pair_in_both_orders"),
     ),
     *mutants_of(
         "data/pretraining/lm_windows.py",
@@ -124,46 +124,46 @@ PRETRAINING = (
     *mutants_of(
         "data/batches.py",
         ("held-out.filled-up-lines-count", 'batch["valid"][spare] = 0.0', 'batch["valid"][spare] = 1.0',
-         "test_data_pipeline.py::test_every_held_out_line_is_read_once_and_the_last_batch_is_filled_up"),
+         "data/test_batches.py::test_every_held_out_line_is_read_once_and_the_last_batch_is_filled_up"),
         ("held-out.filled-up-slots-count", 'batch["slot_weights"][spare] = 0.0', 'batch["slot_weights"][spare] += 0.0',
-         "test_data_pipeline.py::test_every_held_out_line_is_read_once_and_the_last_batch_is_filled_up"),
+         "data/test_batches.py::test_every_held_out_line_is_read_once_and_the_last_batch_is_filled_up"),
     ),
     *mutants_of(
         "data/config.py",
         ("ramp.one-stage-short", "return sizes[step * len(sizes) // self.ramp_steps]",
          "return sizes[min(step * len(sizes) // self.ramp_steps + 1, len(sizes) - 1)]",
-         "test_data_pipeline.py::test_a_ramp_doubles_the_batch_at_equal_intervals"),
+         "data/test_batches.py::test_a_ramp_doubles_the_batch_at_equal_intervals"),
     ),
     *mutants_of(
         "data/pretraining/shards.py",
         ("shards.fingerprint-of-names-alone",
          'content = {key: value for key, value in index.items() if key != "fingerprint"}', "content = sorted(index)",
-         "test_data_damage.py::test_a_flipped_byte_of_any_file_is_found "
-         "test_data_damage.py::test_an_index_that_is_not_as_it_was_written_is_refused_in_one_line"),
+         "data/pretraining/test_damaged_shards.py::test_a_flipped_byte_of_any_file_is_found "
+         "data/pretraining/test_damaged_shards.py::test_an_index_that_is_not_as_it_was_written_is_refused_in_one_line"),
         ("shards.bytes-not-checked", "if digest.hexdigest() != sha256:", 'if digest.hexdigest() == "":',
-         "test_data_damage.py::test_a_flipped_byte_of_any_file_is_found"),
+         "data/pretraining/test_damaged_shards.py::test_a_flipped_byte_of_any_file_is_found"),
     ),
     *mutants_of(
         "data/storage.py",
         ("storage.file-in-place", "    part = partial_beside(path)\n    try:\n        yield part\n        with",
          "    part = path\n    try:\n        yield part\n        with",
-         "test_nothing_deleted.py::test_an_atomic_file_is_whole_or_as_it_was"),
+         "train/run/test_nothing_deleted.py::test_an_atomic_file_is_whole_or_as_it_was"),
         ("storage.part-left-behind", "        part.unlink(missing_ok=True)\n        raise", "        raise",
-         "test_nothing_deleted.py::test_an_atomic_file_is_whole_or_as_it_was"),
+         "train/run/test_nothing_deleted.py::test_an_atomic_file_is_whole_or_as_it_was"),
         ("storage.folder-over-another", "check_free(path)  # another process may have been faster",
          "shutil.rmtree(path, ignore_errors=True)",
-         "test_nothing_deleted.py::test_an_atomic_folder_never_takes_the_place_of_another"),
+         "train/run/test_nothing_deleted.py::test_an_atomic_folder_never_takes_the_place_of_another"),
         ("storage.any-dotted-name-is-partial", "[0-9a-f]{8}", ".{8}",
-         "test_nothing_deleted.py::test_only_names_of_partial_files_are_partial"),
+         "train/run/test_nothing_deleted.py::test_only_names_of_partial_files_are_partial"),
         ("storage.aside-meets-aside", "if not os.path.lexists(each :=", "if (each :=",
-         "test_nothing_deleted.py::test_what_is_moved_aside_never_meets_what_was_moved_before"),
+         "train/run/test_nothing_deleted.py::test_what_is_moved_aside_never_meets_what_was_moved_before"),
     ),
     *mutants_of(
         "data/config.py",
         ("slots.twenty-always", "max(math.ceil(round(self.length * self.masked_fraction, 6)), 1)", "20",
-         "test_train_phases.py::test_masked_slots_follow_the_length"),
+         "train/test_phases.py::test_masked_slots_follow_the_length"),
         ("slots.rounded-down", "math.ceil(round(self.length * self.masked_fraction, 6))",
          "int(self.length * self.masked_fraction)",
-         "test_train_phases.py::test_masked_slots_follow_the_length"),
+         "train/test_phases.py::test_masked_slots_follow_the_length"),
     ),
 )  # fmt: skip

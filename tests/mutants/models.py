@@ -2,20 +2,20 @@
 
 from tests.mutants.row import mutants_of
 
-_BLOCKS = "test_models_blocks.py::"
+_BLOCKS = "models/layers/test_blocks.py::"
 _NORM = f"{_BLOCKS}test_a_norm_and_its_gradient_are_those_of_the_formula"
 _ATTEND = f"{_BLOCKS}test_attention_and_its_gradient_are_those_of_the_formula"
-_LOGITS = "test_models_logits.py::"
-_GPT1 = "test_gpt1_original.py::test_one_table_is_read_by_token_and_place_and_is_the_softmax"
-_BERT_GOLDEN = "test_formats.py::test_a_run_of_format_1_loads_for_ever"
-_GPT_GOLDEN = "test_formats.py::test_a_gpt_of_format_1_writes_and_scores_for_ever"
-_LSTM = "test_models_lstm.py::"
+_LOGITS = "models/test_logits.py::"
+_GPT1 = "parity/test_gpt1_original.py::test_one_table_is_read_by_token_and_place_and_is_the_softmax"
+_BERT_GOLDEN = "train/run/test_formats.py::test_a_run_of_format_1_loads_for_ever"
+_GPT_GOLDEN = "train/run/test_formats.py::test_a_gpt_of_format_1_writes_and_scores_for_ever"
+_LSTM = "models/layers/test_lstm.py::"
 _EQUATIONS = f"{_LSTM}test_a_layer_is_its_equations"
 _LSTM_GRADIENT = f"{_LSTM}test_a_layer_s_gradient_is_that_of_its_equations"
 _SKIP = f"{_LSTM}test_layers_stand_on_each_other_and_a_skip_adds_the_input_of_all_but_the_first"
-_CNN = "test_models_char_filters.py::test_a_word_is_the_largest_of_each_filter_through_highways_and_a_projection"
-_INIT = "test_models_elmo_init.py::test_every_parameter_is_drawn_as_the_original_draws_it"
-_DROPOUT = "test_models_dropout.py::"
+_CNN = "models/layers/test_char_filters.py::test_a_word_is_the_largest_of_each_filter_through_highways_and_a_projection"
+_INIT = "models/test_elmo_init.py::test_every_parameter_is_drawn_as_the_original_draws_it"
+_DROPOUT = "models/layers/test_dropout.py::"
 
 MODELS = (
     *mutants_of(
@@ -45,11 +45,11 @@ MODELS = (
         ("attention.no-dropout", "dropout(weights_BHLM, rate, noise, site), v_BHMK)", "weights_BHLM, v_BHMK)", _ATTEND),
         ("attention.cache-at-the-start", "(old, new.astype(old.dtype), start, axis=1)",
          "(old, new.astype(old.dtype), start * 0, axis=1)",
-         "test_models_gpt.py::test_writing_a_token_at_a_time_is_reading_them_all"),
+         "models/test_gpt.py::test_writing_a_token_at_a_time_is_reading_them_all"),
     ),
     *mutants_of(
         "models/bert.py",
-        ("bert.weak-mask", "* -10000.0", "* -10.0", "test_models_bert.py::test_padding_changes_nothing"),
+        ("bert.weak-mask", "* -10000.0", "* -10.0", "models/test_bert.py::test_padding_changes_nothing"),
         ("bert.no-residual", "return self.ffn_norm(x_BLD + dropout(", "return self.ffn_norm(dropout(", _BERT_GOLDEN),
         ("bert.residual-behind-the-norm", "x_BLD = self.attention_norm(x_BLD + dropout(",
          "x_BLD = x_BLD + self.attention_norm(dropout(", _BERT_GOLDEN),
@@ -57,18 +57,18 @@ MODELS = (
         ("bert.pooled-elsewhere", 'name="pooler")(out_BLD[:, 0])', 'name="pooler")(out_BLD[:, 1])', _BERT_GOLDEN),
         ("bert.init-not-cut", "nn.initializers.truncated_normal(config.init_std)",
          "nn.initializers.normal(config.init_std)",
-         "test_models_bert.py::test_kernels_are_normal_cut_at_two_deviations"),
+         "models/test_bert.py::test_kernels_are_normal_cut_at_two_deviations"),
     ),
     *mutants_of(
         "models/layers/embeddings.py",
         ("embeddings.no-segments", "table_VD[tokens_BL] + positions_BLD + types_BLD",
          "table_VD[tokens_BL] + positions_BLD + 0.0 * types_BLD",
-         "test_models_bert.py::test_the_embeddings_are_the_normed_sum_of_three_tables"),
+         "models/test_bert.py::test_the_embeddings_are_the_normed_sum_of_three_tables"),
         ("embeddings.positions-not-read",
          "place_LD[None, :L] if positions_BL is None else place_LD[positions_BL]\n        kinds",
-         "place_LD[None, :L]\n        kinds", "test_models_bert.py::test_positions_say_where_a_token_stands"),
+         "place_LD[None, :L]\n        kinds", "models/test_bert.py::test_positions_say_where_a_token_stands"),
         ("gpt1.dropout-on-the-sum-too", "return x_BLD if self.one_table else dropout(", "return dropout(",
-         "test_models_gpt.py::test_dropout_falls_on_the_one_table_once_a_step"),
+         "models/test_gpt.py::test_dropout_falls_on_the_one_table_once_a_step"),
         ("gpt1.softmax-without-positions", "table_VD, place_LD = softmax_VD[:V], softmax_VD[V:]",
          "table_VD, place_LD = softmax_VD[:V], softmax_VD[V:]; softmax_VD = table_VD", _GPT1),
     ),
@@ -77,17 +77,17 @@ MODELS = (
         ("gpt.sees-one-ahead", "(back_BLM >= 0)", "(back_BLM >= -1)", _GPT1),
         ("gpt.does-not-see-itself", "(back_BLM >= 0)", "(back_BLM >= 1)", _GPT1),
         ("gpt.band-wider", "back_BLM < config.local_window", "back_BLM <= config.local_window",
-         "test_models_gpt.py::test_a_band_holds_as_many_keys_as_it_says"),
+         "models/test_gpt.py::test_a_band_holds_as_many_keys_as_it_says"),
         ("gpt.bands-in-the-other-layers", "layer % 2 == 0", "layer % 2 == 1",
-         "test_models_gpt.py::test_a_band_holds_as_many_keys_as_it_says"),
+         "models/test_gpt.py::test_a_band_holds_as_many_keys_as_it_says"),
         ("gpt.packs-see-those-before", 'batch["packs"][:, :, None] == batch', 'batch["packs"][:, :, None] >= batch',
-         "test_models_gpt.py::test_packed_documents_are_documents_alone"),
+         "models/test_gpt.py::test_packed_documents_are_documents_alone"),
         ("gpt.residual-init-by-layers", "share = (2 * config.layers) ** -0.5", "share = config.layers ** -0.5",
-         "test_models_gpt.py::test_kernels_into_the_residual_stream_are_drawn_smaller"),
+         "models/test_gpt.py::test_kernels_into_the_residual_stream_are_drawn_smaller"),
         ("gpt.residual-init-always", 'if config.init == "paper" else 1.0', 'if config.init != "" else 1.0',
-         "test_models_gpt.py::test_kernels_into_the_residual_stream_are_drawn_smaller"),
+         "models/test_gpt.py::test_kernels_into_the_residual_stream_are_drawn_smaller"),
         ("gpt.pooled-one-early", "jnp.maximum(mask_BL.sum(1) - 1, 0)", "jnp.maximum(mask_BL.sum(1) - 2, 0)",
-         "test_gpt1_original.py::test_the_loss_is_the_choice_s_and_half_of_the_words"),
+         "parity/test_gpt1_original.py::test_the_loss_is_the_choice_s_and_half_of_the_words"),
         ("gpt.pre-norm-no-residual", "x_BLD += dropout(attention(self.attention_norm(x_BLD))",
          "x_BLD = dropout(attention(self.attention_norm(x_BLD))", _GPT_GOLDEN),
         ("gpt.pre-norm-ffn-unnormed", "dropout(self.ffn(self.ffn_norm(x_BLD)), rate",
@@ -101,24 +101,24 @@ MODELS = (
         "models/heads/language_model.py",
         ("mlm.no-bias", "return logits_BPV + bias_V[None, None]", "return logits_BPV",
 
-         "test_models_heads.py"),
+         "models/heads/test_bert_heads.py"),
         ("mlm.no-activation", "(ACTIVATIONS[self.activation](x_BPD))", "(x_BPD)",
-         "test_models_heads.py"),
+         "models/heads/test_bert_heads.py"),
     ),
     *mutants_of(
         "models/heads/tasks.py",
         ("choice.dropout-of-its-own", "linear(pooled_BAD * kept_BD[:, None])",
          "linear(dropout(pooled_BAD, self.dropout, noise, SITE))",
-         "test_gpt1_original.py::test_the_alternatives_of_an_example_share_their_dropout"),
+         "parity/test_gpt1_original.py::test_the_alternatives_of_an_example_share_their_dropout"),
         ("symmetric.mean-of-both", "pooled_BD.shape[-1]).sum(1)", "pooled_BD.shape[-1]).mean(1)",
-         "test_gpt1_original.py::test_a_pair_in_both_orders_is_read_from_the_sum_of_both"),
+         "parity/test_gpt1_original.py::test_a_pair_in_both_orders_is_read_from_the_sum_of_both"),
     ),
     *mutants_of(
         "models/heads/chunked_softmax.py",
         ("softmax.loss-without-top", "top_BL + jnp.log(sum_BL) - label_BL", "jnp.log(sum_BL) - label_BL",
-         "test_models_gpt.py::test_a_loss_in_parts_is_the_whole_loss"),
+         "models/test_gpt.py::test_a_loss_in_parts_is_the_whole_loss"),
         ("softmax.gradient-unweighted", "scale_BL = weights_BL / sum_BL", "scale_BL = 1.0 / sum_BL",
-         "test_models_gpt.py::test_a_loss_in_parts_is_the_whole_loss"),
+         "models/test_gpt.py::test_a_loss_in_parts_is_the_whole_loss"),
         ("softmax.a-tie-is-a-hit", "(label_BL > others_BL)", "(label_BL >= others_BL)",
          f"{_LOGITS}test_a_hit_is_a_label_whose_logit_is_greater_than_all_others"),
         ("softmax.logits-in-bfloat16", "x_BLD, table_VD, preferred_element_type=jnp.float32)\n    if bias_V",
@@ -128,13 +128,13 @@ MODELS = (
     *mutants_of(
         "models/heads/sampled_softmax.py",
         ("sampled.uncorrected", " - jnp.log(expected_count(ids, tries, V))", "",
-         "test_models_word_softmax.py"),
+         "models/heads/test_sampled_softmax.py"),
         ("sampled.zipf-off-by-one", "jnp.log1p(1.0 / (k + 1.0))", "jnp.log1p(1.0 / (k + 2.0))",
-         "test_models_word_softmax.py"),
+         "models/heads/test_sampled_softmax.py"),
         ("sampled.hits-count", "next_BL[:, :, None], -jnp.inf, logits_BLS)",
          "next_BL[:, :, None], logits_BLS, logits_BLS)",
-         "test_models_word_softmax.py"),
-        ("sampled.no-bias", "logits + bias_V[ids] -", "logits -", "test_models_word_softmax.py"),
+         "models/heads/test_sampled_softmax.py"),
+        ("sampled.no-bias", "logits + bias_V[ids] -", "logits -", "models/heads/test_sampled_softmax.py"),
         ("elmo.init-softmax", "nn.initializers.normal(1.0 / math.sqrt(J)), (V, J))",
          "nn.initializers.normal(0.02), (V, J))", _INIT),
     ),
@@ -185,7 +185,7 @@ MODELS = (
         ("char-cnn.highway-without-relu", "new = jax.nn.relu(Linear(", "new = (Linear(", _CNN),
         ("char-cnn.gradient-to-all-places", "hit_RPF = y_RPF == y_RPF.max(1, keepdims=True)",
          "hit_RPF = y_RPF <= y_RPF.max(1, keepdims=True)",
-         "test_models_char_filters.py::test_a_word_s_gradient_goes_to_the_window_that_won"),
+         "models/layers/test_char_filters.py::test_a_word_s_gradient_goes_to_the_window_that_won"),
         ("elmo.init-carry-bias", "nn.initializers.constant(-2.0)", "nn.initializers.constant(0.0)", _INIT),
         ("elmo.init-characters", "uniform(*given) - 1.0", "uniform(*given) - 0.9", _INIT),
         ("elmo.init-filters", "uniform(*given) - 0.05", "uniform(*given) - 0.04", _INIT),
@@ -194,75 +194,75 @@ MODELS = (
     *mutants_of(
         "models/heads/layer_mix.py",
         ("mix.no-gamma", "(gamma * mixed)", "(mixed + 0.0 * gamma)",
-         "test_models_features.py::test_a_mix_is_gamma_times_the_weighted_sum_of_layers"),
+         "models/heads/test_layer_mix.py::test_a_mix_is_gamma_times_the_weighted_sum_of_layers"),
         ("mix.weights-not-normed", 'weights_N = jax.nn.softmax(self.param("weights"',
          'weights_N = jnp.exp(self.param("weights"',
-         "test_models_features.py::test_a_mix_is_gamma_times_the_weighted_sum_of_layers"),
+         "models/heads/test_layer_mix.py::test_a_mix_is_gamma_times_the_weighted_sum_of_layers"),
         ("features.padding-in-the-mean", "mean_BX = jnp.where(inside_BLX, x_BLX, 0.0)",
          "mean_BX = jnp.where(True, x_BLX, 0.0)",
-         "test_models_features.py::test_a_task_s_head_sees_words_alone"),
+         "models/heads/test_layer_mix.py::test_a_task_s_head_sees_words_alone"),
         ("features.padding-in-the-largest", "jnp.where(inside_BLX, x_BLX, -jnp.inf).max(1)",
          "jnp.where(True, x_BLX, -jnp.inf).max(1)",
-         "test_models_features.py::test_a_task_s_head_sees_words_alone"),
+         "models/heads/test_layer_mix.py::test_a_task_s_head_sees_words_alone"),
     ),
     *mutants_of(
         "models/heads/crf.py",
         ("crf.first-left-out", "first_C[None] + logits_BLC[:, 0], words)\n    return jax.nn.logsumexp",
          "0 * first_C[None] + logits_BLC[:, 0], words)\n    return jax.nn.logsumexp",
-         "test_models_features.py::test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out"),
+         "models/heads/test_layer_mix.py::test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out"),
         ("crf.steps-turned", "between_BL = steps_CC[tags_BL[:, :-1], tags_BL[:, 1:]]",
          "between_BL = steps_CC[tags_BL[:, 1:], tags_BL[:, :-1]]",
-         "test_models_features.py::test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out"),
+         "models/heads/test_layer_mix.py::test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out"),
         ("crf.last-left-out", "last_B = (best_BC + last_C[None]).argmax(1)", "last_B = best_BC.argmax(1)",
-         "test_models_features.py::test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out"),
+         "models/heads/test_layer_mix.py::test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out"),
     ),
     *mutants_of(
         "models/shapes.py",
         ("mesh.width-over-tensor", '"D": ("fsdp",),', '"D": ("tensor",),',
-         "test_models_shapes.py::test_an_array_is_cut_by_its_letters"),
+         "models/test_shapes.py::test_an_array_is_cut_by_its_letters"),
         ("mesh.axis-served-twice", "free.discard(axis)", "pass",
-         "test_models_shapes.py::test_an_array_is_cut_by_its_letters"),
+         "models/test_shapes.py::test_an_array_is_cut_by_its_letters"),
         ("mesh.odd-vocabulary-whole", "left_over += (axis,)", "left_over += ()",
-         "test_models_shapes.py::test_an_array_is_cut_by_its_letters"),
+         "models/test_shapes.py::test_an_array_is_cut_by_its_letters"),
         ("shapes.dims-turned", '(r"backbone/layers/ffn/in/kernel", "NDF")', '(r"backbone/layers/ffn/in/kernel", "NFD")',
-         "test_models_shapes.py::test_every_parameter_has_dims"),
+         "models/test_shapes.py::test_every_parameter_has_dims"),
     ),
     *mutants_of(
         "models/interchange/renaming.py",
         ("interchange.qkv-order", '_PARTS = "qkv"', '_PARTS = "kqv"',
-         "test_models_published.py::test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order"),
+         "models/test_name_tables.py::test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order"),
         ("interchange.not-transposed", "order, split = [flat.index(letter) for letter in self.dims[1]]",
-         "order, split = [*range(len(flat))]", "test_models_published.py::test_published_round_trip"),
+         "order, split = [*range(len(flat))]", "models/test_name_tables.py::test_published_round_trip"),
         ("interchange.unknown-tensors-pass", "if unknown := sorted(got - wanted):", "if unknown := []:",
-         "test_models_published.py::test_a_tensor_missing_unknown_or_misshapen_is_named"),
+         "models/test_name_tables.py::test_a_tensor_missing_unknown_or_misshapen_is_named"),
     ),
     *mutants_of(
         "models/interchange/name_tables.py",
         ("interchange.bert-heads-turned", '("attention.self.query.weight", "attention/query/kernel", "(HK)D -> DHK")',
          '("attention.self.query.weight", "attention/query/kernel", "(KH)D -> DHK")',
-         "test_models_published.py::test_a_head_s_rows_stand_together_in_their_kernels"),
+         "models/test_name_tables.py::test_a_head_s_rows_stand_together_in_their_kernels"),
         ("interchange.gpt2-ffn-transposed", '("mlp/c_fc/w", "ffn/in/kernel", "XDF -> DF")',
          '("mlp/c_fc/w", "ffn/in/kernel", "XFD -> DF")',
-         "test_models_published.py::test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order"),
+         "models/test_name_tables.py::test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order"),
     ),
     *mutants_of(
         "models/decode.py",
         ("sampling.top-k-one-alone", "jax.lax.top_k(logits_BV, how.top_k)[0][:, -1:]",
-         "jax.lax.top_k(logits_BV, how.top_k)[0][:, :1]", "test_decode_choices.py"),
+         "jax.lax.top_k(logits_BV, how.top_k)[0][:, :1]", "models/test_decode.py"),
         ("sampling.top-p-crossing-left-out", "last_B = (sums_BV < how.top_p).sum(-1)",
-         "last_B = (sums_BV < how.top_p).sum(-1) - 1", "test_decode_choices.py"),
+         "last_B = (sums_BV < how.top_p).sum(-1) - 1", "models/test_decode.py"),
         ("sampling.top-p-exclusive-takes-it", "last_B = (sums_BV <= how.top_p).sum(-1) - 1",
-         "last_B = (sums_BV <= how.top_p).sum(-1)", "test_decode_choices.py"),
+         "last_B = (sums_BV <= how.top_p).sum(-1)", "models/test_decode.py"),
         ("sampling.temperature-turned", "keep(logits_BV / how.temperature, how)",
          "keep(logits_BV * how.temperature, how)",
-         "test_decode_choices.py"),
+         "models/test_decode.py"),
         ("sampling.one-key-for-all-tokens", "_fold(now.keys_B, now.count)", "_fold(now.keys_B, 0)",
-         "test_decode_choices.py"),
+         "models/test_decode.py"),
         ("decode.place-one-on", "jnp.cumsum(mask_BL, axis=1) - 1", "jnp.cumsum(mask_BL, axis=1)",
-         "test_models_gpt.py::test_writing_a_token_at_a_time_is_reading_them_all"),
+         "models/test_gpt.py::test_writing_a_token_at_a_time_is_reading_them_all"),
         ("decode.padding-remembered", "put(text.seen_BM, mask_BL > 0, start, axis=1)",
          "put(text.seen_BM, mask_BL >= 0, start, axis=1)",
-         "test_models_gpt.py::test_writing_a_token_at_a_time_is_reading_them_all"),
+         "models/test_gpt.py::test_writing_a_token_at_a_time_is_reading_them_all"),
     ),
     *mutants_of(
         "models/layers/blocks.py",

@@ -2,10 +2,10 @@
 
 from tests.mutants.row import mutants_of
 
-_PIECES = "test_data_tokenizer.py::"
-_GPT = "test_data_tokenizers_gpt.py::"
-_TABLES = "test_data_tables.py::"
-_ENCODE = "test_data_encode.py::"
+_PIECES = "data/tokenizers/test_wordpiece.py::"
+_GPT = "data/tokenizers/test_byte_pair_and_sentencepiece.py::"
+_TABLES = "data/tasks/test_tables.py::"
+_ENCODE = "data/tasks/test_encode_examples.py::"
 
 TASKS = (
     *mutants_of(
@@ -19,9 +19,9 @@ TASKS = (
         ("wordpiece.cjk-not-spaced", "handle_chinese_chars=True", "handle_chinese_chars=False",
          f"{_PIECES}test_words_are_those_of_the_original"),
         ("wordpiece.controls-stay", "clean_text=True", "clean_text=False",
-         "test_data_tokenizer_units.py"),
+         "data/tokenizers/test_units.py"),
         ("wordpiece.pieces-not-joined", '.replace(" ##", "")', '.replace("##", "")',
-         "test_data_tokenizer_units.py"),
+         "data/tokenizers/test_units.py"),
         ("wordpiece.fingerprint-without-case", 'return {"lowercase": self.lowercase, **longest}', "return {**longest}",
          f"{_PIECES}test_fingerprint_covers_vocabulary_and_options"),
     ),
@@ -35,13 +35,13 @@ TASKS = (
         ("bpe.gpt1-backslashes-spaced", r"""'([-~!";?+,()/*\[\]{}|_])\1*'""", r"""'([-~!";?+,()/*\[\]{}|_\\])\1*'""",
          f"{_GPT}test_gpt1_s_clean_up_is_the_original_s"),
         ("bpe.marks-cut-too-soon", "{{30}}(?=", "{{3}}(?=",
-         "test_data_linear.py::test_as_many_marks_as_a_text_may_have_are_normalized_as_one"),
+         "data/test_linear_time.py::test_as_many_marks_as_a_text_may_have_are_normalized_as_one"),
         ("bpe.broken-characters-fail", 'decode("utf-8", "replace")', 'decode("utf-8", "ignore")',
-         "test_data_tokenizer_units.py"),
+         "data/tokenizers/test_units.py"),
         ("bpe.a-space-before-the-first", "add_prefix_space=False", "add_prefix_space=True",
          f"{_GPT}test_what_is_lossless_comes_back_as_it_was {_GPT}test_gpt2_s_cases_have_their_ids"),
         ("bpe.first-merge-lost", 'int(lines[0].startswith("#version") or not lines[0])', "1",
-         "test_data_tokenizer_files.py::test_merges_are_read_with_and_without_the_line_of_a_version"),
+         "data/tokenizers/test_files.py::test_merges_are_read_with_and_without_the_line_of_a_version"),
     ),
     *mutants_of(
         "data/tasks/tables.py",
@@ -54,9 +54,9 @@ TASKS = (
         ("tables.lines-counted-from-the-end", "first = reader.line_num + 1", "first = reader.line_num",
          f"{_TABLES}test_a_csv_quotes_fields_over_lines {_TABLES}test_what_is_wrong_is_told_in_one_line"),
         ("tables.first-row-rules", "widths.most_common(1)[0][0] if", "[*widths][0] if",
-         "test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
+         "data/tasks/test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
         ("tables.first-keys-rule", "if 2 * count >= len(lines))", "if count >= len(lines))",
-         "test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
+         "data/tasks/test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
     ),
     *mutants_of(
         "data/tasks/conll.py",
@@ -82,25 +82,25 @@ TASKS = (
          "renumbered[self.numbers[label]] = self.numbers[label]",
          f"{_ENCODE}test_labels_are_sorted_counted_and_kept"),
         ("labels.a-number-or-a-text", "if len(found) > 1:", "if len(found) > 9:",
-         "test_choices.py::test_a_number_that_is_a_text_too_wants_to_be_told_apart"),
+         "data/tasks/test_choices.py::test_a_number_that_is_a_text_too_wants_to_be_told_apart"),
         ("labels.too-large", "if abs(value) > _LARGEST:", "if value > _LARGEST:",
-         "test_odd_rows.py::test_a_label_that_is_no_number_is_left_out_of_a_regression"),
+         "data/tasks/test_odd_rows.py::test_a_label_that_is_no_number_is_left_out_of_a_regression"),
         ("labels.first-question-rules", "many.most_common(1)[0][0]", "[*many][0]",
-         "test_odd_rows.py::test_a_question_of_more_alternatives_than_the_others_is_left_out"),
+         "data/tasks/test_odd_rows.py::test_a_question_of_more_alternatives_than_the_others_is_left_out"),
     ),
     *mutants_of(
         "data/tasks/file_report.py",
         ("tables.short-files-strict", "min(_FEW, self.rows // 10)", "0",
-         "test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
+         "data/tasks/test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
         ("tables.most-of-a-short-file", "self.rows // 10", "self.rows",
-         "test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
+         "data/tasks/test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
         ("tables.first-odd-of-any-kind", 'f"{self._first_left_out}")', 'f"{self._odd[0]}")',
-         "test_odd_rows.py::test_each_kind_of_odd_row_is_told_with_its_own_first_place"),
+         "data/tasks/test_odd_rows.py::test_each_kind_of_odd_row_is_told_with_its_own_first_place"),
     ),
     *mutants_of(
         "data/tasks/word_alignment.py",
         ("align.first-piece-of-a-gpt", "len(line) - 1 if last else begin", "begin",
-         "test_data_tasks_gpt.py::test_a_tag_stands_where_its_whole_word_was_seen"),
+         "data/tasks/test_gpt_layout.py::test_a_tag_stands_where_its_whole_word_was_seen"),
         ("align.last-piece-of-a-bert", "len(line) - 1 if last else begin", "len(line) - 1",
          f"{_ENCODE}test_a_tag_stands_at_its_word_s_first_piece"),
     ),
@@ -110,9 +110,9 @@ TASKS = (
          f"{_ENCODE}test_class_weights"),
         ("class-weights.of-no-label", 'batch["weights"] = self.weights_C[batch["labels"]]',
          'batch["weights"] = np.ones_like(self.weights_C)[batch["labels"]]',
-         "test_train_weights.py"),
+         "train/test_class_weights.py"),
         ("class-weights.of-no-tag", "np.where(tags_BL >= 0, self.weights_C[np.maximum(tags_BL, 0)], 0)",
-         "np.where(tags_BL >= 0, 1, 0)", "test_train_weights.py"),
+         "np.where(tags_BL >= 0, 1, 0)", "train/test_class_weights.py"),
         ("task-batches.lines-too-long", "-(-(longest + 2) // 8) * 8", "-(-(longest + 3) // 8) * 8",
          f"{_ENCODE}test_lines_are_as_long_as_the_longest_example"),
         ("task-batches.one-order-for-all-passes", "draws.key(draws.EXAMPLE_ORDER, self.seed, e)",

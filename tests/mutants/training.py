@@ -2,21 +2,23 @@
 
 from tests.mutants.row import mutants_of
 
-_OPTIM = "test_train_optim.py::"
+_OPTIM = "train/test_optim.py::"
 _TEN = f"{_OPTIM}test_ten_updates_are_those_of_the_formula"
-_GPT1_ADAM = "test_gpt1_original.py::test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps"
-_STEP = "test_train_step.py::"
-_SKIPPED = "test_train_skipped.py::test_a_finite_loss_with_a_gradient_that_is_not_finite_is_skipped"
+_GPT1_ADAM = "parity/test_gpt1_original.py::test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps"
+_STEP = "train/test_step.py::"
+_SKIPPED = "train/test_skipped_steps.py::test_a_finite_loss_with_a_gradient_that_is_not_finite_is_skipped"
 _FROZEN = f"{_STEP}test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped"
-_WEIGHTS = "test_train_weights.py"
-_SCORES = "test_train_scores.py::"
-_CHECKPOINTS = "test_train_checkpoints.py"
-_REPORT = "test_train_report.py"
-_CONFIG = "test_train_config.py"
-_KEPT = "test_nothing_deleted.py::"
-_AGREE = "test_agreement.py::test_a_fact_that_differs_between_processes_is_named_in_all"
-_STOPPED = "test_stopped_evaluation.py::test_a_run_stopped_in_an_evaluation_is_the_same_run"
-_DIRECTIONS = "test_train_metrics.py::test_the_best_is_the_lowest_of_what_is_better_lower_and_the_highest_of_all_else"
+_WEIGHTS = "train/test_class_weights.py"
+_SCORES = "train/evaluation/test_task_metrics.py::"
+_CHECKPOINTS = "train/checkpoints/test_manager.py"
+_REPORT = "train/run/test_report.py"
+_CONFIG = "train/test_config.py"
+_KEPT = "train/run/test_nothing_deleted.py::"
+_AGREE = "train/distributed/test_agreement.py::test_a_fact_that_differs_between_processes_is_named_in_all"
+_STOPPED = "train/run/test_stopped_evaluation.py::test_a_run_stopped_in_an_evaluation_is_the_same_run"
+_DIRECTIONS = (
+    "train/evaluation/test_best.py::test_the_best_is_the_lowest_of_what_is_better_lower_and_the_highest_of_all_else"
+)
 
 TRAINING = (
     *mutants_of(
@@ -52,9 +54,9 @@ TRAINING = (
         ("clip.always", "jnp.where(norm < most, 1.0, most / norm)", "jnp.where(norm < 0.0, 1.0, most / norm)", _TEN),
         ("clip.never", "jnp.where(norm < most, 1.0, most / norm)", "jnp.where(norm < jnp.inf, 1.0, most / norm)", _TEN),
         ("adagrad.accumulator-from-zero", "initial_accumulator_value=1.0", "initial_accumulator_value=0.1",
-         "test_train_adagrad.py"),
+         "train/test_adagrad.py"),
         ("adagrad.scaled-behind-the-clip", "optax.chain(optax.scale(config.gradient_scale), clip)",
-         "optax.chain(clip, optax.scale(config.gradient_scale))", "test_train_adagrad.py"),
+         "optax.chain(clip, optax.scale(config.gradient_scale))", "train/test_adagrad.py"),
         ("rates.turned", "np.arange(layers - 1, -1, -1.0)", "np.arange(0.0, layers)",
          f"{_OPTIM}test_each_layer_has_its_share_of_the_rate"),
         ("rates.embeddings-not-frozen", "0.0 if bottom and config.frozen_layers else",
@@ -77,7 +79,7 @@ TRAINING = (
          "lambda g, s: g * 1.0, grads, shares",
          _FROZEN),
         ("step.frozen-layers-move", "lambda u, s: u * s, updates, shares", "lambda u, s: u * s.max(), updates, shares",
-         "test_train_adagrad.py"),
+         "train/test_adagrad.py"),
         ("step.rows-of-parts-contiguous", "row_B.reshape(-1, parts).T", "row_B.reshape(parts, -1)",
          f"{_STEP}test_a_step_in_parts_is_the_whole_step"),
         ("step.first-part-alone", "return jax.tree.map(jnp.add, total, found), carry",
@@ -89,9 +91,9 @@ TRAINING = (
         ("loss.of-the-top", "- chosen, (label > others)", "+ 0.0 * chosen, (label > others)", _WEIGHTS),
         ("loss.hit-always", "(label > others).astype", "(label > others - 9.0).astype", _WEIGHTS),
         ("loss.a-tie-is-a-hit", "(label > others).astype", "(label >= others).astype",
-         "test_models_logits.py::test_a_hit_is_a_label_whose_logit_is_greater_than_all_others"),
+         "models/test_logits.py::test_a_hit_is_a_label_whose_logit_is_greater_than_all_others"),
         ("loss.a-tie-is-the-best", "keepdims=True)).sum(-1) == 1", "keepdims=True)).sum(-1) >= 1",
-         "test_models_logits.py::test_a_hit_is_a_label_whose_logit_is_greater_than_all_others"),
+         "models/test_logits.py::test_a_hit_is_a_label_whose_logit_is_greater_than_all_others"),
     ),
     *mutants_of(
         "train/objectives.py",
@@ -106,17 +108,17 @@ TRAINING = (
          '"accuracy": Sum((hit_BL * weights_BL).sum(), weights_BL.sum())', _WEIGHTS),
         ("objective.half-of-the-words-left-out", '{**self.task.terms, "lm_loss": self.weight}',
          '{**self.task.terms, "lm_loss": 0.5 * self.weight}',
-         "test_gpt1_original.py::test_the_loss_is_the_choice_s_and_half_of_the_words"),
+         "parity/test_gpt1_original.py::test_the_loss_is_the_choice_s_and_half_of_the_words"),
         ("objective.directions-added", '{"forward_loss": 0.5, "backward_loss": 0.5}',
          '{"forward_loss": 1.0, "backward_loss": 1.0}',
-         "test_objectives.py"),
+         "train/test_objectives.py"),
         ("objective.mlm-without-its-small-number", 'batch["slot_weights"].sum() + 1e-5', 'batch["slot_weights"].sum()',
-         "test_objectives.py"),
+         "train/test_objectives.py"),
         ("objective.slots-unweighted", '"mlm_loss": Sum((mlm_BP * slots_BP).sum()', '"mlm_loss": Sum(mlm_BP.sum()',
-         "test_objectives.py"),
+         "train/test_objectives.py"),
         ("objective.span-not-halved", "((start_B + end_B) / 2 * batch", "((start_B + end_B) * batch",
-         "test_objectives.py"),
-        ("perplexity.no-exponential", 'jnp.exp(x) if name.endswith("perplexity") else x', "x", "test_objectives.py"),
+         "train/test_objectives.py"),
+        ("perplexity.no-exponential", 'jnp.exp(x) if name.endswith("perplexity") else x', "x", "train/test_objectives.py"),
     ),
     *mutants_of(
         "train/run/throughput.py",
@@ -173,7 +175,7 @@ TRAINING = (
         ("checkpoint.late-evaluation-not-kept", "write(self.directory / str(step), found)", "pass", _STOPPED),
         ("checkpoint.into-a-moved-run", "_identity_of(self.directory.parent) != self._place",
          "self._place == ()",
-         "test_stopped_evaluation.py::test_a_run_that_is_moved_while_it_trains_is_not_split"),
+         "train/run/test_stopped_evaluation.py::test_a_run_that_is_moved_while_it_trains_is_not_split"),
         ("checkpoint.step-not-compared", 'if str(meta["step"]) != directory.name:', 'if str(meta["step"]) == "":',
          _CHECKPOINTS),
     ),
@@ -198,9 +200,9 @@ TRAINING = (
         "train/config.py",
         ("identity.without-data", "json.dumps([fixed, tokenizer, data], sort_keys",
          "json.dumps([fixed, tokenizer], sort_keys",
-         "test_formats.py::test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else"),
+         "train/run/test_formats.py::test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else"),
         ("identity.of-everything", "if not may_change(name) and value != usual[name]}", "if value != usual[name]}",
-         "test_formats.py::test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else"),
+         "train/run/test_formats.py::test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else"),
         ("identity.of-defaults-too", "if not may_change(name) and value != usual[name]}", "if not may_change(name)}",
          f"{_CONFIG}::test_a_run_of_an_earlier_version_keeps_its_identity"),
         ("may-change.the-seed", '"steps", "epochs", "dir", "data.path"',
@@ -209,32 +211,32 @@ TRAINING = (
         ("epochs.rounded-up", "max(int(lines_per_pass / run.data.batch * run.epochs), 1)",
          "max(int(-(-lines_per_pass // run.data.batch) * run.epochs), 1)", _CONFIG),
         ("epochs.warm-up-not-shorter", "return warmup if warmup < steps else steps // 10", "return warmup",
-         "test_warmup.py::test_a_warmup_that_leaves_no_step_is_a_tenth_of_all_steps"),
+         "train/test_warmup.py::test_a_warmup_that_leaves_no_step_is_a_tenth_of_all_steps"),
     ),
     *mutants_of(
         "train/loop.py",
         ("resume.text-from-the-beginning", "iterate(parts.batches, start, end,", "iterate(parts.batches, 0, end,",
-         "test_unkillable.py::test_a_damaged_checkpoint_is_said_and_the_run_is_the_same"),
+         "train/run/test_resume.py::test_a_damaged_checkpoint_is_said_and_the_run_is_the_same"),
         ("resume.evaluation-not-made-up", "if held_out and unevaluated:", "if False:", _STOPPED),
         ("resume.evaluation-noted-as-done", 'judged, stop = {"unevaluated": True}, signals.stop()',
          'judged, stop = {"unevaluated": False}, signals.stop()', _STOPPED),
         ("resume.a-fresh-state", "state = restored[0] if restored else make()", "state = make()",
-         "test_unkillable.py::test_a_damaged_checkpoint_is_said_and_the_run_is_the_same"),
+         "train/run/test_resume.py::test_a_damaged_checkpoint_is_said_and_the_run_is_the_same"),
     ),
     *mutants_of(
         "train/checkpoints/transfer.py",
         ("transfer.other-shapes-grow", "all(a == b or (a < b and letter in _MAY_GROW)", "all(a <= b",
-         "test_train_transfer.py::test_a_tensor_that_is_not_accounted_for_is_an_error"),
+         "train/checkpoints/test_transfer.py::test_a_tensor_that_is_not_accounted_for_is_an_error"),
         ("transfer.grown-without-leave", "elif run.init.grow and _grows(path", "elif _grows(path",
-         "test_train_transfer.py::test_a_tensor_that_is_not_accounted_for_is_an_error"),
+         "train/checkpoints/test_transfer.py::test_a_tensor_that_is_not_accounted_for_is_an_error"),
         ("transfer.heads-of-another-task-kept", 'kinds = ("classify", "regress", "tag", "choice") if same_task else ()',
          'kinds = ("classify", "regress", "tag", "choice")',
-         "test_train_transfer.py::test_heads_go_and_the_rest_stays"),
+         "train/checkpoints/test_transfer.py::test_heads_go_and_the_rest_stays"),
     ),
     *mutants_of(
         "train/options.py",
         ("defaults.clip", "clip: float = 1.0", "clip: float = 0.0",
-         "test_recipes_published.py::test_a_run_s_defaults_are_bert_s"),
+         "configs/test_recipes_published.py::test_a_run_s_defaults_are_bert_s"),
     ),
     *mutants_of(
         "train/run/signals.py",
@@ -244,10 +246,10 @@ TRAINING = (
     *mutants_of(
         "train/mesh.py",
         ("mesh.lines-not-rounded-up", "return -(-lines // shares) * shares", "return lines // shares * shares",
-         "test_mesh_rules.py"),
+         "train/test_mesh_rules.py"),
         ("mesh.any-product", "if data * model != len(devices):", "if data * model > len(devices):",
-         "test_mesh_rules.py"),
-        ("mesh.parts-not-counted", "if batch % (parts * shares):", "if batch % shares:", "test_mesh_rules.py"),
+         "train/test_mesh_rules.py"),
+        ("mesh.parts-not-counted", "if batch % (parts * shares):", "if batch % shares:", "train/test_mesh_rules.py"),
     ),
     *mutants_of(
         "train/run/exit_codes.py",
@@ -265,9 +267,9 @@ TRAINING = (
         ("settle.other-settings-written-over", 'aside = move_aside(directory, _OF_A_RUN, "earlier")', "aside = None",
          f"{_KEPT}test_other_settings_before_the_first_checkpoint_move_what_is_there_aside"),
         ("settle.a-trained-run-starts-over", "(fixed and not trained)", "fixed",
-         "test_door.py::test_another_model_in_an_old_folder_is_refused_by_name"),
+         "cli/test_command_line.py::test_another_model_in_an_old_folder_is_refused_by_name"),
         ("settle.other-data-taken", "if old.get(name) not in (None, now):", "if False:",
-         "test_agreement.py::test_a_run_is_not_described_by_other_data_than_it_was_started_with"),
+         "train/distributed/test_agreement.py::test_a_run_is_not_described_by_other_data_than_it_was_started_with"),
     ),
     *mutants_of(
         "train/distributed/processes.py",
@@ -277,20 +279,20 @@ TRAINING = (
          _AGREE),
         ("together.failure-of-another-passes", "exchange(said)):\n        if text:",
          "exchange(said)):\n        if text and number == 0:",
-         "test_agreement.py::test_a_failure_of_one_process_is_raised_in_all"),
+         "train/distributed/test_agreement.py::test_a_failure_of_one_process_is_raised_in_all"),
     ),
     *mutants_of(
         "configs/gpt.py",
-        ("recipes.gpt3-warm-up", "round(375e6 / tokens)", "round(3.75e6 / tokens)", "test_recipes_published.py"),
+        ("recipes.gpt3-warm-up", "round(375e6 / tokens)", "round(3.75e6 / tokens)", "configs/test_recipes_published.py"),
         ("recipes.gpt2-b2", 'final_lr=0.1, warmup=2_000, b2=0.95', 'final_lr=0.1, warmup=2_000, b2=0.999',
-         "test_recipes_published.py"),
+         "configs/test_recipes_published.py"),
     ),
     *mutants_of(
         "configs/bert.py",
-        ("recipes.bert-batch", "data=DataConfig(batch=256", "data=DataConfig(batch=128", "test_recipes_published.py"),
+        ("recipes.bert-batch", "data=DataConfig(batch=256", "data=DataConfig(batch=128", "configs/test_recipes_published.py"),
     ),
     *mutants_of(
         "configs/elmo.py",
-        ("recipes.elmo-clip", "clip=10.0", "clip=1.0", "test_recipes_published.py"),
+        ("recipes.elmo-clip", "clip=10.0", "clip=1.0", "configs/test_recipes_published.py"),
     ),
 )  # fmt: skip

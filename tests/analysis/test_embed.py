@@ -1,0 +1,221 @@
+"""Vectors of words, written to files: what they hold, what changes none of them, and what is refused in one line."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import contexture
+from contexture.analysis.embed import embed as vectors_of
+from tests.conftest import ROOT
+from tests.helpers.commands import said
+from tests.helpers.parity_rule import assert_close, assert_differs, close
+
+TEXT = [
+    "The cat sees the river .",
+    "",
+    "a " + "very" * 20 + " word and " + "ä" * 30,
+    " ".join(f"word{number}" for number in range(300)),
+    "dog",
+    "  my   brother paints  ",
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("embed") / "text.txt"
+    file.write_text("\n".join(TEXT) + "\n", "utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def opened(elmo_run: Path) -> Any:
+    """(model, parameters, tokenizer)."""
+    return contexture.load(elmo_run)
+
+
+@pytest.fixture(scope="module")
+def whole(opened: Any) -> list[np.ndarray]:
+    """Every line's vectors, all layers, seven lines at a time."""
+    return list(vectors_of(*opened, [line.split() for line in TEXT], batch=7))
+
+
+def in_hdf5(file: Path) -> dict[str, np.ndarray]:
+    with h5py.File(file) as opened:
+        return {name: np.asarray(opened[name]) for name in opened}
+
+
+def test_both_kinds_of_file_hold_every_line_s_vectors(elmo_run, text, whole, tmp_path):
+    """By the line's number, [layers, words, width], in single precision; a word that is cut is counted."""
+    told = [contexture.embed(elmo_run, text, tmp_path / name, batch=7) for name in ("v.hdf5", "v.npz")]
+    lines = [line.split() for line in TEXT]
+    for result, name in zip(told, ("v.hdf5", "v.npz"), strict=True):
+        words = sum(map(len, lines))
+        counts = {"lines": len(TEXT), "tokens": words, "words": words, "cut": 2}
+        assert result == {"to": str(tmp_path / name), **counts}
+    with np.load(tmp_path / "v.npz") as file:
+        one = {name: file[name] for name in file.files}
+    other = in_hdf5(tmp_path / "v.hdf5")
+    assert one.keys() == other.keys() == {str(number) for number in range(len(TEXT))}
+    for number, words in enumerate(lines):
+        found = one[str(number)]
+        assert found.dtype == np.float32 and found.shape == (3, len(words), 12)
+        assert np.array_equal(found, other[str(number)]) and np.array_equal(found, whole[number])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["v.hdf5", "v.npz"]
+
+
+def test_the_first_layer_is_the_words_twice(whole):
+    for found in whole:
+        assert np.array_equal(found[0, :, :6], found[0, :, 6:])
+    assert whole[0][0, 0].any()
+    assert_differs(whole[0][1, :, :6], whole[0][1, :, 6:])
+    assert_differs(whole[3][0, 4], whole[3][0, 5])
+    assert len(whole[3][0]) == 300
+
+
+def test_a_word_that_is_cut_is_its_first_bytes(opened, whole):
+    """Within a character too."""
+    begun = [["a", "very" * 12, "word", "and", "ä" * 24]]
+    assert np.array_equal(next(vectors_of(*opened, begun, batch=7))[0], whole[2][0])
+
+
+def near(got: np.ndarray, wanted: np.ndarray) -> None:
+    """Of a line without words there is nothing to compare."""
+    assert got.shape == wanted.shape
+    if wanted.size:
+        assert_close(got, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_the_batch_changes_no_vector(opened, whole, batch):
+    for got, wanted in zip(vectors_of(*opened, map(str.split, TEXT), batch=batch), whole, strict=True):
+        near(got, wanted)
+
+
+def test_layers_and_pools_are_parts_of_all(opened, whole):
+    lines = [line.split() for line in TEXT]
+    for layers, chosen in (("last", 2), ("0,2", [0, 2]), ("1", [1]), ("2,0", [2, 0])):
+        for got, wanted in zip(vectors_of(*opened, lines, layers=layers, batch=7), whole, strict=True):
+            near(got, wanted[chosen])
+    for pool in ("mean", "mean-words", "last"):
+        for got, wanted in zip(vectors_of(*opened, lines, pool=pool, batch=7), whole, strict=True):
+            assert got.shape == (3, 12)
+            if wanted.shape[1]:
+                assert_close(got, wanted[:, -1] if pool == "last" else wanted.mean(1), rtol=0, atol=1e-6)
+            else:
+                assert not got.any()
+    assert next(vectors_of(*opened, lines, layers="last", pool="mean", batch=7)).shape == (12,)
+
+
+def test_lines_are_alone_unless_the_model_is_stateful(elmo_run, opened, tmp_path):
+    """Then line n goes on from line n - batch."""
+    (tmp_path / "text.txt").write_text("the cat sees\nthat bird\n" * 2, "utf-8")
+    file = tmp_path / "text.txt"
+    contexture.embed(elmo_run, file, tmp_path / "alone.hdf5", batch=2)
+    contexture.embed(elmo_run, file, tmp_path / "on.hdf5", batch=2, stateful=True)
+    alone, on = in_hdf5(tmp_path / "alone.hdf5"), in_hdf5(tmp_path / "on.hdf5")
+    for first, second in (("0", "2"), ("1", "3")):
+        assert np.array_equal(alone[first], alone[second])
+        assert np.array_equal(alone[first], on[first])
+        assert_differs(on[first][1:], on[second][1:], 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--layers", "3"], "layers=3 are not all, last, or numbers from 0 to 2"),
+        (["--layers", "0,,1"], "layers=0,,1 are not all, last, or numbers from 0 to 2"),
+        (["--layers", "-1"], "layers=-1 are not all, last, or numbers from 0 to 2"),
+        (["--batch", "0"], "batch=0 is not a positive number of lines"),
+        (["--batch", "9" * 20], f"batch={'9' * 20} is more than 16384 lines at a time; give fewer"),
+        (["--to", "TMP/v.txt"], "v.txt: a file of vectors ends in .hdf5 or .npz"),
+        (["--to", "TMP/taken.npz"], "taken.npz: there is such a file already; give another name"),
+        (["--to", "TMP/nowhere/v.npz"], "nowhere/v.npz: its folder is not there; make it, or give another name"),
+        (["--input", "TMP/nowhere.txt"], "nowhere.txt: no such file; give one with a sentence in each line"),
+        (["--input", "TMP/latin.txt"], "latin.txt:2: "),
+    ],
+)
+def test_words_that_are_wrong_give_one_clear_line(elmo_run, text, tmp_path, capsys, words, line):
+    (tmp_path / "taken.npz").write_bytes(b"mine")
+    (tmp_path / "latin.txt").write_bytes("caf\ncafé\n".encode("latin-1"))
+    there = sorted(tmp_path.iterdir())
+    given = {"--input": text, "--to": tmp_path / "v.npz"}
+    given |= {words[0]: words[1].replace("TMP", str(tmp_path))}
+    code, err = said(capsys, "embed", elmo_run, *(word for pair in given.items() for word in pair))
+    assert code == 2 and line in err and len(err.splitlines()) == 1, err
+    assert sorted(tmp_path.iterdir()) == there and (tmp_path / "taken.npz").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["run_format_1", "gpt_format_1"])
+def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
+    """Of a BERT with [CLS] and [SEP], whatever stands beside a line in its batch; what is too long is cut and
+    counted; each pool is of the vectors that its name says."""
+    run, file = ROOT / "tests" / "golden" / name, tmp_path / "text.txt"
+    lines = ["the cat sat", "", "a dog " * 40]
+    file.write_text("\n".join(lines) + "\n", "utf-8")
+    model, params, tokenizer = contexture.load(run)
+    bert, length = name == "run_format_1", model.backbone.config.length
+    told = contexture.embed(run, file, tmp_path / "v.npz", batch=2)
+    found = np.load(tmp_path / "v.npz")
+    kept = [ids[: length - 2 * bert] for ids in tokenizer.encode(lines)]
+    assert (
+        told["words"] == sum(map(len, kept)) and told["cut"] == sum(map(len, tokenizer.encode(lines))) - told["words"]
+    )
+    assert told["cut"] > 0 and told["tokens"] == told["words"] + 2 * bert * len(lines)
+    assert told["tokens"] == sum(found[name].shape[1] for name in found.files)
+    for number, ids in enumerate(kept):
+        row = [tokenizer.cls, *ids, tokenizer.sep] if bert else ids
+        vectors = found[str(number)]
+        assert vectors.shape == (model.backbone.config.layers + 1, len(row), model.backbone.config.hidden)
+        if not row:
+            continue
+        batch = {"tokens": np.array([row], np.int32), "mask": np.ones((1, len(row)), np.int32)}
+        batch["segments"] = np.zeros_like(batch["tokens"])
+        out: Any = model.clone(heads={}).apply({"params": params}, batch, states=True)
+        wanted = np.stack([x[0] for x in out.encoding.states])
+        close(vectors, wanted)
+    own = slice(1, -1) if bert else slice(None)
+    wanted = {"mean": lambda x: x.mean(0), "mean-words": lambda x: x[own].mean(0), "last": lambda x: x[own][-1]}
+    for pool, of in (wanted | ({"cls": lambda x: x[0]} if bert else {})).items():
+        to = tmp_path / f"{pool}.npz"
+        counted = contexture.embed(run, file, to, pool=pool, layers="last", batch=2)
+        assert {**counted, "to": ""} == {**told, "to": ""}
+        pooled = np.load(to)
+        for number in ("0", "2"):
+            assert_close(pooled[number], of(found[number][-1]), rtol=1e-5, atol=1e-6)
+        if pool == "mean" and bert:  # the empty line has two tokens and no word
+            assert_close(pooled["1"], found["1"][-1].mean(0), rtol=1e-5, atol=1e-6)
+        else:
+            assert pool == "cls" or not pooled["1"].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "line"),
+    [
+        ("run_format_1", ["--stateful"], "stateful is an ELMo's, and this run is of another family; leave it out"),
+        ("gpt_format_1", ["--pool", "cls"], "pool=cls is not one of none, mean, mean-words, last"),
+    ],
+)
+def test_what_a_family_does_not_have_is_said(text, tmp_path, capsys, name, words, line):
+    run = ROOT / "tests" / "golden" / name
+    code, err = said(capsys, "embed", run, "--input", text, "--to", tmp_path / "v.npz", *words)
+    assert code == 2 and line in err and len(err.splitlines()) == 1, err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["v.npz", "v.hdf5"])
+def test_nothing_is_left_of_what_was_stopped(elmo_run, text, tmp_path, name):
+    """By a signal between two batches."""
+    seen = []
+
+    def check() -> None:
+        seen.append(os.listdir(tmp_path))
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        contexture.embed(elmo_run, text, tmp_path / name, batch=1, check=check)
+    assert seen[-1] and not list(tmp_path.iterdir())

@@ -1,0 +1,68 @@
+"""Preparing and reading take as much memory on much text as on little."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.pretraining.test_shards import ROOT
+
+
+def _peak(program: str, *arguments: str) -> float:
+    """The most memory (MB) that a fresh process ever held, as Linux counts it (VmHWM)."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs Linux's /proc to read the peak of a process's memory")
+    program += "\nprint(next(int(line.split()[1]) / 1024 for line in open('/proc/self/status') if 'VmHWM' in line))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return float(done.stdout.split()[-1])
+
+
+PREPARE = (
+    "import sys\nfrom data.config import DataConfig\nfrom data.prepare import prepare\n"
+    "from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece\n"
+    "tokenizer = WordPiece([*SPECIAL, *(f'contextual{number}' for number in range(90))], True)\n"
+    "prepare(DataConfig(path=(sys.argv[1],), dev_fraction=0.02), tokenizer, sys.argv[2])"
+)
+READ = (
+    "import sys\nfrom data.config import DataConfig\nfrom data.pipeline import PairBatches\n"
+    "from contexture.data.pretraining.shards import Shards\n"
+    "batches = PairBatches(Shards.open(sys.argv[1]), DataConfig(batch=64), seed=1)\n"
+    "steps = batches.lines_per_pass // 64\n"
+    "for step in range(0, steps, max(1, steps // 20)):\n    batches.read(step)\n"
+)
+
+
+def _write_text(file: Path, megabytes: float, border: str) -> None:
+    generator = random.Random(0)
+    words = [f"contextual{number}" for number in range(90)]
+    lines = [" ".join(generator.choices(words, k=generator.randint(5, 40))) for _ in range(6_000)]
+    part = border.join("\n".join(lines[at : at + 20]) for at in range(0, len(lines), 20)) + border
+    with file.open("w") as out:
+        for _ in range(max(1, round(megabytes * 1e6 / len(part)))):
+            out.write(part)
+
+
+@pytest.mark.parametrize(
+    ("border", "small", "large"),
+    [
+        pytest.param("\n", 4, 10, id="no_blank_line-small"),
+        pytest.param("\n\n", 4, 40, id="documents-small", marks=pytest.mark.long),
+        pytest.param("\n", 10, 200, id="no_blank_line-large", marks=pytest.mark.long),
+        pytest.param("\n\n", 10, 200, id="documents-large", marks=pytest.mark.long),
+    ],
+)
+def test_memory_does_not_grow_with_the_text(tmp_path: Path, border: str, small: int, large: int):
+    peaks = {"prepare": [], "read": []}
+    for size in (small, large):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        _write_text(folder / "text.txt", size, border)
+        peaks["prepare"].append(_peak(PREPARE, str(folder / "text.txt"), str(folder / "shards")))
+        peaks["read"].append(_peak(READ, str(folder / "shards")))
+    print(f"{small} and {large} MB of text: {peaks}")
+    for before, after in peaks.values():
+        assert after < before + 30

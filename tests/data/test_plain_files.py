@@ -1,0 +1,145 @@
+"""Only plain files are opened, and only text is read as text: everything else is one line, at once."""
+
+import bz2
+import gzip
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from contexture.cli import main as cli
+from contexture.data.errors import DataError
+from contexture.data.plain_files import check_not_packed, open_plain
+from contexture.data.tasks.read_examples import check_sources
+from contexture.data.text.sources import expand
+from contexture.data.tokenizers.base import load_tokenizer
+from tests.train.run.test_formats import GOLDEN
+
+TEXT = "the cat sat\n\nthe dog ran\n"
+
+
+def _refused(capsys, *words: object) -> str:
+    """The line of a command that is refused."""
+    assert cli.main([str(word) for word in words]) == 2
+    err = capsys.readouterr().err.strip()
+    assert len(err.splitlines()) == 1, err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("pretrain bert.tiny --dir {d}/run --data.path {f}", "f.txt"),
+        ("pretrain bert.tiny --dir {d}/run --data.path {d}/text.txt --data.dev {f}", "f.txt"),
+        ("pretrain bert.tiny --dir {d}/run --data.path {d}/text.txt --data.tokenizer {f}", "f.txt"),
+        ("tokenizer wordpiece --input {f} --to {d}/to", "f.txt"),
+        ("prepare bert.tiny --input {f} --to {d}/to", "f.jsonl"),
+        ("prepare bert.tiny --input {d}/text.txt --tokenizer {f} --to {d}/to", "f.model"),
+        ("finetune {golden} --task.kind classify --task.train {f} --dir {d}/run", "f.tsv"),
+        ("evaluate {d}/folder", "folder/run.json"),
+        ("show {d}/folder", "folder/run.json"),
+        ("embed {golden} --input {f} --to {d}/f.npz", "f.txt"),
+        ("generate {golden} --input {f}", "f.txt"),
+        ("import hf {d}/folder --to {d}/to", "folder/config.json"),
+        ("import bert-tf {d}/folder --to {d}/to", "folder/bert_config.json"),
+        ("import gpt2-tf {d}/folder --to {d}/to", "folder/hparams.json"),
+        ("import gpt1-npy {d}/folder --to {d}/to", "folder/params_shapes.json"),
+        ("import bilm {d}/folder --to {d}/to", "folder/my-options.json"),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_file_is_one_line_and_hangs_nothing(capsys, tmp_path, words, name):
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / name)
+    golden = GOLDEN / "run_format_1"
+    line = _refused(capsys, *words.format(f=tmp_path / name, d=tmp_path, golden=golden).split())
+    assert str(tmp_path) in line and "unexpected" not in line
+
+
+def test_only_plain_files_are_opened_and_links_are_followed(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "link").symlink_to("text.txt")
+    with open_plain(tmp_path / "link") as file:
+        assert file.read() == TEXT.encode()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to_pipe").symlink_to("pipe")
+    for path, what in (("pipe", "a named pipe"), ("to_pipe", "a named pipe"), (".", "a folder"), ("/dev/null", "dev")):
+        with pytest.raises(DataError, match=what):
+            open_plain(tmp_path / path)
+    with socket.socket(socket.AF_UNIX) as one, pytest.raises(OSError):
+        os.chdir(tmp_path)
+        one.bind("socket")
+        open_plain(tmp_path / "socket")
+
+
+PACKED = {
+    "t.txt.gz": gzip.compress(TEXT.encode()),
+    "t.txt": gzip.compress(TEXT.encode()),
+    "t.bz2": bz2.compress(TEXT.encode()),
+    "t.xz": b"\xfd7zXZ\x00" + b"x" * 20,
+    "t.zst": b"\x28\xb5\x2f\xfd" + b"x" * 20,
+    "t.zip": b"PK\x03\x04" + b"x" * 20,
+    "t.jsonl": b"PK\x03\x04" + b"x" * 20,
+    "t.parquet": b"PAR1" + b"x" * 20,
+    "t.csv": b"PAR1" + b"x" * 20,
+    "t.arrow": b"ARROW1\x00\x00" + b"x" * 20,
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_packed_file_is_refused_with_the_command_that_unpacks_it(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(PACKED[name])
+    for refuse in (
+        lambda: expand(str(path)), lambda: check_sources((str(path),), "task.train"), lambda: check_not_packed(path)
+    ):  # fmt: skip
+        with pytest.raises(DataError, match="not text; make text of it first: .*" + name.replace(".", r"\.")):
+            refuse()
+
+
+def test_a_folder_with_a_packed_file_under_the_name_of_text_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.txt").write_bytes(PACKED["t.txt.gz"])
+    with pytest.raises(DataError, match=r"b\.txt: compressed with gzip, not text"):
+        expand(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "task"),
+    [
+        ("t.tsv", "a table of examples", "classify"),
+        ("t.CSV", "a table of examples", "classify"),
+        ("t.conll", "words with tags", "tag"),
+        ("t.conllu", "words with tags", "tag"),
+    ],
+)
+def test_a_table_in_the_place_of_text_is_refused(capsys, tmp_path, name, kind, task):
+    path = tmp_path / name
+    path.write_text("text\tlabel\nthe cat\ta\n")
+    for words in (
+        f"pretrain bert.tiny --dir {tmp_path}/run --data.path {path}",
+        f"tokenizer wordpiece --input {path} --to {tmp_path}/to",
+        f"prepare bert.tiny --input {path} --to {tmp_path}/to",
+    ):
+        line = _refused(capsys, *words.split())
+        assert f"{name}: {kind}, and " in line and f"--task.kind {task} --task.train {path}" in line, line
+    assert [left.name for left in tmp_path.iterdir()] == [name]
+
+
+def test_text_that_a_vocabulary_lacks_is_said_when_it_is_prepared(capsys, tmp_path):
+    sentences = "".join(f"the cat sees the {word}.\nit runs.\n\n" for word in ["dog", "☃", "☃", "bird"])
+    (tmp_path / "t.txt").write_text(sentences)
+    pieces = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat sees dog bird it runs .".split()
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    words = f"prepare bert.tiny --input {tmp_path}/t.txt --tokenizer {tmp_path}/vocab.txt --to {tmp_path}/to"
+    assert cli.main(words.split()) == 0
+    out, err = capsys.readouterr()
+    assert "of the tokens are [UNK], unknown to the vocabulary, most often '☃' (2); give another vocab" in err
+    assert "unknown" in out
+
+
+def test_a_vocabulary_that_is_a_pipe_is_refused(tmp_path: Path):
+    os.mkfifo(tmp_path / "v.txt")
+    with pytest.raises(DataError, match="a named pipe, not a plain file"):
+        load_tokenizer(tmp_path / "v.txt")

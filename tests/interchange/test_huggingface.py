@@ -1,0 +1,397 @@
+"""Folders of transformers without transformers: what goes out comes back, and what is broken or hostile is one clear
+line that leaves nothing behind."""
+
+import dataclasses
+import json
+import pickle
+import shutil
+import signal
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import contexture
+from contexture.cli import main as cli
+from contexture.cli.arguments import Import
+from contexture.train.config import read
+from contexture.train.interchange import convert as interchange
+from contexture.train.interchange.huggingface_export import hf_files
+from contexture.train.run.signals import Interrupted
+from tests.conftest import ROOT
+from tests.helpers.commands import said
+
+GOLDEN = ROOT / "tests" / "golden"
+pytestmark = pytest.mark.usefixtures("one_device")
+Change = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pretrained BERT as transformers' files."""
+    folder = tmp_path_factory.mktemp("out") / "bert"
+    interchange.export_model(GOLDEN / "run_format_1", "hf", folder, None, lambda line: None)
+    return folder
+
+
+@pytest.fixture
+def folder(out: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(out, tmp_path / "theirs"))
+
+
+def leaves(run: Path) -> dict[str, np.ndarray]:
+    _, params, _ = contexture.load(run)
+    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(params)}
+
+
+@pytest.mark.parametrize("name", ["run_format_1", "task_format_1"])
+def test_a_run_that_goes_out_comes_back_bit_for_bit(name: str, tmp_path: Path):
+    """Parameters, vocabulary, labels, and what makes the model."""
+    golden = GOLDEN / name
+    assert cli.main(["export", str(golden), "hf", "--to", str(tmp_path / "out")]) == 0
+    assert cli.main(["import", "hf", str(tmp_path / "out"), "--to", str(tmp_path / "back")]) == 0
+    wanted, got = leaves(golden), leaves(tmp_path / "back")
+    vocab = contexture.load(golden)[2].size
+    assert wanted.keys() == got.keys()
+    for path, x in wanted.items():
+        rows = x[:vocab] if "tokens" in path or "mlm']['bias" in path else x
+        assert np.array_equal(got[path], rows), path
+    (run, described), (was, was_described) = read(tmp_path / "back"), read(golden)
+    assert run.model.hidden == was.model.hidden and run.model.eps == was.model.eps
+    assert run.objective == was.objective and described.get("labels") == was_described.get("labels")
+    assert described["tokenizer"] == was_described["tokenizer"]
+    if name == "task_format_1":
+        asked = ["the cat", "a dog sat"]
+        assert contexture.predict(tmp_path / "back", asked) == contexture.predict(golden, asked)
+
+
+def test_rows_behind_the_vocabulary_never_reach_a_file():
+    """They stand for no token: a table made wider for the matrix products has them."""
+    run, described = read(GOLDEN / "run_format_1")
+    _, params, tokenizer = contexture.load(GOLDEN / "run_format_1")
+    wider = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab=128))
+
+    def wide(path: Any, x: Any) -> np.ndarray:
+        more = (
+            128 - tokenizer.size if x.shape[0] == tokenizer.size and "layers" not in jax.tree_util.keystr(path) else 0
+        )
+        return np.concatenate([x, np.full((more, *x.shape[1:]), 7, np.float32)])
+
+    padded = jax.tree_util.tree_map_with_path(wide, params)
+    assert padded["backbone"]["embeddings"]["tokens"].shape[0] == padded["heads_mlm"]["bias"].shape[0] == 128
+    files, tensors = hf_files(wider, described, padded, tokenizer, lambda line: None)
+    plain_files, plain = hf_files(run, described, params, tokenizer, lambda line: None)
+    assert files == plain_files and tensors.keys() == plain.keys()
+    assert all(np.array_equal(tensors[name], x) for name, x in plain.items())
+
+
+@pytest.mark.long
+def test_an_imported_run_is_a_run_like_any_other(door, task_files, task_words, folder, tmp_path):
+    """It is fine-tuned, over four devices, and what comes of that goes out and comes in again."""
+    run, tuned = tmp_path / "run", tmp_path / "tuned"
+    assert cli.main(["import", "hf", str(folder), "--to", str(run)]) == 0
+    (mask,) = contexture.fill(run, "the cat [MASK] .", top=2)
+    assert len(mask) == 2
+    words = [*task_words("classify"), "--data.length", "16", "--steps", "2", "--dir", tuned]
+    words[1] = run
+    done = door(*words, "--mesh.fsdp", "2", "--mesh.tensor", "2", devices=4)
+    assert done.returncode == 0 and f"parameters from {run}, step 0" in done.stderr, done.stderr
+    assert cli.main(["export", str(tuned), "hf", "--to", str(tmp_path / "out")]) == 0
+    assert cli.main(["import", "hf", str(tmp_path / "out"), "--to", str(tmp_path / "back")]) == 0
+    dev = str(task_files / "classify.dev.tsv")
+    figures = [contexture.evaluate(folder, dev=dev, batch=16)["metrics"] for folder in (tuned, tmp_path / "back")]
+    assert figures[1] == {name: x for name, x in figures[0].items() if name in figures[1]} and "f1_macro" in figures[1]
+
+
+def test_an_imported_run_is_not_begun_anew(folder, tmp_path, capsys):
+    """A training in its folder would wipe it out."""
+    run = tmp_path / "run"
+    assert said(capsys, "import", "hf", folder, "--to", run)[0] == 0
+    before = leaves(run)
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat .\n" * 50, "utf-8")
+    code, err = said(
+        capsys, "pretrain", "bert.tiny", "--dir", run, "--data.path", text, "--steps", 2, "--optim.warmup", 0
+    )
+    assert code == 2 and "was imported: begin from it, --init.run" in err and len(err.splitlines()) == 1, err
+    after = leaves(run)
+    assert before.keys() == after.keys() and all(np.array_equal(after[path], x) for path, x in before.items())
+
+
+def refused(capsys: pytest.CaptureFixture[str], folder: Path, line: str, *more: str) -> None:
+    """In one line, and nothing lies there afterwards."""
+    there = sorted(folder.parent.iterdir())
+    code, err = said(capsys, "import", "hf", folder, "--to", folder.parent / "run", *more)
+    assert code == 2 and line in err and err.startswith("DataError: ") and len(err.splitlines()) == 1, err
+    assert sorted(folder.parent.iterdir()) == there
+
+
+WORDS = "bert.embeddings.word_embeddings.weight"
+NORM = "bert.encoder.layer.1.output.LayerNorm.bias"
+
+
+def tensors_with(**changes: Any) -> Change:
+    """The file with some tensors put in (an array) or left out (None)."""
+
+    def change(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        tensors: dict[str, Any] = {**load_file(file), **changes}
+        save_file({name: x for name, x in tensors.items() if x is not None}, file)
+
+    return change
+
+
+def header_with(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    """The file with another header over the same bytes."""
+
+    def change(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        raw = file.read_bytes()
+        size = struct.unpack("<Q", raw[:8])[0]
+        header = json.loads(raw[8 : 8 + size])
+        edit(header)
+        new = json.dumps(header).encode()
+        file.write_bytes(struct.pack("<Q", len(new)) + new + raw[8 + size :])
+
+    return change
+
+
+def raw_with(name: str, edit: Callable[[bytes], bytes]) -> Change:
+    return lambda folder: (folder / name).write_bytes(edit((folder / name).read_bytes()))
+
+
+def config_with(**values: Any) -> Change:
+    return raw_with("config.json", lambda raw: json.dumps({**json.loads(raw), **values}).encode())
+
+
+def index_with(weight_map: Any) -> Change:
+    """The weights under another name, and an index that says where they are."""
+
+    def change(folder: Path) -> None:
+        file = folder / "part.safetensors"
+        (folder / "model.safetensors").rename(file)
+        names = dict.fromkeys(load_file(file), "part.safetensors")
+        found = weight_map(names) if callable(weight_map) else weight_map
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": found}), "utf-8")
+
+    return change
+
+
+def as_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": [1]}))
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (raw_with("model.safetensors", lambda raw: raw[:-4]), "model.safetensors: cannot be read as safetensors"),
+        (raw_with("model.safetensors", lambda raw: raw[:100]), "model.safetensors: cannot be read as safetensors"),
+        (raw_with("model.safetensors", lambda raw: b""), "model.safetensors: cannot be read as safetensors"),
+        (raw_with("model.safetensors", lambda raw: struct.pack("<Q", 1 << 60) + raw[8:]), "cannot be read as safeten"),
+        (header_with(lambda h: h[NORM].update(data_offsets=h[WORDS]["data_offsets"])), "cannot be read as safetensors"),
+        (header_with(lambda h: h[NORM].update(data_offsets=[0, 1 << 60])), "cannot be read as safetensors"),
+        (header_with(lambda h: h[NORM].update(shape=[1 << 60])), "cannot be read as safetensors"),
+        (header_with(lambda h: h[NORM].update(shape=[-8])), "cannot be read as safetensors"),
+        (tensors_with(**{NORM: np.full(8, np.nan, np.float32)}), f"the tensor {NORM} holds what is no number"),
+        (tensors_with(**{NORM: np.full(8, 1e200)}), f"the tensor {NORM} holds what is no number in float32"),
+        (tensors_with(**{NORM: np.zeros(8, np.int32)}), f"the tensor {NORM} is of kind I32, not one of float32,"),
+        (tensors_with(**{NORM: None}), f"tensor {NORM} is missing; the format transformers has it"),
+        (tensors_with(**{NORM: np.zeros(9, np.float32)}), f"{NORM} is [9], and D = [8] is wanted"),
+        (tensors_with(more=np.zeros(2, np.float32)), "tensor bert.more is not accounted for"),
+        (tensors_with(**{"score.weight": np.zeros(2, np.float32)}), "tensor score.weight is not accounted for"),
+        (tensors_with(**{"embeddings.LayerNorm.gamma": np.zeros(8, np.float32)}), "are one parameter; leave one out"),
+        (tensors_with(**{"cls.predictions.decoder.weight": np.zeros((40, 8), np.float32)}), "decoder.weight is ["),
+        (config_with(num_hidden_layers=8), "tensor bert.encoder.layer.2.attention.output.LayerNorm.bias, "),
+        (config_with(num_hidden_layers=1), "tensor bert.encoder.layer.1.attention.output.LayerNorm.bias, "),
+        (config_with(num_hidden_layers=9999), "tensors, too few for 9,999 layers"),
+        (config_with(num_hidden_layers=10**12), "model.layers=1000000000000 is more than 10,000"),
+        (config_with(hidden_size=10**6, num_attention_heads=1), "and VD = "),
+        (config_with(hidden_size=10**15, num_attention_heads=1), "model.hidden=1000000000000000 is more than"),
+        (config_with(hidden_size="8"), "config.json: hidden_size is '8', not of kind int"),
+        (config_with(hidden_size=True), "config.json: hidden_size is 'True', not of kind int"),
+        (config_with(layer_norm_eps=float("inf")), "config.json: model.eps=inf is not above 0 and below 1"),
+        (config_with(layer_norm_eps=10**400), "config.json: "),
+        (config_with(num_attention_heads=3), "model.hidden=8 is not a multiple of model.heads=3"),
+        (config_with(hidden_act="mish"), "config.json: hidden_act is 'mish', not one of gelu, gelu_python, gelu_new"),
+        (config_with(model_type="roberta"), "model_type is 'roberta', not one of bert, ernie, gpt2, openai-gpt"),
+        (config_with(model_type=["bert"]), "model_type is \"['bert']\", not one of"),
+        (config_with(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key', and only"),
+        (config_with(is_decoder=True), "config.json: is_decoder is 'True', and only False is known here"),
+        (config_with(vocab_size=4), "word_embeddings.weight is ["),
+        (raw_with("config.json", lambda raw: b"[1]"), "config.json: not a JSON object"),
+        (raw_with("config.json", lambda raw: raw[:-5]), "config.json: cannot be read as JSON"),
+        (raw_with("config.json", lambda raw: b"[" * 100_000), "config.json: cannot be read as JSON"),
+        (raw_with("config.json", lambda raw: b"\xff"), "config.json: cannot be read as JSON"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read (No such file"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors and no pytorch_model.bin"),
+        (index_with({}), "index.json: weight_map does not say in which file each tensor lies"),
+        (index_with([1]), "index.json: weight_map does not say in which file each tensor lies"),
+        (index_with({WORDS: "../theirs/part.safetensors"}), "weight_map names '../theirs/part.safetensors', which"),
+        (index_with({WORDS: "/etc/passwd"}), "weight_map names '/etc/passwd', which is no file of this folder"),
+        (index_with({WORDS: "part.safetensors\0"}), "which is no file of this folder"),
+        (index_with({WORDS: "x" * 5000}), "which is no file of this folder"),
+        (index_with({WORDS: ".."}), "weight_map names '..', which is no file of this folder"),
+        (index_with({WORDS: "part.safetensors"}), "is not in weight_map"),
+        (index_with(lambda names: {**names, "more": "part.safetensors"}), "the tensor more lies in no file"),
+        (as_pickle, "pytorch_model.bin: "),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json: model is of type None"),
+        (lambda folder: (folder / "tokenizer.json").write_text("["), "tokenizer.json:1: not JSON"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("3"), "tokenizer_config.json: not a JSON object"),
+        (
+            lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
+            "no tokenizer.json and no vocab.txt; put one of them beside the model, or give --vocabulary",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_broken_or_hostile_is_one_line_and_leaves_nothing(folder, capsys, change, line):
+    change(folder)
+    refused(capsys, folder, line)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (config_with(architectures={"a": 1}), "config.json: architectures is {'a': 1}, and a classifier wants one of"),
+        (config_with(architectures=[]), "config.json: architectures is [], and a classifier wants one of"),
+        (config_with(problem_type="multi_label_classification"), "is 'multi_label_classification', not one of single"),
+        (config_with(problem_type="regression"), "its classifier has 2 rows, and one number is what classify reads"),
+        (config_with(architectures=["BertForMultipleChoice"]), "its classifier has 2 rows, and one number is what"),
+        (config_with(id2label={"1": "a", "2": "b"}), "and the classifier's 2 classes count from 0"),
+        (config_with(id2label={"0": None}), "config.json: id2label holds what is no name; give each class one"),
+        (config_with(id2label={"0": "\ud800"}), "config.json: id2label holds what is no name; give each class one"),
+        (config_with(id2label={"0": "a", "1": "a"}), "config.json: id2label names a class twice"),
+        (tensors_with(**{"classifier.weight": np.zeros((30_000_000, 0), np.float32)}), "is [30000000, 0], and CD ="),
+        (tensors_with(**{"classifier.bias": np.zeros(3, np.float32)}), "classifier.bias is [3], and C = [2] is wanted"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_head_is_said(tmp_path, capsys, change, line):
+    folder = tmp_path / "theirs"
+    interchange.export_model(GOLDEN / "task_format_1", "hf", folder, None, lambda line: None)
+    change(folder)
+    refused(capsys, folder, line)
+
+
+def test_heads_of_pretraining_beside_that_of_a_task_are_left_out_and_said(folder, tmp_path, capsys):
+    config_with(architectures=["BertForSequenceClassification"])(folder)
+    tensors_with(**{"classifier.weight": np.ones((3, 8), np.float32), "classifier.bias": np.ones(3, np.float32)})(
+        folder
+    )
+    code, err = said(capsys, "import", "hf", folder, "--to", tmp_path / "run")
+    assert code == 0 and "the heads of pretraining (mlm, nsp) stand beside that of the task, and are left out" in err
+    model, params, _ = contexture.load(tmp_path / "run")
+    assert list(model.heads) == ["classify"] and params["heads_classify"]["kernel"].shape == (8, 3)
+
+
+def test_a_softmax_that_should_be_tied_and_is_not_is_said(folder, capsys):
+    words = load_file(folder / "model.safetensors")[WORDS]
+    tensors_with(**{"cls.predictions.decoder.weight": words + 1})(folder)
+    refused(capsys, folder, f"tensor cls.predictions.decoder.weight is not equal to {WORDS}, which transformers ties")
+
+
+def test_an_imported_choice_is_evaluated_and_asked(folder, tmp_path):
+    """Its files do not say how many alternatives there are: the examples do."""
+    config_with(architectures=["BertForMultipleChoice"])(folder)
+    gone = {name: None for name in load_file(folder / "model.safetensors") if name.startswith("cls.")}
+    head = {"classifier.weight": np.ones((1, 8), np.float32), "classifier.bias": np.ones(1, np.float32)}
+    tensors_with(**gone, **head)(folder)
+    assert cli.main(["import", "hf", str(folder), "--to", str(tmp_path / "run")]) == 0
+    dev = tmp_path / "dev.jsonl"
+    rows = [{"text": "the cat", "choices": ["sat", "a dog", "the"], "label": n % 3} for n in range(5)]
+    dev.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    assert contexture.evaluate(tmp_path / "run", dev=str(dev))["examples"] == 5
+    (answer,) = contexture.predict(tmp_path / "run", [("the cat", ["sat", "a dog", "the"])])
+    assert len(answer["scores"]) == 3
+
+
+def test_two_imports_into_one_folder_leave_one_whole_run(door, folder, tmp_path):
+    both = [door("import", "hf", folder, "--to", tmp_path / "run", wait=False) for _ in range(2)]
+    errors = [process.communicate()[1] for process in both]
+    codes = sorted(process.returncode for process in both)
+    assert codes in ([0, 2], [0, 0]) and sum("already holds something" in error for error in errors) == codes[1] // 2
+    assert contexture.load(tmp_path / "run")[2].size == 48
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["run", "theirs"]
+
+
+def test_a_place_that_is_a_link_is_filled(folder, tmp_path, capsys):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert said(capsys, "import", "hf", folder, "--to", tmp_path / "link")[0] == 0
+    assert (tmp_path / "real" / "run.json").is_file() and (tmp_path / "link").is_symlink()
+
+
+def test_what_was_stopped_leaves_nothing(folder, tmp_path):
+    """Between two tensors."""
+    seen = []
+
+    def check() -> None:
+        seen.append(1)
+        if len(seen) == 9:
+            raise Interrupted(signal.SIGINT, "stopped")
+
+    asked = Import(format="hf", path=str(folder), to=str(tmp_path / "run"))
+    with pytest.raises(Interrupted):
+        interchange.import_model(asked, lambda line: None, check)
+    assert len(seen) == 9 and [file.name for file in tmp_path.iterdir()] == ["theirs"]
+
+
+def tokenizer_with(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    def change(folder: Path) -> None:
+        tree = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        edit(tree)
+        (folder / "tokenizer.json").write_text(json.dumps(tree), "utf-8")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (tokenizer_with(lambda t: t["model"].update(type="BPE")), "model is of type 'BPE', and a WordPiece with its"),
+        (tokenizer_with(lambda t: t["model"]["vocab"].update(new=3)), "both have id 3; give each its own"),
+        (tokenizer_with(lambda t: t["model"]["vocab"].update(new=10**9)), "no token has id"),
+        (tokenizer_with(lambda t: t["model"]["vocab"].update(new="3")), "not a vocabulary; it wants one object"),
+        (tokenizer_with(lambda t: t["model"]["vocab"].pop("the")), "no token has id "),
+        (tokenizer_with(lambda t: t.update(added_tokens=[7])), "added_tokens holds '7', no token with its id"),
+        (tokenizer_with(lambda t: t["model"].update(max_input_chars_per_word=-1)), "max_input_chars_per_word is -1"),
+        (tokenizer_with(lambda t: t["model"].update(continuing_subword_prefix="@@")), "prefix is not ##"),
+        (tokenizer_with(lambda t: t["model"].update(max_input_chars_per_word=10**30)), "max_input_chars_per_word is 1"),
+        (tokenizer_with(lambda t: t["model"]["vocab"].update({"\ud800": 48})), "is no text in UTF-8"),
+        (tokenizer_with(lambda t: t["normalizer"].update(clean_text=False)), "its normalizer is {"),
+        (tokenizer_with(lambda t: t.update(normalizer={"type": "Lowercase"})), "its normalizer is {"),
+        (tokenizer_with(lambda t: t.update(normalizer=None)), "its normalizer is None, and wordpiece here has {'type'"),
+        (tokenizer_with(lambda t: t.update(pre_tokenizer={"type": "WhitespaceSplit"})), "its pre_tokenizer is {"),
+        (raw_with("tokenizer.json", lambda raw: b'{"a": ' + b"1" * 5000 + b"}"), "tokenizer.json: not JSON (Exceeds"),
+        (raw_with("tokenizer_config.json", lambda raw: b'{"strip_accents": true}'), "the tokenizer has strip_accents="),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_tokenizer_is_said(folder, capsys, change, line):
+    change(folder)
+    refused(capsys, folder, line, "--lowercase", "no") if "strip" in line else refused(capsys, folder, line)
+
+
+def test_a_folder_that_is_none_and_options_of_other_formats_are_said(folder, tmp_path, capsys):
+    refused(capsys, tmp_path / "nowhere", "nowhere: no such folder; give the one that a model was saved in")
+    for words, line in (
+        (("--split", "punctuation"), "--split has no meaning for hf; it is for bilm"),
+        (("--gelu", "tanh"), "--gelu has no meaning for hf; it is for bert-tf"),
+    ):
+        code, err = said(capsys, "import", "hf", folder, "--to", tmp_path / "run", *words)
+        assert code == 2 and line in err, err
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("gpt_format_1", "transformers' GPT-2 has no banded layers, and this run has model.local-window=4"),
+        ("elmo_format_1", "transformers has no ELMo; export it as bilm"),
+    ],
+)
+def test_what_transformers_has_no_class_for_is_said(name: str, line: str, tmp_path: Path, capsys):
+    code, err = said(capsys, "export", GOLDEN / name, "hf", "--to", tmp_path / "out")
+    assert code == 2 and line in err and len(err.splitlines()) == 1 and not list(tmp_path.iterdir()), err

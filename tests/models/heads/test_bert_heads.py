@@ -1,0 +1,62 @@
+"""The heads of BERT against their equations in NumPy, in float64 (modeling.py, run_pretraining.py, run_squad.py)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from contexture.models.heads.language_model import MaskedLM, NextSentence
+from contexture.models.heads.tasks import PerToken, Pooled, Span
+from contexture.models.shapes import Encoding
+from tests.helpers.parity_rule import close
+
+B, L, D, V, P, C = 2, 5, 6, 11, 3, 4
+SIZES = {"D": D, "_": D, "V": V, "C": C}
+INIT = jax.nn.initializers.normal(0.5)
+
+
+def _encoding() -> Encoding:
+    rng = np.random.default_rng(0)
+    hidden, pooled, table = (rng.normal(size=shape).astype(np.float32) for shape in ((B, L, D), (B, D), (V, D)))
+    return Encoding(jnp.asarray(hidden), jnp.ones((B, L), jnp.int32), jnp.asarray(pooled), (), jnp.asarray(table))
+
+
+def _drawn(module, batch):
+    shapes = jax.eval_shape(module.init, jax.random.key(0), _encoding(), batch)["params"]
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
+    return params, jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_a_masked_token_s_logits_are_a_dense_layer_its_activation_a_norm_and_a_biased_table(tied, activation):
+    encoding, slots = _encoding(), np.array([[0, 3, 4], [2, 2, 0]], np.int32)
+    module = MaskedLM(SIZES, activation, 1e-3, INIT, jnp.float32, tied)
+    params, p = _drawn(module, {"slots": slots})
+    x = np.take_along_axis(np.asarray(encoding.hidden_BLD, np.float64), slots[..., None], 1)
+    x = x @ p["transform"]["kernel"] + p["transform"]["bias"]
+    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    x = np.maximum(x, 0) if activation == "relu" else 0.5 * x * (1 + np.tanh(inner))
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * p["norm"]["scale"] + p["norm"]["bias"]
+    wanted = x @ (np.asarray(encoding.table_VD) if tied else p["table"]).T + p["bias"]
+    close(module.apply({"params": params}, encoding, {"slots": slots}), wanted)
+    assert ("table" in p) is not tied
+
+
+@pytest.mark.parametrize(
+    ("module", "reads"),
+    [
+        (NextSentence(SIZES, INIT, jnp.float32), "pooled_BD"),
+        (Pooled(SIZES, 0.5, INIT, jnp.float32), "pooled_BD"),
+        (PerToken(SIZES, 0.5, INIT, jnp.float32), "hidden_BLD"),
+        (Span(SIZES, INIT, jnp.float32), "hidden_BLD"),
+    ],
+    ids=lambda x: type(x).__name__ if not isinstance(x, str) else x,
+)
+def test_other_heads_are_one_linear_map_without_dropout_in_evaluation(module, reads):
+    encoding = _encoding()
+    params, p = _drawn(module, {})
+    wanted = np.asarray(getattr(encoding, reads), np.float64) @ p["kernel"] + p["bias"]
+    close(module.apply({"params": params}, encoding, {}), wanted)

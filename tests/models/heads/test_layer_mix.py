@@ -1,0 +1,154 @@
+"""What a task reads of a backbone's layers: mixes, chains of tags, and the heads over them."""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
+from contexture.models.heads.crf import Chain
+from contexture.models.heads.layer_mix import ScalarMix, learned_mixes
+from contexture.models.model import build
+from contexture.models.shapes import by_path, dims_of
+from tests.helpers.parity_rule import assert_close
+
+MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], np.int32)
+
+
+def test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out():
+    rng = np.random.default_rng(0)
+    logits, tags = rng.standard_normal((4, 4, 3)).astype(np.float32), rng.integers(0, 3, (4, 4))
+    chain = Chain(3)
+    params = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in
+              (("steps", (3, 3)), ("first", (3,)), ("last", (3,)))}  # fmt: skip
+    made: Any = chain.apply({"params": params}, logits, np.where(MASK > 0, tags, -1), MASK)
+
+    def score(row: int, path: tuple[int, ...]) -> float:
+        own = sum(logits[row, at, tag] for at, tag in enumerate(path))
+        between = sum(params["steps"][a, b] for a, b in itertools.pairwise(path))
+        return own + between + params["first"][path[0]] + params["last"][path[-1]]
+
+    for row, words in enumerate(MASK.sum(1)):
+        if not words:
+            assert made.loss_B[row] == 0
+            continue
+        paths = list(itertools.product(range(3), repeat=int(words)))
+        scores = np.array([score(row, path) for path in paths])
+        total = np.log(np.exp(scores - scores.max()).sum()) + scores.max()
+        assert made.loss_B[row] == pytest.approx(total - score(row, tuple(tags[row, :words])), abs=1e-4)
+        assert tuple(np.asarray(made.best_BL)[row, :words]) == paths[scores.argmax()]
+        shares = np.zeros((words, 3))
+        for path, share in zip(paths, np.exp(scores - total), strict=True):
+            shares[np.arange(words), path] += share
+        assert_close(made.shares_BLC[row, :words], shares, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_mix_is_gamma_times_the_weighted_sum_of_layers(norm: bool):
+    rng = np.random.default_rng(1)
+    layers = tuple(rng.standard_normal((4, 4, 6)).astype(np.float32) for _ in range(3))
+    weights, gamma = np.array([0.3, -1.0, 0.7], np.float32), np.float32(1.7)
+    mix = ScalarMix(norm)
+    got = mix.apply({"params": {"weights": weights, "gamma": gamma}}, layers, MASK)
+    shares = np.exp(weights) / np.exp(weights).sum()
+    wanted = np.zeros((4, 4, 6))
+    for share, layer in zip(shares, layers, strict=True):
+        inside = layer[MASK > 0].astype(np.float64)  # one mean and variance over all words and features
+        wanted += share * ((layer - inside.mean()) / np.sqrt(inside.var() + 1e-12) if norm else layer)
+    assert_close(got, gamma * wanted, atol=1e-5)
+    fresh = mix.init(jax.random.key(0), layers, MASK)["params"]
+    assert not fresh["weights"].any() and fresh["gamma"] == 1.0
+
+
+CONFIG = ElmoConfig(vocab=9, char_width=3, filters=((1, 4), (2, 4)), highway=1, cells=6, projection=4)
+
+
+def _batch(pair: bool, columns: int = 4) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(2)
+    types = np.full((8, 50), 261, np.int32)
+    types[0] = 0
+    types[1:, 0], types[1:, 1], types[1:, 2] = 259, rng.permutation(range(98, 105)), 260
+    index = np.zeros((4, columns), np.int32)
+    index[:, :4] = rng.integers(3, 8, (4, 4)) * MASK
+    mask = np.pad(MASK, [(0, 0), (0, columns - 4)])
+    lines = (2, 2, columns) if pair else (4, columns)
+    tags = np.where(mask > 0, rng.integers(0, 3, mask.shape), -1).astype(np.int32)
+    return {"types": types, "index": index.reshape(lines), "mask": mask.reshape(lines), "tags": tags}
+
+
+@pytest.mark.parametrize(("name", "pair", "place"), [("tag", False, "both"), ("classify", True, "input")])
+def test_a_task_s_head_sees_words_alone(name: str, pair: bool, place: Any):
+    """More columns of padding change no answer; every parameter has dims and a gradient."""
+    head = HeadConfig(mix="all", mix_norm=True, place=place, cells=5, pair=pair)
+    model = build(CONFIG, (name,), 3, head)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), _batch(pair))["params"])
+    rng = np.random.default_rng(3)
+    params = jax.tree.map(lambda x: 0.2 * rng.standard_normal(x.shape).astype(np.float32), shapes)
+    for path, x in by_path(params).items():
+        assert len(dims_of(path)) == x.ndim, path
+
+    def answer(params: Any, batch: Any) -> Any:
+        made: Any = model.apply({"params": params}, batch)
+        return made.heads[name]
+
+    few, many = (jax.jit(answer)(params, _batch(pair, columns)) for columns in (4, 7))
+    if name == "tag":
+        few, many = few * MASK[:, :, None], many[:, :4] * MASK[:, :, None]
+    assert few.shape == {"tag": (4, 4, 3), "classify": (2 if pair else 4, 3)}[name]
+    assert_close(few, many, atol=1e-6)
+    gradient = jax.jit(jax.grad(lambda p, batch: jnp.square(answer(p, batch)).sum()))(params, _batch(pair))
+    still = [path for path, x in by_path(gradient).items() if not np.any(x) and "bias" not in path]
+    assert not still or all("gamma" in path or "weights" in path for path in still)
+    mixes = learned_mixes(params)
+    assert mixes.keys() == ({"input"} if place == "input" else {"input", "output"})
+    assert all(sum(mix["weights"]) == pytest.approx(1.0) for mix in mixes.values())
+
+
+ONE_WIDTH = {"vocab": 9, "length": 4, "layers": 2, "hidden": 8, "heads": 2, "ffn": 8}
+FAMILIES = {
+    "bert": BertConfig(**ONE_WIDTH),
+    "gpt-1": GptConfig(norm="post", **ONE_WIDTH),
+    "gpt-2": GptConfig(norm="pre", **ONE_WIDTH),
+    "gpt-3": GptConfig(norm="pre", local_window=2, **ONE_WIDTH),
+    "elmo": CONFIG,
+}
+
+
+def _family_batch(family: str) -> dict[str, np.ndarray]:
+    words = _batch(False)
+    tokens = {"tokens": words["index"], "mask": words["mask"], "segments": np.zeros_like(words["index"])}
+    return words if family == "elmo" else {**tokens, "tags": words["tags"]}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_state_is_what_the_heads_read(family: str):
+    """Bit for bit; so a mix reads, and trains, the final norm of a pre-norm GPT."""
+    config, batch = FAMILIES[family], _family_batch(family)
+    mix = HeadConfig(mix="all")
+    model = build(config, ("classify",), 3, mix)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
+    rng = np.random.default_rng(4)
+    params = jax.tree.map(lambda x: 0.5 * rng.standard_normal(x.shape).astype(np.float32), shapes)
+    run: Any = jax.jit(lambda params: model.apply({"params": params}, batch, states=True))
+    encoding = run(params).encoding
+    assert len(encoding.states) == config.layers + 1
+    assert jnp.array_equal(encoding.states[-1], encoding.hidden_BLD)
+    gradient = by_path(jax.jit(jax.grad(lambda params: jnp.square(run(params).heads["classify"]).sum()))(params))
+    final = [path for path in gradient if path in ("backbone/norm/scale", "backbone/norm/bias")]
+    assert len(final) == (2 if family in ("gpt-2", "gpt-3") else 0)
+    assert all(np.any(gradient[path]) for path in final)
+
+
+def test_settings_that_mean_nothing_are_refused():
+    for wrong, said in (
+        ({"crf": True}, "head.crf=True has no meaning for head.mix=off"),
+        ({"mix": "all", "place": "both"}, "head.place=both wants a biLSTM"),
+        ({"mix": "all", "mix_l2": -1.0}, "head.mix-l2=-1.0 is not a number from 0 on"),
+        ({"mix": "all", "cells": -1}, "head.cells=-1 is not a number of cells"),
+        ({"mix": "words", "mix_l2": 0.1}, "head.mix-l2=0.1 has no meaning for head.mix=words"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            HeadConfig(**wrong)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,130 @@
+"""The maps that all transformers of the house are made of."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contexture.models.layers.attention import attend
+from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Linear, Norm, product
+from contexture.models.layers.dropout import dropout, noise
+from tests.helpers.parity_rule import assert_close, close
+
+SIZES = {"D": 6, "H": 2, "K": 5, "F": 9}
+
+
+def near(found, wanted, share=1e-5):
+    close(np.asarray(found, np.float64), np.asarray(wanted, np.float64), most=share)
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.tuples(*[st.integers(1, 9)] * 3), st.sampled_from([jnp.float32, jnp.bfloat16]))
+def test_a_product_s_gradient_is_that_of_the_plain_one_whichever_factor_is_wider(sizes, dtype):
+    T, D, F = sizes
+    draw = np.random.default_rng(T * 100 + D * 10 + F)
+    x_TD, kernel_DF, dy_TF = (jnp.asarray(draw.normal(size=shape), dtype) for shape in ((T, D), (D, F), (T, F)))
+    found, back = jax.vjp(product, x_TD, kernel_DF)
+    plain, plain_back = jax.vjp(jnp.matmul, x_TD, kernel_DF)
+    for a, b in zip((found, *back(dy_TF)), (plain, *plain_back(dy_TF)), strict=True):
+        assert a.dtype == b.dtype == dtype
+        near(a, b, 1e-5 if a.itemsize == 4 else 1e-2)
+
+
+@pytest.mark.parametrize("equation", ["BLD,DHK->BLHK", "BLHK,HKD->BLD", "BLD,DF->BLF"])
+def test_a_linear_map_is_its_equation(equation):
+    given_letters, letters = equation.split("->")[0].split(",")
+    sizes = SIZES | {"B": 3, "L": 4}
+    x = jnp.asarray(np.random.default_rng(0).normal(size=[sizes[c] for c in given_letters]), jnp.float32)
+    linear = Linear(equation, sizes, jax.nn.initializers.normal(1.0))
+    params = linear.init(jax.random.key(0), x)["params"]
+    assert params["kernel"].shape == tuple(sizes[c] for c in letters)
+    params["bias"] += 0.5
+    expected = jnp.einsum(equation, x, params["kernel"]) + 0.5
+    assert_close(linear.apply({"params": params}, x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 5, 7, 3, 4), (3, 1, 6, 1, 5), (1, 4, 4, 2, 1), (2, 6, 1, 2, 3)])
+def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate):
+    B, L, M, H, K = shape
+    draw, sound = np.random.default_rng(0), noise(3, jnp.int32(5), jnp.arange(B))
+    q, k, v, dy = (
+        jnp.asarray(draw.normal(size=size), dtype) for size in ((B, L, H, K), (B, M, H, K), (B, M, H, K), (B, L, H, K))
+    )
+    bias = jnp.where(jnp.asarray(draw.random((B, 1, L, M)) < 0.3), -1e10, 0.0).at[..., 0].set(0.0)
+
+    def formula(q, k, v):
+        weights = jax.nn.softmax(jnp.einsum("BLHK,BMHK->BHLM", q, k) / np.sqrt(K) + bias, axis=-1)
+        return jnp.einsum("BHLM,BMHK->BLHK", dropout(weights, rate, sound, 2), v)
+
+    found, back = jax.vjp(lambda q, k, v: attend(q, k, v, bias, rate=rate, noise=sound, site=2), q, k, v)
+    wanted, plain_back = jax.vjp(formula, *(x.astype(jnp.float32) for x in (q, k, v)))
+    pairs = zip(("y", *"qkv"), (found, *back(dy)), (wanted, *plain_back(dy.astype(jnp.float32))), strict=True)
+    for name, a, b in pairs:
+        assert a.dtype == dtype
+        if M == 1 and name in "qk":  # a single key has all the weight, whatever q and k are
+            assert not np.asarray(a, np.float64).any() and not np.asarray(b).any()
+        else:
+            near(a, b, 1e-5 if dtype == jnp.float32 else 3e-2)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_slope_of_an_activation_is_that_of_its_values(name):
+    x = np.linspace(-9, 9, 4001)
+    with jax.enable_x64(True):
+        h, value = 1e-6, ACTIVATIONS[name]
+        wanted = (np.asarray(value(jnp.asarray(x + h))) - np.asarray(value(jnp.asarray(x - h)))) / (2 * h)
+    for dtype, share in ((jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)):
+        given = jnp.asarray(x, dtype)
+        found = jax.vjp(ACTIVATIONS[name], given)[1](jnp.ones_like(given))[0]
+        assert found.dtype == dtype
+        away = np.abs(x) > 1e-2  # relu has no slope at 0
+        near(np.asarray(found)[away], wanted[away], share)
+
+
+def test_activations_are_their_formulas():
+    """Gelu by the error function and by tanh (Hendrycks and Gimpel 2016), and relu."""
+    x = np.linspace(-6, 6, 1001)
+    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    wanted = {
+        "erf": [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x],
+        "tanh": 0.5 * x * (1 + np.tanh(inner)),
+        "relu": np.maximum(x, 0),
+    }
+    assert wanted.keys() == ACTIVATIONS.keys()
+    for name, values in wanted.items():
+        near(ACTIVATIONS[name](jnp.asarray(x, jnp.float32)), values, 1e-6)
+
+
+@pytest.mark.parametrize("eps", [1e-12, 0.5])
+def test_a_norm_and_its_gradient_are_those_of_the_formula(eps):
+    """(x - mean)/sqrt(variance + eps)·scale + bias, the variance that of the numbers there are."""
+    draw = np.random.default_rng(0)
+    x, dy = draw.normal(2.0, 3.0, (4, 7)), draw.normal(size=(4, 7))
+    scale, bias = draw.normal(size=7), draw.normal(size=7)
+
+    def formula(x):
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + eps) * scale[None] + bias[None]
+
+    norm, params = Norm(eps), {"scale": jnp.asarray(scale, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}
+    found, back = jax.vjp(lambda x: norm.apply({"params": params}, x), jnp.asarray(x, jnp.float32))
+    with jax.enable_x64(True):
+        wanted, plain_back = jax.vjp(formula, jnp.asarray(x))
+        near(found, wanted)
+        near(back(jnp.asarray(dy, jnp.float32))[0], plain_back(jnp.asarray(dy))[0])
+
+
+def test_a_feed_forward_is_two_maps_with_an_activation_between():
+    ffn = FeedForward(SIZES, "tanh", jax.nn.initializers.normal(1.0), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 6)), jnp.float32)
+    params = ffn.init(jax.random.key(0), x)["params"]
+    into, out = (jax.tree.map(lambda x: np.asarray(x, np.float64), params[name]) for name in ("in", "out"))
+    inner = np.asarray(x, np.float64) @ into["kernel"] + into["bias"]
+    inner = 0.5 * inner * (1 + np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3)))
+    near(ffn.apply({"params": params}, x), inner @ out["kernel"] + out["bias"])

@@ -1,0 +1,115 @@
+"""The projected LSTM against its equations, step by step in float64, and its gradient against jax's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from contexture.models.layers.lstm import Lstm, recur
+from tests.helpers.parity_rule import assert_differs, close
+
+L, B, U, J = 4, 3, 6, 5
+CLIPS = [(0.0, 0.0), (0.3, 0.0), (0.0, 0.2), (0.3, 0.2)]
+
+
+def _drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def _clip(x: np.ndarray, most: float) -> np.ndarray:
+    return np.clip(x, -most, most) if most else x
+
+
+def _steps(z, cell, hidden, kernel, projection, cell_clip, projection_clip):
+    """c = clip(σ(f + 1)·c + σ(i)·tanh(j)), h = clip((σ(o)·tanh(c))·P); gates in the order i, j, f, o."""
+    cells, outputs = [], []
+    for z_BGU in z:
+        i, j, f, o = np.moveaxis(z_BGU + np.einsum("BJ,JGU->BGU", hidden, kernel), 1, 0)
+        cell = _clip(_sigmoid(f + 1) * cell + _sigmoid(i) * np.tanh(j), cell_clip)
+        hidden = _clip((_sigmoid(o) * np.tanh(cell)) @ projection, projection_clip)
+        cells.append(cell)
+        outputs.append(hidden)
+    return np.stack(cells), np.stack(outputs)
+
+
+def _inputs() -> tuple[np.ndarray, ...]:
+    z, kernel, projection = _drawn(L, B, 4, U), _drawn(J, 4, U, seed=1) * 0.5, _drawn(U, J, seed=2) * 0.5
+    return z, _drawn(B, U, seed=3) * 0.2, _drawn(B, J, seed=4) * 0.1, kernel, projection
+
+
+@pytest.mark.parametrize("clips", CLIPS)
+def test_a_layer_is_its_equations(clips):
+    z, cell, hidden, kernel, projection = _inputs()
+    got = recur(*jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (z, (cell, hidden), kernel, projection)), *clips)
+    wanted = _steps(z, cell, hidden, kernel, projection, *clips)
+    for a, b, clip in zip(got, wanted, clips, strict=True):
+        close(a, b)
+        assert not clip or (np.abs(b) == clip).any()
+
+
+@pytest.mark.parametrize("clips", CLIPS)
+def test_a_layer_s_gradient_is_that_of_its_equations(clips):
+    """None goes to the state before the first step; none comes from the cells."""
+    z, cell, hidden, kernel, projection = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), _inputs())
+    dy = jnp.asarray(_drawn(L, B, J, seed=5), jnp.float32)
+
+    def plain(z, kernel, projection):
+        def step(state, z_BGU):
+            c, h = state
+            i, j, f, o = jnp.moveaxis(z_BGU + jnp.einsum("BJ,JGU->BGU", h, kernel), 1, 0)
+            c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(j)
+            c = jnp.clip(c, -clips[0], clips[0]) if clips[0] else c
+            h = (jax.nn.sigmoid(o) * jnp.tanh(c)) @ projection
+            h = jnp.clip(h, -clips[1], clips[1]) if clips[1] else h
+            return (c, h), h
+
+        return (jax.lax.scan(step, (cell, hidden), z)[1] * dy).sum()
+
+    def ours(z, first, kernel, projection):
+        return (recur(z, first, kernel, projection, *clips)[1] * dy).sum()
+
+    got = jax.grad(ours, (0, 1, 2, 3))(z, (cell, hidden), kernel, projection)
+    wanted = jax.grad(plain, (0, 1, 2))(z, kernel, projection)
+    assert not any(np.any(x) for x in got[1])
+    for a, b in zip((got[0], *got[2:]), wanted, strict=True):
+        close(a, b)
+
+
+def _lstm(skip: bool, layers: int = 3):
+    sizes = {"N": layers, "J": J, "G": 4, "U": U}
+    module = Lstm(sizes, 0.0, 0.0, skip, 0.0, jnp.float32)
+    x = jnp.asarray(_drawn(B, L, J, seed=6), jnp.float32)
+    params = module.init(jax.random.key(0), x, False, None, None, 0)
+    params = jax.tree.map(lambda x: x + 0.1, params)
+    return module.apply(params, x, False, None, None, 0), params["params"], np.asarray(x, np.float64)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_layers_stand_on_each_other_and_a_skip_adds_the_input_of_all_but_the_first(skip):
+    got, params, x = _lstm(skip)
+    kernel, bias, projection = (np.asarray(params[name], np.float64) for name in ("kernel", "bias", "projection"))
+    for n, layer in enumerate(got):
+        z = np.einsum("BLJ,JGU->LBGU", x, kernel[n, 0]) + bias[n]
+        y = _steps(z, np.zeros((B, U)), np.zeros((B, J)), kernel[n, 1], projection[n], 0.0, 0.0)[1]
+        y = np.moveaxis(y, 0, 1)
+        x = y + x if skip and n else y
+        close(layer, x, str(n))
+
+
+def test_a_line_s_state_is_that_at_its_own_last_place_and_goes_on_from_there():
+    sizes = {"N": 2, "J": J, "G": 4, "U": U}
+    module = Lstm(sizes, 0.0, 0.0, True, 0.0, jnp.float32)
+    x, last = jnp.asarray(_drawn(B, L, J, seed=6), jnp.float32), jnp.array([1, 3, 2])
+    made = module.init(jax.random.key(0), x, True, last, None, 0)
+    _, left = module.apply(made, x, True, last, None, 0, mutable=["carry"])
+    for row, end in enumerate(last.tolist()):
+        _, alone = module.apply(made, x[:, : end + 1], True, None, None, 0, mutable=["carry"])
+        for name, state in left["carry"].items():
+            close(state[row], alone["carry"][name][row], name)
+    again, _ = module.apply({**made, **left}, x, True, None, None, 0, mutable=["carry"])
+    fresh, _ = module.apply(made, x, True, None, None, 0, mutable=["carry"])
+    assert_differs(again[0][:, 0], fresh[0][:, 0], 1e-3)

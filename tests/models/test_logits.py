@@ -1,0 +1,215 @@
+"""Heads answer in float32 whatever the model's dtype, and an accuracy counts no tie and no NaN."""
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
+from contexture.models.heads.chunked_softmax import next_token_loss
+from contexture.models.layers.blocks import Linear
+from contexture.models.model import Outputs, build
+from contexture.models.shapes import Encoding, path_of
+from contexture.train.evaluation.predictions import Answers
+from contexture.train.losses import Sum, cross_entropy, has_best
+from contexture.train.objectives import OBJECTIVES, WithMix, WithWords
+from tests.helpers.parity_rule import assert_close
+
+SIZES = {"vocab": 9, "length": 6, "layers": 1, "hidden": 8, "heads": 2, "ffn": 8, "dtype": "bfloat16"}
+BERT, GPT = BertConfig(**SIZES), GptConfig(**SIZES)
+ELMO = ElmoConfig(
+    vocab=9, char_width=3, filters=((1, 4),), highway=1, cells=6, projection=4, layers=1, dtype="bfloat16"
+)
+MIX = HeadConfig(mix="all")
+B, L, P, A = 2, 6, 3, 2
+HEADS: dict[str, tuple[Any, str, HeadConfig]] = {
+    "mlm": (BERT, "mlm", HeadConfig()),
+    "nsp": (BERT, "nsp", HeadConfig()),
+    "span": (BERT, "span", HeadConfig()),
+    "choice": (BERT, "choice", HeadConfig()),
+    "classify": (BERT, "classify", HeadConfig()),
+    "regress": (GPT, "regress", HeadConfig()),
+    "tag": (GPT, "tag", HeadConfig()),
+    "mixed classify": (BERT, "classify", MIX),
+    "mixed regress": (ELMO, "regress", MIX),
+    "mixed tag": (ELMO, "tag", MIX),
+    "mixed pairs": (ELMO, "classify", HeadConfig(mix="all", pair=True)),
+}
+
+
+def _encoding(config: Any, choices: int) -> Encoding:
+    """What a backbone may give, drawn, in bfloat16."""
+    rng = np.random.default_rng(0)
+    D, lines = 8, B * choices
+
+    def draw(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
+
+    hidden, pooled, table = draw(lines, L, D), draw(lines, D), jnp.asarray(rng.standard_normal((9, D)), jnp.float32)
+    mask = jnp.ones((lines, L), jnp.int32)
+    return Encoding(hidden, mask, pooled, (draw(lines, L, D), hidden), table, choices=choices)
+
+
+def _batch() -> dict[str, jax.Array]:
+    rng = np.random.default_rng(1)
+    shapes = {"slots": (L, (B, P)), "labels": (9, (B, P)), "next": (9, (B, L)), "next_backward": (9, (B, L)),
+              "tags": (3, (B, L))}  # fmt: skip
+    drawn = {name: jnp.asarray(rng.integers(0, high, size), jnp.int32) for name, (high, size) in shapes.items()}
+    return {**drawn, "next_weights": jnp.ones((B, L)), "next_weights_backward": jnp.ones((B, L))}
+
+
+LAST_BIAS = ("bias", "out/bias")
+
+
+def _head(name: str) -> tuple[Any, Encoding, Any]:
+    config, head, settings = HEADS[name]
+    module = build(config, (head,), 3, settings).heads[head]
+    encoding = _encoding(config, A if head == "choice" or settings.pair else 1)
+    params = module.init(jax.random.key(0), encoding, _batch())["params"]
+    return module, encoding, params
+
+
+def _logits(module: Any, encoding: Encoding, params: Any) -> np.ndarray:
+    logits = module.apply({"params": params}, encoding, _batch())
+    assert logits.dtype == jnp.float32
+    return np.asarray(logits)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_bias_reaches_the_logits_whole(name: str):
+    """Where all else is zero, the answer is the bias, which bfloat16 would round to 1000."""
+    module, encoding, params = _head(name)
+    last = jax.tree_util.tree_map_with_path(
+        lambda path, x: jnp.full_like(x, 1000.3) if path_of(path) in LAST_BIAS else jnp.zeros_like(x),
+        params,
+    )
+    assert_close(_logits(module, encoding, last), np.float32(1000.3), rtol=0.0)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_are_no_bfloat16_numbers(name: str):
+    module, encoding, params = _head(name)
+    rng = np.random.default_rng(2)
+    drawn = jax.tree_util.tree_map_with_path(
+        lambda path, x: jnp.asarray(rng.standard_normal(x.shape) * (path_of(path) not in LAST_BIAS), jnp.float32),
+        params,
+    )  # without the last bias, whose own digits would hide those that a product has lost
+    logits = _logits(module, encoding, drawn)
+    rounded = np.asarray(jnp.asarray(logits).astype(jnp.bfloat16).astype(jnp.float32))
+    assert (logits != rounded).mean() > 0.9
+
+
+def test_a_linear_map_s_float32_result_is_that_of_its_rounded_factors_and_so_are_its_gradients():
+    sizes = {"B": 4, "D": 16, "C": 3}
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.standard_normal((4, 16)), jnp.bfloat16)
+    params = {"kernel": rng.standard_normal((16, 3)).astype(np.float32), "bias": np.float32([1000.3, -0.1, 7.0])}
+    init = jax.nn.initializers.zeros
+
+    def total(x: Any, params: Any, module: Linear) -> Any:
+        y = module.apply({"params": params}, x)
+        return jnp.square(y).sum(), y
+
+    def plain(x: Any, params: Any) -> Any:
+        kernel = params["kernel"].astype(jnp.bfloat16).astype(jnp.float32)
+        y = jnp.matmul(x.astype(jnp.float32), kernel, precision="highest") + params["bias"][None]
+        return jnp.square(y).sum(), y
+
+    head = Linear("BD,DC->BC", sizes, init, jnp.bfloat16, out_dtype=jnp.float32)
+    (_, got), gradient = jax.value_and_grad(total, (0, 1), has_aux=True)(x, params, head)
+    (_, wanted), true = jax.value_and_grad(plain, (0, 1), has_aux=True)(x, params)
+    assert got.dtype == jnp.float32
+    assert_close(got, wanted, rtol=1e-6, atol=1e-5)
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(true), strict=True):
+        assert a.dtype == b.dtype
+        assert_close(np.float32(a), np.float32(b), rtol=2e-2, atol=2e-2 * np.abs(np.float32(b)).max())
+    assert_close(gradient[1]["bias"], true[1]["bias"], rtol=1e-5)
+    # in float32 the dtype of the result changes no bit
+    for out_dtype in (None, jnp.float32):
+        same = Linear("BD,DC->BC", sizes, init, jnp.float32, out_dtype=out_dtype)
+        found = jax.value_and_grad(total, (0, 1), has_aux=True)(x.astype(jnp.float32), params, same)
+        first = found if out_dtype is None else first  # noqa: F821
+        jax.tree.map(functools.partial(assert_close, rtol=0.0), found, first)
+
+
+@pytest.mark.parametrize("most", [1, 1 << 30])
+def test_the_softmax_over_words_adds_its_bias_in_float32(most: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("contexture.models.heads.chunked_softmax.MOST_LOGITS", most)
+    rng = np.random.default_rng(4)
+    x_BLD = jnp.asarray(rng.standard_normal((B, L, 8)), jnp.bfloat16)
+    table_VD = jnp.asarray(rng.standard_normal((9, 8)), jnp.bfloat16)
+    bias_V = jnp.asarray(1000.0 + rng.random(9), jnp.float32)
+    next_BL, weights_BL = _batch()["next"], jnp.asarray(rng.random((B, L)), jnp.float32)
+
+    def plain(bias_V: jax.Array) -> Any:
+        factors = x_BLD.astype(jnp.float32), table_VD.astype(jnp.float32)
+        loss_BL, hit_BL = cross_entropy(
+            jnp.einsum("BLD,VD->BLV", *factors, precision="highest") + bias_V[None, None], next_BL
+        )
+        return (loss_BL * weights_BL).sum(), (loss_BL, hit_BL)
+
+    def ours(bias_V: jax.Array) -> Any:
+        scored = next_token_loss(x_BLD, table_VD, next_BL, weights_BL, bias_V)
+        return scored.total, (scored.loss_BL, scored.hit_BL)
+
+    found, wanted = (jax.value_and_grad(f, has_aux=True)(bias_V) for f in (ours, plain))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_hit_is_a_label_whose_logit_is_greater_than_all_others():
+    nan, inf = np.nan, np.inf
+    cases = [([1.0, 2.0, 3.0], 2, 1), ([1.0, 2.0, 3.0], 1, 0), ([3.0, 3.0, 1.0], 0, 0), ([3.0, 3.0, 1.0], 1, 0),
+             ([0.0, 0.0, 0.0], 1, 0), ([nan, 2.0, 1.0], 1, 0), ([nan, 2.0, 1.0], 0, 0), ([nan, nan, nan], 0, 0),
+             ([-inf, -inf, -inf], 0, 0), ([-inf, 1.0, -inf], 1, 1)]  # fmt: skip
+    logits, labels, wanted = (np.array(x) for x in zip(*cases, strict=True))
+    _, hits = cross_entropy(jnp.asarray(logits, jnp.float32), jnp.asarray(labels, jnp.int32))
+    assert hits.tolist() == wanted.tolist()
+    # the same through the softmax in parts, whose table gives these logits
+    x_BLD, table_VD = jnp.asarray(logits, jnp.float32)[:, None], jnp.eye(3)
+    finite = np.isfinite(logits).all(1)
+    hit_BL = next_token_loss(x_BLD[finite], table_VD, labels[finite, None], jnp.ones((finite.sum(), 1))).hit_BL
+    assert hit_BL[:, 0].tolist() == wanted[finite].tolist()
+    poisoned = next_token_loss(x_BLD[~finite] * nan, table_VD, labels[~finite, None], jnp.ones(((~finite).sum(), 1)))
+    assert not poisoned.hit_BL.any()
+    assert has_best(logits.astype(np.float32)).tolist() == [True, True] + [False] * 7 + [True]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, np.nan])
+def test_logits_that_tell_nothing_apart_score_nothing(value: float):
+    """In every accuracy of every objective."""
+    batch = {**_batch(), "valid": jnp.ones(B), "slot_weights": jnp.ones((B, P)), "is_random": jnp.zeros(B, jnp.int32),
+             "weights": jnp.ones(B), "tag_weights": jnp.ones((B, L)), "targets": jnp.ones(B),
+             "starts": jnp.zeros(B, jnp.int32), "ends": jnp.zeros(B, jnp.int32)}  # fmt: skip
+    scored = next_token_loss(jnp.full((B, L, 4), value), jnp.ones((9, 4)), batch["next"], batch["next_weights"])
+    heads = {name: jnp.full(shape, value) for name, shape in (
+        ("mlm", (B, P, 9)), ("nsp", (B, 2)), ("classify", (B, 3)), ("regress", (B, 1)), ("tag", (B, L, 3)),
+        ("choice", (B, A)), ("span", (B, L, 2)))}  # fmt: skip
+    outputs = Outputs(
+        _encoding(BERT, 1), {**heads, "lm": scored, "bilm": {"forward": scored, "backward": scored}}, jnp.ones(())
+    )
+    counted = set()
+    for name, objective in OBJECTIVES.items():
+        one_each = {**batch, "labels": batch["labels"] if name == "mlm_nsp" else jnp.zeros(B, jnp.int32)}
+        for whole in (objective, WithWords(objective, 0.5), WithMix(objective, 0.5)):
+            for figure, found in whole.sums(outputs, one_each).items():
+                if "accuracy" in figure:
+                    assert isinstance(found, Sum) and found.total == 0 and found.weight > 0, (name, figure)
+                    counted.add(figure)
+    assert counted == {"accuracy", "mlm_accuracy", "nsp_accuracy", "lm_accuracy"}
+
+
+def test_a_prediction_out_of_a_tie_is_named_and_counts_as_no_hit():
+    """The first of the labels that score alike is named; no metric of the evaluation counts it."""
+    rows = np.zeros((4, 8), np.int64)
+    split: Any = SimpleNamespace(kind="classify", labels=("a", "b"), choices=1, take=lambda numbers: rows[numbers])
+    split.origin = lambda row: "dev.tsv:1"
+    answers = Answers(SimpleNamespace(split=split, numbers=lambda step: np.arange(4)))  # pyright: ignore[reportArgumentType]
+    scores = np.array([[0.5, 0.5], [np.nan, np.nan], [0.4, 0.6], [0.6, 0.4]], np.float32)
+    named = [record["prediction"] for record in answers.add(0, {"scores": scores})]
+    assert named == ["a", "a", "b", "a"]
+    assert answers.figures()["accuracy"] == 0.25

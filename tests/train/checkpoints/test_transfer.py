@@ -1,0 +1,139 @@
+"""What one training gives to the next: every parameter accounted for, none by chance."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from contexture.models.shapes import by_path
+from contexture.train import config as configs
+from contexture.train import mesh as meshes
+from contexture.train.checkpoints.manager import restore
+from contexture.train.checkpoints.transfer import account, begin_from, model_of
+from contexture.train.config import ConfigError, Run
+from contexture.train.options import InitConfig, MeshConfig
+from contexture.train.step import create
+from tests.helpers.parity_rule import assert_differs
+
+RUN = Run(init=InitConfig(run="runs/a"))
+THERE = {
+    "backbone/embeddings/tokens": [10, 4],
+    "backbone/layers/ffn/in/kernel": [2, 4, 8],
+    "heads_mlm/bias": [10],
+    "heads_classify/kernel": [4, 3],
+}
+
+
+def init(**more) -> Run:
+    return dataclasses.replace(RUN, init=InitConfig(run="runs/a", **more))
+
+
+def test_heads_go_and_the_rest_stays():
+    here = {**THERE, "heads_tag/kernel": [4, 5]}
+    del here["heads_mlm/bias"]
+    found = account(THERE, here, RUN, same_task=False)
+    assert set(found.kept) == {"backbone/embeddings/tokens", "backbone/layers/ffn/in/kernel"}
+    assert found.new == {"heads_classify/kernel": [4, 3], "heads_tag/kernel": [4, 5]}
+    assert found.dropped == {"heads_mlm/bias": [10], "heads_classify/kernel": [4, 3]} and not found.grown
+    assert "heads_classify/kernel" in account(THERE, here, RUN, same_task=True).kept
+    assert "heads_classify/kernel" in account(THERE, here, init(drop_heads=True), same_task=True).dropped
+    assert ("kept", "backbone/… (2 tensors)", "104") in found.rows()
+
+
+def test_a_softmax_of_its_own_goes_along_and_grows():
+    there, here = ({"backbone/embeddings/tokens": [n, 4], "heads_lm/table": [n, 4]} for n in (10, 13))
+    assert account(there, there, RUN, same_task=False).kept == there
+    found = account(there, here, init(grow=True), same_task=False)
+    assert found.grown == {path: ([10, 4], [13, 4]) for path in there}
+
+
+@pytest.mark.parametrize(
+    ("change", "run", "says"),
+    [
+        ({"backbone/embeddings/tokens": [12, 4]}, RUN, r"\[10, 4\], this model wants \[12, 4\]; allow it with"),
+        ({"backbone/embeddings/tokens": [9, 4]}, init(grow=True), r"wants \[9, 4\]; give the same model"),
+        ({"backbone/layers/ffn/in/kernel": [3, 4, 8]}, init(grow=True), r"wants \[3, 4, 8\]; give the same model"),
+        ({"backbone/embeddings/tokens": None}, RUN, "embeddings/tokens .* for which this model has no place"),
+        ({"backbone/pooler/bias": [4]}, RUN, "runs/a lacks backbone/pooler/bias"),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_is_not_accounted_for_is_an_error(change, run, says):
+    here = {path: shape for path, shape in {**THERE, **change}.items() if shape}
+    with pytest.raises(ConfigError, match=says):
+        account(THERE, here, run, same_task=True)
+
+
+@pytest.fixture(scope="module")
+def source(tiny_run: Path) -> Run:
+    return dataclasses.replace(configs.read(tiny_run)[0], init=InitConfig(run=str(tiny_run)))
+
+
+def begin(run: Run, shape: tuple[int, int, int] = (1, 1, 1)):
+    """(the parameters begun with by path, the drawn ones, what was told)."""
+    mesh = meshes.build(MeshConfig(**dict(zip(("data", "fsdp", "tensor"), shape, strict=True))),
+                        jax.devices()[: int(np.prod(shape))])  # fmt: skip
+    told: list[tuple[str, str, str]] = []
+    with jax.set_mesh(mesh):
+        make, _, _ = create(model_of(run, ()), run, mesh)
+        fresh = make()
+        state = begin_from(
+            run, (), run.model.vocab, fresh, mesh, lambda _: None, lambda title, columns, rows: told.extend(rows)
+        )
+
+        return arrays(state.params), arrays(fresh.params), told
+
+
+def arrays(tree: Any) -> dict[str, np.ndarray]:
+    return {path: np.asarray(x) for path, x in by_path(tree).items()}
+
+
+def stored(folder: Path) -> dict[str, np.ndarray]:
+    run, _ = configs.read(folder)
+    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        _, shapes, shardings = create(model_of(run, ()), run, mesh)
+        wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+                              shapes.params, shardings.params)  # fmt: skip
+        params, _ = restore(folder / "checkpoints" / "40", wanted, mesh, "params")
+    return arrays(params)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+def test_what_is_kept_is_kept_to_the_bit_on_any_mesh(source, tiny_run, shape):
+    found, _, told = begin(source, shape)
+    was = stored(tiny_run)
+    assert found.keys() == was.keys() and {what for what, _, _ in told} == {"kept"}
+    assert all(np.array_equal(found[path], was[path]) for path in was)
+
+
+def test_tables_grow_by_drawn_rows(source, tiny_run):
+    model = dataclasses.replace(source.model, vocab=160, segments=3)
+    run = dataclasses.replace(source, model=model, init=InitConfig(run=str(tiny_run), grow=True, drop_heads=True))
+    found, fresh, told = begin(run)
+    was = stored(tiny_run)
+    for name, rows in (("tokens", was["backbone/embeddings/tokens"].shape[0]), ("segments", 2)):
+        path = f"backbone/embeddings/{name}"
+        assert np.array_equal(found[path][:rows], was[path])
+        assert np.array_equal(found[path][rows:], fresh[path][rows:])
+    assert ("grown", "backbone/embeddings/segments", "2×32 → 3×32") in told
+    assert np.array_equal(found["heads_mlm/bias"], fresh["heads_mlm/bias"]) and was["heads_mlm/bias"].any()
+
+
+def test_from_scratch_nothing_is_taken(source, tiny_run):
+    found, fresh, told = begin(dataclasses.replace(source, init=InitConfig(run=str(tiny_run), scratch=True)))
+    assert all(np.array_equal(found[path], fresh[path]) for path in fresh) and not told
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(source, tiny_run, tmp_path):
+    import shutil
+
+    shutil.copytree(tiny_run, tmp_path / "run")
+    digest = tmp_path / "run" / "checkpoints" / "40" / "digest" / "metadata"
+    digest.write_text(digest.read_text().replace("1", "2", 1))
+    found, _, _ = begin(dataclasses.replace(source, init=InitConfig(run=str(tmp_path / "run"))))
+    assert_differs(found["heads_mlm/bias"], stored(tiny_run)["heads_mlm/bias"])
+    with pytest.raises(ConfigError, match="holds no checkpoint of step 7; those there are of step"):
+        begin(dataclasses.replace(source, init=InitConfig(run=str(tiny_run), step=7)))

@@ -1,0 +1,143 @@
+"""Evaluation is over the whole set, each example once, whatever the batch, the mesh and the processes."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import contexture
+from contexture.cli import main as cli
+from tests.helpers.commands import devices
+from tests.helpers.parity_rule import assert_close
+from tests.train.test_mesh import free_port
+
+KINDS = ("classify", "regress", "tag")
+
+
+def predictions(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def evaluated(task_run, tmp_path_factory) -> dict[tuple[str, int, int], tuple[dict, list[dict]]]:
+    """(kind, devices, batch) → (what evaluate says, its predictions)."""
+    found = {}
+    wanted = {1: [("classify", 7), *((kind, 64) for kind in KINDS)], 8: [("classify", 1), ("regress", 64), ("tag", 7)]}
+    for count, evaluations in wanted.items():
+        with devices(count):
+            for kind, batch in evaluations:
+                to = tmp_path_factory.mktemp("evaluated")
+                result = contexture.evaluate(task_run(kind), batch=batch, to=str(to))
+                found[kind, count, batch] = result, predictions(to / "dev-60")
+    return found
+
+
+@pytest.fixture(scope="module")
+def by_two_processes(door, task_run, tmp_path_factory) -> tuple[dict, list[dict]]:
+    to = tmp_path_factory.mktemp("two")
+    environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
+    words = ["evaluate", task_run("classify"), "--batch", "7", "--mesh.distributed", "--to", to, "--json"]
+    processes = [
+        door(*words, devices=2, wait=False, env={**environment, "JAX_PROCESS_ID": str(number)}) for number in range(2)
+    ]
+    outputs = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert not outputs[1][0].strip()
+    return json.loads(outputs[0][0]), predictions(to / "dev-60")
+
+
+def lines_of(file: Path) -> list[str]:
+    return file.read_text("utf-8").splitlines()
+
+
+def test_metrics_equal_an_independent_count(evaluated, task_files):
+    result, said = evaluated["classify", 1, 64]
+    gold = [line.split("\t")[1] for line in lines_of(task_files / "classify.dev.tsv")[1:]]
+    assert len(gold) == 97 == result["examples"] and [r["label"] for r in said] == gold
+    assert [r["id"] for r in said] == [f"classify.dev.tsv:{n}" for n in range(2, 99)]
+    answers = [r["prediction"] for r in said]
+    assert all(r["scores"][r["prediction"]] == max(r["scores"].values()) for r in said)
+    hits = Counter((g, a) for g, a in zip(gold, answers, strict=True))
+    f1 = {}
+    for label in sorted(set(gold) | set(answers)):
+        true = hits[label, label]
+        named, there = answers.count(label), gold.count(label)
+        f1[label] = 2 * true / (named + there)
+    metrics = result["metrics"]
+    assert metrics["accuracy"] == pytest.approx(sum(g == a for g, a in zip(gold, answers, strict=True)) / 97, abs=1e-6)
+    assert metrics["f1_macro"] == pytest.approx(sum(f1.values()) / len(f1), abs=1e-6)
+    for row in result["labels"]:
+        assert row["f1"] == pytest.approx(f1.get(row["label"], 0.0), abs=1e-9)
+        assert row["count"] == gold.count(row["label"])
+    loss = -sum(math.log(r["scores"][g]) for r, g in zip(said, gold, strict=True)) / 97
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
+    train = Counter(line.split("\t")[1] for line in lines_of(task_files / "classify.train.tsv")[1:])
+    commonest = max(sorted(train), key=lambda label: train[label])
+    assert metrics["majority_accuracy"] == pytest.approx(gold.count(commonest) / 97)
+
+
+def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
+    result, said = evaluated["regress", 1, 64]
+    gold = [json.loads(line)["score"] for line in lines_of(task_files / "regress.dev.jsonl")]
+    answers = [r["prediction"] for r in said]
+    errors = [(g - a) ** 2 for g, a in zip(gold, answers, strict=True)]
+    assert result["metrics"]["mse"] == pytest.approx(sum(errors) / 97, abs=1e-6)
+    assert result["metrics"]["loss"] == pytest.approx(sum(errors) / 97, abs=1e-6)
+    mean_g, mean_a = sum(gold) / 97, sum(answers) / 97
+    top = sum((g - mean_g) * (a - mean_a) for g, a in zip(gold, answers, strict=True))
+    below = math.sqrt(sum((g - mean_g) ** 2 for g in gold) * sum((a - mean_a) ** 2 for a in answers))
+    assert result["metrics"]["pearson"] == pytest.approx(top / below, abs=1e-6)
+
+    result, said = evaluated["tag", 1, 64]
+    words = [line.split("\t")[3] for line in lines_of(task_files / "tag.dev.conllu") if line]
+    assert [tag for r in said for tag in r["labels"]] == words
+    hits = [g == a for r in said for g, a in zip(r["labels"], r["predictions"], strict=True)]
+    assert result["metrics"]["accuracy"] == pytest.approx(sum(hits) / len(words), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batch_and_devices_change_no_prediction(evaluated, kind):
+    whole, said = evaluated[kind, 1, 64]
+    for (other, count, batch), (result, records) in evaluated.items():
+        if other == kind:
+            same(result, records, whole, said, f"{count} devices, batch {batch}")
+
+
+def test_two_processes_change_no_prediction(evaluated, by_two_processes):
+    same(*by_two_processes, *evaluated["classify", 1, 64], "two processes")
+
+
+def same(result: dict, records: list[dict], whole: dict, said: list[dict], where: str) -> None:
+    assert result["examples"] == 97 and [r["id"] for r in records] == [r["id"] for r in said], where
+    for name, value in whole["metrics"].items():
+        assert result["metrics"][name] == pytest.approx(value, abs=1e-6), (where, name)
+    for a, b in zip(records, said, strict=True):
+        for name in ("prediction", "predictions"):
+            if isinstance(b.get(name), float):
+                assert a[name] == pytest.approx(b[name], abs=1e-5), where
+            else:
+                assert a.get(name) == b.get(name), where
+        if "scores" in b:
+            both = (r["scores"] for r in (a, b))
+            ours, theirs = (list(scores.values()) if isinstance(scores, dict) else scores for scores in both)
+            assert_close(ours, theirs, atol=1e-5, err_msg=where)
+
+
+def test_other_files_several_steps_and_splits(capsys, task_run, task_files, tmp_path):
+    run = task_run("classify")
+    every = contexture.evaluate(run, step="all", to=str(tmp_path / "all"))
+    assert [one["step"] for one in every["checkpoints"]] == [50, 60]
+    best = contexture.evaluate(run, step="best", to=str(tmp_path / "best"))
+    losses = {one["step"]: one["metrics"]["loss"] for one in every["checkpoints"]}
+    assert best["step"] == min(losses, key=lambda step: losses[step])
+    dev = str(task_files / "classify.dev.tsv")
+    again = contexture.evaluate(run, dev=dev, step=50, to=str(tmp_path / "file"))
+    assert again["step"] == 50 and again["metrics"] == every["checkpoints"][0]["metrics"]
+    assert sorted(p.name for p in (tmp_path / "file").iterdir()) == ["classify.dev-50"]
+    trained = contexture.evaluate(run, split="train", to=str(tmp_path / "train"))
+    assert trained["examples"] == 160 and trained["predictions"].endswith("train-60/predictions.jsonl")
+    assert cli.main(["evaluate", str(run), "--to", str(tmp_path / "told")]) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy" in shown and "animal" in shown and "precision" in shown

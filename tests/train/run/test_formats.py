@@ -1,0 +1,110 @@
+"""What was written once can be read for ever."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import contexture
+from contexture.models.heads.layer_mix import learned_mixes
+from contexture.train import config as configs
+from contexture.train.config import ConfigError
+from contexture.train.evaluation.predict import Predictor
+from contexture.train.options import MeshConfig, SaveConfig
+from tests.helpers.parity_rule import assert_close
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def test_a_run_of_format_1_loads_for_ever():
+    model, params, tokenizer = contexture.load(GOLDEN / "run_format_1")
+    expected = np.load(GOLDEN / "run_format_1_expected.npz")
+    batch = {name: expected[name] for name in ("tokens", "segments", "mask")}
+    encoding = model.clone(heads={}).apply({"params": {"backbone": params["backbone"]}}, batch).encoding
+    assert_close(encoding.hidden_BLD, expected["hidden"], atol=1e-6)
+    assert_close(encoding.pooled_BD, expected["pooled"], atol=1e-6)
+    assert tokenizer.encode(["the cat"])[0] == batch["tokens"][0][1:5].tolist()
+
+
+def test_a_fine_tuned_run_of_format_1_answers_for_ever():
+    answers = Predictor(GOLDEN / "task_format_1")(["the old cat", "a river"])
+    assert [answer["prediction"] for answer in answers] == ["thing", "thing"]
+    found = [answer["scores"]["animal"] for answer in answers]
+    assert_close(found, [0.454133, 0.451204], atol=1e-5)
+
+
+def test_a_gpt_of_format_1_writes_and_scores_for_ever(tmp_path):
+    """With byte pairs of its own and a banded layer."""
+    run, prompts = GOLDEN / "gpt_format_1", ["the old", "a boat came"]
+    written = contexture.generate(run, prompts, tokens=16, temperature=0.0)
+    texts = [line["text"] for line in written]
+    assert texts == [" cat sat by the river and saw the moon.\n", " down the river in the night."]
+    (tmp_path / "new.txt").write_text("the dog saw the moon and ran to the river.\n")
+    found = contexture.score(run, str(tmp_path / "new.txt"))
+    assert (found["tokens"], found["bytes"]) == (17, 43) and found["loss"] == pytest.approx(4.307320, abs=1e-5)
+
+
+def test_an_elmo_of_format_1_reads_for_ever(tmp_path):
+    """Also words that it never saw; each line's layers, of its first word the first two features."""
+    (tmp_path / "new.txt").write_text("Zoë paints the sea .\na wholly unheard-of whale\n", "utf-8")
+    contexture.embed(GOLDEN / "elmo_format_1", str(tmp_path / "new.txt"), str(tmp_path / "vectors.npz"))
+    vectors = np.load(tmp_path / "vectors.npz")
+    assert [vectors[line].shape for line in "01"] == [(3, 5, 8), (3, 4, 8)]
+    first = [[0.510752, 0.114020], [-0.015866, 0.077302], [0.048114, 0.369590]]
+    second = [[0.413944, -0.099004], [0.028535, 0.059004], [0.090200, 0.339836]]
+    assert_close(vectors["0"][:, 0, :2], first, atol=1e-5)
+    assert_close(vectors["1"][:, 0, :2], second, atol=1e-5)
+
+
+def test_an_elmo_fine_tuned_in_format_1_answers_for_ever():
+    """Its layers mixed below and beside the task's biLSTM, its tags chained."""
+    run = GOLDEN / "elmo_task_format_1"
+    answers = Predictor(run)([["Zoë", "paints", "the", "old", "sea", "."], ["that", "whale", "likes", "tales"]])
+    said = [["DET", "NOUN", "VERB", "DET", "NOUN", "PUNCT"], ["DET", "ADJ", "NOUN", "PUNCT"]]
+    assert [answer["predictions"] for answer in answers] == said
+    assert_close(answers[1]["scores"], [0.564246, 0.786603, 0.947021, 0.866907], atol=1e-4)
+    mixes = learned_mixes(contexture.load(run)[1])
+    assert_close(mixes["input"]["weights"], [0.403691, 0.221692, 0.374617], atol=1e-5)
+    assert_close(mixes["output"]["gamma"], 1.796061, atol=1e-5)
+
+
+def test_run_json_is_read_back_as_it_was_written():
+    run, tree = configs.read(GOLDEN / "run_format_1")
+    assert configs.from_json(configs.to_json(run), "here") == run
+    assert set(tree) == {"format", "config", "versions", "tokenizer", "data"}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"format": 2}, "has format 2; this version reads format 1"),
+        ({"config": {"model": {"family": "bort"}}}, "model.family is 'bort', not one of bert"),
+        ({"config": {"model": {"family": "bert", "hiden": 8}}}, r"no field 'hiden' \(did you mean hidden\?\)"),
+        ({"config": {"model": {"family": "bert", "hidden": "8"}}}, "hidden is '8', not of kind int"),
+        ({"config": {"model": {"family": "bert", "gelu": "x"}}}, "gelu is 'x', not one of erf, tanh"),
+        ({"config": {"model": {"family": "bert"}, "data": {"path": "x"}}}, "path is 'x', not a list"),
+        ({"config": {"model": {"family": "bert"}, "steps": True}}, "steps is True, not of kind int"),
+        ({"config": [1]}, "the configuration is not an object with a model"),
+        ({"config": {"model": "x"}}, "the configuration is not an object with a model"),
+        ({"config": {"model": {"family": ["bert"]}}}, r"model.family is \['bert'\]"),
+        ({"words": "2000"}, "words is '2000', which no training writes; put it back"),
+        ({"labels": None}, "labels is 'None', which no training writes; put it back"),
+        ({"counts": [1, "2"]}, "counts is .*, which no training writes; put it back"),
+        ({"data": 3}, "data is '3', which no training writes; put it back"),
+    ],
+)
+def test_a_run_json_that_is_not_ours_is_one_clear_line(tmp_path, change, line):
+    configs.write_json(tmp_path / "run.json", {"format": 1, "config": {"model": {"family": "bert"}}, **change})
+    with pytest.raises(ConfigError, match=line):
+        configs.read(tmp_path)
+
+
+def test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else():
+    run, _ = configs.read(GOLDEN / "run_format_1")
+    word = configs.identity(run, "t", "d")
+    same = [{"steps": 99}, {"dir": "x"}, {"mesh": MeshConfig(fsdp=2)}, {"save": SaveConfig(every=7)}]
+    assert {configs.identity(dataclasses.replace(run, **change), "t", "d") for change in same} == {word}
+    other = [{"seed": 1}, {"optim": dataclasses.replace(run.optim, b1=0.5)}]
+    words = {configs.identity(dataclasses.replace(run, **change), "t", "d") for change in other}
+    assert len({word, configs.identity(run, "u", "d"), configs.identity(run, "t", "e")} | words) == 5

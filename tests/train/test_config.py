@@ -1,0 +1,127 @@
+"""What a run is: its length in steps, what may change when it goes on, and how a process says that it was stopped."""
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from contexture.cli import main as cli
+from contexture.configs import recipe, task
+from contexture.data.errors import DataError
+from contexture.train.checkpoints.manager import read_meta, steps
+from contexture.train.config import (
+    CheckpointError,
+    ConfigError,
+    Diverged,
+    Run,
+    fields,
+    identity,
+    may_change,
+    read,
+    scheduled,
+)
+from contexture.train.options import EvaluateConfig, OptimConfig
+from contexture.train.run.signals import Interrupted, Signals
+
+
+def test_epochs_and_warm_up_are_counted_as_the_original_counts():
+    """steps = int(examples / batch · epochs), warm-up = int(steps · fraction), an evaluation after each pass."""
+    run = scheduled(task("mrpc"), 3668)
+    assert (run.steps, run.epochs, run.optim.warmup, run.optim.warmup_fraction) == (573, 0.0, 57, 0.0)
+    assert run.evaluate.every == 115
+    assert scheduled(task("mrpc"), 3).steps == 1
+    given = scheduled(dataclasses.replace(task("mrpc"), steps=7, evaluate=EvaluateConfig(every=2)), 3668)
+    assert (given.steps, given.optim.warmup, given.evaluate.every) == (7, 0, 2)
+
+
+def test_gpt_1_s_warm_up_stays_a_share_of_the_steps():
+    optim = OptimConfig(name="gpt1", schedule="gpt1", warmup=0, warmup_fraction=0.002)
+    run = scheduled(dataclasses.replace(task("classify"), optim=optim), 1497)
+    assert run.steps == 140 and run.optim.warmup_fraction == 0.002
+
+
+def test_a_warm_up_is_shorter_than_its_run():
+    short = dataclasses.replace(recipe("bert.base"), steps=0, epochs=1.0)
+    assert scheduled(short, 2560).optim.warmup == 1 == scheduled(short, 2560).steps // 10
+
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+MAY_CHANGE = {
+    "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.distributed", "mesh.startup_minutes", "mesh.peer_minutes",
+    "save.every", "save.latest", "save.keep_every", "log.every", "log.tensorboard", "evaluate.every",
+    "evaluate.batch", "evaluate.metric", "evaluate.patience", "steps", "epochs", "dir", "data.path", "data.dev",
+    "data.tokenizer", "init.run", "task.train", "task.dev", "task.test",
+}  # fmt: skip
+
+
+def test_what_may_change_is_where_things_lie_how_long_and_what_is_told():
+    every = fields(Run())
+    assert {name for name in every if may_change(name)} == MAY_CHANGE
+
+
+@pytest.mark.parametrize("name", ["seed", "data.batch", "data.length", "optim.peak_lr", "optim.clip", "model.dropout"])
+def test_another_number_is_another_run(name):
+    """What a field's default is does not count, so that a field added later changes no identity."""
+    run = dataclasses.replace(Run(), dir="a")
+    *section, field = name.split(".")
+    inner = getattr(run, section[0]) if section else run
+    changed = dataclasses.replace(inner, **{field: 0.2 if field == "dropout" else type(getattr(inner, field))(24)})
+    other = dataclasses.replace(run, **{section[0]: changed}) if section else changed
+    assert identity(run, "t", "d") != identity(other, "t", "d")
+    assert identity(run, "t", "d") == identity(dataclasses.replace(run, dir="b", steps=20_000), "t", "d")
+
+
+def test_a_run_of_an_earlier_version_keeps_its_identity():
+    """Its identity is that which its checkpoint was written with: fields at their default do not count."""
+    folder = GOLDEN / "run_format_1"
+    run, described = read(folder)
+    (step,) = steps(folder / "checkpoints")
+    saved = read_meta(folder / "checkpoints" / str(step))["identity"]
+    assert identity(run, described["tokenizer"], described["data"]) == saved
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (DataError("x"), 2),
+        (CheckpointError("x"), 1),
+        (Diverged("x"), 1),
+        (OSError(28, "No space left"), 1),
+        (RuntimeError("x"), 1),
+        (Interrupted(signal.SIGTERM, "x"), 75),
+        (Interrupted(signal.SIGINT, "x"), 130),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(0), 0),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, BaseException) else str(x),
+)
+def test_an_exit_code_says_whose_fault_it_was(error, code, monkeypatch, capsys):
+    """0 done, 1 failed, 2 the user's words or files, 75 saved on SIGTERM, 130 saved on Ctrl-C; one line each."""
+
+    def fails(words):
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "recipes", fails)
+    assert cli.main(["recipes"]) == code
+    said = capsys.readouterr()
+    assert not said.out and len(said.err.splitlines()) == (code != 0) and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_noted_and_told_between_two_steps(number):
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    signals = Signals("all is saved")
+    try:
+        assert signals.stop() == 0
+        signals.check()
+        os.kill(os.getpid(), number)
+        assert signals.received == number == signals.stop()
+        with pytest.raises(Interrupted, match="all is saved") as stopped:
+            signals.check()
+        assert stopped.value.code == {signal.SIGTERM: 75, signal.SIGINT: 130}[number]
+    finally:
+        signals.close()
+    assert {n: signal.getsignal(n) for n in before} == before

@@ -1,0 +1,279 @@
+"""One run, whatever it runs on: devices, microbatches and processes change no number."""
+
+import dataclasses
+import re
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from contexture.data.batches import Batches, open_batches
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.layouts import with_task_tokens
+from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.tasks.encode_examples import encode
+from contexture.data.text.sources import expand, texts
+from contexture.data.tokenizers.base import learn
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.train import mesh as meshes
+from contexture.train.checkpoints.transfer import model_of
+from contexture.train.config import ConfigError, Run
+from contexture.train.objectives import objective_of
+from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.run.report import read_metrics
+from contexture.train.step import State, create, train_step
+from tests.helpers.parity_rule import assert_close
+
+STEPS = 20
+
+
+BERT = Run(
+    model=BertConfig(vocab=152, length=32, layers=2, hidden=32, heads=2, ffn=64),
+    data=DataConfig(batch=32, length=32, predictions=5),
+    optim=OptimConfig(peak_lr=1e-3, warmup=5),
+    steps=STEPS,
+)
+GPT = Run(
+    model=GptConfig(vocab=302, length=32, layers=2, hidden=32, heads=2, ffn=64, local_window=8),
+    data=DataConfig(batch=32, length=32, vocabulary="byte-bpe", stream="windows", packed=True, layout="gpt"),
+    optim=OptimConfig(peak_lr=1e-3, warmup=5),
+    objective="lm",
+    steps=STEPS,
+)
+ELMO = Run(
+    model=ElmoConfig(vocab=60, char_width=4, filters=((1, 4), (2, 4)), highway=1, layers=1, cells=16, projection=8),
+    data=DataConfig(
+        batch=32, length=8, vocabulary="words", stream="lanes", layout="elmo", word_types=64, negatives=16,
+        split="punctuation",
+    ),
+    optim=OptimConfig(peak_lr=1e-3, warmup=5),
+    objective="bilm",
+    steps=STEPS,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["bert", "gpt"])
+def run(request: pytest.FixtureRequest, text_folder: Path) -> Run:
+    return on_text(BERT if request.param == "bert" else GPT, text_folder)
+
+
+@pytest.fixture(scope="module")
+def batches(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Batches:
+    return batches_of(run, tmp_path_factory.mktemp("mesh") / "shards")
+
+
+def on_text(run: Run, text_folder: Path) -> Run:
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, path=(str(text_folder),)))
+
+
+def batches_of(run: Run, folder: Path) -> Batches:
+    data = run.data
+    vocabulary = learn(data.vocabulary, texts(expand(data.path)), run.model.vocab - 2, True, data.split)
+    return open_batches(prepare(data, vocabulary, folder), vocabulary, data, run.task, 0)
+
+
+def losses_on(
+    run: Run,
+    batches: Batches,
+    shape: tuple[int, int, int],
+    accumulate: int,
+    labels: tuple[str, ...] = (),
+    begun: State | None = None,
+):
+    """(20 losses, the final state, the mesh), from the state `begun`, or one drawn on the mesh."""
+    run = dataclasses.replace(run, optim=dataclasses.replace(run.optim, accumulate=accumulate))
+    config = MeshConfig(data=shape[0], fsdp=shape[1], tensor=shape[2])
+    mesh = meshes.build(config, jax.devices()[: int(np.prod(shape))])
+    objective = objective_of(run)
+    model = model_of(run, labels)
+    with jax.set_mesh(mesh):
+        make, _, shardings = create(model, run, mesh)
+        step = train_step(model, objective, run, shardings)
+        state, losses = make() if begun is None else jax.device_put(begun, shardings), []
+        for number in range(STEPS):
+            batch = meshes.place(mesh, batches.read(number), batches.fields, run.data.batch)
+            state, metrics = step(state, batch)
+            losses.append(metrics["loss"])
+        return np.array(jax.device_get(losses)), state, mesh
+
+
+@pytest.fixture(scope="module")
+def one_device(run: Run, batches: Batches):
+    return losses_on(run, batches, (1, 1, 1), 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "accumulate"),
+    [
+        pytest.param((1, 1, 1), 4, marks=pytest.mark.long),
+        pytest.param((2, 2, 2), 1, marks=pytest.mark.long),
+        ((2, 2, 2), 4),
+        pytest.param((8, 1, 1), 1, marks=pytest.mark.long),
+        pytest.param((8, 1, 1), 4, marks=pytest.mark.long),
+    ],
+)
+def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, shape, accumulate):
+    losses, state, mesh = losses_on(run, batches, shape, accumulate)
+    assert_close(losses, one_device[0], rtol=1e-5)
+    assert losses[-1] < losses[0]
+    if shape == (2, 2, 2):
+        ffn = [state.params["backbone"]["layers"]["ffn"][name]["kernel"] for name in ("in", "out")]
+        moments = [
+            moment["backbone"]["layers"]["ffn"][name]["kernel"]
+            for moment in (state.opt[1].mu, state.opt[1].nu)
+            for name in ("in", "out")
+        ]
+        for array in ffn + moments:
+            assert len(array.addressable_shards) == 8
+            assert {4 * shard.data.nbytes for shard in array.addressable_shards} == {array.nbytes}
+
+
+@pytest.fixture(scope="module")
+def elmo(text_folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    """(the run, its batches, the state that it begins with, the 20 losses of one device, the final state)."""
+    run = on_text(ELMO, text_folder)
+    batches = batches_of(run, tmp_path_factory.mktemp("mesh") / "shards")
+    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        begun = jax.device_get(create(model_of(run, ()), run, mesh)[0]())
+    losses, state, _ = losses_on(run, batches, (1, 1, 1), 1, begun=begun)
+    return run, batches, begun, losses, jax.device_get(state)
+
+
+@pytest.mark.parametrize(
+    ("shape", "accumulate"),
+    [
+        pytest.param((2, 2, 2), 4, marks=pytest.mark.long),
+        pytest.param((2, 2, 2), 1, marks=pytest.mark.long),
+        pytest.param((8, 1, 1), 1, marks=pytest.mark.long),
+        pytest.param((8, 1, 1), 4, marks=pytest.mark.long),
+        pytest.param((1, 1, 1), 4, marks=pytest.mark.long),
+    ],
+)
+def test_an_elmo_s_losses_and_carry_are_those_of_one_device(elmo, shape, accumulate):
+    run, batches, begun, wanted, whole = elmo
+    losses, state, _ = losses_on(run, batches, shape, accumulate, begun=begun)
+    assert_close(losses, wanted, rtol=1e-5)
+    assert losses[-1] < losses[0]
+    for got, one in zip(jax.tree.leaves(state.carry), jax.tree.leaves(whole.carry), strict=True):
+        assert_close(got, one, rtol=0, atol=1e-4)
+    for name in ("forward", "backward"):
+        stack, carry = state.params["backbone"]["layers"][name], state.carry["backbone"]["layers"][name]
+        if shape == (2, 2, 2):
+            assert [len(set(map(str, x.sharding.devices_indices_map(x.shape).values()))) for x in
+                    (stack["kernel"], stack["projection"], carry["cell"], carry["hidden"])] == [4, 4, 8, 4]  # fmt: skip
+        for x in carry.values():
+            assert {shard.data.shape[0] * shape[0] * shape[1] for shard in x.addressable_shards} == {32}
+
+
+@pytest.mark.long
+def test_a_task_s_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_files, tmp_path):
+    """Weights of classes, and words of unequal number in the parts: a part counts by its share of the weight; with
+    GPT, the words' own loss beside it."""
+    task = TaskConfig(kind="tag", train=(str(task_files / "tag.train.conllu"),), class_weights=("VERB=3", "DET=0.5"))
+    tokenizer = batches.tokenizer
+    if run.data.layout == "gpt":
+        task, tokenizer = dataclasses.replace(task, lm_weight=0.5), with_task_tokens(tokenizer)
+        run = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab=tokenizer.size))
+    store = encode(task, tokenizer, tmp_path / "data", lambda line: None)
+    tagging = dataclasses.replace(run, task=task, objective="tag")
+    examples = open_batches(store, tokenizer, run.data, task, 0)
+    one, _, _ = losses_on(tagging, examples, (1, 1, 1), 1, store.labels)
+    many, _, _ = losses_on(tagging, examples, (2, 2, 2), 4, store.labels)
+    assert_close(many, one, rtol=1e-5)
+    assert one[-1] < one[0]
+
+
+def test_a_mesh_that_does_not_fit_is_one_clear_line():
+    with pytest.raises(ConfigError, match=r"3 × 2 × 1 = 6 does not fit 8 devices"):
+        meshes.build(MeshConfig(data=3, fsdp=2))
+    with pytest.raises(ConfigError, match=r"data.batch=12 is not a multiple of .* = 2 × 8 × 1 = 16"):
+        meshes.check_batch(meshes.build(MeshConfig()), 12, 2, "data.batch")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def start_two(door, words: list[str], folder: Path):
+    """Two processes of four devices each, one job."""
+    port = free_port()
+    environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2"}
+    return [
+        door(
+            *words, "--dir", folder, "--mesh.distributed", "--mesh.fsdp", "2", "--mesh.tensor", "2",
+            devices=4, wait=False, env={**environment, "JAX_PROCESS_ID": str(number)},
+        )
+        for number in range(2)
+    ]  # fmt: skip
+
+
+def finish(processes) -> list[tuple[int, str]]:
+    done = []
+    for process in processes:
+        try:
+            _, stderr = process.communicate(timeout=240)
+        finally:
+            process.kill()
+        done.append((process.returncode, stderr))
+    return done
+
+
+def losses(folder: Path) -> np.ndarray:
+    return np.array([r["loss"] for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["tiny", "gpt", "elmo"])
+def test_two_processes_are_one_run_and_go_on_as_one_process(door, family, tmp_path, request):
+    """Two processes of four devices, stopped by a SIGTERM to one of them; gone on with by one process on one device,
+    and, from the same checkpoint, by two processes again, each of which reads its own lines only."""
+    words = [*request.getfixturevalue(f"{family}_words"), "--steps", "20", "--save.every", "4", "--log.every", "4"]
+    done = door(*words, "--dir", tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    whole = losses(tmp_path / "whole")
+    folder = tmp_path / "two"
+    processes = start_two(door, words, folder)
+    while not list(read_metrics(folder / "metrics.jsonl")) and processes[0].poll() is None:
+        time.sleep(0.05)
+    processes[1].terminate()
+    first = finish(processes)
+    assert [code for code, _ in first] == [75, 75], first
+    saved = int(re.findall(r"saved step (\d+)", first[0][1])[0])
+    assert 4 <= saved < 20
+    assert_close(losses(folder), whole[:saved], rtol=1e-5)
+    shutil.copytree(folder, tmp_path / "one")
+
+    done = door(*words, "--dir", tmp_path / "one")
+    assert done.returncode == 0 and f"going on from step {saved}" in done.stderr, done.stderr
+    assert_close(losses(tmp_path / "one"), whole, rtol=1e-5)
+
+    again = finish(start_two(door, words, folder))
+    assert [code for code, _ in again] == [0, 0], again
+    assert_close(losses(folder), whole, rtol=1e-5)
+    lines = 16 * (20 - saved)
+    for number, (_, stderr) in enumerate(again):
+        assert f"process {number} of 2 read {lines // 2} of {lines} lines" in stderr
+
+
+@pytest.mark.long
+def test_two_processes_in_four_parts_are_one_run(door, tiny_words, tmp_path):
+    """Accumulation changes no loss across processes either: 20 steps against one process, one device, one part."""
+    words = [*tiny_words, "--steps", "20"]
+    assert door(*words, "--dir", tmp_path / "whole").returncode == 0
+    done = finish(start_two(door, [*words, "--optim.accumulate", "4"], tmp_path / "two"))
+    assert [code for code, _ in done] == [0, 0], done
+    assert_close(losses(tmp_path / "two"), losses(tmp_path / "whole"), rtol=1e-5)
+
+
+def test_a_mistake_ends_both_processes_at_once_in_one_line(door, tiny_words, tmp_path):
+    text = tiny_words[tiny_words.index("--data.path") + 1]
+    words = [word if word != text else "/nowhere" for word in tiny_words]
+    for code, stderr in finish(start_two(door, words, tmp_path / "run")):
+        assert code == 2 and "/nowhere: data.path names no such file" in stderr and "Traceback" not in stderr, stderr

@@ -1,0 +1,83 @@
+"""What is optimised, by hand: the terms of each loss, their weights, and what is measured beside them."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from contexture.models.heads.chunked_softmax import Scored
+from contexture.models.model import Outputs
+from contexture.models.shapes import Encoding
+from contexture.train.losses import Sum
+from contexture.train.objectives import OBJECTIVES, loss, mean, means
+from tests.helpers.parity_rule import assert_differs, close
+
+NOTHING = Encoding(jnp.zeros((1, 1, 1)), jnp.ones((1, 1), jnp.int32))
+
+
+def _loss_of(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float64)
+    return np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, labels[..., None], -1)[..., 0]
+
+
+def _found(name: str, heads: dict[str, Any], batch: dict[str, np.ndarray]) -> tuple[float, dict[str, float]]:
+    objective = OBJECTIVES[name]
+    sums = objective.sums(Outputs(NOTHING, heads), batch)
+    total = loss(objective, sums, objective.weights(batch))
+    return float(total), {key: float(x) for key, x in means(sums).items()}
+
+
+def test_masked_tokens_and_next_sentence_are_two_means():
+    """Over the slots in use (the original adds 1e-5 to their count), and over the lines."""
+    rng = np.random.default_rng(0)
+    mlm, nsp = rng.normal(size=(4, 3, 7)).astype(np.float32), rng.normal(size=(4, 2)).astype(np.float32)
+    labels, is_random = rng.integers(0, 7, (4, 3)), rng.integers(0, 2, 4)
+    weights = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]], np.float32)
+    batch = {"labels": labels, "is_random": is_random, "slot_weights": weights, "valid": np.ones(4, np.float32)}
+    total, measured = _found("mlm_nsp", {"mlm": jnp.asarray(mlm), "nsp": jnp.asarray(nsp)}, batch)
+    slots, lines = (_loss_of(mlm, labels) * weights).sum(), _loss_of(nsp, is_random).mean()
+    close(total, slots / (6 + 1e-5) + lines, most=1e-6)
+    close(measured["mlm_loss"], slots / 6, most=1e-6)
+    close(measured["nsp_loss"], lines, most=1e-6)
+    hits = (mlm.argmax(-1) == labels)[weights > 0].mean()
+    assert measured["mlm_accuracy"] == pytest.approx(hits)
+    none, _ = _found(
+        "mlm_nsp", {"mlm": jnp.asarray(mlm), "nsp": jnp.asarray(nsp)}, batch | {"slot_weights": 0 * weights}
+    )
+    close(none, lines, most=1e-6)  # 0/1e-5, not 0/0
+
+
+def test_a_bilm_s_loss_is_half_of_both_and_its_perplexity_that_of_both():
+    def scored(total: float) -> Scored:
+        return Scored(jnp.float32(total), jnp.zeros((2, 3)), jnp.zeros((2, 3)))
+
+    batch = {"next_weights": np.array([[1, 1, 1], [1, 0, 0]], np.float32),
+             "next_weights_backward": np.array([[1, 1, 0], [0, 0, 0]], np.float32)}  # fmt: skip
+    heads = {"bilm": {"forward": scored(8.0), "backward": scored(6.0)}}
+    total, measured = _found("bilm", heads, batch)
+    assert total == pytest.approx(0.5 * 8 / 4 + 0.5 * 6 / 2)
+    assert measured["full_perplexity"] == pytest.approx(np.exp(14 / 6), rel=1e-6)
+    assert "sampled_perplexity" in _found("bilm", heads, batch | {"negatives": np.zeros((2, 3))})[1]
+
+
+def test_a_span_s_loss_is_half_the_sum_of_both_ends():
+    rng = np.random.default_rng(1)
+    logits, starts, ends = rng.normal(size=(3, 5, 2)).astype(np.float32), np.array([0, 4, 2]), np.array([1, 4, 2])
+    weights = np.array([1, 1, 0], np.float32)
+    batch = {"starts": starts, "ends": ends, "weights": weights, "valid": weights}
+    both = (_loss_of(logits[..., 0], starts) + _loss_of(logits[..., 1], ends)) / 2
+    close(_found("span", {"span": jnp.asarray(logits)}, batch)[0], both[:2].mean(), most=1e-6)
+
+
+def test_a_regression_s_loss_is_the_squared_error_of_lines_that_count():
+    values, targets = np.array([[1.0], [2.0], [9.0]], np.float32), np.array([0.5, 4.0, 0.0], np.float32)
+    batch = {"targets": targets, "valid": np.array([1, 1, 0], np.float32)}
+    assert _found("regress", {"regress": jnp.asarray(values)}, batch)[0] == pytest.approx((0.25 + 4) / 2)
+
+
+def test_a_mean_on_the_host_is_that_on_the_device():
+    sums = {"loss": Sum(jnp.float32(6), jnp.float32(4)), "full_perplexity": Sum(jnp.float32(6), jnp.float32(4))}
+    for name, value in means(sums).items():
+        assert mean(name, 6.0, 4.0) == pytest.approx(float(value), rel=1e-6)
+    assert_differs(means(sums)["loss"], means(sums)["full_perplexity"], 1.0)

@@ -1,0 +1,157 @@
+"""Optimizers and schedules against references written from the papers' formulas in plain NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contexture.models.shapes import path_of
+from contexture.train.config import ConfigError
+from contexture.train.optim import decayed, learning_rate, optimizer, rates
+from contexture.train.options import OptimConfig
+from tests.helpers.parity_rule import assert_close
+
+T = 100
+
+
+def rate(config: OptimConfig, step: int, steps: int = T) -> float:
+    return float(learning_rate(config, steps, jnp.int32(step)))
+
+
+def test_the_original_s_rate_starts_at_zero_and_counts_its_fall_from_step_zero():
+    config = OptimConfig(peak_lr=1e-4, warmup=10)
+    assert rate(config, 0) == 0.0
+    assert rate(config, 9) == pytest.approx(1e-4 * 9 / 10, rel=1e-6)
+    assert rate(config, 10) == pytest.approx(1e-4 * (1 - 10 / T), rel=1e-6)
+    assert rate(config, T - 1) == pytest.approx(1e-4 / T, rel=1e-5)
+    assert rate(config, T) == rate(config, T + 50) == 0.0
+
+
+@given(st.integers(0, 99), st.integers(0, 99), st.sampled_from(["linear", "cosine"]), st.floats(0, 1))
+@settings(max_examples=40, deadline=None)
+def test_the_other_schedules_rise_to_the_peak_and_fall_to_their_end(step, warmup, schedule, final):
+    config = OptimConfig(name="adamw", schedule=schedule, warmup=warmup, peak_lr=2.0, final_lr=final)
+    done = max(step - warmup, 0) / max(T - warmup, 1)
+    shape = 1 - done if schedule == "linear" else (1 + np.cos(np.pi * done)) / 2
+    wanted = 2.0 * ((step + 1) / warmup if step < warmup else final + (1 - final) * shape)
+    assert rate(config, step) == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    assert rate(config, T) == pytest.approx(2.0 * final, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_rate_ends_its_fall_at_decay_steps_and_stays_there(schedule):
+    config = OptimConfig(name="adamw", schedule=schedule, warmup=20, decay_steps=60, peak_lr=2.0, final_lr=0.1)
+    assert rate(config, 19) == rate(config, 20) == pytest.approx(2.0)
+    quarter = 0.75 if schedule == "linear" else (1 + np.cos(np.pi / 4)) / 2
+    assert rate(config, 30) == pytest.approx(2.0 * (0.1 + 0.9 * quarter), rel=1e-5)
+    assert rate(config, 40) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5), rel=1e-5)
+    assert rate(config, 59) > rate(config, 60) == rate(config, T) == rate(config, 10 * T) == pytest.approx(0.2)
+    whole = dataclasses.replace(config, decay_steps=0)
+    assert rate(whole, 60) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5), rel=1e-5)  # halfway from 20 to 100
+
+
+def test_gpt_1_s_rate_falls_from_the_first_step_on_its_warm_up_included():
+    """(x/0.2 where x ≤ 0.2, else 1)·(1 - x), x = t/T; the fraction is not rounded to whole steps."""
+    config = OptimConfig(name="gpt1", schedule="gpt1", warmup=0, warmup_fraction=0.205, peak_lr=2.0)
+    for step in (0, 1, 10, 20, 21, 50, 99):
+        x = step / T
+        wanted = 2.0 * (x / 0.205 if x <= 0.205 else 1.0) * (1 - x)
+        assert rate(config, step) == pytest.approx(wanted, rel=1e-5, abs=1e-9), step
+    assert rate(config, T) == rate(config, T + 9) == 0.0
+
+
+PARAMS = {
+    "backbone": {"ffn": {"kernel": (5, 3), "bias": (3,)}, "norm": {"scale": (3,), "bias": (3,)}},
+    "heads_mlm": {"bias": (7,)},
+}
+
+
+def draw(seed: int) -> dict:
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda shape: rng.normal(size=shape).astype(np.float32), PARAMS, is_leaf=lambda x: isinstance(x, tuple)
+    )
+
+
+def reference(config: OptimConfig, params: dict, grads: list[dict]) -> list[np.ndarray]:
+    """Clip, Adam with or without bias correction, decoupled decay of kernels only; float64."""
+    names = [jax.tree_util.keystr(k) for k, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    p = [x.astype(np.float64) for x in jax.tree.leaves(params)]
+    m, v = [0 * x for x in p], [0 * x for x in p]
+    for t, grad in enumerate(grads):
+        g = [x.astype(np.float64) for x in jax.tree.leaves(grad)]
+        norm = np.sqrt(sum((x**2).sum() for x in g))
+        g = [x * min(1.0, config.clip / norm) for x in g] if config.clip else g
+        lr = config.peak_lr * (t / config.warmup if t < config.warmup else 1 - t / T)
+        for i, name in enumerate(names):
+            m[i] = config.b1 * m[i] + (1 - config.b1) * g[i]
+            v[i] = config.b2 * v[i] + (1 - config.b2) * g[i] ** 2
+            a, b = (1.0, 1.0) if config.name == "bert" else (1 - config.b1 ** (t + 1), 1 - config.b2 ** (t + 1))
+            update = (m[i] / a) / (np.sqrt(v[i] / b) + config.eps)
+            if "kernel" in name:
+                update = update + config.weight_decay * p[i]
+            p[i] = p[i] - lr * update
+    return p
+
+
+@pytest.mark.parametrize("name", ["bert", "adamw"])
+@pytest.mark.parametrize("clip", [0.0, 1.0, 1e6, 1e39])
+def test_ten_updates_are_those_of_the_formula(name, clip):
+    config = OptimConfig(name=name, peak_lr=0.01, warmup=4, clip=clip, weight_decay=0.1)
+    params, grads = draw(0), [draw(seed) for seed in range(1, 11)]
+    tx = optimizer(config)
+    state, now = tx.init(params), params
+    for step, grad in enumerate(grads):
+        updates, state = tx.update(grad, state, now)
+        lr = learning_rate(config, T, jnp.int32(step))
+        now = jax.tree.map(lambda p, u, lr=lr: p - lr * u, now, updates)
+    for got, wanted in zip(jax.tree.leaves(now), reference(config, params, grads), strict=True):
+        assert_close(got, wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_norms_and_biases_are_not_decayed_and_the_words_are_a_choice():
+    mask = decayed(draw(0), OptimConfig().no_decay)
+    assert mask == {
+        "backbone": {"ffn": {"kernel": True, "bias": False}, "norm": {"scale": False, "bias": False}},
+        "heads_mlm": {"bias": False},
+    }
+    every = dataclasses.replace(OptimConfig(), no_decay=())
+    assert all(jax.tree.leaves(decayed(draw(0), every.no_decay)))
+
+
+def _shares(**more) -> dict[str, np.ndarray]:
+    params = {
+        "backbone": {
+            "embeddings": {"tokens": np.zeros((5, 2))},
+            "layers": {"ffn": {"in": {"kernel": np.zeros((3, 2, 4))}}},
+            "pooler": {"bias": np.zeros(2)},
+        },
+        "heads_tag": {"kernel": np.zeros((2, 3))},
+    }
+    found = rates(OptimConfig(**more), params)
+    leaves = jax.tree_util.tree_flatten_with_path(found)[0]
+    return {path_of(k): x.ravel() for k, x in leaves}
+
+
+def test_each_layer_has_its_share_of_the_rate():
+    assert rates(OptimConfig(), {}) is None
+    found = _shares(layer_decay=0.5)
+    assert_close(found["backbone/layers/ffn/in/kernel"], [0.25, 0.5, 1.0])
+    assert found["backbone/embeddings/tokens"] == [0.125]
+    assert found["backbone/pooler/bias"] == found["heads_tag/kernel"] == [1.0]
+
+
+def test_what_is_frozen_has_no_rate():
+    found = _shares(frozen_layers=2)
+    assert found["backbone/layers/ffn/in/kernel"].tolist() == [0.0, 0.0, 1.0]
+    assert found["backbone/embeddings/tokens"] == [0.0] and found["heads_tag/kernel"] == [1.0]
+    found = _shares(frozen=("backbone",))
+    assert not any(x.any() for path, x in found.items() if path.startswith("backbone")) and found["heads_tag/kernel"]
+    with pytest.raises(ConfigError, match="optim.frozen-layers=4 is more than the model's 3 layers"):
+        _shares(frozen_layers=4)
+    with pytest.raises(ConfigError, match="leaves nothing to train"):
+        _shares(frozen=("backbone", "heads"))

@@ -1,0 +1,189 @@
+"""The step: what is skipped changes nothing, and its sums are those of the whole batch."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from contexture.configs import recipe
+from contexture.data.config import DataConfig
+from contexture.models.config import BertConfig
+from contexture.models.model import build
+from contexture.models.shapes import by_path, path_of
+from contexture.train import mesh as meshes
+from contexture.train.config import ConfigError, Run
+from contexture.train.losses import cross_entropy
+from contexture.train.objectives import OBJECTIVES, batch_fields
+from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.run.throughput import Best, rank, step_floats, unigram_baseline
+from contexture.train.step import create, train_step
+from tests.helpers.parity_rule import assert_close, close
+
+RUN = Run(
+    model=BertConfig(vocab=50, length=16, layers=1, hidden=16, heads=2, ffn=24),
+    data=DataConfig(batch=8, length=16, predictions=3),
+    optim=OptimConfig(warmup=1, peak_lr=1e-2),
+    steps=10,
+)
+
+
+def a_batch(seed: int = 0) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(seed)
+    return {
+        "tokens": jnp.asarray(rng.integers(5, 50, (8, 16)), jnp.int32),
+        "segments": jnp.asarray(rng.integers(0, 2, (8, 16)), jnp.int32),
+        "mask": jnp.ones((8, 16), jnp.int32),
+        "slots": jnp.asarray(rng.integers(0, 16, (8, 3)), jnp.int32),
+        "labels": jnp.asarray(rng.integers(5, 50, (8, 3)), jnp.int32),
+        "slot_weights": jnp.asarray(rng.integers(0, 2, (8, 3)), jnp.float32),
+        "is_random": jnp.asarray(rng.integers(0, 2, (8,)), jnp.int32),
+        "valid": jnp.ones((8,), jnp.float32),
+    }
+
+
+@pytest.fixture(scope="module")
+def stepper():
+    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    objective = OBJECTIVES[RUN.objective]
+    model = build(RUN.model, objective.heads)
+    with jax.set_mesh(mesh):
+        make, _, shardings = create(model, RUN, mesh)
+        yield make, train_step(model, objective, RUN, shardings)
+
+
+def test_the_old_moments_are_written_over_in_place(stepper):
+    """On a CPU: a copy of them at every step is as many numbers as twice the parameters."""
+    make, step = stepper
+    program = step.lower(make(), a_batch()).compile().as_text()
+    copied = [line.strip() for line in program.splitlines() if " copy(%state_opt" in line and "f32[]" not in line]
+    assert "%state_opt" in program and not copied, copied
+
+
+@pytest.mark.parametrize("poison", ["slot_weights", "valid"])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(stepper, poison):
+    make, step = stepper
+    state, _ = step(make(), a_batch())
+    before = jax.device_get((state.params, state.opt))
+    for bad in (1, 2):
+        state, metrics = step(state, {**a_batch(bad), poison: a_batch()[poison].at[0].set(jnp.nan)})
+        assert not np.isfinite(metrics["loss"])
+        assert (int(state.skipped), int(state.skipped_in_row), int(state.step)) == (bad, bad, 1 + bad)
+    same = jax.tree.map(np.array_equal, before, jax.device_get((state.params, state.opt)))
+    assert all(jax.tree.leaves(same))
+    state, metrics = step(state, a_batch(3))
+    assert np.isfinite(metrics["loss"]) and (int(state.skipped), int(state.skipped_in_row)) == (2, 0)
+
+
+@pytest.mark.parametrize("frozen", [{"frozen_layers": 1}, {"frozen": ("embeddings", "ffn")}], ids=str)
+def test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped(frozen):
+    """The trained part alone is as long as the clip; what is frozen stays as it was, to the bit. Adagrad moves by the
+    gradient itself where that is small."""
+    optim = OptimConfig(name="adagrad", schedule="linear", peak_lr=0.5, warmup=0, weight_decay=0.0, clip=1e-2, **frozen)
+    # drawn wide, so that the layers have a good part of the gradient
+    run = dataclasses.replace(RUN, model=dataclasses.replace(RUN.model, layers=2, init_std=0.3), optim=optim)
+    mesh, objective = meshes.build(MeshConfig(), jax.devices()[:1]), OBJECTIVES[RUN.objective]
+    model = build(run.model, objective.heads)
+    with jax.set_mesh(mesh):
+        make, _, shardings = create(model, run, mesh)
+        state = make()
+        before = jax.device_get(state.params)
+        state, metrics = train_step(model, objective, run, shardings)(state, a_batch())
+    assert float(metrics["grad_norm"]) > 2e-2
+    moved = by_path(
+        jax.tree.map(lambda new, old: np.asarray(new, np.float64) - old, jax.device_get(state.params), before)
+    )
+    length = np.sqrt(sum(np.square(x).sum() for x in moved.values())) / 0.5
+    assert length == pytest.approx(1e-2, rel=1e-3)
+    for path, x in moved.items():
+        if path.startswith("backbone/layers/") and "frozen_layers" in frozen:
+            assert not x[0].any() and (x[1].any() or path.endswith("key/bias")), path
+        elif "embeddings" in path or ("frozen" in frozen and "ffn" in path):
+            assert not x.any(), path
+    assert moved["heads_mlm/bias"].any()
+
+
+@pytest.mark.parametrize("parts", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_a_step_in_parts_is_the_whole_step(stepper, parts):
+    """Dropout on: a line's masks are those of its number in the whole batch, whichever part it is in."""
+    run = dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, accumulate=parts))
+    mesh, objective = meshes.build(MeshConfig(), jax.devices()[:1]), OBJECTIVES[RUN.objective]
+    assert RUN.model.dropout > 0
+    batch = a_batch() | {"slot_weights": a_batch()["slot_weights"].at[:3].set(0.0)}  # parts of unlike weights
+    make, whole = stepper
+    with jax.set_mesh(mesh):
+        in_parts = train_step(build(run.model, objective.heads), objective, run, create(
+            build(run.model, objective.heads), run, mesh)[2])  # fmt: skip
+        found = []
+        for step in (whole, in_parts):
+            state, _ = step(make(), batch)  # its rate is 0
+            state, metrics = step(state, batch)
+            found.append(jax.device_get((by_path(state.params), by_path(state.opt), metrics)))
+    for got, wanted in zip(found[1][:2], found[0][:2], strict=True):
+        for path, x in wanted.items():
+            if not path.endswith("attention/key/bias"):  # zero but for rounding
+                close(got[path], x, path, 1e-4)
+    for name in ("loss", "mlm_loss", "nsp_loss", "grad_norm"):
+        close(found[1][2][name], found[0][2][name], name)
+
+
+def test_the_batch_a_step_wants_is_what_the_backbone_and_the_objective_read():
+    assert set(batch_fields(RUN)) == set(a_batch())
+
+
+def test_every_moment_has_its_parameter_s_place():
+    mesh = meshes.build(MeshConfig(fsdp=2, tensor=2))
+    model = build(RUN.model, OBJECTIVES[RUN.objective].heads)
+    _, shapes, shardings = create(model, RUN, mesh)
+    places = {path_of(k): s.spec for k, s in jax.tree_util.tree_flatten_with_path(shardings.params)[0]}
+    for moments in (shardings.opt[1].mu, shardings.opt[1].nu):
+        assert {path_of(k): s.spec for k, s in jax.tree_util.tree_flatten_with_path(moments)[0]} == places
+    assert any("tensor" in str(spec) for spec in places.values())
+
+
+def test_cross_entropy_is_minus_the_log_softmax():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(4, 5, 11)).astype(np.float32) * 9, rng.integers(0, 11, (4, 5))
+    loss, hit = cross_entropy(jnp.asarray(logits), jnp.asarray(labels, jnp.int32))
+    wanted = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), labels[..., None], -1)[..., 0]
+    assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
+    hits = logits.argmax(-1) == labels
+    assert np.array_equal(hit, hits) and hits.any() and not hits.all()
+
+
+def test_the_unigram_baseline_is_the_training_text_s_frequencies():
+    found = unigram_baseline(np.array([1, 5, 2]), np.array([1, 2, 1]))
+    share = np.array([2, 6, 3]) / 11
+    assert found["unigram_loss"] == pytest.approx(-np.log(share[[1, 1, 2, 0]]).mean())
+    assert found["unigram_accuracy"] == 0.5
+
+
+@pytest.mark.parametrize("metric", ["loss", "mlm_loss", "mse", "mae"])
+def test_a_loss_or_an_error_is_the_better_the_smaller_it_is(metric):
+    assert rank(metric, {metric: 0.25}) == 0.25 < rank(metric, {metric: 0.5})
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "matthews", "pearson", "entity_f1"])
+def test_any_other_figure_is_the_better_the_larger_it_is(metric):
+    assert rank(metric, {metric: 0.5}) == -0.5 < rank(metric, {metric: 0.25})
+    with pytest.raises(ConfigError, match=f"evaluate.metric={metric} is not measured.*there are loss"):
+        rank(metric, {"loss": 1.0})
+
+
+def test_the_best_is_the_first_of_the_smallest_ranks_and_nan_is_none():
+    best, seen = Best(), []
+    for step, value in enumerate([float("nan"), 3.0, 2.0, 2.0, float("inf"), 2.5, 1.0, float("nan")]):
+        best.look(step, value)
+        seen.append((best.rank, best.step, best.waited))
+    assert seen[0] == (None, 0, 1) and seen[2:6] == [(2.0, 2, n) for n in range(4)]
+    assert seen[6:] == [(1.0, 6, 0), (1.0, 6, 1)]
+
+
+def test_what_a_step_works_on_grows_with_its_batch_and_decides_who_shares_an_arena():
+    small, usual = recipe("gpt.shakespeare_char"), [recipe("gpt.tiny"), recipe("bert.tiny")]
+    assert step_floats(small) * 4 < 60e6 < min(step_floats(run) * 4 for run in usual)
+    twice = dataclasses.replace(small, data=dataclasses.replace(small.data, batch=2 * small.data.batch))
+    assert step_floats(twice) == 2 * step_floats(small)
+    parts = dataclasses.replace(twice, optim=dataclasses.replace(twice.optim, accumulate=2))
+    assert step_floats(parts) == step_floats(small)

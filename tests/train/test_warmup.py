@@ -1,0 +1,39 @@
+"""A warm-up longer than the run becomes a tenth of it, with a line, the same after every resume."""
+
+import dataclasses
+import json
+
+import pytest
+
+from contexture.configs import recipe
+from contexture.train.config import identity, scheduled, warmup_note
+from tests.helpers.commands import said
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "taken"), [(40, 39, 39), (40, 40, 4), (40, 99999, 4), (1, 1, 0), (5, 9, 0)]
+)
+def test_a_warmup_that_leaves_no_step_is_a_tenth_of_all_steps(steps, warmup, taken):
+    base = recipe("bert.tiny")
+    run = dataclasses.replace(base, steps=steps, optim=dataclasses.replace(base.optim, warmup=warmup))
+    resolved = scheduled(run, 100)
+    assert resolved.optim.warmup == taken
+    assert scheduled(resolved, 100) == resolved
+    assert bool(warmup_note(run, resolved)) == (taken != warmup)
+
+
+def test_a_run_made_longer_has_the_schedule_of_its_new_length():
+    base = recipe("bert.tiny")
+    run = dataclasses.replace(base, steps=40, optim=dataclasses.replace(base.optim, warmup=100))
+    longer = dataclasses.replace(run, steps=1000)
+    assert scheduled(longer, 100).optim.warmup == 100
+    assert identity(run, "", "") == identity(longer, "", "")  # so that it may resume
+
+
+def test_the_warmup_is_said_and_run_json_keeps_what_was_given(capsys, tmp_path, tiny_words, one_device):
+    words = [*tiny_words, "--optim.warmup", "500", "--steps", "10"]
+    for _ in range(2):
+        code, err = said(capsys, *words, "--dir", tmp_path / "run")
+        assert code == 0, err
+        assert "warning: optim.warmup=500 leaves none of the 10 steps; the warm-up takes 1 steps instead" in err
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["optim"]["warmup"] == 500
