@@ -216,13 +216,12 @@ def elmo_run(trained_run, elmo_words: list[str]) -> Path:
 @pytest.fixture(scope="session")
 def published_elmo(shared: Path, once) -> Path:
     """The original's own small biLM, imported: a run at step 0, of three words."""
-    from contexture.cli.arguments import Import
     from contexture.train.interchange.convert import import_model
 
-    golden = str(shared / "data" / "golden_bilm_tf" / "model")
+    golden = shared / "data" / "golden_bilm_tf" / "model"
 
     def made(folder: Path) -> None:
-        import_model(Import(format="bilm", path=golden, to=str(folder)), lambda line: None)
+        import_model("bilm", golden, folder, lambda line: None)
 
     return once("published_elmo", made)
 

@@ -1,4 +1,8 @@
-"""Imports point downward only, and what needs no jax imports none."""
+"""Imports point downward only, and what needs no jax imports none.
+
+The layers are read from the folders: a folder inside `models`, `data` or `train` is one layer, a file that stands beside
+such folders is one too. What imports what among them must have an order.
+"""
 
 import ast
 import graphlib
@@ -7,37 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.origin import PACKAGES
+
 ROOT = Path(__file__).parents[1]
-ROOMS = ("models", "data", "train", "analysis", "configs", "contexture")
-# The lowest floor first. A room's floor, or within train a file's.
-FLOORS = (
-    ("models", "data"),
-    tuple(
-        f"train.{name}"
-        for name in (
-            "config options mesh optim losses objectives metrics scores signals exits limits native_aborts processes "
-            "orbax_logging events suggestions words asked tensors published vocabulary late_evaluation"
-        ).split()
-    ),
-    tuple(
-        f"train.{name}"
-        for name in (
-            "step checkpoint transfer report directory agreement answers first_checkpoint bundle hf hf_export "
-            "originals bilm"
-        ).split()
-    ),
-    (*(f"train.{name}" for name in "loop evaluate predict interchange".split()), "analysis"),
-    ("configs",),
-    ("contexture",),
-)
+BELOW = {"models": "", "data": "", "train": "models data", "analysis": "models data train", "configs": "models data train"}
+"""What each top folder may import beside itself; `contexture` may import them all."""
+HEAVY = {"jax", "flax", "optax", "orbax", "grain"}
 
 
 def _modules() -> dict[str, Path]:
-    """Every module of the project by its name: {"models.bert": …/models/bert.py, …}."""
-    found = {"contexture": ROOT / "contexture.py"}
-    for room in ROOMS[:-1]:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
+    """Every module of the project by its name: {"contexture.models.bert": …/models/bert.py, …}."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found[name if package == "contexture" else f"contexture.{name}"] = path
     return found
 
 
@@ -65,16 +53,31 @@ def _imported(module: str, inside_functions: bool = True) -> set[str]:
     return set(_imports(ast.parse(MODULES[module].read_text("utf-8")).body, inside_functions))
 
 
-def _floor(module: str) -> int:
-    found = [n for n, floor in enumerate(FLOORS) if module in floor or module.partition(".")[0] in floor]
-    assert len(found) == 1, f"{module} stands on no floor: give it one here"
-    return found[0]
+def _top(module: str) -> str:
+    """contexture.data.text.sources → data; contexture.cli.parse → contexture."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in BELOW else "contexture"
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name != "train"])
+def _layer(module: str) -> str:
+    """contexture.data.text.sources → data.text; contexture.data.rng → data.rng; contexture.cli.parse → contexture.cli."""
+    parts = module.split(".")
+    return ".".join(parts[1:3] if _top(module) != "contexture" else parts[:2])
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_imports_point_downward(module: str):
     for other in _imported(module) & MODULES.keys():
-        assert _floor(other) <= _floor(module), f"{module} imports {other}, which stands above it"
+        allowed = {_top(module), *BELOW.get(_top(module), " ".join(BELOW)).split()}
+        assert other == "contexture" or _top(other) in allowed, f"{module} imports {other}, which stands above it"
+
+
+def test_layers_have_an_order():
+    graph: dict[str, set[str]] = {}
+    for name in MODULES:
+        others = {_layer(other) for other in _imported(name) & MODULES.keys()}
+        graph.setdefault(_layer(name), set()).update(others - {_layer(name), "contexture"})
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_no_imports_go_round():
@@ -82,16 +85,13 @@ def test_no_imports_go_round():
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_models_and_data_never_meet():
+def test_data_imports_no_jax():
     for name in MODULES:
-        room = name.partition(".")[0]
-        rooms = {other.partition(".")[0] for other in _imported(name)}
-        assert room != "models" or not rooms & {"data", "train", "configs", "contexture"}, name
-        assert room != "data" or not rooms & {"models", "train", "configs", "contexture", "jax", "flax"}, name
+        assert _top(name) != "data" or not {other.partition(".")[0] for other in _imported(name)} & {"jax", "flax"}, name
 
 
 def _reached(module: str) -> set[str]:
-    """All that importing a module imports, itself among it; jax by its name."""
+    """All that importing a module imports, itself and the packages around it among it; jax by its name."""
     seen: set[str] = set()
     queue = [module]
     while queue:
@@ -101,11 +101,31 @@ def _reached(module: str) -> set[str]:
         seen.add(name)
         if name in MODULES:
             queue += _imported(name, inside_functions=False)
+            queue += [parent] if (parent := name.rpartition(".")[0]) else []
     return seen
 
 
-@pytest.mark.parametrize("module", ["contexture", "configs.bert", *(name for name in MODULES if name[:4] == "data")])
+@pytest.mark.parametrize("module", [name for name in MODULES if _top(name) in ("data", "configs", "contexture")])
 def test_what_needs_no_jax_imports_none(module: str):
-    """The door with its --help and recipes, and all of data; grain, which imports jax, is not reached either."""
-    heavy = {name for name in _reached(module) if name.partition(".")[0] in {"jax", "flax", "optax", "orbax", "grain"}}
+    """The command line with its --help and recipes, and all of data; grain, which imports jax, is not reached either."""
+    heavy = {name for name in _reached(module) if name.partition(".")[0] in HEAVY}
     assert not heavy, f"{module} imports {sorted(heavy)}"
+
+
+def test_the_package_list_is_that_of_the_folders():
+    import tomllib
+
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert listed == sorted(name for name, path in MODULES.items() if path.name == "__init__.py")
+
+
+MOST_LINES, MOST_FILES = 400, 15
+
+
+def test_no_file_and_no_folder_is_too_large():
+    for folder in {path.parent for path in [*MODULES.values(), *(ROOT / "tests").rglob("*.py")]}:
+        files = sorted(folder.glob("*.py"))
+        assert len(files) <= MOST_FILES, f"{folder} has {len(files)} files; make folders of what belongs together"
+        for file in files:
+            lines = len(file.read_text("utf-8").splitlines())
+            assert lines <= MOST_LINES, f"{file} has {lines} lines; part it in two"

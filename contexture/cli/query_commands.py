@@ -122,7 +122,17 @@ def import_command(words: list[str]) -> Result:
 
     signals = Signals("stopped, nothing was written; the same command begins again")
     try:
-        return import_model(asked, warn, signals.check)
+        return import_model(
+            asked.format,
+            Path(asked.path),
+            Path(asked.to),
+            warn,
+            signals.check,
+            vocabulary=asked.vocabulary,
+            lowercase={"auto": None, "yes": True, "no": False}[asked.lowercase],
+            gelu=asked.gelu,
+            split=asked.split,
+        )
     finally:
         signals.close()
 

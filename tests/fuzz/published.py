@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from contexture.cli.arguments import Import
 from contexture.train.interchange import convert as interchange
 from contexture.train.interchange import tf_checkpoint as bundle
 from tests.conftest import ROOT
@@ -19,7 +18,7 @@ from tests.interchange import test_mutated_files as made
 
 def _importing(format: Any) -> Callable[[Path, Path], None]:
     def read(folder: Path, to: Path) -> None:
-        interchange.import_model(Import(format=format, path=str(folder), to=str(to)), lambda line: None)
+        interchange.import_model(format, folder, to, lambda line: None)
 
     return read
 

@@ -12,7 +12,6 @@ import pytest
 
 import contexture
 from contexture.cli import main as cli
-from contexture.cli.arguments import Import
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.word_level import SPECIAL
 from contexture.models import elmo
@@ -259,8 +258,7 @@ def test_nothing_is_left_of_what_was_not_finished(published, tmp_path, monkeypat
     monkeypatch.setattr(interchange, "write_first", stop)
     there = sorted(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        asked = Import(format="bilm", path=str(published), to=str(tmp_path / "run"))
-        interchange.import_model(asked, lambda line: None)
+        interchange.import_model("bilm", published, tmp_path / "run", lambda line: None)
     assert sorted(tmp_path.iterdir()) == there
 
 

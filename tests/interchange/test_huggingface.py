@@ -18,7 +18,6 @@ from safetensors.numpy import load_file, save_file
 
 import contexture
 from contexture.cli import main as cli
-from contexture.cli.arguments import Import
 from contexture.train.config import read
 from contexture.train.interchange import convert as interchange
 from contexture.train.interchange.huggingface_export import hf_files
@@ -334,9 +333,8 @@ def test_what_was_stopped_leaves_nothing(folder, tmp_path):
         if len(seen) == 9:
             raise Interrupted(signal.SIGINT, "stopped")
 
-    asked = Import(format="hf", path=str(folder), to=str(tmp_path / "run"))
     with pytest.raises(Interrupted):
-        interchange.import_model(asked, lambda line: None, check)
+        interchange.import_model("hf", folder, tmp_path / "run", lambda line: None, check)
     assert len(seen) == 9 and [file.name for file in tmp_path.iterdir()] == ["theirs"]
 
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contexture.cli.arguments import Import
 from contexture.data.errors import DataError
 from contexture.models import elmo
 from contexture.models.config import ElmoConfig
@@ -91,7 +90,7 @@ def attempt(folder: Path, format: Any, to: Path) -> None:
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     size = sum(file.stat().st_size for file in folder.iterdir())
     try:
-        interchange.import_model(Import(format=format, path=str(folder), to=str(to)), lambda line: None)
+        interchange.import_model(format, folder, to, lambda line: None)
     except DataError as error:
         assert str(folder) in str(error) and "\n" not in str(error), error
         assert not to.exists()

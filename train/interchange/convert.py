@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from contexture.cli.arguments import Import
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_folder, check_free
 from contexture.models.interchange.renaming import Place, check_repeats, places
@@ -31,30 +30,39 @@ from contexture.train.run.folder import read_tokenizer, versions
 Check = Callable[[], None]
 
 
-def import_model(asked: Import, say: Say, check: Check = lambda: None) -> dict[str, Any]:
+def import_model(
+    format: str,
+    path: Path,
+    to: Path,
+    say: Say,
+    check: Check = lambda: None,
+    *,
+    vocabulary: str = "",
+    lowercase: bool | None = None,
+    gelu: str = "erf",
+    split: str = "spaces",
+) -> dict[str, Any]:
     """A published model as a run, at step 0: {"run", "parameters", "pieces", "drawn"}, the last being those parameters
     that its files do not hold. Its tensors are read one at a time; check may raise before each to stop it.
 
+    format: hf, bert-tf, gpt2-tf, gpt1-npy or bilm. vocabulary: another file of it than the model's own. lowercase (hf
+    and bert-tf; None: as the files say), gelu (bert-tf) and split (bilm) as in the command's options.
+
     Raises: DataError for files that are not what they should be, naming what is wrong; then nothing is left behind.
     """
-    path, to = Path(asked.path), Path(asked.to)
     check_free(to)
     notes: list[str] = []  # said when all is well
-    published = _open(asked, path, to, notes.append)
+    if format == "hf":
+        published = open_hf(path, to, vocabulary, lowercase, notes.append)
+    elif format == "bert-tf":
+        published = open_bert_tf(path, to, vocabulary, lowercase, gelu, notes.append)
+    elif format == "gpt2-tf":
+        published = open_gpt2_tf(path, to, vocabulary, notes.append)
+    elif format == "gpt1-npy":
+        published = open_gpt1_npy(path, to, vocabulary, notes.append)
+    else:
+        published = open_bilm(path, to, vocabulary, split)
     return _write_run(to, published, notes, say, check)
-
-
-def _open(asked: Import, path: Path, to: Path, say: Say) -> Published:
-    lowercase = {"auto": None, "yes": True, "no": False}[asked.lowercase]
-    if asked.format == "hf":
-        return open_hf(path, to, asked.vocabulary, lowercase, say)
-    if asked.format == "bert-tf":
-        return open_bert_tf(path, to, asked.vocabulary, lowercase, asked.gelu, say)
-    if asked.format == "gpt2-tf":
-        return open_gpt2_tf(path, to, asked.vocabulary, say)
-    if asked.format == "gpt1-npy":
-        return open_gpt1_npy(path, to, asked.vocabulary, say)
-    return open_bilm(path, to, asked.vocabulary, asked.split)
 
 
 def export_model(
