@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from contexture.data.binary_files import I64, Check
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, bert_pair, cut
@@ -15,7 +16,7 @@ from contexture.data.pretraining.bilm_lanes import HeldOutLanes, LaneBatches
 from contexture.data.pretraining.lm_windows import HeldOutWindows, WindowBatches
 from contexture.data.pretraining.masking import bert_masking
 from contexture.data.pretraining.sentence_pairs import SentencePairs
-from contexture.data.pretraining.shards import I64, Check, Shards
+from contexture.data.pretraining.shards import Shards
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights
 from contexture.data.tasks.example_store import Store
 from contexture.data.tokenizers.base import Tokenizer

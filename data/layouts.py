@@ -1,18 +1,18 @@
 """How text lies in the arrays of a batch: `[CLS] a [SEP] b [SEP]`, or `[CLS] a [SEP]`, of which b_length is -1; and as
 GPT-1 has it, `[start] a [delimiter] b [extract]`, or `[start] a [extract]`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import rng as draws
+from contexture.data.binary_files import I64
 from contexture.data.errors import DataError
-from contexture.data.pretraining.sentence_pairs import Pairs
-from contexture.data.pretraining.shards import I64
 from contexture.data.tokenizers.base import Tokenizer, with_specials
-from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, char_ids, spelled, word_table
+from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, char_ids, word_table
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
 
 Batch = dict[str, np.ndarray]
@@ -20,6 +20,18 @@ Read = Callable[[I64, I64], NDArray[np.integer]]
 """Spans of tokens, joined: starts i64 [n], lengths i64 [n] → ids [sum of lengths]."""
 GPT_SPECIALS = ("_start_", "_delimiter_", "_classify_")
 """The tokens that GPT-1 learns in fine-tuning: before a text, between two, and the one its answer is read from."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Lines of two spans of the shards' row of tokens, each field [n]."""
+
+    a_start: I64
+    a_length: I64
+    b_start: I64
+    b_length: I64
+    is_random: NDArray[np.bool_]
+    """The second span comes from elsewhere."""
 
 
 def cut(pairs: Pairs, numbers: I64, *, length: int, seed: int) -> Pairs:
@@ -165,45 +177,6 @@ def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], len
     return {name: batch[name] for name in ("tokens", "segments", "mask")}
 
 
-def describe(
-    batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, labels: Sequence[str] = (), kind: str = "off"
-) -> str:
-    """A line decoded back to text, for people: `[CLS] the {cat→[MASK]} sat [SEP]`, as {label→what stands there}; a
-    word's tag after its first piece, `jim/PROPN`; the line's own label behind it. GPT's lines are shown as their text:
-    `_start_ the cat _classify_`; a window with ⏎ where a line ends. A lane is shown as it is read forward, and what is
-    foretold: `<S> the cat → the cat sat`. Of an example of several lines the first is shown, of a choice (kind) the
-    right one."""
-    if "types" in batch:
-        return _lane(batch, row, tokenizer) if "next" in batch else _words(batch, row, labels)
-    several: list[str] = []
-    if batch["tokens"].ndim == 3:
-        many, right = batch["tokens"].shape[1], int(batch["labels"][row]) if kind == "choice" else 0
-        several = [f"the right one of {many} alternatives" if kind == "choice" else f"the first of {many} lines"]
-        batch = {name: array[:, right] if array.ndim == 3 else array for name, array in batch.items()}
-    tokens = batch["tokens"][row, : int(batch["mask"][row].sum())]
-    facts = [f"{len(tokens)} tokens", *several]
-    if "next" in batch and not {"labels", "targets", "tags"} & set(batch):
-        packed = [f"{batch['packs'][row].max()} documents apart"] if "packs" in batch else []
-        counted = int((batch["next_weights"][row] > 0).sum())
-        return f"{_shown(tokens, tokenizer)}\n({'; '.join([*facts, *packed, f'{counted} to predict'])})"
-    tags = batch["tags"][row, : len(tokens)] if "tags" in batch else np.full(len(tokens), -1)
-    if "next" in batch:
-        text = _in_words(tokens, tags, tokenizer, labels)
-    else:
-        text = _in_pieces(batch, row, tokens, tags, tokenizer, labels)
-        second = int(batch["segments"][row, : len(tokens)].sum())
-        facts.append(f"{len(tokens) - second} in segment 0, {second} in segment 1")
-    if "slots" in batch:
-        facts.append(f"{int((batch['slot_weights'][row] > 0).sum())} to guess")
-    elif "labels" in batch:
-        facts.append(f"label {labels[batch['labels'][row]]}")
-    elif "targets" in batch:
-        facts.append(f"target {batch['targets'][row]:g}")
-    if "is_random" in batch:
-        facts.append("the second span is random" if batch["is_random"][row] else "the second span is the next")
-    return f"{text}\n({'; '.join(facts)})"
-
-
 def elmo_words(read: Read, starts: I64, lengths: I64, letters: NDArray[np.uint16], length: int, rows: int) -> Batch:
     """Lines of words → types i32 RW, index i32 BL, mask i32 BL; a line's words from `length` on are left out. types:
     what is read of each distinct word, behind three rows for nothing, begin and end; R is `rows`, doubled until they
@@ -244,75 +217,3 @@ def token_lines(lines: Sequence[Sequence[int]], rows: int, pad: int, most: int) 
         tokens[row, : len(ids)] = ids
         mask[row, : len(ids)] = 1
     return {"tokens": tokens, "segments": np.zeros_like(tokens), "mask": mask}
-
-
-def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str]) -> str:
-    """A line of words, each with its tag, or a pair's two, and the answer."""
-    index, mask = batch["index"][row], batch["mask"][row]
-    lines = [spelled(batch["types"][i[m > 0]]) for i, m in zip(np.atleast_2d(index), np.atleast_2d(mask), strict=True)]
-    if "tags" in batch:
-        tags = batch["tags"][row][mask > 0].tolist()
-        lines = [[f"{word}/{labels[tag]}" for word, tag in zip(lines[0], tags, strict=True)]]
-    answer = f" → {labels[batch['labels'][row]]}" if "labels" in batch else ""
-    answer = f" → {batch['targets'][row]:g}" if "targets" in batch else answer
-    return f"{' | '.join(map(' '.join, lines))}{answer}\n({sum(map(len, lines))} words)"
-
-
-def _lane(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:
-    """A forward lane's words, and what is foretold at each."""
-    counted = batch["next_weights"][row] > 0
-    read = spelled(batch["types"][batch["index"][row][counted]])
-    foretold = [tokenizer.token(number) for number in batch["next"][row][counted].tolist()]
-    types = int((batch["types"] > 0).any(1).sum())
-    facts = f"{len(read)} words forward, as many backward; {types} different rows in the batch"
-    return f"{' '.join(read)} → {' '.join(foretold)}\n({facts})"
-
-
-def _in_pieces(
-    batch: Mapping[str, np.ndarray],
-    row: int,
-    tokens: NDArray[np.int32],
-    tags: NDArray[np.integer],
-    tokenizer: Tokenizer,
-    labels: Sequence[str],
-) -> str:
-    """A line of BERT's, its pieces joined to words."""
-    pieces: list[str] = [tokenizer.token(number) for number in tokens.tolist()]
-    if "slots" in batch:
-        used = batch["slot_weights"][row] > 0
-        slots, guesses = batch["slots"][row][used].tolist(), batch["labels"][row][used].tolist()
-        for slot, guess in zip(slots, guesses, strict=True):
-            shown = tokenizer.token(guess)
-            mark = shown.removeprefix("##")
-            pieces[slot] = ("##" if mark != shown else "") + f"{{{mark}→{pieces[slot]}}}"
-    pieces = [f"{p}/{labels[tag]}" if tag >= 0 else p for p, tag in zip(pieces, tags.tolist(), strict=True)]
-    text = ""
-    for piece in pieces:
-        text += piece[2:] if piece.startswith("##") and text else " " + piece
-    return text.strip()
-
-
-def _in_words(tokens: NDArray[np.int32], tags: NDArray[np.integer], tokenizer: Tokenizer, labels: Sequence[str]) -> str:
-    """A line of GPT's, cut around its special tokens and behind each word that has a tag."""
-    special = np.isin(tokens, list(tokenizer.specials.values()))
-    ends = special | (tags >= 0)
-    ends[:-1] |= special[1:]
-    said = []
-    for span in np.split(np.arange(len(tokens)), np.flatnonzero(ends)[:-1] + 1):
-        text, tag = tokenizer.decode(tokens[span].tolist()).strip(), int(tags[span[-1]])
-        said.append(f"{text}/{labels[tag]}" if tag >= 0 else text)
-    return _in_one_line(" ".join(said))
-
-
-def _shown(tokens: NDArray[np.int32], tokenizer: Tokenizer) -> str:
-    """The text of a window with the ends of its documents, in one line."""
-    ends = np.flatnonzero(tokens == tokenizer.end) if tokenizer.end is not None else np.array([], np.int64)
-    first, *others = np.split(tokens, ends)
-    text = tokenizer.decode(first.tolist())
-    for other in others:
-        text += tokenizer.token(int(other[0])) + tokenizer.decode(other[1:].tolist())
-    return _in_one_line(text)
-
-
-def _in_one_line(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\n", "⏎")

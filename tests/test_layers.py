@@ -1,7 +1,7 @@
 """Imports point downward only, and what needs no jax imports none.
 
-The layers are read from the folders: a folder inside `models`, `data` or `train` is one layer, a file that stands beside
-such folders is one too. What imports what among them must have an order.
+The layers are read from the folders: a folder inside `models`, `data` or `train` is one layer, and a file that stands
+beside such folders is one too. What imports what among them must have an order.
 """
 
 import ast
@@ -14,7 +14,13 @@ import pytest
 from tests.mutants.origin import PACKAGES
 
 ROOT = Path(__file__).parents[1]
-BELOW = {"models": "", "data": "", "train": "models data", "analysis": "models data train", "configs": "models data train"}
+BELOW = {
+    "models": "",
+    "data": "",
+    "train": "models data",
+    "analysis": "models data train",
+    "configs": "models data train",
+}
 """What each top folder may import beside itself; `contexture` may import them all."""
 HEAVY = {"jax", "flax", "optax", "orbax", "grain"}
 
@@ -60,7 +66,8 @@ def _top(module: str) -> str:
 
 
 def _layer(module: str) -> str:
-    """contexture.data.text.sources → data.text; contexture.data.rng → data.rng; contexture.cli.parse → contexture.cli."""
+    """contexture.data.text.sources → data.text; contexture.data.rng → data.rng; contexture.cli.parse →
+    contexture.cli."""
     parts = module.split(".")
     return ".".join(parts[1:3] if _top(module) != "contexture" else parts[:2])
 
@@ -87,7 +94,9 @@ def test_no_imports_go_round():
 
 def test_data_imports_no_jax():
     for name in MODULES:
-        assert _top(name) != "data" or not {other.partition(".")[0] for other in _imported(name)} & {"jax", "flax"}, name
+        assert _top(name) != "data" or not {other.partition(".")[0] for other in _imported(name)} & {"jax", "flax"}, (
+            name
+        )
 
 
 def _reached(module: str) -> set[str]:
@@ -107,7 +116,7 @@ def _reached(module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if _top(name) in ("data", "configs", "contexture")])
 def test_what_needs_no_jax_imports_none(module: str):
-    """The command line with its --help and recipes, and all of data; grain, which imports jax, is not reached either."""
+    """The command line with its --help and recipes, and all of data; nor is grain reached, which imports jax."""
     heavy = {name for name in _reached(module) if name.partition(".")[0] in HEAVY}
     assert not heavy, f"{module} imports {sorted(heavy)}"
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from contexture.data.binary_files import misfit
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import read_plain
-from contexture.data.pretraining.shards import misfit
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.visible import visible_json
 from contexture.models.config import LARGEST, BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig

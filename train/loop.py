@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from contexture.data.batches import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
-from contexture.data.layouts import describe as describe_line
+from contexture.data.describe import describe as describe_line
 from contexture.data.pretraining.bilm_lanes import HeldOutLanes, LaneBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import is_bucket

@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import rng as draws
+from contexture.data.binary_files import I64
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch
 from contexture.data.pretraining.lm_windows import Row
-from contexture.data.pretraining.shards import I64, Shards
+from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MOST_BYTES, word_table
 from contexture.data.tokenizers.word_level import word_tokenizer

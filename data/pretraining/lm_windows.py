@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import rng as draws
+from contexture.data.binary_files import I64
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, Read
-from contexture.data.pretraining.shards import I64, Shards
+from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer
 
 FIELDS = {

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import rng as draws
-from contexture.data.pretraining.shards import I64
+from contexture.data.binary_files import I64
 
 I32 = NDArray[np.int32]
 

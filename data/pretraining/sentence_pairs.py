@@ -16,26 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import rng as draws
+from contexture.data.binary_files import I64, Check
 from contexture.data.errors import DataError
-from contexture.data.pretraining.shards import I64, Check, Shards
+from contexture.data.layouts import Pairs
+from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file
 
 WINDOW = 16
 """Blocks whose lines are shuffled together."""
 _KEPT = 3
 _GUESS = 32
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Lines of two spans of the shards' row of tokens, each field [n]."""
-
-    a_start: I64
-    a_length: I64
-    b_start: I64
-    b_length: I64
-    is_random: NDArray[np.bool_]
-    """The second span comes from elsewhere."""
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,8 @@ Everything is read by position (pread): nothing is held or mapped, so memory doe
 `data.prepare` writes the folder.
 """
 
-import hashlib
 import json
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,16 +26,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contexture.data.binary_files import I64, Check, File, check_bytes, fingerprint_of, joined, misfit
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.plain_files import open_plain, read_plain
+from contexture.data.plain_files import read_plain
 from contexture.data.text.sources import Source, present
 from contexture.data.tokenizers.base import Tokenizer, load_tokenizer
 from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, WIDTH, char_ids
 from contexture.data.tokenizers.word_level import word_tokenizer
-
-Check = Callable[[], None]
-"""Called between pieces of work; it may raise to stop it."""
 
 FORMAT = 1
 INDEX = "index.json"
@@ -70,22 +66,6 @@ _INDEX = {
 _OF_LANES = {"unknown": {"words": int, "bytes": int}, "cut": {"words": int, "times": int}}
 _MADE_FOR = {"stream": ("sentence_pairs", "windows", "lanes"), "documents": ("blank_lines", "files")}
 """What shards may be made for, as `data.config` has it; index.json need not say the first."""
-
-I64 = NDArray[np.int64]
-
-
-class File:
-    """Bytes of a file by their place; closed when it is forgotten."""
-
-    def __init__(self, path: Path) -> None:
-        self._number = os.open(path, os.O_RDONLY)
-
-    def read(self, count: int, at: int) -> bytes:
-        return os.pread(self._number, count, at)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_number"):
-            os.close(self._number)
 
 
 @dataclass(frozen=True)
@@ -253,35 +233,6 @@ def _still(path: str) -> list[Source]:
         return []
 
 
-def joined(starts: I64, lengths: I64) -> tuple[I64, I64]:
-    """Spans that touch as one span: starts 0 3 9, lengths 3 2 1 → starts 0 9, lengths 5 1."""
-    if len(starts) < 2:
-        return starts, lengths
-    apart = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))
-    return starts[apart], np.add.reduceat(lengths, apart)
-
-
-def check_bytes(file: Path, sha256: str, mend: str, check: Check = lambda: None) -> None:
-    """Raises: DataError where a file's bytes are not those that were written; mend says what to do then. `check` may
-    raise to stop the work."""
-    digest = hashlib.sha256()
-    try:
-        with open_plain(file) as opened:
-            while block := opened.read(1 << 22):
-                digest.update(block)
-                check()
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}); {mend}") from None
-    if digest.hexdigest() != sha256:
-        raise DataError(f"{file}: damaged, not the bytes that were written (their sha256 differs); {mend}")
-
-
-def fingerprint_of(index: dict[str, Any]) -> str:
-    """sha256 (hex) over all of an index but its fingerprint."""
-    content = {key: value for key, value in index.items() if key != "fingerprint"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def _read_index(folder: Path) -> dict[str, Any]:
     """Raises: DataError where it is missing, of another format, or not as it was written."""
     file = folder / INDEX
@@ -311,22 +262,6 @@ def _read_index(folder: Path) -> dict[str, Any]:
     if wrong or {name: index["files"][name]["size"] for name in index["files"]} != _sizes(index):
         raise DataError(f"{file}: {wrong or 'files'} is missing or not what it should be; {_MEND}")
     return index
-
-
-def misfit(value: Any, kind: Any, at: str = "") -> str:
-    """The first place in JSON that is missing or not of its kind, or ""."""
-    if isinstance(kind, dict):
-        if not isinstance(value, dict):
-            return at.removesuffix(".")
-        places = [(value.get(key), inner, f"{at}{key}.") for key, inner in kind.items()]
-    elif isinstance(kind, list):
-        if not isinstance(value, list):
-            return at.removesuffix(".")
-        places = [(inner, kind[0], f"{at}{number}.") for number, inner in enumerate(value)]
-    else:
-        fits = type(value) is kind and (kind is not int or value >= 0)
-        return "" if fits else at.removesuffix(".")
-    return next((wrong for place in places if (wrong := misfit(*place))), "")
 
 
 def _sizes(index: dict[str, Any]) -> dict[str, int]:

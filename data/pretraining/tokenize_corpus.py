@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from contexture.data.binary_files import Out, Rows, close_all, fingerprint_of
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.out import Out, Rows, close_all
-from contexture.data.pretraining.shards import FORMAT, INDEX, PER_FILE, SPLITS, UNKNOWN, Shards, fingerprint_of
+from contexture.data.pretraining.shards import FORMAT, INDEX, PER_FILE, SPLITS, UNKNOWN, Shards
 from contexture.data.storage import atomic_folder, check_free
 from contexture.data.text.sources import Source, document_batches, expand, sentence_batches, shared
 from contexture.data.tokenizers.base import Tokenizer

@@ -7,11 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import rng as draws
+from contexture.data.binary_files import I64
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError, did_you_mean
-from contexture.data.layouts import Batch, bert_pair, both_orders, cut_ends, elmo_words, gpt_pair, gpt_specials
-from contexture.data.pretraining.sentence_pairs import Pairs
-from contexture.data.pretraining.shards import I64
+from contexture.data.layouts import Batch, Pairs, bert_pair, both_orders, cut_ends, elmo_words, gpt_pair, gpt_specials
 from contexture.data.tasks.example_store import ANSWER, END, A, B, Encoded, Store
 from contexture.data.tasks.tables import counted
 from contexture.data.tokenizers.base import Tokenizer

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import rng as draws
+from contexture.data.binary_files import I64, Out, close_all, fingerprint_of
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.out import Out, close_all
-from contexture.data.pretraining.shards import I64, fingerprint_of
 from contexture.data.storage import atomic_folder
 from contexture.data.tasks.example_store import (
     ANSWER,

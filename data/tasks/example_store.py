@@ -24,10 +24,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from contexture.data.binary_files import I64, Check, File, check_bytes, fingerprint_of, joined, misfit
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
-from contexture.data.pretraining.shards import I64, Check, File, check_bytes, fingerprint_of, joined, misfit
 from contexture.data.tokenizers.elmo_char_ids import are_cut
 from contexture.data.tokenizers.word_level import letters_of
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.data.describe import describe
 from contexture.data.errors import DataError
-from contexture.data.layouts import bert_texts, describe
+from contexture.data.layouts import bert_texts
 from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.helpers.slow_pairs import truncate, vocabulary
 

@@ -118,7 +118,8 @@ TRAINING = (
          "train/test_objectives.py"),
         ("objective.span-not-halved", "((start_B + end_B) / 2 * batch", "((start_B + end_B) * batch",
          "train/test_objectives.py"),
-        ("perplexity.no-exponential", 'jnp.exp(x) if name.endswith("perplexity") else x', "x", "train/test_objectives.py"),
+        ("perplexity.no-exponential", 'jnp.exp(x) if name.endswith("perplexity") else x', "x",
+         "train/test_objectives.py"),
     ),
     *mutants_of(
         "train/run/throughput.py",
@@ -283,13 +284,15 @@ TRAINING = (
     ),
     *mutants_of(
         "configs/gpt.py",
-        ("recipes.gpt3-warm-up", "round(375e6 / tokens)", "round(3.75e6 / tokens)", "configs/test_recipes_published.py"),
+        ("recipes.gpt3-warm-up", "round(375e6 / tokens)", "round(3.75e6 / tokens)",
+         "configs/test_recipes_published.py"),
         ("recipes.gpt2-b2", 'final_lr=0.1, warmup=2_000, b2=0.95', 'final_lr=0.1, warmup=2_000, b2=0.999',
          "configs/test_recipes_published.py"),
     ),
     *mutants_of(
         "configs/bert.py",
-        ("recipes.bert-batch", "data=DataConfig(batch=256", "data=DataConfig(batch=128", "configs/test_recipes_published.py"),
+        ("recipes.bert-batch", "data=DataConfig(batch=256", "data=DataConfig(batch=128",
+         "configs/test_recipes_published.py"),
     ),
     *mutants_of(
         "configs/elmo.py",

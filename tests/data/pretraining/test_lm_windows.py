@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from contexture.data.batches import check_fields, iterate, open_batches, open_held_out
 from contexture.data.config import DataConfig
-from contexture.data.layouts import describe
+from contexture.data.describe import describe
 from contexture.data.pretraining.lm_windows import FIELDS, PACKED, HeldOutWindows, WindowBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import RUN, prepare

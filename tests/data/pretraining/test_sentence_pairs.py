@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from contexture.data import rng as draws
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.layouts import cut
+from contexture.data.layouts import Pairs, cut
 from contexture.data.pretraining import sentence_pairs as streams
 from contexture.data.pretraining import tokenize_corpus as preparing
-from contexture.data.pretraining.sentence_pairs import Pairs, SentencePairs
+from contexture.data.pretraining.sentence_pairs import SentencePairs
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tokenizers.wordpiece import WordPiece

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from contexture.data.batches import check_fields
 from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.describe import describe
 from contexture.data.errors import DataError
-from contexture.data.layouts import describe
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, task_fields
 from contexture.data.tasks.encode_examples import code, encode, in_memory
 from contexture.data.tasks.example_store import Encoded, Store

@@ -1,0 +1,126 @@
+"""Files of numbers: written with their digests, read by position, and held against what was written."""
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contexture.data.errors import DataError
+from contexture.data.plain_files import open_plain
+
+_BUFFER = 1 << 16
+
+
+class Out:
+    """A file being written, and the digest of what was written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: BinaryIO = path.open("w+b")
+        self._digest, self._size = hashlib.sha256(), 0
+
+    def write(self, raw: bytes) -> None:
+        self._digest.update(raw)
+        self._size += len(raw)
+        self.file.write(raw)
+
+    def entry(self) -> dict[str, Any]:
+        return {"size": self._size, "sha256": self._digest.hexdigest()}
+
+
+def close_all(files: Iterable[Out]) -> None:
+    """Closes every file, also where one cannot be written to its end (a full disk), and raises that then."""
+    with ExitStack() as stack:
+        for out in files:
+            stack.callback(out.file.close)
+
+
+class Rows(Out):
+    """Numbers written to a file through a small buffer."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.buffer = array("q")
+
+    def add(self, *numbers: int) -> None:
+        self.buffer.extend(numbers)
+        if len(self.buffer) >= _BUFFER:
+            self.flush()
+
+    def flush(self) -> None:
+        self.write(np.frombuffer(self.buffer, np.int64).astype("<i8").tobytes())
+        self.buffer = array("q")
+        self.file.flush()
+
+
+Check = Callable[[], None]
+"""Called between pieces of work; it may raise to stop it."""
+
+
+I64 = NDArray[np.int64]
+
+
+class File:
+    """Bytes of a file by their place; closed when it is forgotten."""
+
+    def __init__(self, path: Path) -> None:
+        self._number = os.open(path, os.O_RDONLY)
+
+    def read(self, count: int, at: int) -> bytes:
+        return os.pread(self._number, count, at)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_number"):
+            os.close(self._number)
+
+
+def joined(starts: I64, lengths: I64) -> tuple[I64, I64]:
+    """Spans that touch as one span: starts 0 3 9, lengths 3 2 1 → starts 0 9, lengths 5 1."""
+    if len(starts) < 2:
+        return starts, lengths
+    apart = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))
+    return starts[apart], np.add.reduceat(lengths, apart)
+
+
+def check_bytes(file: Path, sha256: str, mend: str, check: Check = lambda: None) -> None:
+    """Raises: DataError where a file's bytes are not those that were written; mend says what to do then. `check` may
+    raise to stop the work."""
+    digest = hashlib.sha256()
+    try:
+        with open_plain(file) as opened:
+            while block := opened.read(1 << 22):
+                digest.update(block)
+                check()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); {mend}") from None
+    if digest.hexdigest() != sha256:
+        raise DataError(f"{file}: damaged, not the bytes that were written (their sha256 differs); {mend}")
+
+
+def fingerprint_of(index: dict[str, Any]) -> str:
+    """sha256 (hex) over all of an index but its fingerprint."""
+    content = {key: value for key, value in index.items() if key != "fingerprint"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def misfit(value: Any, kind: Any, at: str = "") -> str:
+    """The first place in JSON that is missing or not of its kind, or ""."""
+    if isinstance(kind, dict):
+        if not isinstance(value, dict):
+            return at.removesuffix(".")
+        places = [(value.get(key), inner, f"{at}{key}.") for key, inner in kind.items()]
+    elif isinstance(kind, list):
+        if not isinstance(value, list):
+            return at.removesuffix(".")
+        places = [(inner, kind[0], f"{at}{number}.") for number, inner in enumerate(value)]
+    else:
+        fits = type(value) is kind and (kind is not int or value >= 0)
+        return "" if fits else at.removesuffix(".")
+    return next((wrong for place in places if (wrong := misfit(*place))), "")
