@@ -23,18 +23,20 @@ from contexture.models.model import Model
 from contexture.models.shapes import by_path, count, dims_of
 from contexture.train import config as configs
 from contexture.train import mesh as meshes
-from contexture.train.checkpoints.manager import Checkpoints, steps
+from contexture.train.checkpoints.manager import Checkpoints
 from contexture.train.checkpoints.transfer import begin_from, model_of
 from contexture.train.config import CheckpointError, ConfigError, Diverged, Run, difference
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_folder, agree_on_run
+from contexture.train.evaluation.best import Best, rank
 from contexture.train.evaluation.evaluate import baseline, cut_of, evaluate, measured
-from contexture.train.evaluation.task_metrics import saved_rank
+from contexture.train.metrics import saved_rank
 from contexture.train.objectives import Objective, batch_fields, objective_of
 from contexture.train.run import folder as directories
+from contexture.train.run.folder import steps
 from contexture.train.run.report import Report, draw_loss, read_metrics
 from contexture.train.run.signals import Interrupted, Signals
-from contexture.train.run.throughput import Best, Meter, rank, step_floats, unknown_peak
+from contexture.train.run.throughput import Meter, step_floats, unknown_peak
 from contexture.train.step import State, create, evaluation_step, train_step
 
 

@@ -230,9 +230,9 @@ def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
         import jax
 
         from contexture.data.tasks.example_store import Store
-        from contexture.train.checkpoints.manager import steps
+        from contexture.train.run.divergence import FAR, FAR_IN_REGRESSION, diverged_loss, uniform_loss
+        from contexture.train.run.folder import steps
         from contexture.train.run.report import read_metrics
-        from contexture.train.run.throughput import FAR, FAR_IN_REGRESSION, diverged_loss, uniform_loss
 
         if jax.process_index() > 0:
             return None

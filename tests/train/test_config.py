@@ -10,7 +10,7 @@ import pytest
 from contexture.cli import main as cli
 from contexture.configs import recipe, task
 from contexture.data.errors import DataError
-from contexture.train.checkpoints.manager import read_meta, steps
+from contexture.train.checkpoints.manager import read_meta
 from contexture.train.config import (
     CheckpointError,
     ConfigError,
@@ -23,6 +23,7 @@ from contexture.train.config import (
     scheduled,
 )
 from contexture.train.options import EvaluateConfig, OptimConfig
+from contexture.train.run.folder import steps
 from contexture.train.run.signals import Interrupted, Signals
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contexture.train.run.throughput import FAR_IN_REGRESSION, diverged_loss
+from contexture.train.run.divergence import FAR_IN_REGRESSION, diverged_loss
 from tests.helpers.commands import said
 
 

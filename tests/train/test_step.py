@@ -14,10 +14,11 @@ from contexture.models.model import build
 from contexture.models.shapes import by_path, path_of
 from contexture.train import mesh as meshes
 from contexture.train.config import ConfigError, Run
+from contexture.train.evaluation.best import Best, rank, unigram_baseline
 from contexture.train.losses import cross_entropy
 from contexture.train.objectives import OBJECTIVES, batch_fields
 from contexture.train.options import MeshConfig, OptimConfig
-from contexture.train.run.throughput import Best, rank, step_floats, unigram_baseline
+from contexture.train.run.throughput import step_floats
 from contexture.train.step import create, train_step
 from tests.helpers.parity_rule import assert_close, close
 

@@ -33,9 +33,10 @@ from contexture.train.checkpoints.late_evaluation import text_digest, with_evalu
 from contexture.train.checkpoints.orbax_logging import quiet_orbax
 from contexture.train.config import CheckpointError, ConfigError, Diverged
 from contexture.train.distributed import processes
-from contexture.train.evaluation.task_metrics import saved_rank
 from contexture.train.mesh import replicated
+from contexture.train.metrics import saved_rank
 from contexture.train.options import SaveConfig
+from contexture.train.run.folder import steps
 
 FORMAT = 1
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
@@ -69,14 +70,6 @@ def digests(tree: Any, mesh: Mesh) -> tuple[dict[str, int], list[str]]:
     found = np.asarray(jax.device_get(_examine(mesh)(list(leaves))))
     words = {path_of(path): int(word) for path, (word, _) in zip(paths, found, strict=True)}
     return words, [path_of(path) for path, (_, finite) in zip(paths, found, strict=True) if not finite]
-
-
-def steps(directory: Path) -> list[int]:
-    """The steps that lie in a checkpoint folder, oldest first, good or not."""
-    if not directory.is_dir():
-        return []
-    folders = (entry.name for entry in directory.iterdir() if entry.is_dir())
-    return sorted(int(name) for name in folders if re.fullmatch("[0-9]+", name))
 
 
 def _read_item(directory: Path, item: str) -> Any:

@@ -10,10 +10,9 @@ import jax
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tasks.example_store import Store
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.train.checkpoints.manager import steps
 from contexture.train.config import Run, fields
 from contexture.train.distributed import processes
-from contexture.train.run.folder import token, versions
+from contexture.train.run.folder import steps, token, versions
 
 _PLACES = ("dir", "data.path", "data.dev", "data.tokenizer", "init.run", "task.train", "task.dev", "task.test")
 """Where files lie, which machines may name in different ways: what they hold is compared."""

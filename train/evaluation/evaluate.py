@@ -32,13 +32,13 @@ from contexture.train.checkpoints.transfer import find_step, load_parameters
 from contexture.train.config import CheckpointError, ConfigError, Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
+from contexture.train.evaluation.best import unigram_baseline
 from contexture.train.evaluation.predictions import Answers, guess, names
 from contexture.train.losses import Sum
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, mean, objective_of
 from contexture.train.options import MeshConfig
 from contexture.train.run.folder import make_folder, open_shards, read_tokenizer
 from contexture.train.run.report import plain
-from contexture.train.run.throughput import unigram_baseline
 from contexture.train.step import evaluation_step
 
 Step = Callable[[Any, Batch, Any], tuple[dict[str, Sum], dict[str, jax.Array], Any]]

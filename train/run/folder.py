@@ -356,3 +356,11 @@ def read_tokenizer(folder: Path, run: Run, described: dict[str, Any]) -> Tokeniz
     if described["tokenizer"] != tokenizer.fingerprint:
         raise ConfigError(f"{folder / 'tokenizer'} is not the vocabulary that this run was trained with; put it back")
     return tokenizer
+
+
+def steps(directory: Path) -> list[int]:
+    """The steps that lie in a checkpoint folder, oldest first, good or not."""
+    if not directory.is_dir():
+        return []
+    folders = (entry.name for entry in directory.iterdir() if entry.is_dir())
+    return sorted(int(name) for name in folders if re.fullmatch("[0-9]+", name))

@@ -11,14 +11,16 @@ from contexture import configs
 from contexture.data.config import TaskConfig
 from contexture.models.config import ElmoConfig, HeadConfig
 from contexture.models.model import example
+from contexture.train import metrics
 from contexture.train.checkpoints.manager import best_step, rank_of
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import ConfigError, Run
 from contexture.train.evaluation import task_metrics as scores
+from contexture.train.evaluation.best import Best, rank, unigram_baseline
 from contexture.train.evaluation.evaluate import measured
 from contexture.train.evaluation.predictions import names
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
-from contexture.train.run.throughput import PEAK_FLOPS, Best, Meter, peak_flops, rank, unigram_baseline, unknown_peak
+from contexture.train.run.throughput import PEAK_FLOPS, Meter, peak_flops, unknown_peak
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "ffn": 8, "vocab": 20, "length": 16}
 ELMO = ElmoConfig(vocab=9, char_width=3, filters=((1, 4),), highway=1, cells=6, projection=4, layers=1)
@@ -74,11 +76,11 @@ def test_every_metric_that_is_measured_has_a_direction():
         *scores.majority([1, 2], np.array([0])),
         *scores.mean_guess(0.0, np.array([1.0])),
     }
-    assert found | baselines == scores.BETTER.keys()
+    assert found | baselines == metrics.BETTER.keys()
     assert {"full_perplexity", "sampled_perplexity", "mix_penalty", "entity_f1", "mae", "spearman"} <= found
 
 
-@pytest.mark.parametrize("metric", scores.BETTER)
+@pytest.mark.parametrize("metric", metrics.BETTER)
 def test_the_best_is_the_lowest_of_what_is_better_lower_and_the_highest_of_all_else(metric: str):
     lower = any(word in metric for word in ("loss", "perplexity", "penalty", "mse", "mae"))
     best = Best(metric)

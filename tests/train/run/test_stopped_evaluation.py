@@ -13,7 +13,8 @@ from contexture.data.batches import HeldOutPairs
 from contexture.data.pretraining.sentence_pairs import SentencePairs
 from contexture.train import loop
 from contexture.train.checkpoints.late_evaluation import with_evaluation, write
-from contexture.train.checkpoints.manager import best_step, rank_of, read_meta, steps
+from contexture.train.checkpoints.manager import best_step, rank_of, read_meta
+from contexture.train.run.folder import steps
 from contexture.train.run.report import read_metrics
 from tests.helpers.commands import done, said
 

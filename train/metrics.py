@@ -1,0 +1,31 @@
+"""Which way each metric of the project is better, and the rank by which the best checkpoint is chosen."""
+
+from typing import Literal
+
+BETTER: dict[str, Literal["lower", "higher"]] = {
+    # losses, and what is added to them
+    **dict.fromkeys(("loss", "mlm_loss", "nsp_loss", "lm_loss", "forward_loss", "backward_loss"), "lower"),
+    **dict.fromkeys(("classify_loss", "regress_loss", "tag_loss", "choice_loss", "span_loss", "mix_penalty"), "lower"),
+    **dict.fromkeys(("full_perplexity", "sampled_perplexity"), "lower"),
+    **dict.fromkeys(("mlm_accuracy", "nsp_accuracy", "lm_accuracy", "accuracy"), "higher"),
+    **dict.fromkeys(("f1", "f1_macro", "f1_weighted", "precision", "recall", "matthews"), "higher"),
+    **dict.fromkeys(("entity_f1", "entity_precision", "entity_recall"), "higher"),
+    **dict.fromkeys(("pearson", "spearman"), "higher"),
+    **dict.fromkeys(("mse", "mae"), "lower"),
+    # baselines
+    **dict.fromkeys(("unigram_loss", "mean_mse"), "lower"),
+    **dict.fromkeys(("unigram_accuracy", "majority_accuracy"), "higher"),
+}
+"""Whether a lower or a higher value of a metric is better. A new metric gets its line here: `rank` guesses none."""
+
+
+def rank(metric: str, value: float) -> float:
+    """A metric's value as the best checkpoint is chosen by it: the lower, the better. Raises KeyError for a metric
+    without a line in BETTER."""
+    return value if BETTER[metric] == "lower" else -value
+
+
+def saved_rank(metric: str, value: float | None) -> float | None:
+    """The rank that a checkpoint holds, put right: versions without BETTER turned the sign of perplexities and
+    penalties, which are never negative."""
+    return abs(value) if value is not None and BETTER.get(metric) == "lower" else value

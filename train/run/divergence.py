@@ -1,0 +1,45 @@
+"""Whether training has made a model worse than a guess: its first losses against its last ones."""
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from contexture.train.config import Run
+
+_LAST_STEPS = 10
+
+
+FAR, FAR_IN_REGRESSION = 2.0, 100.0
+"""How many times the first loss, and the loss of a guess, the last loss may be. Few labels that are far from the others
+make the squared errors of small batches differ much: a regression may be ten times as far from its labels."""
+
+
+def uniform_loss(run: Run, classes: int) -> float:
+    """The loss in nats of a model that gives every answer the same probability, at least."""
+    words = math.log(run.model.vocab)
+    lm = {"mlm_nsp": words + math.log(2), "lm": words, "bilm": 2 * words}
+    if run.objective in lm:
+        return lm[run.objective]
+    return math.log(max(classes, 2)) + run.task.lm_weight * words
+
+
+def diverged_loss(records: Iterable[dict[str, Any]], guess: float, far: float = FAR) -> tuple[float, float] | None:
+    """(loss of the first step, mean loss of the last ten) where training has made the model useless; else None.
+
+    guess: the loss of a uniform guess, or of a regression the variance of its labels. The first step's loss comes
+    before any update. The last mean has diverged where it is `far` times the first loss and `far` times the guess. A
+    fine-tuned model may begin far below the guess, so that a rise alone is no alarm.
+    """
+    first: float | None = None
+    last: deque[float] = deque(maxlen=_LAST_STEPS)
+    for record in records:
+        if record["split"] == "train" and isinstance(loss := record.get("loss"), int | float):
+            if first is None:
+                first = float(loss)
+            else:
+                last.append(float(loss))
+    if first is None or not last:
+        return None
+    mean = sum(last) / len(last)
+    return (first, mean) if mean > far * max(first, guess) else None
