@@ -135,7 +135,7 @@ PRETRAINING = (
          "data/test_batches.py::test_a_ramp_doubles_the_batch_at_equal_intervals"),
     ),
     *mutants_of(
-        "data/pretraining/shards.py",
+        "data/binary_files.py",
         ("shards.fingerprint-of-names-alone",
          'content = {key: value for key, value in index.items() if key != "fingerprint"}', "content = sorted(index)",
          "data/pretraining/test_damaged_shards.py::test_a_flipped_byte_of_any_file_is_found "

@@ -122,7 +122,7 @@ TRAINING = (
          "train/test_objectives.py"),
     ),
     *mutants_of(
-        "train/run/throughput.py",
+        "train/evaluation/best.py",
         ("best.the-last-of-equals", "rank < self.rank", "rank <= self.rank",
          f"{_STEP}test_the_best_is_the_first_of_the_smallest_ranks_and_nan_is_none"),
         ("best.patience-without-nan", "        else:\n            self.waited += 1",
@@ -132,12 +132,15 @@ TRAINING = (
          f"{_STEP}test_the_unigram_baseline_is_the_training_text_s_frequencies"),
     ),
     *mutants_of(
-        "train/evaluation/task_metrics.py",
+        "train/metrics.py",
         ("rank.errors-turned", '("mse", "mae"), "lower"', '("mse", "mae"), "higher"',
          f"{_STEP}test_a_loss_or_an_error_is_the_better_the_smaller_it_is"),
         ("rank.perplexity-turned", '"sampled_perplexity"), "lower"', '"sampled_perplexity"), "higher"', _DIRECTIONS),
         ("rank.figures-not-turned", '== "lower" else -value', '== "lower" else value',
          f"{_STEP}test_any_other_figure_is_the_better_the_larger_it_is"),
+    ),
+    *mutants_of(
+        "train/evaluation/task_metrics.py",
         ("scores.f1-of-the-first", '"f1": float(f1[1])', '"f1": float(f1[0])',
          f"{_SCORES}test_classified_is_the_count_by_hand"),
         ("scores.macro-over-all-labels", "float(f1[present[present >= 0]].mean())", "float(f1.mean())",
