@@ -66,7 +66,7 @@ def evaluate(
 def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None) -> list[Result]:
     """A fine-tuned run's answers to texts, pairs of texts or lists of words: [{"id", "prediction", "scores"}, …].
 
-    For many calls keep a `train.predict.Predictor`. Raises as `load` does, and DataError for an empty text.
+    For many calls keep a `train.evaluation.predict.Predictor`. Raises as `load` does, and DataError for an empty text.
     """
     from contexture.train.evaluation.predict import Predictor
 

@@ -12,7 +12,7 @@
                          are "unknown", and how many "cut"
 
 Everything is read by position (pread): nothing is held or mapped, so memory does not grow with the text.
-`data.prepare` writes the folder.
+`data.pretraining.tokenize_corpus` writes the folder.
 """
 
 import json
@@ -165,7 +165,8 @@ class Shards:
 
     @cached_property
     def letters(self) -> NDArray[np.uint16]:
-        """Of lanes: what is read of every word, the vocabulary's and those that it lacks (`data.chars`) → u16 [n, 50].
+        """Of lanes: what is read of every word, the vocabulary's and those that it lacks
+        (`data.tokenizers.elmo_char_ids`) → u16 [n, 50].
 
         Raises: DataError where the words that it lacks are not as they were written.
         """

@@ -1,4 +1,5 @@
-"""Raw text → shards (`data.shards` says what lies in the folder): one pass, bounded memory, tokenising on all cores."""
+"""Raw text → shards, whose files `data.pretraining.shards` describes: one pass, bounded memory, tokenising on all
+cores."""
 
 import hashlib
 import json

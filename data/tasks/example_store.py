@@ -11,7 +11,7 @@
                         "choices": how many alternatives, "symmetric": true, where they have a meaning
 
 Read by position (pread), as shards are: nothing is held or mapped, so memory does not grow with the examples.
-`data.encode` writes the folder.
+`data.tasks.encode_examples` writes the folder.
 """
 
 import hashlib

@@ -2,8 +2,8 @@
 documents, exactly as they stand.
 
 A text file (*.txt) holds a sentence or a paragraph in each line and a blank line between documents; a *.jsonl file
-holds an object with "text" in each line, one document each, whose lines are its paragraphs. `data.tfds` says what a
-TFDS set holds.
+holds an object with "text" in each line, one document each, whose lines are its paragraphs. `data.text.tfds` says
+what a TFDS set holds.
 """
 
 import json

@@ -1,8 +1,4 @@
-"""Text ↔ ids: what the rest of the house knows of a tokenizer, and vocabularies of every kind opened or learned.
-
-Each kind has its room: `data.wordpiece` (BERT), `data.bpe` (GPT-2 and GPT-1), `data.characters`, `data.pieces`
-(SentencePiece), `data.words` (ELMo).
-"""
+"""Text ↔ ids: what code outside this folder needs to know about a tokenizer."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

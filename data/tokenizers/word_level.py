@@ -236,7 +236,7 @@ _TOGETHER = 1 << 14
 
 
 def letters_of(words: Sequence[str]) -> NDArray[np.uint16]:
-    """What is read of each word (`data.chars`) → u16 [n, 50]."""
+    """What is read of each word (`data.tokenizers.elmo_char_ids`) → u16 [n, 50]."""
     rows = np.empty((len(words), WIDTH), np.uint16)
     for at in range(0, len(words), _TOGETHER):
         rows[at : at + _TOGETHER] = char_ids(words[at : at + _TOGETHER])

@@ -1,6 +1,6 @@
 """Names elsewhere: published name ↔ our path and dims, a table per format, used in both directions.
 
-How a row reads, models/renaming.py says. Tables alone stand here.
+How a row reads, models/interchange/renaming.py says. Tables alone stand here.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """BERT's pretraining pairs the slow way: lists of tokens, one sentence and one token at a time.
 
-Written from the rules of create_pretraining_data.py alone, and sharing no code with `data.streams`, `data.layouts` and
-`data.masking`, which are compared with it.
+Written from the rules of create_pretraining_data.py alone, and sharing no code with `data.pretraining.sentence_pairs`,
+`data.layouts` and `data.pretraining.masking`, which are compared with it.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The heads of fine-tuning against transformers' BertFor…Classification: logits, loss and gradients.
 
-The rule for each tensor is that of tests/test_parity_bert.py: max|a - b| <= 1e-5 · max|b|, theirs in float64.
+The rule for each tensor is that of tests/parity/test_bert.py: max|a - b| <= 1e-5 · max|b|, theirs in float64.
 """
 
 from typing import Any

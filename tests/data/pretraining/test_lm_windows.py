@@ -256,7 +256,7 @@ def _digest(folder: Path) -> str:
 
 def test_batches_are_the_same_in_every_process(shards: Shards):
     program = (
-        "import sys\nfrom pathlib import Path\nfrom tests.test_data_windows import _digest\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.data.pretraining.test_lm_windows import _digest\n"
         "print(_digest(Path(sys.argv[1])), 'jax' in sys.modules)"
     )
     arguments = [sys.executable, "-c", program, str(shards.folder)]
