@@ -44,7 +44,7 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
     from contexture.data.pretraining.bilm_lanes import LaneBatches
     from contexture.data.pretraining.tokenize_corpus import prepare
     from contexture.data.text.sources import expand, texts
-    from contexture.data.tokenizers.base import learn
+    from contexture.data.tokenizers.registry import learn
 
     with tempfile.TemporaryDirectory() as folder:
         if not args.text:

@@ -62,8 +62,6 @@ class Rows(Out):
 
 Check = Callable[[], None]
 """Called between pieces of work; it may raise to stop it."""
-
-
 I64 = NDArray[np.int64]
 
 

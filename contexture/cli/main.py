@@ -113,7 +113,7 @@ def prepare_command(words: list[str]) -> Result:
     from contexture.data.pretraining.tokenize_corpus import prepare
     from contexture.data.storage import check_free, left_partials
     from contexture.data.text.sources import expand
-    from contexture.data.tokenizers.base import load_tokenizer
+    from contexture.data.tokenizers.registry import load_tokenizer
     from contexture.train.run.vocabulary import fits_new, learn
 
     run = recipe(asked.recipe)
@@ -157,7 +157,7 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
     """(the run with its overrides, its recipe with the model of the run that it begins from)."""
     from contexture.configs import as_elmo, as_gpt, task
     from contexture.data.layouts import with_task_tokens
-    from contexture.data.tokenizers.base import load_tokenizer
+    from contexture.data.tokenizers.registry import load_tokenizer
 
     words = spelled_out(words)
     name = value_of(words, "--task.name") or value_of(words, "--task.kind")

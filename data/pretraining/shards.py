@@ -31,8 +31,9 @@ from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
 from contexture.data.text.sources import Source, present
-from contexture.data.tokenizers.base import Tokenizer, load_tokenizer
+from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, WIDTH, char_ids
+from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.word_level import word_tokenizer
 
 FORMAT = 1

@@ -18,8 +18,9 @@ from contexture.data.pretraining.shards import FORMAT, INDEX, PER_FILE, SPLITS, 
 from contexture.data.storage import atomic_folder, check_free
 from contexture.data.text.sources import Source, document_batches, expand, sentence_batches, shared
 from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.open_vocabulary import Numbering
 from contexture.data.tokenizers.unknown_tokens import UnknownTokens
-from contexture.data.tokenizers.word_level import Numbering, word_tokenizer
+from contexture.data.tokenizers.word_level import word_tokenizer
 
 LONGEST_DOCUMENT = 16384
 """Sentences after which a document is cut in two (or after BLOCK_TOKENS), so that a file without blank lines is still

@@ -41,7 +41,8 @@ from contexture.data.tasks.read_examples import check_sources, examples, open_so
 from contexture.data.tasks.word_alignment import cut_words, spelled, unknown_ids
 from contexture.data.text.sources import shared
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.word_level import Spelling, Words
+from contexture.data.tokenizers.open_vocabulary import Spelling
+from contexture.data.tokenizers.word_level import Words
 
 T = TypeVar("T")
 CHUNK = 4096

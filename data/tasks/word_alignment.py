@@ -7,7 +7,8 @@ from contexture.data.layouts import GPT_SPECIALS
 from contexture.data.tasks.examples import Tagged
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.word_level import UNK, Spelling
+from contexture.data.tokenizers.open_vocabulary import Spelling
+from contexture.data.tokenizers.word_level import UNK
 
 
 def cut_words(

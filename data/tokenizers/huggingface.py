@@ -15,8 +15,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import common as vocabularies
 from contexture.data.tokenizers import wordpiece
-from contexture.data.tokenizers.base import Grown, Tokenizer, load_tokenizer, with_specials
+from contexture.data.tokenizers.base import Grown, Tokenizer, with_specials
 from contexture.data.tokenizers.byte_pair import END, ByteBPE, Gpt1BPE, checked_pair, is_added, ordered, read_pair
+from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.wordpiece import CLS, MASK, PAD, SEP, UNK, WordPiece
 
 PAIR = ("vocab.json", "merges.txt")

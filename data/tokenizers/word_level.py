@@ -1,6 +1,5 @@
 """Whole words by their number, as ELMo foretells them: vocab.txt with a word in each line."""
 
-import json
 import re
 import sys
 import unicodedata
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import common as vocabularies
-from contexture.data.tokenizers.elmo_char_ids import WIDTH, are_cut, char_ids
+from contexture.data.tokenizers.elmo_char_ids import WIDTH, char_ids
 
 BEGIN, END, UNK = SPECIAL = ("<S>", "</S>", "<UNK>")
 VOCABULARY = "vocab.txt"
@@ -135,100 +134,6 @@ def learn_words(texts: Iterable[str], size: int, split: str = "spaces") -> Words
         )
     frequent = sorted(counts, key=lambda word: (-counts[word], word))
     return Words([*SPECIAL, *frequent[:room]], split)
-
-
-class _Growing(dict[str, int]):
-    """Numbers of words; one that is asked for and has none gets the next, and is noted in `new`."""
-
-    def __init__(self, ids: Mapping[str, int], first: int) -> None:
-        super().__init__(ids)
-        self.first, self.new = first, list[str]()
-
-    def __missing__(self, word: str) -> int:
-        number = self[word] = self.first + len(self.new)
-        self.new.append(word)
-        return number
-
-
-class Numbering:
-    """Words → ids for lanes: those that the vocabulary lacks are numbered behind it, V, V+1, …, by first appearance, so
-    that they can be read letter by letter. Memory grows with the number of different words."""
-
-    def __init__(self, tokenizer: Words) -> None:
-        self._tokenizer = tokenizer
-        self._ids = _Growing(tokenizer.ids, tokenizer.size)
-        self._long = np.flatnonzero(are_cut(tokenizer.vocabulary))
-        self._looked_at = 0
-        self._seen: set[int] = set()
-        self._times = 0
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Sentences → ids, the end behind each that has a word."""
-        number, words, end = self._ids.__getitem__, self._tokenizer.words, self._tokenizer.end
-        lines = [[*map(number, words(text))] for text in texts]
-        for line in lines:
-            if line:
-                line.append(end)
-        return lines
-
-    def count(self, ids: NDArray[np.integer]) -> None:
-        """Takes note of those among the ids whose words are cut."""
-        new = self._ids.new[self._looked_at :]
-        found = np.flatnonzero(are_cut(new)) + self._tokenizer.size + self._looked_at
-        self._long = np.append(self._long, found)
-        self._looked_at += len(new)
-        if len(self._long):
-            long = ids[np.isin(ids, self._long)]
-            self._seen.update(long.tolist())
-            self._times += len(long)
-
-    def known(self, ids: NDArray[np.integer]) -> NDArray[np.integer]:
-        """The same ids, `<UNK>` for those that the vocabulary lacks."""
-        return np.where(ids < self._tokenizer.size, ids, self._tokenizer.unk)
-
-    def unknown(self) -> bytes:
-        """The words that the vocabulary lacks, in the order of their numbers, a word a line."""
-        return "".join(f"{word}\n" for word in self._ids.new).encode()
-
-    def facts(self) -> dict[str, dict[str, int]]:
-        """How many words the vocabulary lacks, and of which (and how many times) not all bytes are read."""
-        lacking = {"words": len(self._ids.new), "bytes": len(self.unknown())}
-        return {"unknown": lacking, "cut": {"words": len(self._seen), "times": self._times}}
-
-
-class Spelling:
-    """What stands for a vocabulary where words are only read, letter by letter: every word that comes has a number, by
-    first appearance, and none is unknown. Memory grows with the number of different words."""
-
-    lossless = False
-    specials: Mapping[str, int] = {}
-
-    def __init__(self, tokenizer: Words, known: Iterable[str] = ()) -> None:
-        self.fingerprint, self.kind, self.split = tokenizer.fingerprint, tokenizer.kind, tokenizer.split
-        self._words = tokenizer.words
-        self._ids = _Growing({}, 0)
-        self.number(known)
-
-    @property
-    def size(self) -> int:
-        """Words so far."""
-        return len(self._ids.new)
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Texts → the numbers of their words."""
-        return [self.number(self._words(text)) for text in texts]
-
-    def number(self, words: Iterable[str]) -> list[int]:
-        """Words, each as it stands → their numbers."""
-        return [*map(self._ids.__getitem__, words)]
-
-    def letters(self) -> NDArray[np.uint16]:
-        """What is read of each word → u16 [n, 50]."""
-        return letters_of(self._ids.new)
-
-    def file(self) -> bytes:
-        """The words, a JSON list: words to tag may hold white space."""
-        return json.dumps(list(self._ids.new), ensure_ascii=False).encode()
 
 
 _TOGETHER = 1 << 14

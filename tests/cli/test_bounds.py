@@ -10,8 +10,8 @@ from contexture.cli import main as cli
 from contexture.cli.parse import parse
 from contexture.configs import recipe
 from contexture.data.errors import DataError
-from contexture.data.tokenizers.base import load_tokenizer
 from contexture.data.tokenizers.byte_pair import Gpt1BPE
+from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.wordpiece import SPECIAL
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.train.config import ConfigError, Run, fields, from_json, read, to_json

@@ -14,7 +14,7 @@ from contexture.cli import main as cli
 from contexture.configs import recipes
 from contexture.data.config import DataConfig
 from contexture.data.pretraining.tokenize_corpus import prepare
-from contexture.data.tokenizers.base import load_tokenizer
+from contexture.data.tokenizers.registry import load_tokenizer
 from tests.conftest import ROOT, TINY
 
 pytestmark = pytest.mark.usefixtures("one_device")

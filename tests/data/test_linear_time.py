@@ -13,10 +13,12 @@ import pytest
 
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.tasks import conll, tables
-from contexture.data.text.sources import TextFile, document_batches, sentence_batches, sentences
-from contexture.data.tokenizers.base import Tokenizer, learn
+from contexture.data.text.sentences import sentences
+from contexture.data.text.sources import TextFile, document_batches, sentence_batches
+from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.byte_pair import Gpt1BPE, standardized
-from contexture.data.tokenizers.word_level import Spelling
+from contexture.data.tokenizers.open_vocabulary import Spelling
+from contexture.data.tokenizers.registry import learn
 
 SIZE = 1 << 20
 MARKS = [*string.punctuation, "。", "！", "？", "…", " ", "a"]
@@ -77,7 +79,7 @@ def test_sentences_end_where_the_plain_pattern_says(monkeypatch: pytest.MonkeyPa
     letters = list(".!?…。！？\"')”’」 \n\t\u3000aA1,-")
     texts = ["".join(rng.choices(letters, k=rng.randint(0, 12))) + "x" for _ in range(30_000)]
     found = [sentences(text) for text in texts]
-    monkeypatch.setattr("contexture.data.text.sources._END", _PLAIN)
+    monkeypatch.setattr("contexture.data.text.sentences._END", _PLAIN)
     assert found == [sentences(text) for text in texts]
     assert sum(map(len, found)) > 1.2 * len(found)
 

@@ -13,7 +13,7 @@ from contexture.data.errors import DataError
 from contexture.data.plain_files import check_not_packed, open_plain
 from contexture.data.tasks.read_examples import check_sources
 from contexture.data.text.sources import expand
-from contexture.data.tokenizers.base import load_tokenizer
+from contexture.data.tokenizers.registry import load_tokenizer
 from tests.train.run.test_formats import GOLDEN
 
 TEXT = "the cat sat\n\nthe dog ran\n"

@@ -12,7 +12,7 @@ from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import Store
-from contexture.data.tokenizers.base import load_tokenizer
+from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.train import config
 from contexture.train.checkpoints import manager as checkpoint
 from contexture.train.run.folder import settle

@@ -10,8 +10,10 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.read_examples import examples
-from contexture.data.text.sources import expand, sentence_batches, sentences, texts, whole_texts
-from contexture.data.tokenizers.base import Tokenizer, learn
+from contexture.data.text.sentences import sentences
+from contexture.data.text.sources import expand, sentence_batches, texts, whole_texts
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.registry import learn
 from tests.fuzz.mutate import Mutation, of_bytes, of_json, of_json_lines, of_lines
 from tests.fuzz.target import Target
 

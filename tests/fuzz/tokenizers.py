@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from contexture.data.tokenizers.base import learn, load_tokenizer
 from contexture.data.tokenizers.byte_pair import GPT1_FILES, Gpt1BPE
 from contexture.data.tokenizers.huggingface import open_published
+from contexture.data.tokenizers.registry import learn, load_tokenizer
 from contexture.train.interchange import convert as interchange
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, of_json, of_lines, of_protobuf

@@ -17,7 +17,7 @@ from contexture.data.layouts import with_task_tokens
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.text.sources import expand, texts
-from contexture.data.tokenizers.base import learn
+from contexture.data.tokenizers.registry import learn
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of

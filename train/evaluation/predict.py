@@ -20,7 +20,7 @@ from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels
 from contexture.data.tasks.read_examples import check_sources, examples
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.word_level import Spelling
+from contexture.data.tokenizers.open_vocabulary import Spelling
 from contexture.train import config as configs
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import Loaded, find_step, load_parameters

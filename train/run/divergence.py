@@ -8,8 +8,6 @@ from typing import Any
 from contexture.train.config import Run
 
 _LAST_STEPS = 10
-
-
 FAR, FAR_IN_REGRESSION = 2.0, 100.0
 """How many times the first loss, and the loss of a guess, the last loss may be. Few labels that are far from the others
 make the squared errors of small batches differ much: a regression may be ten times as far from its labels."""

@@ -20,7 +20,8 @@ from contexture.data.storage import is_bucket, move_aside, partial_of, remove_pa
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import Store
 from contexture.data.text.sources import expand
-from contexture.data.tokenizers.base import Tokenizer, load_tokenizer
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import ElmoConfig

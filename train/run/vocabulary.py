@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from contexture.data.text.sources import Source, texts, whole_texts
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.base import learn as learn_vocabulary
+from contexture.data.tokenizers.registry import learn as learn_vocabulary
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig

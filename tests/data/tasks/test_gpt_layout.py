@@ -16,8 +16,9 @@ from contexture.data.tasks.encode_examples import code, encode, in_memory
 from contexture.data.tasks.example_store import Encoded, Store
 from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
 from contexture.data.tasks.labels import Labels
-from contexture.data.tokenizers.base import Tokenizer, learn, with_specials
+from contexture.data.tokenizers.base import Tokenizer, with_specials
 from contexture.data.tokenizers.char_level import Characters
+from contexture.data.tokenizers.registry import learn
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.train.evaluation.predictions import Answers
 from tests.helpers.slow_pairs import truncate, vocabulary

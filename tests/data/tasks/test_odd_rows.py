@@ -12,8 +12,8 @@ from contexture.data.tasks.examples import Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels
 from contexture.data.tasks.read_examples import examples
-from contexture.data.tokenizers.base import load_tokenizer
 from contexture.data.tokenizers.byte_pair import ByteBPE, Gpt1BPE
+from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 from contexture.data.tokenizers.word_level import SPECIAL, Words
 from contexture.data.tokenizers.wordpiece import WordPiece

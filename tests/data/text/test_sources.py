@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from contexture.data.errors import DataError
 from contexture.data.storage import check_free
 from contexture.data.text import sources
-from contexture.data.text.sources import TextFile, document_batches, expand, sentences, texts
+from contexture.data.text.sentences import sentences
+from contexture.data.text.sources import TextFile, document_batches, expand, texts
 
 
 def _write(path: Path, text: str | bytes) -> Path:

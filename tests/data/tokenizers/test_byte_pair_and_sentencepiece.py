@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import common as vocabulary
-from contexture.data.tokenizers.base import Tokenizer, learn, load_tokenizer, with_specials
+from contexture.data.tokenizers.base import Tokenizer, with_specials
 from contexture.data.tokenizers.byte_pair import BYTES, ByteBPE, Gpt1BPE, standardized
 from contexture.data.tokenizers.char_level import Characters
+from contexture.data.tokenizers.registry import learn, load_tokenizer
 from tests.conftest import ROOT
 
 KINDS = ("wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe")

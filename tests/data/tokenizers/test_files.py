@@ -10,8 +10,9 @@ import sentencepiece
 
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
-from contexture.data.tokenizers.base import Tokenizer, learn, load_tokenizer
+from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.byte_pair import BYTES
+from contexture.data.tokenizers.registry import learn, load_tokenizer
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece, wordpiece
 
 KINDS = ("wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe")

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.data.pretraining.shards import Shards
-from contexture.data.tokenizers.base import learn, load_tokenizer, with_specials
+from contexture.data.tokenizers.base import with_specials
 from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, are_cut, char_ids, spelled
-from contexture.data.tokenizers.word_level import Numbering, Words, learn_words, word_tokenizer
+from contexture.data.tokenizers.open_vocabulary import Numbering
+from contexture.data.tokenizers.registry import learn, load_tokenizer
+from contexture.data.tokenizers.word_level import Words, learn_words, word_tokenizer
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
 
 WORD = st.text(st.characters(codec="utf-8"), max_size=60)

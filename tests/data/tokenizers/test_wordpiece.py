@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers.base import load_tokenizer
+from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece, learn_wordpiece
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"

@@ -10,7 +10,7 @@ from contexture.cli import main as cli
 from contexture.data.config import DataConfig
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import atomic_file, atomic_folder, move_aside, partial_of
-from contexture.data.tokenizers.base import learn
+from contexture.data.tokenizers.registry import learn
 from contexture.train.run.report import read_metrics
 from tests.conftest import TINY
 from tests.helpers.commands import said

@@ -1,0 +1,138 @@
+"""Tokenizers of every kind: loaded from files, or learned from text."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from contexture.data.errors import DataError
+from contexture.data.plain_files import check_plain
+from contexture.data.tokenizers import byte_pair as bpe
+from contexture.data.tokenizers import common as vocabularies
+from contexture.data.tokenizers import sentencepiece_model as pieces
+from contexture.data.tokenizers import word_level as words
+from contexture.data.tokenizers import wordpiece
+from contexture.data.tokenizers.base import Tokenizer, with_specials
+from contexture.data.tokenizers.byte_pair import ByteBPE, Gpt1BPE, learn_byte_bpe
+from contexture.data.tokenizers.char_level import Characters, learn_characters
+from contexture.data.tokenizers.sentencepiece_model import SentencePiece, learn_sentencepiece
+from contexture.data.tokenizers.word_level import Words, learn_words
+from contexture.data.tokenizers.wordpiece import WordPiece, learn_wordpiece
+
+KINDS = ("wordpiece", "byte-bpe", "gpt1-bpe", "characters", *pieces.KINDS, "words")
+_NO_OPTIONS = "not the options of a tokenizer; make it again, or give the vocabulary's own file"
+
+
+def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "spaces") -> Tokenizer:
+    """Opens a folder written by `save`, or a published vocabulary as it is: vocab.txt of BERT (`lowercase` is for
+    that alone) or of ELMo, which begins with `<S>` (`split` is for that alone), encoder.json with vocab.bpe,
+    encoder_bpe_40000.json with vocab_40000.bpe, a *.model; or a folder with one of these.
+
+    Raises: DataError for what is missing, not UTF-8, of another format, or no vocabulary.
+    """
+    path = Path(path)
+    if path.name in (*bpe.BYTE_FILES, *bpe.GPT1_FILES, vocabularies.OPTIONS):
+        path = path.parent
+    if (path / vocabularies.OPTIONS).is_file():
+        return _open_saved(path)
+    if (file := path / wordpiece.VOCABULARY).is_file():
+        return _open_lines(file, lowercase, split)
+    for kind, names in ((ByteBPE, bpe.BYTE_FILES), (Gpt1BPE, bpe.GPT1_FILES)):
+        if any((path / name).is_file() for name in names):
+            return kind.open(path)
+    if path.is_dir():
+        found = sorted(path.glob("*.model"))
+        if len(found) != 1:
+            known = f"{wordpiece.VOCABULARY}, {', '.join(bpe.BYTE_FILES + bpe.GPT1_FILES)} and no single *.model"
+            raise DataError(f"{path}: no such vocabulary; the folder holds no {known}; give a folder with one of them")
+        path = found[0]
+    check_plain(path)
+    if not path.is_file():
+        raise DataError(f"{path}: no such vocabulary; give a tokenizer folder, a vocab.txt or a *.model")
+    return SentencePiece.open(path) if path.suffix == ".model" else _open_lines(path, lowercase, split)
+
+
+def _open_lines(file: Path, lowercase: bool, split: str) -> Tokenizer:
+    if not words.are_words(file):
+        return WordPiece.open(file, lowercase)
+    tokenizer = Words.open(file, split)
+    if tokenizer.size == len(words.SPECIAL):
+        raise DataError(
+            f"{file}: holds special words alone, so that every word is {words.UNK}; give a vocabulary of text"
+        )
+    return tokenizer
+
+
+LARGEST_LEARNED = 1 << 22
+"""Tokens: the libraries that learn a vocabulary set memory aside for all that are asked for, 132 bytes each, and end
+the process where there is not so much."""
+
+
+def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: str = "spaces") -> Tokenizer:
+    """A vocabulary of at most `size` tokens, the same from the same texts in every process; `lowercase` is WordPiece's,
+    `split` that of words.
+
+    Raises: DataError where the texts hold nothing, the size has no room or is too large; and whatever the texts raise.
+    """
+    if size > LARGEST_LEARNED:
+        raise DataError(
+            f"a vocabulary of {size:,} tokens is too large to learn; give {LARGEST_LEARNED:,} at most, or a vocabulary "
+            "that is there: --data.tokenizer"
+        )
+    if kind == WordPiece.kind:
+        return learn_wordpiece(texts, size, lowercase)
+    if kind == ByteBPE.kind:
+        return learn_byte_bpe(texts, size)
+    if kind == Characters.kind:
+        return learn_characters(texts, size)
+    if kind in pieces.KINDS:
+        return learn_sentencepiece(texts, size, kind)
+    if kind == Words.kind:
+        return learn_words(texts, size, split)
+    learned = ", ".join(known for known in KINDS if known != Gpt1BPE.kind)
+    raise DataError(f"a vocabulary of kind {kind!r} cannot be learned; choose one of {learned}")
+
+
+def _open_saved(folder: Path) -> Tokenizer:
+    """Raises: DataError where tokenizer.json is not what `save` writes, and for a vocabulary that is not as it was."""
+    file = folder / vocabularies.OPTIONS
+    try:
+        options: dict[str, Any] = json.loads(vocabularies.read_text(file))
+        kind, format, names = options["kind"], options.get("format"), options.get("specials", [])
+        fits = kind != WordPiece.kind or (
+            isinstance(options["lowercase"], bool) and type(options.get("longest_word", 1)) is int
+        )
+        fits = fits and options.get("cleaned", "original") in ("original", "transformers")
+        fits = fits and (kind != Words.kind or options["split"] in words.SPLITS)
+        named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DataError(
+            f"{file}: not the options of a tokenizer; make it again, or give the vocabulary's own file"
+        ) from None
+    if type(format) is not int or format != vocabularies.FORMAT or kind not in KINDS:
+        raise DataError(
+            f"{file}: format {format!r}, kind {kind!r}; "
+            f"this reads format {vocabularies.FORMAT}, kinds {', '.join(KINDS)}"
+        )
+    if not fits or not named:
+        raise DataError(f"{file}: {_NO_OPTIONS}")
+    tokenizer = _open_kind(folder, kind, options)
+    return with_specials(tokenizer, names) if names else tokenizer
+
+
+def _open_kind(folder: Path, kind: str, options: Mapping[str, Any]) -> Tokenizer:
+    if kind == WordPiece.kind:
+        longest = options.get("longest_word", wordpiece.LONGEST_WORD)
+        return WordPiece.open(folder / wordpiece.VOCABULARY, options["lowercase"], longest)
+    if kind == ByteBPE.kind:
+        return ByteBPE.open(folder)
+    if kind == Gpt1BPE.kind:
+        return Gpt1BPE.open(folder, cleaned=options.get("cleaned", "original"))
+    if kind == Characters.kind:
+        return Characters.open(folder)
+    if kind == Words.kind:
+        return Words.open(folder / words.VOCABULARY, options["split"])
+    tokenizer = SentencePiece.open(folder / pieces.FILE)
+    if tokenizer.kind != kind:
+        raise DataError(f"{folder / pieces.FILE}: of kind {tokenizer.kind}, not {kind}; make the tokenizer again")
+    return tokenizer
