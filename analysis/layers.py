@@ -6,7 +6,9 @@ from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.models.heads.layer_mix import learned_mixes
-from contexture.train.config import ConfigError, Run, read
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
+from contexture.train.run_file import read
 
 Row = dict[str, Any]
 

@@ -46,9 +46,9 @@ def ours(args: argparse.Namespace) -> Worker:
     from contexture.models import decode
     from contexture.models.config import GptConfig
     from contexture.models.model import build
-    from contexture.train import mesh as meshes
+    from contexture.train import cpu_memory
 
-    meshes.keep_cpu_memory()
+    cpu_memory.keep_cpu_memory()
     config = GptConfig()
     batch = {"tokens": np.ones((1, 8), np.int32), "mask": np.ones((1, 8), np.int32)}
     params = jax.jit(build(config).init)(jax.random.key(0), batch)["params"]

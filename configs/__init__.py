@@ -7,8 +7,10 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+from contexture.data.errors import did_you_mean
 from contexture.models.config import HeadConfig
-from contexture.train.config import ConfigError, Run, did_you_mean
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
 from contexture.train.options import OptimConfig
 
 Recipe = Callable[[], Run]

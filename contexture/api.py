@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contexture.data.visible import visible
-from contexture.train.config import read
 from contexture.train.options import MeshConfig
+from contexture.train.run_file import read
 
 if TYPE_CHECKING:
     from contexture.data.tokenizers.base import Tokenizer
@@ -30,7 +30,7 @@ def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokeniz
 
     from contexture.train import mesh as meshes
     from contexture.train.checkpoints.transfer import load_parameters
-    from contexture.train.run.folder import read_tokenizer
+    from contexture.train.run.data import read_tokenizer
 
     folder = Path(run)
     settings, described = read(folder)

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models.config import BertConfig
+from contexture.models.encoding import Encoding
 from contexture.models.layers.attention import Attention
 from contexture.models.layers.blocks import FeedForward, Linear, Norm, stack
 from contexture.models.layers.dropout import Noise, dropout
 from contexture.models.layers.embeddings import Embeddings
-from contexture.models.shapes import Encoding
 
 # Dropout's sites: the embeddings, then three in each layer.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models.config import ElmoConfig
+from contexture.models.encoding import Encoding
 from contexture.models.layers.char_cnn import CharCnn
 from contexture.models.layers.dropout import Noise
 from contexture.models.layers.lstm import Lstm
-from contexture.models.shapes import Encoding, constrain
+from contexture.models.sharding import constrain
 
 FIELDS = {"types": "i32 RW", "index": "i32 BL", "mask": "i32 BL"}
 """What the backbone reads of a batch of sentences."""

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models.config import GptConfig
+from contexture.models.encoding import Encoding
 from contexture.models.layers.attention import Attention, Memory
 from contexture.models.layers.blocks import FeedForward, Norm, stack
 from contexture.models.layers.dropout import Noise, dropout
 from contexture.models.layers.embeddings import TokensInPlace
-from contexture.models.shapes import Encoding
 
 # Dropout's sites: the embeddings, then three in each layer.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 
 from contexture.models import bert, elmo, gpt
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
+from contexture.models.encoding import Encoding
 from contexture.models.heads import language_model as lm_heads
 from contexture.models.heads import layer_mix as features
 from contexture.models.heads import tasks as task_heads
 from contexture.models.heads.sampled_softmax import BiLm
 from contexture.models.layers.blocks import Init, step_floats
 from contexture.models.layers.dropout import Noise, of_lines
-from contexture.models.shapes import Encoding, by_path
+from contexture.models.shapes import by_path
 
 
 @flax.struct.dataclass

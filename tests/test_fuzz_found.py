@@ -77,7 +77,7 @@ def _breaks(case: str, folder: Path, to: Path) -> None:
         case "unexpected":
             raise Refused(1, "ValueError: unexpected error: x; rerun with --debug for a traceback")
         case "two lines":
-            from contexture.train.config import ConfigError
+            from contexture.train.errors import ConfigError
 
             raise ConfigError("one\ntwo")
         case "code":

@@ -21,22 +21,26 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.heads.layer_mix import learned_mixes
 from contexture.models.model import Model
 from contexture.models.shapes import by_path, count, dims_of
-from contexture.train import config as configs
+from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.manager import Checkpoints
 from contexture.train.checkpoints.transfer import begin_from, model_of
-from contexture.train.config import CheckpointError, ConfigError, Diverged, Run, difference
+from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_folder, agree_on_run
+from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.evaluation.best import Best, rank
 from contexture.train.evaluation.evaluate import baseline, cut_of, evaluate, measured
 from contexture.train.metrics import saved_rank
 from contexture.train.objectives import Objective, batch_fields, objective_of
+from contexture.train.run import data
 from contexture.train.run import folder as directories
 from contexture.train.run.folder import steps
-from contexture.train.run.report import Report, draw_loss, read_metrics
+from contexture.train.run.plots import draw_loss
+from contexture.train.run.report import Report, read_metrics
 from contexture.train.run.signals import Interrupted, Signals
 from contexture.train.run.throughput import Meter, step_floats, unknown_peak
+from contexture.train.run_file import difference
 from contexture.train.step import State, create, evaluation_step, train_step
 
 
@@ -72,9 +76,9 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
     if is_bucket(run.dir):
         raise ConfigError(f"dir={run.dir}: buckets are not supported yet; give a folder on a disk of this machine")
     folder = Path(run.dir)
-    run = configs.resolved(run)
+    run = run_file.resolved(run)
     signals.check()
-    meshes.keep_cpu_memory(step_floats(run))
+    cpu_memory.keep_cpu_memory(step_floats(run))
     with processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
         try:
             _train(run, recipe, folder, signals)
@@ -97,7 +101,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         stack.enter_context(jax.set_mesh(mesh))
         first = jax.process_index() == 0
         if first:
-            directories.check_text(run, folder)
+            data.check_text(run, folder)
             stack.enter_context(directories.take(folder))
         agree_on_folder(folder)
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
@@ -146,7 +150,7 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
     check = signals.check
     if jax.process_index() == 0:
         old = directories.settle(run, folder, report.say)
-        tokenizer, store = directories.open_data(run, folder, report.say, check)
+        tokenizer, store = data.open_data(run, folder, report.say, check)
         store.verify(check)
         lines = open_batches(store, tokenizer, run.data, run.task, run.seed, check).lines_per_pass
         directories.not_shorter(run, folder, old, lines)
@@ -154,12 +158,12 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
         processes.publish("prepared", "")
     else:
         processes.wait_for("prepared")
-        tokenizer, store = directories.open_data(run, folder, report.say, check)
+        tokenizer, store = data.open_data(run, folder, report.say, check)
         if not store.folder.resolve().is_relative_to(folder.resolve()):
             store.verify(check)  # a copy of its own
     agree_on_content(folder, run, tokenizer, store)
     lanes = run.evaluate.batch or run.data.batch
-    identity = configs.identity(run, tokenizer.fingerprint, store.fingerprint)
+    identity = run_file.identity(run, tokenizer.fingerprint, store.fingerprint)
     batches = open_batches(store, tokenizer, run.data, run.task, run.seed, check)
     lines = meshes.whole_batch(mesh, lanes)
     held_out = open_held_out(store, tokenizer, run.data, run.task, lines, lanes, check)
@@ -167,8 +171,8 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
         name = "patience" if run.evaluate.patience else "metric"
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
     guessed = baseline(held_out, store, check) if held_out else {}
-    run = configs.scheduled(run, batches.lines_per_pass)
-    run = configs.of_data(run, {"words": tokenizer.size, "pair": isinstance(store, Store) and store.pair})
+    run = run_file.scheduled(run, batches.lines_per_pass)
+    run = run_file.of_data(run, {"words": tokenizer.size, "pair": isinstance(store, Store) and store.pair})
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
     model = model_of(run, store.labels if isinstance(store, Store) else ())
     parts = Parts(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guessed)
@@ -181,7 +185,7 @@ def _introduce(parts: Parts, asked: Run, recipe: Run, report: Report, shapes: St
     changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(asked, recipe).items()]
     report.say("differs from its recipe: " + (" ".join(changed) or "nothing"))
     report.say(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
-    if note := configs.warmup_note(asked, run):
+    if note := run_file.warmup_note(asked, run):
         report.say(note)
     if unknown := unknown_peak(parts.mesh.devices.flat[0]):
         report.say(unknown)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from contexture.data.errors import did_you_mean
 from contexture.models.shapes import by_path, path_of
-from contexture.train.config import ConfigError, did_you_mean
+from contexture.train.errors import ConfigError
 from contexture.train.options import OptimConfig
 
 

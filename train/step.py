@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from contexture.models.layers.dropout import noise
 from contexture.models.model import Model, example
-from contexture.models.shapes import constrain, dims_of, path_of
+from contexture.models.shapes import dims_of, path_of
+from contexture.models.sharding import constrain
 from contexture.train import mesh as meshes
 from contexture.train.config import Run
 from contexture.train.losses import Sum

@@ -20,12 +20,15 @@ from contexture.api import warn
 from contexture.cli import query_commands as commands
 from contexture.cli.arguments import Evaluate, LearnTokenizer, Nothing, Prepare, Show
 from contexture.cli.parse import Streamed, parse, print_result, spelled_out, value_of, without_contradiction, write_out
+from contexture.data.errors import did_you_mean
 from contexture.data.visible import visible, visible_json
 from contexture.models.config import ElmoConfig
-from contexture.train.config import ConfigError, Diverged, Run, did_you_mean, read, to_json
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError, Diverged
 from contexture.train.options import InitConfig
 from contexture.train.run.exit_codes import exit_of
 from contexture.train.run.signals import Interrupted, Signals
+from contexture.train.run_file import read, to_json
 
 Result = dict[str, Any]
 

@@ -11,7 +11,8 @@ import tyro
 
 from contexture.cli.suggestions import suggest_option
 from contexture.data.visible import visible
-from contexture.train.config import ConfigError, Run, fields
+from contexture.train.config import Run, fields
+from contexture.train.errors import ConfigError
 
 T = TypeVar("T")
 _COMMANDS = ("Evaluate", "Predict", "Fill", "Generate", "Score")

@@ -7,8 +7,9 @@ from typing import Any
 from contexture.api import embed, fill, generate, load, score, warn
 from contexture.cli.arguments import Embed, Export, Fill, Generate, Import, Layers, Predict, Score
 from contexture.cli.parse import Streamed, parse
-from contexture.train.config import ConfigError, read
+from contexture.train.errors import ConfigError
 from contexture.train.run.signals import Signals
+from contexture.train.run_file import read
 
 Result = dict[str, Any]
 

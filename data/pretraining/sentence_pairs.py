@@ -17,11 +17,27 @@ from numpy.typing import NDArray
 
 from contexture.data import rng as draws
 from contexture.data.binary_files import I64, Check
+from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.layouts import Pairs
+from contexture.data.layouts import Batch, Pairs, bert_pair, cut
+from contexture.data.pretraining.masking import bert_masking
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.wordpiece import wordpiece
 
+FIELDS = {
+    "tokens": "i32 BL",
+    "segments": "i32 BL",
+    "mask": "i32 BL",
+    "slots": "i32 BP",
+    "labels": "i32 BP",
+    "slot_weights": "f32 BP",
+    "is_random": "i32 B",
+    "valid": "f32 B",
+}
+"""The arrays of a pretraining batch: dtype and dims. is_random: 0 the second span is the next, 1 it is random; valid: 0
+where a line only fills up a batch."""
 WINDOW = 16
 """Blocks whose lines are shuffled together."""
 _KEPT = 3
@@ -249,3 +265,89 @@ def _keep(file: Path, text: str) -> None:
     """Writes a file; where the folder cannot be written, nothing."""
     with contextlib.suppress(OSError), atomic_file(file) as part:
         part.write_text(text, "utf-8")
+
+
+class PairBatches:
+    """BERT's pretraining batches: step s, row r is line `s · batch + r` of the endless stream of sentence pairs."""
+
+    def __init__(
+        self, shards: Shards, config: DataConfig, *, seed: int, split: str = "train", check: Check = lambda: None
+    ) -> None:
+        """Raises: DataError where the split holds no text, or the shards' tokenizer is not theirs; what `check` raises
+        to stop the counting of a pass."""
+        self.fields = dict(FIELDS)
+        self.tokenizer: Tokenizer = shards.tokenizer
+        self.shards, self.config, self.seed, self.batch = shards, config, seed, config.batch
+        self.length = config.length
+        length, short = config.length, config.short_fraction
+        self.stream = SentencePairs(shards, split, length=length, short_fraction=short, seed=seed, check=check)
+        self.lines_per_pass = self.stream.lines_per_pass
+        self.rows_read = 0
+        """Rows read so far, by all threads."""
+        self._lock = threading.Lock()
+
+    def describe(self) -> str:
+        """What there is to train on, in a sentence."""
+        split = self.stream.split
+        return (
+            f"{split.tokens:,} tokens in {split.sentences:,} sentences of {split.documents:,} documents; "
+            f"a pass is {self.lines_per_pass:,} lines"
+        )
+
+    def read(self, step: int, rows: I64 | None = None) -> Batch:
+        """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
+        rows = np.arange(self.config.lines(step)) if rows is None else np.asarray(rows, np.int64)
+        return self._lines(self.config.lines_before(step) + rows)
+
+    def _lines(self, numbers: I64) -> Batch:
+        config = self.config
+        with self._lock:
+            self.rows_read += len(numbers)
+        pairs = cut(self.stream.pairs(numbers), numbers, length=config.length, seed=self.seed)
+        tokenizer = wordpiece(self.tokenizer)
+        batch = bert_pair(self.shards.read, pairs, tokenizer, config.length)
+        masked = bert_masking(
+            batch["tokens"],
+            batch.pop("candidates"),
+            batch.pop("lengths"),
+            numbers,
+            seed=self.seed,
+            predictions=config.slots,
+            masked_fraction=config.masked_fraction,
+            mask=tokenizer.mask,
+            vocab=tokenizer.size,
+        )
+        batch["tokens"], batch["slots"], batch["labels"] = masked.tokens, masked.slots, masked.labels
+        batch["slot_weights"] = masked.weights
+        batch["is_random"] = pairs.is_random.astype(np.int32)
+        batch["valid"] = np.ones(len(numbers), np.float32)
+        return batch
+
+
+class HeldOutPairs:
+    """Every held-out line once, in `steps` batches: pass 0 of the dev split, with masks that never change."""
+
+    def __init__(self, shards: Shards, config: DataConfig, *, seed: int = 0, check: Check = lambda: None) -> None:
+        """Raises: DataError where nothing is held out; what `check` raises to stop the counting of a pass."""
+        self._batches = PairBatches(shards, config, seed=seed, split="dev", check=check)
+        self.fields = self._batches.fields
+        self.tokenizer = self._batches.tokenizer
+        self.batch = config.batch
+        self.count = self._batches.lines_per_pass
+        """Lines in all."""
+        self.steps = -(-self.count // self.batch)
+
+    @property
+    def rows_read(self) -> int:
+        return self._batches.rows_read
+
+    def read(self, step: int, rows: I64 | None = None) -> Batch:
+        """As in PairBatches, for steps below `steps`; rows past the last line repeat line 0 with all weights 0."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"held-out step {step} is not below {self.steps}")
+        numbers = step * self.batch + (np.arange(self.batch) if rows is None else np.asarray(rows, np.int64))
+        spare = numbers >= self.count
+        batch = self._batches._lines(np.where(spare, 0, numbers))
+        batch["valid"][spare] = 0.0
+        batch["slot_weights"][spare] = 0.0
+        return batch

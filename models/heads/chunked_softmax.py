@@ -7,7 +7,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from contexture.models.shapes import constrain, shares
+from contexture.models.sharding import constrain, shares
 
 MOST_LOGITS = 1 << 24
 """Float32 logits that a device works on at once (64 MiB), unless those of one position of every line are more."""

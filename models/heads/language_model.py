@@ -6,10 +6,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from contexture.models.encoding import Encoding
 from contexture.models.heads.chunked_softmax import Scored, next_token_loss
 from contexture.models.layers.blocks import ACTIVATIONS, Init, Linear, Norm, logits_linear
 from contexture.models.layers.dropout import Noise
-from contexture.models.shapes import Encoding, constrain
+from contexture.models.sharding import constrain
 
 
 class MaskedLM(nn.Module):

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models.config import HeadConfig
+from contexture.models.encoding import Encoding
 from contexture.models.heads.crf import Chain, Chained
 from contexture.models.layers.blocks import Init, logits_linear
 from contexture.models.layers.dropout import Noise, dropout, of_lines
-from contexture.models.shapes import Encoding, by_path
+from contexture.models.shapes import by_path
 
 SITE = 1 << 17
 """Dropout's first site in these heads."""

@@ -7,9 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from contexture.models.encoding import Encoding
 from contexture.models.heads.chunked_softmax import Scored, next_token_loss
 from contexture.models.layers.dropout import Noise, dropout
-from contexture.models.shapes import Encoding, constrain
+from contexture.models.sharding import constrain
 
 SITE = 1 << 15
 """Dropout's site before the softmax, beyond those of any backbone and below a task's head's."""

@@ -6,9 +6,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from contexture.models.encoding import Encoding
 from contexture.models.layers.blocks import Init, logits_linear
 from contexture.models.layers.dropout import Noise, dropout
-from contexture.models.shapes import Encoding
 
 SITE = 1 << 16
 """Dropout's site in a head, beyond those of any backbone."""

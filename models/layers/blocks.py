@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models.config import Transformer
-from contexture.models.shapes import constrain, whole
+from contexture.models.sharding import constrain, whole
 
 Init = jax.nn.initializers.Initializer
 

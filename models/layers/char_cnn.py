@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from contexture.models.layers.blocks import Linear
-from contexture.models.shapes import constrain, devices_of_batch, shares
+from contexture.models.sharding import constrain, devices_of_batch, shares
 
 CHARACTERS = 261
 """256 bytes, begin and end of a sentence, begin and end of a word, padding."""

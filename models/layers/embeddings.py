@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from contexture.models.layers.blocks import Init, Norm
 from contexture.models.layers.dropout import Noise, dropout
-from contexture.models.shapes import constrain
+from contexture.models.sharding import constrain
 
 
 class Embeddings(nn.Module):

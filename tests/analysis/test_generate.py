@@ -20,7 +20,7 @@ from contexture.data.tokenizers.byte_pair import learn_byte_bpe
 from contexture.models import decode
 from contexture.models.config import BertConfig, GptConfig, Sampling
 from contexture.models.model import build
-from contexture.train.config import read
+from contexture.train.run_file import read
 from tests.helpers.commands import done
 from tests.helpers.parity_rule import assert_close
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from contexture.train.config import ConfigError
+from contexture.train.errors import ConfigError
 from contexture.train.mesh import find_devices
 from tests.train.run.test_formats import GOLDEN
 

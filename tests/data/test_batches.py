@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data import rng as draws
-from contexture.data.batches import FIELDS, HeldOutPairs, PairBatches, check_fields, iterate
+from contexture.data.batches import check_fields, iterate
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.pretraining import tokenize_corpus as preparing
+from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, PairBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tokenizers.wordpiece import WordPiece

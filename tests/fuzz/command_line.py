@@ -54,12 +54,13 @@ def _with_run(name: str, words: list[str]) -> Callable[[Path], None]:
 def _without_training() -> Iterator[None]:
     """A run's folder, description, vocabulary and data are made; nothing is compiled."""
     from contexture.train import loop
+    from contexture.train.run import data
     from contexture.train.run import folder as directory
 
     def open_alone(run: Run, recipe: Run, folder: Path, signals: Any) -> None:
         with directory.take(folder):
             old = directory.settle(run, folder, lambda line: None)
-            tokenizer, store = directory.open_data(run, folder, lambda line: None, signals.check)
+            tokenizer, store = data.open_data(run, folder, lambda line: None, signals.check)
             directory.describe(folder, run, tokenizer, store, old)
             figures = json.dumps({"step": 0, "split": "train", "loss": 1.0})
             (folder / "metrics.jsonl").write_text(figures + "\n", "utf-8")

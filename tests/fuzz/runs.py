@@ -13,7 +13,7 @@ from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import Store
 from contexture.data.tokenizers.registry import load_tokenizer
-from contexture.train import config
+from contexture.train import run_file
 from contexture.train.checkpoints import manager as checkpoint
 from contexture.train.run.folder import settle
 from contexture.train.run.report import Report, read_metrics
@@ -34,9 +34,9 @@ def golden(name: str) -> Callable[[Path], None]:
 
 
 def _description(folder: Path, to: Path) -> None:
-    run, described = config.read(folder)
-    config.identity(run, "a", "b")
-    config.of_data(run, described)
+    run, described = run_file.read(folder)
+    run_file.identity(run, "a", "b")
+    run_file.of_data(run, described)
     load_tokenizer(folder / "tokenizer")
     copied = shutil.copytree(folder, to)
     settle(run, Path(copied), lambda line: None)

@@ -18,10 +18,10 @@ from safetensors.numpy import load_file, save_file
 
 import contexture
 from contexture.cli import main as cli
-from contexture.train.config import read
 from contexture.train.interchange import convert as interchange
 from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.run.signals import Interrupted
+from contexture.train.run_file import read
 from tests.conftest import ROOT
 from tests.helpers.commands import said
 

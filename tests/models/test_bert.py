@@ -11,9 +11,10 @@ import pytest
 
 from contexture.models.bert import Block
 from contexture.models.config import BertConfig
+from contexture.models.encoding import Encoding
 from contexture.models.layers.dropout import noise
 from contexture.models.model import Model, Outputs, build
-from contexture.models.shapes import Encoding, path_of
+from contexture.models.shapes import path_of
 from contexture.train.losses import cross_entropy
 from contexture.train.objectives import MlmNsp, loss
 from tests.helpers.parity_rule import assert_differs, off, worst

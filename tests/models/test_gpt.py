@@ -16,7 +16,7 @@ from contexture.models.config import GptConfig
 from contexture.models.heads import chunked_softmax as softmax
 from contexture.models.layers.dropout import noise
 from contexture.models.model import Outputs, build
-from contexture.models.shapes import spec
+from contexture.models.sharding import spec
 from contexture.train.losses import cross_entropy
 from tests.helpers.parity_rule import assert_close, assert_differs
 

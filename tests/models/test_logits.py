@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
+from contexture.models.encoding import Encoding
 from contexture.models.heads.chunked_softmax import next_token_loss
 from contexture.models.layers.blocks import Linear
 from contexture.models.model import Outputs, build
-from contexture.models.shapes import Encoding, path_of
+from contexture.models.shapes import path_of
 from contexture.train.evaluation.predictions import Answers
 from contexture.train.losses import Sum, cross_entropy, has_best
 from contexture.train.objectives import OBJECTIVES, WithMix, WithWords

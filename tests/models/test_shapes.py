@@ -13,19 +13,8 @@ from jax.sharding import AxisType, PartitionSpec
 from contexture.configs import recipes
 from contexture.models.config import HeadConfig
 from contexture.models.model import FAMILIES, build, example
-from contexture.models.shapes import (
-    LETTERS,
-    MESH_AXES,
-    PARAMETER_DIMS,
-    RULES,
-    by_path,
-    check,
-    constrain,
-    count,
-    dims_of,
-    path_of,
-    spec,
-)
+from contexture.models.shapes import LETTERS, PARAMETER_DIMS, by_path, check, count, dims_of, path_of
+from contexture.models.sharding import MESH_AXES, RULES, constrain, spec
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 
 FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP", "next": "i32 BL",

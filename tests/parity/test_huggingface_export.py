@@ -16,10 +16,11 @@ from contexture.data.tokenizers.byte_pair import BYTES, ByteBPE, Gpt1BPE
 from contexture.models.config import GptConfig
 from contexture.models.model import example
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import Run, read
+from contexture.train.config import Run
 from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.options import OptimConfig
+from contexture.train.run_file import read
 from tests.conftest import ROOT
 from tests.helpers.commands import done
 from tests.helpers.parity_rule import close

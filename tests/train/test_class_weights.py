@@ -8,8 +8,8 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
+from contexture.models.encoding import Encoding
 from contexture.models.model import Outputs
-from contexture.models.shapes import Encoding
 from contexture.train.losses import cross_entropy
 from contexture.train.objectives import OBJECTIVES, loss, means
 from tests.helpers.parity_rule import assert_differs, close

@@ -11,20 +11,12 @@ from contexture.cli import main as cli
 from contexture.configs import recipe, task
 from contexture.data.errors import DataError
 from contexture.train.checkpoints.manager import read_meta
-from contexture.train.config import (
-    CheckpointError,
-    ConfigError,
-    Diverged,
-    Run,
-    fields,
-    identity,
-    may_change,
-    read,
-    scheduled,
-)
+from contexture.train.config import Run, fields
+from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.options import EvaluateConfig, OptimConfig
 from contexture.train.run.folder import steps
 from contexture.train.run.signals import Interrupted, Signals
+from contexture.train.run_file import identity, may_change, read, scheduled
 
 
 def test_epochs_and_warm_up_are_counted_as_the_original_counts():

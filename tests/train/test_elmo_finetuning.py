@@ -14,8 +14,9 @@ from contexture.data.tasks.encode_examples import encode
 from contexture.data.tokenizers.elmo_char_ids import spelled
 from contexture.data.tokenizers.word_level import Words
 from contexture.models.config import GptConfig, HeadConfig
-from contexture.train.config import Run, read
+from contexture.train.config import Run
 from contexture.train.objectives import objective_of
+from contexture.train.run_file import read
 from tests.helpers.parity_rule import worst
 
 pytestmark = pytest.mark.usefixtures("one_device")

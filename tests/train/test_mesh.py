@@ -21,7 +21,8 @@ from contexture.data.tokenizers.registry import learn
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import ConfigError, Run
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
 from contexture.train.objectives import objective_of
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.report import read_metrics

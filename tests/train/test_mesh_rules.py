@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from contexture.train import mesh as meshes
-from contexture.train.config import ConfigError
+from contexture.train.errors import ConfigError
 from contexture.train.options import MeshConfig
 
 

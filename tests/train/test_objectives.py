@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contexture.models.encoding import Encoding
 from contexture.models.heads.chunked_softmax import Scored
 from contexture.models.model import Outputs
-from contexture.models.shapes import Encoding
 from contexture.train.losses import Sum
 from contexture.train.objectives import OBJECTIVES, loss, mean, means
 from tests.helpers.parity_rule import assert_differs, close

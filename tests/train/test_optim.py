@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.models.shapes import path_of
-from contexture.train.config import ConfigError
+from contexture.train.errors import ConfigError
 from contexture.train.optim import decayed, learning_rate, optimizer, rates
 from contexture.train.options import OptimConfig
 from tests.helpers.parity_rule import assert_close

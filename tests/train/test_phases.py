@@ -10,9 +10,10 @@ import pytest
 from contexture import configs
 from contexture.cli.parse import parse
 from contexture.data.config import DataConfig
-from contexture.train import config as runs
+from contexture.train import run_file
 from contexture.train.checkpoints import manager as checkpoint
-from contexture.train.config import ConfigError, Run
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_sizes
 from contexture.train.run.folder import settle
 from tests.helpers.parity_rule import assert_close
@@ -72,15 +73,15 @@ def test_the_paper_s_sizes_have_a_second_phase():
 @pytest.mark.parametrize("golden", sorted(GOLDEN.glob("*_format_1")), ids=lambda path: path.name)
 def test_a_run_of_format_1_keeps_its_identity(golden: Path):
     tree = json.loads((golden / "run.json").read_text("utf-8"))
-    run = runs.from_json(tree["config"], str(golden))
+    run = run_file.from_json(tree["config"], str(golden))
     (saved,) = (golden / "checkpoints").iterdir()
-    assert runs.identity(run, tree["tokenizer"], tree["data"]) == checkpoint.read_meta(saved)["identity"]
+    assert run_file.identity(run, tree["tokenizer"], tree["data"]) == checkpoint.read_meta(saved)["identity"]
 
 
 def _begun(folder: Path, run: Run) -> Run:
     """A folder whose run.json was written by a version that stored the number, and that has trained."""
     run = dataclasses.replace(run, dir=str(folder))
-    runs.write_json(folder / "run.json", {"format": 1, "config": runs.to_json(run), "data": "abc"})
+    run_file.write_json(folder / "run.json", {"format": 1, "config": run_file.to_json(run), "data": "abc"})
     (folder / "checkpoints" / "10").mkdir(parents=True)
     return run
 
@@ -88,7 +89,7 @@ def _begun(folder: Path, run: Run) -> Run:
 def test_a_run_that_was_begun_with_the_number_that_its_length_gives_resumes(tmp_path: Path):
     follows = configs.recipe("bert.tiny")
     stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, predictions=20))
-    assert runs.identity(stored, "t", "d") == runs.identity(follows, "t", "d")
+    assert run_file.identity(stored, "t", "d") == run_file.identity(follows, "t", "d")
     _begun(tmp_path, stored)
     assert settle(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)["data"] == "abc"
 
@@ -96,7 +97,7 @@ def test_a_run_that_was_begun_with_the_number_that_its_length_gives_resumes(tmp_
 def test_a_run_that_was_begun_with_another_number_is_another_run(tmp_path: Path):
     follows = configs.recipe("bert.base_phase2")
     stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, predictions=20))
-    assert runs.identity(stored, "t", "d") != runs.identity(follows, "t", "d")
+    assert run_file.identity(stored, "t", "d") != run_file.identity(follows, "t", "d")
     _begun(tmp_path, stored)
     with pytest.raises(ConfigError, match="holds a run with --data.predictions 20, not 77"):
         settle(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)
@@ -106,6 +107,6 @@ def test_runs_that_mask_nothing_do_not_see_the_default(tmp_path: Path):
     follows = configs.recipe("gpt.tiny")
     assert follows.data.predictions == 0
     stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, predictions=20))
-    assert runs.identity(stored, "t", "d") == runs.identity(follows, "t", "d")
+    assert run_file.identity(stored, "t", "d") == run_file.identity(follows, "t", "d")
     _begun(tmp_path, stored)
     assert settle(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)["data"] == "abc"

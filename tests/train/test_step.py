@@ -13,7 +13,8 @@ from contexture.models.config import BertConfig
 from contexture.models.model import build
 from contexture.models.shapes import by_path, path_of
 from contexture.train import mesh as meshes
-from contexture.train.config import ConfigError, Run
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
 from contexture.train.evaluation.best import Best, rank, unigram_baseline
 from contexture.train.losses import cross_entropy
 from contexture.train.objectives import OBJECTIVES, batch_fields

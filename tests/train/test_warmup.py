@@ -6,7 +6,7 @@ import json
 import pytest
 
 from contexture.configs import recipe
-from contexture.train.config import identity, scheduled, warmup_note
+from contexture.train.run_file import identity, scheduled, warmup_note
 from tests.helpers.commands import said
 
 

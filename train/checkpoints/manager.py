@@ -31,8 +31,8 @@ from contexture.data.storage import numbered
 from contexture.models.shapes import by_path, path_of
 from contexture.train.checkpoints.late_evaluation import text_digest, with_evaluation, write
 from contexture.train.checkpoints.orbax_logging import quiet_orbax
-from contexture.train.config import CheckpointError, ConfigError, Diverged
 from contexture.train.distributed import processes
+from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.mesh import replicated
 from contexture.train.metrics import saved_rank
 from contexture.train.options import SaveConfig

@@ -12,13 +12,14 @@ from jax.sharding import Mesh
 
 from contexture.models.model import Model, build
 from contexture.models.shapes import by_path, dims_of, path_of
-from contexture.train import config as configs
 from contexture.train import mesh as meshes
+from contexture.train import run_file
 from contexture.train.checkpoints import manager as checkpoint
-from contexture.train.config import CheckpointError, ConfigError, Run
+from contexture.train.config import Run
+from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.objectives import objective_of
 from contexture.train.optim import rates
-from contexture.train.run.folder import read_tokenizer
+from contexture.train.run.data import read_tokenizer
 from contexture.train.step import State, create
 
 Say = Callable[[str], None]
@@ -163,7 +164,7 @@ def begin_from(
     if run.init.scratch:
         say(f"the model and vocabulary of {folder}, and none of its parameters")
         return fresh
-    source, described = configs.read(folder)
+    source, described = run_file.read(folder)
     same_task = source.task.kind == run.task.kind and described.get("labels", []) == list(labels)
     grown = run.data.layout == "gpt" and run.task.kind != "off"  # by the tokens that a task's lines have
     known = read_tokenizer(folder, source, described).size if grown else pieces

@@ -23,10 +23,10 @@ import jax
 
 from contexture.data.errors import DataError
 from contexture.data.visible import visible
-from contexture.train.config import ConfigError, Diverged
 from contexture.train.distributed import native_aborts as native
+from contexture.train.errors import ConfigError, Diverged, ProcessLost
 from contexture.train.options import MeshConfig
-from contexture.train.run.exit_codes import ProcessLost, exit_of
+from contexture.train.run.exit_codes import exit_of
 from contexture.train.run.signals import Interrupted
 
 T = TypeVar("T")

@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 
+from contexture.data.errors import did_you_mean
 from contexture.train import metrics
-from contexture.train.config import ConfigError, did_you_mean
+from contexture.train.errors import ConfigError
 
 
 def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, float]:

@@ -25,19 +25,21 @@ from contexture.data.tasks.encode_examples import check_batch, encode
 from contexture.data.tasks.example_store import Store
 from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.models.model import Model, example
-from contexture.train import config as configs
+from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints import manager as checkpoint
 from contexture.train.checkpoints.transfer import find_step, load_parameters
-from contexture.train.config import CheckpointError, ConfigError, Run
+from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
+from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.best import unigram_baseline
 from contexture.train.evaluation.predictions import Answers, guess, names
 from contexture.train.losses import Sum
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, mean, objective_of
 from contexture.train.options import MeshConfig
-from contexture.train.run.folder import make_folder, open_shards, read_tokenizer
+from contexture.train.run.data import open_shards, read_tokenizer
+from contexture.train.run.folder import make_folder
 from contexture.train.run.report import plain
 from contexture.train.step import evaluation_step
 
@@ -145,8 +147,8 @@ def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: No
     Raises ConfigError where the folder is no run or holds nothing out, DataError for the user's files, CheckpointError
     where no checkpoint is good.
     """
-    run, described = configs.read(folder)
-    meshes.keep_cpu_memory()
+    run, described = run_file.read(folder)
+    cpu_memory.keep_cpu_memory()
     with processes.joined(asked.mesh or MeshConfig(), lambda: checkpoint.steps(folder / "checkpoints")):
         return _evaluate_run(folder, run, described, asked, say, check)
 

@@ -21,14 +21,15 @@ from contexture.data.tasks.labels import Labels
 from contexture.data.tasks.read_examples import check_sources, examples
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import Spelling
-from contexture.train import config as configs
+from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import Loaded, find_step, load_parameters
-from contexture.train.config import ConfigError
+from contexture.train.errors import ConfigError
 from contexture.train.evaluation.predictions import Answers
 from contexture.train.objectives import objective_of
 from contexture.train.options import MeshConfig
-from contexture.train.run.folder import make_folder, read_tokenizer
+from contexture.train.run.data import read_tokenizer
+from contexture.train.run.folder import make_folder
 from contexture.train.step import evaluation_step
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
@@ -53,13 +54,13 @@ class Predictor:
         checkpoint is good, DataError for a batch of no lines or too many."""
         check_batch(batch)
         self.folder = Path(run)
-        self.run, described = configs.read(self.folder)
+        self.run, described = run_file.read(self.folder)
         if self.run.objective == "span":
             raise ConfigError(f"{run} answers questions out of texts, which is no task here yet; export it, or embed")
         if self.run.task.kind == "off":
             raise ConfigError(f"{run} was pretrained and not fine-tuned for a task: contexture finetune {run} --task …")
         find_step(self.folder, step)
-        meshes.keep_cpu_memory()
+        cpu_memory.keep_cpu_memory()
         meshes.prepare_jax(self.run.model.dtype)
         self.labels: tuple[str, ...] = tuple(described.get("labels", ()))
         self.pair: bool | None = described.get("pair")

@@ -16,7 +16,8 @@ from contexture.models.config import WORD_CHARS, ElmoConfig
 from contexture.models.interchange.name_tables import bilm
 from contexture.models.interchange.renaming import Format, Shape, shapes_of, to_theirs
 from contexture.models.layers.char_cnn import CHARACTERS
-from contexture.train.config import ConfigError, Run
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
 from contexture.train.interchange.imported_model import Published, Say
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig

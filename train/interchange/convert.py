@@ -13,8 +13,8 @@ from contexture.data.storage import atomic_folder, check_free
 from contexture.models.interchange.renaming import Place, check_repeats, places
 from contexture.models.model import example
 from contexture.models.shapes import by_path
-from contexture.train import config as configs
 from contexture.train import mesh as meshes
+from contexture.train import run_file
 from contexture.train.checkpoints.initial import Leaf, write_first
 from contexture.train.checkpoints.transfer import load_parameters, model_of
 from contexture.train.interchange.allennlp_bilm import bilm_family, bilm_files, open_bilm, write_hdf5
@@ -25,7 +25,8 @@ from contexture.train.interchange.imported_model import Published, Say
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.options import MeshConfig
-from contexture.train.run.folder import read_tokenizer, versions
+from contexture.train.run.data import read_tokenizer
+from contexture.train.run.folder import versions
 
 Check = Callable[[], None]
 
@@ -73,7 +74,7 @@ def export_model(
     Raises: ConfigError for a run that the format has no place for, DataError for such a vocabulary.
     """
     check_free(to)
-    run, described = configs.read(folder)
+    run, described = run_file.read(folder)
     if format == "bilm":
         bilm_family(folder, run)
     tokenizer = read_tokenizer(folder, run, described)
@@ -124,12 +125,12 @@ def _write_run(to: Path, published: Published, notes: list[str], say: Say, check
     with atomic_folder(to) as part:
         published.tokenizer.save(part / "tokenizer")
         write_first(part, leaves, run.seed)
-        tree: dict[str, Any] = {"format": configs.FORMAT, "config": configs.to_json(run), "versions": versions()}
+        tree: dict[str, Any] = {"format": run_file.FORMAT, "config": run_file.to_json(run), "versions": versions()}
         tree |= {"tokenizer": published.tokenizer.fingerprint, "data": None}
         tree["published"] = {**published.told, "drawn": drawn}
         if published.labels:
             tree["labels"] = list(published.labels)
-        configs.write_json(part / "run.json", tree)
+        run_file.write_json(part / "run.json", tree)
     if drawn:
         notes.append(f"{published.drawn}: {', '.join(drawn)}")
     for note in filter(None, (*notes, tensors.told())):

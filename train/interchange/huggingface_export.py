@@ -12,7 +12,8 @@ from contexture.models.config import BertConfig, GptConfig
 from contexture.models.interchange.renaming import nested, places, to_theirs
 from contexture.models.model import FAMILIES
 from contexture.models.shapes import by_path, dims_of
-from contexture.train.config import ConfigError, Run
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
 from contexture.train.interchange.huggingface_import import BOOKS, PREFIXES, TABLE_PREFIXES
 from contexture.train.interchange.imported_model import Say
 from contexture.train.objectives import objective_of

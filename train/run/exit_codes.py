@@ -3,12 +3,8 @@
 import resource
 
 from contexture.data.errors import DataError
-from contexture.train.config import CheckpointError, ConfigError, Diverged
+from contexture.train.errors import CheckpointError, ConfigError, Diverged, ProcessLost
 from contexture.train.run.signals import Interrupted
-
-
-class ProcessLost(Exception):
-    """Another process of the job is gone, or never came."""
 
 
 def exit_of(error: BaseException) -> tuple[int, str]:

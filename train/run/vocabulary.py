@@ -8,7 +8,8 @@ from contexture.data.tokenizers.registry import learn as learn_vocabulary
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
-from contexture.train.config import ConfigError, Run
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
 
 
 def learn(

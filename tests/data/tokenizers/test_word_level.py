@@ -195,8 +195,8 @@ def test_the_command_learns_words(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 def test_elmo_is_prepared_with_words_alone(capsys: pytest.CaptureFixture[str], text_folder: Path, tmp_path: Path):
     from contexture.configs import recipe
-    from contexture.train.config import ConfigError
-    from contexture.train.run.folder import open_data
+    from contexture.train.errors import ConfigError
+    from contexture.train.run.data import open_data
     from contexture.train.run.vocabulary import fits_new
 
     words = ["prepare", "elmo.tiny", "--input", text_folder, "--dev-fraction", 0.2, "--to", tmp_path / "s", "--json"]

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contexture.models.encoding import Encoding
 from contexture.models.heads.language_model import MaskedLM, NextSentence
 from contexture.models.heads.tasks import PerToken, Pooled, Span
-from contexture.models.shapes import Encoding
 from tests.helpers.parity_rule import close
 
 B, L, D, V, P, C = 2, 5, 6, 11, 3, 4

@@ -11,7 +11,7 @@ import pytest
 
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.manager import Checkpoints, best_step, digests, rank_of, read_meta, restore
-from contexture.train.config import CheckpointError, ConfigError, Diverged
+from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.options import MeshConfig, SaveConfig
 from contexture.train.run.folder import steps
 from contexture.train.step import State

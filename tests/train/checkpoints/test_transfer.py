@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from contexture.models.shapes import by_path
-from contexture.train import config as configs
 from contexture.train import mesh as meshes
+from contexture.train import run_file
 from contexture.train.checkpoints.manager import restore
 from contexture.train.checkpoints.transfer import account, begin_from, model_of
-from contexture.train.config import ConfigError, Run
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
 from contexture.train.options import InitConfig, MeshConfig
 from contexture.train.step import create
 from tests.helpers.parity_rule import assert_differs
@@ -68,7 +69,7 @@ def test_a_tensor_that_is_not_accounted_for_is_an_error(change, run, says):
 
 @pytest.fixture(scope="module")
 def source(tiny_run: Path) -> Run:
-    return dataclasses.replace(configs.read(tiny_run)[0], init=InitConfig(run=str(tiny_run)))
+    return dataclasses.replace(run_file.read(tiny_run)[0], init=InitConfig(run=str(tiny_run)))
 
 
 def begin(run: Run, shape: tuple[int, int, int] = (1, 1, 1)):
@@ -91,7 +92,7 @@ def arrays(tree: Any) -> dict[str, np.ndarray]:
 
 
 def stored(folder: Path) -> dict[str, np.ndarray]:
-    run, _ = configs.read(folder)
+    run, _ = run_file.read(folder)
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         _, shapes, shardings = create(model_of(run, ()), run, mesh)

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from contexture.train.config import CheckpointError, ConfigError, Run
+from contexture.train.config import Run
 from contexture.train.distributed import processes
+from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.run.folder import describe
 
 

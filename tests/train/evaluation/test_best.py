@@ -14,7 +14,8 @@ from contexture.models.model import example
 from contexture.train import metrics
 from contexture.train.checkpoints.manager import best_step, rank_of
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import ConfigError, Run
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
 from contexture.train.evaluation import task_metrics as scores
 from contexture.train.evaluation.best import Best, rank, unigram_baseline
 from contexture.train.evaluation.evaluate import measured

@@ -8,8 +8,8 @@ import pytest
 
 import contexture
 from contexture.models.heads.layer_mix import learned_mixes
-from contexture.train import config as configs
-from contexture.train.config import ConfigError
+from contexture.train import run_file
+from contexture.train.errors import ConfigError
 from contexture.train.evaluation.predict import Predictor
 from contexture.train.options import MeshConfig, SaveConfig
 from tests.helpers.parity_rule import assert_close
@@ -70,8 +70,8 @@ def test_an_elmo_fine_tuned_in_format_1_answers_for_ever():
 
 
 def test_run_json_is_read_back_as_it_was_written():
-    run, tree = configs.read(GOLDEN / "run_format_1")
-    assert configs.from_json(configs.to_json(run), "here") == run
+    run, tree = run_file.read(GOLDEN / "run_format_1")
+    assert run_file.from_json(run_file.to_json(run), "here") == run
     assert set(tree) == {"format", "config", "versions", "tokenizer", "data"}
 
 
@@ -95,16 +95,16 @@ def test_run_json_is_read_back_as_it_was_written():
     ],
 )
 def test_a_run_json_that_is_not_ours_is_one_clear_line(tmp_path, change, line):
-    configs.write_json(tmp_path / "run.json", {"format": 1, "config": {"model": {"family": "bert"}}, **change})
+    run_file.write_json(tmp_path / "run.json", {"format": 1, "config": {"model": {"family": "bert"}}, **change})
     with pytest.raises(ConfigError, match=line):
-        configs.read(tmp_path)
+        run_file.read(tmp_path)
 
 
 def test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else():
-    run, _ = configs.read(GOLDEN / "run_format_1")
-    word = configs.identity(run, "t", "d")
+    run, _ = run_file.read(GOLDEN / "run_format_1")
+    word = run_file.identity(run, "t", "d")
     same = [{"steps": 99}, {"dir": "x"}, {"mesh": MeshConfig(fsdp=2)}, {"save": SaveConfig(every=7)}]
-    assert {configs.identity(dataclasses.replace(run, **change), "t", "d") for change in same} == {word}
+    assert {run_file.identity(dataclasses.replace(run, **change), "t", "d") for change in same} == {word}
     other = [{"seed": 1}, {"optim": dataclasses.replace(run.optim, b1=0.5)}]
-    words = {configs.identity(dataclasses.replace(run, **change), "t", "d") for change in other}
-    assert len({word, configs.identity(run, "u", "d"), configs.identity(run, "t", "e")} | words) == 5
+    words = {run_file.identity(dataclasses.replace(run, **change), "t", "d") for change in other}
+    assert len({word, run_file.identity(run, "u", "d"), run_file.identity(run, "t", "e")} | words) == 5

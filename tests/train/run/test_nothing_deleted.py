@@ -99,7 +99,7 @@ def test_what_a_stopped_start_left_is_used(tiny_words, tmp_path, capsys, monkeyp
     tree = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({k: tree[k] for k in ("format", "config", "versions")}))
     shutil.rmtree(folder / "checkpoints")
-    monkeypatch.setattr("contexture.train.run.folder.prepare", lambda *_: pytest.fail("the text was tokenised again"))
+    monkeypatch.setattr("contexture.train.run.data.prepare", lambda *_: pytest.fail("the text was tokenised again"))
     assert said(capsys, *tiny_words, "--dir", folder, "--steps", "6", "--save.every", "6")[0] == 0
 
 

@@ -16,14 +16,14 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from contexture.models.model import build
-from contexture.train import config as configs
 from contexture.train import mesh as meshes
+from contexture.train import run_file
 from contexture.train.checkpoints.manager import Checkpoints, read_meta, restore
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import CheckpointError
+from contexture.train.errors import CheckpointError
 from contexture.train.objectives import OBJECTIVES
 from contexture.train.options import MeshConfig, SaveConfig
-from contexture.train.run.folder import open_shards
+from contexture.train.run.data import open_shards
 from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create
 
@@ -132,7 +132,7 @@ def test_a_stopped_run_is_the_same_run(door, tmp_path, training, number, request
 
 def carried(folder: Path) -> list[np.ndarray]:
     """What the lines of a finished run's last batch would hand on to the next."""
-    run, _ = configs.read(folder)
+    run, _ = run_file.read(folder)
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         _, shapes, shardings = create(model_of(run, ()), run, mesh)
@@ -247,7 +247,7 @@ HARMS = {"truncated": harm_truncate, "removed": Path.unlink, "flipped": harm_fli
 def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_path):
     """Each file of the newest checkpoint, three harms: either the step before is gone on from and the bad item or array
     is named, or the very numbers that were saved come back."""
-    run, _ = configs.read(tiny_run)
+    run, _ = run_file.read(tiny_run)
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         _, shapes, shardings = create(build(run.model, OBJECTIVES[run.objective].heads), run, mesh)

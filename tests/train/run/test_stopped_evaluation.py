@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from contexture.data.batches import HeldOutPairs
-from contexture.data.pretraining.sentence_pairs import SentencePairs
+from contexture.data.pretraining.sentence_pairs import HeldOutPairs, SentencePairs
 from contexture.train import loop
 from contexture.train.checkpoints.late_evaluation import with_evaluation, write
 from contexture.train.checkpoints.manager import best_step, rank_of, read_meta
