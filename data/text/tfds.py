@@ -4,6 +4,7 @@ They are read by their number in the split (TFDS's data source of array_record f
 Nothing is ever downloaded.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from contexture.data.errors import DataError, did_you_mean
+from contexture.data.plain_files import read_plain
 
 PREFIX = "tfds:"
 _NAME = re.compile(r"(?P<set>\w+(?:/[\w.+-]+)?)(?::(?P<version>\d+\.\d+\.\d+))?(?::(?P<split>[^/]+))?")
@@ -123,6 +125,7 @@ def open_split(name: str) -> Split:
     spec = match["split"] or "train"
     import tensorflow_datasets as tfds
 
+    _check_dtypes(folder / "features.json")
     try:
         builder: Any = tfds.builder_from_directory(folder)
         info: Any = builder.info
@@ -155,6 +158,33 @@ def open_split(name: str) -> Split:
     parts = tuple((os.path.realpath(each.filename), each.skip, each.skip + each.take) for each in instructions)
     named = name if match["split"] else f"{name}:{spec}"
     return Split(named, sum(os.path.getsize(file) for file in files), parts, features, records)
+
+
+def _check_dtypes(file: Path) -> None:
+    """Raises: DataError for a column whose dtype NumPy does not know. TFDS would ask TensorFlow for it, which is loaded
+    for seconds where it is installed, and writes to the user's home."""
+    try:
+        tree = json.loads(read_plain(file))
+    except (OSError, ValueError, RecursionError):
+        return  # TFDS says what is wrong with it
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        nodes += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        if not isinstance(node, dict) or not isinstance(node.get("pythonClassName"), str):
+            continue  # no feature, but perhaps columns of any names
+        for kind, told in node.items():
+            dtype = told.get("dtype", "" if kind == "tensor" else None) if isinstance(told, dict) else None
+            if isinstance(dtype, str) and not _is_dtype(dtype):
+                raise DataError(f"{file}: {dtype[:40]!r} is no dtype of a column; prepare the set again")
+
+
+def _is_dtype(name: str) -> bool:
+    try:
+        np.dtype(name)
+    except (TypeError, ValueError, SyntaxError):
+        return name in ("string", "bfloat16")
+    return True
 
 
 def _folder(name: str, wanted: str, version: str | None) -> Path:

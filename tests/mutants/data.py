@@ -122,7 +122,7 @@ PRETRAINING = (
          f"{_WORDS}test_texts_become_ids_and_words_again"),
     ),
     *mutants_of(
-        "data/batches.py",
+        "data/pretraining/sentence_pairs.py",
         ("held-out.filled-up-lines-count", 'batch["valid"][spare] = 0.0', 'batch["valid"][spare] = 1.0',
          "data/test_batches.py::test_every_held_out_line_is_read_once_and_the_last_batch_is_filled_up"),
         ("held-out.filled-up-slots-count", 'batch["slot_weights"][spare] = 0.0', 'batch["slot_weights"][spare] += 0.0',

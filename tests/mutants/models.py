@@ -217,13 +217,16 @@ MODELS = (
          "models/heads/test_layer_mix.py::test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out"),
     ),
     *mutants_of(
-        "models/shapes.py",
+        "models/sharding.py",
         ("mesh.width-over-tensor", '"D": ("fsdp",),', '"D": ("tensor",),',
          "models/test_shapes.py::test_an_array_is_cut_by_its_letters"),
         ("mesh.axis-served-twice", "free.discard(axis)", "pass",
          "models/test_shapes.py::test_an_array_is_cut_by_its_letters"),
         ("mesh.odd-vocabulary-whole", "left_over += (axis,)", "left_over += ()",
          "models/test_shapes.py::test_an_array_is_cut_by_its_letters"),
+    ),
+    *mutants_of(
+        "models/shapes.py",
         ("shapes.dims-turned", '(r"backbone/layers/ffn/in/kernel", "NDF")', '(r"backbone/layers/ffn/in/kernel", "NFD")',
          "models/test_shapes.py::test_every_parameter_has_dims"),
     ),

@@ -201,7 +201,7 @@ TRAINING = (
          f"{_KEPT}test_records_that_no_crash_explains_are_kept_beside"),
     ),
     *mutants_of(
-        "train/config.py",
+        "train/run_file.py",
         ("identity.without-data", "json.dumps([fixed, tokenizer, data], sort_keys",
          "json.dumps([fixed, tokenizer], sort_keys",
          "train/run/test_formats.py::test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else"),

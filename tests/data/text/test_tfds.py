@@ -165,6 +165,28 @@ def test_damaged_descriptions_are_told(
     assert _refused("tfds:glue/sst2").startswith(f"{folder}: damaged, no TFDS set (")
 
 
+@pytest.mark.parametrize("dtype", ["none", "", "int65"])
+def test_a_dtype_that_is_none_is_told_without_tensorflow(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+):
+    """TFDS would load TensorFlow for it, where that is installed."""
+    file = _damaged(built, tmp_path, monkeypatch) / "features.json"
+    tree = json.loads(file.read_text())
+    tree["featuresDict"]["features"]["idx"]["tensor"]["dtype"] = dtype
+    file.write_text(json.dumps(tree))
+    assert _refused("tfds:glue/sst2") == f"{file}: {dtype!r} is no dtype of a column; prepare the set again"
+
+
+def test_columns_may_be_called_as_what_describes_columns(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = _damaged(built, tmp_path, monkeypatch) / "features.json"
+    tree = json.loads(file.read_text())
+    columns = tree["featuresDict"]["features"]
+    for name in ("tensor", "dtype", "pythonClassName"):
+        columns[name] = columns["sentence"]
+    file.write_text(json.dumps(tree))
+    assert {"tensor", "dtype", "pythonClassName"} < open_split("tfds:glue/sst2").features.keys()
+
+
 def test_a_set_that_is_not_as_array_record_is_told(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     info = _damaged(built, tmp_path, monkeypatch) / "dataset_info.json"
     info.write_text(json.dumps({**json.loads(info.read_text()), "fileFormat": "tfrecord"}))
