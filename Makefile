@@ -28,9 +28,13 @@ test: $(STAMP)    ## the suite on two cores, its ten slowest tests named
 long: $(STAMP)    ## what takes minutes each; HALF=0 or 1: one half of it
 	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600 $(if $(HALF),--half $(HALF))
 
+# pyright does not follow editable installs: it gets a folder that links contexture.models to models/, and so on.
+TYPED := .venv/typed/contexture
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	rm -rf $(TYPED) && mkdir -p $(TYPED)
+	ln -s $(addprefix $(CURDIR)/,$(wildcard contexture/*) models train data analysis configs) $(TYPED)
 	$(BIN)/pyright
 
 parity: $(PARITY) ## against torch and transformers
