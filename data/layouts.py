@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import rng as draws
+from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer, with_specials
@@ -42,8 +42,8 @@ def cut(pairs: Pairs, numbers: I64, *, length: int, seed: int) -> Pairs:
     """
     a, b = pairs.a_length, pairs.b_length
     a_kept, b_kept = _kept(a, b, length - 3)
-    a_front = _heads(draws.key(draws.CUT_A, seed), numbers, a - a_kept)
-    b_front = _heads(draws.key(draws.CUT_B, seed), numbers, b - b_kept)
+    a_front = _heads(rng.key(rng.CUT_A, seed), numbers, a - a_kept)
+    b_front = _heads(rng.key(rng.CUT_B, seed), numbers, b - b_kept)
     return Pairs(pairs.a_start + a_front, a_kept, pairs.b_start + b_front, b_kept, pairs.is_random)
 
 
@@ -70,10 +70,10 @@ def _heads(key: int, numbers: I64, flips: I64) -> I64:
     most = int(flips.max(initial=0))
     if not most:
         return heads
-    keys = draws.draw(key, numbers)
+    keys = rng.draw(key, numbers)
     for word in range((most + 63) // 64):
         rows = np.flatnonzero(flips > 64 * word)
-        bits = draws.draw(keys[rows], np.full(len(rows), word))
+        bits = rng.draw(keys[rows], np.full(len(rows), word))
         spare = (64 - np.minimum(flips[rows] - 64 * word, 64)).astype(np.uint64)
         heads[rows] += np.bitwise_count(bits << spare)
     return heads

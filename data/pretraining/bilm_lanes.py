@@ -6,7 +6,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import rng as draws
+from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
@@ -155,8 +155,8 @@ class LaneBatches(_Lanes):
         return batch
 
     def _negatives(self, step: int) -> Batch:
-        keys = [draws.key(draws.NEGATIVES, self.seed, step, direction) for direction in range(2)]
-        found = [draws.distinct_log_uniform(key, self.config.negatives, self._words.size) for key in keys]
+        keys = [rng.key(rng.NEGATIVES, self.seed, step, direction) for direction in range(2)]
+        found = [rng.distinct_log_uniform(key, self.config.negatives, self._words.size) for key in keys]
         return {
             "negatives": np.stack([words for words, _ in found]).astype(np.int32),
             "tries": np.array([tries for _, tries in found], np.float32),

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import rng as draws
+from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
@@ -163,8 +163,8 @@ class WindowBatches(_Windows):
         starts = np.empty_like(numbers)
         for e in np.unique(passes).tolist():
             mine = passes == e
-            windows = draws.shuffled(draws.key(draws.WINDOW_PLACE, self.seed, e), places[mine], self.lines_per_pass)
-            starts[mine] = draws.key(draws.WINDOW_SHIFT, self.seed, e) % self._shifts + windows * self.length
+            windows = rng.shuffled(rng.key(rng.WINDOW_PLACE, self.seed, e), places[mine], self.lines_per_pass)
+            starts[mine] = rng.key(rng.WINDOW_SHIFT, self.seed, e) % self._shifts + windows * self.length
         return starts
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import rng as draws
+from contexture.data import rng
 from contexture.data.binary_files import I64, Check
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
@@ -144,7 +144,7 @@ class SentencePairs:
         generator = random.Random()
         seed_, chance, bits = generator.seed, generator.random, generator.getrandbits
         most, documents, bounds = self.length - 3, self.split.documents, self.split.document
-        salt = draws.key(draws.DOCUMENT, self.seed, e)
+        salt = rng.key(rng.DOCUMENT, self.seed, e)
         short = self.short_fraction
 
         def below(limit: int) -> int:  # randint(0, limit - 1), bit by bit as random.Random draws it
@@ -156,7 +156,7 @@ class SentencePairs:
 
         first = 0
         for last in ends:
-            seed_(draws.key(salt, document))
+            seed_(rng.key(salt, document))
             target = 2 + below(most - 1) if chance() < short else most
             while first < last:
                 start = offsets[first]
@@ -197,7 +197,7 @@ class SentencePairs:
         """The blocks in the order of pass e, and after how many lines each of its windows ends."""
         with self._lock:
             if e not in self._orders:
-                order = draws.permutation(draws.key(draws.BLOCK_ORDER, self.seed, e), len(self.quotas))
+                order = rng.permutation(rng.key(rng.BLOCK_ORDER, self.seed, e), len(self.quotas))
                 starts = np.arange(0, len(order), WINDOW)
                 self._orders[e] = order, np.cumsum(np.add.reduceat(self.quotas[order], starts))
                 if len(self._orders) > _KEPT:
@@ -213,7 +213,7 @@ class SentencePairs:
             else:
                 blocks = order[w * WINDOW : (w + 1) * WINDOW].tolist()
                 lines = _joined([self._quota_of(block, e) for block in blocks])
-                shuffled = draws.permutation(draws.key(draws.WINDOW_ORDER, self.seed, e, w), len(lines))
+                shuffled = rng.permutation(rng.key(rng.WINDOW_ORDER, self.seed, e, w), len(lines))
                 self._windows[e, w] = lines.take(shuffled)
                 if len(self._windows) > _KEPT:
                     self._windows.popitem(last=False)
@@ -224,7 +224,7 @@ class SentencePairs:
         plan, quota = self.plan(block, e), int(self.quotas[block])
         if len(plan) == quota:
             return plan
-        chosen = draws.permutation(draws.key(draws.SURPLUS, self.seed, e, block), len(plan))
+        chosen = rng.permutation(rng.key(rng.SURPLUS, self.seed, e, block), len(plan))
         if len(plan) > quota:
             return plan.take(np.sort(chosen[:quota]))
         return plan.take(np.append(np.arange(len(plan)), np.resize(chosen, quota - len(plan))))

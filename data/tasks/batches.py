@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import rng as draws
+from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError, did_you_mean
@@ -205,7 +205,7 @@ class TaskBatches:
         with self._lock:
             if e not in self._orders:
                 self._orders = {p: order for p, order in self._orders.items() if abs(p - e) == 1}
-                self._orders[e] = draws.permutation(draws.key(draws.EXAMPLE_ORDER, self.seed, e), self.lines_per_pass)
+                self._orders[e] = rng.permutation(rng.key(rng.EXAMPLE_ORDER, self.seed, e), self.lines_per_pass)
             return self._orders[e]
 
     def describe(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import rng as draws
+from contexture.data import rng
 from contexture.data.binary_files import I64, Out, close_all, fingerprint_of
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
@@ -265,7 +265,7 @@ class _Writer:
                 )
             numbers = np.arange(self._read, self._read + len(chunk))
             self._read += len(chunk)
-            held = draws.unit(draws.draw(draws.key(draws.HELD_OUT), numbers)) < fraction
+            held = rng.unit(rng.draw(rng.key(rng.HELD_OUT), numbers)) < fraction
             self._write(coded, split, np.flatnonzero(~held))
             self._write(coded, "dev", np.flatnonzero(held))
         report.finish(say)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers import common as vocabularies
-from contexture.data.tokenizers import wordpiece
+from contexture.data.tokenizers import common, wordpiece
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 
@@ -75,7 +74,7 @@ class Grown:
         self.end, self.unk = base.end, base.unk
         self.size = base.size + len(names)
         self.specials: Mapping[str, int] = {name: base.size + place for place, name in enumerate(names)}
-        self.fingerprint = vocabularies.fingerprint(self.kind, base=base.fingerprint, specials=self.names)
+        self.fingerprint = common.fingerprint(self.kind, base=base.fingerprint, specials=self.names)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self.base.encode(texts)
@@ -100,11 +99,11 @@ class Grown:
 
     def files(self) -> dict[str, bytes]:
         files = self.base.files()
-        options = {**json.loads(files[vocabularies.OPTIONS]), "specials": self.names}
-        return {**files, vocabularies.OPTIONS: vocabularies.as_options(options)}
+        options = {**json.loads(files[common.OPTIONS]), "specials": self.names}
+        return {**files, common.OPTIONS: common.as_options(options)}
 
     def save(self, folder: Path) -> None:
-        vocabularies.save(folder, self.files())
+        common.save(folder, self.files())
 
 
 def with_specials(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:

@@ -7,11 +7,7 @@ from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain
-from contexture.data.tokenizers import byte_pair as bpe
-from contexture.data.tokenizers import common as vocabularies
-from contexture.data.tokenizers import sentencepiece_model as pieces
-from contexture.data.tokenizers import word_level as words
-from contexture.data.tokenizers import wordpiece
+from contexture.data.tokenizers import byte_pair, common, sentencepiece_model, word_level, wordpiece
 from contexture.data.tokenizers.base import Tokenizer, with_specials
 from contexture.data.tokenizers.byte_pair import ByteBPE, Gpt1BPE, learn_byte_bpe
 from contexture.data.tokenizers.char_level import Characters, learn_characters
@@ -19,7 +15,7 @@ from contexture.data.tokenizers.sentencepiece_model import SentencePiece, learn_
 from contexture.data.tokenizers.word_level import Words, learn_words
 from contexture.data.tokenizers.wordpiece import WordPiece, learn_wordpiece
 
-KINDS = ("wordpiece", "byte-bpe", "gpt1-bpe", "characters", *pieces.KINDS, "words")
+KINDS = ("wordpiece", "byte-bpe", "gpt1-bpe", "characters", *sentencepiece_model.KINDS, "words")
 _NO_OPTIONS = "not the options of a tokenizer; make it again, or give the vocabulary's own file"
 
 
@@ -31,20 +27,23 @@ def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "space
     Raises: DataError for what is missing, not UTF-8, of another format, or no vocabulary.
     """
     path = Path(path)
-    if path.name in (*bpe.BYTE_FILES, *bpe.GPT1_FILES, vocabularies.OPTIONS):
+    if path.name in (*byte_pair.BYTE_FILES, *byte_pair.GPT1_FILES, common.OPTIONS):
         path = path.parent
-    if (path / vocabularies.OPTIONS).is_file():
+    if (path / common.OPTIONS).is_file():
         return _open_saved(path)
     if (file := path / wordpiece.VOCABULARY).is_file():
         return _open_lines(file, lowercase, split)
-    for kind, names in ((ByteBPE, bpe.BYTE_FILES), (Gpt1BPE, bpe.GPT1_FILES)):
+    for kind, names in ((ByteBPE, byte_pair.BYTE_FILES), (Gpt1BPE, byte_pair.GPT1_FILES)):
         if any((path / name).is_file() for name in names):
             return kind.open(path)
     if path.is_dir():
         found = sorted(path.glob("*.model"))
         if len(found) != 1:
-            known = f"{wordpiece.VOCABULARY}, {', '.join(bpe.BYTE_FILES + bpe.GPT1_FILES)} and no single *.model"
-            raise DataError(f"{path}: no such vocabulary; the folder holds no {known}; give a folder with one of them")
+            files = ", ".join((wordpiece.VOCABULARY, *byte_pair.BYTE_FILES, *byte_pair.GPT1_FILES))
+            raise DataError(
+                f"{path}: no such vocabulary; the folder holds no {files} and no single *.model; give a folder with "
+                "one of them"
+            )
         path = found[0]
     check_plain(path)
     if not path.is_file():
@@ -53,12 +52,12 @@ def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "space
 
 
 def _open_lines(file: Path, lowercase: bool, split: str) -> Tokenizer:
-    if not words.are_words(file):
+    if not word_level.are_words(file):
         return WordPiece.open(file, lowercase)
     tokenizer = Words.open(file, split)
-    if tokenizer.size == len(words.SPECIAL):
+    if tokenizer.size == len(word_level.SPECIAL):
         raise DataError(
-            f"{file}: holds special words alone, so that every word is {words.UNK}; give a vocabulary of text"
+            f"{file}: holds special words alone, so that every word is {word_level.UNK}; give a vocabulary of text"
         )
     return tokenizer
 
@@ -85,7 +84,7 @@ def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: st
         return learn_byte_bpe(texts, size)
     if kind == Characters.kind:
         return learn_characters(texts, size)
-    if kind in pieces.KINDS:
+    if kind in sentencepiece_model.KINDS:
         return learn_sentencepiece(texts, size, kind)
     if kind == Words.kind:
         return learn_words(texts, size, split)
@@ -95,24 +94,23 @@ def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: st
 
 def _open_saved(folder: Path) -> Tokenizer:
     """Raises: DataError where tokenizer.json is not what `save` writes, and for a vocabulary that is not as it was."""
-    file = folder / vocabularies.OPTIONS
+    file = folder / common.OPTIONS
     try:
-        options: dict[str, Any] = json.loads(vocabularies.read_text(file))
+        options: dict[str, Any] = json.loads(common.read_text(file))
         kind, format, names = options["kind"], options.get("format"), options.get("specials", [])
         fits = kind != WordPiece.kind or (
             isinstance(options["lowercase"], bool) and type(options.get("longest_word", 1)) is int
         )
         fits = fits and options.get("cleaned", "original") in ("original", "transformers")
-        fits = fits and (kind != Words.kind or options["split"] in words.SPLITS)
+        fits = fits and (kind != Words.kind or options["split"] in word_level.SPLITS)
         named = isinstance(names, list) and all(isinstance(name, str) for name in names)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(
             f"{file}: not the options of a tokenizer; make it again, or give the vocabulary's own file"
         ) from None
-    if type(format) is not int or format != vocabularies.FORMAT or kind not in KINDS:
+    if type(format) is not int or format != common.FORMAT or kind not in KINDS:
         raise DataError(
-            f"{file}: format {format!r}, kind {kind!r}; "
-            f"this reads format {vocabularies.FORMAT}, kinds {', '.join(KINDS)}"
+            f"{file}: format {format!r}, kind {kind!r}; this reads format {common.FORMAT}, kinds {', '.join(KINDS)}"
         )
     if not fits or not named:
         raise DataError(f"{file}: {_NO_OPTIONS}")
@@ -131,8 +129,10 @@ def _open_kind(folder: Path, kind: str, options: Mapping[str, Any]) -> Tokenizer
     if kind == Characters.kind:
         return Characters.open(folder)
     if kind == Words.kind:
-        return Words.open(folder / words.VOCABULARY, options["split"])
-    tokenizer = SentencePiece.open(folder / pieces.FILE)
+        return Words.open(folder / word_level.VOCABULARY, options["split"])
+    tokenizer = SentencePiece.open(folder / sentencepiece_model.FILE)
     if tokenizer.kind != kind:
-        raise DataError(f"{folder / pieces.FILE}: of kind {tokenizer.kind}, not {kind}; make the tokenizer again")
+        raise DataError(
+            f"{folder / sentencepiece_model.FILE}: of kind {tokenizer.kind}, not {kind}; make the tokenizer again"
+        )
     return tokenizer

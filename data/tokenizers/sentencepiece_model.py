@@ -8,7 +8,7 @@ from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
-from contexture.data.tokenizers import common as vocabularies
+from contexture.data.tokenizers import common
 
 FILE = "sentencepiece.model"
 KINDS = ("sentencepiece-unigram", "sentencepiece-bpe")
@@ -59,7 +59,7 @@ class SentencePiece:
         self.pad = max(self._processor.pad_id(), 0)
         self.end: int | None = self._processor.eos_id() if self._processor.eos_id() >= 0 else None
         self.unk: int | None = self._processor.unk_id()
-        self.fingerprint = vocabularies.fingerprint(self.kind, model=model.hex())
+        self.fingerprint = common.fingerprint(self.kind, model=model.hex())
         self._bytes = [_bytes(piece, self._processor.is_byte(number)) for number, piece in enumerate(pieces)]
         apart = all(_PLAIN.fullmatch(piece) and (piece == "\n" or "\n" not in piece) for piece in pieces)
         apart = apart and self._processor.piece_to_id(_SPACE) != self.unk  # else a space is written as the mark's bytes
@@ -79,7 +79,7 @@ class SentencePiece:
         """Texts → ids, without control tokens, on all cores."""
         if not self.lossless:
             return self._processor.encode(list(texts))
-        return vocabularies.encode_words([_WORD.findall(text) for text in texts], self._encode_words)
+        return common.encode_words([_WORD.findall(text) for text in texts], self._encode_words)
 
     def _encode_words(self, words: list[str]) -> list[list[int]]:
         """The mark for a space is no space where it stands in text: its bytes say so."""
@@ -98,14 +98,14 @@ class SentencePiece:
 
     def parts(self, text: str, most: int) -> list[str]:
         """Cut before spaces and around line ends; never cut where pieces may go over them."""
-        return vocabularies.cut(text, most, _SAFE) if self.lossless else [text]
+        return common.cut(text, most, _SAFE) if self.lossless else [text]
 
     def files(self) -> dict[str, bytes]:
-        return {FILE: self.model, vocabularies.OPTIONS: vocabularies.options(self.kind)}
+        return {FILE: self.model, common.OPTIONS: common.options(self.kind)}
 
     def save(self, folder: Path) -> None:
         """Raises: DataError where something else stands in that place, or no folder can."""
-        vocabularies.save(folder, self.files())
+        common.save(folder, self.files())
 
 
 def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentencePiece:
@@ -118,7 +118,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
     """
     import sentencepiece
 
-    counts = vocabularies.count(texts, lambda text: vocabularies.slices(_learned(text)))
+    counts = common.count(texts, lambda text: common.slices(_learned(text)))
     if not any(word.strip() for word in counts):
         raise DataError("no word in the text to learn a vocabulary from; give text")
     model = io.BytesIO()

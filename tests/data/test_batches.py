@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data import rng as draws
+from contexture.data import rng
 from contexture.data.batches import check_fields, iterate
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.pretraining import tokenize_corpus as preparing
+from contexture.data.pretraining import tokenize_corpus
 from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, PairBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
@@ -40,7 +40,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 @pytest.fixture(scope="module")
 def shards(config: DataConfig) -> Shards:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "BLOCK_SENTENCES", 40)
+        patch.setattr(tokenize_corpus, "BLOCK_SENTENCES", 40)
         return prepare(config, WordPiece(vocabulary(), True), Path(config.path[0]).parent / "shards")
 
 
@@ -68,7 +68,7 @@ def test_batches_are_the_slow_original_s(batches: PairBatches, shards: Shards, c
     kept = DOCUMENTS[: shards.splits["train"].documents]
     slow = {}
     for document in range(len(kept)):
-        generator = Random(draws.key(draws.key(draws.DOCUMENT, SEED, 0), document))
+        generator = Random(rng.key(rng.key(rng.DOCUMENT, SEED, 0), document))
         for instance in instances_of(kept, document, 32, 0.1, generator):
             slow.setdefault((tuple(instance.a), tuple(instance.b), instance.is_random), []).append(instance)
     N = batches.lines_per_pass
@@ -84,8 +84,8 @@ def test_batches_are_the_slow_original_s(batches: PairBatches, shards: Shards, c
         instance = slow[a, b, bool(pairs.is_random[number])].pop()
 
         def front(side: str, taken: int, number: int = number) -> bool:
-            line = draws.draw(draws.key({"a": draws.CUT_A, "b": draws.CUT_B}[side], SEED), np.array([number]))
-            return bool(int(draws.draw(line, np.array([taken // 64]))[0]) >> taken % 64 & 1)
+            line = rng.draw(rng.key({"a": rng.CUT_A, "b": rng.CUT_B}[side], SEED), np.array([number]))
+            return bool(int(rng.draw(line, np.array([taken // 64]))[0]) >> taken % 64 & 1)
 
         a, b = truncate(instance.a, instance.b, 32, front)
         line = [2, *a, 3, *b, 3]
@@ -181,7 +181,7 @@ def test_every_held_out_line_is_read_once_and_the_last_batch_is_filled_up(shards
     dev = DOCUMENTS[shards.splits["train"].documents :]
     expected = 0
     for document in range(len(dev)):
-        generator = Random(draws.key(draws.key(draws.DOCUMENT, 0, 0), document))
+        generator = Random(rng.key(rng.key(rng.DOCUMENT, 0, 0), document))
         expected += len(instances_of(dev, document, 32, 0.1, generator))
     assert held_out.count == expected
     with pytest.raises(IndexError):

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from contexture.train.interchange import convert as interchange
-from contexture.train.interchange import tf_checkpoint as bundle
+from contexture.train.interchange import convert, tf_checkpoint
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, Rng, after_length, of_bytes, of_json, of_lines
 from tests.fuzz.target import Absent, Target
@@ -18,18 +17,18 @@ from tests.interchange import test_mutated_files as made
 
 def _importing(format: Any) -> Callable[[Path, Path], None]:
     def read(folder: Path, to: Path) -> None:
-        interchange.import_model(format, folder, to, lambda line: None)
+        convert.import_model(format, folder, to, lambda line: None)
 
     return read
 
 
 def _any_checksum(folder: Path, to: Path) -> None:
     """A table whose checksums are right, whatever is in it: whoever wants to harm computes them."""
-    true, bundle._masked = bundle._masked, lambda crc: made._Anything()  # pyright: ignore
+    true, tf_checkpoint._masked = tf_checkpoint._masked, lambda crc: made._Anything()  # pyright: ignore
     try:
         _importing("bert-tf")(folder, to)
     finally:
-        bundle._masked = true
+        tf_checkpoint._masked = true
 
 
 def pickled(folder: Path) -> None:

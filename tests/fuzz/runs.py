@@ -14,7 +14,7 @@ from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import Store
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.train import run_file
-from contexture.train.checkpoints import manager as checkpoint
+from contexture.train.checkpoints import manager
 from contexture.train.run.folder import settle
 from contexture.train.run.report import Report, read_metrics
 from tests.conftest import ROOT
@@ -86,8 +86,8 @@ def _open_store(folder: Path, to: Path) -> None:
 
 
 def _meta(folder: Path, to: Path) -> None:
-    checkpoint.read_meta(folder / "checkpoints" / "3")
-    checkpoint.steps(folder / "checkpoints")
+    manager.read_meta(folder / "checkpoints" / "3")
+    manager.steps(folder / "checkpoints")
 
 
 _STEP = "checkpoints/3"

@@ -9,7 +9,7 @@ from typing import Any
 from contexture.data.tokenizers.byte_pair import GPT1_FILES, Gpt1BPE
 from contexture.data.tokenizers.huggingface import open_published
 from contexture.data.tokenizers.registry import learn, load_tokenizer
-from contexture.train.interchange import convert as interchange
+from contexture.train.interchange import convert
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, of_json, of_lines, of_protobuf
 from tests.fuzz.target import Target
@@ -55,7 +55,7 @@ def export(name: str, folder: Path) -> None:
     if "local_window" in tree["config"]["model"]:
         tree["config"]["model"]["local_window"] = 0
         (run / "run.json").write_text(json.dumps(tree), "utf-8")
-    interchange.export_model(run, "hf", folder, None, lambda line: None)
+    convert.export_model(run, "hf", folder, None, lambda line: None)
     shutil.rmtree(run)
 
 

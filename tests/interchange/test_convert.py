@@ -18,8 +18,7 @@ from contexture.models import elmo
 from contexture.models.config import ElmoConfig
 from contexture.models.interchange.name_tables import bilm
 from contexture.models.interchange.renaming import shapes_of
-from contexture.train.interchange import allennlp_bilm as bilm_files
-from contexture.train.interchange import convert as interchange
+from contexture.train.interchange import allennlp_bilm, convert
 from contexture.train.run.report import read_metrics
 from tests.conftest import ROOT
 from tests.helpers.commands import said
@@ -73,7 +72,7 @@ def test_what_was_published_comes_out_as_it_went_in(shared, published_elmo, tmp_
 def test_what_was_trained_goes_out_and_comes_back_bit_for_bit(elmo_run, tmp_path, capsys):
     """With its vocabulary; the softmax is drawn anew, which is said."""
     to, back = tmp_path / "out", tmp_path / "back"
-    told = interchange.export_model(elmo_run, "bilm", to, 30, lambda line: None)
+    told = convert.export_model(elmo_run, "bilm", to, 30, lambda line: None)
     assert told["step"] == 30
     code, err = said(capsys, "import", "bilm", to, "--to", back)
     assert code == 0 and "was drawn: heads_bilm/bias, heads_bilm/kernel" in err
@@ -85,7 +84,7 @@ def test_what_was_trained_goes_out_and_comes_back_bit_for_bit(elmo_run, tmp_path
     assert now["heads_bilm"]["kernel"].shape == (words.size, 6)
     assert len((to / "vocab.txt").read_text("utf-8").splitlines()) == words.size
     assert tuple((to / "vocab.txt").read_text("utf-8").splitlines()[:3]) == SPECIAL
-    interchange.export_model(back, "bilm", tmp_path / "again", None, lambda line: None)
+    convert.export_model(back, "bilm", tmp_path / "again", None, lambda line: None)
     for name in ("weights.hdf5", "options.json", "vocab.txt"):
         if name == "weights.hdf5":
             again, once = tensors(tmp_path / "again" / name), tensors(to / name)
@@ -181,15 +180,15 @@ def test_a_file_of_weights_that_is_cut_off_or_none_is_said(published, tmp_path, 
 def test_flipped_bytes_of_a_file_of_weights_are_read_or_said(published):
     """Where what is damaged is not the numbers themselves, h5py fails in many ways."""
     raw, rng = (published / "weights.hdf5").read_bytes(), np.random.default_rng(0)
-    config = bilm_files._bilm_config(published / "options.json")
-    table = bilm_files.table_of(config)
+    config = allennlp_bilm._bilm_config(published / "options.json")
+    table = allennlp_bilm.table_of(config)
     wanted, failed = shapes_of(table, elmo.sizes(config)), 0
     for place in rng.integers(0, min(len(raw), 12_000), 150):
         harmed = bytearray(raw)
         harmed[place] ^= 1 << int(rng.integers(8))
         (published / "weights.hdf5").write_bytes(harmed)
         try:
-            tensors = bilm_files.read_hdf5(published / "weights.hdf5", wanted, table)
+            tensors = allennlp_bilm.read_hdf5(published / "weights.hdf5", wanted, table)
             for name in wanted:
                 tensors.read(name)
         except DataError as error:
@@ -255,10 +254,10 @@ def test_nothing_is_left_of_what_was_not_finished(published, tmp_path, monkeypat
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(interchange, "write_first", stop)
+    monkeypatch.setattr(convert, "write_first", stop)
     there = sorted(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        interchange.import_model("bilm", published, tmp_path / "run", lambda line: None)
+        convert.import_model("bilm", published, tmp_path / "run", lambda line: None)
     assert sorted(tmp_path.iterdir()) == there
 
 

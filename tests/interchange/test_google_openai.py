@@ -12,7 +12,7 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
-from contexture.train.interchange import tf_checkpoint as bundle
+from contexture.train.interchange import tf_checkpoint
 from contexture.train.interchange.tf_checkpoint import open_bundle
 from tests.helpers.commands import said
 
@@ -205,12 +205,12 @@ def test_what_is_wrong_with_google_s_files_is_said(google, capsys, change, line)
 
 def test_a_checksum_is_the_same_however_long_the_text():
     """Castagnoli's, of nine digits as it is published; and rows side by side give what one byte after another does."""
-    assert bundle._crc32c(b"123456789") == 0xE3069283
-    raw = np.random.default_rng(0).bytes(8 * bundle._LANES * 9 + 5)
-    table, crc = bundle._TABLES[0].tolist(), 0xFFFFFFFF
+    assert tf_checkpoint._crc32c(b"123456789") == 0xE3069283
+    raw = np.random.default_rng(0).bytes(8 * tf_checkpoint._LANES * 9 + 5)
+    table, crc = tf_checkpoint._TABLES[0].tolist(), 0xFFFFFFFF
     for byte in raw:
         crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
-    assert bundle._crc32c(raw) == crc ^ 0xFFFFFFFF
+    assert tf_checkpoint._crc32c(raw) == crc ^ 0xFFFFFFFF
 
 
 def test_flipped_bytes_of_a_table_are_read_or_said(google, monkeypatch):
@@ -218,7 +218,7 @@ def test_flipped_bytes_of_a_table_are_read_or_said(google, monkeypatch):
     raw, rng = (google / INDEX).read_bytes(), np.random.default_rng(0)
     (google / INDEX).chmod(0o644)
     failed = 0
-    monkeypatch.setattr(bundle, "_masked", lambda crc: _Anything())
+    monkeypatch.setattr(tf_checkpoint, "_masked", lambda crc: _Anything())
     for place in rng.integers(0, len(raw), 600):
         harmed = bytearray(raw)
         harmed[place] ^= 1 << int(rng.integers(8))

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 import contexture
 from contexture.cli import main as cli
-from contexture.train.interchange import convert as interchange
+from contexture.train.interchange import convert
 from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.run.signals import Interrupted
 from contexture.train.run_file import read
@@ -34,7 +34,7 @@ Change = Callable[[Path], object]
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pretrained BERT as transformers' files."""
     folder = tmp_path_factory.mktemp("out") / "bert"
-    interchange.export_model(GOLDEN / "run_format_1", "hf", folder, None, lambda line: None)
+    convert.export_model(GOLDEN / "run_format_1", "hf", folder, None, lambda line: None)
     return folder
 
 
@@ -271,7 +271,7 @@ def test_what_is_broken_or_hostile_is_one_line_and_leaves_nothing(folder, capsys
 )  # fmt: skip
 def test_what_is_wrong_with_a_head_is_said(tmp_path, capsys, change, line):
     folder = tmp_path / "theirs"
-    interchange.export_model(GOLDEN / "task_format_1", "hf", folder, None, lambda line: None)
+    convert.export_model(GOLDEN / "task_format_1", "hf", folder, None, lambda line: None)
     change(folder)
     refused(capsys, folder, line)
 
@@ -334,7 +334,7 @@ def test_what_was_stopped_leaves_nothing(folder, tmp_path):
             raise Interrupted(signal.SIGINT, "stopped")
 
     with pytest.raises(Interrupted):
-        interchange.import_model("hf", folder, tmp_path / "run", lambda line: None, check)
+        convert.import_model("hf", folder, tmp_path / "run", lambda line: None, check)
     assert len(seen) == 9 and [file.name for file in tmp_path.iterdir()] == ["theirs"]
 
 

@@ -18,8 +18,7 @@ from contexture.models import elmo
 from contexture.models.config import ElmoConfig
 from contexture.models.interchange.name_tables import bilm
 from contexture.models.interchange.renaming import shapes_of
-from contexture.train.interchange import convert as interchange
-from contexture.train.interchange import tf_checkpoint as bundle
+from contexture.train.interchange import convert, tf_checkpoint
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_device")]
@@ -36,7 +35,7 @@ EXAMPLES = {n: settings(max_examples=n, deadline=None, suppress_health_check=lis
 
 
 def hf(folder: Path) -> None:
-    interchange.export_model(ROOT / "tests" / "golden" / "run_format_1", "hf", folder, None, lambda line: None)
+    convert.export_model(ROOT / "tests" / "golden" / "run_format_1", "hf", folder, None, lambda line: None)
 
 
 def hf_in_parts(folder: Path) -> None:
@@ -90,7 +89,7 @@ def attempt(folder: Path, format: Any, to: Path) -> None:
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     size = sum(file.stat().st_size for file in folder.iterdir())
     try:
-        interchange.import_model(format, folder, to, lambda line: None)
+        convert.import_model(format, folder, to, lambda line: None)
     except DataError as error:
         assert str(folder) in str(error) and "\n" not in str(error), error
         assert not to.exists()
@@ -130,7 +129,7 @@ def test_bytes_put_in_and_taken_out_are_read_or_said(kind, name, head, tmp_path_
     MADE[kind](folder)
     raw = (folder / name).read_bytes()
     if kind == "bert-tf":
-        monkeypatch.setattr(bundle, "_masked", lambda crc: _Anything())
+        monkeypatch.setattr(tf_checkpoint, "_masked", lambda crc: _Anything())
 
     @EXAMPLES[150]
     @given(ANY_BYTES)

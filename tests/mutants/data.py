@@ -16,8 +16,8 @@ _WORDS = "data/tokenizers/test_word_level.py::"
 PRETRAINING = (
     *mutants_of(
         "data/pretraining/masking.py",
-        ("masking.90-percent-masked", "draws.unit(first) < 0.8", "draws.unit(first) < 0.9", _MASKING),
-        ("masking.fewer-kept", "draws.unit(second) < 0.5", "draws.unit(second) < 0.2", _MASKING),
+        ("masking.90-percent-masked", "rng.unit(first) < 0.8", "rng.unit(first) < 0.9", _MASKING),
+        ("masking.fewer-kept", "rng.unit(second) < 0.5", "rng.unit(second) < 0.2", _MASKING),
         ("masking.rounded-down", "np.rint(lengths_B * masked_fraction)", "np.floor(lengths_B * masked_fraction)",
          _MASKING),
         ("masking.none-in-short-lines", "np.maximum(1, np.rint(", "np.maximum(0, np.rint(", _MASKING),
@@ -25,8 +25,8 @@ PRETRAINING = (
          _MASKING),
         ("masking.labels-are-the-masked", "labels = tokens_BL[rows, columns]", "labels = np.full_like(columns, mask)",
          _MASKING),
-        ("masking.random-ids-too-few", "draws.below(third, vocab)", "draws.below(third, vocab // 2)", _MASKING),
-        ("masking.one-seed-for-all", "draws.key(draws.MASK_CHOICE, seed)", "draws.key(draws.MASK_CHOICE, 0)", _MASKING),
+        ("masking.random-ids-too-few", "rng.below(third, vocab)", "rng.below(third, vocab // 2)", _MASKING),
+        ("masking.one-seed-for-all", "rng.key(rng.MASK_CHOICE, seed)", "rng.key(rng.MASK_CHOICE, 0)", _MASKING),
     ),
     *mutants_of(
         "data/pretraining/sentence_pairs.py",
@@ -39,8 +39,8 @@ PRETRAINING = (
          _PLAN),
         ("pairs.surplus-not-left-out", "return plan.take(np.sort(chosen[:quota]))", "return plan",
          f"{_STREAMS}test_a_block_gives_as_many_lines_in_every_pass"),
-        ("pairs.one-order-for-all-passes", "draws.key(draws.WINDOW_ORDER, self.seed, e, w)",
-         "draws.key(draws.WINDOW_ORDER, self.seed, 0, w)",
+        ("pairs.one-order-for-all-passes", "rng.key(rng.WINDOW_ORDER, self.seed, e, w)",
+         "rng.key(rng.WINDOW_ORDER, self.seed, 0, w)",
          f"{_STREAMS}test_the_lines_of_a_single_block_have_another_order_in_each_pass"),
     ),
     *mutants_of(

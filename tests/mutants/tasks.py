@@ -115,8 +115,8 @@ TASKS = (
          "np.where(tags_BL >= 0, 1, 0)", "train/test_class_weights.py"),
         ("task-batches.lines-too-long", "-(-(longest + 2) // 8) * 8", "-(-(longest + 3) // 8) * 8",
          f"{_ENCODE}test_lines_are_as_long_as_the_longest_example"),
-        ("task-batches.one-order-for-all-passes", "draws.key(draws.EXAMPLE_ORDER, self.seed, e)",
-         "draws.key(draws.EXAMPLE_ORDER, self.seed, 0)",
+        ("task-batches.one-order-for-all-passes", "rng.key(rng.EXAMPLE_ORDER, self.seed, e)",
+         "rng.key(rng.EXAMPLE_ORDER, self.seed, 0)",
          f"{_ENCODE}test_every_pass_has_every_example_once_in_an_order_of_its_own"),
     ),
 )  # fmt: skip

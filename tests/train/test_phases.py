@@ -11,7 +11,7 @@ from contexture import configs
 from contexture.cli.parse import parse
 from contexture.data.config import DataConfig
 from contexture.train import run_file
-from contexture.train.checkpoints import manager as checkpoint
+from contexture.train.checkpoints import manager
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_sizes
@@ -75,7 +75,7 @@ def test_a_run_of_format_1_keeps_its_identity(golden: Path):
     tree = json.loads((golden / "run.json").read_text("utf-8"))
     run = run_file.from_json(tree["config"], str(golden))
     (saved,) = (golden / "checkpoints").iterdir()
-    assert run_file.identity(run, tree["tokenizer"], tree["data"]) == checkpoint.read_meta(saved)["identity"]
+    assert run_file.identity(run, tree["tokenizer"], tree["data"]) == manager.read_meta(saved)["identity"]
 
 
 def _begun(folder: Path, run: Run) -> Run:

@@ -14,7 +14,7 @@ from contexture.models.model import Model, build
 from contexture.models.shapes import by_path, dims_of, path_of
 from contexture.train import mesh as meshes
 from contexture.train import run_file
-from contexture.train.checkpoints import manager as checkpoint
+from contexture.train.checkpoints import manager
 from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.objectives import objective_of
@@ -44,7 +44,7 @@ def model_of(run: Run, labels: tuple[str, ...]) -> Model:
 
 def find_step(folder: Path, step: int | None) -> list[int]:
     """The steps to try, best first. Raises ConfigError where the run has no checkpoint, or not that of `step`."""
-    found = checkpoint.steps(folder / "checkpoints")
+    found = manager.steps(folder / "checkpoints")
     if not found:
         raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
     if step is not None and step not in found:
@@ -78,7 +78,7 @@ def load_parameters(
     wanted = _wanted(shapes.params, shardings.params)
 
     def read(directory: Path) -> Loaded:
-        params, meta = checkpoint.restore(directory, wanted, mesh, "params")
+        params, meta = manager.restore(directory, wanted, mesh, "params")
         return Loaded(model, params, meta["step"])
 
     return _first_good(folder, step, say, read)
@@ -171,7 +171,7 @@ def begin_from(
     here = by_path(fresh.params)
 
     def read(directory: Path) -> State:
-        shapes = checkpoint.read_meta_together(directory)["shapes"]
+        shapes = manager.read_meta_together(directory)["shapes"]
         there = {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}
         rows = dict(there)
         if pieces > known:  # what stands behind was never trained for a token
@@ -187,7 +187,7 @@ def begin_from(
             shape = tuple(there[path])
             where = meshes.sharding(mesh, dims_of(path), shape)
             place[name] = jax.ShapeDtypeStruct(shape, here[path].dtype, sharding=where)
-        restored, meta = checkpoint.restore(directory, wanted, mesh, "params", part=True)
+        restored, meta = manager.restore(directory, wanted, mesh, "params", part=True)
         values = by_path(restored)
         if pieces > known:
             values |= {path: values[path][:known] for path in _TABLES if path in values}

@@ -23,7 +23,7 @@ import jax
 
 from contexture.data.errors import DataError
 from contexture.data.visible import visible
-from contexture.train.distributed import native_aborts as native
+from contexture.train.distributed import native_aborts
 from contexture.train.errors import ConfigError, Diverged, ProcessLost
 from contexture.train.options import MeshConfig
 from contexture.train.run.exit_codes import exit_of
@@ -101,11 +101,11 @@ def initialize(config: MeshConfig) -> None:
     waiting = threading.Timer(_QUIET_START, _say_waiting, (number, count, address, config))
     waiting.daemon = True
     waiting.start()
-    native.divert_native_errors()
-    native.answer_aborts(lambda: _aborted(native.nobody_came(count, address, config.startup_minutes)))
+    native_aborts.divert_native_errors()
+    native_aborts.answer_aborts(lambda: _aborted(native_aborts.nobody_came(count, address, config.startup_minutes)))
     seconds = max(int(config.startup_minutes * 60), 2)
     try:
-        with native.register_within(seconds):
+        with native_aborts.register_within(seconds):
             jax.distributed.initialize(
                 num_processes=int(count) if count else None,
                 process_id=int(number) if number else None,
@@ -117,7 +117,7 @@ def initialize(config: MeshConfig) -> None:
             )
     except (ValueError, RuntimeError) as error:
         if "DEADLINE" in str(error):
-            raise ProcessLost(native.nobody_came(count, address, config.startup_minutes)) from None
+            raise ProcessLost(native_aborts.nobody_came(count, address, config.startup_minutes)) from None
         raise ConfigError(
             f"mesh.distributed: {str(error).splitlines()[0]} Start every process with "
             "JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or leave mesh.distributed out"
@@ -127,7 +127,7 @@ def initialize(config: MeshConfig) -> None:
     gone = (
         f"process 0 of {_count()} ({_address()}) is gone" if _me() else "the other processes have left this one behind"
     )
-    native.answer_aborts(lambda: _aborted(f"{gone}; {_resume()}"))
+    native_aborts.answer_aborts(lambda: _aborted(f"{gone}; {_resume()}"))
     _job.contact = time.monotonic()
     for work in (_watch, _watch_contact):
         threading.Thread(target=work, name="contexture-watch", daemon=True).start()

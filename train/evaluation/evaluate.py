@@ -27,7 +27,7 @@ from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.models.model import Model, example
 from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
-from contexture.train.checkpoints import manager as checkpoint
+from contexture.train.checkpoints import manager
 from contexture.train.checkpoints.transfer import find_step, load_parameters
 from contexture.train.config import Run
 from contexture.train.distributed import processes
@@ -149,7 +149,7 @@ def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: No
     """
     run, described = run_file.read(folder)
     cpu_memory.keep_cpu_memory()
-    with processes.joined(asked.mesh or MeshConfig(), lambda: checkpoint.steps(folder / "checkpoints")):
+    with processes.joined(asked.mesh or MeshConfig(), lambda: manager.steps(folder / "checkpoints")):
         return _evaluate_run(folder, run, described, asked, say, check)
 
 
@@ -212,11 +212,11 @@ def _steps_asked(folder: Path, words: Sequence[str], metric: str) -> list[int | 
             ranks: dict[int, float | None] = {}
             for step in there:
                 try:
-                    meta = checkpoint.read_meta(folder / "checkpoints" / str(step))
+                    meta = manager.read_meta(folder / "checkpoints" / str(step))
                 except CheckpointError:
                     continue
-                ranks[step] = checkpoint.rank_of(meta, metric)
-            best = checkpoint.best_step(ranks)
+                ranks[step] = manager.rank_of(meta, metric)
+            best = manager.best_step(ranks)
             if best is None:
                 raise ConfigError(f"{folder} holds no checkpoint with a held-out figure; give --step N")
             found.append(best)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ANSWER, END, A, Encoded, Store
-from contexture.train.evaluation import task_metrics as scores
+from contexture.train.evaluation import task_metrics
 from contexture.train.losses import has_best
 
 Record = dict[str, Any]
@@ -104,26 +104,26 @@ class Answers:
         """The metrics of the kind of task, over all that was added."""
         gold, predicted = self.gathered()
         if self.split.kind == "regress":
-            return scores.regressed(gold, predicted)
-        of = scores.tagged if self.split.kind == "tag" else scores.classified
+            return task_metrics.regressed(gold, predicted)
+        of = task_metrics.tagged if self.split.kind == "tag" else task_metrics.classified
         return of(gold, predicted, self.split.labels)
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each label: precision, recall, F1, count."""
-        return scores.label_table(self.split.kind, *self.gathered(), self.split.labels)
+        return task_metrics.label_table(self.split.kind, *self.gathered(), self.split.labels)
 
 
 def guess(store: Store, split: Encoded) -> dict[str, float]:
     """What answering the same to everything gives on a split: majority_accuracy, or mean_mse of a regression."""
     if store.kind == "regress":
-        return scores.mean_guess(float(store.splits["train"].answers().mean()), split.answers())
-    return scores.majority(store.counts, split.answers())
+        return task_metrics.mean_guess(float(store.splits["train"].answers().mean()), split.answers())
+    return task_metrics.majority(store.counts, split.answers())
 
 
 def names(kind: str, labels: tuple[str, ...]) -> list[str]:
     """What `Answers.figures` gives for a kind of task."""
     if kind == "regress":
-        return list(scores.regressed(np.arange(2.0), np.arange(2.0)))
+        return list(task_metrics.regressed(np.arange(2.0), np.arange(2.0)))
     if kind == "tag":
-        return list(scores.tagged([list(labels)], [list(labels)], labels))
-    return list(scores.classified(np.arange(len(labels)), np.arange(len(labels)), labels))
+        return list(task_metrics.tagged([list(labels)], [list(labels)], labels))
+    return list(task_metrics.classified(np.arange(len(labels)), np.arange(len(labels)), labels))

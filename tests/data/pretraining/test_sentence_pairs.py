@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data import rng as draws
+from contexture.data import rng
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Pairs, cut
-from contexture.data.pretraining import sentence_pairs as streams
-from contexture.data.pretraining import tokenize_corpus as preparing
+from contexture.data.pretraining import sentence_pairs, tokenize_corpus
 from contexture.data.pretraining.sentence_pairs import SentencePairs
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
@@ -29,7 +28,7 @@ from tests.helpers.slow_pairs import Document, Instance, as_text, instances_of, 
 def _prepared(folder: Path, documents: list[Document], block: int = 40, window: int = 3, **options) -> Shards:
     (folder / "text.txt").write_text(as_text(documents), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "BLOCK_SENTENCES", block)
+        patch.setattr(tokenize_corpus, "BLOCK_SENTENCES", block)
         config = DataConfig(path=(str(folder / "text.txt"),), split_sentences=False, **options)
         return prepare(config, WordPiece(vocabulary(), lowercase=True), folder / "shards")
 
@@ -46,7 +45,7 @@ def _slow(documents: list[Document], e: int, length: int, short: float, seed: in
     """Pass e of a seed, in the order of the documents."""
     found = []
     for number in range(len(documents)):
-        generator = Random(draws.key(draws.key(draws.DOCUMENT, seed, e), number))
+        generator = Random(rng.key(rng.key(rng.DOCUMENT, seed, e), number))
         found += instances_of(documents, number, length, short, generator)
     return found
 
@@ -70,8 +69,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory, documents: list[Document]) 
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "WINDOW", 3)
-    monkeypatch.setattr(streams, "_GUESS", 2)
+    monkeypatch.setattr(sentence_pairs, "WINDOW", 3)
+    monkeypatch.setattr(sentence_pairs, "_GUESS", 2)
 
 
 @settings(max_examples=60, deadline=None)
@@ -178,9 +177,9 @@ def test_cutting_is_the_original_s_token_by_token(a, b, length, seed, number):
     short = cut(pairs, one(number), length=length, seed=seed)
 
     def front(side: str, taken: int) -> bool:
-        purpose = {"a": draws.CUT_A, "b": draws.CUT_B}[side]
-        line = draws.draw(draws.key(purpose, seed), one(number))
-        word = int(draws.draw(line, one(taken // 64))[0])
+        purpose = {"a": rng.CUT_A, "b": rng.CUT_B}[side]
+        line = rng.draw(rng.key(purpose, seed), one(number))
+        word = int(rng.draw(line, one(taken // 64))[0])
         return bool(word >> taken % 64 & 1)
 
     kept = truncate(list(range(a)), list(range(1000, 1000 + b)), length, front)
@@ -223,7 +222,7 @@ def test_short_lines_are_as_many_as_asked(tmp_path: Path):
 
 
 def test_step_a_million_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(streams, "WINDOW", 16)
+    monkeypatch.setattr(sentence_pairs, "WINDOW", 16)
     shards = _prepared(tmp_path, random_documents(2, 3000, 30), block=8192)
     SentencePairs(shards, "train", length=128, short_fraction=0.1, seed=1)
     start = time.perf_counter()
@@ -259,7 +258,7 @@ def test_shards_that_cannot_be_written_are_read(tmp_path: Path, monkeypatch: pyt
     def refuse(*_, **__):
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(streams, "atomic_file", refuse)
+    monkeypatch.setattr(sentence_pairs, "atomic_file", refuse)
     shards.folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         assert SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=1).lines_per_pass > 100
@@ -291,20 +290,20 @@ def test_held_out_documents_of_one_sentence_give_lines(tmp_path: Path):
 
 def test_draws_are_those_of_splitmix64_and_uniform():
     # The first outputs of SplitMix64 from seed 0, as published with its reference implementation.
-    assert draws.draw(0, np.arange(3)).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    numbers = draws.draw(draws.key(1, 2), np.arange(100_000))
-    assert abs(draws.unit(numbers).mean() - 0.5) < 0.005
-    counts = np.bincount(draws.below(numbers, 10), minlength=10)
+    assert rng.draw(0, np.arange(3)).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    numbers = rng.draw(rng.key(1, 2), np.arange(100_000))
+    assert abs(rng.unit(numbers).mean() - 0.5) < 0.005
+    counts = np.bincount(rng.below(numbers, 10), minlength=10)
     assert len(counts) == 10 and (abs(counts - 10_000) < 500).all()
-    assert len({draws.key(*parts) for parts in ((1, 2), (2, 1), (1, -2), (1,), (1, 2, 0))}) == 5
-    assert sorted(draws.permutation(5, 100).tolist()) == list(range(100))
+    assert len({rng.key(*parts) for parts in ((1, 2), (2, 1), (1, -2), (1,), (1, 2, 0))}) == 5
+    assert sorted(rng.permutation(5, 100).tolist()) == list(range(100))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**40))
 def test_an_order_without_memory_is_a_permutation(size: int, key: int):
-    order = draws.shuffled(key, np.arange(size), size)
+    order = rng.shuffled(key, np.arange(size), size)
     assert sorted(order.tolist()) == list(range(size))
-    assert draws.shuffled(key, np.array([size - 1, 0]), size).tolist() == [order[-1], order[0]]
+    assert rng.shuffled(key, np.array([size - 1, 0]), size).tolist() == [order[-1], order[0]]
     if size > 100:
         assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < 5 / size**0.5

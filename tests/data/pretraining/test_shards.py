@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.pretraining import tokenize_corpus as preparing
+from contexture.data.pretraining import tokenize_corpus
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import left_partials
@@ -94,7 +94,7 @@ def test_the_end_of_each_file_is_held_out_in_whole_documents(tmp_path_factory, s
 
 
 def test_the_last_sentences_of_a_single_document_are_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(preparing, "LONGEST_DOCUMENT", 30)
+    monkeypatch.setattr(tokenize_corpus, "LONGEST_DOCUMENT", 30)
     document = [[5 + number % 90] for number in range(100)]
     shards = _prepared(tmp_path, {"a.txt": [document]}, dev_fraction=0.25)
     assert [len(lines) for lines in _documents(shards, "train")] == [30, 30, 15]
@@ -109,13 +109,13 @@ def test_files_of_data_dev_are_held_out_whole(tmp_path: Path):
 
 
 def test_long_documents_are_cut_in_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(preparing, "LONGEST_DOCUMENT", 10)
+    monkeypatch.setattr(tokenize_corpus, "LONGEST_DOCUMENT", 10)
     document = [[5]] * 20
     assert [len(lines) for lines in _documents(_prepared(tmp_path, {"a.txt": [document]}), "train")] == [10, 10]
 
 
 def test_blocks_are_runs_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(preparing, "BLOCK_SENTENCES", 40)
+    monkeypatch.setattr(tokenize_corpus, "BLOCK_SENTENCES", 40)
     shards = _prepared(tmp_path, {"a.txt": random_documents(3, 60)})
     blocks, side = shards.splits["train"].blocks, shards.splits["train"]
     assert blocks[0] == 0 and blocks[-1] == side.documents and list(blocks) == sorted(set(blocks))

@@ -16,7 +16,7 @@ from contexture.train.checkpoints.manager import best_step, rank_of
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.evaluation import task_metrics as scores
+from contexture.train.evaluation import task_metrics
 from contexture.train.evaluation.best import Best, rank, unigram_baseline
 from contexture.train.evaluation.evaluate import measured
 from contexture.train.evaluation.predictions import names
@@ -74,8 +74,8 @@ def test_every_metric_that_is_measured_has_a_direction():
     found = set().union(*map(measured_by, runs))
     baselines = {
         *unigram_baseline(np.ones(3), np.ones(3)),
-        *scores.majority([1, 2], np.array([0])),
-        *scores.mean_guess(0.0, np.array([1.0])),
+        *task_metrics.majority([1, 2], np.array([0])),
+        *task_metrics.mean_guess(0.0, np.array([1.0])),
     }
     assert found | baselines == metrics.BETTER.keys()
     assert {"full_perplexity", "sampled_perplexity", "mix_penalty", "entity_f1", "mae", "spearman"} <= found
