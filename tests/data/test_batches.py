@@ -140,7 +140,8 @@ def test_rows_come_in_the_order_asked_for(batches, step, rows):
 
 def test_batches_are_the_same_in_every_process(shards: Shards, config: DataConfig, batches: PairBatches):
     program = (
-        "import sys\nfrom data.config import DataConfig\nfrom data.pipeline import PairBatches\n"
+        "import sys\nfrom contexture.data.config import DataConfig\n"
+        "from contexture.data.pretraining.sentence_pairs import PairBatches\n"
         "from contexture.data.pretraining.shards import Shards\nfrom tests.data.test_batches import _digest\n"
         "config = DataConfig(split_sentences=False, batch=8, length=32, predictions=5)\n"
         "batches = PairBatches(Shards.open(sys.argv[1]), config, seed=5)\n"

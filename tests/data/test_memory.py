@@ -22,13 +22,15 @@ def _peak(program: str, *arguments: str) -> float:
 
 
 PREPARE = (
-    "import sys\nfrom data.config import DataConfig\nfrom data.prepare import prepare\n"
+    "import sys\nfrom contexture.data.config import DataConfig\n"
+    "from contexture.data.pretraining.tokenize_corpus import prepare\n"
     "from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece\n"
     "tokenizer = WordPiece([*SPECIAL, *(f'contextual{number}' for number in range(90))], True)\n"
     "prepare(DataConfig(path=(sys.argv[1],), dev_fraction=0.02), tokenizer, sys.argv[2])"
 )
 READ = (
-    "import sys\nfrom data.config import DataConfig\nfrom data.pipeline import PairBatches\n"
+    "import sys\nfrom contexture.data.config import DataConfig\n"
+    "from contexture.data.pretraining.sentence_pairs import PairBatches\n"
     "from contexture.data.pretraining.shards import Shards\n"
     "batches = PairBatches(Shards.open(sys.argv[1]), DataConfig(batch=64), seed=1)\n"
     "steps = batches.lines_per_pass // 64\n"

@@ -19,7 +19,7 @@ CODE = """
 import sys, time
 import jax, safetensors
 import contexture.cli.main as cli
-import contexture.train.interchange
+import contexture.train.interchange.convert
 
 def kilobytes(name):
     with open("/proc/self/status") as file:

@@ -107,7 +107,7 @@ class Runner:
     def key(self, row: Mutant, mutated: bool = True) -> str:
         """A digest of the row, the file that it mutates and the files of its tests; or of the tests and all the code,
         for how they fare without a fault. Of the copy, so that a change while the rows are run is for the next run."""
-        tests = {test.partition("::")[0] for test in row.tests} | {"conftest.py", "parity_rule.py"}
+        tests = {test.partition("::")[0] for test in row.tests} | {"conftest.py", "helpers/parity_rule.py"}
         files = [self.root / "tests" / name for name in sorted(tests)]
         if mutated:
             files.append(self.root / row.file)

@@ -178,7 +178,7 @@ def test_a_text_folder_with_some_index_json_is_a_text_folder(tmp_path: Path):
 
 
 def test_no_message_asks_to_remove_a_folder_of_data():
-    for file in (ROOT / "data").glob("*.py"):
+    for file in (ROOT / "data").rglob("*.py"):
         assert "remove it" not in file.read_text("utf-8") and "; remove" not in file.read_text("utf-8")
 
 

@@ -258,8 +258,9 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path: Path):
     (tmp_path / "a.txt").write_text(as_text(lines), "utf-8")
     program = (
         "import sys, time\n"
-        "from contexture.data.config import DataConfig\nfrom data.prepare import prepare\n"
-        "from contexture.data.tokenizers.wordpiece import WordPiece\nfrom tests.slow_pairs import vocabulary\n"
+        "from contexture.data.config import DataConfig\n"
+        "from contexture.data.pretraining.tokenize_corpus import prepare\n"
+        "from contexture.data.tokenizers.wordpiece import WordPiece\nfrom tests.helpers.slow_pairs import vocabulary\n"
         "def slow(done, total):\n    print(done, flush=True); time.sleep(0.01)\n"
         "prepare(DataConfig(path=(sys.argv[1],)), WordPiece(vocabulary(), True), sys.argv[2], slow)"
     )

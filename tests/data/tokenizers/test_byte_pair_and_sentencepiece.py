@@ -213,7 +213,7 @@ def test_a_character_that_was_not_learned_is_named(character: str):
 
 def test_learning_is_the_same_in_every_process():
     program = (
-        "from contexture.data.tokenizers.base import learn\n"
+        "from contexture.data.tokenizers.registry import learn\n"
         "import random\n"
         "r = random.Random(0)\n"
         "words = [''.join(r.choices('abcdefgh他', k=r.randint(1, 6))) for _ in range(9000)]\n"

@@ -12,9 +12,9 @@ from tests.train.run.test_memory import peak_megabytes
 
 FEW, MANY = 100_000, 1_000_000
 READ = (
-    "import sys\nfrom pathlib import Path\nfrom data.config import DataConfig, TaskConfig\n"
-    "from contexture.data.tasks.encode_examples import encode\nfrom data.task_batches import TaskBatches\n"
-    "from contexture.data.tokenizers.base import load_tokenizer\n"
+    "import sys\nfrom pathlib import Path\nfrom contexture.data.config import DataConfig, TaskConfig\n"
+    "from contexture.data.tasks.encode_examples import encode\nfrom contexture.data.tasks.batches import TaskBatches\n"
+    "from contexture.data.tokenizers.registry import load_tokenizer\n"
     "task, tokenizer = TaskConfig(kind='classify', train=(sys.argv[1],)), load_tokenizer(sys.argv[2], True)\n"
     "store = encode(task, tokenizer, Path(sys.argv[3]), lambda line: None)\nstore.verify()\n"
     "batches = TaskBatches(store, tokenizer, DataConfig(batch=64, length=16, predictions=1), task, seed=0)\n"
