@@ -1,17 +1,27 @@
 """The commands that ask a run something, or carry it elsewhere: their words → what the door prints."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from contexture.api import embed, fill, generate, load, score, warn
-from contexture.cli.arguments import Embed, Export, Fill, Generate, Import, Layers, Predict, Score
-from contexture.cli.parse import Streamed, parse
+from contexture.cli.arguments import (
+    Embed,
+    Evaluate,
+    Export,
+    Fill,
+    Generate,
+    Import,
+    Layers,
+    Predict,
+    Score,
+)
+from contexture.cli.output import Result, Streamed, results_alone
+from contexture.cli.parse import parse
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import Signals
 from contexture.train.run_file import read
-
-Result = dict[str, Any]
 
 
 def predict_command(words: list[str]) -> Result:
@@ -148,3 +158,21 @@ def export_command(words: list[str]) -> Result:
         return export_model(Path(asked.run), asked.format, Path(asked.to), asked.step or None, warn, signals.check)
     finally:
         signals.close()
+
+
+def evaluate_command(words: list[str]) -> Result | None:
+    """held-out figures of a run: contexture evaluate RUN [--task.dev F] [--split dev|test] [--step N…|best|all]"""
+    asked = parse(Evaluate, words, "evaluate")
+    read(Path(asked.run))
+    from contexture.train.evaluation import evaluate as evaluation
+
+    signals = Signals("stopped; the same command begins again")
+    try:
+        with results_alone() if asked.mesh.distributed else contextlib.nullcontext():
+            what = evaluation.Asked(asked.split, asked.task.dev, asked.step, asked.batch, asked.to, asked.mesh)
+            result = evaluation.evaluate_run(Path(asked.run), what, warn, signals.check)
+    finally:
+        signals.close()
+    import jax
+
+    return result if jax.process_index() == 0 else None

@@ -6,7 +6,7 @@ import pytest
 
 from contexture.api import warn
 from contexture.cli import main as cli
-from contexture.cli.parse import print_result, write_out
+from contexture.cli.output import print_result, write_out
 from contexture.data.visible import visible, visible_json
 from contexture.train.run.report import Report
 

@@ -1,0 +1,68 @@
+"""Results on stdout: for people, or streamed while they grow; nothing else goes there."""
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from contexture.data.visible import visible
+
+Result = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Streamed:
+    """A command's work whose text is told while it grows: work(tell) → the result for --json."""
+
+    work: Callable[[Callable[[str], None]], dict[str, Any]]
+
+
+def write_out(text: str) -> None:
+    """To stdout, at once; control characters are shown escaped."""
+    print(visible(text), end="", flush=True)
+
+
+def print_result(result: dict[str, Any], indent: str = "") -> None:
+    """A result for a person."""
+    for name, value in result.items():
+        if isinstance(value, dict):
+            print(visible(f"{indent}{name}"))
+            print_result(value, indent + "  ")
+        elif isinstance(value, list) and value and isinstance(value[0], list):
+            print_result({f"{name} {number}": rows for number, rows in enumerate(value, 1)}, indent)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            print(visible(f"{indent}{name}"))
+            _print_table(value, indent + "  ")
+        else:
+            print(visible(f"{indent}{name:<{max(26 - len(indent), 1)}} {_shown(value)}"))
+
+
+def _print_table(rows: list[dict[str, Any]], indent: str) -> None:
+    flat = {name: value for name, value in rows[0].items() if not isinstance(value, dict | list)}
+    if len(flat) < len(rows[0]):  # what holds tables itself
+        for row in rows:
+            print_result(row, indent)
+        return
+    lines = [[*map(visible, rows[0])], *([_shown(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print((indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))).rstrip())
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else visible(f"{value}")
+
+
+@contextlib.contextmanager
+def results_alone() -> Iterator[None]:
+    """What libraries written in C print to stdout (which process reached which) goes to stderr."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
