@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from contexture.data.errors import DataError
-from contexture.data.tasks.word_alignment import spelled
+from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import MASK, wordpiece
 from contexture.models.config import ElmoConfig, GptConfig
@@ -32,7 +32,7 @@ def fill(model: Model, params: Any, tokenizer: Tokenizer, text: str, top: int = 
         raise DataError(f"top={top} is not a positive number of pieces")
     tokenizer = wordpiece(tokenizer)
     top = min(top, tokenizer.size)
-    first, *others = spelled(parts, ["the text"] * len(parts), tokenizer)
+    first, *others = encode_checked(parts, ["the text"] * len(parts), tokenizer)
     ids = [tokenizer.cls, *first]
     for part in others:
         ids += [tokenizer.mask, *part]

@@ -10,7 +10,7 @@ import numpy as np
 
 from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import check_batch, chunks
-from contexture.data.tasks.word_alignment import spelled
+from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models import decode
 from contexture.models.config import GptConfig, Sampling
@@ -87,7 +87,7 @@ def generate(
             )
     if 0 < trained < longest + tokens:
         say(f"no line of the training was longer than {trained} tokens: what comes behind them is a guess")
-    take_apart = jax.jit(decode.take_apart, static_argnums=(1, 2))
+    take_apart = jax.jit(decode.unstack_params, static_argnums=(1, 2))
     apart = take_apart(params, config, min(tokenizer.size, config.vocab))
     for group in chunks(enumerate(lines), batch):
         _write(config, apart, tokenizer, group, how, tokens, stop, seed, tell, check)
@@ -98,7 +98,7 @@ def generate(
 
 
 def _begin(prompt: str, number: int, tokenizer: Tokenizer) -> list[int]:
-    ids = spelled([prompt], [f"prompt {number}"], tokenizer)[0] if prompt else []
+    ids = encode_checked([prompt], [f"prompt {number}"], tokenizer)[0] if prompt else []
     if ids:
         return ids
     if tokenizer.end is None:
@@ -133,10 +133,10 @@ def _write(
 
     def bursts() -> Iterator[jax.Array]:
         count = -(-(tokens - 1) // BURST)
-        writing = decode.begin(config, how, count * BURST, params, tokens_BL, mask_BL, keys_B)
+        writing = decode.prefill(config, how, count * BURST, params, tokens_BL, mask_BL, keys_B)
         yield writing.token_B[:, None] + 0  # a copy: the writing's own is given away
         for _ in range(count):
-            writing, more = decode.go_on(config, how, BURST, params, writing)
+            writing, more = decode.generate_tokens(config, how, BURST, params, writing)
             yield more
 
     waiting: list[jax.Array] = []

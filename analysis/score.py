@@ -10,7 +10,7 @@ import numpy as np
 
 from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import check_batch, chunks
-from contexture.data.tasks.word_alignment import spelled
+from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.config import GptConfig
 from contexture.models.model import Model, build
@@ -97,7 +97,7 @@ def _windows(
 ) -> Iterator[tuple[list[int], int]]:
     """Windows of at most length + 1 ids, and how many of them, at the end, no window before has scored."""
     for text in documents:
-        (ids,) = spelled([text], [f"document {totals['documents']}"], tokenizer)
+        (ids,) = encode_checked([text], [f"document {totals['documents']}"], tokenizer)
         row = ids
         if tokenizer.end is not None:
             row = [tokenizer.end, *ids]

@@ -68,7 +68,7 @@ def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:
     for batch in batches:
         kinds = {name: np.float32 if kind.startswith("f32") else np.int32 for name, kind in fields.items()}
         arrays = {name: np.asarray(batch[name], kinds[name]) for name in fields}
-        data.append(meshes.place(mesh, arrays, fields, run.data.batch))
+        data.append(meshes.shard_batch(mesh, arrays, fields, run.data.batch))
     with jax.set_mesh(mesh):
         make, shapes, shardings = create(model, run, mesh)
         step = train_step(model, objective_of(run), run, shardings)

@@ -168,7 +168,7 @@ def torch_loss(row: np.ndarray, dev: np.ndarray, seed: int) -> float:
 
 def quality(args: argparse.Namespace) -> dict[str, Any]:
     import contexture
-    from contexture.data.pretraining.lm_windows import Row
+    from contexture.data.pretraining.lm_windows import TokenStream
     from contexture.data.pretraining.shards import Shards
 
     found: dict[str, list[float]] = {"ours": [], "torch": []}
@@ -182,7 +182,7 @@ def quality(args: argparse.Namespace) -> dict[str, Any]:
             found["ours"].append(contexture.evaluate(run)["metrics"]["loss"])
             shards = Shards.open(run / "data")
             for split in ("train", "dev"):
-                row = Row(shards, split)
+                row = TokenStream(shards, split)
                 rows[split] = row.read(np.array([0]), np.array([row.tokens])).astype(np.int64)
             found["torch"].append(torch_loss(rows["train"], rows["dev"], seed))
             print({name: values[-1] for name, values in found.items()}, file=sys.stderr)

@@ -48,20 +48,20 @@ def ours(args: argparse.Namespace) -> Worker:
     from contexture.models.model import build
     from contexture.train import cpu_memory
 
-    cpu_memory.keep_cpu_memory()
+    cpu_memory.tune_cpu_allocator()
     config = GptConfig()
     batch = {"tokens": np.ones((1, 8), np.int32), "mask": np.ones((1, 8), np.int32)}
     params = jax.jit(build(config).init)(jax.random.key(0), batch)["params"]
-    apart = jax.jit(decode.take_apart, static_argnums=(1, 2))(params, config, config.vocab)
+    apart = jax.jit(decode.unstack_params, static_argnums=(1, 2))(params, config, config.vocab)
     tokens, mask = prompts(args).astype(np.int32), np.ones((args.lines, PROMPT), np.int32)
     keys, how = jax.random.split(jax.random.key(0), args.lines), decode.Sampling(temperature=0.0)
     bursts = (args.tokens - 1) // 8
 
     def steps(n: int) -> float:
         for _ in range(n):
-            writing = decode.begin(config, how, bursts * 8, apart, tokens, mask, keys)
+            writing = decode.prefill(config, how, bursts * 8, apart, tokens, mask, keys)
             for _ in range(bursts):
-                writing, more = decode.go_on(config, how, 8, apart, writing)
+                writing, more = decode.generate_tokens(config, how, 8, apart, writing)
                 np.asarray(more)
         return 0.0
 

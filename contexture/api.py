@@ -56,10 +56,10 @@ def evaluate(
     dev: labelled files instead of the run's own examples; step: the numbers of checkpoints, "best" or "all". Raises as
     `load` does, and DataError for a file.
     """
-    from contexture.train.evaluation.evaluate import Asked, evaluate_run
+    from contexture.train.evaluation.evaluate import EvaluationRequest, evaluate_run
 
     steps = (str(step),) if isinstance(step, int | str) else tuple(step)
-    asked = Asked(split, (dev,) if isinstance(dev, str) else tuple(dev), steps, batch, to, mesh)
+    asked = EvaluationRequest(split, (dev,) if isinstance(dev, str) else tuple(dev), steps, batch, to, mesh)
     return evaluate_run(Path(run), asked, warn)
 
 

@@ -16,7 +16,7 @@ from contexture.data.pretraining.lm_windows import HeldOutWindows, WindowBatches
 from contexture.data.pretraining.sentence_pairs import HeldOutPairs, PairBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights
-from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
 
 
@@ -58,7 +58,7 @@ class HeldOut(Protocol):
 
 
 def open_batches(
-    store: Shards | Store,
+    store: Shards | ExampleStore,
     tokenizer: Tokenizer,
     config: DataConfig,
     task: TaskConfig,
@@ -66,7 +66,7 @@ def open_batches(
     check: Check = lambda: None,
 ) -> Batches:
     """The training batches of a task, or of data.stream. `check` may raise to stop the counting of a pass."""
-    if isinstance(store, Store):
+    if isinstance(store, ExampleStore):
         return TaskBatches(store, tokenizer, config, task, seed=seed)
     if config.stream == "sentence_pairs":
         return PairBatches(store, config, seed=seed, check=check)
@@ -74,7 +74,7 @@ def open_batches(
 
 
 def open_held_out(
-    store: Shards | Store,
+    store: Shards | ExampleStore,
     tokenizer: Tokenizer,
     config: DataConfig,
     task: TaskConfig,
@@ -85,7 +85,7 @@ def open_held_out(
     """The held-out batches of a task or of data.stream, `lines` at a time; None where nothing is held out. lanes: how
     many of the lines carry text where they go on from batch to batch, so that where they begin depends on no mesh; 0:
     all. `check` may raise to stop the counting of a pass."""
-    if isinstance(store, Store):
+    if isinstance(store, ExampleStore):
         weights_C = class_weights(task, store.labels, store.counts)
         dev = store.splits["dev"]
         return HeldOutTask(dev, tokenizer, config, lines, weights_C) if dev.examples else None

@@ -18,7 +18,7 @@ from contexture.data.plain_files import open_plain
 _BUFFER = 1 << 16
 
 
-class Out:
+class HashingWriter:
     """A file being written, and the digest of what was written."""
 
     def __init__(self, path: Path) -> None:
@@ -35,14 +35,14 @@ class Out:
         return {"size": self._size, "sha256": self._digest.hexdigest()}
 
 
-def close_all(files: Iterable[Out]) -> None:
+def close_all(files: Iterable[HashingWriter]) -> None:
     """Closes every file, also where one cannot be written to its end (a full disk), and raises that then."""
     with ExitStack() as stack:
         for out in files:
             stack.callback(out.file.close)
 
 
-class Rows(Out):
+class Int64Writer(HashingWriter):
     """Numbers written to a file through a small buffer."""
 
     def __init__(self, path: Path) -> None:

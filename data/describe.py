@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.elmo_char_ids import spelled
+from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
 
 
 def describe(
@@ -51,7 +51,10 @@ def describe(
 def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str]) -> str:
     """A line of words, each with its tag, or a pair's two, and the answer."""
     index, mask = batch["index"][row], batch["mask"][row]
-    lines = [spelled(batch["types"][i[m > 0]]) for i, m in zip(np.atleast_2d(index), np.atleast_2d(mask), strict=True)]
+    lines = [
+        words_from_char_ids(batch["types"][i[m > 0]])
+        for i, m in zip(np.atleast_2d(index), np.atleast_2d(mask), strict=True)
+    ]
     if "tags" in batch:
         tags = batch["tags"][row][mask > 0].tolist()
         lines = [[f"{word}/{labels[tag]}" for word, tag in zip(lines[0], tags, strict=True)]]
@@ -63,7 +66,7 @@ def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str]) -> 
 def _lane(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:
     """A forward lane's words, and what is foretold at each."""
     counted = batch["next_weights"][row] > 0
-    read = spelled(batch["types"][batch["index"][row][counted]])
+    read = words_from_char_ids(batch["types"][batch["index"][row][counted]])
     foretold = [tokenizer.token(number) for number in batch["next"][row][counted].tolist()]
     types = int((batch["types"] > 0).any(1).sum())
     facts = f"{len(read)} words forward, as many backward; {types} different rows in the batch"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.errors import DataError
-from contexture.data.tokenizers.base import Tokenizer, with_specials
+from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, char_ids, word_table
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
 
@@ -23,7 +23,7 @@ GPT_SPECIALS = ("_start_", "_delimiter_", "_classify_")
 
 
 @dataclass(frozen=True)
-class Pairs:
+class SpanPairs:
     """Lines of two spans of the shards' row of tokens, each field [n]."""
 
     a_start: I64
@@ -34,7 +34,7 @@ class Pairs:
     """The second span comes from elsewhere."""
 
 
-def cut(pairs: Pairs, numbers: I64, *, length: int, seed: int) -> Pairs:
+def truncate_randomly(pairs: SpanPairs, numbers: I64, *, length: int, seed: int) -> SpanPairs:
     """Cuts both spans so that they fit `length` with three special tokens (truncate_seq_pair).
 
     A token at a time goes from the longer side (from b where they tie), from its front or its end by a fair coin. The
@@ -44,17 +44,17 @@ def cut(pairs: Pairs, numbers: I64, *, length: int, seed: int) -> Pairs:
     a_kept, b_kept = _kept(a, b, length - 3)
     a_front = _heads(rng.key(rng.CUT_A, seed), numbers, a - a_kept)
     b_front = _heads(rng.key(rng.CUT_B, seed), numbers, b - b_kept)
-    return Pairs(pairs.a_start + a_front, a_kept, pairs.b_start + b_front, b_kept, pairs.is_random)
+    return SpanPairs(pairs.a_start + a_front, a_kept, pairs.b_start + b_front, b_kept, pairs.is_random)
 
 
-def cut_ends(pairs: Pairs, length: int) -> Pairs:
+def truncate_longest_first(pairs: SpanPairs, length: int) -> SpanPairs:
     """Cuts what does not fit `length` from the ends, a token at a time from the longer side, from b where they tie
     (run_classifier.py, _truncate_seq_pair).
 
     Differs: finetune-transformer-lm cuts each text of a pair to n_ctx/2 - 2 tokens; what one leaves free the other has.
     """
     a_kept, b_kept = _kept(pairs.a_length, pairs.b_length, length - 3)
-    return Pairs(pairs.a_start, a_kept, pairs.b_start, b_kept, pairs.is_random)
+    return SpanPairs(pairs.a_start, a_kept, pairs.b_start, b_kept, pairs.is_random)
 
 
 def _kept(a: I64, b: I64, most: int) -> tuple[I64, I64]:
@@ -70,24 +70,24 @@ def _heads(key: int, numbers: I64, flips: I64) -> I64:
     most = int(flips.max(initial=0))
     if not most:
         return heads
-    keys = rng.draw(key, numbers)
+    keys = rng.random_bits(key, numbers)
     for word in range((most + 63) // 64):
         rows = np.flatnonzero(flips > 64 * word)
-        bits = rng.draw(keys[rows], np.full(len(rows), word))
+        bits = rng.random_bits(keys[rows], np.full(len(rows), word))
         spare = (64 - np.minimum(flips[rows] - 64 * word, 64)).astype(np.uint64)
         heads[rows] += np.bitwise_count(bits << spare)
     return heads
 
 
-def both_orders(pairs: Pairs) -> Pairs:
+def both_orders(pairs: SpanPairs) -> SpanPairs:
     """Each pair twice, a-b and behind it b-a."""
     starts = np.stack([pairs.a_start, pairs.b_start], 1)
     lengths = np.stack([pairs.a_length, pairs.b_length], 1)
     a, b = (starts.ravel(), lengths.ravel()), (starts[:, ::-1].ravel(), lengths[:, ::-1].ravel())
-    return Pairs(*a, *b, np.repeat(pairs.is_random, 2))
+    return SpanPairs(*a, *b, np.repeat(pairs.is_random, 2))
 
 
-def bert_pair(read: Read, pairs: Pairs, tokenizer: WordPiece, length: int) -> Batch:
+def bert_pair(read: Read, pairs: SpanPairs, tokenizer: WordPiece, length: int) -> Batch:
     """Spans that fit, read by (starts, lengths) → tokens, segments, mask i32 BL, lengths i64 B (special ones counted),
     candidates bool BL.
 
@@ -102,7 +102,7 @@ def bert_pair(read: Read, pairs: Pairs, tokenizer: WordPiece, length: int) -> Ba
     return {**batch, "lengths": end + 1, "candidates": text_BL}
 
 
-def gpt_pair(read: Read, pairs: Pairs, tokenizer: Tokenizer, length: int) -> Batch:
+def gpt_pair(read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) -> Batch:
     """As bert_pair, without segments; and what follows each token, next i32 BL, next_weights f32 BL. The weights of a
     line sum to 1: the original takes the mean within each line, then over the lines.
 
@@ -133,11 +133,11 @@ def gpt_specials(tokenizer: Tokenizer) -> tuple[int, int, int]:
 def with_task_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """The same vocabulary with those of GPT_SPECIALS behind it that it lacks."""
     missing = [name for name in GPT_SPECIALS if name not in tokenizer.specials]
-    return with_specials(tokenizer, missing) if missing else tokenizer
+    return with_added_tokens(tokenizer, missing) if missing else tokenizer
 
 
 def _lines(
-    read: Read, pairs: Pairs, marks: tuple[int, int, int], pad: int, length: int
+    read: Read, pairs: SpanPairs, marks: tuple[int, int, int], pad: int, length: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], I64]:
     """(tokens i32 BL, which of them are text, where each line's last token stands). marks: the tokens before the first
     text, between the two, and at the end."""
@@ -168,12 +168,12 @@ def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], len
     b_length = np.array([-1 if b is None else len(b) for _, b in lines], np.int64)
     ends = np.cumsum(a_length + np.maximum(b_length, 0))
     b_start = ends - np.maximum(b_length, 0)
-    pairs = Pairs(b_start - a_length, a_length, b_start, b_length, np.zeros(len(lines), bool))
+    pairs = SpanPairs(b_start - a_length, a_length, b_start, b_length, np.zeros(len(lines), bool))
 
     def read(starts: I64, lengths: I64) -> NDArray[np.int32]:
         return np.concatenate([ids[:0], *(ids[s : s + n] for s, n in zip(starts, lengths, strict=True))])
 
-    batch = bert_pair(read, cut_ends(pairs, length), wordpiece(tokenizer), length)
+    batch = bert_pair(read, truncate_longest_first(pairs, length), wordpiece(tokenizer), length)
     return {name: batch[name] for name in ("tokens", "segments", "mask")}
 
 

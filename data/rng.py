@@ -30,7 +30,7 @@ def key(*parts: int) -> int:
     return state
 
 
-def draw(key: int | U64, counter: NDArray[np.integer]) -> U64:
+def random_bits(key: int | U64, counter: NDArray[np.integer]) -> U64:
     """Uniform 64-bit numbers, one for each key and counter (broadcast): `draw(k_B[:, None], c_L[None, :])` → u64 BL."""
     z = (counter.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.asarray(key, np.uint64)
     z ^= z >> np.uint64(30)
@@ -41,12 +41,12 @@ def draw(key: int | U64, counter: NDArray[np.integer]) -> U64:
     return z
 
 
-def unit(numbers: U64) -> NDArray[np.float64]:
+def uniform(numbers: U64) -> NDArray[np.float64]:
     """64-bit numbers → floats in [0, 1), by their upper 53 bits."""
     return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def below(numbers: U64, limit: int) -> NDArray[np.int64]:
+def randint(numbers: U64, limit: int) -> NDArray[np.int64]:
     """64-bit numbers → whole numbers in [0, limit), by their upper 32 bits; limit < 2³¹ (bias at most limit / 2³²)."""
     return ((numbers >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 
@@ -54,7 +54,7 @@ def below(numbers: U64, limit: int) -> NDArray[np.int64]:
 def log_uniform(numbers: U64, limit: int) -> NDArray[np.int64]:
     """64-bit numbers → whole numbers k in [0, limit), the small ones more often: P(k) = log((k+2)/(k+1)) / log(limit+1)
     (Zipf's law, as TensorFlow's log_uniform_candidate_sampler has it)."""
-    return np.minimum(np.exp(unit(numbers) * np.log(limit + 1)).astype(np.int64) - 1, limit - 1)
+    return np.minimum(np.exp(uniform(numbers) * np.log(limit + 1)).astype(np.int64) - 1, limit - 1)
 
 
 def distinct_log_uniform(key: int, count: int, limit: int) -> tuple[NDArray[np.int64], int]:
@@ -62,7 +62,7 @@ def distinct_log_uniform(key: int, count: int, limit: int) -> tuple[NDArray[np.i
     there were so many, the repeated ones counted)."""
     tries = 4 * count
     while True:
-        drawn, place = log_uniform(draw(key, np.arange(tries)), limit), np.arange(tries)
+        drawn, place = log_uniform(random_bits(key, np.arange(tries)), limit), np.arange(tries)
         first = np.empty(limit, np.int64)
         first[drawn[::-1]] = place[::-1]  # of a number that comes twice the earliest place stays
         new = np.flatnonzero(first[drawn] == place)[:count]
@@ -73,10 +73,10 @@ def distinct_log_uniform(key: int, count: int, limit: int) -> tuple[NDArray[np.i
 
 def permutation(key: int, size: int) -> NDArray[np.int64]:
     """A permutation of range(size), by sorting one number for each place."""
-    return np.argsort(draw(key, np.arange(size)), kind="stable")
+    return np.argsort(random_bits(key, np.arange(size)), kind="stable")
 
 
-def shuffled(key: int, places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+def permutation_at(key: int, places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """What stands at these places of a permutation of range(size); nothing else of it is made.
 
     A Feistel network (Luby and Rackoff 1988, "How to construct pseudorandom permutations") over the bits that `size`
@@ -85,14 +85,14 @@ def shuffled(key: int, places: NDArray[np.int64], size: int) -> NDArray[np.int64
     bits = (size - 1).bit_length()
     width = np.uint64(bits - bits // 2)
     low, high = ((np.uint64(1) << n) - np.uint64(1) for n in (width, np.uint64(bits // 2)))
-    keys = draw(key, np.arange(2 * _ROUNDS))
+    keys = random_bits(key, np.arange(2 * _ROUNDS))
     found = places.astype(np.uint64)
     rows = np.arange(len(found))
     while len(rows):
         a, b = found[rows] >> width, found[rows] & low
         for of_a, of_b in keys.reshape(-1, 2):
-            a ^= draw(of_a, b) & high
-            b ^= draw(of_b, a) & low
+            a ^= random_bits(of_a, b) & high
+            b ^= random_bits(of_b, a) & low
         found[rows] = a << width | b
         rows = rows[found[rows] >= size]
     return found.astype(np.int64)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from contexture.models.config import BertConfig
 from contexture.models.encoding import Encoding
 from contexture.models.layers.attention import Attention
-from contexture.models.layers.blocks import FeedForward, Linear, Norm, stack
-from contexture.models.layers.dropout import Noise, dropout
-from contexture.models.layers.embeddings import Embeddings
+from contexture.models.layers.blocks import FeedForward, Linear, Norm, scan_layers
+from contexture.models.layers.dropout import DropoutKey, dropout
+from contexture.models.layers.embeddings import BertEmbeddings
 
 # Dropout's sites: the embeddings, then three in each layer.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3
@@ -63,12 +63,14 @@ class Block(nn.Module):
         self.ffn = FeedForward(size, c.gelu, kernel_init(c), dtype)
         self.ffn_norm = Norm(c.eps, dtype)
 
-    def __call__(self, x_BLD: jax.Array, layer: jax.Array, bias_BHLM: jax.Array, noise: Noise | None) -> jax.Array:
+    def __call__(
+        self, x_BLD: jax.Array, layer: jax.Array, bias_BHLM: jax.Array, dropout_key: DropoutKey | None
+    ) -> jax.Array:
         rate, site = self.config.dropout, layer * _SITES_PER_LAYER
-        new_BLD = self.attention(x_BLD, bias_BHLM, noise, site + _ATTENTION)
-        x_BLD = self.attention_norm(x_BLD + dropout(new_BLD, rate, noise, site + _AFTER_ATTENTION))
+        new_BLD = self.attention(x_BLD, bias_BHLM, dropout_key, site + _ATTENTION)
+        x_BLD = self.attention_norm(x_BLD + dropout(new_BLD, rate, dropout_key, site + _AFTER_ATTENTION))
         new_BLD = self.ffn(x_BLD)
-        return self.ffn_norm(x_BLD + dropout(new_BLD, rate, noise, site + _AFTER_FFN))
+        return self.ffn_norm(x_BLD + dropout(new_BLD, rate, dropout_key, site + _AFTER_FFN))
 
 
 class Bert(nn.Module):
@@ -81,14 +83,18 @@ class Bert(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Encoding:
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None, *, states: bool = False
+    ) -> Encoding:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
-        embeddings = Embeddings(size, c.dropout, c.eps, kernel_init(c), dtype, name="embeddings")
-        x_BLD, table_VD = embeddings(batch["tokens"], batch["segments"], batch.get("positions"), noise, _EMBEDDINGS)
+        embeddings = BertEmbeddings(size, c.dropout, c.eps, kernel_init(c), dtype, name="embeddings")
+        x_BLD, table_VD = embeddings(
+            batch["tokens"], batch["segments"], batch.get("positions"), dropout_key, _EMBEDDINGS
+        )
         mask_BL = batch["mask"]
         bias_BHLM = (1.0 - mask_BL.astype(jnp.float32))[:, None, None, :] * -10000.0
-        out_BLD, layers = stack(
-            Block, (c,), x_BLD, bias_BHLM, noise, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
+        out_BLD, layers = scan_layers(
+            Block, (c,), x_BLD, bias_BHLM, dropout_key, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
         )
         pooled_BD = jnp.tanh(Linear("BD,D_->B_", size, kernel_init(c), dtype, name="pooler")(out_BLD[:, 0]))
         return Encoding(out_BLD, mask_BL, pooled_BD, (x_BLD, *layers) if states else (), table_VD)

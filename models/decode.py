@@ -14,13 +14,13 @@ import jax.numpy as jnp
 
 from contexture.models import gpt
 from contexture.models.config import GptConfig, Sampling
-from contexture.models.layers.attention import Memory
+from contexture.models.layers.attention import KVCache
 from contexture.models.layers.blocks import Norm
 
 Params = Any
 
 
-def take_apart(params: Params, config: GptConfig, pieces: int) -> Params:
+def unstack_params(params: Params, config: GptConfig, pieces: int) -> Params:
     """The backbone's parameters with `layers` as a list, and the softmax's table turned (`softmax`, DV), of which the
     first `pieces` rows are tokens."""
     backbone = params["backbone"]
@@ -30,27 +30,27 @@ def take_apart(params: Params, config: GptConfig, pieces: int) -> Params:
 
 
 @flax.struct.dataclass
-class Text:
+class DecodeState:
     """A batch being written: what is remembered of each layer (BMHK), where each remembered token stands in its text
     (i32 BM), whether it is one (bool BM), and how many places are taken."""
 
-    memory: tuple[Memory, ...]
+    memory: tuple[KVCache, ...]
     place_BM: jax.Array
     seen_BM: jax.Array
     filled: jax.Array
 
 
-def blank(config: GptConfig, lines: int, length: int) -> Text:
+def init_state(config: GptConfig, lines: int, length: int) -> DecodeState:
     """Room for `length` tokens of each line, nothing written yet."""
     shape = (lines, length, config.heads, config.hidden // config.heads)
     zeros = jnp.zeros(shape, jnp.dtype(config.dtype))
     memory = tuple((zeros, zeros) for _ in range(config.layers))
-    return Text(memory, jnp.zeros((lines, length), jnp.int32), jnp.zeros((lines, length), bool), jnp.int32(0))
+    return DecodeState(memory, jnp.zeros((lines, length), jnp.int32), jnp.zeros((lines, length), bool), jnp.int32(0))
 
 
-def read(
-    config: GptConfig, params: Params, text: Text, tokens_BL: jax.Array, mask_BL: jax.Array
-) -> tuple[jax.Array, Text]:
+def extend(
+    config: GptConfig, params: Params, text: DecodeState, tokens_BL: jax.Array, mask_BL: jax.Array
+) -> tuple[jax.Array, DecodeState]:
     """L tokens more of each line (mask 0 where a line has none) → the last layer at each, hidden BLD, and the text.
 
     params: `take_apart`'s. A token stands behind all those of its line that were read before it.
@@ -74,7 +74,7 @@ def read(
     if config.norm == "pre":
         norm = Norm(config.eps, jnp.dtype(config.dtype), config.biases)
         x_BLD = norm.apply({"params": params["norm"]}, x_BLD)
-    return x_BLD, Text(tuple(memory), place_BM, seen_BM, start + L)
+    return x_BLD, DecodeState(tuple(memory), place_BM, seen_BM, start + L)
 
 
 def logits(config: GptConfig, params: Params, x_BD: jax.Array) -> jax.Array:
@@ -83,15 +83,15 @@ def logits(config: GptConfig, params: Params, x_BD: jax.Array) -> jax.Array:
     return jnp.einsum("BD,DV->BV", x_BD, table_DV, preferred_element_type=jnp.float32)
 
 
-def choose(logits_BV: jax.Array, keys_B: jax.Array, how: Sampling) -> jax.Array:
+def sample(logits_BV: jax.Array, keys_B: jax.Array, how: Sampling) -> jax.Array:
     """The next token of each line, i32 B; each line draws with its own key."""
     if how.temperature < 1e-7:  # finer than float32 tells logits apart
         return logits_BV.argmax(-1).astype(jnp.int32)
-    kept_BV = keep(logits_BV / how.temperature, how)
+    kept_BV = filter_logits(logits_BV / how.temperature, how)
     return jax.vmap(jax.random.categorical)(keys_B, kept_BV).astype(jnp.int32)
 
 
-def keep(logits_BV: jax.Array, how: Sampling) -> jax.Array:
+def filter_logits(logits_BV: jax.Array, how: Sampling) -> jax.Array:
     """The logits, -inf where top_k or top_p leave a token out (gpt-2, sample.py; at least one stays)."""
     if 0 < how.top_k < logits_BV.shape[-1]:
         least_B1 = jax.lax.top_k(logits_BV, how.top_k)[0][:, -1:]
@@ -110,37 +110,39 @@ def keep(logits_BV: jax.Array, how: Sampling) -> jax.Array:
 
 
 @flax.struct.dataclass
-class Writing:
+class SamplingState:
     """A batch on the way: the text, the token chosen last (i32 B), how many were chosen, and each line's key."""
 
-    text: Text
+    text: DecodeState
     token_B: jax.Array
     count: jax.Array
     keys_B: jax.Array
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def begin(
+def prefill(
     config: GptConfig, how: Sampling, room: int, params: Params, tokens_BL: jax.Array, mask_BL: jax.Array,
     keys_B: jax.Array,
-) -> Writing:  # fmt: skip
+) -> SamplingState:  # fmt: skip
     """Reads the prompts (padding on the right) and chooses each line's first token; room: for how many tokens more."""
     B, L = tokens_BL.shape
-    hidden_BLD, text = read(config, params, blank(config, B, L + room), tokens_BL, mask_BL)
+    hidden_BLD, text = extend(config, params, init_state(config, B, L + room), tokens_BL, mask_BL)
     last_BD = jnp.take_along_axis(hidden_BLD, (mask_BL.sum(1) - 1)[:, None, None], axis=1)[:, 0]
-    token_B = choose(logits(config, params, last_BD), _fold(keys_B, 0), how)
-    return Writing(text, token_B, jnp.int32(1), keys_B)
+    token_B = sample(logits(config, params, last_BD), _fold(keys_B, 0), how)
+    return SamplingState(text, token_B, jnp.int32(1), keys_B)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
-def go_on(config: GptConfig, how: Sampling, steps: int, params: Params, writing: Writing) -> tuple[Writing, jax.Array]:
+def generate_tokens(
+    config: GptConfig, how: Sampling, steps: int, params: Params, writing: SamplingState
+) -> tuple[SamplingState, jax.Array]:
     """`steps` tokens more of each line → the writing, and those tokens i32 B × steps."""
 
-    def step(now: Writing, _: None) -> tuple[Writing, jax.Array]:
+    def step(now: SamplingState, _: None) -> tuple[SamplingState, jax.Array]:
         ones_B1 = jnp.ones_like(now.token_B)[:, None]
-        hidden_B1D, text = read(config, params, now.text, now.token_B[:, None], ones_B1)
-        token_B = choose(logits(config, params, hidden_B1D[:, 0]), _fold(now.keys_B, now.count), how)
-        return Writing(text, token_B, now.count + 1, now.keys_B), token_B
+        hidden_B1D, text = extend(config, params, now.text, now.token_B[:, None], ones_B1)
+        token_B = sample(logits(config, params, hidden_B1D[:, 0]), _fold(now.keys_B, now.count), how)
+        return SamplingState(text, token_B, now.count + 1, now.keys_B), token_B
 
     writing, tokens = jax.lax.scan(step, writing, length=steps)
     return writing, tokens.T

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from contexture.models.config import ElmoConfig
 from contexture.models.encoding import Encoding
 from contexture.models.layers.char_cnn import CharCnn
-from contexture.models.layers.dropout import Noise
+from contexture.models.layers.dropout import DropoutKey
 from contexture.models.layers.lstm import Lstm
 from contexture.models.sharding import constrain
 
@@ -72,13 +72,13 @@ class BiLstm(nn.Module):
 
     @nn.compact
     def __call__(
-        self, inputs: tuple[jax.Array, ...], carries: bool, last_B: jax.Array | None, noise: Noise | None
+        self, inputs: tuple[jax.Array, ...], carries: bool, last_B: jax.Array | None, dropout_key: DropoutKey | None
     ) -> list[list[jax.Array]]:
         c, found = self.config, []
         for number, (name, x_BLJ) in enumerate(zip(DIRECTIONS, inputs, strict=True)):
             clips = c.cell_clip, c.projection_clip
             stack = Lstm(sizes(c), *clips, c.skip, c.dropout, jnp.dtype(c.dtype), name=name)
-            found.append([x_BLJ, *stack(x_BLJ, carries, last_B, noise, number * c.layers)])
+            found.append([x_BLJ, *stack(x_BLJ, carries, last_B, dropout_key, number * c.layers)])
         return found
 
 
@@ -98,21 +98,23 @@ class Elmo(nn.Module):
     config: ElmoConfig
 
     @nn.compact
-    def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Encoding:
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None, *, states: bool = False
+    ) -> Encoding:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
         words_RJ = CharCnn(size, c.filters, c.activation, c.highway, dtype, name="embeddings")(batch["types"])
         stacks = BiLstm(c, name="layers")
         carries = self.is_mutable_collection("carry")
         if "index_backward" in batch:
             inputs = tuple(constrain(words_RJ[batch[name]], "BLJ") for name in ("index", "index_backward"))
-            every = _side_by_side(stacks(inputs, carries, None, noise))
+            every = _side_by_side(stacks(inputs, carries, None, dropout_key))
             mask_BL, pooled_BD = jnp.ones_like(batch["index"]), None
         else:
             mask_BL, length = batch["mask"], batch["index"].shape[1]
             index_BL, back_BL, last_B = _with_boundaries(batch["index"], mask_BL)
             x_BLJ, back_BLJ = constrain(words_RJ[index_BL], "BLJ"), back_BL[:, :, None]
             inputs = x_BLJ, jnp.take_along_axis(x_BLJ, back_BLJ, 1)
-            forward, backward = stacks(inputs, carries and c.stateful, last_B, noise)
+            forward, backward = stacks(inputs, carries and c.stateful, last_B, dropout_key)
             backward = [jnp.take_along_axis(x_BLJ, back_BLJ, 1) for x_BLJ in backward]
             every = [x_BLD[:, 1 : length + 1] for x_BLD in _side_by_side([forward, backward])]
             share_BL = mask_BL / jnp.maximum(mask_BL.sum(1), 1)[:, None]

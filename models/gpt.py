@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from contexture.models.config import GptConfig
 from contexture.models.encoding import Encoding
-from contexture.models.layers.attention import Attention, Memory
-from contexture.models.layers.blocks import FeedForward, Norm, stack
-from contexture.models.layers.dropout import Noise, dropout
-from contexture.models.layers.embeddings import TokensInPlace
+from contexture.models.layers.attention import Attention, KVCache
+from contexture.models.layers.blocks import FeedForward, Norm, scan_layers
+from contexture.models.layers.dropout import DropoutKey, dropout
+from contexture.models.layers.embeddings import GptEmbeddings
 
 # Dropout's sites: the embeddings, then three in each layer.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3
@@ -86,14 +86,16 @@ class Block(nn.Module):
         self.ffn_norm = Norm(c.eps, dtype, c.biases)
 
     def __call__(
-        self, x_BLD: jax.Array, layer: jax.Array, biases: tuple[jax.Array, ...], noise: Noise | None
+        self, x_BLD: jax.Array, layer: jax.Array, biases: tuple[jax.Array, ...], dropout_key: DropoutKey | None
     ) -> jax.Array:
         bias_BHLM, site = _of_layer(biases, layer), layer * _SITES_PER_LAYER
-        return self._around(x_BLD, lambda y: self.attention(y, bias_BHLM, noise, site + _ATTENTION), noise, site)
+        return self._around(
+            x_BLD, lambda y: self.attention(y, bias_BHLM, dropout_key, site + _ATTENTION), dropout_key, site
+        )
 
     def step(
-        self, x_BLD: jax.Array, layer: int, biases: tuple[jax.Array, ...], memory: Memory, start: jax.Array | int
-    ) -> tuple[jax.Array, Memory]:
+        self, x_BLD: jax.Array, layer: int, biases: tuple[jax.Array, ...], memory: KVCache, start: jax.Array | int
+    ) -> tuple[jax.Array, KVCache]:
         """L tokens more after those that are remembered (`Attention.step`)."""
 
         def attention(y_BLD: jax.Array) -> jax.Array:
@@ -104,25 +106,29 @@ class Block(nn.Module):
         return self._around(x_BLD, attention, None, 0), memory
 
     def _around(
-        self, x_BLD: jax.Array, attention: Callable[[jax.Array], jax.Array], noise: Noise | None, site: jax.Array | int
+        self,
+        x_BLD: jax.Array,
+        attention: Callable[[jax.Array], jax.Array],
+        dropout_key: DropoutKey | None,
+        site: jax.Array | int,
     ) -> jax.Array:
         rate = self.config.dropout
         if self.config.norm == "pre":
-            x_BLD += dropout(attention(self.attention_norm(x_BLD)), rate, noise, site + _AFTER_ATTENTION)
-            return x_BLD + dropout(self.ffn(self.ffn_norm(x_BLD)), rate, noise, site + _AFTER_FFN)
-        x_BLD = self.attention_norm(x_BLD + dropout(attention(x_BLD), rate, noise, site + _AFTER_ATTENTION))
-        return self.ffn_norm(x_BLD + dropout(self.ffn(x_BLD), rate, noise, site + _AFTER_FFN))
+            x_BLD += dropout(attention(self.attention_norm(x_BLD)), rate, dropout_key, site + _AFTER_ATTENTION)
+            return x_BLD + dropout(self.ffn(self.ffn_norm(x_BLD)), rate, dropout_key, site + _AFTER_FFN)
+        x_BLD = self.attention_norm(x_BLD + dropout(attention(x_BLD), rate, dropout_key, site + _AFTER_ATTENTION))
+        return self.ffn_norm(x_BLD + dropout(self.ffn(x_BLD), rate, dropout_key, site + _AFTER_FFN))
 
 
 def _of_layer(biases: tuple[jax.Array, ...], layer: jax.Array) -> jax.Array:
     return biases[0] if len(biases) == 1 else jnp.where(layer % 2 == 0, *biases)
 
 
-def embeddings(config: GptConfig) -> TokensInPlace:
+def embeddings(config: GptConfig) -> GptEmbeddings:
     """The tables of a configuration."""
     token_init, dtype = kernel_init(config), jnp.dtype(config.dtype)
     position_init = nn.initializers.normal(config.position_std)
-    return TokensInPlace(
+    return GptEmbeddings(
         sizes(config), config.dropout, token_init, position_init, dtype, config.one_table, name="embeddings"
     )
 
@@ -137,16 +143,18 @@ class Gpt(nn.Module):
     config: GptConfig
 
     @nn.compact
-    def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Encoding:
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None, *, states: bool = False
+    ) -> Encoding:
         c, tokens_BL, mask_BL = self.config, batch["tokens"], batch["mask"]
         place_BL = jnp.arange(tokens_BL.shape[1])[None]
         seen_BLM = jnp.ones((1, 1, 1), bool)
         if "packs" in batch:
             seen_BLM = batch["packs"][:, :, None] == batch["packs"][:, None, :]
         biases = causal_biases(c, place_BL, place_BL, seen_BLM)
-        x_BLD, table_VD = embeddings(c)(tokens_BL, batch.get("positions"), noise, _EMBEDDINGS)
-        out_BLD, layers = stack(
-            Block, (c,), x_BLD, biases, noise, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
+        x_BLD, table_VD = embeddings(c)(tokens_BL, batch.get("positions"), dropout_key, _EMBEDDINGS)
+        out_BLD, layers = scan_layers(
+            Block, (c,), x_BLD, biases, dropout_key, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
         )
         if c.norm == "pre":
             out_BLD = Norm(c.eps, jnp.dtype(c.dtype), c.biases, name="norm")(out_BLD)

@@ -17,7 +17,7 @@ from contexture.models.heads import layer_mix as features
 from contexture.models.heads import tasks as task_heads
 from contexture.models.heads.sampled_softmax import BiLm
 from contexture.models.layers.blocks import Init, step_floats
-from contexture.models.layers.dropout import Noise, of_lines
+from contexture.models.layers.dropout import DropoutKey, repeat_for_choices
 from contexture.models.shapes import by_path
 
 
@@ -41,13 +41,17 @@ class Model(nn.Module):
     backbone: nn.Module
     heads: dict[str, nn.Module]
 
-    def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None, *, states: bool = False) -> Outputs:
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None, *, states: bool = False
+    ) -> Outputs:
         folded = {name: _folded(x) for name, x in batch.items()}
         lines = batch["tokens" if "tokens" in batch else "index"]
         choices = lines.shape[1] if lines.ndim == 3 else 1
         states = states or any(getattr(head, "reads_states", False) for head in self.heads.values())
-        encoding = self.backbone(folded, of_lines(noise, choices), states=states).replace(choices=choices)
-        answers = {name: head(encoding, folded, noise) for name, head in self.heads.items()}
+        encoding = self.backbone(folded, repeat_for_choices(dropout_key, choices), states=states).replace(
+            choices=choices
+        )
+        answers = {name: head(encoding, folded, dropout_key) for name, head in self.heads.items()}
         weights = [x for head in self.heads.values() for path, x in by_path(head.variables.get("params", {})).items()
                    if path.endswith("mix/weights")]  # fmt: skip
         return Outputs(encoding, answers, jnp.square(jnp.concatenate(weights)).sum() if weights else None)

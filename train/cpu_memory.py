@@ -6,7 +6,7 @@ import math
 import os
 
 
-def keep_cpu_memory(floats: float = math.inf) -> None:
+def tune_cpu_allocator(floats: float = math.inf) -> None:
     """On a CPU, keep the memory that a step has freed for the next step: given back to the system and asked for again,
     its pages cost a third of a step. To be called before jax makes its threads; nothing where there is no glibc, or
     where jax has an accelerator.

@@ -16,7 +16,7 @@ from contexture.data.describe import describe as describe_line
 from contexture.data.pretraining.bilm_lanes import HeldOutLanes, LaneBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import is_bucket
-from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.heads.layer_mix import learned_mixes
 from contexture.models.model import Model
@@ -29,8 +29,8 @@ from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_folder, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
-from contexture.train.evaluation.best import Best, rank
-from contexture.train.evaluation.evaluate import baseline, cut_of, evaluate, measured
+from contexture.train.evaluation.best import Best, value_to_minimise
+from contexture.train.evaluation.evaluate import baseline, evaluate, measured, report_truncated
 from contexture.train.metrics import saved_rank
 from contexture.train.objectives import Objective, batch_fields, objective_of
 from contexture.train.run import data
@@ -39,13 +39,13 @@ from contexture.train.run.folder import steps
 from contexture.train.run.plots import draw_loss
 from contexture.train.run.report import Report, read_metrics
 from contexture.train.run.signals import Interrupted, Signals
-from contexture.train.run.throughput import Meter, step_floats, unknown_peak
+from contexture.train.run.throughput import ThroughputMeter, activation_floats, unknown_peak
 from contexture.train.run_file import difference
 from contexture.train.step import State, create, evaluation_step, train_step
 
 
 @dataclass(frozen=True)
-class Parts:
+class TrainingSetup:
     """What a run is made of, once its folder, devices and data are settled."""
 
     run: Run
@@ -53,7 +53,7 @@ class Parts:
     model: Model
     objective: Objective
     tokenizer: Tokenizer
-    store: Shards | Store
+    store: Shards | ExampleStore
     batches: Batches
     held_out: HeldOut | None
     baseline: dict[str, float]
@@ -62,7 +62,7 @@ class Parts:
     @property
     def labels(self) -> tuple[str, ...]:
         """Those of the task, or ()."""
-        return self.store.labels if isinstance(self.store, Store) else ()
+        return self.store.labels if isinstance(self.store, ExampleStore) else ()
 
 
 def train(run: Run, recipe: Run, signals: Signals) -> Path:
@@ -76,9 +76,9 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
     if is_bucket(run.dir):
         raise ConfigError(f"dir={run.dir}: buckets are not supported yet; give a folder on a disk of this machine")
     folder = Path(run.dir)
-    run = run_file.resolved(run)
+    run = run_file.with_absolute_paths(run)
     signals.check()
-    cpu_memory.keep_cpu_memory(step_floats(run))
+    cpu_memory.tune_cpu_allocator(activation_floats(run))
     with processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
         try:
             _train(run, recipe, folder, signals)
@@ -102,18 +102,18 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         first = jax.process_index() == 0
         if first:
             data.check_text(run, folder)
-            stack.enter_context(directories.take(folder))
+            stack.enter_context(directories.lock_run_dir(folder))
         agree_on_folder(folder)
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
         stack.callback(report.close)
-        parts, identity = _open(run, folder, mesh, report, signals)
+        parts, identity = _prepare(run, folder, mesh, report, signals)
         asked, run = run, parts.run
         report.steps = run.steps
         make, shapes, shardings = create(parts.model, run, mesh)
         if run.evaluate.metric != "loss":  # known before the hours begin
             known = measured(parts.model, parts.objective, run, shapes.params, parts.store)
-            rank(run.evaluate.metric, dict.fromkeys(known, 0.0))
-        _introduce(parts, asked, recipe, report, shapes)
+            value_to_minimise(run.evaluate.metric, dict.fromkeys(known, 0.0))
+        _log_summary(parts, asked, recipe, report, shapes)
         parts.batches.rows_read = 0
 
         checkpoints = Checkpoints(folder, mesh, run.save, report.say, identity, run.evaluate.metric)
@@ -136,7 +136,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         if best.metric != run.evaluate.metric:
             best = Best(run.evaluate.metric)
         best.rank = saved_rank(best.metric, best.rank)
-        done = _steps(parts, state, start, unevaluated, best, shardings, checkpoints, report, signals)
+        done = _run_steps(parts, state, start, unevaluated, best, shardings, checkpoints, report, signals)
         if first:
             records = read_metrics(folder / "metrics.jsonl")
             draw_loss(records, folder / "loss.png", parts.baseline.get("unigram_loss"))
@@ -144,17 +144,17 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         report.say(f"done: {done} steps in {folder}{early}")
 
 
-def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) -> tuple[Parts, str]:
+def _prepare(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) -> tuple[TrainingSetup, str]:
     """Folder, tokenizer, data, model; and the run's identity. Process 0 makes what is missing, the others wait for it,
     and fail with it."""
     check = signals.check
     if jax.process_index() == 0:
-        old = directories.settle(run, folder, report.say)
+        old = directories.open_or_create(run, folder, report.say)
         tokenizer, store = data.open_data(run, folder, report.say, check)
         store.verify(check)
         lines = open_batches(store, tokenizer, run.data, run.task, run.seed, check).lines_per_pass
-        directories.not_shorter(run, folder, old, lines)
-        directories.describe(folder, run, tokenizer, store, old)
+        directories.check_not_shortened(run, folder, old, lines)
+        directories.write_run_json(folder, run, tokenizer, store, old)
         processes.publish("prepared", "")
     else:
         processes.wait_for("prepared")
@@ -163,23 +163,25 @@ def _open(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) 
             store.verify(check)  # a copy of its own
     agree_on_content(folder, run, tokenizer, store)
     lanes = run.evaluate.batch or run.data.batch
-    identity = run_file.identity(run, tokenizer.fingerprint, store.fingerprint)
+    identity = run_file.fingerprint(run, tokenizer.fingerprint, store.fingerprint)
     batches = open_batches(store, tokenizer, run.data, run.task, run.seed, check)
-    lines = meshes.whole_batch(mesh, lanes)
+    lines = meshes.round_up_to_devices(mesh, lanes)
     held_out = open_held_out(store, tokenizer, run.data, run.task, lines, lanes, check)
     if held_out is None and (run.evaluate.patience or run.evaluate.metric != "loss"):
         name = "patience" if run.evaluate.patience else "metric"
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
     guessed = baseline(held_out, store, check) if held_out else {}
-    run = run_file.scheduled(run, batches.lines_per_pass)
-    run = run_file.of_data(run, {"words": tokenizer.size, "pair": isinstance(store, Store) and store.pair})
+    run = run_file.resolve_schedule(run, batches.lines_per_pass)
+    run = run_file.with_data_facts(
+        run, {"words": tokenizer.size, "pair": isinstance(store, ExampleStore) and store.pair}
+    )
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
-    model = model_of(run, store.labels if isinstance(store, Store) else ())
-    parts = Parts(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guessed)
+    model = model_of(run, store.labels if isinstance(store, ExampleStore) else ())
+    parts = TrainingSetup(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guessed)
     return parts, identity
 
 
-def _introduce(parts: Parts, asked: Run, recipe: Run, report: Report, shapes: State) -> None:
+def _log_summary(parts: TrainingSetup, asked: Run, recipe: Run, report: Report, shapes: State) -> None:
     """What one wants to know before the hours begin."""
     run = parts.run
     changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(asked, recipe).items()]
@@ -199,9 +201,9 @@ def _introduce(parts: Parts, asked: Run, recipe: Run, report: Report, shapes: St
     held = f"{parts.held_out.count:,} {unit}" if parts.held_out else "nothing"
     report.say(f"{parts.batches.describe()}; {run.steps:,} steps are {passes:.2f} passes; {held} held out")
     if parts.held_out:
-        cut_of(parts.held_out, report.say)
+        report_truncated(parts.held_out, report.say)
     if parts.labels:
-        counts = parts.store.counts if isinstance(parts.store, Store) else ()
+        counts = parts.store.counts if isinstance(parts.store, ExampleStore) else ()
         named = [(name, f"{count:,}") for name, count in zip(parts.labels, counts, strict=True)]
         report.table("labels", ("label", "in train"), named)
     if report.speaks:
@@ -214,8 +216,8 @@ def _cut(spec: Any) -> str:
     return ", ".join("–" if axis is None else "·".join((axis,) if isinstance(axis, str) else axis) for axis in spec)
 
 
-def _steps(
-    parts: Parts,
+def _run_steps(
+    parts: TrainingSetup,
     state: State,
     start: int,
     unevaluated: bool,
@@ -235,7 +237,7 @@ def _steps(
     patience = run.evaluate.patience
     lines, read = run.data.lines, run.data.lines_before
     fields = batch_fields(run)
-    meter = Meter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
+    meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []
 
     def tell(ready: list[tuple[int, dict[str, jax.Array]]]) -> None:
@@ -262,8 +264,8 @@ def _steps(
         """`measure`, and whether it is the best so far: what a checkpoint says of it."""
         if (figures := measure(step)) is None:
             return None
-        judged = rank(run.evaluate.metric, figures)
-        best.look(step, judged)
+        judged = value_to_minimise(run.evaluate.metric, figures)
+        best.update(step, judged)
         return {"held_out_loss": figures["loss"], "rank": judged, "metric": run.evaluate.metric}
 
     def save(step: int, judged: dict[str, Any]) -> None:
@@ -289,7 +291,7 @@ def _steps(
     done, end = start, start if patience and best.waited >= patience else run.steps
     with iterate(parts.batches, start, end, lambda step: meshes.local_rows(mesh, lines(step))) as stream:
         for number, local in stream:
-            batch = meshes.place(mesh, local, fields, lines(number))
+            batch = meshes.shard_batch(mesh, local, fields, lines(number))
             state, metrics = step_function(state, batch)
             done = number + 1
             pending.append((done, metrics))

@@ -93,7 +93,7 @@ def state_shardings(mesh: Mesh, state: Any, parameters: Any) -> Any:
     return jax.tree_util.tree_map_with_path(find, state)
 
 
-def whole_batch(mesh: Mesh, lines: int) -> int:
+def round_up_to_devices(mesh: Mesh, lines: int) -> int:
     """At least so many lines, and as many for each device."""
     shares = mesh.shape["data"] * mesh.shape["fsdp"]
     return -(-lines // shares) * shares
@@ -113,7 +113,7 @@ def local_rows(mesh: Mesh, batch: int) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(batch)[index] for index in held.values() if index is not None]))
 
 
-def place(mesh: Mesh, batch: dict[str, np.ndarray], fields: dict[str, str], lines: int) -> dict[str, jax.Array]:
+def shard_batch(mesh: Mesh, batch: dict[str, np.ndarray], fields: dict[str, str], lines: int) -> dict[str, jax.Array]:
     """This process's lines of a batch, as global arrays cut over the mesh: {"tokens": (8, 128)} of (16, 128) in all.
     A field whose dims do not begin with B is the whole batch's, and the same in every process."""
     placed = {}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from contexture.data.tasks.batches import task_fields
 from contexture.models import elmo
 from contexture.models.config import WORD_CHARS
-from contexture.models.heads.crf import Chained
+from contexture.models.heads.crf import CrfOutput
 from contexture.models.model import FAMILIES, Outputs
 from contexture.train.config import Run
 from contexture.train.losses import Sum, cross_entropy, has_best
@@ -203,7 +203,7 @@ class Tag:
         weights_BL = batch["tag_weights"]
         words_BL = (batch["tags"] >= 0) * batch["valid"][:, None]
         answer = outputs.heads["tag"]
-        if isinstance(answer, Chained):
+        if isinstance(answer, CrfOutput):
             total, finite_B1 = (answer.loss_B * batch["valid"]).sum(), jnp.isfinite(answer.loss_B)[:, None]
             hit_BL = (answer.best_BL == batch["tags"]) & finite_B1
         else:
@@ -218,7 +218,7 @@ class Tag:
         """tags i32 BL, and the share that the softmax gives each (of a chain: all chains with that tag together),
         scores f32 BL; may_hit bool BL: not out of a tie (of a chain: not out of NaN)."""
         answer = outputs.heads["tag"]
-        if isinstance(answer, Chained):
+        if isinstance(answer, CrfOutput):
             scores_BL = jnp.take_along_axis(answer.shares_BLC, answer.best_BL[:, :, None], 2)[:, :, 0]
             return {"tags": answer.best_BL, "scores": scores_BL, "may_hit": jnp.isfinite(scores_BL)}
         scores_BLC = jax.nn.softmax(answer)

@@ -89,7 +89,7 @@ def decayed(params: Any, no_decay: tuple[str, ...]) -> Any:
     return jax.tree_util.tree_map_with_path(lambda k, _: not any(word in path_of(k) for word in no_decay), params)
 
 
-def rates(config: OptimConfig, params: Any) -> Any | None:
+def lr_multipliers(config: OptimConfig, params: Any) -> Any | None:
     """What share of the learning rate each parameter has: an array that broadcasts over it, 0 where it is not trained;
     None where all have the whole.
 

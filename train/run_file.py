@@ -27,7 +27,7 @@ _MAY_CHANGE = (
 )
 
 
-def of_data(run: Run, described: dict[str, Any]) -> Run:
+def with_data_facts(run: Run, described: dict[str, Any]) -> Run:
     """The same run, an ELMo knowing what its data are: its softmax has a row for each word of the vocabulary and no
     more ("words"), since one without a word would never be foretold and never be told from one; its head knows whether
     examples are pairs ("pair"). Raises ConfigError."""
@@ -72,7 +72,7 @@ def from_json(tree: dict[str, Any], where: str) -> Run:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def resolved(run: Run) -> Run:
+def with_absolute_paths(run: Run) -> Run:
     """The same run with its files named from the root, so that its folder can be opened from anywhere."""
 
     def absolute(section: Any, *names: str) -> Any:
@@ -90,7 +90,7 @@ def _absolute(path: str) -> str:
     return os.path.abspath(path) if path and not path.startswith("tfds:") else path
 
 
-def scheduled(run: Run, lines_per_pass: int) -> Run:
+def resolve_schedule(run: Run, lines_per_pass: int) -> Run:
     """The same run with its length told in steps: `epochs` passes, `warmup_fraction` of them, an evaluation a pass.
 
     As the original counts: steps = int(lines / batch · epochs), warm-up = int(steps · fraction); at least one step.
@@ -138,7 +138,7 @@ def predictions_of(run: Run) -> int:
     return run.data.slots if run.objective == "mlm_nsp" else run.data.predictions or PREDICTIONS
 
 
-def identity(run: Run, tokenizer: str, data: str) -> str:
+def fingerprint(run: Run, tokenizer: str, data: str) -> str:
     """One word for all that makes a run's numbers: its fixed fields and the fingerprints of tokenizer and data.
 
     Fields left at their default are not counted, so that a field added later changes no run that was begun before.
@@ -228,4 +228,4 @@ def read(directory: Path) -> tuple[Run, dict[str, Any]]:
     for name in _DESCRIBED.keys() & tree.keys():
         if not (name == "data" and tree[name] is None) and misfit({name: tree[name]}, {name: _DESCRIBED[name]}):
             raise ConfigError(f"{path}: {name} is {str(tree[name])[:60]!r}, which no training writes; put it back")
-    return of_data(from_json(tree.get("config") or {}, str(path)), tree), tree
+    return with_data_facts(from_json(tree.get("config") or {}, str(path)), tree), tree

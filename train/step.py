@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from contexture.models.layers.dropout import noise
+from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import Model, example
 from contexture.models.shapes import dims_of, path_of
 from contexture.models.sharding import constrain
@@ -17,7 +17,7 @@ from contexture.train import mesh as meshes
 from contexture.train.config import Run
 from contexture.train.losses import Sum
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss, means
-from contexture.train.optim import learning_rate, optimizer, rates
+from contexture.train.optim import learning_rate, lr_multipliers, optimizer
 
 
 @flax.struct.dataclass
@@ -59,7 +59,7 @@ def _joined(rows: Any) -> Any:
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), rows)
 
 
-def _there(params: Any) -> jax.Array:
+def _after(params: Any) -> jax.Array:
     """True, once these are there. What waits for it is written over in place: moments and parameters are both made of
     the old moments, and a CPU's XLA, which knows of no order between the two, would copy those first. Nothing is more
     than inf, NaN neither, but XLA does not reckon with that. On one device alone: of an array that is cut over several
@@ -81,13 +81,13 @@ def train_step(
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         whole = objective.weights(batch)
-        shares = rates(run.optim, state.params)
+        shares = lr_multipliers(run.optim, state.params)
 
         def part_loss(params: Any, part: Batch, row_B: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
             if shares is not None:  # what is not trained needs no gradient
                 params = jax.tree.map(lambda p, s: p if s.any() else jax.lax.stop_gradient(p), params, shares)
             variables = {"params": params, "carry": carry}
-            outputs, left = model.apply(variables, part, noise(run.seed, state.step, row_B), mutable=["carry"])
+            outputs, left = model.apply(variables, part, dropout_key(run.seed, state.step, row_B), mutable=["carry"])
             sums = objective.sums(outputs, part)
             return loss(objective, sums, whole), (sums, left.get("carry", {}))
 
@@ -126,7 +126,7 @@ def train_step(
             updates = jax.tree.map(lambda u, s: u * s, updates, shares)
         params = jax.tree.map(lambda p, u: (p - lr * u).astype(p.dtype), state.params, updates)
         params = jax.tree.map(lambda new, old: jnp.where(finite, new, old), params, state.params)
-        then = finite & _there(params) if on_one_cpu else finite
+        then = finite & _after(params) if on_one_cpu else finite
         opt = jax.tree.map(lambda new, old: jnp.where(then, new, old), opt, state.opt)
         whole_carry = jnp.stack([jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(carry))]).all()
         new = State(

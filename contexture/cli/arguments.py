@@ -10,7 +10,7 @@ from contexture.train.options import MeshConfig
 
 
 @dataclass(frozen=True)
-class Nothing:
+class NoArgs:
     """A command without options."""
 
 

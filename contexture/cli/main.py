@@ -13,14 +13,14 @@ import traceback
 from collections.abc import Callable
 
 from contexture.cli import query_commands, training_commands
-from contexture.cli.output import Result, Streamed, print_result, write_out
+from contexture.cli.output import Result, StreamingResult, print_result, write_out
 from contexture.data.errors import did_you_mean
 from contexture.data.visible import visible, visible_json
 from contexture.train.errors import ConfigError
 from contexture.train.run.exit_codes import exit_of
 from contexture.train.run.signals import Interrupted
 
-COMMANDS: dict[str, Callable[[list[str]], Result | Streamed | None]] = {
+COMMANDS: dict[str, Callable[[list[str]], Result | StreamingResult | None]] = {
     "recipes": training_commands.recipes_command,
     "tokenizer": training_commands.tokenizer_command,
     "prepare": training_commands.prepare_command,
@@ -44,7 +44,7 @@ def _help() -> str:
     return "contexture COMMAND …\n\n" + "\n".join(lines) + "\n\ncontexture COMMAND --help tells more."
 
 
-def run_command(words: list[str]) -> Result | Streamed | None:
+def run_command(words: list[str]) -> Result | StreamingResult | None:
     """One command by its words; None where only help was wanted."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
@@ -67,7 +67,7 @@ def main(words: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         result = run_command(words)
-        if isinstance(result, Streamed):
+        if isinstance(result, StreamingResult):
             told = result.work((lambda text: None) if as_json else write_out)
             result = told if as_json else write_out("\n")
         if result is not None:

@@ -13,7 +13,7 @@ Result = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Streamed:
+class StreamingResult:
     """A command's work whose text is told while it grows: work(tell) → the result for --json."""
 
     work: Callable[[Callable[[str], None]], dict[str, Any]]

@@ -66,7 +66,7 @@ def _in_one_line(box: str) -> str:
     return text
 
 
-def value_of(words: list[str], *names: str) -> str:
+def find_option(words: list[str], *names: str) -> str:
     """What was said for the first of these options: `--task.kind tag` or `--task.kind=tag` → "tag"; else ""."""
     for place, word in enumerate(words):
         for name in names:
@@ -77,7 +77,7 @@ def value_of(words: list[str], *names: str) -> str:
     return ""
 
 
-def spelled_out(words: list[str]) -> list[str]:
+def expand_aliases(words: list[str]) -> list[str]:
     """The short forms `--task X` and `--init RUN` as what they stand for."""
     short = {"--task": "--task.name", "--init": "--init.run"}
     return [
@@ -87,12 +87,12 @@ def spelled_out(words: list[str]) -> list[str]:
     ]
 
 
-def without_contradiction(base: Run, words: list[str]) -> Run:
+def apply_exclusive_options(base: Run, words: list[str]) -> Run:
     """The recipe without what contradicts the user's words: how long to train, and to warm up, is told in one way."""
-    if value_of(words, "--epochs"):
-        if value_of(words, "--steps"):
+    if find_option(words, "--epochs"):
+        if find_option(words, "--steps"):
             raise ConfigError("--steps and --epochs both say how long to train; give one of them")
         base = dataclasses.replace(base, steps=0, epochs=base.epochs or 1.0)
-    if value_of(words, "--optim.warmup") and not value_of(words, "--optim.warmup-fraction"):
+    if find_option(words, "--optim.warmup") and not find_option(words, "--optim.warmup-fraction"):
         base = dataclasses.replace(base, optim=dataclasses.replace(base.optim, warmup_fraction=0.0))
     return base

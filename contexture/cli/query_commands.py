@@ -17,7 +17,7 @@ from contexture.cli.arguments import (
     Predict,
     Score,
 )
-from contexture.cli.output import Result, Streamed, results_alone
+from contexture.cli.output import Result, StreamingResult, results_alone
 from contexture.cli.parse import parse
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import Signals
@@ -45,7 +45,7 @@ def fill_command(words: list[str]) -> Result:
     return {"text": asked.text, "masks": fill(asked.run, asked.text, top=asked.top, step=asked.step or None)}
 
 
-def generate_command(words: list[str]) -> Streamed:
+def generate_command(words: list[str]) -> StreamingResult:
     """what a GPT writes on: contexture generate RUN --prompt TEXT [--tokens N --temperature T --top-k K --top-p P]"""
     asked = parse(Generate, words, "generate")
     read(Path(asked.run))
@@ -72,7 +72,7 @@ def generate_command(words: list[str]) -> Streamed:
             tell("\n\n".join(text["prompt"] + text["text"] for text in texts))
         return {"run": asked.run, "texts": texts}
 
-    return Streamed(write)
+    return StreamingResult(write)
 
 
 def _lines(file: str) -> Iterator[str]:
@@ -169,7 +169,9 @@ def evaluate_command(words: list[str]) -> Result | None:
     signals = Signals("stopped; the same command begins again")
     try:
         with results_alone() if asked.mesh.distributed else contextlib.nullcontext():
-            what = evaluation.Asked(asked.split, asked.task.dev, asked.step, asked.batch, asked.to, asked.mesh)
+            what = evaluation.EvaluationRequest(
+                asked.split, asked.task.dev, asked.step, asked.batch, asked.to, asked.mesh
+            )
             result = evaluation.evaluate_run(Path(asked.run), what, warn, signals.check)
     finally:
         signals.close()

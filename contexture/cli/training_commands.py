@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contexture.api import warn
-from contexture.cli.arguments import LearnTokenizer, Nothing, Prepare, Show
+from contexture.cli.arguments import LearnTokenizer, NoArgs, Prepare, Show
 from contexture.cli.output import Result, results_alone
-from contexture.cli.parse import parse, spelled_out, value_of, without_contradiction
+from contexture.cli.parse import apply_exclusive_options, expand_aliases, find_option, parse
 from contexture.models.config import ElmoConfig
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError, Diverged
@@ -27,11 +27,11 @@ def _recipe(words: list[str], command: str) -> tuple[Run, Run, str]:
     if not name:
         raise ConfigError(f"{command} wants a recipe first: contexture {command} bert.tiny …")
     base = recipe(name)
-    words = spelled_out(words[1:])
-    if folder := value_of(words, "--init.run"):
-        base = _with_model_of(_begun_from([folder, *words])[0], base)
-    base = without_contradiction(base, words)
-    if value_of(words, "--objective") == "span":
+    words = expand_aliases(words[1:])
+    if folder := find_option(words, "--init.run"):
+        base = inherit_model(load_source_run([folder, *words])[0], base)
+    base = apply_exclusive_options(base, words)
+    if find_option(words, "--objective") == "span":
         raise ConfigError("objective=span is of imported runs alone; leave it out")
     if asked := [word for word in words if word.startswith("--task.")]:
         raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {asked[0]} …")
@@ -42,7 +42,7 @@ def recipes_command(words: list[str]) -> Result:
     """what can be trained, one line each"""
     from contexture.configs import recipes, task_recipes
 
-    parse(Nothing, words, "recipes")
+    parse(NoArgs, words, "recipes")
     both = {"recipes": recipes(), "tasks": task_recipes()}
     return {kind: {name: str(f.__doc__).strip().splitlines()[0] for name, f in of.items()} for kind, of in both.items()}
 
@@ -54,7 +54,7 @@ def show_command(words: list[str]) -> Result:
     if (Path(asked.what) / "run.json").exists():
         (run, described), name = read(Path(asked.what)), asked.what
         labels = tuple(described.get("labels", ()))
-        parse(Nothing, words[1:], "show")
+        parse(NoArgs, words[1:], "show")
     else:
         run, _, name = _recipe(words, "show")
     import jax
@@ -101,7 +101,7 @@ def prepare_command(words: list[str]) -> Result:
     from contexture.data.storage import check_free, left_partials
     from contexture.data.text.sources import expand
     from contexture.data.tokenizers.registry import load_tokenizer
-    from contexture.train.run.vocabulary import fits_new, learn
+    from contexture.train.run.vocabulary import check_tokenizer_kind, learn
 
     run = recipe(asked.recipe)
     try:
@@ -118,7 +118,7 @@ def prepare_command(words: list[str]) -> Result:
         else:
             files, kind, size = expand(asked.input, "input"), data.vocabulary, run.model.vocab
             tokenizer = learn(kind, files, size, data.lowercase, signals.check, data.documents, data.split)
-        fits_new(run, tokenizer.kind)
+        check_tokenizer_kind(run, tokenizer.kind)
         shards = prepare(data, tokenizer, Path(asked.to), lambda done, total: signals.check(), say=warn)
     finally:
         signals.close()
@@ -146,8 +146,8 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
     from contexture.data.layouts import with_task_tokens
     from contexture.data.tokenizers.registry import load_tokenizer
 
-    words = spelled_out(words)
-    name = value_of(words, "--task.name") or value_of(words, "--task.kind")
+    words = expand_aliases(words)
+    name = find_option(words, "--task.name") or find_option(words, "--task.kind")
     wanted = "contexture finetune RUN --task NAME, or --task.kind classify|regress|tag|choice --task.train F"
     if not words or words[0].startswith("-"):
         if any(word in ("-h", "--help") for word in words):
@@ -155,7 +155,7 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
         raise ConfigError(f"finetune wants the run to begin from first: {wanted}")
     if not name and not any(word in ("-h", "--help") for word in words):
         raise ConfigError(f"finetune wants a task: {wanted}; `contexture recipes` lists the names")
-    source, folder = _begun_from(words)
+    source, folder = load_source_run(words)
     base = task(name or "classify")
     data = dataclasses.replace(
         base.data,
@@ -172,11 +172,11 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
     base = as_elmo(base, begun, scratch="--init.scratch" in words) if elmo else dataclasses.replace(base, **begun)
     if source.data.layout == "gpt":
         base = as_gpt(base, with_task_tokens(load_tokenizer(folder / "tokenizer")).size)
-    base = without_contradiction(base, words)
+    base = apply_exclusive_options(base, words)
     return parse(Run, words[1:], "finetune", base), base
 
 
-def _with_model_of(source: Run, base: Run) -> Run:
+def inherit_model(source: Run, base: Run) -> Run:
     """A recipe with the model of another run of its family, and its way to part words."""
     if type(source.model) is not type(base.model):
         return base
@@ -191,10 +191,10 @@ def _with_model_of(source: Run, base: Run) -> Run:
     return dataclasses.replace(base, model=source.model, data=data)
 
 
-def _begun_from(words: list[str]) -> tuple[Run, Path]:
+def load_source_run(words: list[str]) -> tuple[Run, Path]:
     """The run that a fine-tuning begins from, and its folder; where that is gone, the fine-tuning itself, which goes on
     without it."""
-    here, folder = Path(words[0]), Path(value_of(words, "--dir") or ".")
+    here, folder = Path(words[0]), Path(find_option(words, "--dir") or ".")
     if folder.resolve() == here.resolve():
         raise ConfigError(f"--dir {folder} is the run to begin from; give another --dir")
     try:
@@ -216,7 +216,7 @@ def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
             folder = train(run, base, signals)
         import jax
 
-        from contexture.data.tasks.example_store import Store
+        from contexture.data.tasks.example_store import ExampleStore
         from contexture.train.run.divergence import FAR, FAR_IN_REGRESSION, diverged_loss, uniform_loss
         from contexture.train.run.folder import steps
         from contexture.train.run.report import read_metrics
@@ -225,7 +225,7 @@ def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
             return None
         trained, described = read(folder)
         if trained.objective == "regress":
-            guess, far = Store.open(folder / "data").splits["train"].answers().var(), FAR_IN_REGRESSION
+            guess, far = ExampleStore.open(folder / "data").splits["train"].answers().var(), FAR_IN_REGRESSION
         else:
             guess, far = uniform_loss(trained, len(described.get("labels", ()))), FAR
         if rise := diverged_loss(read_metrics(folder / "metrics.jsonl"), guess, far):

@@ -11,7 +11,7 @@ from contexture.data.binary_files import I64
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch
-from contexture.data.pretraining.lm_windows import Row
+from contexture.data.pretraining.lm_windows import TokenStream
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MOST_BYTES, word_table
@@ -51,7 +51,7 @@ class _Lanes:
         self.fields = dict(FIELDS)
         self.shards, self.config, self.split = shards, config, shards.splits[split]
         self.batch, self.length = config.batch, config.length
-        self.row = Row(shards, split)
+        self.row = TokenStream(shards, split)
         self.pairs = self.row.tokens
         """Words to be foretold in each direction, the ends of sentences counted."""
         if not self.pairs:

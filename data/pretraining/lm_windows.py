@@ -25,7 +25,7 @@ PACKED = {"packs": "i32 BL", "positions": "i32 BL"}
 """What packed windows have besides. packs: 1, 2, … by document, 0 at padding; positions: counted in each document."""
 
 
-class Row:
+class TokenStream:
     """The tokens of a split as one row: those of each source behind those of the source before it."""
 
     def __init__(self, shards: Shards, split: str) -> None:
@@ -98,7 +98,7 @@ class _Windows:
         self.fields = {**FIELDS, **PACKED} if config.packed else dict(FIELDS)
         self.shards, self.config, self.split = shards, config, shards.splits[split]
         self.batch, self.length = config.batch, config.length
-        self.row = Row(shards, split)
+        self.row = TokenStream(shards, split)
         if not self.row.tokens:
             raise DataError(f"{shards.folder}: no {split} text; prepare it again with data.dev or data.dev-fraction")
         if config.packed and self.tokenizer.end is None:
@@ -163,7 +163,7 @@ class WindowBatches(_Windows):
         starts = np.empty_like(numbers)
         for e in np.unique(passes).tolist():
             mine = passes == e
-            windows = rng.shuffled(rng.key(rng.WINDOW_PLACE, self.seed, e), places[mine], self.lines_per_pass)
+            windows = rng.permutation_at(rng.key(rng.WINDOW_PLACE, self.seed, e), places[mine], self.lines_per_pass)
             starts[mine] = rng.key(rng.WINDOW_SHIFT, self.seed, e) % self._shifts + windows * self.length
         return starts
 

@@ -44,10 +44,10 @@ def bert_masking(
     """
     B, L = tokens_BL.shape
     P = predictions
-    choice_B = rng.draw(rng.key(rng.MASK_CHOICE, seed), numbers_B)
+    choice_B = rng.random_bits(rng.key(rng.MASK_CHOICE, seed), numbers_B)
     # The place in the low bits keeps all numbers of a line apart, so that exactly `count` are the smallest.
     low = np.uint64((1 << max(L - 1, 1).bit_length()) - 1)
-    lots_BL = rng.draw(choice_B[:, None], np.arange(L)[None, :]) & ~low | np.arange(L, dtype=np.uint64)
+    lots_BL = rng.random_bits(choice_B[:, None], np.arange(L)[None, :]) & ~low | np.arange(L, dtype=np.uint64)
     lots_BL[~candidates_BL] = np.uint64(0xFFFFFFFFFFFFFFFF)
     count_B = np.minimum(P, np.maximum(1, np.rint(lengths_B * masked_fraction).astype(np.int64)))
     count_B = np.minimum(count_B, candidates_BL.sum(1))
@@ -64,9 +64,9 @@ def bert_masking(
     labels = tokens_BL[rows, columns]
     labels_BP[used_BP] = labels
 
-    action_B = rng.draw(rng.key(rng.MASK_ACTION, seed), numbers_B)
-    first, second, third = (rng.draw(action_B[rows], 3 * columns + part) for part in range(3))
-    replaced = np.where(rng.unit(second) < 0.5, labels, rng.below(third, vocab))
+    action_B = rng.random_bits(rng.key(rng.MASK_ACTION, seed), numbers_B)
+    first, second, third = (rng.random_bits(action_B[rows], 3 * columns + part) for part in range(3))
+    replaced = np.where(rng.uniform(second) < 0.5, labels, rng.randint(third, vocab))
     tokens = tokens_BL.copy()
-    tokens[rows, columns] = np.where(rng.unit(first) < 0.8, mask, replaced)
+    tokens[rows, columns] = np.where(rng.uniform(first) < 0.8, mask, replaced)
     return Masked(tokens, slots_BP, labels_BP, used_BP.astype(np.float32))

@@ -19,7 +19,7 @@ from contexture.data import rng
 from contexture.data.binary_files import I64, Check
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.layouts import Batch, Pairs, bert_pair, cut
+from contexture.data.layouts import Batch, SpanPairs, bert_pair, truncate_randomly
 from contexture.data.pretraining.masking import bert_masking
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file
@@ -105,7 +105,7 @@ class SentencePairs:
                 "prepare other text into another folder"
             )
 
-    def pairs(self, numbers: I64) -> Pairs:
+    def pairs(self, numbers: I64) -> SpanPairs:
         """Lines by their numbers, i64 [n], from 0 on without end. Safe to call from several threads."""
         parts: list[tuple[NDArray[np.intp], Plan]] = []
         passes, places = np.divmod(numbers, self.lines_per_pass)
@@ -177,7 +177,7 @@ class SentencePairs:
                     first = stop
             document += 1
 
-    def _resolved(self, plan: Plan) -> Pairs:
+    def _resolved(self, plan: Plan) -> SpanPairs:
         """Reads the sentence lengths that random second spans need."""
         b_start, b_length = plan.b_start.copy(), plan.b_length.astype(np.int64)
         rows = np.flatnonzero(plan.is_random)
@@ -191,7 +191,7 @@ class SentencePairs:
             start = offsets[0]
             end = offsets[min(int(offsets[1:].searchsorted(start + tokens)) + 1, guess)]
             b_start[row], b_length[row] = start, end - start
-        return Pairs(plan.a_start, plan.a_length.astype(np.int64), b_start, b_length, plan.is_random)
+        return SpanPairs(plan.a_start, plan.a_length.astype(np.int64), b_start, b_length, plan.is_random)
 
     def _order(self, e: int) -> tuple[I64, I64]:
         """The blocks in the order of pass e, and after how many lines each of its windows ends."""
@@ -303,7 +303,7 @@ class PairBatches:
         config = self.config
         with self._lock:
             self.rows_read += len(numbers)
-        pairs = cut(self.stream.pairs(numbers), numbers, length=config.length, seed=self.seed)
+        pairs = truncate_randomly(self.stream.pairs(numbers), numbers, length=config.length, seed=self.seed)
         tokenizer = wordpiece(self.tokenizer)
         batch = bert_pair(self.shards.read, pairs, tokenizer, config.length)
         masked = bert_masking(

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from contexture.data.binary_files import Out, Rows, close_all, fingerprint_of
+from contexture.data.binary_files import HashingWriter, Int64Writer, close_all, fingerprint_of
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.pretraining.shards import FORMAT, INDEX, PER_FILE, SPLITS, UNKNOWN, Shards
 from contexture.data.storage import atomic_folder, check_free
 from contexture.data.text.sources import Source, document_batches, expand, sentence_batches, shared
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.open_vocabulary import Numbering
+from contexture.data.tokenizers.open_vocabulary import CorpusVocabulary
 from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 from contexture.data.tokenizers.word_level import word_tokenizer
 
@@ -100,7 +100,7 @@ class _Table:
     """The documents of one split."""
 
     def __init__(self, path: Path) -> None:
-        self.rows = Rows(path)
+        self.rows = Int64Writer(path)
         self.documents = self.sentences = self.tokens = self.pairs = 0
         self.blocks = [0]
         self._block = [0, 0]
@@ -126,18 +126,18 @@ class _Table:
 class _Writer:
     def __init__(self, folder: Path, tokenizer: Tokenizer, config: DataConfig, per_file: int) -> None:
         self.folder, self.tokenizer, self.config, self.per_file = folder, tokenizer, config, per_file
-        self.numbering = Numbering(word_tokenizer(tokenizer)) if config.stream == "lanes" else None
+        self.numbering = CorpusVocabulary(word_tokenizer(tokenizer)) if config.stream == "lanes" else None
         # how many words a vocabulary lacks is not known beforehand
         self.dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 and self.numbering is None else "<u4")
         self.sentences = self.tokens = 0
-        self.starts = Rows(folder / "sentences.bin")
+        self.starts = Int64Writer(folder / "sentences.bin")
         self.starts.add(0)
-        self.borders = Rows(folder / "borders.partial")
+        self.borders = Int64Writer(folder / "borders.partial")
         self.tables = {name: _Table(folder / f"{name}.bin") for name in SPLITS}
         self.unknown = UnknownTokens(tokenizer)
         self.unigrams = np.zeros(tokenizer.size, np.int64)
         self.sources: list[dict[str, Any]] = []
-        self._pieces: list[Out] = []
+        self._pieces: list[HashingWriter] = []
         self._windows = config.stream == "windows"
 
     def add(self, source: Source, split: str, dev_fraction: float, seen: Callable[..., None]) -> None:
@@ -248,7 +248,7 @@ class _Writer:
             number, at = divmod(self.tokens + written, self.per_file)
             if not at:
                 self._close_tokens()
-                self._pieces.append(Out(self.folder / f"tokens-{number:05d}.bin"))
+                self._pieces.append(HashingWriter(self.folder / f"tokens-{number:05d}.bin"))
             piece = ids[written : written + self.per_file - at]
             self._pieces[-1].write(piece.tobytes())
             written += len(piece)
@@ -349,12 +349,12 @@ class _Writer:
             )
         splits = {name: table.summary() for name, table in self.tables.items()}
         self.starts.flush()
-        unigrams = Out(self.folder / "unigrams.bin")
+        unigrams = HashingWriter(self.folder / "unigrams.bin")
         unigrams.write(self.unigrams.astype("<i8").tobytes())
         unigrams.file.close()
         words = []
         if self.numbering is not None:
-            words = [Out(self.folder / UNKNOWN)]
+            words = [HashingWriter(self.folder / UNKNOWN)]
             words[0].write(self.numbering.unknown())
             words[0].file.close()
         self.close()

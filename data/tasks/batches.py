@@ -10,8 +10,17 @@ from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError, did_you_mean
-from contexture.data.layouts import Batch, Pairs, bert_pair, both_orders, cut_ends, elmo_words, gpt_pair, gpt_specials
-from contexture.data.tasks.example_store import ANSWER, END, A, B, Encoded, Store
+from contexture.data.layouts import (
+    Batch,
+    SpanPairs,
+    bert_pair,
+    both_orders,
+    elmo_words,
+    gpt_pair,
+    gpt_specials,
+    truncate_longest_first,
+)
+from contexture.data.tasks.example_store import ANSWER, END, A, B, ExampleSplit, ExampleStore
 from contexture.data.tasks.tables import counted
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MOST_BYTES
@@ -80,7 +89,7 @@ def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, 
 class _Reader:
     """Examples by their numbers → the arrays of a batch."""
 
-    split: Encoded
+    split: ExampleSplit
     tokenizer: Tokenizer
     layout: str
     length: int
@@ -110,8 +119,8 @@ class _Reader:
         single = rows[:, B] < 0
         middle = np.where(single, rows[:, END], rows[:, B])
         b_length = np.where(single, -1, rows[:, END] - middle)
-        pairs = Pairs(rows[:, A], middle - rows[:, A], middle, b_length, np.zeros(len(rows), bool))
-        pairs = cut_ends(both_orders(pairs) if split.symmetric else pairs, self.length)
+        pairs = SpanPairs(rows[:, A], middle - rows[:, A], middle, b_length, np.zeros(len(rows), bool))
+        pairs = truncate_longest_first(both_orders(pairs) if split.symmetric else pairs, self.length)
         batch: Batch
         if self.layout == "gpt":
             batch = gpt_pair(split.tokens.read, pairs, self.tokenizer, self.length)
@@ -169,7 +178,9 @@ class TaskBatches:
     Differs: the original shuffles within a buffer of 100 examples; here a pass is shuffled whole.
     """
 
-    def __init__(self, store: Store, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, *, seed: int) -> None:
+    def __init__(
+        self, store: ExampleStore, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, *, seed: int
+    ) -> None:
         split = store.splits["train"]
         self.fields = task_fields(store.kind, config.layout, split.symmetric, store.pair)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
@@ -223,7 +234,7 @@ class HeldOutTask:
 
     def __init__(
         self,
-        split: Encoded,
+        split: ExampleSplit,
         tokenizer: Tokenizer,
         config: DataConfig,
         lines: int,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import rng
-from contexture.data.binary_files import I64, Out, close_all, fingerprint_of
+from contexture.data.binary_files import I64, HashingWriter, close_all, fingerprint_of
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_folder
@@ -28,9 +28,9 @@ from contexture.data.tasks.example_store import (
     A,
     B,
     Column,
-    Encoded,
+    ExampleSplit,
+    ExampleStore,
     Memory,
-    Store,
     sha256_of,
     tokens_of,
 )
@@ -38,10 +38,10 @@ from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels, alternatives, answer, usual_alternatives
 from contexture.data.tasks.read_examples import check_sources, examples, open_source, source_of
-from contexture.data.tasks.word_alignment import cut_words, spelled, unknown_ids
+from contexture.data.tasks.word_alignment import cut_words, encode_checked, unknown_ids
 from contexture.data.text.sources import shared
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.open_vocabulary import Spelling
+from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import Words
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ CHUNK = 4096
 
 
 @dataclass(frozen=True)
-class Coded:
+class EncodedChunk:
     """A chunk of examples, encoded: rows i64 [n · choices, 6] (places counted from the chunk's first token), tokens,
     tags."""
 
@@ -60,19 +60,19 @@ class Coded:
     choices: int = 1
 
 
-def reader(tokenizer: Tokenizer) -> Tokenizer | Spelling:
+def reader(tokenizer: Tokenizer) -> Tokenizer | OpenVocabulary:
     """What numbers the tokens of examples: the tokenizer itself; of one of words, what numbers any word."""
-    return Spelling(tokenizer) if isinstance(tokenizer, Words) else tokenizer
+    return OpenVocabulary(tokenizer) if isinstance(tokenizer, Words) else tokenizer
 
 
-def code(
+def encode_chunk(
     found: Sequence[Example],
     kind: str,
-    tokenizer: Tokenizer | Spelling,
+    tokenizer: Tokenizer | OpenVocabulary,
     labels: Labels,
     file: int,
     report: FileReport | None = None,
-) -> Coded:
+) -> EncodedChunk:
     """Tokenises examples and numbers their answers. A text or a word without a piece is read as the unknown token,
     which `report` counts.
 
@@ -103,18 +103,18 @@ def code(
     rows[:, LINE] = np.repeat([int(example.origin.rpartition(":")[2]) for example in found], choices)
     total = int(ends[-1])
     flat_tags = None if tags is None else np.fromiter(chain.from_iterable(tags), np.int32, total)
-    return Coded(rows, np.fromiter(chain.from_iterable(lines), np.uint32, total), flat_tags, choices)
+    return EncodedChunk(rows, np.fromiter(chain.from_iterable(lines), np.uint32, total), flat_tags, choices)
 
 
 def _rows(
-    found: Sequence[Text | Pair | Choice], tokenizer: Tokenizer | Spelling, report: FileReport
+    found: Sequence[Text | Pair | Choice], tokenizer: Tokenizer | OpenVocabulary, report: FileReport
 ) -> list[tuple[list[int], list[int] | None]]:
     """The pieces of each row's first text and of its second, where it has one; a choice has a row for each
     alternative."""
     texts = [_texts(example) for example in found]
     origins = [example.origin for example, several in zip(found, texts, strict=True) for _ in several]
     flat = list(chain.from_iterable(texts))
-    lines = spelled(flat, origins, tokenizer)
+    lines = encode_checked(flat, origins, tokenizer)
     unknown = unknown_ids(tokenizer)
     for place, (text, ids) in enumerate(zip(flat, lines, strict=True)):
         if not ids:
@@ -136,7 +136,7 @@ def _texts(example: Text | Pair | Choice) -> tuple[str, ...]:
     return (example.text, *example.choices) if isinstance(example, Choice) else (example.text,)
 
 
-def same_shape(coded: Coded, pair: bool | None, origin: str) -> bool:
+def same_shape(coded: EncodedChunk, pair: bool | None, origin: str) -> bool:
     """Whether the examples are pairs; origin: that of one of them. Raises: DataError where one is not what the others
     were."""
     found = coded.rows[:, B] >= 0
@@ -151,19 +151,19 @@ def same_shape(coded: Coded, pair: bool | None, origin: str) -> bool:
 
 
 def in_memory(
-    coded: Coded,
+    coded: EncodedChunk,
     kind: str,
     labels: tuple[str, ...],
     source: str,
     symmetric: bool = False,
     letters: NDArray[np.uint16] | None = None,
-) -> Encoded:
+) -> ExampleSplit:
     """A chunk as a split of its own."""
     tags = None if coded.tags is None else Column(Memory(coded.tags), np.dtype("<i4"))
     longest = int(tokens_of(coded.rows, letters is not None).max())
     rows, tokens = Column(Memory(coded.rows), np.dtype("<i8"), 6), Column(Memory(coded.tokens), np.dtype("<u4"))
     many = len(coded.rows) // coded.choices
-    return Encoded(kind, labels, (source,), many, longest, rows, tokens, tags, coded.choices, symmetric, letters)
+    return ExampleSplit(kind, labels, (source,), many, longest, rows, tokens, tags, coded.choices, symmetric, letters)
 
 
 MOST_BATCH = 1 << 14
@@ -193,7 +193,7 @@ def encode(
     check: Callable[[], None] = lambda: None,
     labels: Sequence[str] = (),
     pair: bool | None = None,
-) -> Store:
+) -> ExampleStore:
     """Encodes task.train and task.dev into the folder `to` and opens it.
 
     labels, pair: those of a run that is already trained, instead of task.labels and what train holds; then task.train
@@ -216,7 +216,7 @@ def encode(
         except BaseException:
             writer.close()
             raise
-    return Store.open(to)
+    return ExampleStore.open(to)
 
 
 def _apart(task: TaskConfig) -> None:
@@ -233,10 +233,12 @@ class _Writer:
         self.pair = pair
         self.folder, self.task, self.labels = folder, task, labels
         self.tokenizer = reader(tokenizer)
-        spells = isinstance(self.tokenizer, Spelling)
+        spells = isinstance(self.tokenizer, OpenVocabulary)
         self.dtype = np.dtype("<u4" if spells or tokenizer.size > 1 << 16 else "<u2")
         columns = ("rows", "tokens", "tags") if task.kind == "tag" else ("rows", "tokens")
-        self.files = {f"{split}-{name}": Out(folder / f"{split}-{name}.bin") for split in SPLITS for name in columns}
+        self.files = {
+            f"{split}-{name}": HashingWriter(folder / f"{split}-{name}.bin") for split in SPLITS for name in columns
+        }
         self.splits = {name: {"examples": 0, "tokens": 0, "longest": 0} for name in SPLITS}
         self.sources: list[dict[str, Any]] = []
         self.counts = np.zeros(0, np.int64)
@@ -256,7 +258,7 @@ class _Writer:
             chunk = [example for example in read if self._is_answered(example, report)]
             if not chunk:
                 continue
-            coded = code(chunk, self.task.kind, self.tokenizer, self.labels, len(self.sources) - 1, report)
+            coded = encode_chunk(chunk, self.task.kind, self.tokenizer, self.labels, len(self.sources) - 1, report)
             self.pair = same_shape(coded, self.pair, chunk[0].origin)
             if self.task.symmetric and not self.pair:
                 raise DataError(
@@ -265,7 +267,7 @@ class _Writer:
                 )
             numbers = np.arange(self._read, self._read + len(chunk))
             self._read += len(chunk)
-            held = rng.unit(rng.draw(rng.key(rng.HELD_OUT), numbers)) < fraction
+            held = rng.uniform(rng.random_bits(rng.key(rng.HELD_OUT), numbers)) < fraction
             self._write(coded, split, np.flatnonzero(~held))
             self._write(coded, "dev", np.flatnonzero(held))
         report.finish(say)
@@ -285,7 +287,7 @@ class _Writer:
             return False
         return True
 
-    def _write(self, coded: Coded, split: str, chosen: NDArray[np.intp]) -> None:
+    def _write(self, coded: EncodedChunk, split: str, chosen: NDArray[np.intp]) -> None:
         if not len(chosen):
             return
         chosen_rows = (chosen[:, None] * coded.choices + np.arange(coded.choices)).ravel()
@@ -307,7 +309,9 @@ class _Writer:
             answers = tags[tags >= 0]
         counts["examples"] += len(chosen)
         counts["tokens"] += len(spans)
-        counts["longest"] = max(counts["longest"], int(tokens_of(rows, isinstance(self.tokenizer, Spelling)).max()))
+        counts["longest"] = max(
+            counts["longest"], int(tokens_of(rows, isinstance(self.tokenizer, OpenVocabulary)).max())
+        )
         if split == "train" and self.task.kind != "regress":
             found = np.bincount(answers, minlength=max(len(self.labels.numbers), len(self.counts)))
             self.counts = found + np.pad(self.counts, (0, len(found) - len(self.counts)))
@@ -324,7 +328,7 @@ class _Writer:
             name = f"{split}-{'tags' if self.task.kind == 'tag' else 'rows'}"
             old = self.files[name]
             old.file.seek(0)
-            new = Out(self.folder / f"{name}.renumbered")
+            new = HashingWriter(self.folder / f"{name}.renumbered")
             width, dtype = (1, "<i4") if self.task.kind == "tag" else (6, "<i8")
             while raw := old.file.read(width * 8 * (1 << 16)):
                 table = np.frombuffer(raw, dtype).reshape(-1, width).copy()
@@ -351,8 +355,8 @@ class _Writer:
                 f"{self.sources[0]['name']}: every example has the label {labels[0]!r}, so there is nothing to learn; "
                 "see that --task.label names the right column"
             )
-        if isinstance(self.tokenizer, Spelling):
-            self.files[WORDS] = Out(self.folder / WORDS)
+        if isinstance(self.tokenizer, OpenVocabulary):
+            self.files[WORDS] = HashingWriter(self.folder / WORDS)
             self.files[WORDS].write(self.tokenizer.file())
         self.close()
         index: dict[str, Any] = {

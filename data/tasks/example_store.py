@@ -29,7 +29,7 @@ from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
 from contexture.data.tokenizers.elmo_char_ids import are_cut
-from contexture.data.tokenizers.word_level import letters_of
+from contexture.data.tokenizers.word_level import char_id_table
 
 FORMAT = 1
 INDEX = "index.json"
@@ -84,7 +84,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class ExampleSplit:
     """The examples of one split. labels: the classes or tags in their order, () for a regression."""
 
     kind: str
@@ -156,7 +156,7 @@ def tokens_of(rows: I64, apart: bool) -> I64:
     return np.maximum(first, whole - first)
 
 
-class Store:
+class ExampleStore:
     """A folder of encoded examples, opened for reading by any number of threads."""
 
     def __init__(self, folder: Path, index: dict[str, Any]) -> None:
@@ -175,13 +175,13 @@ class Store:
         if WORDS in index["files"]:
             check_bytes(folder / WORDS, index["files"][WORDS]["sha256"], _MEND)
             words = json.loads(read_plain(folder / WORDS))
-            self._letters, self.cut_words = letters_of(words), int(are_cut(words).sum())
+            self._letters, self.cut_words = char_id_table(words), int(are_cut(words).sum())
         self.splits = {name: self._split(name) for name in SPLITS}
 
-    def _split(self, name: str) -> Encoded:
+    def _split(self, name: str) -> ExampleSplit:
         counts, token = self.index["splits"][name], np.dtype(self.index["dtype"])
         tags = Column(File(self.folder / f"{name}-tags.bin"), np.dtype("<i4")) if self.kind == "tag" else None
-        return Encoded(
+        return ExampleSplit(
             self.kind,
             self.labels,
             tuple(source["name"] for source in self.index["sources"]),
@@ -196,7 +196,7 @@ class Store:
         )
 
     @staticmethod
-    def open(folder: Path) -> "Store":
+    def open(folder: Path) -> "ExampleStore":
         """Raises: DataError where there is none, or it is not as it was written."""
         file = folder / INDEX
         try:
@@ -214,7 +214,7 @@ class Store:
             there = os.path.getsize(folder / name) if (folder / name).is_file() else None
             if there != entry["size"]:
                 raise DataError(f"{folder / name}: missing or not as long as it was written; {_MEND}")
-        return Store(folder, index)
+        return ExampleStore(folder, index)
 
     def sources_changed(self, task: TaskConfig) -> str:
         """A sentence saying how the files that `task` names differ by name or content from what was read, or ""."""

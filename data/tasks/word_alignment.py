@@ -7,12 +7,12 @@ from contexture.data.layouts import GPT_SPECIALS
 from contexture.data.tasks.examples import Tagged
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.open_vocabulary import Spelling
+from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import UNK
 
 
 def cut_words(
-    examples: Sequence[Tagged], tokenizer: Tokenizer | Spelling, report: FileReport
+    examples: Sequence[Tagged], tokenizer: Tokenizer | OpenVocabulary, report: FileReport
 ) -> tuple[list[list[int]], list[list[int]]]:
     """(the pieces of each example's words, joined; where among them each word is read).
 
@@ -23,13 +23,13 @@ def cut_words(
 
     `["Jim", "Henson"]` → pieces `jim hen ##son`, places `0 1`.
     """
-    if isinstance(tokenizer, Spelling):
+    if isinstance(tokenizer, OpenVocabulary):
         lines = [tokenizer.number(example.words) for example in examples]
         return lines, [[*range(len(line))] for line in lines]
     last, space = GPT_SPECIALS[-1] in tokenizer.specials, " " if tokenizer.lossless else ""
     written = [[f"{space if n else ''}{word}" for n, word in enumerate(example.words)] for example in examples]
     where = {word: example.origin for example, words in zip(examples, written, strict=True) for word in words}
-    pieces = dict(zip(where, spelled(list(where), list(where.values()), tokenizer), strict=True))
+    pieces = dict(zip(where, encode_checked(list(where), list(where.values()), tokenizer), strict=True))
     unknown = unknown_ids(tokenizer)
     lines: list[list[int]] = []
     places: list[list[int]] = []
@@ -51,10 +51,10 @@ def cut_words(
     return lines, places
 
 
-def unknown_ids(tokenizer: Tokenizer | Spelling) -> list[int]:
+def unknown_ids(tokenizer: Tokenizer | OpenVocabulary) -> list[int]:
     """What stands for a text or a word without a piece: the unknown token; where a vocabulary has none, a space, else
     its first token."""
-    if isinstance(tokenizer, Spelling):
+    if isinstance(tokenizer, OpenVocabulary):
         return tokenizer.number([UNK])
     if tokenizer.unk is not None and tokenizer.unk >= 0:
         return [tokenizer.unk]
@@ -64,7 +64,9 @@ def unknown_ids(tokenizer: Tokenizer | Spelling) -> list[int]:
         return [0]
 
 
-def spelled(texts: Sequence[str], origins: Sequence[str], tokenizer: Tokenizer | Spelling) -> list[list[int]]:
+def encode_checked(
+    texts: Sequence[str], origins: Sequence[str], tokenizer: Tokenizer | OpenVocabulary
+) -> list[list[int]]:
     """The pieces of texts. Raises: DataError with the origin of one that has what the vocabulary cannot spell."""
     try:
         return tokenizer.encode(texts)

@@ -65,7 +65,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class Grown:
+class WithAddedTokens:
     """A vocabulary with special tokens behind it; all other ids stay. Text that spells one of them is text."""
 
     def __init__(self, base: Tokenizer, names: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class Grown:
         common.save(folder, self.files())
 
 
-def with_specials(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
+def with_added_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
     """The same vocabulary with tokens behind it that no text spells: `with_specials(tokenizer, ["_start_"])`.
 
     Raises: DataError for WordPiece, which has its own, for words, for a name twice, and for no name.
@@ -115,11 +115,11 @@ def with_specials(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
         raise DataError(f"a wordpiece vocabulary has its own special tokens ({', '.join(wordpiece.SPECIAL)}); use them")
     if tokenizer.kind == Words.kind:
         raise DataError(f"no special tokens are added to a vocabulary of kind {Words.kind}; use it as it is")
-    base, old = (tokenizer.base, tokenizer.names) if isinstance(tokenizer, Grown) else (tokenizer, ())
+    base, old = (tokenizer.base, tokenizer.names) if isinstance(tokenizer, WithAddedTokens) else (tokenizer, ())
     together = [*old, *names]
     if not names or "" in names:
         raise DataError("a special token without a name; give each a name, like _start_")
     if len(set(together)) < len(together):
         name = next(name for name in together if together.count(name) > 1)
         raise DataError(f"the special token {name!r} is there already; give each name once")
-    return Grown(base, together)
+    return WithAddedTokens(base, together)

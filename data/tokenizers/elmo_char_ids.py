@@ -67,7 +67,7 @@ def are_cut(words: Sequence[str]) -> NDArray[np.bool_]:
     return np.fromiter(sizes, np.int64, len(words)) > MOST_BYTES
 
 
-def spelled(rows: NDArray[np.integer]) -> list[str]:
+def words_from_char_ids(rows: NDArray[np.integer]) -> list[str]:
     """The words again, for people: i32 [n, 50] → words, `<S>`, `</S>`, and "" for zeros."""
     marks = {BEGIN_SENTENCE: "<S>", END_SENTENCE: "</S>"}
     found = []

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import common, wordpiece
-from contexture.data.tokenizers.base import Grown, Tokenizer, with_specials
+from contexture.data.tokenizers.base import Tokenizer, WithAddedTokens, with_added_tokens
 from contexture.data.tokenizers.byte_pair import END, ByteBPE, Gpt1BPE, checked_pair, is_added, ordered, read_pair
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.wordpiece import CLS, MASK, PAD, SEP, UNK, WordPiece
@@ -101,7 +101,7 @@ def _byte_pairs(folder: Path, kind: str, whole: dict[str, Any] | None, added: li
     if not more:
         return tokenizer
     ordered([*entries, *more], file)
-    return with_specials(tokenizer, [token for token, _ in more])
+    return with_added_tokens(tokenizer, [token for token, _ in more])
 
 
 _BERT_STEPS = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
@@ -230,7 +230,7 @@ def transformers_files(tokenizer: Tokenizer, length: int, special: Special, say:
 
     Raises: DataError for a kind that it has none of.
     """
-    base, names = (tokenizer.base, list(tokenizer.names)) if isinstance(tokenizer, Grown) else (tokenizer, [])
+    base, names = (tokenizer.base, list(tokenizer.names)) if isinstance(tokenizer, WithAddedTokens) else (tokenizer, [])
     if isinstance(base, WordPiece):
         made, settings, files = _bert_files(base)
     elif isinstance(base, ByteBPE):

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.tokenizers.elmo_char_ids import are_cut
-from contexture.data.tokenizers.word_level import Words, letters_of
+from contexture.data.tokenizers.word_level import Words, char_id_table
 
 
-class _Growing(dict[str, int]):
+class _AutoNumber(dict[str, int]):
     """Numbers of words; one that is asked for and has none gets the next, and is noted in `new`."""
 
     def __init__(self, ids: Mapping[str, int], first: int) -> None:
@@ -23,13 +23,13 @@ class _Growing(dict[str, int]):
         return number
 
 
-class Numbering:
+class CorpusVocabulary:
     """Words → ids for lanes: those that the vocabulary lacks are numbered behind it, V, V+1, …, by first appearance, so
     that they can be read letter by letter. Memory grows with the number of different words."""
 
     def __init__(self, tokenizer: Words) -> None:
         self._tokenizer = tokenizer
-        self._ids = _Growing(tokenizer.ids, tokenizer.size)
+        self._ids = _AutoNumber(tokenizer.ids, tokenizer.size)
         self._long = np.flatnonzero(are_cut(tokenizer.vocabulary))
         self._looked_at = 0
         self._seen: set[int] = set()
@@ -69,7 +69,7 @@ class Numbering:
         return {"unknown": lacking, "cut": {"words": len(self._seen), "times": self._times}}
 
 
-class Spelling:
+class OpenVocabulary:
     """What stands for a vocabulary where words are only read, letter by letter: every word that comes has a number, by
     first appearance, and none is unknown. Memory grows with the number of different words."""
 
@@ -79,7 +79,7 @@ class Spelling:
     def __init__(self, tokenizer: Words, known: Iterable[str] = ()) -> None:
         self.fingerprint, self.kind, self.split = tokenizer.fingerprint, tokenizer.kind, tokenizer.split
         self._words = tokenizer.words
-        self._ids = _Growing({}, 0)
+        self._ids = _AutoNumber({}, 0)
         self.number(known)
 
     @property
@@ -97,7 +97,7 @@ class Spelling:
 
     def letters(self) -> NDArray[np.uint16]:
         """What is read of each word → u16 [n, 50]."""
-        return letters_of(self._ids.new)
+        return char_id_table(self._ids.new)
 
     def file(self) -> bytes:
         """The words, a JSON list: words to tag may hold white space."""

@@ -8,7 +8,7 @@ from typing import Any
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain
 from contexture.data.tokenizers import byte_pair, common, sentencepiece_model, word_level, wordpiece
-from contexture.data.tokenizers.base import Tokenizer, with_specials
+from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.byte_pair import ByteBPE, Gpt1BPE, learn_byte_bpe
 from contexture.data.tokenizers.char_level import Characters, learn_characters
 from contexture.data.tokenizers.sentencepiece_model import SentencePiece, learn_sentencepiece
@@ -115,7 +115,7 @@ def _open_saved(folder: Path) -> Tokenizer:
     if not fits or not named:
         raise DataError(f"{file}: {_NO_OPTIONS}")
     tokenizer = _open_kind(folder, kind, options)
-    return with_specials(tokenizer, names) if names else tokenizer
+    return with_added_tokens(tokenizer, names) if names else tokenizer
 
 
 def _open_kind(folder: Path, kind: str, options: Mapping[str, Any]) -> Tokenizer:

@@ -140,7 +140,7 @@ _TOGETHER = 1 << 14
 """Words whose letters are looked up together."""
 
 
-def letters_of(words: Sequence[str]) -> NDArray[np.uint16]:
+def char_id_table(words: Sequence[str]) -> NDArray[np.uint16]:
     """What is read of each word (`data.tokenizers.elmo_char_ids`) → u16 [n, 50]."""
     rows = np.empty((len(words), WIDTH), np.uint16)
     for at in range(0, len(words), _TOGETHER):

@@ -14,7 +14,7 @@ MOST_LOGITS = 1 << 24
 
 
 @flax.struct.dataclass
-class Scored:
+class TokenLosses:
     """total: Σ weight · loss, the only one with a gradient. loss_BL in nats; hit_BL: 1 where the next token's logit is
     greater than all others, else 0 (a tie is no hit: train.losses.cross_entropy)."""
 
@@ -25,13 +25,13 @@ class Scored:
 
 def next_token_loss(
     x_BLD: jax.Array, table_VD: jax.Array, next_BL: jax.Array, weights_BL: jax.Array, bias_V: jax.Array | None = None
-) -> Scored:
+) -> TokenLosses:
     """The cross entropy of next under softmax(x · table + bias), weighted; bias_V in float32.
 
     The gradient of the total is formed in the forward pass, part by part of the line (a part's logits are there
     anyway), and only scaled in the backward pass; nothing of the size of the logits is kept.
     """
-    return Scored(*_loss(x_BLD, table_VD, bias_V, next_BL, weights_BL))
+    return TokenLosses(*_loss(x_BLD, table_VD, bias_V, next_BL, weights_BL))
 
 
 @jax.custom_vjp

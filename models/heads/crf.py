@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 @flax.struct.dataclass
-class Chained:
+class CrfOutput:
     """loss_B: -log p(tags) of each line, in nats, 0 of one without words; best_BL: the likeliest tags; shares_BLC: p of
     each word's tag, whatever the others are."""
 
@@ -16,14 +16,14 @@ class Chained:
     shares_BLC: jax.Array
 
 
-class Chain(nn.Module):
+class LinearChainCRF(nn.Module):
     """Scores of tags from one to the next, of the first and of the last: logits BLC, tags and mask i32 BL (words stand
     first in a line) → Chained. All are 0 to begin with."""
 
     classes: int
 
     @nn.compact
-    def __call__(self, logits_BLC: jax.Array, tags_BL: jax.Array, mask_BL: jax.Array) -> Chained:
+    def __call__(self, logits_BLC: jax.Array, tags_BL: jax.Array, mask_BL: jax.Array) -> CrfOutput:
         C, zeros = self.classes, nn.initializers.zeros
         steps_CC = self.param("steps", zeros, (C, C))
         first_C, last_C = self.param("first", zeros, (C,)), self.param("last", zeros, (C,))
@@ -33,7 +33,7 @@ class Chain(nn.Module):
         loss_B = jnp.where(mask_BL[:, 0] > 0, loss_B, 0.0)
         scores = mask_BL, steps_CC, first_C, last_C
         shares_BLC = jax.grad(lambda logits_BLC: _all_paths(logits_BLC, *scores).sum())(logits_BLC)
-        return Chained(loss_B, _best(logits_BLC, *scores), shares_BLC)
+        return CrfOutput(loss_B, _best(logits_BLC, *scores), shares_BLC)
 
 
 def _path(

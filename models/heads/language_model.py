@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models.encoding import Encoding
-from contexture.models.heads.chunked_softmax import Scored, next_token_loss
+from contexture.models.heads.chunked_softmax import TokenLosses, next_token_loss
 from contexture.models.layers.blocks import ACTIVATIONS, Init, Linear, Norm, logits_linear
-from contexture.models.layers.dropout import Noise
+from contexture.models.layers.dropout import DropoutKey
 from contexture.models.sharding import constrain
 
 
@@ -28,7 +28,9 @@ class MaskedLM(nn.Module):
     tied: bool = True
 
     @nn.compact
-    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
         x_BPD = jnp.take_along_axis(encoding.hidden_BLD, batch["slots"][:, :, None], axis=1)
         x_BPD = Linear("BPD,D_->BP_", self.sizes, self.kernel_init, self.dtype, name="transform")(x_BPD)
         x_BPD = Norm(self.eps, self.dtype, name="norm")(ACTIVATIONS[self.activation](x_BPD))
@@ -46,7 +48,9 @@ class NextSentence(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
         assert encoding.pooled_BD is not None, "NextSentence reads a pooled vector, and this backbone gives none"
         linear = logits_linear("BD,DC->BC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
@@ -65,7 +69,9 @@ class NextToken(nn.Module):
     tied: bool = True
 
     @nn.compact
-    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> Scored:
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> TokenLosses:
         table_VD = _table(self, encoding).astype(self.dtype)
         return next_token_loss(encoding.hidden_BLD, table_VD, batch["next"], batch["next_weights"])
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from contexture.models.config import HeadConfig
 from contexture.models.encoding import Encoding
-from contexture.models.heads.crf import Chain, Chained
+from contexture.models.heads.crf import CrfOutput, LinearChainCRF
 from contexture.models.layers.blocks import Init, logits_linear
-from contexture.models.layers.dropout import Noise, dropout, of_lines
+from contexture.models.layers.dropout import DropoutKey, dropout, repeat_for_choices
 from contexture.models.shapes import by_path
 
 SITE = 1 << 17
@@ -83,17 +83,19 @@ class Features(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, encoding: Encoding, noise: Noise | None) -> jax.Array:
+    def __call__(self, encoding: Encoding, dropout_key: DropoutKey | None) -> jax.Array:
         h, mask_BL, states = self.head, encoding.mask_BL, encoding.states
         layers = {"all": states, "top": states[-1:], "words": states[:1]}[h.mix]
         below = states[:1] if h.place == "output" else layers
         x_BLD = ScalarMix(h.mix_norm, name="mix")(below, mask_BL)
-        x_BLD = dropout(x_BLD, self.rate, noise, SITE)
+        x_BLD = dropout(x_BLD, self.rate, dropout_key, SITE)
         if h.cells:
-            x_BLD = dropout(TaskLstm(h.cells, self.dtype, name="lstm")(x_BLD, mask_BL), self.rate, noise, SITE + 1)
+            x_BLD = dropout(
+                TaskLstm(h.cells, self.dtype, name="lstm")(x_BLD, mask_BL), self.rate, dropout_key, SITE + 1
+            )
         if h.place != "input":
             more_BLD = ScalarMix(h.mix_norm, name="output_mix")(layers, mask_BL)
-            x_BLD = jnp.concatenate([x_BLD, dropout(more_BLD, self.rate, noise, SITE + 2)], -1)
+            x_BLD = jnp.concatenate([x_BLD, dropout(more_BLD, self.rate, dropout_key, SITE + 2)], -1)
         return x_BLD
 
 
@@ -109,14 +111,14 @@ class TagFeatures(nn.Module):
 
     @nn.compact
     def __call__(
-        self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None
-    ) -> jax.Array | Chained:
-        x_BLX = Features(self.head, self.rate, self.dtype, name="features")(encoding, noise)
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array | CrfOutput:
+        x_BLX = Features(self.head, self.rate, self.dtype, name="features")(encoding, dropout_key)
         size = {**self.sizes, "_": x_BLX.shape[-1]}
         logits_BLC = logits_linear("BL_,_C->BLC", size, self.kernel_init, self.dtype, name="out")(x_BLX)
         if not self.head.crf:
             return logits_BLC
-        return Chain(self.sizes["C"], name="chain")(logits_BLC, batch["tags"], encoding.mask_BL)
+        return LinearChainCRF(self.sizes["C"], name="chain")(logits_BLC, batch["tags"], encoding.mask_BL)
 
 
 class PooledFeatures(nn.Module):
@@ -135,9 +137,11 @@ class PooledFeatures(nn.Module):
     reads_states = True
 
     @nn.compact
-    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
         features = Features(self.head, self.rate, self.dtype, name="features")
-        x_BLX = features(encoding, of_lines(noise, encoding.choices))
+        x_BLX = features(encoding, repeat_for_choices(dropout_key, encoding.choices))
         inside_BLX = encoding.mask_BL[:, :, None] > 0
         most_BX = jnp.where(inside_BLX, x_BLX, -jnp.inf).max(1)
         most_BX = jnp.where(inside_BLX.any(1), most_BX, 0.0)
@@ -148,5 +152,5 @@ class PooledFeatures(nn.Module):
             u, v = jnp.moveaxis(text_BX.reshape(-1, 2, text_BX.shape[-1]), 1, 0)
             text_BX = jnp.concatenate([u, v, jnp.abs(u - v), u * v], -1)
         size = {**self.sizes, "_": text_BX.shape[-1]}
-        text_BX = dropout(text_BX, self.rate, noise, SITE + 3)
+        text_BX = dropout(text_BX, self.rate, dropout_key, SITE + 3)
         return logits_linear("B_,_C->BC", size, self.kernel_init, self.dtype, name="out")(text_BX)

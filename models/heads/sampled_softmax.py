@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models.encoding import Encoding
-from contexture.models.heads.chunked_softmax import Scored, next_token_loss
-from contexture.models.layers.dropout import Noise, dropout
+from contexture.models.heads.chunked_softmax import TokenLosses, next_token_loss
+from contexture.models.layers.dropout import DropoutKey, dropout
 from contexture.models.sharding import constrain
 
 SITE = 1 << 15
@@ -68,12 +68,12 @@ class BiLm(nn.Module):
 
     @nn.compact
     def __call__(
-        self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None
-    ) -> dict[str, Scored]:
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> dict[str, TokenLosses]:
         V, J = self.sizes["V"], self.sizes["J"]
         kernel_VJ = constrain(self.param("kernel", nn.initializers.normal(1.0 / math.sqrt(J)), (V, J)), "V_")
         bias_V = self.param("bias", nn.initializers.zeros, (V,))
-        x_BLD = dropout(encoding.hidden_BLD, self.rate, noise, SITE)
+        x_BLD = dropout(encoding.hidden_BLD, self.rate, dropout_key, SITE)
         scored = {}
         for number, (name, suffix) in enumerate((("forward", ""), ("backward", "_backward"))):
             x_BLJ = x_BLD[..., number * J : (number + 1) * J]
@@ -81,7 +81,7 @@ class BiLm(nn.Module):
             if "negatives" in batch:
                 drawn = batch["negatives"][number], batch["tries"][number]
                 loss_BL = sampled_loss(x_BLJ, kernel_VJ, bias_V, next_BL, *drawn)
-                scored[name] = Scored((loss_BL * weights_BL).sum(), loss_BL, jnp.zeros_like(loss_BL))
+                scored[name] = TokenLosses((loss_BL * weights_BL).sum(), loss_BL, jnp.zeros_like(loss_BL))
             else:
                 table_VJ = kernel_VJ.astype(x_BLJ.dtype)
                 scored[name] = next_token_loss(x_BLJ, table_VJ, next_BL, weights_BL, bias_V)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from contexture.models.encoding import Encoding
 from contexture.models.layers.blocks import Init, logits_linear
-from contexture.models.layers.dropout import Noise, dropout
+from contexture.models.layers.dropout import DropoutKey, dropout
 
 SITE = 1 << 16
 """Dropout's site in a head, beyond those of any backbone."""
@@ -27,14 +27,16 @@ class Pooled(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
         assert encoding.pooled_BD is not None, "Pooled reads a pooled vector, and this backbone gives none"
         pooled_BD = encoding.pooled_BD
         if encoding.choices > 1:
             pooled_BD = pooled_BD.reshape(-1, encoding.choices, pooled_BD.shape[-1]).sum(1)
         linear = logits_linear("BD,DC->BC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
-        return linear(dropout(pooled_BD, self.dropout, noise, SITE))
+        return linear(dropout(pooled_BD, self.dropout, dropout_key, SITE))
 
 
 class PerToken(nn.Module):
@@ -46,10 +48,12 @@ class PerToken(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
         linear = logits_linear("BLD,DC->BLC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
-        return linear(dropout(encoding.hidden_BLD, self.dropout, noise, SITE))
+        return linear(dropout(encoding.hidden_BLD, self.dropout, dropout_key, SITE))
 
 
 class Span(nn.Module):
@@ -61,7 +65,9 @@ class Span(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
         linear = logits_linear("BLD,DC->BLC", self.sizes, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
         return linear(encoding.hidden_BLD)
@@ -79,11 +85,13 @@ class Choice(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, encoding: Encoding, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
         assert encoding.pooled_BD is not None, "Choice reads pooled vectors, and this backbone gives none"
         D = encoding.pooled_BD.shape[-1]
         pooled_BAD = encoding.pooled_BD.reshape(-1, encoding.choices, D)
-        kept_BD = dropout(jnp.ones_like(pooled_BAD[:, 0]), self.dropout, noise, SITE)
+        kept_BD = dropout(jnp.ones_like(pooled_BAD[:, 0]), self.dropout, dropout_key, SITE)
         linear = logits_linear("BAD,D_->BA_", {"D": D, "_": 1}, self.kernel_init, self.dtype, name="linear")
         nn.share_scope(self, linear)
         return linear(pooled_BAD * kept_BD[:, None])[..., 0]

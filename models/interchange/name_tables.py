@@ -5,7 +5,7 @@ How a row reads, models/interchange/renaming.py says. Tables alone stand here.
 
 from collections.abc import Sequence
 
-from contexture.models.interchange.renaming import Book, Format, Row
+from contexture.models.interchange.renaming import CheckpointFormat, NameTable, Row
 
 _ONE = {"_": 1}
 
@@ -43,7 +43,7 @@ def _hf_head(kind: str, theirs: str = "classifier") -> tuple[Row, ...]:
 
 
 _WORDS = "bert.embeddings.word_embeddings.weight"
-BERT_HF_BOOK = Book(
+BERT_HF_BOOK = CheckpointFormat(
     "transformers",
     parts={
         "backbone": (
@@ -112,7 +112,7 @@ _BERT_TF_LAYER = (
     ("output/LayerNorm/gamma", "ffn_norm/scale", "D -> D"),
     ("output/LayerNorm/beta", "ffn_norm/bias", "D -> D"),
 )
-BERT_TF_BOOK = Book(
+BERT_TF_BOOK = CheckpointFormat(
     "bert-tf",
     parts={
         "backbone": (
@@ -178,9 +178,9 @@ _GPT_HF_LAYER = (
 )
 
 
-def _gpt_hf(tokens: str, positions: str, final: tuple[Row, ...] = ()) -> Book:
+def _gpt_hf(tokens: str, positions: str, final: tuple[Row, ...] = ()) -> CheckpointFormat:
     table = f"transformer.{tokens}.weight"
-    return Book(
+    return CheckpointFormat(
         "transformers",
         parts={
             "backbone": (
@@ -231,13 +231,15 @@ _GPT_TF_LAYER = (
 )  # fmt: skip
 
 
-def _gpt_tf(name: str, tokens: str, positions: str, final: tuple[Row, ...] = ()) -> Book:
+def _gpt_tf(name: str, tokens: str, positions: str, final: tuple[Row, ...] = ()) -> CheckpointFormat:
     layers = ((f"model/h{{layer}}/{theirs}", f"backbone/layers/{ours}", dims) for theirs, ours, dims in _GPT_TF_LAYER)
     tables: tuple[Row, ...] = (
         (positions, "backbone/embeddings/positions", "LD -> LD"),
         (tokens, "backbone/embeddings/tokens", "VD -> VD"),
     )
-    return Book(name, {"backbone": (*tables, *layers, *final), "lm": ()}, {}, {}, {}, r"global_step|.*/Adam(_1)?")
+    return CheckpointFormat(
+        name, {"backbone": (*tables, *layers, *final), "lm": ()}, {}, {}, {}, r"global_step|.*/Adam(_1)?"
+    )
 
 
 GPT2_TF_BOOK = _gpt_tf(
@@ -254,7 +256,7 @@ GPT1_NPY_BOOK = _gpt_tf("gpt1-npy", "model/we of tokens", "model/we of positions
 _DIRECTIONS = (("RNN_0", "forward"), ("RNN_1", "backward"))
 
 
-def bilm(filters: Sequence[tuple[int, int]], highway: int, projected: bool) -> Format:
+def bilm(filters: Sequence[tuple[int, int]], highway: int, projected: bool) -> NameTable:
     """The table of a biLM with these filters (width, count); projected: whether their outputs are projected."""
     rows: list[Row] = [("char_embed", "backbone/embeddings/characters", "_E -> _E", {"_": 261})]
     for n, (width, count) in enumerate(filters):
@@ -275,4 +277,4 @@ def bilm(filters: Sequence[tuple[int, int]], highway: int, projected: bool) -> F
         rows.append((f"{cell}/W_0", f"{place}/kernel", "(_J)(GU) -> _JGU", {"_": 2}))
         rows.append((f"{cell}/B", f"{place}/bias", "(GU) -> GU"))
         rows.append((f"{cell}/W_P_0", f"{place}/projection", "UJ -> UJ"))
-    return Format("bilm-tf", tuple(rows))
+    return NameTable("bilm-tf", tuple(rows))

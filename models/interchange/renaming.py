@@ -23,7 +23,7 @@ _PLAIN = str.maketrans("", "", "()X" + _PARTS)
 
 
 @dataclass(frozen=True)
-class Format:
+class NameTable:
     """rows: what a file holds, each tensor once. repeats: names that hold another name's tensor again.
 
     A repeat is written on the way out; on the way in it may be absent, and must else be equal.
@@ -35,7 +35,7 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Book:
+class CheckpointFormat:
     """All that files of a format may hold, by part: the `backbone` always, the others where a model has them.
 
     repeats: of a part, while its softmax is tied to the token table; untied: its rows in their stead, and
@@ -49,7 +49,7 @@ class Book:
     untied_repeats: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     passed_over: str = r"(?!)"
 
-    def table(self, parts: Iterable[str] = (), tied: bool = True) -> Format:
+    def table(self, parts: Iterable[str] = (), tied: bool = True) -> NameTable:
         """The table of a model with these parts beside the backbone."""
         chosen = ("backbone", *parts)
         rows = {row[0:2]: row for part in chosen for row in self.parts[part]}
@@ -60,7 +60,7 @@ class Book:
                 own = self.untied.get(part, ())
                 taken = {row[1] for row in own}
                 rows = {key: row for key, row in rows.items() if row[1] not in taken} | {row[0:2]: row for row in own}
-        return Format(self.name, tuple(rows.values()), repeats)
+        return NameTable(self.name, tuple(rows.values()), repeats)
 
     def names(self, part: str) -> set[str]:
         """Theirs of a part, tied or not; `{layer}` in those of layers."""
@@ -72,7 +72,7 @@ class Book:
 
 
 @dataclass(frozen=True)
-class Place:
+class ParamMapping:
     """A row with its sizes: where one parameter of ours is found among their tensors."""
 
     names: tuple[str, ...]
@@ -98,7 +98,7 @@ class Place:
 
     def take(self, read: Callable[[str], Array]) -> Array:
         """The parameter, of tensors that `read` gives by name, one at a time."""
-        flat, third = self.dims[0].translate(_PLAIN), _third(self.dims[0])
+        flat, third = self.dims[0].translate(_PLAIN), _qkv_slice(self.dims[0])
         order, split = [flat.index(letter) for letter in self.dims[1]], [self.sizes[letter] for letter in flat]
         whole: Array | None = None
         for number, name in enumerate(self.names):
@@ -111,7 +111,7 @@ class Place:
 
     def put(self, parameter: Array, tensors: dict[str, Array]) -> None:
         """The parameter into their tensors, which are made where they are not there yet."""
-        flat, third = self.dims[0].translate(_PLAIN), _third(self.dims[0])
+        flat, third = self.dims[0].translate(_PLAIN), _qkv_slice(self.dims[0])
         for name, part in zip(self.names, parameter if self.layered else parameter[None], strict=True):
             joined = part.transpose([self.dims[1].index(letter) for letter in flat])
             if name not in tensors:
@@ -120,23 +120,25 @@ class Place:
             place[...] = joined.reshape(place.shape)
 
 
-def places(table: Format, sizes: Sizes) -> list[Place]:
+def places(table: NameTable, sizes: Sizes) -> list[ParamMapping]:
     """The rows of a table with the sizes of a model."""
     found = []
     for theirs, ours, dims, *own in table.rows:
         layered = "{layer}" in theirs
         names = tuple(theirs.format(layer=n) for n in range(sizes["N"])) if layered else (theirs,)
         their_dims, our_dims = dims.split(" -> ")
-        found.append(Place(names, ours, layered, (their_dims, our_dims), {**sizes, "X": 1, **(own[0] if own else {})}))
+        found.append(
+            ParamMapping(names, ours, layered, (their_dims, our_dims), {**sizes, "X": 1, **(own[0] if own else {})})
+        )
     return found
 
 
-def shapes_of(table: Format, sizes: Sizes) -> dict[str, Shape]:
+def shapes_of(table: NameTable, sizes: Sizes) -> dict[str, Shape]:
     """Their tensors' shapes by name, repeats left out."""
     return {name: place.their_shape for place in places(table, sizes) for name in place.names}
 
 
-def check(table: Format, shapes: Mapping[str, Shape], sizes: Sizes) -> None:
+def check(table: NameTable, shapes: Mapping[str, Shape], sizes: Sizes) -> None:
     """Raises ValueError where a tensor is missing, is in no row, or has another shape, naming the first."""
     wanted = shapes_of(table, sizes)
     _same_names(table, "tensor", wanted.keys(), shapes.keys() - dict(table.repeats).keys())
@@ -147,7 +149,7 @@ def check(table: Format, shapes: Mapping[str, Shape], sizes: Sizes) -> None:
         _same_shape(name, f"like {source}", shapes.get(name, wanted[source]), wanted[source])
 
 
-def check_repeats(table: Format, present: Iterable[str], read: Callable[[str], Array]) -> None:
+def check_repeats(table: NameTable, present: Iterable[str], read: Callable[[str], Array]) -> None:
     """Raises ValueError where a tensor differs from the one that it repeats."""
     there = set(present)
     for name, source in table.repeats:
@@ -155,7 +157,7 @@ def check_repeats(table: Format, present: Iterable[str], read: Callable[[str], A
             raise ValueError(f"tensor {name} is not equal to {source}, which {table.name} ties it to")
 
 
-def to_ours(table: Format, tensors: Mapping[str, Array], sizes: Sizes) -> dict[str, Any]:
+def to_ours(table: NameTable, tensors: Mapping[str, Array], sizes: Sizes) -> dict[str, Any]:
     """Their tensors by name → our nested parameters: `to_ours(BERT_HF, state, bert.sizes(config))`.
 
     Raises ValueError where a tensor is missing, is in no row, has another shape, or differs from the one it repeats.
@@ -165,7 +167,7 @@ def to_ours(table: Format, tensors: Mapping[str, Array], sizes: Sizes) -> dict[s
     return nested({place.ours: place.take(tensors.__getitem__) for place in places(table, sizes)})
 
 
-def to_theirs(table: Format, params: Mapping[str, Any], sizes: Sizes) -> dict[str, Array]:
+def to_theirs(table: NameTable, params: Mapping[str, Any], sizes: Sizes) -> dict[str, Array]:
     """Our nested parameters → their tensors by name, repeats among them.
 
     Raises ValueError where a parameter is missing, is in no row, or has another shape.
@@ -192,7 +194,7 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _third(dims: str) -> Callable[[Array], Array]:
+def _qkv_slice(dims: str) -> Callable[[Array], Array]:
     """A view of the third of an array that a row with these dims speaks of; of an array without thirds, all of it."""
     part = next((_PARTS.index(letter) for letter in dims if letter in _PARTS), None)
 
@@ -225,7 +227,7 @@ def _leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Array]:
     return found
 
 
-def _same_names(table: Format, what: str, wanted: Iterable[str], got: Iterable[str]) -> None:
+def _same_names(table: NameTable, what: str, wanted: Iterable[str], got: Iterable[str]) -> None:
     wanted, got = set(wanted), set(got)
     if missing := sorted(wanted - got):
         raise ValueError(f"{what} {_listed(missing)} is missing; the format {table.name} has it")

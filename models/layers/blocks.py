@@ -16,7 +16,7 @@ Init = jax.nn.initializers.Initializer
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def product(x_TD: jax.Array, kernel_DF: jax.Array, out_dtype: Any = None) -> jax.Array:
+def matmul(x_TD: jax.Array, kernel_DF: jax.Array, out_dtype: Any = None) -> jax.Array:
     """x · kernel, accumulated and given in out_dtype (None: theirs); the gradients are in theirs. On a CPU the gradient
     of the kernel has the narrower of its two factors on the left: that is the one which XLA copies into another
     order."""
@@ -45,7 +45,7 @@ def _product_backward(
     return dy_TF @ kernel_DF.T, jax.lax.platform_dependent(x_TD, dy_TF, cpu=on_cpu, default=straight)
 
 
-product.defvjp(_product_forward, _product_backward)
+matmul.defvjp(_product_forward, _product_backward)
 
 
 class Linear(nn.Module):
@@ -82,7 +82,7 @@ class Linear(nn.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.matrix()
-        y: Any = product(x.astype(self.dtype).reshape(-1, kernel.shape[0]), kernel, self.out_dtype)
+        y: Any = matmul(x.astype(self.dtype).reshape(-1, kernel.shape[0]), kernel, self.out_dtype)
         return self.shaped(y, x.shape[: x.ndim - self.inward])
 
     def shaped(self, y: jax.Array, lead: tuple[int, ...]) -> jax.Array:
@@ -93,7 +93,7 @@ class Linear(nn.Module):
         return y + jnp.expand_dims(self.bias.astype(y.dtype), tuple(range(y.ndim - self.bias.ndim)))
 
 
-def together(linears: Sequence[Linear], x: jax.Array) -> tuple[jax.Array, ...]:
+def fused_projections(linears: Sequence[Linear], x: jax.Array) -> tuple[jax.Array, ...]:
     """What several maps of the same dims make of x. One product over their kernels side by side is faster than one for
     each; where their heads are cut over devices, that would move parameters."""
     if not whole("H"):
@@ -101,7 +101,7 @@ def together(linears: Sequence[Linear], x: jax.Array) -> tuple[jax.Array, ...]:
     first = linears[0]
     kernels = [linear.matrix() for linear in linears]
     lead = x.shape[: x.ndim - first.inward]
-    y = product(x.astype(first.dtype).reshape(-1, kernels[0].shape[0]), jnp.concatenate(kernels, 1))
+    y = matmul(x.astype(first.dtype).reshape(-1, kernels[0].shape[0]), jnp.concatenate(kernels, 1))
     return tuple(linear.shaped(part, lead) for linear, part in zip(linears, split(y, len(linears)), strict=True))
 
 
@@ -218,7 +218,7 @@ class FeedForward(nn.Module):
 _POLICIES = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
 
 
-def stack(
+def scan_layers(
     block: type[nn.Module],
     arguments: tuple[Any, ...],
     x_BLD: jax.Array,

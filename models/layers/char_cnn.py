@@ -79,16 +79,18 @@ class CharCnn(nn.Module):
 
         x_RWE = jnp.pad(table__E[types_RW], [(0, 0), (0, widest - 1), (0, 0)])
 
-        def over(places: int) -> jax.Array:
+        def filters_over(places: int) -> jax.Array:
             """The filters over so many places, and as many more as they reach from there."""
             windows = [x_RWE[:, n : n + places] for n in range(widest)]
-            return largest(jnp.concatenate(windows, -1), kernel, beyond_WF[:places])
+            return conv_max_over_time(jnp.concatenate(windows, -1), kernel, beyond_WF[:places])
 
         spelled_W = ((types_RW > 0) & (types_RW < PADDING)).any(0)
         longest = (jnp.arange(1, W + 1) * spelled_W).max()
         fewer = [places for places in PLACES if places + widest <= W]
         chosen = (longest >= jnp.array(fewer, jnp.int32)).sum() if fewer else 0
-        x_RF = jax.lax.switch(chosen, [functools.partial(over, places) for places in (*fewer, W)]).astype(self.dtype)
+        x_RF = jax.lax.switch(chosen, [functools.partial(filters_over, places) for places in (*fewer, W)]).astype(
+            self.dtype
+        )
         x_RF = _ACTIVATIONS[self.activation](x_RF + bias_F[None])
         for number in range(self.highway):
             x_RF = Highway(self.sizes, self.dtype, name=f"highway_{number}")(x_RF)
@@ -127,7 +129,7 @@ def _joined(filters: Sequence[tuple[jax.Array, jax.Array]], widest: int) -> tupl
 
 
 @jax.custom_vjp
-def largest(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> jax.Array:
+def conv_max_over_time(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> jax.Array:
     """The largest of x · kernel + beyond over the places P: float32 RF, a few words at a time.
 
     What the products give at each place is many times what is kept of it; the backward pass makes it again. Places that
@@ -176,7 +178,7 @@ def _in_parts(function: Callable[[jax.Array], jax.Array], x_RPX: jax.Array, widt
 
 
 def _largest_forward(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> tuple[jax.Array, Any]:
-    return largest(x_RPX, kernel_XF, beyond_PF), (x_RPX, kernel_XF, beyond_PF)
+    return conv_max_over_time(x_RPX, kernel_XF, beyond_PF), (x_RPX, kernel_XF, beyond_PF)
 
 
 def _largest_backward(saved: Any, dy_RF: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -197,4 +199,4 @@ def _largest_backward(saved: Any, dy_RF: jax.Array) -> tuple[jax.Array, jax.Arra
     return _joined_parts(dx, R), dkernel_XF.astype(kernel_XF.dtype), jnp.zeros_like(beyond_PF)
 
 
-largest.defvjp(_largest_forward, _largest_backward)
+conv_max_over_time.defvjp(_largest_forward, _largest_backward)

@@ -15,25 +15,25 @@ _M1, _M2, _M3 = 0x7FEB352D, 0x846CA68B, 0x9E3779B9
 
 
 @flax.struct.dataclass
-class Noise:
+class DropoutKey:
     """What makes this step's masks: key (2 words, u32), and row_B, the number of each line in the whole batch."""
 
     key: jax.Array
     row_B: jax.Array
 
 
-def noise(seed: int, step: jax.Array, row_B: jax.Array) -> Noise:
+def dropout_key(seed: int, step: jax.Array, row_B: jax.Array) -> DropoutKey:
     """The noise of one step: `noise(7, step, jnp.arange(B))`."""
     key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step))
-    return Noise(key=key.astype(jnp.uint32), row_B=row_B.astype(jnp.uint32))
+    return DropoutKey(key=key.astype(jnp.uint32), row_B=row_B.astype(jnp.uint32))
 
 
-def of_lines(noise: Noise | None, many: int) -> Noise | None:
+def repeat_for_choices(dropout_key: DropoutKey | None, many: int) -> DropoutKey | None:
     """Where each line of the batch stands as so many rows, one behind the other: each has masks of its own."""
-    if noise is None or many == 1:
-        return noise
-    row_BA = noise.row_B[:, None] * many + jnp.arange(many, dtype=noise.row_B.dtype)[None]
-    return Noise(noise.key, row_BA.reshape(-1))
+    if dropout_key is None or many == 1:
+        return dropout_key
+    row_BA = dropout_key.row_B[:, None] * many + jnp.arange(many, dtype=dropout_key.row_B.dtype)[None]
+    return DropoutKey(dropout_key.key, row_BA.reshape(-1))
 
 
 def _mix(x: jax.Array) -> jax.Array:
@@ -43,13 +43,15 @@ def _mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-def _row_keys(noise: Noise, site: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+def _row_keys(dropout_key: DropoutKey, site: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """Two independent words for each row, from (seed, step), site and row."""
     site = jnp.asarray(site).astype(jnp.uint32)
     words = []
     for half, other in ((0, 1), (1, 0)):
-        site_key = _mix(_mix(noise.key[half] + site * jnp.uint32(_M3)) ^ noise.key[other])
-        words.append(_mix(_mix(site_key ^ noise.row_B) + jnp.uint32(_M3) * (noise.row_B + jnp.uint32(half + 1))))
+        site_key = _mix(_mix(dropout_key.key[half] + site * jnp.uint32(_M3)) ^ dropout_key.key[other])
+        words.append(
+            _mix(_mix(site_key ^ dropout_key.row_B) + jnp.uint32(_M3) * (dropout_key.row_B + jnp.uint32(half + 1)))
+        )
     return words[0], words[1]
 
 
@@ -62,9 +64,9 @@ def _element(start: jax.Array, stride: jax.Array, column: jax.Array) -> jax.Arra
     return x ^ (x >> 16)
 
 
-def bits(noise: Noise, site: jax.Array | int, shape: tuple[int, ...]) -> jax.Array:
+def bits(dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...]) -> jax.Array:
     """Random words, u32, of shape (B, …)."""
-    start_B, stride_B = _row_keys(noise, site)
+    start_B, stride_B = _row_keys(dropout_key, site)
     column = jnp.zeros((1,) + shape[1:], jnp.uint32)
     for axis in range(1, len(shape)):
         column = column * jnp.uint32(shape[axis]) + jax.lax.broadcasted_iota(jnp.uint32, column.shape, axis)
@@ -72,13 +74,13 @@ def bits(noise: Noise, site: jax.Array | int, shape: tuple[int, ...]) -> jax.Arr
     return _element(start_B.reshape(-1, *tail), stride_B.reshape(-1, *tail), column)
 
 
-def dropout(x: jax.Array, rate: float, noise: Noise | None, site: jax.Array | int) -> jax.Array:
+def dropout(x: jax.Array, rate: float, dropout_key: DropoutKey | None, site: jax.Array | int) -> jax.Array:
     """x (B, …) with each element zeroed with probability rate and the others scaled by 1/(1-rate).
 
     noise=None (evaluation) or rate 0 gives x itself. site tells the places of a model apart.
     """
-    if noise is None or rate == 0.0:
+    if dropout_key is None or rate == 0.0:
         return x
-    keep = bits(noise, site, x.shape) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    keep = bits(dropout_key, site, x.shape) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
     kept = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
     return jnp.where(keep, kept, jnp.zeros((), x.dtype))

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models.layers.blocks import Init, Norm
-from contexture.models.layers.dropout import Noise, dropout
+from contexture.models.layers.dropout import DropoutKey, dropout
 from contexture.models.sharding import constrain
 
 
-class Embeddings(nn.Module):
+class BertEmbeddings(nn.Module):
     """Token + position + segment vectors, normed, with dropout (BERT, section 3.2).
 
     tokens_BL, segments_BL → x_BLD, and the token table for a tied softmax. positions_BL counts 0, 1, … unless given.
@@ -35,7 +35,7 @@ class Embeddings(nn.Module):
         tokens_BL: jax.Array,
         segments_BL: jax.Array,
         positions_BL: jax.Array | None,
-        noise: Noise | None,
+        dropout_key: DropoutKey | None,
         site: int,
     ) -> tuple[jax.Array, jax.Array]:
         L = tokens_BL.shape[1]
@@ -45,10 +45,10 @@ class Embeddings(nn.Module):
         types_BLT = jax.nn.one_hot(kinds_BL, self.sizes["T"], dtype=self.segments.dtype)
         types_BLD = jnp.einsum("BLT,TD->BLD", types_BLT, constrain(self.segments, "T_"))
         x_BLD = constrain(table_VD[tokens_BL] + positions_BLD + types_BLD, "BLD")
-        return dropout(self.norm(x_BLD), self.rate, noise, site), table_VD
+        return dropout(self.norm(x_BLD), self.rate, dropout_key, site), table_VD
 
 
-class TokensInPlace(nn.Module):
+class GptEmbeddings(nn.Module):
     """Token + position vectors, with dropout (GPT; Radford et al. 2018, section 3.1).
 
     tokens_BL → x_BLD, and the table for a tied softmax. positions_BL counts 0, 1, … unless given. With `one_table`
@@ -65,16 +65,16 @@ class TokensInPlace(nn.Module):
 
     @nn.compact
     def __call__(
-        self, tokens_BL: jax.Array, positions_BL: jax.Array | None, noise: Noise | None, site: int
+        self, tokens_BL: jax.Array, positions_BL: jax.Array | None, dropout_key: DropoutKey | None, site: int
     ) -> tuple[jax.Array, jax.Array]:
         V, P, D = self.sizes["V"], self.sizes["L"], self.sizes["D"]
         table_VD = constrain(self.param("tokens", self.token_init, (V, D)), "V_")
         place_LD = constrain(self.param("positions", self.position_init, (P, D)), "L_")
         softmax_VD = table_VD
         if self.one_table:
-            rows = None if noise is None else Noise(noise.key, jnp.arange(V + P, dtype=jnp.uint32))
+            rows = None if dropout_key is None else DropoutKey(dropout_key.key, jnp.arange(V + P, dtype=jnp.uint32))
             softmax_VD = dropout(jnp.concatenate([table_VD, place_LD]), self.rate, rows, site)
             table_VD, place_LD = softmax_VD[:V], softmax_VD[V:]
         positions_BLD = place_LD[None, : tokens_BL.shape[1]] if positions_BL is None else place_LD[positions_BL]
         x_BLD = constrain(table_VD[tokens_BL] + positions_BLD, "BLD").astype(self.dtype)
-        return x_BLD if self.one_table else dropout(x_BLD, self.rate, noise, site), softmax_VD
+        return x_BLD if self.one_table else dropout(x_BLD, self.rate, dropout_key, site), softmax_VD

@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from contexture.models.layers.dropout import Noise, dropout
+from contexture.models.layers.dropout import DropoutKey, dropout
 
 Gates = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
@@ -142,7 +142,7 @@ class Lstm(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BLJ: jax.Array, carries: bool, last_B: jax.Array | None, noise: Noise | None, site: int
+        self, x_BLJ: jax.Array, carries: bool, last_B: jax.Array | None, dropout_key: DropoutKey | None, site: int
     ) -> list[jax.Array]:
         N, J, G, U = (self.sizes[letter] for letter in "NJGU")
         glorot = functools.partial(nn.initializers.variance_scaling, 1.0, "fan_avg", "uniform", batch_axis=0)
@@ -156,7 +156,7 @@ class Lstm(nn.Module):
             cell_BNU, hidden_BNJ = (x.value for x in carried)
         outputs, left = [], []
         for n in range(N):
-            x_BLJ = dropout(x_BLJ, self.rate, noise, site + n)
+            x_BLJ = dropout(x_BLJ, self.rate, dropout_key, site + n)
             kernel_JGU, after_JGU = (kernel_N_JGU[n, part].astype(self.dtype) for part in range(2))
             x_LBJ = jnp.moveaxis(x_BLJ.astype(self.dtype), 1, 0)
             z_LBGU = jnp.einsum("LBJ,JGU->LBGU", x_LBJ, kernel_JGU, preferred_element_type=jnp.float32)

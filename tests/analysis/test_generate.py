@@ -89,7 +89,7 @@ def test_no_token_beyond_the_vocabulary_is_written(writer: Any):
     """The table has 290 rows, the vocabulary fewer pieces."""
     model, params, tokenizer = writer
     assert tokenizer.size < CONFIG.vocab
-    apart = decode.take_apart(params, CONFIG, tokenizer.size)
+    apart = decode.unstack_params(params, CONFIG, tokenizer.size)
     assert decode.logits(CONFIG, apart, jnp.ones((2, 32))).shape == (2, tokenizer.size)
 
 
@@ -112,14 +112,14 @@ def test_what_is_kept_is_what_the_definitions_say(seed: int, k: int, p: float, e
             nucleus.append(i)
             total += share
         kept = [i for i in kept if logits[i] >= logits[nucleus[-1]]]
-    found = decode.keep(logits[None], Sampling(top_k=k, top_p=p, exclusive=exclusive))[0]
+    found = decode.filter_logits(logits[None], Sampling(top_k=k, top_p=p, exclusive=exclusive))[0]
     assert np.flatnonzero(np.isfinite(found)).tolist() == sorted(kept)
 
 
 def test_samples_have_the_shares_of_the_softmax():
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     keys = jax.random.split(jax.random.key(0), 20_000)
-    drawn = decode.choose(jnp.broadcast_to(logits, (20_000, 4)), keys, Sampling())
+    drawn = decode.sample(jnp.broadcast_to(logits, (20_000, 4)), keys, Sampling())
     assert_close(np.bincount(drawn, minlength=4) / 20_000, np.exp(logits), atol=0.01)
 
 
@@ -277,7 +277,7 @@ def test_a_tiny_temperature_is_the_likeliest():
     logits_BV = jnp.array([[3.0, 9.0, 12.0, 5.0], [1e3, -1e3, 0.0, 2e3]])
     for temperature in (1e-38, 1e-37, 1e-20, 1e-7):
         for how in (Sampling(temperature=temperature), Sampling(temperature=temperature, top_k=2)):
-            assert decode.choose(logits_BV, jax.random.split(jax.random.key(0), 2), how).tolist() == [2, 3]
+            assert decode.sample(logits_BV, jax.random.split(jax.random.key(0), 2), how).tolist() == [2, 3]
 
 
 def test_a_bert_does_not_write(tiny_run, capsys):

@@ -84,8 +84,8 @@ def test_batches_are_the_slow_original_s(batches: PairBatches, shards: Shards, c
         instance = slow[a, b, bool(pairs.is_random[number])].pop()
 
         def front(side: str, taken: int, number: int = number) -> bool:
-            line = rng.draw(rng.key({"a": rng.CUT_A, "b": rng.CUT_B}[side], SEED), np.array([number]))
-            return bool(int(rng.draw(line, np.array([taken // 64]))[0]) >> taken % 64 & 1)
+            line = rng.random_bits(rng.key({"a": rng.CUT_A, "b": rng.CUT_B}[side], SEED), np.array([number]))
+            return bool(int(rng.random_bits(line, np.array([taken // 64]))[0]) >> taken % 64 & 1)
 
         a, b = truncate(instance.a, instance.b, 32, front)
         line = [2, *a, 3, *b, 3]

@@ -17,7 +17,7 @@ from contexture.data.text.sentences import sentences
 from contexture.data.text.sources import TextFile, document_batches, sentence_batches
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.byte_pair import Gpt1BPE, standardized
-from contexture.data.tokenizers.open_vocabulary import Spelling
+from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.registry import learn
 
 SIZE = 1 << 20
@@ -112,7 +112,7 @@ def exhaust(items: Iterable[object]) -> None:
 def encode(tokenizer: Tokenizer, text: str, folder: Path) -> None:
     tokenizer.encode([text])
     if tokenizer.kind == "words":
-        Spelling(tokenizer).encode([text])  # pyright: ignore[reportArgumentType]
+        OpenVocabulary(tokenizer).encode([text])  # pyright: ignore[reportArgumentType]
 
 
 def prepare(tokenizer: Tokenizer, text: str, folder: Path) -> None:

@@ -58,10 +58,10 @@ def _without_training() -> Iterator[None]:
     from contexture.train.run import folder as directory
 
     def open_alone(run: Run, recipe: Run, folder: Path, signals: Any) -> None:
-        with directory.take(folder):
-            old = directory.settle(run, folder, lambda line: None)
+        with directory.lock_run_dir(folder):
+            old = directory.open_or_create(run, folder, lambda line: None)
             tokenizer, store = data.open_data(run, folder, lambda line: None, signals.check)
-            directory.describe(folder, run, tokenizer, store, old)
+            directory.write_run_json(folder, run, tokenizer, store, old)
             figures = json.dumps({"step": 0, "split": "train", "loss": 1.0})
             (folder / "metrics.jsonl").write_text(figures + "\n", "utf-8")
 
@@ -139,7 +139,7 @@ def _damaged(name: str, run: str, file: str, mutate: Mutation, words: str) -> Ta
 _TINY = "--data.path ../theirs/text.txt --model.vocab 90 --data.length 16"
 _EMBED = "embed {folder} --input {folder}/text.txt --to {to}/v.npz"
 TARGETS = (
-    _words("recipes", "", "recipes", asked.Nothing),
+    _words("recipes", "", "recipes", asked.NoArgs),
     _words("show", "", "show bert.tiny", _recipe("bert.tiny"), slow=True),
     _words("tokenizer", "", "tokenizer wordpiece --input ../theirs/text.txt --vocab-size 80 --to ../to/t",
            asked.LearnTokenizer),

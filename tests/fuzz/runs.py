@@ -11,11 +11,11 @@ from contexture.data.config import DataConfig
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode_examples import encode
-from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.train import run_file
 from contexture.train.checkpoints import manager
-from contexture.train.run.folder import settle
+from contexture.train.run.folder import open_or_create
 from contexture.train.run.report import Report, read_metrics
 from tests.conftest import ROOT
 from tests.fuzz.mutate import of_bytes, of_json, of_json_lines
@@ -35,11 +35,11 @@ def golden(name: str) -> Callable[[Path], None]:
 
 def _description(folder: Path, to: Path) -> None:
     run, described = run_file.read(folder)
-    run_file.identity(run, "a", "b")
-    run_file.of_data(run, described)
+    run_file.fingerprint(run, "a", "b")
+    run_file.with_data_facts(run, described)
     load_tokenizer(folder / "tokenizer")
     copied = shutil.copytree(folder, to)
-    settle(run, Path(copied), lambda line: None)
+    open_or_create(run, Path(copied), lambda line: None)
 
 
 def _metrics(folder: Path, to: Path) -> None:
@@ -78,7 +78,7 @@ def _store(folder: Path) -> None:
 
 
 def _open_store(folder: Path, to: Path) -> None:
-    store = Store.open(folder)
+    store = ExampleStore.open(folder)
     store.verify()
     for split in store.splits.values():
         if split.examples:

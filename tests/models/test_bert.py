@@ -12,7 +12,7 @@ import pytest
 from contexture.models.bert import Block
 from contexture.models.config import BertConfig
 from contexture.models.encoding import Encoding
-from contexture.models.layers.dropout import noise
+from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import path_of
 from contexture.train.losses import cross_entropy
@@ -66,7 +66,7 @@ def _gradient(config: BertConfig, params: Any) -> tuple[jax.Array, Any]:
     """Loss and gradients, dropout on."""
 
     def total(params: Any) -> jax.Array:
-        out = build(config, HEADS).apply({"params": params}, BATCH, noise(3, jnp.int32(2), jnp.arange(B)))
+        out = build(config, HEADS).apply({"params": params}, BATCH, dropout_key(3, jnp.int32(2), jnp.arange(B)))
         return loss(OBJECTIVE, OBJECTIVE.sums(out, BATCH), OBJECTIVE.weights(BATCH))
 
     return jax.value_and_grad(total)(params)
@@ -235,7 +235,7 @@ def test_dropout_is_on_with_noise_alone(params: Any, answer: Outputs, scanned: t
 
 def test_dropout_s_three_places_each_act(params: Any):
     """On the embeddings, on the attention's weights, and on what both sublayers add."""
-    made = noise(3, jnp.int32(2), jnp.arange(B))
+    made = dropout_key(3, jnp.int32(2), jnp.arange(B))
 
     def states(**rates: float) -> list[np.ndarray]:
         model: Model = build(dataclasses.replace(CONFIG, **rates), ())

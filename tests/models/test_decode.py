@@ -31,7 +31,7 @@ LOGITS = jnp.asarray(np.log(SHARES)[None], jnp.float32)
     ids=str,
 )
 def test_what_is_left_to_choose_from(how, kept):
-    found = np.asarray(decode.keep(LOGITS, Sampling(**how)))[0]
+    found = np.asarray(decode.filter_logits(LOGITS, Sampling(**how)))[0]
     assert np.flatnonzero(np.isfinite(found)).tolist() == kept
     assert np.array_equal(found[kept], np.asarray(LOGITS)[0, kept])
 
@@ -39,7 +39,7 @@ def test_what_is_left_to_choose_from(how, kept):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_a_temperature_makes_the_likely_likelier_or_less_likely(temperature):
     keys = jax.random.split(jax.random.key(0), 20_000)
-    drawn = decode.choose(jnp.tile(LOGITS, (20_000, 1)), keys, Sampling(temperature=temperature))
+    drawn = decode.sample(jnp.tile(LOGITS, (20_000, 1)), keys, Sampling(temperature=temperature))
     wanted = SHARES ** (1 / temperature)
     assert np.abs(np.bincount(drawn, minlength=5) / 20_000 - wanted / wanted.sum()).max() < 0.015
 
@@ -49,9 +49,9 @@ def test_each_token_of_a_text_is_drawn_with_a_key_of_its_own():
     config = GptConfig(vocab=64, length=40, layers=1, hidden=4, heads=1, ffn=4, dropout=0.0)
     fields = {"tokens": "i32 BL", "mask": "i32 BL", "next": "i32 BL", "next_weights": "f32 BL"}
     params = build(config, ("lm",)).init(jax.random.key(0), example(fields, {"B": 1, "L": 4}))["params"]
-    apart = decode.take_apart(jax.tree.map(lambda x: x * 0, params), config, 64)
+    apart = decode.unstack_params(jax.tree.map(lambda x: x * 0, params), config, 64)
     tokens, keys = np.ones((2, 3), np.int32), jax.random.split(jax.random.key(1), 2)
-    writing = decode.begin(config, Sampling(), 32, apart, tokens, tokens, keys)
-    _, more = decode.go_on(config, Sampling(), 32, apart, writing)
+    writing = decode.prefill(config, Sampling(), 32, apart, tokens, tokens, keys)
+    _, more = decode.generate_tokens(config, Sampling(), 32, apart, writing)
     rows = np.asarray(more)
     assert all(len(set(row.tolist())) > 16 for row in rows) and (rows[0] != rows[1]).mean() > 0.8

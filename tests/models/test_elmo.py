@@ -17,7 +17,7 @@ from contexture.data.layouts import elmo_lines
 from contexture.data.pretraining.bilm_lanes import FIELDS, HeldOutLanes, LaneBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
-from contexture.data.tokenizers.elmo_char_ids import spelled
+from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
 from contexture.data.tokenizers.word_level import SPECIAL, Words
 from contexture.models.config import ElmoConfig
 from contexture.models.elmo import DIRECTIONS, sizes
@@ -121,7 +121,10 @@ def test_no_direction_sees_a_word_on_the_side_that_it_foretells(params, text, ba
     place = {"forward": at % N, "backward": (N - 1 - at) % N}
     for name, suffix, ahead in zip(DIRECTIONS, ("", "_backward"), (1, -1), strict=True):
         read = [
-            spelled(step["types"][row]) for b in range(B) for step in steps for row in step["index" + suffix][b, None]
+            words_from_char_ids(step["types"][row])
+            for b in range(B)
+            for step in steps
+            for row in step["index" + suffix][b, None]
         ]
         words = [word if "<" not in word and "/" not in word else "" for line in read for word in line]
         assert words == [circle[p] for p in place[name].ravel()]
@@ -141,7 +144,7 @@ def test_no_direction_sees_a_word_on_the_side_that_it_foretells(params, text, ba
 def spelled_otherwise(batch: Any, word: str) -> Any:
     """A batch in which a word begins with a capital letter."""
     types = batch["types"].copy()
-    types[[spelling == word for spelling in spelled(types)], 1] -= 32
+    types[[spelling == word for spelling in words_from_char_ids(types)], 1] -= 32
     return {**batch, "types": types}
 
 
@@ -288,7 +291,7 @@ class Trained:
                 if number == poison:
                     batch["next_weights"][1, 2] = np.nan
                 given = jax.device_put(states[-1], self.shardings)
-                found = jax.device_get(step(given, meshes.place(self.mesh, batch, batches.fields, B)))
+                found = jax.device_get(step(given, meshes.shard_batch(self.mesh, batch, batches.fields, B)))
                 states.append(found[0])
                 told.append(found[1])
         return told, states

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from contexture.models import decode
 from contexture.models.config import GptConfig
 from contexture.models.heads import chunked_softmax as softmax
-from contexture.models.layers.dropout import noise
+from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import Outputs, build
 from contexture.models.sharding import spec
 from contexture.train.losses import cross_entropy
@@ -182,7 +182,7 @@ def test_dropout_falls_on_the_one_table_once_a_step(params: Any):
     batch = BATCH | {"tokens": np.full((B, L), 7, np.int32), "positions": np.zeros((B, L), np.int32)}
     for one_table in (True, False):
         config = dataclasses.replace(CONFIGS["one table"], one_table=one_table)
-        drop = noise(0, jnp.int32(3), jnp.arange(B))
+        drop = dropout_key(0, jnp.int32(3), jnp.arange(B))
         apply = jax.jit(partial(build(config).apply, states=True))
         outputs: Any = apply({"params": params}, batch, drop)
         first = np.asarray(outputs.encoding.states[0])
@@ -193,11 +193,11 @@ def test_dropout_falls_on_the_one_table_once_a_step(params: Any):
 def test_writing_a_token_at_a_time_is_reading_them_all(name: str, params: Any):
     """Prompts of unequal length read at once, then token by token: at each step the states of the whole text."""
     config, lengths = CONFIGS[name], BATCH["mask"].sum(1) - 3
-    apart = decode.take_apart(params, config, config.vocab)
-    text = decode.blank(config, B, L + 3)
+    apart = decode.unstack_params(params, config, config.vocab)
+    text = decode.init_state(config, B, L + 3)
     prompt = int(lengths.max())
     mask = (np.arange(prompt) < lengths[:, None]).astype(np.int32)
-    read = jax.jit(partial(decode.read, config))
+    read = jax.jit(partial(decode.extend, config))
     whole = _apply(config, params, BATCH).encoding.hidden_BLD
     hidden, text = read(apart, text, BATCH["tokens"][:, :prompt], mask)
     for row, length in enumerate(lengths):

@@ -15,7 +15,7 @@ from contexture.models.heads.chunked_softmax import next_token_loss
 from contexture.models.layers.blocks import Linear
 from contexture.models.model import Outputs, build
 from contexture.models.shapes import path_of
-from contexture.train.evaluation.predictions import Answers
+from contexture.train.evaluation.predictions import PredictionCollector
 from contexture.train.losses import Sum, cross_entropy, has_best
 from contexture.train.objectives import OBJECTIVES, WithMix, WithWords
 from tests.helpers.parity_rule import assert_close
@@ -209,7 +209,7 @@ def test_a_prediction_out_of_a_tie_is_named_and_counts_as_no_hit():
     rows = np.zeros((4, 8), np.int64)
     split: Any = SimpleNamespace(kind="classify", labels=("a", "b"), choices=1, take=lambda numbers: rows[numbers])
     split.origin = lambda row: "dev.tsv:1"
-    answers = Answers(SimpleNamespace(split=split, numbers=lambda step: np.arange(4)))  # pyright: ignore[reportArgumentType]
+    answers = PredictionCollector(SimpleNamespace(split=split, numbers=lambda step: np.arange(4)))  # pyright: ignore[reportArgumentType]
     scores = np.array([[0.5, 0.5], [np.nan, np.nan], [0.4, 0.6], [0.6, 0.4]], np.float32)
     named = [record["prediction"] for record in answers.add(0, {"scores": scores})]
     assert named == ["a", "a", "b", "a"]

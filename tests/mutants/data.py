@@ -16,8 +16,8 @@ _WORDS = "data/tokenizers/test_word_level.py::"
 PRETRAINING = (
     *mutants_of(
         "data/pretraining/masking.py",
-        ("masking.90-percent-masked", "rng.unit(first) < 0.8", "rng.unit(first) < 0.9", _MASKING),
-        ("masking.fewer-kept", "rng.unit(second) < 0.5", "rng.unit(second) < 0.2", _MASKING),
+        ("masking.90-percent-masked", "rng.uniform(first) < 0.8", "rng.uniform(first) < 0.9", _MASKING),
+        ("masking.fewer-kept", "rng.uniform(second) < 0.5", "rng.uniform(second) < 0.2", _MASKING),
         ("masking.rounded-down", "np.rint(lengths_B * masked_fraction)", "np.floor(lengths_B * masked_fraction)",
          _MASKING),
         ("masking.none-in-short-lines", "np.maximum(1, np.rint(", "np.maximum(0, np.rint(", _MASKING),
@@ -25,7 +25,7 @@ PRETRAINING = (
          _MASKING),
         ("masking.labels-are-the-masked", "labels = tokens_BL[rows, columns]", "labels = np.full_like(columns, mask)",
          _MASKING),
-        ("masking.random-ids-too-few", "rng.below(third, vocab)", "rng.below(third, vocab // 2)", _MASKING),
+        ("masking.random-ids-too-few", "rng.randint(third, vocab)", "rng.randint(third, vocab // 2)", _MASKING),
         ("masking.one-seed-for-all", "rng.key(rng.MASK_CHOICE, seed)", "rng.key(rng.MASK_CHOICE, 0)", _MASKING),
     ),
     *mutants_of(

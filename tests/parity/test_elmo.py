@@ -17,7 +17,7 @@ from contexture.models.config import ElmoConfig
 from contexture.models.heads.sampled_softmax import SITE
 from contexture.models.interchange.name_tables import bilm
 from contexture.models.interchange.renaming import to_ours, to_theirs
-from contexture.models.layers.dropout import dropout, noise
+from contexture.models.layers.dropout import dropout, dropout_key
 from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, loss
 from contexture.train.optim import optimizer
@@ -108,7 +108,7 @@ def test_two_steps_with_what_is_carried_are_the_reference_s(config: ElmoConfig, 
         drawn: Any = None
         if sampled:
             drawn = [(torch.from_numpy(batch["negatives"][d]).long(), int(batch["tries"][d])) for d in range(2)]
-        made = noise(3, jnp.int32(step), jnp.arange(B))
+        made = dropout_key(3, jnp.int32(step), jnp.arange(B))
 
         def total(params: Any, carry: Any, batch: Any = batch, made: Any = made) -> Any:
             variables = {"params": params, **({"carry": carry} if carry is not None else {})}

@@ -67,10 +67,10 @@ def test_greedy_texts_are_theirs_token_for_token(norm: str):
         length = max(map(len, prompts)) + 3
         tokens = np.stack([np.pad(p, (0, length - len(p))) for p in prompts]).astype(np.int32)
         mask = np.stack([np.arange(length) < len(p) for p in prompts]).astype(np.int32)
-        apart, keys = decode.take_apart(params, config, config.vocab), jax.random.split(jax.random.key(0), 3)
-        writing = decode.begin(config, Sampling(temperature=0.0), TOKENS - 1, apart, tokens, mask, keys)
+        apart, keys = decode.unstack_params(params, config, config.vocab), jax.random.split(jax.random.key(0), 3)
+        writing = decode.prefill(config, Sampling(temperature=0.0), TOKENS - 1, apart, tokens, mask, keys)
         first = np.asarray(writing.token_B)[:, None]
-        _, rest = decode.go_on(config, Sampling(temperature=0.0), TOKENS - 1, apart, writing)
+        _, rest = decode.generate_tokens(config, Sampling(temperature=0.0), TOKENS - 1, apart, writing)
         assert np.array_equal(np.concatenate([first, rest], 1), np.stack(written))
 
 
@@ -82,5 +82,5 @@ def test_what_top_k_and_top_p_leave_is_what_theirs_leave(top_k: int, top_p: floa
     if top_k:
         theirs = transformers.TopKLogitsWarper(top_k)(None, theirs)
     theirs = transformers.TopPLogitsWarper(top_p)(None, theirs)
-    ours = decode.keep(logits, Sampling(top_k=top_k, top_p=top_p))
+    ours = decode.filter_logits(logits, Sampling(top_k=top_k, top_p=top_p))
     assert np.array_equal(np.isfinite(ours), np.isfinite(theirs.numpy()))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from contexture.models.config import GptConfig
-from contexture.models.layers.dropout import noise
+from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, WithWords, loss
 from contexture.train.optim import learning_rate, optimizer
@@ -131,7 +131,7 @@ def test_the_alternatives_of_an_example_share_their_dropout():
     tokens = np.broadcast_to(np.arange(L, dtype=np.int32), (B, 2, L))
     batch = {"tokens": tokens, "mask": np.ones_like(tokens)}
     params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
-    outputs: Any = model.apply({"params": params}, batch, noise(0, jnp.int32(1), jnp.arange(B)))
+    outputs: Any = model.apply({"params": params}, batch, dropout_key(0, jnp.int32(1), jnp.arange(B)))
     logits_BA = np.asarray(outputs.heads["choice"])
     assert (logits_BA[:, 0] == logits_BA[:, 1]).all() and len(set(logits_BA[:, 0].tolist())) == B
 

@@ -12,7 +12,7 @@ import pytest
 from contexture.models import bert
 from contexture.models.config import BertConfig
 from contexture.models.interchange.name_tables import BERT_HF
-from contexture.models.interchange.renaming import Format, to_ours, to_theirs
+from contexture.models.interchange.renaming import NameTable, to_ours, to_theirs
 from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import close
@@ -48,7 +48,7 @@ def theirs(kind: str) -> Any:
     return model.double()
 
 
-def table(kind: str) -> Format:
+def table(kind: str) -> NameTable:
     rows = tuple(
         row for row in BERT_HF.rows if row[0].startswith("bert.") and not (kind == "tag" and "pooler" in row[0])
     )
@@ -56,7 +56,7 @@ def table(kind: str) -> Format:
         ("classifier.weight", f"heads_{kind}/kernel", "CD -> DC"),
         ("classifier.bias", f"heads_{kind}/bias", "C -> C"),
     )
-    return Format("transformers", rows + head)
+    return NameTable("transformers", rows + head)
 
 
 def batch_of(kind: str, rng: np.random.Generator) -> dict[str, np.ndarray]:

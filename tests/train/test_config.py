@@ -16,28 +16,28 @@ from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.options import EvaluateConfig, OptimConfig
 from contexture.train.run.folder import steps
 from contexture.train.run.signals import Interrupted, Signals
-from contexture.train.run_file import identity, may_change, read, scheduled
+from contexture.train.run_file import fingerprint, may_change, read, resolve_schedule
 
 
 def test_epochs_and_warm_up_are_counted_as_the_original_counts():
     """steps = int(examples / batch · epochs), warm-up = int(steps · fraction), an evaluation after each pass."""
-    run = scheduled(task("mrpc"), 3668)
+    run = resolve_schedule(task("mrpc"), 3668)
     assert (run.steps, run.epochs, run.optim.warmup, run.optim.warmup_fraction) == (573, 0.0, 57, 0.0)
     assert run.evaluate.every == 115
-    assert scheduled(task("mrpc"), 3).steps == 1
-    given = scheduled(dataclasses.replace(task("mrpc"), steps=7, evaluate=EvaluateConfig(every=2)), 3668)
+    assert resolve_schedule(task("mrpc"), 3).steps == 1
+    given = resolve_schedule(dataclasses.replace(task("mrpc"), steps=7, evaluate=EvaluateConfig(every=2)), 3668)
     assert (given.steps, given.optim.warmup, given.evaluate.every) == (7, 0, 2)
 
 
 def test_gpt_1_s_warm_up_stays_a_share_of_the_steps():
     optim = OptimConfig(name="gpt1", schedule="gpt1", warmup=0, warmup_fraction=0.002)
-    run = scheduled(dataclasses.replace(task("classify"), optim=optim), 1497)
+    run = resolve_schedule(dataclasses.replace(task("classify"), optim=optim), 1497)
     assert run.steps == 140 and run.optim.warmup_fraction == 0.002
 
 
 def test_a_warm_up_is_shorter_than_its_run():
     short = dataclasses.replace(recipe("bert.base"), steps=0, epochs=1.0)
-    assert scheduled(short, 2560).optim.warmup == 1 == scheduled(short, 2560).steps // 10
+    assert resolve_schedule(short, 2560).optim.warmup == 1 == resolve_schedule(short, 2560).steps // 10
 
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -62,8 +62,8 @@ def test_another_number_is_another_run(name):
     inner = getattr(run, section[0]) if section else run
     changed = dataclasses.replace(inner, **{field: 0.2 if field == "dropout" else type(getattr(inner, field))(24)})
     other = dataclasses.replace(run, **{section[0]: changed}) if section else changed
-    assert identity(run, "t", "d") != identity(other, "t", "d")
-    assert identity(run, "t", "d") == identity(dataclasses.replace(run, dir="b", steps=20_000), "t", "d")
+    assert fingerprint(run, "t", "d") != fingerprint(other, "t", "d")
+    assert fingerprint(run, "t", "d") == fingerprint(dataclasses.replace(run, dir="b", steps=20_000), "t", "d")
 
 
 def test_a_run_of_an_earlier_version_keeps_its_identity():
@@ -72,7 +72,7 @@ def test_a_run_of_an_earlier_version_keeps_its_identity():
     run, described = read(folder)
     (step,) = steps(folder / "checkpoints")
     saved = read_meta(folder / "checkpoints" / str(step))["identity"]
-    assert identity(run, described["tokenizer"], described["data"]) == saved
+    assert fingerprint(run, described["tokenizer"], described["data"]) == saved
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from contexture.cli import main as cli
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches
 from contexture.data.tasks.encode_examples import encode
-from contexture.data.tokenizers.elmo_char_ids import spelled
+from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
 from contexture.data.tokenizers.word_level import Words
 from contexture.models.config import GptConfig, HeadConfig
 from contexture.train.config import Run
@@ -39,7 +39,7 @@ def test_words_come_back_as_they_stand_with_their_tags(tmp_path: Path):
     batch = held_out.read(0)
     for row, line in enumerate(lines):
         inside = batch["mask"][row] > 0
-        words = spelled(batch["types"][batch["index"][row][inside]])
+        words = words_from_char_ids(batch["types"][batch["index"][row][inside]])
         assert words == [word[:48] for word, _ in line]
         assert [store.labels[tag] for tag in batch["tags"][row][inside]] == [tag for _, tag in line]
         assert (batch["tags"][row][~inside] == -1).all() and not batch["index"][row][~inside].any()
@@ -57,7 +57,7 @@ def test_words_to_tag_may_hold_white_space_and_long_ones_are_counted(tmp_path: P
     store = _store(tmp_path, TaskConfig(kind="tag", train=(str(tmp_path / "t.jsonl"),)))
     config = DataConfig(layout="elmo", batch=4, length=8, predictions=1, vocabulary="words")
     batch = HeldOutTask(store.splits["train"], WORDS, config, 4).read(0)
-    assert spelled(batch["types"][batch["index"][0]][:4]) == [*words[:3], "x" * 48]
+    assert words_from_char_ids(batch["types"][batch["index"][0]][:4]) == [*words[:3], "x" * 48]
     told = TaskBatches(store, WORDS, config, TaskConfig(kind="tag"), seed=0).describe()
     assert told.endswith("; 1 word longer than 48 bytes, cut"), told
 
@@ -71,7 +71,7 @@ def test_a_pair_has_two_lines_and_a_long_text_is_cut(tmp_path: Path):
     assert split.longest == 6 and (split.longer_than(8), split.longer_than(7)) == (0, 1)
     batch = HeldOutTask(split, WORDS, config, 2, length=6).read(0)
     assert batch["index"].shape == (2, 2, 4) and len(batch["types"]) == 16  # 4, doubled twice
-    told = [[spelled(batch["types"][i[m > 0]]) for i, m in zip(*line, strict=True)] for line in
+    told = [[words_from_char_ids(batch["types"][i[m > 0]]) for i, m in zip(*line, strict=True)] for line in
             zip(batch["index"], batch["mask"], strict=True)]  # fmt: skip
     assert told == [[["the", "cat", "sat", "on"], ["no", "!"]], [["one"], ["two", "three"]]]
 

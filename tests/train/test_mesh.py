@@ -96,7 +96,7 @@ def losses_on(
         step = train_step(model, objective, run, shardings)
         state, losses = make() if begun is None else jax.device_put(begun, shardings), []
         for number in range(STEPS):
-            batch = meshes.place(mesh, batches.read(number), batches.fields, run.data.batch)
+            batch = meshes.shard_batch(mesh, batches.read(number), batches.fields, run.data.batch)
             state, metrics = step(state, batch)
             losses.append(metrics["loss"])
         return np.array(jax.device_get(losses)), state, mesh

@@ -11,7 +11,7 @@ from contexture.train.options import MeshConfig
 
 @pytest.mark.parametrize(("lines", "wanted"), [(1, 4), (4, 4), (5, 8), (97, 100)])
 def test_a_held_out_batch_is_rounded_up_to_as_many_for_each_device(lines, wanted):
-    assert meshes.whole_batch(meshes.build(MeshConfig(fsdp=2, tensor=2)), lines) == wanted
+    assert meshes.round_up_to_devices(meshes.build(MeshConfig(fsdp=2, tensor=2)), lines) == wanted
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_this_process_reads_every_line_that_its_devices_hold():
     mesh = meshes.build(MeshConfig(fsdp=2, tensor=2))
     assert meshes.local_rows(mesh, 12).tolist() == list(range(12))
     lines = {"tokens": np.arange(24, dtype=np.int32).reshape(12, 2), "tries": np.ones(2, np.float32)}
-    placed = meshes.place(mesh, lines, {"tokens": "i32 BL", "tries": "f32 _"}, 12)
+    placed = meshes.shard_batch(mesh, lines, {"tokens": "i32 BL", "tries": "f32 _"}, 12)
     assert np.array_equal(placed["tokens"], lines["tokens"]) and np.array_equal(placed["tries"], lines["tries"])
     held = {shard.index[0].start or 0 for shard in placed["tokens"].addressable_shards}
     assert held == {0, 3, 6, 9} and len(jax.devices()) == 8

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from contexture.models.encoding import Encoding
-from contexture.models.heads.chunked_softmax import Scored
+from contexture.models.heads.chunked_softmax import TokenLosses
 from contexture.models.model import Outputs
 from contexture.train.losses import Sum
 from contexture.train.objectives import OBJECTIVES, loss, mean, means
@@ -49,8 +49,8 @@ def test_masked_tokens_and_next_sentence_are_two_means():
 
 
 def test_a_bilm_s_loss_is_half_of_both_and_its_perplexity_that_of_both():
-    def scored(total: float) -> Scored:
-        return Scored(jnp.float32(total), jnp.zeros((2, 3)), jnp.zeros((2, 3)))
+    def scored(total: float) -> TokenLosses:
+        return TokenLosses(jnp.float32(total), jnp.zeros((2, 3)), jnp.zeros((2, 3)))
 
     batch = {"next_weights": np.array([[1, 1, 1], [1, 0, 0]], np.float32),
              "next_weights_backward": np.array([[1, 1, 0], [0, 0, 0]], np.float32)}  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from contexture.models.shapes import path_of
 from contexture.train.errors import ConfigError
-from contexture.train.optim import decayed, learning_rate, optimizer, rates
+from contexture.train.optim import decayed, learning_rate, lr_multipliers, optimizer
 from contexture.train.options import OptimConfig
 from tests.helpers.parity_rule import assert_close
 
@@ -132,13 +132,13 @@ def _shares(**more) -> dict[str, np.ndarray]:
         },
         "heads_tag": {"kernel": np.zeros((2, 3))},
     }
-    found = rates(OptimConfig(**more), params)
+    found = lr_multipliers(OptimConfig(**more), params)
     leaves = jax.tree_util.tree_flatten_with_path(found)[0]
     return {path_of(k): x.ravel() for k, x in leaves}
 
 
 def test_each_layer_has_its_share_of_the_rate():
-    assert rates(OptimConfig(), {}) is None
+    assert lr_multipliers(OptimConfig(), {}) is None
     found = _shares(layer_decay=0.5)
     assert_close(found["backbone/layers/ffn/in/kernel"], [0.25, 0.5, 1.0])
     assert found["backbone/embeddings/tokens"] == [0.125]

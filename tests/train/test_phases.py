@@ -15,7 +15,7 @@ from contexture.train.checkpoints import manager
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_sizes
-from contexture.train.run.folder import settle
+from contexture.train.run.folder import open_or_create
 from tests.helpers.parity_rule import assert_close
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -75,7 +75,7 @@ def test_a_run_of_format_1_keeps_its_identity(golden: Path):
     tree = json.loads((golden / "run.json").read_text("utf-8"))
     run = run_file.from_json(tree["config"], str(golden))
     (saved,) = (golden / "checkpoints").iterdir()
-    assert run_file.identity(run, tree["tokenizer"], tree["data"]) == manager.read_meta(saved)["identity"]
+    assert run_file.fingerprint(run, tree["tokenizer"], tree["data"]) == manager.read_meta(saved)["identity"]
 
 
 def _begun(folder: Path, run: Run) -> Run:
@@ -89,24 +89,24 @@ def _begun(folder: Path, run: Run) -> Run:
 def test_a_run_that_was_begun_with_the_number_that_its_length_gives_resumes(tmp_path: Path):
     follows = configs.recipe("bert.tiny")
     stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, predictions=20))
-    assert run_file.identity(stored, "t", "d") == run_file.identity(follows, "t", "d")
+    assert run_file.fingerprint(stored, "t", "d") == run_file.fingerprint(follows, "t", "d")
     _begun(tmp_path, stored)
-    assert settle(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)["data"] == "abc"
+    assert open_or_create(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)["data"] == "abc"
 
 
 def test_a_run_that_was_begun_with_another_number_is_another_run(tmp_path: Path):
     follows = configs.recipe("bert.base_phase2")
     stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, predictions=20))
-    assert run_file.identity(stored, "t", "d") != run_file.identity(follows, "t", "d")
+    assert run_file.fingerprint(stored, "t", "d") != run_file.fingerprint(follows, "t", "d")
     _begun(tmp_path, stored)
     with pytest.raises(ConfigError, match="holds a run with --data.predictions 20, not 77"):
-        settle(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)
+        open_or_create(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)
 
 
 def test_runs_that_mask_nothing_do_not_see_the_default(tmp_path: Path):
     follows = configs.recipe("gpt.tiny")
     assert follows.data.predictions == 0
     stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, predictions=20))
-    assert run_file.identity(stored, "t", "d") == run_file.identity(follows, "t", "d")
+    assert run_file.fingerprint(stored, "t", "d") == run_file.fingerprint(follows, "t", "d")
     _begun(tmp_path, stored)
-    assert settle(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)["data"] == "abc"
+    assert open_or_create(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)["data"] == "abc"

@@ -15,11 +15,11 @@ from contexture.models.shapes import by_path, path_of
 from contexture.train import mesh as meshes
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.evaluation.best import Best, rank, unigram_baseline
+from contexture.train.evaluation.best import Best, unigram_baseline, value_to_minimise
 from contexture.train.losses import cross_entropy
 from contexture.train.objectives import OBJECTIVES, batch_fields
 from contexture.train.options import MeshConfig, OptimConfig
-from contexture.train.run.throughput import step_floats
+from contexture.train.run.throughput import activation_floats
 from contexture.train.step import create, train_step
 from tests.helpers.parity_rule import assert_close, close
 
@@ -163,20 +163,20 @@ def test_the_unigram_baseline_is_the_training_text_s_frequencies():
 
 @pytest.mark.parametrize("metric", ["loss", "mlm_loss", "mse", "mae"])
 def test_a_loss_or_an_error_is_the_better_the_smaller_it_is(metric):
-    assert rank(metric, {metric: 0.25}) == 0.25 < rank(metric, {metric: 0.5})
+    assert value_to_minimise(metric, {metric: 0.25}) == 0.25 < value_to_minimise(metric, {metric: 0.5})
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "matthews", "pearson", "entity_f1"])
 def test_any_other_figure_is_the_better_the_larger_it_is(metric):
-    assert rank(metric, {metric: 0.5}) == -0.5 < rank(metric, {metric: 0.25})
+    assert value_to_minimise(metric, {metric: 0.5}) == -0.5 < value_to_minimise(metric, {metric: 0.25})
     with pytest.raises(ConfigError, match=f"evaluate.metric={metric} is not measured.*there are loss"):
-        rank(metric, {"loss": 1.0})
+        value_to_minimise(metric, {"loss": 1.0})
 
 
 def test_the_best_is_the_first_of_the_smallest_ranks_and_nan_is_none():
     best, seen = Best(), []
     for step, value in enumerate([float("nan"), 3.0, 2.0, 2.0, float("inf"), 2.5, 1.0, float("nan")]):
-        best.look(step, value)
+        best.update(step, value)
         seen.append((best.rank, best.step, best.waited))
     assert seen[0] == (None, 0, 1) and seen[2:6] == [(2.0, 2, n) for n in range(4)]
     assert seen[6:] == [(1.0, 6, 0), (1.0, 6, 1)]
@@ -184,8 +184,8 @@ def test_the_best_is_the_first_of_the_smallest_ranks_and_nan_is_none():
 
 def test_what_a_step_works_on_grows_with_its_batch_and_decides_who_shares_an_arena():
     small, usual = recipe("gpt.shakespeare_char"), [recipe("gpt.tiny"), recipe("bert.tiny")]
-    assert step_floats(small) * 4 < 60e6 < min(step_floats(run) * 4 for run in usual)
+    assert activation_floats(small) * 4 < 60e6 < min(activation_floats(run) * 4 for run in usual)
     twice = dataclasses.replace(small, data=dataclasses.replace(small.data, batch=2 * small.data.batch))
-    assert step_floats(twice) == 2 * step_floats(small)
+    assert activation_floats(twice) == 2 * activation_floats(small)
     parts = dataclasses.replace(twice, optim=dataclasses.replace(twice.optim, accumulate=2))
-    assert step_floats(parts) == step_floats(small)
+    assert activation_floats(parts) == activation_floats(small)

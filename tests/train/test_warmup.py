@@ -6,7 +6,7 @@ import json
 import pytest
 
 from contexture.configs import recipe
-from contexture.train.run_file import identity, scheduled, warmup_note
+from contexture.train.run_file import fingerprint, resolve_schedule, warmup_note
 from tests.helpers.commands import said
 
 
@@ -16,9 +16,9 @@ from tests.helpers.commands import said
 def test_a_warmup_that_leaves_no_step_is_a_tenth_of_all_steps(steps, warmup, taken):
     base = recipe("bert.tiny")
     run = dataclasses.replace(base, steps=steps, optim=dataclasses.replace(base.optim, warmup=warmup))
-    resolved = scheduled(run, 100)
+    resolved = resolve_schedule(run, 100)
     assert resolved.optim.warmup == taken
-    assert scheduled(resolved, 100) == resolved
+    assert resolve_schedule(resolved, 100) == resolved
     assert bool(warmup_note(run, resolved)) == (taken != warmup)
 
 
@@ -26,8 +26,8 @@ def test_a_run_made_longer_has_the_schedule_of_its_new_length():
     base = recipe("bert.tiny")
     run = dataclasses.replace(base, steps=40, optim=dataclasses.replace(base.optim, warmup=100))
     longer = dataclasses.replace(run, steps=1000)
-    assert scheduled(longer, 100).optim.warmup == 100
-    assert identity(run, "", "") == identity(longer, "", "")  # so that it may resume
+    assert resolve_schedule(longer, 100).optim.warmup == 100
+    assert fingerprint(run, "", "") == fingerprint(longer, "", "")  # so that it may resume
 
 
 def test_the_warmup_is_said_and_run_json_keeps_what_was_given(capsys, tmp_path, tiny_words, one_device):

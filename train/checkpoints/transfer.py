@@ -18,7 +18,7 @@ from contexture.train.checkpoints import manager
 from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.objectives import objective_of
-from contexture.train.optim import rates
+from contexture.train.optim import lr_multipliers
 from contexture.train.run.data import read_tokenizer
 from contexture.train.step import State, create
 
@@ -193,7 +193,7 @@ def begin_from(
             values |= {path: values[path][:known] for path in _TABLES if path in values}
         params = jax.tree_util.tree_map_with_path(lambda keys, x: _put(x, values.get(path_of(keys))), fresh.params)
         table(f"parameters from {folder}, step {meta['step']}", ("what", "parameter", "shape"), found.rows())
-        shares = {} if pieces == known else by_path(rates(run.optim, params))
+        shares = {} if pieces == known else by_path(lr_multipliers(run.optim, params))
         if not np.any(shares.get(_TABLES[0], 1.0)):
             say(f"the {pieces - known} tokens that are new to the vocabulary are frozen as they were drawn")
         return fresh.replace(params=params)  # pyright: ignore[reportAttributeAccessIssue]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from contexture.data.pretraining.shards import Shards
-from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.train.config import Run, fields
 from contexture.train.distributed import processes
@@ -33,7 +33,7 @@ def agree_on_folder(directory: Path, seconds: float = 10.0) -> None:
     processes.agree(seen, f"{directory} must be one folder that all processes see", _MINUTES)
 
 
-def agree_on_content(directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | Store | None) -> None:
+def agree_on_content(directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | ExampleStore | None) -> None:
     """Raises ConfigError in every process of a job where one of them would read another run, text or checkpoint."""
     facts: dict[str, Any] = {}
     for name, folder in (("", directory), ("init.run's ", Path(run.init.run) if run.init.run else None)):

@@ -21,7 +21,7 @@ def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, fl
     }
 
 
-def rank(metric: str, figures: dict[str, float]) -> float:
+def value_to_minimise(metric: str, figures: dict[str, float]) -> float:
     """What the best checkpoint is chosen by: the metric's value, turned so that the lower is the better.
 
     Raises ConfigError where the metric was not measured, or where it is not known which way it is better.
@@ -45,7 +45,7 @@ class Best:
     step: int = 0
     waited: int = 0
 
-    def look(self, step: int, rank: float) -> None:
+    def update(self, step: int, rank: float) -> None:
         """Takes the evaluation of a step."""
         if math.isfinite(rank) and (self.rank is None or rank < self.rank):
             self.rank, self.step, self.waited = rank, step, 0

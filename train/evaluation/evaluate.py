@@ -22,7 +22,7 @@ from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file, move_aside, partial_beside
 from contexture.data.tasks.batches import HeldOutTask, class_weights
 from contexture.data.tasks.encode_examples import check_batch, encode
-from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.models.model import Model, example
 from contexture.train import cpu_memory, run_file
@@ -34,7 +34,7 @@ from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.best import unigram_baseline
-from contexture.train.evaluation.predictions import Answers, guess, names
+from contexture.train.evaluation.predictions import PredictionCollector, guess, names
 from contexture.train.losses import Sum
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, mean, objective_of
 from contexture.train.options import MeshConfig
@@ -56,7 +56,7 @@ def evaluate(
     mesh: Mesh,
     write: IO[str] | None = None,
     check: Check = lambda: None,
-) -> tuple[dict[str, float], Answers | None]:
+) -> tuple[dict[str, float], PredictionCollector | None]:
     """({"loss": …, and everything measured}, the answers of a task); step is `train.step.evaluation_step`'s.
 
     Sums of a batch are added up in float64 on the host. write gets a JSON line for each example of a task; check may
@@ -66,11 +66,11 @@ def evaluate(
     rows = meshes.local_rows(mesh, lines)
     totals: dict[str, np.ndarray] = {}
     carry: Any = None
-    answers = Answers(held_out) if isinstance(held_out, HeldOutTask) else None
+    answers = PredictionCollector(held_out) if isinstance(held_out, HeldOutTask) else None
     with iterate(held_out, 0, held_out.steps, rows) as stream:
         for number, local in stream:
             check()
-            batch = meshes.place(mesh, local, held_out.fields, lines)
+            batch = meshes.shard_batch(mesh, local, held_out.fields, lines)
             *found, carry = step(params, batch, carry)
             sums, predictions = jax.device_get(found)
             for name, s in sums.items():
@@ -84,7 +84,7 @@ def evaluate(
     return {"loss": float(total), **measured, **(answers.figures() if answers else {})}, answers
 
 
-def measured(model: Model, objective: Objective, run: Run, params: Any, store: Shards | Store) -> list[str]:
+def measured(model: Model, objective: Objective, run: Run, params: Any, store: Shards | ExampleStore) -> list[str]:
     """The names of what `evaluate` gives; params may be shapes."""
     fields = {name: kind for name, kind in batch_fields(run).items() if name not in SAMPLED}
     batch = example(fields, batch_sizes(run, 1))
@@ -92,15 +92,15 @@ def measured(model: Model, objective: Objective, run: Run, params: Any, store: S
     def sums(params: Any) -> dict[str, Sum]:
         return objective.sums(model.apply({"params": params}, batch), batch)  # pyright: ignore[reportArgumentType]
 
-    of_task = names(store.kind, store.labels) if isinstance(store, Store) else []
+    of_task = names(store.kind, store.labels) if isinstance(store, ExampleStore) else []
     return ["loss", *jax.eval_shape(sums, params), *of_task]
 
 
-def baseline(held_out: HeldOut, store: Shards | Store, check: Check = lambda: None) -> dict[str, float]:
+def baseline(held_out: HeldOut, store: Shards | ExampleStore, check: Check = lambda: None) -> dict[str, float]:
     """What guessing gives on the held-out lines: by frequency alone on their slots, or the same label for all. `check`
     may raise to stop the counting."""
     if isinstance(held_out, HeldOutTask):
-        return guess(store, held_out.split) if isinstance(store, Store) else {}
+        return guess(store, held_out.split) if isinstance(store, ExampleStore) else {}
     assert isinstance(store, Shards)
     names = {"next": "next_weights", "next_backward": "next_weights_backward", "labels": "slot_weights"}
     counts_V = np.zeros(store.vocabulary, np.int64)
@@ -116,7 +116,7 @@ def baseline(held_out: HeldOut, store: Shards | Store, check: Check = lambda: No
     return unigram_baseline(store.unigrams(), counts_V)
 
 
-def cut_of(held_out: HeldOut, say: Say) -> dict[str, int]:
+def report_truncated(held_out: HeldOut, say: Say) -> dict[str, int]:
     """{"cut": how many examples of a task are longer than a line}, which is said where there are any."""
     if not isinstance(held_out, HeldOutTask):
         return {}
@@ -128,7 +128,7 @@ def cut_of(held_out: HeldOut, say: Say) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationRequest:
     """What `evaluate_run` looks at. dev: files instead of the run's own; steps: numbers, `best` or `all`."""
 
     split: str = "dev"
@@ -139,7 +139,7 @@ class Asked:
     mesh: MeshConfig | None = None
 
 
-def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: None) -> dict[str, Any]:
+def evaluate_run(folder: Path, asked: EvaluationRequest, say: Say, check: Check = lambda: None) -> dict[str, Any]:
     """{"run", "step", "split", "examples", "metrics"} of a run's newest good checkpoint, or of those of `asked.steps`
     ({"run", "split", "examples", "checkpoints": [{"step", "metrics", …}]}), on the run's own mesh where it fits the
     devices here, else on all of them as copies. A task's has "labels", its table, and "predictions", the file of them.
@@ -148,13 +148,13 @@ def evaluate_run(folder: Path, asked: Asked, say: Say, check: Check = lambda: No
     where no checkpoint is good.
     """
     run, described = run_file.read(folder)
-    cpu_memory.keep_cpu_memory()
+    cpu_memory.tune_cpu_allocator()
     with processes.joined(asked.mesh or MeshConfig(), lambda: manager.steps(folder / "checkpoints")):
         return _evaluate_run(folder, run, described, asked, say, check)
 
 
 def _evaluate_run(
-    folder: Path, run: Run, described: dict[str, Any], asked: Asked, say: Say, check: Check
+    folder: Path, run: Run, described: dict[str, Any], asked: EvaluationRequest, say: Say, check: Check
 ) -> dict[str, Any]:
     meshes.prepare_jax(run.model.dtype)
     agree_on_run(run)
@@ -165,7 +165,7 @@ def _evaluate_run(
     results = []
     with jax.set_mesh(mesh), _held_out(folder, run, described, asked, mesh, say, check) as (held_out, store):
         objective = objective_of(run)
-        cut = cut_of(held_out, say)
+        cut = report_truncated(held_out, say)
         agree_on_content(folder, run, held_out.tokenizer, store)
         known = baseline(held_out, store, check) if store is not None else {}
         function: Step | None = None
@@ -230,13 +230,13 @@ def _steps_asked(folder: Path, words: Sequence[str], metric: str) -> list[int | 
 
 @contextmanager
 def _held_out(
-    folder: Path, run: Run, described: dict[str, Any], asked: Asked, mesh: Mesh, say: Say, check: Check
-) -> Iterator[tuple[HeldOut, Shards | Store | None]]:
+    folder: Path, run: Run, described: dict[str, Any], asked: EvaluationRequest, mesh: Mesh, say: Say, check: Check
+) -> Iterator[tuple[HeldOut, Shards | ExampleStore | None]]:
     """The lines asked for, and what the run was trained on, where that is still there."""
     if asked.batch:
         check_batch(asked.batch)
     lanes = asked.batch or run.evaluate.batch or run.data.batch
-    lines = meshes.whole_batch(mesh, lanes)
+    lines = meshes.round_up_to_devices(mesh, lanes)
     if run.objective == "span":
         raise ConfigError(f"{folder} answers questions out of texts, which is no task here yet; export it, or embed")
     if run.task.kind == "off":
@@ -255,7 +255,7 @@ def _held_out(
         yield held_out, shards
         return
     tokenizer = read_tokenizer(folder, run, described)
-    store = Store.open(folder / "data") if (folder / "data").is_dir() else None
+    store = ExampleStore.open(folder / "data") if (folder / "data").is_dir() else None
     if store is not None:
         store.verify(check)
         if store.fingerprint != described.get("data"):
@@ -278,7 +278,7 @@ def _held_out(
             processes.publish("encoded", "")
         else:
             processes.wait_for("encoded")
-        other = Store.open(place)
+        other = ExampleStore.open(place)
         weights = _weights(run, {"labels": other.labels, **described})
         yield HeldOutTask(other.splits["dev"], tokenizer, run.data, lines, weights), store
 
@@ -288,7 +288,7 @@ def _weights(run: Run, described: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def _shared_place(asked: Asked, folder: Path) -> Iterator[Path]:
+def _shared_place(asked: EvaluationRequest, folder: Path) -> Iterator[Path]:
     """A folder to be made and taken away again; where there are several processes, one that all of them see."""
     if jax.process_count() == 1:
         with tempfile.TemporaryDirectory(prefix="contexture-") as temporary:
@@ -307,7 +307,7 @@ def _shared_place(asked: Asked, folder: Path) -> Iterator[Path]:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _predictions_file(folder: Path, asked: Asked, step: int) -> Path:
+def _predictions_file(folder: Path, asked: EvaluationRequest, step: int) -> Path:
     looked_at = re.sub(r"[^\w.-]+", "-", Path(asked.dev[0]).stem) if asked.dev else asked.split
     return Path(asked.to or folder / "evaluations") / f"{looked_at}-{step}" / "predictions.jsonl"
 

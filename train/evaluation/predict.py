@@ -14,18 +14,18 @@ from contexture.data.batches import iterate
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.encode_examples import check_batch, chunks, code, in_memory, reader, same_shape
+from contexture.data.tasks.encode_examples import check_batch, chunks, encode_chunk, in_memory, reader, same_shape
 from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels
 from contexture.data.tasks.read_examples import check_sources, examples
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.open_vocabulary import Spelling
+from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import Loaded, find_step, load_parameters
 from contexture.train.errors import ConfigError
-from contexture.train.evaluation.predictions import Answers
+from contexture.train.evaluation.predictions import PredictionCollector
 from contexture.train.objectives import objective_of
 from contexture.train.options import MeshConfig
 from contexture.train.run.data import read_tokenizer
@@ -60,13 +60,13 @@ class Predictor:
         if self.run.task.kind == "off":
             raise ConfigError(f"{run} was pretrained and not fine-tuned for a task: contexture finetune {run} --task …")
         find_step(self.folder, step)
-        cpu_memory.keep_cpu_memory()
+        cpu_memory.tune_cpu_allocator()
         meshes.prepare_jax(self.run.model.dtype)
         self.labels: tuple[str, ...] = tuple(described.get("labels", ()))
         self.pair: bool | None = described.get("pair")
         self.tokenizer: Tokenizer = read_tokenizer(self.folder, self.run, described)
         self.mesh: Mesh = meshes.build(MeshConfig())
-        self.batch = meshes.whole_batch(self.mesh, batch)
+        self.batch = meshes.round_up_to_devices(self.mesh, batch)
         with jax.set_mesh(self.mesh):
             self.loaded: Loaded = load_parameters(self.folder, self.run, self.labels, self.mesh, say, step)
         self.cut = 0
@@ -109,20 +109,20 @@ class Predictor:
         kind, length = self.run.task.kind, self.run.data.length
         numbers = reader(self.tokenizer)
         labels = Labels(self.labels or (() if kind == "choice" else ("",)))
-        coded = code(found, kind, numbers, labels, 0, self.report)
+        coded = encode_chunk(found, kind, numbers, labels, 0, self.report)
         same_shape(coded, self.pair, found[0].origin)
         source = found[0].origin.rpartition(":")[0]
-        letters = numbers.letters() if isinstance(numbers, Spelling) else None
+        letters = numbers.letters() if isinstance(numbers, OpenVocabulary) else None
         names = tuple(labels.numbers) if kind == "choice" else self.labels
         split = in_memory(coded, kind, names, source, self.run.task.symmetric, letters)
         length = min(next((n for n in LENGTHS if n >= split.longest + 2), length), length)
         self.cut += split.longer_than(length)
         held_out = HeldOutTask(split, self.tokenizer, self.run.data, self.batch, length=length)
-        answers = Answers(held_out, labelled=False)
+        answers = PredictionCollector(held_out, labelled=False)
         rows = meshes.local_rows(self.mesh, self.batch)
         with jax.set_mesh(self.mesh), iterate(held_out, 0, held_out.steps, rows) as stream:
             for number, local in stream:
-                batch = meshes.place(self.mesh, local, held_out.fields, self.batch)
+                batch = meshes.shard_batch(self.mesh, local, held_out.fields, self.batch)
                 predictions = jax.device_get(self._step(self.loaded.params, batch, {})[1])
                 yield from answers.add(number, predictions)
 

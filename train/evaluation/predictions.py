@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.example_store import ANSWER, END, A, Encoded, Store
+from contexture.data.tasks.example_store import ANSWER, END, A, ExampleSplit, ExampleStore
 from contexture.train.evaluation import task_metrics
 from contexture.train.losses import has_best
 
 Record = dict[str, Any]
 
 
-class Answers:
+class PredictionCollector:
     """Gathers the predictions of every batch of a HeldOutTask; memory holds two numbers for each example or word.
 
     Records name the first of several labels that score alike; the metrics count no hit there (`losses.has_best`).
@@ -113,7 +113,7 @@ class Answers:
         return task_metrics.label_table(self.split.kind, *self.gathered(), self.split.labels)
 
 
-def guess(store: Store, split: Encoded) -> dict[str, float]:
+def guess(store: ExampleStore, split: ExampleSplit) -> dict[str, float]:
     """What answering the same to everything gives on a split: majority_accuracy, or mean_mse of a regression."""
     if store.kind == "regress":
         return task_metrics.mean_guess(float(store.splits["train"].answers().mean()), split.answers())

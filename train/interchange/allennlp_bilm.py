@@ -14,11 +14,11 @@ from contexture.data.tokenizers.word_level import SPECIAL, VOCABULARY, Words
 from contexture.models import elmo
 from contexture.models.config import WORD_CHARS, ElmoConfig
 from contexture.models.interchange.name_tables import bilm
-from contexture.models.interchange.renaming import Format, Shape, shapes_of, to_theirs
+from contexture.models.interchange.renaming import NameTable, Shape, shapes_of, to_theirs
 from contexture.models.layers.char_cnn import CHARACTERS
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.interchange.imported_model import Published, Say
+from contexture.train.interchange.imported_model import ImportedModel, Say
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig
 
@@ -31,7 +31,7 @@ _DAMAGE = (OSError, RuntimeError, KeyError, ValueError)
 """What h5py raises for a file that is none, was cut off, or of which bytes are others."""
 
 
-def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> Published:
+def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> ImportedModel:
     """A folder of options.json and weights in hdf5.
 
     The softmax is not in these files: it is drawn, over the words of `vocabulary` (the folder's vocab.txt where it has
@@ -59,7 +59,7 @@ def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> Published:
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
     drawn = f"the softmax over {tokenizer.size:,} words is not in such files, and was drawn"
-    return Published(run, tokenizer, table, sizes, tensors, drawn=drawn, told={"format": "bilm"})
+    return ImportedModel(run, tokenizer, table, sizes, tensors, drawn=drawn, told={"format": "bilm"})
 
 
 def bilm_family(folder: Path, run: Run) -> None:
@@ -87,7 +87,7 @@ def write_hdf5(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
             opened.create_dataset(name, data=tensor.astype(np.float32))
 
 
-def table_of(config: ElmoConfig) -> Format:
+def table_of(config: ElmoConfig) -> NameTable:
     return bilm(config.filters, config.highway, sum(count for _, count in config.filters) != config.projection)
 
 
@@ -187,7 +187,7 @@ def _bilm_options(config: ElmoConfig) -> dict[str, Any]:
     }
 
 
-def read_hdf5(file: Path, wanted: Mapping[str, Shape], table: Format) -> Tensors:
+def read_hdf5(file: Path, wanted: Mapping[str, Shape], table: NameTable) -> Tensors:
     """The tensors of a file; each is looked at before any is read. Links are not followed, nor is what lies in another
     file.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_folder, check_free
-from contexture.models.interchange.renaming import Place, check_repeats, places
+from contexture.models.interchange.renaming import ParamMapping, check_repeats, places
 from contexture.models.model import example
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
@@ -21,7 +21,7 @@ from contexture.train.interchange.allennlp_bilm import bilm_family, bilm_files, 
 from contexture.train.interchange.google_openai import open_bert_tf, open_gpt1_npy, open_gpt2_tf
 from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.interchange.huggingface_import import open_hf
-from contexture.train.interchange.imported_model import Published, Say
+from contexture.train.interchange.imported_model import ImportedModel, Say
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.options import MeshConfig
@@ -101,7 +101,7 @@ def export_model(
     return {"to": str(to), "step": loaded.step, "files": sorted(file.name for file in to.iterdir())}
 
 
-def _write_run(to: Path, published: Published, notes: list[str], say: Say, check: Check) -> dict[str, Any]:
+def _write_run(to: Path, published: ImportedModel, notes: list[str], say: Say, check: Check) -> dict[str, Any]:
     """A run's folder at step 0, there whole or not at all: the parameters of the files, those that they lack drawn, no
     optimizer."""
     run, tensors = published.run, published.tensors
@@ -138,7 +138,7 @@ def _write_run(to: Path, published: Published, notes: list[str], say: Say, check
     return {"run": str(to), "parameters": count, "pieces": published.tokenizer.size, "drawn": drawn}
 
 
-def _leaf(place: Place, tensors: Tensors, check: Check) -> Leaf:
+def _leaf(place: ParamMapping, tensors: Tensors, check: Check) -> Leaf:
     def make() -> np.ndarray:
         check()
         return place.take(tensors.read)

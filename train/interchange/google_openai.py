@@ -14,16 +14,16 @@ from contexture.models.interchange.name_tables import BERT_TF_BOOK, GPT1_NPY_BOO
 from contexture.models.interchange.renaming import Shape, places
 from contexture.train.interchange.imported_model import (
     TASKS,
-    Published,
+    ImportedModel,
     Say,
     build,
     checked,
-    one_of,
+    keep_task_head,
+    lookup,
     parts_of,
     rows_of_head,
     run_of,
-    task_alone,
-    value,
+    typed_value,
 )  # fmt: skip
 from contexture.train.interchange.tf_checkpoint import find_prefix, open_bundle
 from contexture.train.interchange.weight_files import open_npy, read_json
@@ -41,7 +41,7 @@ def _described(folder: Path, name: str, wanted: str) -> tuple[Path, dict[str, An
     return folder / name, tree
 
 
-def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, gelu: str, say: Say) -> Published:
+def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, gelu: str, say: Say) -> ImportedModel:
     """Google's BERT: bert_config.json, vocab.txt and a checkpoint, of pretraining or of a classifier or SQuAD.
 
     gelu: which one `hidden_act: gelu` was: the configuration did not change when the code did. Raises: DataError for
@@ -50,9 +50,9 @@ def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None
     file, tree = _described(folder, "bert_config.json", "bert_config.json, vocab.txt and bert_model.ckpt.*")
 
     def of(name: str, kind: type, usual: Any) -> Any:
-        return value(file, tree, name, kind, usual)
+        return typed_value(file, tree, name, kind, usual)
 
-    act = one_of(file, tree, "hidden_act", {"gelu": gelu, "relu": "relu"}, "gelu")
+    act = lookup(file, tree, "hidden_act", {"gelu": gelu, "relu": "relu"}, "gelu")
     dropout = of("hidden_dropout_prob", float, 0.1)
     config = build(BertConfig, file, {
         "vocab": of("vocab_size", int, None), "length": of("max_position_embeddings", int, 512),
@@ -66,7 +66,7 @@ def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None
     names = {name: name for name in tensors.shapes if not BERT_TF_BOOK.is_passed_over(name)}
     parts = parts_of(BERT_TF_BOOK, names)
     task = next((part for part in parts if part in TASKS), "off")
-    names, parts = task_alone(BERT_TF_BOOK, names, parts, task, say)
+    names, parts = keep_task_head(BERT_TF_BOOK, names, parts, task, say)
     classes = rows_of_head(tensors.where, tensors, "output_weights", config.hidden) if task == "classify" else 2
     labels = tuple(map(str, range(classes))) if task == "classify" else ()
     sizes, table = bert.sizes(config, classes), BERT_TF_BOOK.table(parts)
@@ -78,20 +78,20 @@ def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None
     where = Path(vocabulary) if vocabulary else folder / VOCABULARY
     tokenizer = of_kind(open_vocabulary(where, lowercase, say), WordPiece.kind, where)
     told = {"format": "bert-tf", "config": tree, "parts": parts}
-    return Published(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, told)
+    return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, told)
 
 
-def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, say: Say) -> Published:
+def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, say: Say) -> ImportedModel:
     """OpenAI's GPT-2: hparams.json, encoder.json, vocab.bpe and a checkpoint.
 
     Raises: DataError for what is missing, damaged, or not known here.
     """
     file, tree = _described(folder, "hparams.json", "hparams.json, encoder.json, vocab.bpe and model.ckpt.*")
-    width = value(file, tree, "n_embd", int, 768)
+    width = typed_value(file, tree, "n_embd", int, 768)
     config = build(GptConfig, file, {
-        "vocab": value(file, tree, "n_vocab", int, 50257), "length": value(file, tree, "n_ctx", int, 1024),
-        "layers": value(file, tree, "n_layer", int, 12), "hidden": width, "ffn": 4 * width,
-        "heads": value(file, tree, "n_head", int, 12), "init": "released",
+        "vocab": typed_value(file, tree, "n_vocab", int, 50257), "length": typed_value(file, tree, "n_ctx", int, 1024),
+        "layers": typed_value(file, tree, "n_layer", int, 12), "hidden": width, "ffn": 4 * width,
+        "heads": typed_value(file, tree, "n_head", int, 12), "init": "released",
     })  # fmt: skip
     tensors = open_bundle(find_prefix(folder, "model.ckpt"))
     names = {name: name for name in tensors.shapes if not GPT2_TF_BOOK.is_passed_over(name)}
@@ -100,10 +100,10 @@ def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, say: Say) -> Published
     where = Path(vocabulary) if vocabulary else folder
     tokenizer = of_kind(open_vocabulary(where, None, say), ByteBPE.kind, where)
     told = {"format": "gpt2-tf", "config": tree, "parts": ["lm"]}
-    return Published(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, kept, (), told)
+    return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, kept, (), told)
 
 
-def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, say: Say) -> Published:
+def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, say: Say) -> ImportedModel:
     """OpenAI's GPT-1: params_shapes.json, params_0.npy to params_9.npy, encoder_bpe_40000.json and vocab_40000.bpe.
 
     Raises: DataError for what is missing, damaged, or not known here.
@@ -135,4 +135,4 @@ def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, say: Say) -> Publishe
     tokenizer = of_kind(open_vocabulary(where, None, say), Gpt1BPE.kind, where)
     count = sum(math.prod(shape) for shape in named.values())
     told = {"format": "gpt1-npy", "config": {"numbers": count}, "parts": ["lm"]}
-    return Published(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, tensors, (), told)
+    return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, tensors, (), told)

@@ -12,17 +12,17 @@ from contexture.models.interchange.name_tables import BERT_HF_BOOK, GPT1_HF_BOOK
 from contexture.models.model import FAMILIES
 from contexture.train.interchange.imported_model import (
     TASKS,
-    Published,
+    ImportedModel,
     Say,
     build,
     checked,
-    one_of,
+    keep_task_head,
+    lookup,
     parts_of,
-    refuse,
+    require_settings,
     rows_of_head,
     run_of,
-    task_alone,
-    value,
+    typed_value,
 )  # fmt: skip
 from contexture.train.interchange.weight_files import open_folder, read_json
 
@@ -36,7 +36,7 @@ _VOCABULARIES = {"bert": "wordpiece", "ernie": "wordpiece", "gpt2": "byte-bpe", 
 _HEADS = ("cls.", "classifier.", "qa_outputs.", "lm_head.", "score.", "multiple_choice_head.", "dropout.")
 
 
-def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say: Say) -> Published:
+def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say: Say) -> ImportedModel:
     """A folder that transformers saved, of a BERT, an ERNIE 1.0, a GPT-1 or a GPT-2, with or without a head.
 
     Raises: DataError for what is missing, damaged, or not known here.
@@ -48,14 +48,14 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say
     if not isinstance(tree, dict):
         raise DataError(f"{file}: not a JSON object; give the model's own")
     guess = "bert" if "type_vocab_size" in tree else ""  # the first ones do not say
-    kind = one_of(file, tree, "model_type", {name: name for name in BOOKS}, guess)
+    kind = lookup(file, tree, "model_type", {name: name for name in BOOKS}, guess)
     book = BOOKS[kind]
     config = _bert(file, tree) if book is BERT_HF_BOOK else (_gpt2 if kind == "gpt2" else _gpt1)(file, tree, say)
     tensors = open_folder(folder)
     names = _ours(tensors.shapes, kind, config.tied, tensors.where)
     parts, classes = parts_of(book, names), rows_of_head(tensors.where, tensors, "classifier.weight", config.hidden)
     task = _task_of(file, tree, parts, classes)
-    names, parts = task_alone(book, names, parts, task, say)
+    names, parts = keep_task_head(book, names, parts, task, say)
     if isinstance(config, GptConfig) and task == "off" and "lm" not in parts:
         parts.append("lm")  # which has nothing of its own while it is tied
         config = build(GptConfig, file, {**vars(config), "tied": True})
@@ -71,7 +71,7 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say
     alone = _architecture(tree) in ("GPT2Model", "OpenAIGPTModel")
     parts = [part for part in parts if part != "lm" or not alone]
     told = {"format": "hf", "config": tree, "parts": parts, "special": special}
-    return Published(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, told)
+    return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, told)
 
 
 def _ours(shapes: Mapping[str, Any], kind: str, tied: bool, where: str) -> dict[str, str]:
@@ -112,7 +112,7 @@ def _task_of(file: Path, tree: Mapping[str, Any], parts: list[str], classes: int
     if not found:
         said = str(tree.get("architectures"))[:80]
         raise DataError(f"{file}: architectures is {said}, and a classifier wants one of …{', …'.join(suffixes)}")
-    problem = one_of(file, tree, "problem_type", {"single_label_classification": "classify", "regression": "regress",
+    problem = lookup(file, tree, "problem_type", {"single_label_classification": "classify", "regression": "regress",
                                                   "": ""}, "")  # fmt: skip
     if found == "choice" and classes != 1 or problem == "regress" and classes != 1:
         raise DataError(f"{file}: its classifier has {classes} rows, and one number is what {found} reads here")
@@ -135,12 +135,12 @@ def _labels(file: Path, tree: Mapping[str, Any], task: str, classes: int) -> tup
 
 
 def _bert(file: Path, tree: Mapping[str, Any]) -> BertConfig:
-    refuse(
+    require_settings(
         file, tree, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False, use_task_id=False
     )
 
     def of(name: str, kind: type, usual: Any) -> Any:
-        return value(file, tree, name, kind, usual)
+        return typed_value(file, tree, name, kind, usual)
 
     dropout = of("hidden_dropout_prob", float, 0.1)
     return build(BertConfig, file, {
@@ -151,7 +151,7 @@ def _bert(file: Path, tree: Mapping[str, Any]) -> BertConfig:
         "heads": of("num_attention_heads", int, 12),
         "ffn": of("intermediate_size", int, 3072),
         "segments": of("type_vocab_size", int, 2),
-        "gelu": one_of(file, tree, "hidden_act", _GELU, "gelu"),
+        "gelu": lookup(file, tree, "hidden_act", _GELU, "gelu"),
         "eps": of("layer_norm_eps", float, 1e-12),
         "dropout": dropout,
         "attention_dropout": of("attention_probs_dropout_prob", float, 0.1),
@@ -162,21 +162,23 @@ def _bert(file: Path, tree: Mapping[str, Any]) -> BertConfig:
 
 
 def _gpt2(file: Path, tree: Mapping[str, Any], say: Say) -> GptConfig:
-    refuse(file, tree, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-    gelu = one_of(file, tree, "activation_function", _GELU, "gelu_new")
-    ffn = value(file, tree, "n_inner", int, 4 * value(file, tree, "n_embd", int, 768))
+    require_settings(
+        file, tree, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False
+    )
+    gelu = lookup(file, tree, "activation_function", _GELU, "gelu_new")
+    ffn = typed_value(file, tree, "n_inner", int, 4 * typed_value(file, tree, "n_embd", int, 768))
     return _gpt(file, tree, {"vocab_size": 50257, "n_positions": 1024}, say, gelu=gelu, ffn=ffn)
 
 
 def _gpt1(file: Path, tree: Mapping[str, Any], say: Say) -> GptConfig:
-    gelu, ffn = one_of(file, tree, "afn", _AFN, "gelu"), 4 * value(file, tree, "n_embd", int, 768)
+    gelu, ffn = lookup(file, tree, "afn", _AFN, "gelu"), 4 * typed_value(file, tree, "n_embd", int, 768)
     usual = {"vocab_size": 40478, "n_positions": 512}
     return _gpt(file, tree, usual, say, gelu=gelu, ffn=ffn, norm="post", position_std=0.02, init="released")
 
 
 def _gpt(file: Path, tree: Mapping[str, Any], usual: Mapping[str, int], say: Say, **more: Any) -> GptConfig:
     def of(name: str, kind: type, usual: Any) -> Any:
-        return value(file, tree, name, kind, usual)
+        return typed_value(file, tree, name, kind, usual)
 
     dropout = of("resid_pdrop", float, 0.1)
     if of("embd_pdrop", float, 0.1) != dropout:

@@ -10,7 +10,7 @@ from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ModelConfig
-from contexture.models.interchange.renaming import Book, Format, check
+from contexture.models.interchange.renaming import CheckpointFormat, NameTable, check
 from contexture.train.config import Run
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig
@@ -20,13 +20,13 @@ TASKS = ("classify", "regress", "tag", "choice", "span")
 
 
 @dataclass(frozen=True)
-class Published:
+class ImportedModel:
     """A run that is not written yet. tensors: by the table's names; labels: of its task; told: what run.json keeps of
     where it comes from; drawn: how it is said that parameters are not in the files."""
 
     run: Run
     tokenizer: Tokenizer
-    table: Format
+    table: NameTable
     sizes: Mapping[str, int]
     tensors: Tensors
     labels: tuple[str, ...] = ()
@@ -66,7 +66,9 @@ def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where:
         raise DataError(f"{where}: {error}") from None
 
 
-def checked(book: Book, names: Mapping[str, str], tensors: Tensors, table: Format, sizes: Mapping[str, int]) -> Tensors:
+def checked(
+    book: CheckpointFormat, names: Mapping[str, str], tensors: Tensors, table: NameTable, sizes: Mapping[str, int]
+) -> Tensors:
     """Those of the tensors that the table speaks of, under its names: table's name → theirs.
 
     Raises: DataError where one is missing, is in no row, or has another shape.
@@ -83,13 +85,13 @@ def checked(book: Book, names: Mapping[str, str], tensors: Tensors, table: Forma
     return kept
 
 
-def parts_of(book: Book, names: Mapping[str, Any]) -> list[str]:
+def parts_of(book: CheckpointFormat, names: Mapping[str, Any]) -> list[str]:
     """The parts of a format, beside the backbone, that a file has a tensor of."""
     return [part for part in book.parts if part != "backbone" and book.names(part) & names.keys()]
 
 
-def task_alone(
-    book: Book, names: Mapping[str, str], parts: list[str], task: str, say: Say
+def keep_task_head(
+    book: CheckpointFormat, names: Mapping[str, str], parts: list[str], task: str, say: Say
 ) -> tuple[dict[str, str], list[str]]:
     """(the names, the parts) of one objective: beside a task's head those of pretraining are left out, and said."""
     kept = [part for part in parts if part in (task, "pooler") or (task == "off" and part not in TASKS)]
@@ -117,7 +119,7 @@ def build(config: Callable[..., Any], where: Path, fields: Mapping[str, Any]) ->
         raise DataError(f"{where}: {error}; give the model's own") from None
 
 
-def value(where: Path, tree: Mapping[str, Any], name: str, kind: type, usual: Any = None) -> Any:
+def typed_value(where: Path, tree: Mapping[str, Any], name: str, kind: type, usual: Any = None) -> Any:
     """A value of a JSON object, of its kind; `usual` where it is absent or null. Raises: DataError for another kind."""
     found = tree.get(name)
     found = usual if found is None else found
@@ -128,7 +130,7 @@ def value(where: Path, tree: Mapping[str, Any], name: str, kind: type, usual: An
     return found
 
 
-def one_of(where: Path, tree: Mapping[str, Any], name: str, known: Mapping[str, Any], usual: str) -> Any:
+def lookup(where: Path, tree: Mapping[str, Any], name: str, known: Mapping[str, Any], usual: str) -> Any:
     """What a word of a JSON object stands for. Raises: DataError for a word that is not known."""
     word = tree.get(name) or usual
     if not isinstance(word, str) or word not in known:
@@ -137,7 +139,7 @@ def one_of(where: Path, tree: Mapping[str, Any], name: str, known: Mapping[str, 
     return known[word]
 
 
-def refuse(where: Path, tree: Mapping[str, Any], **allowed: Any) -> None:
+def require_settings(where: Path, tree: Mapping[str, Any], **allowed: Any) -> None:
     """Raises: DataError where a setting is another than the one that is known here."""
     for name, only in allowed.items():
         if tree.get(name, only) not in (only, None):

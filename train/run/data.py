@@ -11,7 +11,7 @@ from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import move_aside
 from contexture.data.tasks.encode_examples import encode
-from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.text.sources import expand
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import load_tokenizer
@@ -21,10 +21,12 @@ from contexture.train import run_file
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.run.folder import Say, flag
-from contexture.train.run.vocabulary import fits, fits_new, learn
+from contexture.train.run.vocabulary import check_tokenizer, check_tokenizer_kind, learn
 
 
-def open_data(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[Tokenizer, Shards | Store]:
+def open_data(
+    run: Run, directory: Path, say: Say, check: Callable[[], None]
+) -> tuple[Tokenizer, Shards | ExampleStore]:
     """The run's tokenizer and tokenised text or examples, made now where they are not there yet. `check` may raise to
     stop it.
 
@@ -33,20 +35,20 @@ def open_data(run: Run, directory: Path, say: Say, check: Callable[[], None]) ->
     return (_open_shards if run.task.kind == "off" else _open_examples)(run, directory, say, check)
 
 
-def _open_examples(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[Tokenizer, Store]:
+def _open_examples(run: Run, directory: Path, say: Say, check: Callable[[], None]) -> tuple[Tokenizer, ExampleStore]:
     if run.data.path or run.data.dev or run.data.dev_fraction:
         raise ConfigError("data.path is text to pretrain on; give a task's examples as --task.train and --task.dev")
     if not run.task.train:
         raise ConfigError("task.train is empty; give the examples to learn from: --task.train FILE")
     here = directory / "data"
     if here.exists():
-        store = Store.open(here)
+        store = ExampleStore.open(here)
         if changed := store.sources_changed(run.task):
             raise ConfigError(f"{directory}: {changed}; put it back, or give another --dir")
         tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
     else:
         tokenizer = _tokenizer(run, directory, say, check)
-        fits(run, tokenizer)
+        check_tokenizer(run, tokenizer)
         store = encode(run.task, tokenizer, here, say, check)
     if store.index["tokenizer"] != tokenizer.fingerprint:
         raise ConfigError(f"{here} was encoded with another vocabulary than {directory / 'tokenizer'}; put it back")
@@ -72,7 +74,7 @@ def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None])
         sources = expand(run.data.path, "data.path")
         expand(run.data.dev, "data.dev") if run.data.dev else None  # refused before a vocabulary is learned
         tokenizer = _tokenizer(run, directory, say, check)
-        fits(run, tokenizer)
+        check_tokenizer(run, tokenizer)
         say(f"tokenising {len(sources)} source(s) into {here}")
         shards = prepare(run.data, tokenizer, here, lambda done, total: check(), say=say)
     if shards.stream != run.data.stream:
@@ -81,7 +83,7 @@ def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None])
             "prepare the text again with a recipe of that stream: contexture prepare RECIPE --input F… --to DIR"
         )
     if not (directory / "tokenizer").exists():
-        fits_new(run, tokenizer.kind)
+        check_tokenizer_kind(run, tokenizer.kind)
     asked = run.data
     given = load_tokenizer(asked.tokenizer, asked.lowercase, asked.split) if asked.tokenizer else tokenizer
     if given.fingerprint != tokenizer.fingerprint:
@@ -93,7 +95,7 @@ def _open_shards(run: Run, directory: Path, say: Say, check: Callable[[], None])
     for name, was in (("lowercase", lowercase), ("split", split), of_stream[shards.stream]):
         if getattr(run.data, name) != was:
             raise ConfigError(f"the text was prepared with {flag('data.' + name)} {was}; give the same")
-    fits(run, tokenizer)
+    check_tokenizer(run, tokenizer)
     if prepared is not None or not (directory / "tokenizer").exists():
         _keep_tokenizer(tokenizer, directory, say)
     return tokenizer, shards
@@ -136,10 +138,10 @@ def _tokenizer(run: Run, directory: Path, say: Say, check: Callable[[], None]) -
         return tokenizer
     if run.data.tokenizer:
         tokenizer = load_tokenizer(run.data.tokenizer, run.data.lowercase, run.data.split)
-        fits_new(run, tokenizer.kind)
+        check_tokenizer_kind(run, tokenizer.kind)
         return tokenizer
     files, data = expand(run.data.path, "data.path"), run.data
-    fits_new(run, data.vocabulary)
+    check_tokenizer_kind(run, data.vocabulary)
     say(f"learning a vocabulary of at most {run.model.vocab} pieces ({data.vocabulary})")
     tokenizer = learn(data.vocabulary, files, run.model.vocab, data.lowercase, check, data.documents, data.split)
     _keep_tokenizer(tokenizer, directory, say)

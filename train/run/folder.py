@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import is_bucket, move_aside, partial_of, remove_partials
-from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.config import ElmoConfig
 from contexture.train import run_file
@@ -23,7 +23,7 @@ from contexture.train.errors import CheckpointError, ConfigError
 Say = Callable[[str], None]
 
 
-def take(directory: Path) -> IO[str]:
+def lock_run_dir(directory: Path) -> IO[str]:
     """Make the folder and hold it, so that no second run writes into it. Keep what is returned for as long as it runs.
 
     Raises ConfigError where another process holds it, CheckpointError where it cannot be written.
@@ -94,7 +94,7 @@ _OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "te
 _WRITTEN = ["run.json", *_OF_A_RUN]
 
 
-def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
+def open_or_create(run: Run, directory: Path, say: Say) -> dict[str, Any]:
     """What this folder's run.json says of the run begun here ({} where it is new), and writes it where it is new.
 
     Other settings than those of run.json are refused once there is a checkpoint, naming the field; before that, all
@@ -112,7 +112,7 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
             raise ConfigError(
                 f"{directory} was imported: begin from it, --init.run {directory}, and give another --dir"
             )
-        run = run_file.of_data(run, old)
+        run = run_file.with_data_facts(run, old)
     changes = run_file.difference(run, begun) if begun is not None else {}
     if begun is not None and "data.predictions" in changes:
         new, was = run_file.predictions_of(run), run_file.predictions_of(begun)
@@ -148,11 +148,11 @@ def settle(run: Run, directory: Path, say: Say) -> dict[str, Any]:
     return old
 
 
-def not_shorter(run: Run, directory: Path, old: dict[str, Any], lines_per_pass: int) -> None:
+def check_not_shortened(run: Run, directory: Path, old: dict[str, Any], lines_per_pass: int) -> None:
     """Raises ConfigError where the run, its epochs told in steps, is shorter than it was begun, or than it is."""
-    steps = run_file.scheduled(run, lines_per_pass).steps
+    steps = run_file.resolve_schedule(run, lines_per_pass).steps
     if old.get("data"):
-        begun = run_file.scheduled(run_file.from_json(old["config"], str(directory)), lines_per_pass).steps
+        begun = run_file.resolve_schedule(run_file.from_json(old["config"], str(directory)), lines_per_pass).steps
         if steps < begun:
             raise ConfigError(f"{directory} holds a run of {begun} steps, not {steps}; a run can only be made longer")
     found = (entry.name for entry in (directory / "checkpoints").glob("[0-9]*"))
@@ -169,7 +169,9 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def describe(directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | Store, old: dict[str, Any]) -> None:
+def write_run_json(
+    directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | ExampleStore, old: dict[str, Any]
+) -> None:
     """Write run.json. Raises ConfigError where tokenizer or data are not those that the run was started with."""
     for name, now in (("tokenizer", tokenizer.fingerprint), ("data", data.fingerprint)):
         if old.get(name) not in (None, now):
@@ -178,7 +180,7 @@ def describe(directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | Sto
                 f"(fingerprint {now[:12]}, was {old[name][:12]}); put it back, or give another --dir"
             )
     more: dict[str, Any] = {}
-    if isinstance(data, Store):
+    if isinstance(data, ExampleStore):
         more = {"labels": list(data.labels), "counts": list(data.counts), "pair": data.pair}
     if isinstance(run.model, ElmoConfig):
         more["words"] = tokenizer.size

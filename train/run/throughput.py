@@ -56,12 +56,12 @@ def unknown_peak(device: Any) -> str:
     return f"the peak FLOP/s of {device.device_kind!r} is not known: there will be no flops_utilisation"
 
 
-def step_floats(run: Run) -> float:
+def activation_floats(run: Run) -> float:
     """About how many numbers a training step works on at once beside its parameters."""
     return FAMILIES[type(run.model)].step_floats(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
 
 
-class Meter:
+class ThroughputMeter:
     """Turns fetched figures into records, with speed and time left."""
 
     def __init__(self, run: Run, devices: int, device_kind: str, start: int) -> None:

@@ -34,7 +34,7 @@ def learn(
     return tokenizer
 
 
-def fits(run: Run, tokenizer: Tokenizer) -> None:
+def check_tokenizer(run: Run, tokenizer: Tokenizer) -> None:
     """Raises ConfigError where the model has fewer rows than the vocabulary has pieces, or reads another kind."""
     _fits_kind(run, tokenizer.kind)
     if tokenizer.size > run.model.vocab:
@@ -62,7 +62,7 @@ def _fits_kind(run: Run, kind: str) -> None:
         )
 
 
-def fits_new(run: Run, kind: str) -> None:
+def check_tokenizer_kind(run: Run, kind: str) -> None:
     """Raises ConfigError where nothing new is to be begun on a vocabulary of this kind: the model reads another one, or
     could never be fine-tuned on it."""
     _fits_kind(run, kind)

@@ -21,7 +21,7 @@ from contexture.data.pretraining.bilm_lanes import FIELDS, SAMPLED, HeldOutLanes
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, char_ids, spelled
+from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, char_ids, words_from_char_ids
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
 
@@ -68,7 +68,7 @@ def _read(batch: Batch, way: str) -> list[list[tuple[str, str]]]:
     for index, after, weights in zip(*(batch[n + way] for n in ("index", "next", "next_weights")), strict=True):
         assert (index[weights == 0] == 0).all() and set(weights.tolist()) <= {0.0, 1.0}
         here = np.flatnonzero(weights)
-        words = spelled(batch["types"][index[here]])
+        words = words_from_char_ids(batch["types"][index[here]])
         read = [marks.get(int(i)) or f"word {word}" for i, word in zip(index[here], words, strict=True)]
         lines.append(list(zip(read, (TOKENIZER.token(int(i)) for i in after[here]), strict=True)))
     return lines
@@ -202,7 +202,7 @@ def _slow_negatives(key: int, count: int, limit: int) -> tuple[list[int], int]:
     found: list[int] = []
     tries = 0
     while len(found) < count:
-        share = float(draws.unit(draws.draw(key, np.array([tries])))[0])
+        share = float(draws.uniform(draws.random_bits(key, np.array([tries])))[0])
         number = min(int(math.exp(share * math.log(limit + 1))) - 1, limit - 1)
         tries += 1
         if number not in found:
@@ -220,7 +220,7 @@ def test_negatives_are_drawn_until_there_are_enough(limit: int, data: st.DataObj
 
 def test_negatives_follow_the_law_of_zipf():
     limit, many = 1000, 200_000
-    drawn = draws.log_uniform(draws.draw(draws.key(1), np.arange(many)), limit)
+    drawn = draws.log_uniform(draws.random_bits(draws.key(1), np.arange(many)), limit)
     expected = np.log((np.arange(limit) + 2) / (np.arange(limit) + 1)) / np.log(limit + 1)
     assert expected.sum() == pytest.approx(1) and drawn.min() == 0 and drawn.max() == limit - 1
     counts, error = np.bincount(drawn, minlength=limit), np.sqrt(many * expected)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from contexture.data import rng
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.layouts import Pairs, cut
+from contexture.data.layouts import SpanPairs, truncate_randomly
 from contexture.data.pretraining import sentence_pairs, tokenize_corpus
 from contexture.data.pretraining.sentence_pairs import SentencePairs
 from contexture.data.pretraining.shards import Shards
@@ -33,7 +33,7 @@ def _prepared(folder: Path, documents: list[Document], block: int = 40, window: 
         return prepare(config, WordPiece(vocabulary(), lowercase=True), folder / "shards")
 
 
-def _spans(shards: Shards, pairs: Pairs) -> list[Instance]:
+def _spans(shards: Shards, pairs: SpanPairs) -> list[Instance]:
     def text(starts, lengths):
         return [shards.read(starts[i : i + 1], lengths[i : i + 1]).tolist() for i in range(len(starts))]
 
@@ -173,13 +173,13 @@ def test_any_lines_in_any_order_are_the_same_lines(shards, numbers):
 def test_cutting_is_the_original_s_token_by_token(a, b, length, seed, number):
     a += 1
     one = lambda x: np.array([x])  # noqa: E731
-    pairs = Pairs(one(0), one(a), one(1000), one(b), np.array([True]))
-    short = cut(pairs, one(number), length=length, seed=seed)
+    pairs = SpanPairs(one(0), one(a), one(1000), one(b), np.array([True]))
+    short = truncate_randomly(pairs, one(number), length=length, seed=seed)
 
     def front(side: str, taken: int) -> bool:
         purpose = {"a": rng.CUT_A, "b": rng.CUT_B}[side]
-        line = rng.draw(rng.key(purpose, seed), one(number))
-        word = int(rng.draw(line, one(taken // 64))[0])
+        line = rng.random_bits(rng.key(purpose, seed), one(number))
+        word = int(rng.random_bits(line, one(taken // 64))[0])
         return bool(word >> taken % 64 & 1)
 
     kept = truncate(list(range(a)), list(range(1000, 1000 + b)), length, front)
@@ -190,8 +190,8 @@ def test_cutting_is_the_original_s_token_by_token(a, b, length, seed, number):
 
 def test_front_and_end_are_cut_equally_often():
     n = 2000
-    pairs = Pairs(np.zeros(n, int), np.full(n, 100), np.zeros(n, int), np.full(n, 100), np.zeros(n, bool))
-    short = cut(pairs, np.arange(n), length=103, seed=1)
+    pairs = SpanPairs(np.zeros(n, int), np.full(n, 100), np.zeros(n, int), np.full(n, 100), np.zeros(n, bool))
+    short = truncate_randomly(pairs, np.arange(n), length=103, seed=1)
     assert (short.a_length == 50).all() and (short.b_length == 50).all()
     for fronts in (short.a_start, short.b_start):
         assert abs(fronts.mean() - 25) < 0.5 and abs(fronts.std() - 12.5**0.5) < 0.3
@@ -290,10 +290,10 @@ def test_held_out_documents_of_one_sentence_give_lines(tmp_path: Path):
 
 def test_draws_are_those_of_splitmix64_and_uniform():
     # The first outputs of SplitMix64 from seed 0, as published with its reference implementation.
-    assert rng.draw(0, np.arange(3)).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    numbers = rng.draw(rng.key(1, 2), np.arange(100_000))
-    assert abs(rng.unit(numbers).mean() - 0.5) < 0.005
-    counts = np.bincount(rng.below(numbers, 10), minlength=10)
+    assert rng.random_bits(0, np.arange(3)).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    numbers = rng.random_bits(rng.key(1, 2), np.arange(100_000))
+    assert abs(rng.uniform(numbers).mean() - 0.5) < 0.005
+    counts = np.bincount(rng.randint(numbers, 10), minlength=10)
     assert len(counts) == 10 and (abs(counts - 10_000) < 500).all()
     assert len({rng.key(*parts) for parts in ((1, 2), (2, 1), (1, -2), (1,), (1, 2, 0))}) == 5
     assert sorted(rng.permutation(5, 100).tolist()) == list(range(100))
@@ -302,8 +302,8 @@ def test_draws_are_those_of_splitmix64_and_uniform():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**40))
 def test_an_order_without_memory_is_a_permutation(size: int, key: int):
-    order = rng.shuffled(key, np.arange(size), size)
+    order = rng.permutation_at(key, np.arange(size), size)
     assert sorted(order.tolist()) == list(range(size))
-    assert rng.shuffled(key, np.array([size - 1, 0]), size).tolist() == [order[-1], order[0]]
+    assert rng.permutation_at(key, np.array([size - 1, 0]), size).tolist() == [order[-1], order[0]]
     if size > 100:
         assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < 5 / size**0.5

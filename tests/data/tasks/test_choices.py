@@ -14,14 +14,14 @@ from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches
 from contexture.data.tasks.encode_examples import encode
-from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tasks.examples import Choice
 from contexture.data.tasks.read_examples import examples
-from contexture.data.tokenizers.base import Tokenizer, with_specials
+from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.char_level import Characters
 from contexture.train import mesh as meshes
 from contexture.train.evaluation.predict import Predictor, predict_file
-from contexture.train.evaluation.predictions import Answers, guess
+from contexture.train.evaluation.predictions import PredictionCollector, guess
 from contexture.train.options import MeshConfig
 from tests.data.tasks.test_gpt_layout import GPT, LETTERS, batch_of
 from tests.helpers import tfds_sets
@@ -127,7 +127,7 @@ def test_choices_are_encoded_once_and_read_by_position(tmp_path):
     held = [split.take(np.arange(split.examples))[::3, 4].tolist() for split in (train, dev)]
     assert sorted(held[0] + held[1]) == list(range(1, 41)) and all(one == sorted(one) for one in held)
     (tmp_path / "a.jsonl").unlink()
-    again = Store.open(tmp_path / "data")
+    again = ExampleStore.open(tmp_path / "data")
     again.verify()
     batches, others = (TaskBatches(store, LETTERS, GPT, task, seed=3) for store in (found, again))
     assert batches.lines_per_pass == train.examples
@@ -226,7 +226,7 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path, name, content, task, messag
 
 def test_a_number_that_is_a_text_too_wants_to_be_told_apart(tmp_path):
     content = HEAD + "b,1,0,1\n"
-    digits = with_specials(Characters(list("b01 ")), ["_start_", "_delimiter_", "_classify_"])
+    digits = with_added_tokens(Characters(list("b01 ")), ["_start_", "_delimiter_", "_classify_"])
     said = refused(tmp_path / "a.csv", content, digits)
     assert said == ("a.csv:2: label '1' may mean alternative 0 or 1, by number or by text; give numbers, and say so: "
                     "--task.labels 0 1")  # fmt: skip
@@ -264,7 +264,7 @@ def test_answers_to_choices_are_scored_by_example(tmp_path):
     store = encode(task, LETTERS, tmp_path / "data", lambda line: None)
     split = store.splits["train"]
     held_out = HeldOutTask(split, LETTERS, GPT, 2)
-    answers = Answers(held_out)
+    answers = PredictionCollector(held_out)
     scores = np.array([[[0.1, 0.9], [0.2, 0.8]], [[0.3, 0.7], [0.5, 0.5]]], np.float32)
     records = [record for step in range(held_out.steps) for record in answers.add(step, {"scores": scores[step]})]
     assert records == [
@@ -284,7 +284,7 @@ def predictor() -> Predictor:
     made.run = SimpleNamespace(task=CHOICE, data=GPT, model=SimpleNamespace(length=16))  # type: ignore[assignment]
     made.labels, made.pair, made.tokenizer, made.cut = ("0", "1"), True, LETTERS, 0
     made.mesh = meshes.build(MeshConfig())
-    made.folder, made.batch = Path("run"), meshes.whole_batch(made.mesh, 3)
+    made.folder, made.batch = Path("run"), meshes.round_up_to_devices(made.mesh, 3)
     made.loaded = SimpleNamespace(params={}, step=7)  # type: ignore[assignment]
     made._step = lambda params, batch, carry: ({}, {"scores": batch["mask"].sum(-1) / jnp.float32(32)}, {})
     return made

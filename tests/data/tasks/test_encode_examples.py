@@ -13,8 +13,8 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import bert_texts
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights, line_length
-from contexture.data.tasks.encode_examples import code, encode, in_memory, same_shape
-from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.encode_examples import encode, encode_chunk, in_memory, same_shape
+from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tasks.examples import Pair, Tagged, Text
 from contexture.data.tasks.labels import Labels
 from contexture.data.tokenizers.wordpiece import WordPiece
@@ -25,7 +25,7 @@ DATA = DataConfig(batch=4, length=16, predictions=1)
 WORDS = st.lists(st.sampled_from(["w1", "w2", "w30", "unwanted", "wanted?"]), min_size=1, max_size=12)
 
 
-def store(folder: Path, lines: str, name: str = "train.tsv", **more) -> Store:
+def store(folder: Path, lines: str, name: str = "train.tsv", **more) -> ExampleStore:
     (folder / name).write_text(lines, "utf-8")
     task = TaskConfig(train=(str(folder / name),), **{"kind": "classify", **more})
     return encode(task, TOKENIZER, folder / "data", lambda line: None)
@@ -35,7 +35,7 @@ def rows(*pairs: tuple[str, str]) -> str:
     return "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in pairs)
 
 
-def batches(found: Store, seed: int = 0, **task) -> TaskBatches:
+def batches(found: ExampleStore, seed: int = 0, **task) -> TaskBatches:
     return TaskBatches(found, TOKENIZER, DATA, TaskConfig(kind=found.kind, **task), seed=seed)  # type: ignore[arg-type]
 
 
@@ -60,7 +60,7 @@ def test_labels_in_an_order_of_ones_own(tmp_path):
 def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
     pairs = [(" ".join(a), " ".join(b) if b else None) for a, b in texts]
     found = [Text(a, "x", f"f:{n}") if b is None else Pair(a, b, "x", f"f:{n}") for n, (a, b) in enumerate(pairs)]
-    split = in_memory(code(found, "classify", TOKENIZER, Labels(["x"]), 0), "classify", ("x",), "f")
+    split = in_memory(encode_chunk(found, "classify", TOKENIZER, Labels(["x"]), 0), "classify", ("x",), "f")
     held_out = HeldOutTask(split, TOKENIZER, DATA, lines=4, length=length)
     wanted = bert_texts(TOKENIZER, [a if b is None else (a, b) for a, b in pairs], length)
     seen = 0
@@ -80,7 +80,7 @@ def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
 def test_a_tag_stands_at_its_word_s_first_piece(sentences, length):
     found = [Tagged(tuple(words), tuple(words), f"f:{n}") for n, words in enumerate(sentences)]
     labels = Labels()
-    coded = code(found, "tag", TOKENIZER, labels, 0)
+    coded = encode_chunk(found, "tag", TOKENIZER, labels, 0)
     names = tuple(labels.numbers)
     split = in_memory(coded, "tag", names, "f")
     held_out = HeldOutTask(split, TOKENIZER, DATA, lines=len(found), length=length)
@@ -175,7 +175,7 @@ def test_examples_that_are_wrong_give_one_clear_line_and_leave_nothing(tmp_path,
 
 def test_a_single_text_among_pairs_is_named():
     found = [Pair("w1", "w2", None, "f:4"), Text("w3", None, "f:5"), Pair("w1", "w2", None, "f:6")]
-    coded = code(found, "classify", TOKENIZER, Labels(["x"]), 0)
+    coded = encode_chunk(found, "classify", TOKENIZER, Labels(["x"]), 0)
     for pair, says in ((None, "f:5: a single text, and a pair of texts is what was learned from"),
                        (False, "f:4: a pair of texts, and a single text is what was learned from")):  # fmt: skip
         with pytest.raises(DataError, match=says):
@@ -199,9 +199,9 @@ def test_a_folder_that_was_harmed_is_known(tmp_path):
             continue
         file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
         with pytest.raises(DataError, match="delete the folder and start the command again"):
-            Store.open(found.folder).verify()
+            ExampleStore.open(found.folder).verify()
         file.write_bytes(whole[: len(whole) // 2])
         with pytest.raises(DataError, match="delete the folder and start the command again"):
-            Store.open(found.folder).verify()
+            ExampleStore.open(found.folder).verify()
         file.write_bytes(whole)
-    Store.open(found.folder).verify()
+    ExampleStore.open(found.folder).verify()

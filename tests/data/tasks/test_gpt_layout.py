@@ -12,18 +12,18 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, task_fields
-from contexture.data.tasks.encode_examples import code, encode, in_memory
-from contexture.data.tasks.example_store import Encoded, Store
+from contexture.data.tasks.encode_examples import encode, encode_chunk, in_memory
+from contexture.data.tasks.example_store import ExampleSplit, ExampleStore
 from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
 from contexture.data.tasks.labels import Labels
-from contexture.data.tokenizers.base import Tokenizer, with_specials
+from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.char_level import Characters
 from contexture.data.tokenizers.registry import learn
 from contexture.data.tokenizers.wordpiece import WordPiece
-from contexture.train.evaluation.predictions import Answers
+from contexture.train.evaluation.predictions import PredictionCollector
 from tests.helpers.slow_pairs import truncate, vocabulary
 
-LETTERS = with_specials(Characters(list("abcdefgh ")), ["_start_", "_delimiter_", "_classify_"])
+LETTERS = with_added_tokens(Characters(list("abcdefgh ")), ["_start_", "_delimiter_", "_classify_"])
 """a is 0, and so is padding; b 1, …; the space 8; the special tokens 9, 10, 11."""
 START, DELIMITER, EXTRACT = 9, 10, 11
 WORDS = WordPiece(vocabulary(), lowercase=True)  # [PAD] 0, [CLS] 2, [SEP] 3, w0 5, w1 6, …
@@ -34,8 +34,8 @@ CHOICE = TaskConfig(kind="choice")
 
 def split_of(
     found: list[Example], kind: str, tokenizer: Tokenizer = LETTERS, labels=("x", "y"), **more: Any
-) -> Encoded:
-    coded = code(found, kind, tokenizer, Labels(labels if kind != "regress" else ("",), named=True), 0)
+) -> ExampleSplit:
+    coded = encode_chunk(found, kind, tokenizer, Labels(labels if kind != "regress" else ("",), named=True), 0)
     return in_memory(coded, kind, () if kind == "regress" else tuple(labels), "f", **more)
 
 
@@ -225,7 +225,8 @@ def test_a_layout_wants_its_own_vocabulary_and_room():
     for tokenizer, config, message in (
         (LETTERS.base, GPT, "data.layout=gpt wants a vocabulary with _start_, _delimiter_, _classify_ behind it, and "  # type: ignore[attr-defined]
          "this one, of kind characters, lacks _start_, _delimiter_, _classify_"),
-        (with_specials(Characters(["b"]), ["_start_"]), GPT, "lacks _delimiter_, _classify_; fine-tune a GPT, or give"),
+        (with_added_tokens(Characters(["b"]), ["_start_"]), GPT,
+         "lacks _delimiter_, _classify_; fine-tune a GPT, or give"),
         (LETTERS, BERT, "BERT reads a vocabulary of kind wordpiece"),
         (LETTERS, DataConfig(layout="gpt", stream="windows", length=4), "data.length=4 has no room for a pair of texts "
          "and its special tokens; give at least 5"),
@@ -239,7 +240,7 @@ def test_a_store_remembers_that_pairs_are_read_in_both_orders(tmp_path):
     (tmp_path / "a.tsv").write_text("sentence1\tsentence2\tlabel\nb\tc\tx\nd\te\ty\n")
     task = TaskConfig(kind="classify", train=(str(tmp_path / "a.tsv"),), symmetric=True)
     encode(task, LETTERS, tmp_path / "data", lambda line: None)
-    found = Store.open(tmp_path / "data")
+    found = ExampleStore.open(tmp_path / "data")
     batches = TaskBatches(found, LETTERS, GPT, task, seed=0)
     assert batches.fields["tokens"] == "i32 BAL" and batches.read(0)["tokens"].shape == (4, 2, 8)
     assert batches.describe() == "2 examples in 2 lines of 8 tokens"
@@ -250,7 +251,7 @@ def test_a_store_remembers_that_pairs_are_read_in_both_orders(tmp_path):
 
 def test_both_orders_are_answered_once():
     split = split_of([Pair("b", "c", "x", "f:1"), Pair("d", "e", "y", "f:2")], "classify", symmetric=True)
-    answers = Answers(HeldOutTask(split, LETTERS, GPT, 2))
+    answers = PredictionCollector(HeldOutTask(split, LETTERS, GPT, 2))
     told = list(answers.add(0, {"scores": np.array([[0.75, 0.25], [0.5, 0.5]], np.float32)}))
     assert [(one["id"], one["label"], one["prediction"]) for one in told] == [("f:1", "x", "x"), ("f:2", "y", "x")]
 
@@ -259,7 +260,7 @@ def test_both_orders_are_answered_once():
 
 
 def test_lines_are_described():
-    bytes_ = with_specials(learn("byte-bpe", ["the cat sat on the mat " * 9], 300, False), list(LETTERS.specials))
+    bytes_ = with_added_tokens(learn("byte-bpe", ["the cat sat on the mat " * 9], 300, False), list(LETTERS.specials))
 
     def line(found: Example, kind: str, labels=("no", "yes"), **more: Any) -> str:
         return describe(batch_of([found], kind, GPT, bytes_, labels=labels, **more), 0, bytes_, labels, kind)

@@ -6,8 +6,8 @@ import pytest
 
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.tasks.encode_examples import code, encode, reader
-from contexture.data.tasks.example_store import Store
+from contexture.data.tasks.encode_examples import encode, encode_chunk, reader
+from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tasks.examples import Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels
@@ -29,7 +29,7 @@ def _tsv(*odd: str) -> str:
     return "\n".join(["text\tlabel", *lines, ""])
 
 
-def _encode(folder: Path, content: str | bytes, name: str = "train.tsv", **more) -> tuple[Store, list[str]]:
+def _encode(folder: Path, content: str | bytes, name: str = "train.tsv", **more) -> tuple[ExampleStore, list[str]]:
     file = folder / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     said: list[str] = []
@@ -218,7 +218,7 @@ def test_where_every_row_wants_an_answer_empty_texts_keep_their_place(tmp_path):
     report = FileReport("t.tsv", TOKENIZER, every_row=True)
     found = list(examples(str(tmp_path / "t.tsv"), task, labelled=False, report=report))
     assert [example.text for example in found if isinstance(example, Text)] == ["w1", "", "w2"]
-    coded = code(found, "classify", TOKENIZER, Labels(["a"]), 0, report)
+    coded = encode_chunk(found, "classify", TOKENIZER, Labels(["a"]), 0, report)
     assert coded.tokens.tolist()[1] == TOKENIZER.unk
     (tmp_path / "t.tsv").write_text("text\tx\nw1\t1\nw2\n")
     with pytest.raises(DataError, match=r"t\.tsv:3: 1 column"):
@@ -235,9 +235,11 @@ def test_every_tokenizer_reads_a_word_without_a_piece(shared, word):
     for tokenizer in tokenizers:
         report = FileReport("f", reader(tokenizer))
         found = [Tagged(("w1", word, "w1"), ("X", "Y", "X"), "f:1")]
-        coded = code(found, "tag", reader(tokenizer), Labels(), 0, report)
+        coded = encode_chunk(found, "tag", reader(tokenizer), Labels(), 0, report)
         assert coded.tags is not None and (coded.tags >= 0).sum() == 3
-        text = code([Text(word, "X", "f:1"), Text("", "X", "f:2")], "classify", reader(tokenizer), Labels(), 0, report)
+        text = encode_chunk(
+            [Text(word, "X", "f:1"), Text("", "X", "f:2")], "classify", reader(tokenizer), Labels(), 0, report
+        )
         assert (text.rows[:, 1] > text.rows[:, 0]).all() or len(text.tokens) >= 2
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import common
-from contexture.data.tokenizers.base import Tokenizer, with_specials
+from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.byte_pair import BYTES, ByteBPE, Gpt1BPE, standardized
 from contexture.data.tokenizers.char_level import Characters
 from contexture.data.tokenizers.registry import learn, load_tokenizer
@@ -115,7 +115,7 @@ def test_saved_and_loaded_is_the_same(tokenizers: dict[str, Tokenizer], tmp_path
     for kind, tokenizer in tokenizers.items():
         if specials and kind == "wordpiece":
             continue
-        tokenizer = with_specials(tokenizer, specials) if specials else tokenizer
+        tokenizer = with_added_tokens(tokenizer, specials) if specials else tokenizer
         for _ in range(2):
             tokenizer.save(tmp_path / kind)
         again = load_tokenizer(tmp_path / kind)
@@ -127,7 +127,7 @@ def test_saved_and_loaded_is_the_same(tokenizers: dict[str, Tokenizer], tmp_path
         assert [again.token(number) for number in range(again.size)] == [
             tokenizer.token(number) for number in range(tokenizer.size)
         ]
-        other = with_specials(tokenizers["byte-bpe"], ["_other_"])
+        other = with_added_tokens(tokenizers["byte-bpe"], ["_other_"])
         with pytest.raises(DataError, match="holds another tokenizer; give another folder"):
             other.save(tmp_path / kind)
     assert {path.name for path in tmp_path.iterdir()} == {kind for kind in tokenizers if kind != "wordpiece"} | (
@@ -136,7 +136,7 @@ def test_saved_and_loaded_is_the_same(tokenizers: dict[str, Tokenizer], tmp_path
 
 
 def test_every_kind_has_its_own_fingerprint(tokenizers: dict[str, Tokenizer]):
-    grown = [with_specials(tokenizers[kind], [name]) for kind in KINDS[1:] for name in ("_a_", "_b_")]
+    grown = [with_added_tokens(tokenizers[kind], [name]) for kind in KINDS[1:] for name in ("_a_", "_b_")]
     prints = [tokenizer.fingerprint for tokenizer in [*tokenizers.values(), *grown]]
     assert len(set(prints)) == len(prints) and all(len(one) == 64 for one in prints)
     bytes_alone = ByteBPE([*BYTES], [])
@@ -148,7 +148,7 @@ def test_special_tokens_grow_behind_and_text_stays_text(tokenizers: dict[str, To
     for kind, tokenizer in tokenizers.items():
         if kind == "wordpiece":
             continue
-        grown = with_specials(tokenizer, names)
+        grown = with_added_tokens(tokenizer, names)
         assert grown.size == tokenizer.size + 3 and tokenizer.specials == {}
         assert grown.specials == {name: tokenizer.size + place for place, name in enumerate(names)}
         text = "cats _start_ at" if kind != "characters" else "the cat"
@@ -158,18 +158,18 @@ def test_special_tokens_grow_behind_and_text_stays_text(tokenizers: dict[str, To
         spelled = grown.decode([start, *ids, delimiter, classify])
         assert spelled == f"_start_{tokenizer.decode(ids)}_delimiter__classify_"
         assert grown.token(classify) == "_classify_" and grown.token(0) == tokenizer.token(0)
-        assert with_specials(with_specials(tokenizer, names[:1]), names[1:]).fingerprint == grown.fingerprint
+        assert with_added_tokens(with_added_tokens(tokenizer, names[:1]), names[1:]).fingerprint == grown.fingerprint
 
 
 def test_special_tokens_that_cannot_be_are_refused(tokenizers: dict[str, Tokenizer]):
     with pytest.raises(DataError, match=r"a wordpiece vocabulary has its own special tokens \(\[PAD\], "):
-        with_specials(tokenizers["wordpiece"], ["_start_"])
+        with_added_tokens(tokenizers["wordpiece"], ["_start_"])
     for names in (["_start_"], ["_a_", "_a_"]):
         with pytest.raises(DataError, match="is there already; give each name once"):
-            with_specials(with_specials(tokenizers["byte-bpe"], ["_start_"]), names)
+            with_added_tokens(with_added_tokens(tokenizers["byte-bpe"], ["_start_"]), names)
     for names in ([], [""]):
         with pytest.raises(DataError, match="a special token without a name"):
-            with_specials(tokenizers["byte-bpe"], names)
+            with_added_tokens(tokenizers["byte-bpe"], names)
 
 
 def test_learned_bytes_come_first_and_the_end_last(tokenizers: dict[str, Tokenizer]):
@@ -323,7 +323,7 @@ def test_gpt1_s_vocabulary_keeps_its_ids(shared: Path):
     ]  # fmt: skip
     assert ids[2] == 40477 and ids[4] == 0
     assert tokenizer.decode(ids[:4]) == "the cat\nsat"
-    grown = with_specials(tokenizer, ["_start_", "_delimiter_", "_classify_"])
+    grown = with_added_tokens(tokenizer, ["_start_", "_delimiter_", "_classify_"])
     assert grown.specials == {"_start_": 40478, "_delimiter_": 40479, "_classify_": 40480}
 
 
@@ -378,7 +378,7 @@ def _same(tokenizer: Tokenizer, texts: list[str], theirs: Callable[..., Any]) ->
 
 def test_tokens_grown_behind_a_vocabulary_leave_its_options_as_they_are(tmp_path: Path):
     base = Gpt1BPE(["<unk>", "a</w>", "b</w>"], [], cleaned="transformers")
-    grown = with_specials(base, ["_start_"])
+    grown = with_added_tokens(base, ["_start_"])
     grown.save(tmp_path / "saved")
     opened = load_tokenizer(tmp_path / "saved")
     assert opened.fingerprint == grown.fingerprint and opened.encode(["Á"]) == [[1]]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.data.pretraining.shards import Shards
-from contexture.data.tokenizers.base import with_specials
-from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, are_cut, char_ids, spelled
-from contexture.data.tokenizers.open_vocabulary import Numbering
+from contexture.data.tokenizers.base import with_added_tokens
+from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, are_cut, char_ids, words_from_char_ids
+from contexture.data.tokenizers.open_vocabulary import CorpusVocabulary
 from contexture.data.tokenizers.registry import learn, load_tokenizer
 from contexture.data.tokenizers.word_level import Words, learn_words, word_tokenizer
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
@@ -44,7 +44,7 @@ def test_a_word_is_read_by_its_first_48_bytes(words: list[str]):
     assert rows.tolist() == [_row(word) for word in words]
     cut = are_cut(words)
     assert cut.tolist() == [len(word.encode()) > 48 for word in words]
-    assert [again for again, c in zip(spelled(rows), cut, strict=True) if not c] == [
+    assert [again for again, c in zip(words_from_char_ids(rows), cut, strict=True) if not c] == [
         word for word, c in zip(words, cut, strict=True) if not c
     ]
 
@@ -52,7 +52,7 @@ def test_a_word_is_read_by_its_first_48_bytes(words: list[str]):
 def test_begin_and_end_of_a_sentence_are_rows_that_no_text_spells():
     assert BEGIN_ROW.tolist() == [259, 257, 260] + [261] * 47
     assert END_ROW.tolist() == [259, 258, 260] + [261] * 47
-    assert spelled(np.stack([BEGIN_ROW, END_ROW])) == ["<S>", "</S>"]
+    assert words_from_char_ids(np.stack([BEGIN_ROW, END_ROW])) == ["<S>", "</S>"]
     assert char_ids(["<S>"]).tolist() == [_row("<S>")] != [BEGIN_ROW.tolist()]
     assert char_ids(["\ud800"]).tolist() == [[259, 260] + [261] * 48]
 
@@ -151,7 +151,7 @@ def test_a_vocabulary_that_is_wrong_is_one_clear_line(tmp_path: Path, content: b
 def test_what_words_cannot_do_is_refused(tmp_path: Path):
     words = Words(["<S>", "</S>", "<UNK>", "a"])
     with pytest.raises(DataError, match=r"no special tokens are added to a vocabulary of kind words; use it as it is"):
-        with_specials(words, ["_start_"])
+        with_added_tokens(words, ["_start_"])
     with pytest.raises(DataError, match=r"no word in the text to learn a vocabulary from; give text"):
         learn_words([" ", "<S>"], 100)
     with pytest.raises(
@@ -170,7 +170,7 @@ def test_what_words_cannot_do_is_refused(tmp_path: Path):
 
 def test_words_that_the_vocabulary_lacks_are_numbered_behind_it():
     long, longer = "x" * 49, "y" * 200
-    numbering = Numbering(Words(["<S>", "</S>", "<UNK>", "a", long, "w" * 48]))
+    numbering = CorpusVocabulary(Words(["<S>", "</S>", "<UNK>", "a", long, "w" * 48]))
     lines = numbering.encode(["b a <S>", "", "<UNK> b " + long, longer])
     assert lines == [[6, 3, 7, 1], [], [8, 6, 4, 1], [9, 1]]
     assert numbering.unknown() == f"b\n<S>\n<UNK>\n{longer}\n".encode()
@@ -197,7 +197,7 @@ def test_elmo_is_prepared_with_words_alone(capsys: pytest.CaptureFixture[str], t
     from contexture.configs import recipe
     from contexture.train.errors import ConfigError
     from contexture.train.run.data import open_data
-    from contexture.train.run.vocabulary import fits_new
+    from contexture.train.run.vocabulary import check_tokenizer_kind
 
     words = ["prepare", "elmo.tiny", "--input", text_folder, "--dev-fraction", 0.2, "--to", tmp_path / "s", "--json"]
     assert cli.main([str(word) for word in words]) == 0
@@ -214,6 +214,6 @@ def test_elmo_is_prepared_with_words_alone(capsys: pytest.CaptureFixture[str], t
     with pytest.raises(
         ConfigError, match="elmo reads a vocabulary of kind words, and this one is byte-bpe; give a voc"
     ):
-        fits_new(run, "byte-bpe")
+        check_tokenizer_kind(run, "byte-bpe")
     with pytest.raises(ConfigError, match="gpt cannot be fine-tuned on a vocabulary of kind words, to which no tokens"):
-        fits_new(recipe("gpt.tiny"), "words")
+        check_tokenizer_kind(recipe("gpt.tiny"), "words")

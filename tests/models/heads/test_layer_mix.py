@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
-from contexture.models.heads.crf import Chain
+from contexture.models.heads.crf import LinearChainCRF
 from contexture.models.heads.layer_mix import ScalarMix, learned_mixes
 from contexture.models.model import build
 from contexture.models.shapes import by_path, dims_of
@@ -21,7 +21,7 @@ MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], np.int
 def test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out():
     rng = np.random.default_rng(0)
     logits, tags = rng.standard_normal((4, 4, 3)).astype(np.float32), rng.integers(0, 3, (4, 4))
-    chain = Chain(3)
+    chain = LinearChainCRF(3)
     params = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in
               (("steps", (3, 3)), ("first", (3,)), ("last", (3,)))}  # fmt: skip
     made: Any = chain.apply({"params": params}, logits, np.where(MASK > 0, tags, -1), MASK)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.models.layers.attention import attend
-from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Linear, Norm, product
-from contexture.models.layers.dropout import dropout, noise
+from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Linear, Norm, matmul
+from contexture.models.layers.dropout import dropout, dropout_key
 from tests.helpers.parity_rule import assert_close, close
 
 SIZES = {"D": 6, "H": 2, "K": 5, "F": 9}
@@ -27,7 +27,7 @@ def test_a_product_s_gradient_is_that_of_the_plain_one_whichever_factor_is_wider
     T, D, F = sizes
     draw = np.random.default_rng(T * 100 + D * 10 + F)
     x_TD, kernel_DF, dy_TF = (jnp.asarray(draw.normal(size=shape), dtype) for shape in ((T, D), (D, F), (T, F)))
-    found, back = jax.vjp(product, x_TD, kernel_DF)
+    found, back = jax.vjp(matmul, x_TD, kernel_DF)
     plain, plain_back = jax.vjp(jnp.matmul, x_TD, kernel_DF)
     for a, b in zip((found, *back(dy_TF)), (plain, *plain_back(dy_TF)), strict=True):
         assert a.dtype == b.dtype == dtype
@@ -52,7 +52,7 @@ def test_a_linear_map_is_its_equation(equation):
 @pytest.mark.parametrize("shape", [(2, 5, 7, 3, 4), (3, 1, 6, 1, 5), (1, 4, 4, 2, 1), (2, 6, 1, 2, 3)])
 def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate):
     B, L, M, H, K = shape
-    draw, sound = np.random.default_rng(0), noise(3, jnp.int32(5), jnp.arange(B))
+    draw, sound = np.random.default_rng(0), dropout_key(3, jnp.int32(5), jnp.arange(B))
     q, k, v, dy = (
         jnp.asarray(draw.normal(size=size), dtype) for size in ((B, L, H, K), (B, M, H, K), (B, M, H, K), (B, L, H, K))
     )
@@ -62,7 +62,7 @@ def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate)
         weights = jax.nn.softmax(jnp.einsum("BLHK,BMHK->BHLM", q, k) / np.sqrt(K) + bias, axis=-1)
         return jnp.einsum("BHLM,BMHK->BLHK", dropout(weights, rate, sound, 2), v)
 
-    found, back = jax.vjp(lambda q, k, v: attend(q, k, v, bias, rate=rate, noise=sound, site=2), q, k, v)
+    found, back = jax.vjp(lambda q, k, v: attend(q, k, v, bias, rate=rate, dropout_key=sound, site=2), q, k, v)
     wanted, plain_back = jax.vjp(formula, *(x.astype(jnp.float32) for x in (q, k, v)))
     pairs = zip(("y", *"qkv"), (found, *back(dy)), (wanted, *plain_back(dy.astype(jnp.float32))), strict=True)
     for name, a, b in pairs:

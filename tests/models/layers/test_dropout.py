@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from contexture.models.layers import dropout as rooms
-from contexture.models.layers.dropout import Noise, bits, dropout, noise
+from contexture.models.layers.dropout import DropoutKey, bits, dropout, dropout_key
 from tests.helpers.parity_rule import worst
 
 SITES, B, C = 38, 32, 4096
@@ -19,13 +19,13 @@ SITES, B, C = 38, 32, 4096
 @partial(jax.jit, static_argnums=(0, 2, 3))
 def _words(seed: int, step: jax.Array, sites: int, shape: tuple[int, ...]) -> jax.Array:
     """The words of the first sites of a step: (sites, *shape)."""
-    made = noise(seed, step, jnp.arange(shape[0]))
+    made = dropout_key(seed, step, jnp.arange(shape[0]))
     return jax.vmap(lambda site: bits(made, site, shape))(jnp.arange(sites))
 
 
 @partial(jax.jit, static_argnums=1)
 def _dropped(x: jax.Array, rate: float, step: int = 0, row_B: jax.Array | None = None) -> jax.Array:
-    return dropout(x, rate, noise(1, jnp.asarray(step), jnp.arange(len(x)) if row_B is None else row_B), 2)
+    return dropout(x, rate, dropout_key(1, jnp.asarray(step), jnp.arange(len(x)) if row_B is None else row_B), 2)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_the_mean_is_preserved():
 
 
 def test_without_noise_or_rate_nothing_is_dropped():
-    x, made = jnp.arange(12.0).reshape(3, 4), noise(0, jnp.int32(0), jnp.arange(3))
+    x, made = jnp.arange(12.0).reshape(3, 4), dropout_key(0, jnp.int32(0), jnp.arange(3))
     assert dropout(x, 0.5, None, 0) is x and dropout(x, 0.0, made, 0) is x
 
 
@@ -139,7 +139,7 @@ def test_no_two_streams_share_a_run(words_SBC: np.ndarray):
 def test_streams_whose_starts_are_near_are_independent():
     """Where one row starts within another's first columns, so that counters that went by one would overlap."""
     rows, columns = 512, 16384
-    made = noise(3, jnp.int32(5), jnp.arange(rows))
+    made = dropout_key(3, jnp.int32(5), jnp.arange(rows))
     keys = _keys(made)
     starts, strides = (np.asarray(k).ravel() for k in keys)
     order = np.argsort(starts)
@@ -162,7 +162,7 @@ def test_streams_whose_starts_are_near_are_independent():
 
 
 @jax.jit
-def _keys(made: Noise) -> tuple[jax.Array, jax.Array]:
+def _keys(made: DropoutKey) -> tuple[jax.Array, jax.Array]:
     """Each site's and row's start and stride."""
     return jax.vmap(lambda site: rooms._row_keys(made, site))(jnp.arange(SITES))
 
@@ -194,7 +194,7 @@ def test_one_bit_of_row_site_column_or_key_changes_half_of_the_word():
     @jax.jit
     def word(key: jax.Array, row: jax.Array, site: jax.Array, column: jax.Array) -> jax.Array:
         def one(row: jax.Array, site: jax.Array, column: jax.Array) -> jax.Array:
-            start, stride = rooms._row_keys(Noise(key, row[None]), site)
+            start, stride = rooms._row_keys(DropoutKey(key, row[None]), site)
             return rooms._element(start, stride, column)[0]
 
         return jax.vmap(one)(row, site, column)

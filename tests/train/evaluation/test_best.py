@@ -17,11 +17,11 @@ from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation import task_metrics
-from contexture.train.evaluation.best import Best, rank, unigram_baseline
+from contexture.train.evaluation.best import Best, unigram_baseline, value_to_minimise
 from contexture.train.evaluation.evaluate import measured
 from contexture.train.evaluation.predictions import names
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
-from contexture.train.run.throughput import PEAK_FLOPS, Meter, peak_flops, unknown_peak
+from contexture.train.run.throughput import PEAK_FLOPS, ThroughputMeter, peak_flops, unknown_peak
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "ffn": 8, "vocab": 20, "length": 16}
 ELMO = ElmoConfig(vocab=9, char_width=3, filters=((1, 4),), highway=1, cells=6, projection=4, layers=1)
@@ -86,7 +86,7 @@ def test_the_best_is_the_lowest_of_what_is_better_lower_and_the_highest_of_all_e
     lower = any(word in metric for word in ("loss", "perplexity", "penalty", "mse", "mae"))
     best = Best(metric)
     for step, value in enumerate([2.0, 3.0, 1.0], 1):
-        best.look(step, rank(metric, {"loss": 0.0, metric: value}))
+        best.update(step, value_to_minimise(metric, {"loss": 0.0, metric: value}))
     assert best.step == (3 if lower else 2)
 
 
@@ -111,7 +111,7 @@ def test_a_device_of_another_name_has_no_peak():
 
 def test_a_chip_without_a_known_peak_has_no_utilisation():
     for kind, known in (("NVIDIA L40S", True), ("NVIDIA L400", False), ("cpu", False)):
-        meter = Meter(small("gpt.tiny"), 1, kind, 0)
+        meter = ThroughputMeter(small("gpt.tiny"), 1, kind, 0)
         meter.records([1], [{}])
         assert ("flops_utilisation" in meter.records([2], [{}])[0]) == known
 
@@ -126,7 +126,7 @@ def test_an_accelerator_without_a_known_peak_is_named_in_one_line():
 
 def test_a_metric_without_a_direction_is_refused():
     with pytest.raises(ConfigError, match="evaluate.metric=bleu has no direction.*choose one of loss"):
-        rank("bleu", {"loss": 1.0, "bleu": 0.5})
+        value_to_minimise("bleu", {"loss": 1.0, "bleu": 0.5})
 
 
 def test_a_perplexity_that_an_older_version_saved_with_its_sign_turned_is_put_right():

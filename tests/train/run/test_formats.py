@@ -102,9 +102,9 @@ def test_a_run_json_that_is_not_ours_is_one_clear_line(tmp_path, change, line):
 
 def test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else():
     run, _ = run_file.read(GOLDEN / "run_format_1")
-    word = run_file.identity(run, "t", "d")
+    word = run_file.fingerprint(run, "t", "d")
     same = [{"steps": 99}, {"dir": "x"}, {"mesh": MeshConfig(fsdp=2)}, {"save": SaveConfig(every=7)}]
-    assert {run_file.identity(dataclasses.replace(run, **change), "t", "d") for change in same} == {word}
+    assert {run_file.fingerprint(dataclasses.replace(run, **change), "t", "d") for change in same} == {word}
     other = [{"seed": 1}, {"optim": dataclasses.replace(run.optim, b1=0.5)}]
-    words = {run_file.identity(dataclasses.replace(run, **change), "t", "d") for change in other}
-    assert len({word, run_file.identity(run, "u", "d"), run_file.identity(run, "t", "e")} | words) == 5
+    words = {run_file.fingerprint(dataclasses.replace(run, **change), "t", "d") for change in other}
+    assert len({word, run_file.fingerprint(run, "u", "d"), run_file.fingerprint(run, "t", "e")} | words) == 5
