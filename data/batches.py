@@ -27,7 +27,7 @@ class Batches(Protocol):
     tokenizer: Tokenizer
     batch: int
     rows_read: int
-    lines_per_pass: int
+    examples_per_epoch: int
 
     @property
     def length(self) -> int:

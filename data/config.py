@@ -124,7 +124,7 @@ class DataConfig:
         sizes = self._ramp()
         return sizes[step * len(sizes) // self.ramp_steps]
 
-    def lines_before(self, step: int) -> int:
+    def examples_before(self, step: int) -> int:
         """Lines of all steps before it."""
         whole, sizes = max(step - self.ramp_steps, 0) * self.batch, self._ramp()
         for number, size in enumerate(sizes):  # stage n begins with the first step whose n is not below

@@ -34,7 +34,7 @@ class DecodeState:
     """A batch being written: what is remembered of each layer (BMHK), where each remembered token stands in its text
     (i32 BM), whether it is one (bool BM), and how many places are taken."""
 
-    memory: tuple[KVCache, ...]
+    kv_cache: tuple[KVCache, ...]
     place_BM: jax.Array
     seen_BM: jax.Array
     filled: jax.Array
@@ -44,8 +44,8 @@ def init_state(config: GptConfig, lines: int, length: int) -> DecodeState:
     """Room for `length` tokens of each line, nothing written yet."""
     shape = (lines, length, config.heads, config.hidden // config.heads)
     zeros = jnp.zeros(shape, jnp.dtype(config.dtype))
-    memory = tuple((zeros, zeros) for _ in range(config.layers))
-    return DecodeState(memory, jnp.zeros((lines, length), jnp.int32), jnp.zeros((lines, length), bool), jnp.int32(0))
+    kv_cache = tuple((zeros, zeros) for _ in range(config.layers))
+    return DecodeState(kv_cache, jnp.zeros((lines, length), jnp.int32), jnp.zeros((lines, length), bool), jnp.int32(0))
 
 
 def extend(
@@ -65,16 +65,16 @@ def extend(
     biases = gpt.causal_biases(config, place_BL, place_BM, seen_BM[:, None, :])
     found: Any = gpt.embeddings(config).apply({"params": params["embeddings"]}, tokens_BL, place_BL, None, 0)
     x_BLD: Any = found[0]
-    block, memory = gpt.Block(config), []
-    for layer, (weights, remembered) in enumerate(zip(params["layers"], text.memory, strict=True)):
-        x_BLD, remembered = block.apply(  # pyright: ignore[reportGeneralTypeIssues]
-            {"params": weights}, x_BLD, layer, biases, remembered, start, method=gpt.Block.step
+    block, kv_cache = gpt.Block(config), []
+    for layer, (weights, layer_cache) in enumerate(zip(params["layers"], text.kv_cache, strict=True)):
+        x_BLD, layer_cache = block.apply(  # pyright: ignore[reportGeneralTypeIssues]
+            {"params": weights}, x_BLD, layer, biases, layer_cache, start, method=gpt.Block.step
         )
-        memory.append(remembered)
+        kv_cache.append(layer_cache)
     if config.norm == "pre":
         norm = Norm(config.eps, jnp.dtype(config.dtype), config.biases)
         x_BLD = norm.apply({"params": params["norm"]}, x_BLD)
-    return x_BLD, DecodeState(tuple(memory), place_BM, seen_BM, start + L)
+    return x_BLD, DecodeState(tuple(kv_cache), place_BM, seen_BM, start + L)
 
 
 def logits(config: GptConfig, params: Params, x_BD: jax.Array) -> jax.Array:

@@ -56,7 +56,7 @@ def training_flops(config: ElmoConfig, size: dict[str, int]) -> float:
     return 3.0 * (size["R"] * per_type + 2 * size["B"] * size["L"] * per_word)
 
 
-def step_floats(config: ElmoConfig, size: dict[str, int]) -> float:
+def activation_floats(config: ElmoConfig, size: dict[str, int]) -> float:
     """About how many numbers a training step keeps: of each distinct word what the filters give at each place, of each
     word the gates of each layer and the softmax."""
     s = sizes(config)

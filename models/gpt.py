@@ -94,16 +94,16 @@ class Block(nn.Module):
         )
 
     def step(
-        self, x_BLD: jax.Array, layer: int, biases: tuple[jax.Array, ...], memory: KVCache, start: jax.Array | int
+        self, x_BLD: jax.Array, layer: int, biases: tuple[jax.Array, ...], kv_cache: KVCache, start: jax.Array | int
     ) -> tuple[jax.Array, KVCache]:
         """L tokens more after those that are remembered (`Attention.step`)."""
 
         def attention(y_BLD: jax.Array) -> jax.Array:
-            nonlocal memory
-            y_BLD, memory = self.attention.step(y_BLD, biases[layer % len(biases)], memory, start)
+            nonlocal kv_cache
+            y_BLD, kv_cache = self.attention.step(y_BLD, biases[layer % len(biases)], kv_cache, start)
             return y_BLD
 
-        return self._around(x_BLD, attention, None, 0), memory
+        return self._around(x_BLD, attention, None, 0), kv_cache
 
     def _around(
         self,

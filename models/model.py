@@ -15,8 +15,8 @@ from contexture.models.encoding import Encoding
 from contexture.models.heads import language_model as lm_heads
 from contexture.models.heads import layer_mix as features
 from contexture.models.heads import tasks as task_heads
-from contexture.models.heads.sampled_softmax import BiLm
-from contexture.models.layers.blocks import Init, step_floats
+from contexture.models.heads.sampled_softmax import BiLmHead
+from contexture.models.layers.blocks import Init, activation_floats
 from contexture.models.layers.dropout import DropoutKey, repeat_for_choices
 from contexture.models.shapes import by_path
 
@@ -73,14 +73,16 @@ class Family:
     sizes: Callable[[Any, int], dict[str, int]]
     """(config, classes) → sizes by letter."""
     kernel_init: Callable[[Any], Init]
-    step_floats: Callable[[Any, dict[str, int]], float]
+    activation_floats: Callable[[Any, dict[str, int]], float]
     """(config, sizes by letter) → about how many numbers a training step works on at once beside its parameters."""
 
 
 FAMILIES: dict[type, Family] = {
-    BertConfig: Family(bert.Bert, bert.FIELDS, bert.training_flops, bert.sizes, bert.kernel_init, step_floats),
-    GptConfig: Family(gpt.Gpt, gpt.FIELDS, gpt.training_flops, gpt.sizes, gpt.kernel_init, step_floats),
-    ElmoConfig: Family(elmo.Elmo, elmo.FIELDS, elmo.training_flops, elmo.sizes, elmo.kernel_init, elmo.step_floats),
+    BertConfig: Family(bert.Bert, bert.FIELDS, bert.training_flops, bert.sizes, bert.kernel_init, activation_floats),
+    GptConfig: Family(gpt.Gpt, gpt.FIELDS, gpt.training_flops, gpt.sizes, gpt.kernel_init, activation_floats),
+    ElmoConfig: Family(
+        elmo.Elmo, elmo.FIELDS, elmo.training_flops, elmo.sizes, elmo.kernel_init, elmo.activation_floats
+    ),
 }
 
 
@@ -95,15 +97,15 @@ def _nsp(config: BertConfig, classes: int) -> nn.Module:
 
 
 def _lm(config: GptConfig, classes: int) -> nn.Module:
-    return lm_heads.NextToken(gpt.sizes(config), gpt.kernel_init(config), jnp.dtype(config.dtype), config.tied)
+    return lm_heads.NextTokenHead(gpt.sizes(config), gpt.kernel_init(config), jnp.dtype(config.dtype), config.tied)
 
 
 def _span(config: BertConfig, classes: int) -> nn.Module:
-    return task_heads.Span({**bert.sizes(config), "C": 2}, bert.kernel_init(config), jnp.dtype(config.dtype))
+    return task_heads.SpanHead({**bert.sizes(config), "C": 2}, bert.kernel_init(config), jnp.dtype(config.dtype))
 
 
 def _bilm(config: ElmoConfig, classes: int) -> nn.Module:
-    return BiLm(elmo.sizes(config), config.dropout, jnp.dtype(config.dtype))
+    return BiLmHead(elmo.sizes(config), config.dropout, jnp.dtype(config.dtype))
 
 
 def _task(head: type[nn.Module]) -> Callable[[Any, int], nn.Module]:
@@ -135,7 +137,7 @@ HEADS: dict[str, Callable[[Any, int], nn.Module]] = {
     "classify": _task(task_heads.Pooled),
     "regress": _task(task_heads.Pooled),
     "tag": _task(task_heads.PerToken),
-    "choice": _task(task_heads.Choice),
+    "choice": _task(task_heads.ChoiceHead),
     "span": _span,
 }
 """(config, classes) → head. classes is the number of labels of a task."""

@@ -152,7 +152,7 @@ def _prepare(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signal
         old = directories.open_or_create(run, folder, report.say)
         tokenizer, store = data.open_data(run, folder, report.say, check)
         store.verify(check)
-        lines = open_batches(store, tokenizer, run.data, run.task, run.seed, check).lines_per_pass
+        lines = open_batches(store, tokenizer, run.data, run.task, run.seed, check).examples_per_epoch
         directories.check_not_shortened(run, folder, old, lines)
         directories.write_run_json(folder, run, tokenizer, store, old)
         processes.publish("prepared", "")
@@ -171,7 +171,7 @@ def _prepare(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signal
         name = "patience" if run.evaluate.patience else "metric"
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
     guessed = baseline(held_out, store, check) if held_out else {}
-    run = run_file.resolve_schedule(run, batches.lines_per_pass)
+    run = run_file.resolve_schedule(run, batches.examples_per_epoch)
     run = run_file.with_data_facts(
         run, {"words": tokenizer.size, "pair": isinstance(store, ExampleStore) and store.pair}
     )
@@ -196,7 +196,7 @@ def _log_summary(parts: TrainingSetup, asked: Run, recipe: Run, report: Report, 
     for (path, x), place in zip(by_path(shapes.params).items(), shardings, strict=True):
         rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _cut(place.spec)))
     report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
-    passes = run.data.lines_before(run.steps) / parts.batches.lines_per_pass
+    passes = run.data.examples_before(run.steps) / parts.batches.examples_per_epoch
     unit = "words" if isinstance(parts.held_out, HeldOutLanes) else "lines"
     held = f"{parts.held_out.count:,} {unit}" if parts.held_out else "nothing"
     report.say(f"{parts.batches.describe()}; {run.steps:,} steps are {passes:.2f} passes; {held} held out")
@@ -235,7 +235,7 @@ def _run_steps(
     step_function = train_step(parts.model, parts.objective, run, shardings)
     evaluation = evaluation_step(parts.model, parts.objective, mesh)
     patience = run.evaluate.patience
-    lines, read = run.data.lines, run.data.lines_before
+    lines, read = run.data.lines, run.data.examples_before
     fields = batch_fields(run)
     meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []

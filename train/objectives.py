@@ -81,7 +81,7 @@ class MlmNsp:
 
 
 @dataclass(frozen=True)
-class NextToken:
+class NextTokenObjective:
     """The next token at every place (GPT): the mean over all that are foretold."""
 
     heads: tuple[str, ...] = ("lm",)
@@ -106,7 +106,7 @@ class NextToken:
 
 
 @dataclass(frozen=True)
-class BiLm:
+class BiLmObjective:
     """The next word in both directions (ELMo; Peters et al. 2018, section 3.1): half the sum of their means. Its
     perplexity, that of both, is `sampled` where a batch brings the words to compare with, else `full`: the first is far
     lower and says little of the second."""
@@ -227,7 +227,7 @@ class Tag:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceObjective:
     """The right one of a line's alternatives: cross entropy over them (Radford et al. 2018, section 3.3)."""
 
     heads: tuple[str, ...] = ("choice",)
@@ -251,7 +251,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Span:
+class SpanObjective:
     """Where an answer begins and ends in its line: half the sum of both cross entropies over all tokens (BERT, section
     4.2; run_squad.py)."""
 
@@ -276,7 +276,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class WithWords:
+class WithLmLoss:
     """A task's objective and, beside it, that of foretelling the examples' own words: L3 = L2 + weight · L1 (Radford et
     al. 2018, equation 5). L1 is the mean over each sequence, then over sequences, as in the original's code."""
 
@@ -296,17 +296,17 @@ class WithWords:
         return {**self.task.terms, "lm_loss": self.weight}
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
-        return {**self.task.weights(batch), **NextToken().weights(batch)}
+        return {**self.task.weights(batch), **NextTokenObjective().weights(batch)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
-        return {**self.task.sums(outputs, batch), **NextToken().sums(outputs, batch)}
+        return {**self.task.sums(outputs, batch), **NextTokenObjective().sums(outputs, batch)}
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
         return self.task.predictions(outputs)
 
 
 @dataclass(frozen=True)
-class WithMix:
+class WithMixPenalty:
     """A task's objective and, once a step, weight times the sum of the squared mixing weights of its head, which keeps
     the mix near an even one (Peters et al. 2018, section 3.3)."""
 
@@ -338,21 +338,21 @@ class WithMix:
 
 OBJECTIVES: dict[str, Objective] = {
     "mlm_nsp": MlmNsp(),
-    "lm": NextToken(),
-    "bilm": BiLm(),
+    "lm": NextTokenObjective(),
+    "bilm": BiLmObjective(),
     "classify": Classify(),
     "regress": Regress(),
     "tag": Tag(),
-    "choice": Choice(),
-    "span": Span(),
+    "choice": ChoiceObjective(),
+    "span": SpanObjective(),
 }
 
 
 def objective_of(run: Run) -> Objective:
     """What a run optimises."""
     objective = OBJECTIVES[run.objective]
-    objective = WithWords(objective, run.task.lm_weight) if run.task.lm_weight else objective
-    return WithMix(objective, run.head.mix_l2) if run.head.mix_l2 else objective
+    objective = WithLmLoss(objective, run.task.lm_weight) if run.task.lm_weight else objective
+    return WithMixPenalty(objective, run.head.mix_l2) if run.head.mix_l2 else objective
 
 
 def batch_fields(run: Run) -> dict[str, str]:

@@ -90,21 +90,21 @@ def _absolute(path: str) -> str:
     return os.path.abspath(path) if path and not path.startswith("tfds:") else path
 
 
-def resolve_schedule(run: Run, lines_per_pass: int) -> Run:
+def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:
     """The same run with its length told in steps: `epochs` passes, `warmup_fraction` of them, an evaluation a pass.
 
     As the original counts: steps = int(lines / batch · epochs), warm-up = int(steps · fraction); at least one step.
     GPT-1's schedule counts its warm-up in parts of a step, so its fraction stays as it is. A warm-up as long as the run
     or longer becomes a tenth of it.
     """
-    steps = run.steps or max(int(lines_per_pass / run.data.batch * run.epochs), 1)
+    steps = run.steps or max(int(examples_per_epoch / run.data.batch * run.epochs), 1)
     if steps > LARGEST:
         raise ConfigError(f"epochs={run.epochs:g} are {steps:.1e} steps, more than {LARGEST:,}; lower --epochs")
     optim = run.optim
     warmup = int(steps * optim.warmup_fraction) if optim.warmup_fraction else _warmup_within(steps, optim.warmup)
     if optim.schedule != "gpt1" or not optim.warmup_fraction:
         optim = dataclasses.replace(optim, warmup=warmup, warmup_fraction=0.0)
-    every = run.evaluate.every or (-(-lines_per_pass // run.data.batch) if run.epochs else 0)
+    every = run.evaluate.every or (-(-examples_per_epoch // run.data.batch) if run.epochs else 0)
     return dataclasses.replace(
         run,
         steps=steps,

@@ -44,29 +44,29 @@ def _help() -> str:
     return "contexture COMMAND …\n\n" + "\n".join(lines) + "\n\ncontexture COMMAND --help tells more."
 
 
-def run_command(words: list[str]) -> Result | StreamingResult | None:
+def run_command(argv: list[str]) -> Result | StreamingResult | None:
     """One command by its words; None where only help was wanted."""
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not argv or argv[0] in ("-h", "--help", "help"):
         print(_help())
         return None
-    command = COMMANDS.get(words[0])
+    command = COMMANDS.get(argv[0])
     if command is None:
         raise ConfigError(
-            f"there is no command {words[0]!r}{did_you_mean(words[0], COMMANDS)}; contexture --help lists them"
+            f"there is no command {argv[0]!r}{did_you_mean(argv[0], COMMANDS)}; contexture --help lists them"
         )
-    return command(words[1:])
+    return command(argv[1:])
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """The door: run one command, say what went wrong in one line, return the exit code."""
-    words = list(sys.argv[1:] if words is None else words)
-    as_json, debug = "--json" in words, "--debug" in words
-    words = [word for word in words if word not in ("--json", "--debug")]
+    argv = list(sys.argv[1:] if argv is None else argv)
+    as_json, debug = "--json" in argv, "--debug" in argv
+    argv = [word for word in argv if word not in ("--json", "--debug")]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        result = run_command(words)
+        result = run_command(argv)
         if isinstance(result, StreamingResult):
             told = result.work((lambda text: None) if as_json else write_out)
             result = told if as_json else write_out("\n")

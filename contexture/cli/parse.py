@@ -17,18 +17,18 @@ _COMMANDS = ("Evaluate", "Predict", "Fill", "Generate", "Score")
 _SECTIONS = ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task", *_COMMANDS)
 
 
-def parse(kind: type[T], words: list[str], command: str, default: T | None = None) -> T:
+def parse(kind: type[T], argv: list[str], command: str, default: T | None = None) -> T:
     """The user's words as a `kind`, through tyro. Raises ConfigError in one line where they are not."""
     said = io.StringIO()
     width, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"
-    if any(word in ("-h", "--help") for word in words):
+    if any(word in ("-h", "--help") for word in argv):
         os.environ["COLUMNS"] = width or "110"
     given: Any = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(said):
             found, unknown = tyro.cli(
                 kind,
-                args=words,
+                args=argv,
                 prog=f"contexture {command}",
                 return_unknown_args=True,
                 config=(tyro.conf.AvoidSubcommands,),  # a model's class comes with the recipe
@@ -66,33 +66,33 @@ def _in_one_line(box: str) -> str:
     return text
 
 
-def find_option(words: list[str], *names: str) -> str:
+def find_option(argv: list[str], *names: str) -> str:
     """What was said for the first of these options: `--task.kind tag` or `--task.kind=tag` → "tag"; else ""."""
-    for place, word in enumerate(words):
+    for place, word in enumerate(argv):
         for name in names:
-            if word == name and place + 1 < len(words):
-                return words[place + 1]
+            if word == name and place + 1 < len(argv):
+                return argv[place + 1]
             if word.startswith(name + "="):
                 return word.partition("=")[2]
     return ""
 
 
-def expand_aliases(words: list[str]) -> list[str]:
+def expand_aliases(argv: list[str]) -> list[str]:
     """The short forms `--task X` and `--init RUN` as what they stand for."""
     short = {"--task": "--task.name", "--init": "--init.run"}
     return [
         short[name] + equals + value if (name := word.partition("=")[0]) in short else word
-        for word in words
+        for word in argv
         for _, equals, value in [word.partition("=")]
     ]
 
 
-def apply_exclusive_options(base: Run, words: list[str]) -> Run:
+def apply_exclusive_options(base: Run, argv: list[str]) -> Run:
     """The recipe without what contradicts the user's words: how long to train, and to warm up, is told in one way."""
-    if find_option(words, "--epochs"):
-        if find_option(words, "--steps"):
+    if find_option(argv, "--epochs"):
+        if find_option(argv, "--steps"):
             raise ConfigError("--steps and --epochs both say how long to train; give one of them")
         base = dataclasses.replace(base, steps=0, epochs=base.epochs or 1.0)
-    if find_option(words, "--optim.warmup") and not find_option(words, "--optim.warmup-fraction"):
+    if find_option(argv, "--optim.warmup") and not find_option(argv, "--optim.warmup-fraction"):
         base = dataclasses.replace(base, optim=dataclasses.replace(base.optim, warmup_fraction=0.0))
     return base

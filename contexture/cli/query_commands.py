@@ -24,34 +24,34 @@ from contexture.train.run.signals import Signals
 from contexture.train.run_file import read
 
 
-def predict_command(words: list[str]) -> Result:
+def predict_command(argv: list[str]) -> Result:
     """answers to new examples: contexture predict RUN --input F --to F"""
-    asked = parse(Predict, words, "predict")
-    read(Path(asked.run))
+    args = parse(Predict, argv, "predict")
+    read(Path(args.run))
     signals = Signals("stopped, nothing was written; the same command begins again")
     try:
         from contexture.train.evaluation.predict import Predictor, predict_file
 
-        predictor = Predictor(asked.run, step=asked.step or None, batch=asked.batch, say=warn)
-        columns = {"text": asked.text, "second": asked.second, "choices": asked.choices, "header": asked.header}
-        return predict_file(predictor, asked.input, Path(asked.to), columns, warn, signals.check)
+        predictor = Predictor(args.run, step=args.step or None, batch=args.batch, say=warn)
+        columns = {"text": args.text, "second": args.second, "choices": args.choices, "header": args.header}
+        return predict_file(predictor, args.input, Path(args.to), columns, warn, signals.check)
     finally:
         signals.close()
 
 
-def fill_command(words: list[str]) -> Result:
+def fill_command(argv: list[str]) -> Result:
     """what fits a gap: contexture fill RUN --text "… [MASK] …" """
-    asked = parse(Fill, words, "fill")
-    return {"text": asked.text, "masks": fill(asked.run, asked.text, top=asked.top, step=asked.step or None)}
+    args = parse(Fill, argv, "fill")
+    return {"text": args.text, "masks": fill(args.run, args.text, top=args.top, step=args.step or None)}
 
 
-def generate_command(words: list[str]) -> StreamingResult:
+def generate_command(argv: list[str]) -> StreamingResult:
     """what a GPT writes on: contexture generate RUN --prompt TEXT [--tokens N --temperature T --top-k K --top-p P]"""
-    asked = parse(Generate, words, "generate")
-    read(Path(asked.run))
-    prompts = asked.prompt or tuple(_lines(asked.input))
+    args = parse(Generate, argv, "generate")
+    read(Path(args.run))
+    prompts = args.prompt or tuple(_lines(args.input))
     names = ("tokens", "temperature", "top_k", "top_p", "exclusive", "stop", "seed", "batch")
-    options: Any = {"step": asked.step or None, **{name: getattr(asked, name) for name in names}}
+    options: Any = {"step": args.step or None, **{name: getattr(args, name) for name in names}}
 
     def write(tell: Callable[[str], None]) -> Result:
         told = -1
@@ -65,12 +65,12 @@ def generate_command(words: list[str]) -> StreamingResult:
 
         signals = Signals("stopped")
         try:
-            texts = generate(asked.run, prompts, tell=tell_line, check=signals.check, **options)
+            texts = generate(args.run, prompts, tell=tell_line, check=signals.check, **options)
         finally:
             signals.close()
         if len(prompts) > 1:
             tell("\n\n".join(text["prompt"] + text["text"] for text in texts))
-        return {"run": asked.run, "texts": texts}
+        return {"run": args.run, "texts": texts}
 
     return StreamingResult(write)
 
@@ -87,92 +87,90 @@ def _lines(file: str) -> Iterator[str]:
         yield line.rstrip("\r\n")
 
 
-def score_command(words: list[str]) -> Result:
+def score_command(argv: list[str]) -> Result:
     """how well a GPT foretells text: contexture score RUN --input F… [--stride N]"""
-    asked = parse(Score, words, "score")
-    read(Path(asked.run))
+    args = parse(Score, argv, "score")
+    read(Path(args.run))
     signals = Signals("stopped; the same command begins again")
     try:
-        options: Any = {name: getattr(asked, name) for name in ("documents", "length", "stride", "batch")}
-        return score(asked.run, asked.input, step=asked.step or None, check=signals.check, **options)
+        options: Any = {name: getattr(args, name) for name in ("documents", "length", "stride", "batch")}
+        return score(args.run, args.input, step=args.step or None, check=signals.check, **options)
     finally:
         signals.close()
 
 
-def embed_command(words: list[str]) -> Result:
+def embed_command(argv: list[str]) -> Result:
     """the vectors of a text's words: contexture embed RUN --input F --to F.hdf5|F.npz [--layers last|all|0,2]"""
-    asked = parse(Embed, words, "embed")
-    read(Path(asked.run))
+    args = parse(Embed, argv, "embed")
+    read(Path(args.run))
     signals = Signals("stopped, nothing was written; the same command begins again")
     try:
-        options: Any = {name: getattr(asked, name) for name in ("layers", "pool", "batch", "stateful")}
-        return embed(asked.run, asked.input, asked.to, step=asked.step or None, check=signals.check, **options)
+        options: Any = {name: getattr(args, name) for name in ("layers", "pool", "batch", "stateful")}
+        return embed(args.run, args.input, args.to, step=args.step or None, check=signals.check, **options)
     finally:
         signals.close()
 
 
-def layers_command(words: list[str]) -> Result:
+def layers_command(argv: list[str]) -> Result:
     """what each layer counts in the learned mixes: contexture layers RUN… [--to F.png]"""
-    asked = parse(Layers, words, "layers")
+    args = parse(Layers, argv, "layers")
     from contexture.analysis.layers import check_figure, draw, layers
 
-    if not asked.runs:
+    if not args.runs:
         raise ConfigError("layers wants runs: contexture layers RUN… [--to F.png]")
-    if asked.to:
-        check_figure(Path(asked.to))
-    rows = layers([Path(run) for run in asked.runs], load)
-    if asked.to:
-        draw(rows, Path(asked.to))
-    return {"mixes": rows, **({"figure": asked.to} if asked.to else {})}
+    if args.to:
+        check_figure(Path(args.to))
+    rows = layers([Path(run) for run in args.runs], load)
+    if args.to:
+        draw(rows, Path(args.to))
+    return {"mixes": rows, **({"figure": args.to} if args.to else {})}
 
 
-def import_command(words: list[str]) -> Result:
+def import_command(argv: list[str]) -> Result:
     """a published model as a run: contexture import hf|bert-tf|gpt2-tf|gpt1-npy|bilm DIR --to RUN"""
-    asked = parse(Import, words, "import")
+    args = parse(Import, argv, "import")
     from contexture.train.interchange.convert import import_model
 
     signals = Signals("stopped, nothing was written; the same command begins again")
     try:
         return import_model(
-            asked.format,
-            Path(asked.path),
-            Path(asked.to),
+            args.format,
+            Path(args.path),
+            Path(args.to),
             warn,
             signals.check,
-            vocabulary=asked.vocabulary,
-            lowercase={"auto": None, "yes": True, "no": False}[asked.lowercase],
-            gelu=asked.gelu,
-            split=asked.split,
+            vocabulary=args.vocabulary,
+            lowercase={"auto": None, "yes": True, "no": False}[args.lowercase],
+            gelu=args.gelu,
+            split=args.split,
         )
     finally:
         signals.close()
 
 
-def export_command(words: list[str]) -> Result:
+def export_command(argv: list[str]) -> Result:
     """a run as files that others read: contexture export RUN hf|bilm --to DIR"""
-    asked = parse(Export, words, "export")
+    args = parse(Export, argv, "export")
     from contexture.train.interchange.convert import export_model
 
     signals = Signals("stopped, nothing was written; the same command begins again")
     try:
-        return export_model(Path(asked.run), asked.format, Path(asked.to), asked.step or None, warn, signals.check)
+        return export_model(Path(args.run), args.format, Path(args.to), args.step or None, warn, signals.check)
     finally:
         signals.close()
 
 
-def evaluate_command(words: list[str]) -> Result | None:
+def evaluate_command(argv: list[str]) -> Result | None:
     """held-out figures of a run: contexture evaluate RUN [--task.dev F] [--split dev|test] [--step N…|best|all]"""
-    asked = parse(Evaluate, words, "evaluate")
-    read(Path(asked.run))
+    args = parse(Evaluate, argv, "evaluate")
+    read(Path(args.run))
     from contexture.train.evaluation import evaluate as evaluation
 
     signals = Signals("stopped; the same command begins again")
     try:
-        with results_alone() if asked.mesh.distributed else contextlib.nullcontext():
-            what = evaluation.EvaluationRequest(
-                asked.split, asked.task.dev, asked.step, asked.batch, asked.to, asked.mesh
-            )
-            result = evaluation.evaluate_run(Path(asked.run), what, warn, signals.check)
+        with results_alone() if args.mesh.distributed else contextlib.nullcontext():
+            what = evaluation.EvaluationRequest(args.split, args.task.dev, args.step, args.batch, args.to, args.mesh)
+            result = evaluation.evaluate_run(Path(args.run), what, warn, signals.check)
     finally:
         signals.close()
     import jax

@@ -17,46 +17,46 @@ from contexture.train.run.signals import Signals
 from contexture.train.run_file import read, to_json
 
 
-def _recipe(words: list[str], command: str) -> tuple[Run, Run, str]:
+def _recipe(argv: list[str], command: str) -> tuple[Run, Run, str]:
     """(the run with its overrides, the recipe as it is, the recipe's name)."""
     from contexture.configs import recipe
 
-    name = words[0] if words and not words[0].startswith("-") else ""
-    if not name and any(word in ("-h", "--help") for word in words):
-        return parse(Run, words, f"{command} RECIPE"), Run(), ""
+    name = argv[0] if argv and not argv[0].startswith("-") else ""
+    if not name and any(word in ("-h", "--help") for word in argv):
+        return parse(Run, argv, f"{command} RECIPE"), Run(), ""
     if not name:
         raise ConfigError(f"{command} wants a recipe first: contexture {command} bert.tiny …")
     base = recipe(name)
-    words = expand_aliases(words[1:])
-    if folder := find_option(words, "--init.run"):
-        base = inherit_model(load_source_run([folder, *words])[0], base)
-    base = apply_exclusive_options(base, words)
-    if find_option(words, "--objective") == "span":
+    argv = expand_aliases(argv[1:])
+    if folder := find_option(argv, "--init.run"):
+        base = inherit_model(load_source_run([folder, *argv])[0], base)
+    base = apply_exclusive_options(base, argv)
+    if find_option(argv, "--objective") == "span":
         raise ConfigError("objective=span is of imported runs alone; leave it out")
-    if asked := [word for word in words if word.startswith("--task.")]:
-        raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {asked[0]} …")
-    return parse(Run, words, f"{command} {name}", base), base, name
+    if args := [word for word in argv if word.startswith("--task.")]:
+        raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {args[0]} …")
+    return parse(Run, argv, f"{command} {name}", base), base, name
 
 
-def recipes_command(words: list[str]) -> Result:
+def recipes_command(argv: list[str]) -> Result:
     """what can be trained, one line each"""
     from contexture.configs import recipes, task_recipes
 
-    parse(NoArgs, words, "recipes")
+    parse(NoArgs, argv, "recipes")
     both = {"recipes": recipes(), "tasks": task_recipes()}
     return {kind: {name: str(f.__doc__).strip().splitlines()[0] for name, f in of.items()} for kind, of in both.items()}
 
 
-def show_command(words: list[str]) -> Result:
+def show_command(argv: list[str]) -> Result:
     """the resolved config and parameter table; nothing runs"""
-    asked = parse(Show, words[:1], "show") if not words or words[0][:1] == "-" else Show(what=words[0])
+    args = parse(Show, argv[:1], "show") if not argv or argv[0][:1] == "-" else Show(what=argv[0])
     labels: tuple[str, ...] = ()
-    if (Path(asked.what) / "run.json").exists():
-        (run, described), name = read(Path(asked.what)), asked.what
+    if (Path(args.what) / "run.json").exists():
+        (run, described), name = read(Path(args.what)), args.what
         labels = tuple(described.get("labels", ()))
-        parse(NoArgs, words[1:], "show")
+        parse(NoArgs, argv[1:], "show")
     else:
-        run, _, name = _recipe(words, "show")
+        run, _, name = _recipe(argv, "show")
     import jax
 
     from contexture.models.model import example
@@ -75,27 +75,27 @@ def show_command(words: list[str]) -> Result:
     return {"what": name, "config": to_json(run), **total, "table": table}
 
 
-def tokenizer_command(words: list[str]) -> Result:
+def tokenizer_command(argv: list[str]) -> Result:
     """learn a vocabulary: contexture tokenizer KIND --input F… --vocab-size N --to DIR"""
-    asked = parse(LearnTokenizer, words, "tokenizer")
+    args = parse(LearnTokenizer, argv, "tokenizer")
     from contexture.data.storage import check_free
     from contexture.data.text.sources import expand
     from contexture.train.run.vocabulary import learn
 
-    check_free(asked.to)
+    check_free(args.to)
     signals = Signals()
     try:
-        files, check = expand(asked.input, "input"), signals.check
-        tokenizer = learn(asked.kind, files, asked.vocab_size, asked.lowercase, check, split=asked.split)
+        files, check = expand(args.input, "input"), signals.check
+        tokenizer = learn(args.kind, files, args.vocab_size, args.lowercase, check, split=args.split)
     finally:
         signals.close()
-    tokenizer.save(Path(asked.to))
-    return {"tokenizer": asked.to, "pieces": tokenizer.size, "fingerprint": tokenizer.fingerprint}
+    tokenizer.save(Path(args.to))
+    return {"tokenizer": args.to, "pieces": tokenizer.size, "fingerprint": tokenizer.fingerprint}
 
 
-def prepare_command(words: list[str]) -> Result:
+def prepare_command(argv: list[str]) -> Result:
     """tokenise once into shards: contexture prepare RECIPE --input F… --to DIR"""
-    asked = parse(Prepare, words, "prepare")
+    args = parse(Prepare, argv, "prepare")
     from contexture.configs import recipe
     from contexture.data.pretraining.tokenize_corpus import prepare
     from contexture.data.storage import check_free, left_partials
@@ -103,59 +103,59 @@ def prepare_command(words: list[str]) -> Result:
     from contexture.data.tokenizers.registry import load_tokenizer
     from contexture.train.run.vocabulary import check_tokenizer_kind, learn
 
-    run = recipe(asked.recipe)
+    run = recipe(args.recipe)
     try:
-        data = dataclasses.replace(run.data, path=asked.input, dev=asked.dev, dev_fraction=asked.dev_fraction)
+        data = dataclasses.replace(run.data, path=args.input, dev=args.dev, dev_fraction=args.dev_fraction)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    check_free(asked.to)
-    for left in left_partials(Path(asked.to)):
+    check_free(args.to)
+    for left in left_partials(Path(args.to)):
         warn(f"{left} is what a preparation that was killed has left; delete it unless one is at work there")
     signals = Signals()
     try:
-        if asked.tokenizer:
-            tokenizer = load_tokenizer(asked.tokenizer, data.lowercase, data.split)
+        if args.tokenizer:
+            tokenizer = load_tokenizer(args.tokenizer, data.lowercase, data.split)
         else:
-            files, kind, size = expand(asked.input, "input"), data.vocabulary, run.model.vocab
+            files, kind, size = expand(args.input, "input"), data.vocabulary, run.model.vocab
             tokenizer = learn(kind, files, size, data.lowercase, signals.check, data.documents, data.split)
         check_tokenizer_kind(run, tokenizer.kind)
-        shards = prepare(data, tokenizer, Path(asked.to), lambda done, total: signals.check(), say=warn)
+        shards = prepare(data, tokenizer, Path(args.to), lambda done, total: signals.check(), say=warn)
     finally:
         signals.close()
     splits = {name: {"documents": s.documents, "sentences": s.sentences, "tokens": s.tokens} for name, s in
               shards.splits.items()}  # fmt: skip
-    told = {"shards": asked.to, "pieces": tokenizer.size, "fingerprint": shards.fingerprint}
+    told = {"shards": args.to, "pieces": tokenizer.size, "fingerprint": shards.fingerprint}
     if tokenizer.unk is not None:
         told["unknown"] = float(shards.unigrams()[tokenizer.unk] / max(shards.unigrams().sum(), 1))
     return {**told, **splits}
 
 
-def pretrain_command(words: list[str]) -> Result | None:
+def pretrain_command(argv: list[str]) -> Result | None:
     """train a recipe: contexture pretrain RECIPE --dir RUN --data.path F… [--field value …]"""
-    return _train(lambda: _recipe(words, "pretrain")[:2])
+    return _train(lambda: _recipe(argv, "pretrain")[:2])
 
 
-def finetune_command(words: list[str]) -> Result | None:
+def finetune_command(argv: list[str]) -> Result | None:
     """teach a run a task: contexture finetune RUN --task NAME | --task.kind K --task.train F --dir RUN2"""
-    return _train(lambda: _finetuning(words))
+    return _train(lambda: _finetuning(argv))
 
 
-def _finetuning(words: list[str]) -> tuple[Run, Run]:
+def _finetuning(argv: list[str]) -> tuple[Run, Run]:
     """(the run with its overrides, its recipe with the model of the run that it begins from)."""
     from contexture.configs import as_elmo, as_gpt, task
     from contexture.data.layouts import with_task_tokens
     from contexture.data.tokenizers.registry import load_tokenizer
 
-    words = expand_aliases(words)
-    name = find_option(words, "--task.name") or find_option(words, "--task.kind")
+    argv = expand_aliases(argv)
+    name = find_option(argv, "--task.name") or find_option(argv, "--task.kind")
     wanted = "contexture finetune RUN --task NAME, or --task.kind classify|regress|tag|choice --task.train F"
-    if not words or words[0].startswith("-"):
-        if any(word in ("-h", "--help") for word in words):
-            return parse(Run, words, "finetune RUN", task("classify")), Run()
+    if not argv or argv[0].startswith("-"):
+        if any(word in ("-h", "--help") for word in argv):
+            return parse(Run, argv, "finetune RUN", task("classify")), Run()
         raise ConfigError(f"finetune wants the run to begin from first: {wanted}")
-    if not name and not any(word in ("-h", "--help") for word in words):
+    if not name and not any(word in ("-h", "--help") for word in argv):
         raise ConfigError(f"finetune wants a task: {wanted}; `contexture recipes` lists the names")
-    source, folder = load_source_run(words)
+    source, folder = load_source_run(argv)
     base = task(name or "classify")
     data = dataclasses.replace(
         base.data,
@@ -165,15 +165,15 @@ def _finetuning(words: list[str]) -> tuple[Run, Run]:
         layout=source.data.layout,
     )
     head = source.head if source.task.kind == base.task.kind else base.head
-    begun = {"model": source.model, "data": data, "head": head, "init": InitConfig(run=words[0])}
+    begun = {"model": source.model, "data": data, "head": head, "init": InitConfig(run=argv[0])}
     elmo = isinstance(source.model, ElmoConfig)
     if elmo and base.task.kind == "choice":
         raise ConfigError("task.kind=choice is not for an ELMo; give a run of a BERT or a GPT")
-    base = as_elmo(base, begun, scratch="--init.scratch" in words) if elmo else dataclasses.replace(base, **begun)
+    base = as_elmo(base, begun, scratch="--init.scratch" in argv) if elmo else dataclasses.replace(base, **begun)
     if source.data.layout == "gpt":
         base = as_gpt(base, with_task_tokens(load_tokenizer(folder / "tokenizer")).size)
-    base = apply_exclusive_options(base, words)
-    return parse(Run, words[1:], "finetune", base), base
+    base = apply_exclusive_options(base, argv)
+    return parse(Run, argv[1:], "finetune", base), base
 
 
 def inherit_model(source: Run, base: Run) -> Run:
@@ -191,10 +191,10 @@ def inherit_model(source: Run, base: Run) -> Run:
     return dataclasses.replace(base, model=source.model, data=data)
 
 
-def load_source_run(words: list[str]) -> tuple[Run, Path]:
+def load_source_run(argv: list[str]) -> tuple[Run, Path]:
     """The run that a fine-tuning begins from, and its folder; where that is gone, the fine-tuning itself, which goes on
     without it."""
-    here, folder = Path(words[0]), Path(find_option(words, "--dir") or ".")
+    here, folder = Path(argv[0]), Path(find_option(argv, "--dir") or ".")
     if folder.resolve() == here.resolve():
         raise ConfigError(f"--dir {folder} is the run to begin from; give another --dir")
     try:

@@ -128,7 +128,7 @@ class LaneBatches(_Lanes):
                     f"{shards.folder}: data.negatives={config.negatives} is not below the {self._words.size} words of "
                     "the vocabulary; lower it, or give 0 for the whole vocabulary"
                 )
-        self.lines_per_pass = -(-self.pairs // self.length)
+        self.examples_per_epoch = -(-self.pairs // self.length)
 
     def describe(self) -> str:
         """What there is to train on, in a sentence."""
@@ -136,7 +136,7 @@ class LaneBatches(_Lanes):
         unknown = int(self.shards.unigrams()[self._words.unk]) / words
         facts = [
             f"{words:,} words ({unknown:.1%} not in the vocabulary) in {self.split.sentences:,} sentences",
-            f"a pass is {self.lines_per_pass:,} lines forward and as many backward",
+            f"a pass is {self.examples_per_epoch:,} lines forward and as many backward",
         ]
         if cut["times"]:
             words, times = f"{cut['words']:,}", f"{cut['times']:,}"

@@ -123,7 +123,7 @@ class _Windows:
 class WindowBatches(_Windows):
     """GPT's pretraining batches: step s, row r is line `s · batch + r` of an endless row of windows.
 
-    Line `n` belongs to pass `n // lines_per_pass`. A pass cuts the row of all tokens into windows of `length`, from a
+    Line `n` belongs to pass `n // examples_per_epoch`. A pass cuts the row of all tokens into windows of `length`, from a
     first place on that is drawn for (seed, pass), and takes them in an order drawn for it too. So any line is found by
     arithmetic.
 
@@ -143,27 +143,27 @@ class WindowBatches(_Windows):
                 f"data.length={self.length} and the token after it; lower data.length, or give more text"
             )
         self._shifts = min(self.length, spare)
-        self.lines_per_pass = (self.row.tokens - self._shifts) // self.length
+        self.examples_per_epoch = (self.row.tokens - self._shifts) // self.length
 
     def describe(self) -> str:
         """What there is to train on, in a sentence."""
         return (
             f"{self.split.tokens:,} tokens in {self.split.documents:,} documents; "
-            f"a pass is {self.lines_per_pass:,} windows"
+            f"a pass is {self.examples_per_epoch:,} windows"
         )
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
         rows = np.arange(self.config.lines(step)) if rows is None else np.asarray(rows, np.int64)
-        return self._lines(self.starts(self.config.lines_before(step) + rows))
+        return self._lines(self.starts(self.config.examples_before(step) + rows))
 
     def starts(self, numbers: I64) -> I64:
         """Where lines begin in the row of tokens, by their numbers, from 0 on without end."""
-        passes, places = np.divmod(numbers, self.lines_per_pass)
+        passes, places = np.divmod(numbers, self.examples_per_epoch)
         starts = np.empty_like(numbers)
         for e in np.unique(passes).tolist():
             mine = passes == e
-            windows = rng.permutation_at(rng.key(rng.WINDOW_PLACE, self.seed, e), places[mine], self.lines_per_pass)
+            windows = rng.permutation_at(rng.key(rng.WINDOW_PLACE, self.seed, e), places[mine], self.examples_per_epoch)
             starts[mine] = rng.key(rng.WINDOW_SHIFT, self.seed, e) % self._shifts + windows * self.length
         return starts
 

@@ -67,7 +67,7 @@ class SentencePairs:
     """BERT's pairs of spans (create_pretraining_data.py, create_instances_from_document), endless and in any order.
 
     A pass walks every document with a generator keyed (seed, pass, document), which is asked in the original's order.
-    Line `n` belongs to pass `n // lines_per_pass`. A pass takes the blocks of the shards in an order of its own and
+    Line `n` belongs to pass `n // examples_per_epoch`. A pass takes the blocks of the shards in an order of its own and
     shuffles the lines within each WINDOW of them; so any line is found by arithmetic, and its window planned.
 
     Differs: in the original each pass has as many lines as it happens to have. Here a block gives as many lines in
@@ -98,8 +98,8 @@ class SentencePairs:
         self._orders: OrderedDict[int, tuple[I64, I64]] = OrderedDict()
         self.quotas = self._quotas(check)
         """Lines that each block gives in a pass, i64 [blocks]."""
-        self.lines_per_pass = int(self.quotas.sum())
-        if not self.lines_per_pass:
+        self.examples_per_epoch = int(self.quotas.sum())
+        if not self.examples_per_epoch:
             raise DataError(
                 f"{shards.folder}: the {split} text has no document that gives a pair of sentences; "
                 "prepare other text into another folder"
@@ -108,7 +108,7 @@ class SentencePairs:
     def pairs(self, numbers: I64) -> SpanPairs:
         """Lines by their numbers, i64 [n], from 0 on without end. Safe to call from several threads."""
         parts: list[tuple[NDArray[np.intp], Plan]] = []
-        passes, places = np.divmod(numbers, self.lines_per_pass)
+        passes, places = np.divmod(numbers, self.examples_per_epoch)
         for e in np.unique(passes).tolist():
             _, ends = self._order(e)
             mine = np.flatnonzero(passes == e)
@@ -281,7 +281,7 @@ class PairBatches:
         self.length = config.length
         length, short = config.length, config.short_fraction
         self.stream = SentencePairs(shards, split, length=length, short_fraction=short, seed=seed, check=check)
-        self.lines_per_pass = self.stream.lines_per_pass
+        self.examples_per_epoch = self.stream.examples_per_epoch
         self.rows_read = 0
         """Rows read so far, by all threads."""
         self._lock = threading.Lock()
@@ -291,13 +291,13 @@ class PairBatches:
         split = self.stream.split
         return (
             f"{split.tokens:,} tokens in {split.sentences:,} sentences of {split.documents:,} documents; "
-            f"a pass is {self.lines_per_pass:,} lines"
+            f"a pass is {self.examples_per_epoch:,} lines"
         )
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
         rows = np.arange(self.config.lines(step)) if rows is None else np.asarray(rows, np.int64)
-        return self._lines(self.config.lines_before(step) + rows)
+        return self._lines(self.config.examples_before(step) + rows)
 
     def _lines(self, numbers: I64) -> Batch:
         config = self.config
@@ -333,7 +333,7 @@ class HeldOutPairs:
         self.fields = self._batches.fields
         self.tokenizer = self._batches.tokenizer
         self.batch = config.batch
-        self.count = self._batches.lines_per_pass
+        self.count = self._batches.examples_per_epoch
         """Lines in all."""
         self.steps = -(-self.count // self.batch)
 

@@ -185,7 +185,7 @@ class TaskBatches:
         self.fields = task_fields(store.kind, config.layout, split.symmetric, store.pair)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
         self.config, self._cut_words = config, store.cut_words
-        self.lines_per_pass = split.examples
+        self.examples_per_epoch = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
         length, types = line_length(config, split.longest), config.word_types
@@ -202,8 +202,8 @@ class TaskBatches:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
         rows = np.arange(self.config.lines(step)) if rows is None else np.asarray(rows, np.int64)
         every = np.arange(self.config.lines(step))
-        places = self.config.lines_before(step) + every
-        passes, within = np.divmod(places, self.lines_per_pass)
+        places = self.config.examples_before(step) + every
+        passes, within = np.divmod(places, self.examples_per_epoch)
         numbers = np.empty(len(places), np.int64)
         for e in np.unique(passes).tolist():
             mine = passes == e
@@ -216,7 +216,7 @@ class TaskBatches:
         with self._lock:
             if e not in self._orders:
                 self._orders = {p: order for p, order in self._orders.items() if abs(p - e) == 1}
-                self._orders[e] = rng.permutation(rng.key(rng.EXAMPLE_ORDER, self.seed, e), self.lines_per_pass)
+                self._orders[e] = rng.permutation(rng.key(rng.EXAMPLE_ORDER, self.seed, e), self.examples_per_epoch)
             return self._orders[e]
 
     def describe(self) -> str:

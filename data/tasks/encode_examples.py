@@ -34,7 +34,7 @@ from contexture.data.tasks.example_store import (
     sha256_of,
     tokens_of,
 )
-from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels, alternatives, answer, usual_alternatives
 from contexture.data.tasks.read_examples import check_sources, examples, open_source, source_of
@@ -107,7 +107,7 @@ def encode_chunk(
 
 
 def _rows(
-    found: Sequence[Text | Pair | Choice], tokenizer: Tokenizer | OpenVocabulary, report: FileReport
+    found: Sequence[Text | Pair | ChoiceExample], tokenizer: Tokenizer | OpenVocabulary, report: FileReport
 ) -> list[tuple[list[int], list[int] | None]]:
     """The pieces of each row's first text and of its second, where it has one; a choice has a row for each
     alternative."""
@@ -130,10 +130,10 @@ def _rows(
     return rows
 
 
-def _texts(example: Text | Pair | Choice) -> tuple[str, ...]:
+def _texts(example: Text | Pair | ChoiceExample) -> tuple[str, ...]:
     if isinstance(example, Pair):
         return example.first, example.second
-    return (example.text, *example.choices) if isinstance(example, Choice) else (example.text,)
+    return (example.text, *example.choices) if isinstance(example, ChoiceExample) else (example.text,)
 
 
 def same_shape(coded: EncodedChunk, pair: bool | None, origin: str) -> bool:
@@ -279,7 +279,7 @@ class _Writer:
                 for tag in example.tags or ():
                     self.labels.number(tag, example.origin)
             else:
-                if isinstance(example, Choice):
+                if isinstance(example, ChoiceExample):
                     alternatives([example], self.labels)
                 answer(example, self.task.kind, self.labels)
         except DataError as error:

@@ -33,7 +33,7 @@ class Tagged:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceExample:
     """A text and alternatives, one of which fits it. label: its number from 0, its name, or its own text."""
 
     text: str
@@ -42,4 +42,4 @@ class Choice:
     origin: str
 
 
-Example = Text | Pair | Tagged | Choice
+Example = Text | Pair | Tagged | ChoiceExample

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.errors import DataError, did_you_mean
-from contexture.data.tasks.examples import Choice, Example, Pair, Text
+from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Text
 from contexture.data.tasks.tables import FIRST_ROWS, counted
 
 _LARGEST = 1e18
@@ -58,7 +58,7 @@ def _sort_key(label: str) -> tuple[float, str]:
 
 def usual_alternatives(found: Sequence[Example]) -> int:
     """How many alternatives most of the first examples have."""
-    many = Counter(len(example.choices) if isinstance(example, Choice) else 0 for example in found[:FIRST_ROWS])
+    many = Counter(len(example.choices) if isinstance(example, ChoiceExample) else 0 for example in found[:FIRST_ROWS])
     return many.most_common(1)[0][0]
 
 
@@ -66,7 +66,7 @@ def alternatives(found: Sequence[Example], labels: Labels) -> int:
     """How many alternatives each example has. Raises: DataError for one that has more or fewer."""
     labels.number_alternatives(usual_alternatives(found))
     for example in found:
-        many = len(example.choices) if isinstance(example, Choice) else 0
+        many = len(example.choices) if isinstance(example, ChoiceExample) else 0
         if many != len(labels.numbers):
             raise DataError(
                 f"{example.origin}: {counted(many, 'alternative')} where {len(labels.numbers)} are wanted, one for "
@@ -75,7 +75,7 @@ def alternatives(found: Sequence[Example], labels: Labels) -> int:
     return len(labels.numbers)
 
 
-def answer(example: Text | Pair | Choice, kind: str, labels: Labels) -> int:
+def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> int:
     """A label's number, the bits of a number, or -1 where there is none.
 
     Raises: DataError with file:line for an unknown label, a number that is none, a label that names no alternative.
@@ -83,7 +83,7 @@ def answer(example: Text | Pair | Choice, kind: str, labels: Labels) -> int:
     label, origin = example.label, example.origin
     if label is None:
         return -1
-    if isinstance(example, Choice):
+    if isinstance(example, ChoiceExample):
         return _right(example, label, labels)
     if kind == "classify":
         return labels.number(label, origin)
@@ -98,7 +98,7 @@ def answer(example: Text | Pair | Choice, kind: str, labels: Labels) -> int:
     return int(np.float64(value).view(np.int64))
 
 
-def _right(example: Choice, label: str, labels: Labels) -> int:
+def _right(example: ChoiceExample, label: str, labels: Labels) -> int:
     """Which alternative a label means, by its name (its number, where it was given none) or by its own text."""
     found = {labels.numbers[label]} if label in labels.numbers else set()
     if not found or not labels.named:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contexture.data.errors import DataError
-from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.tables import Row, counted
 
@@ -57,7 +57,7 @@ class RowReader:
         text = self._text(self._cell(row, columns.text), str(columns.text))
         said = _label(self._cell(row, label), str(label), at) if label else None
         if columns.choices:
-            return Choice(text, self._alternatives(row, columns.choices), said, self.origin)
+            return ChoiceExample(text, self._alternatives(row, columns.choices), said, self.origin)
         if columns.second is None:
             return Text(text, said, self.origin)
         return Pair(text, self._text(self._cell(row, columns.second), str(columns.second)), said, self.origin)

@@ -57,7 +57,7 @@ class NextSentence(nn.Module):
         return linear(encoding.pooled_BD)
 
 
-class NextToken(nn.Module):
+class NextTokenHead(nn.Module):
     """How well each token's successor is foretold: Encoding, next i32 BL, next_weights f32 BL → Scored.
 
     The softmax is tied to the token table, and there are no parameters; or it has its own. It has no bias.
@@ -76,7 +76,7 @@ class NextToken(nn.Module):
         return next_token_loss(encoding.hidden_BLD, table_VD, batch["next"], batch["next_weights"])
 
 
-def _table(head: MaskedLM | NextToken, encoding: Encoding) -> jax.Array:
+def _table(head: MaskedLM | NextTokenHead, encoding: Encoding) -> jax.Array:
     """What the softmax is over: the token table, or the head's own."""
     if not head.tied:
         return constrain(head.param("table", head.kernel_init, (head.sizes["V"], head.sizes["D"])), "V_")

@@ -53,7 +53,7 @@ def sampled_loss(
     return top_BL + jnp.log(jnp.exp(label_BL - top_BL) + others_BL) - label_BL
 
 
-class BiLm(nn.Module):
+class BiLmHead(nn.Module):
     """How well each direction foretells its next word: Encoding of lanes, next and next_backward i32 BL, their weights
     f32 BL → {"forward": Scored, "backward": Scored}.
 

@@ -56,7 +56,7 @@ class PerToken(nn.Module):
         return linear(dropout(encoding.hidden_BLD, self.dropout, dropout_key, SITE))
 
 
-class Span(nn.Module):
+class SpanHead(nn.Module):
     """Where an answer begins and where it ends, a logit for each token: Encoding → float32 BLC of two. No dropout, as
     in the original (run_squad.py, create_model; section 4.2)."""
 
@@ -73,7 +73,7 @@ class Span(nn.Module):
         return linear(encoding.hidden_BLD)
 
 
-class Choice(nn.Module):
+class ChoiceHead(nn.Module):
     """A logit for each alternative of a line, from its pooled vector: Encoding → float32 BA.
 
     Dropout is the same for all alternatives of a line, as in GPT-1's code (finetune-transformer-lm, train.py).

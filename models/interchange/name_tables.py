@@ -89,7 +89,7 @@ BERT_HF_BOOK = CheckpointFormat(
         )
     },
     untied_repeats={"mlm": (("cls.predictions.bias", "cls.predictions.decoder.bias"),)},
-    passed_over=r"bert\.embeddings\.(position_ids|token_type_ids)",
+    ignored=r"bert\.embeddings\.(position_ids|token_type_ids)",
 )
 BERT_HF = BERT_HF_BOOK.table(("pooler", "mlm", "nsp"))
 
@@ -152,7 +152,7 @@ BERT_TF_BOOK = CheckpointFormat(
     },
     repeats={},
     untied={},
-    passed_over=r".*/adam_[mv]|global_step|beta[12]_power|.*/Adam(_1)?",
+    ignored=r".*/adam_[mv]|global_step|beta[12]_power|.*/Adam(_1)?",
 )
 
 # GPT as transformers' GPT2LMHeadModel and OpenAIGPTLMHeadModel name it: kernels are [in, out], as in the originals.
@@ -197,7 +197,7 @@ def _gpt_hf(tokens: str, positions: str, final: tuple[Row, ...] = ()) -> Checkpo
         },
         repeats={"lm": (("lm_head.weight", table),)},
         untied={"lm": (("lm_head.weight", "heads_lm/table", "VD -> VD"),)},
-        passed_over=r"transformer\.(h\.\d+\.attn\.(bias|masked_bias)|position_ids)",
+        ignored=r"transformer\.(h\.\d+\.attn\.(bias|masked_bias)|position_ids)",
     )
 
 

@@ -39,7 +39,7 @@ class CheckpointFormat:
     """All that files of a format may hold, by part: the `backbone` always, the others where a model has them.
 
     repeats: of a part, while its softmax is tied to the token table; untied: its rows in their stead, and
-    untied_repeats what is written beside them. passed_over: a pattern of the names that hold no parameter of the model.
+    untied_repeats what is written beside them. ignored: a pattern of the names that hold no parameter of the model.
     """
 
     name: str
@@ -47,7 +47,7 @@ class CheckpointFormat:
     repeats: Mapping[str, tuple[tuple[str, str], ...]]
     untied: Mapping[str, tuple[Row, ...]]
     untied_repeats: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
-    passed_over: str = r"(?!)"
+    ignored: str = r"(?!)"
 
     def table(self, parts: Iterable[str] = (), tied: bool = True) -> NameTable:
         """The table of a model with these parts beside the backbone."""
@@ -67,8 +67,8 @@ class CheckpointFormat:
         rows = (*self.parts[part], *self.untied.get(part, ()))
         return {row[0] for row in rows} | {name for name, _ in self.repeats.get(part, ())}
 
-    def is_passed_over(self, name: str) -> bool:
-        return re.fullmatch(self.passed_over, name) is not None
+    def is_ignored(self, name: str) -> bool:
+        return re.fullmatch(self.ignored, name) is not None
 
 
 @dataclass(frozen=True)

@@ -94,12 +94,12 @@ class Attention(nn.Module):
         return self.out(attend(q_BLHK, k_BMHK, v_BMHK, bias_BHLM, rate=self.rate, dropout_key=dropout_key, site=site))
 
     def step(
-        self, x_BLD: jax.Array, bias_BHLM: jax.Array, memory: KVCache, start: jax.Array | int
+        self, x_BLD: jax.Array, bias_BHLM: jax.Array, kv_cache: KVCache, start: jax.Array | int
     ) -> tuple[jax.Array, KVCache]:
         """L tokens more after those that are remembered: their keys and values go to places start, start + 1, … of the
         memory, and they attend to all of it, as bias allows. → (x_BLD, the memory)."""
         keys_BMHK, values_BMHK = (
             jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
-            for old, new in zip(memory, (self.key(x_BLD), self.value(x_BLD)), strict=True)
+            for old, new in zip(kv_cache, (self.key(x_BLD), self.value(x_BLD)), strict=True)
         )
         return self.out(attend(self.query(x_BLD), keys_BMHK, values_BMHK, bias_BHLM)), (keys_BMHK, values_BMHK)

@@ -189,7 +189,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 """Gelu (Hendrycks and Gimpel 2016), exactly and by tanh, and relu."""
 
 
-def step_floats(config: Transformer, size: dict[str, int]) -> float:
+def activation_floats(config: Transformer, size: dict[str, int]) -> float:
     """About how many numbers a training step on B lines of L tokens works on at once: of each token what the layers
     keep for the backward pass (25 times their width was measured at GPT's 4 layers of 128, attention's 2 among them),
     the logits and their gradient."""

@@ -71,7 +71,7 @@ def test_batches_are_the_slow_original_s(batches: PairBatches, shards: Shards, c
         generator = Random(rng.key(rng.key(rng.DOCUMENT, SEED, 0), document))
         for instance in instances_of(kept, document, 32, 0.1, generator):
             slow.setdefault((tuple(instance.a), tuple(instance.b), instance.is_random), []).append(instance)
-    N = batches.lines_per_pass
+    N = batches.examples_per_epoch
     assert sum(map(len, slow.values())) == N
     pairs = batches.stream.pairs(np.arange(N))
     lines = batches._lines(np.arange(N))
@@ -160,7 +160,7 @@ def test_another_seed_makes_other_batches(shards: Shards, config: DataConfig, ba
 
 def test_a_line_is_masked_anew_in_each_pass(shards: Shards, config: DataConfig):
     batches = PairBatches(shards, config, seed=SEED)
-    N = batches.lines_per_pass
+    N = batches.examples_per_epoch
     first, second = batches._lines(np.arange(N)), batches._lines(np.arange(N) + N)
     plain = {tuple(line): row for row, line in enumerate(_unmasked(first).tolist())}
     same = [(plain[tuple(line)], row) for row, line in enumerate(_unmasked(second).tolist()) if tuple(line) in plain]
@@ -195,7 +195,7 @@ def test_no_held_out_text_is_refused(tmp_path: Path, config: DataConfig):
     with pytest.raises(DataError, match="no dev text"):
         HeldOutPairs(shards, config)
     one_line = PairBatches(shards, config, seed=1)  # a single document is its own random one
-    assert one_line.lines_per_pass in (1, 2) and one_line.read(99)["valid"].all()
+    assert one_line.examples_per_epoch in (1, 2) and one_line.read(99)["valid"].all()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -237,14 +237,14 @@ def test_data_imports_no_jax():
 @given(st.integers(1, 6), st.integers(0, 5), st.integers(0, 40), st.integers(0, 90))
 @settings(max_examples=200, deadline=None)
 def test_a_ramp_doubles_the_batch_at_equal_intervals(first: int, doublings: int, more: int, step: int):
-    """lines_before counts what lines says of each step; the sizes double, each for as many steps as the others."""
+    """examples_before counts what lines says of each step; the sizes double, each for as many steps as the others."""
     if not doublings:
         config = DataConfig(batch=first)
-        assert (config.lines(step), config.lines_before(step)) == (first, first * step)
+        assert (config.lines(step), config.examples_before(step)) == (first, first * step)
         return
     config = DataConfig(batch=first << doublings, ramp_from=first, ramp_steps=doublings + more)
     sizes = [config.lines(n) for n in range(config.ramp_steps + 3)]
-    assert config.lines_before(step) == sum(config.lines(n) for n in range(step))
+    assert config.examples_before(step) == sum(config.lines(n) for n in range(step))
     assert sorted(set(sizes)) == [first << n for n in range(doublings + 1)] and sizes == sorted(sizes)
     counts = [sizes[: config.ramp_steps].count(first << n) for n in range(doublings)]
     assert max(counts) - min(counts) <= 1 and sum(counts) == config.ramp_steps

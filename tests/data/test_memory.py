@@ -33,7 +33,7 @@ READ = (
     "from contexture.data.pretraining.sentence_pairs import PairBatches\n"
     "from contexture.data.pretraining.shards import Shards\n"
     "batches = PairBatches(Shards.open(sys.argv[1]), DataConfig(batch=64), seed=1)\n"
-    "steps = batches.lines_per_pass // 64\n"
+    "steps = batches.examples_per_epoch // 64\n"
     "for step in range(0, steps, max(1, steps // 20)):\n    batches.read(step)\n"
 )
 

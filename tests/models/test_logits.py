@@ -17,7 +17,7 @@ from contexture.models.model import Outputs, build
 from contexture.models.shapes import path_of
 from contexture.train.evaluation.predictions import PredictionCollector
 from contexture.train.losses import Sum, cross_entropy, has_best
-from contexture.train.objectives import OBJECTIVES, WithMix, WithWords
+from contexture.train.objectives import OBJECTIVES, WithLmLoss, WithMixPenalty
 from tests.helpers.parity_rule import assert_close
 
 SIZES = {"vocab": 9, "length": 6, "layers": 1, "hidden": 8, "heads": 2, "ffn": 8, "dtype": "bfloat16"}
@@ -196,7 +196,7 @@ def test_logits_that_tell_nothing_apart_score_nothing(value: float):
     counted = set()
     for name, objective in OBJECTIVES.items():
         one_each = {**batch, "labels": batch["labels"] if name == "mlm_nsp" else jnp.zeros(B, jnp.int32)}
-        for whole in (objective, WithWords(objective, 0.5), WithMix(objective, 0.5)):
+        for whole in (objective, WithLmLoss(objective, 0.5), WithMixPenalty(objective, 0.5)):
             for figure, found in whole.sums(outputs, one_each).items():
                 if "accuracy" in figure:
                     assert isinstance(found, Sum) and found.total == 0 and found.weight > 0, (name, figure)

@@ -10,7 +10,7 @@ import pytest
 from contexture.models.config import GptConfig
 from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import build
-from contexture.train.objectives import OBJECTIVES, WithWords, loss
+from contexture.train.objectives import OBJECTIVES, WithLmLoss, loss
 from contexture.train.optim import learning_rate, optimizer
 from contexture.train.options import OptimConfig
 from tests.helpers.parity_rule import assert_close, close
@@ -117,7 +117,7 @@ def test_the_loss_is_the_choice_s_and_half_of_the_words(weights: dict[str, Any])
         "weights": np.ones(B, np.float32),
         "valid": np.ones(B, np.float32),
     }
-    objective = WithWords(OBJECTIVES["choice"], lam)
+    objective = WithLmLoss(OBJECTIVES["choice"], lam)
     linear = {"kernel": head[:, None].astype(np.float32), "bias": np.float32([bias])}
     params = {**_params(weights), "heads_choice": linear}
     outputs: Any = build(CONFIG, objective.heads).apply({"params": params}, batch)

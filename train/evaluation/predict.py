@@ -15,7 +15,7 @@ from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.encode_examples import check_batch, chunks, encode_chunk, in_memory, reader, same_shape
-from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels
 from contexture.data.tasks.read_examples import check_sources, examples
@@ -97,12 +97,12 @@ class Predictor:
         texts = list(map(str, parts))
         return Text(texts[0], None, origin) if len(texts) == 1 else Pair(texts[0], texts[1], None, origin)
 
-    def _choice(self, item: Any, origin: str) -> Choice:
+    def _choice(self, item: Any, origin: str) -> ChoiceExample:
         text, choices = item if isinstance(item, list | tuple) and len(item) == 2 else (None, None)
         choices = choices if isinstance(choices, list | tuple) else ()
         if not isinstance(text, str) or not choices or not all(isinstance(choice, str) for choice in choices):
             raise DataError(f"{origin}: {item!r} is not a text with a list of alternatives: (text, [one, another])")
-        return Choice(text, tuple(choices), None, origin)
+        return ChoiceExample(text, tuple(choices), None, origin)
 
     def answer(self, found: Sequence[Example]) -> Iterator[dict[str, Any]]:
         """A record for each example of a chunk, in order."""
@@ -174,7 +174,7 @@ def predict_file(
 
 
 def _read(example: Example) -> dict[str, Any]:
-    if isinstance(example, Choice):
+    if isinstance(example, ChoiceExample):
         return {"text": example.text, "choices": list(example.choices)}
     if isinstance(example, Tagged):
         return {"words": list(example.words)}

@@ -63,7 +63,7 @@ def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None
         "init_std": of("initializer_range", float, 0.02),
     })  # fmt: skip
     tensors = open_bundle(find_prefix(folder, "bert_model.ckpt"))
-    names = {name: name for name in tensors.shapes if not BERT_TF_BOOK.is_passed_over(name)}
+    names = {name: name for name in tensors.shapes if not BERT_TF_BOOK.is_ignored(name)}
     parts = parts_of(BERT_TF_BOOK, names)
     task = next((part for part in parts if part in TASKS), "off")
     names, parts = keep_task_head(BERT_TF_BOOK, names, parts, task, say)
@@ -71,7 +71,7 @@ def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None
     labels = tuple(map(str, range(classes))) if task == "classify" else ()
     sizes, table = bert.sizes(config, classes), BERT_TF_BOOK.table(parts)
     kept = checked(BERT_TF_BOOK, names, tensors, table, sizes)
-    if passed := sum(map(BERT_TF_BOOK.is_passed_over, tensors.shapes)):
+    if passed := sum(map(BERT_TF_BOOK.is_ignored, tensors.shapes)):
         say(f"{passed} tensors of the optimizer are passed over")
     if act == "erf" and tree.get("hidden_act", "gelu") == "gelu":
         say("gelu is taken as the one with erf, the code's until February 2019 (--gelu tanh: the later one)")
@@ -94,7 +94,7 @@ def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, say: Say) -> ImportedM
         "heads": typed_value(file, tree, "n_head", int, 12), "init": "released",
     })  # fmt: skip
     tensors = open_bundle(find_prefix(folder, "model.ckpt"))
-    names = {name: name for name in tensors.shapes if not GPT2_TF_BOOK.is_passed_over(name)}
+    names = {name: name for name in tensors.shapes if not GPT2_TF_BOOK.is_ignored(name)}
     sizes, table = gpt.sizes(config), GPT2_TF_BOOK.table(("lm",))
     kept = checked(GPT2_TF_BOOK, names, tensors, table, sizes)
     where = Path(vocabulary) if vocabulary else folder

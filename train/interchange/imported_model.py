@@ -73,7 +73,7 @@ def checked(
 
     Raises: DataError where one is missing, is in no row, or has another shape.
     """
-    kept = tensors.renamed({new: old for new, old in names.items() if not book.is_passed_over(new)})
+    kept = tensors.renamed({new: old for new, old in names.items() if not book.is_ignored(new)})
     # before anything is made of the numbers that a configuration claims
     if sizes["N"] > len(kept.shapes):
         raise DataError(f"{tensors.where}: {len(kept.shapes)} tensors, too few for {sizes['N']:,} layers; give the "

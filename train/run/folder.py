@@ -148,11 +148,11 @@ def open_or_create(run: Run, directory: Path, say: Say) -> dict[str, Any]:
     return old
 
 
-def check_not_shortened(run: Run, directory: Path, old: dict[str, Any], lines_per_pass: int) -> None:
+def check_not_shortened(run: Run, directory: Path, old: dict[str, Any], examples_per_epoch: int) -> None:
     """Raises ConfigError where the run, its epochs told in steps, is shorter than it was begun, or than it is."""
-    steps = run_file.resolve_schedule(run, lines_per_pass).steps
+    steps = run_file.resolve_schedule(run, examples_per_epoch).steps
     if old.get("data"):
-        begun = run_file.resolve_schedule(run_file.from_json(old["config"], str(directory)), lines_per_pass).steps
+        begun = run_file.resolve_schedule(run_file.from_json(old["config"], str(directory)), examples_per_epoch).steps
         if steps < begun:
             raise ConfigError(f"{directory} holds a run of {begun} steps, not {steps}; a run can only be made longer")
     found = (entry.name for entry in (directory / "checkpoints").glob("[0-9]*"))

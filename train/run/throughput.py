@@ -58,7 +58,9 @@ def unknown_peak(device: Any) -> str:
 
 def activation_floats(run: Run) -> float:
     """About how many numbers a training step works on at once beside its parameters."""
-    return FAMILIES[type(run.model)].step_floats(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
+    return FAMILIES[type(run.model)].activation_floats(
+        run.model, batch_sizes(run, run.data.batch // run.optim.accumulate)
+    )
 
 
 class ThroughputMeter:
@@ -83,7 +85,7 @@ class ThroughputMeter:
             return []
         now, last = time.perf_counter(), steps[-1]
         seconds = (now - self._then) / max(last - self._step, 1)
-        lines = (self._data.lines_before(last) - self._data.lines_before(self._step)) / max(last - self._step, 1)
+        lines = (self._data.examples_before(last) - self._data.examples_before(self._step)) / max(last - self._step, 1)
         speed: dict[str, Any] = {}
         if self._compiled:  # the first stretch holds the compilation
             speed = {

@@ -82,7 +82,7 @@ def test_going_around_gives_the_pairs_of_all_sentences(tmp_path_factory, sentenc
     batches = LaneBatches(shards, _config(batch=batch, length=length), seed=SEED)
     expected = _pairs(sentences)
     N = len(expected[0])
-    assert batches.pairs == N and batches.lines_per_pass == -(-N // length)
+    assert batches.pairs == N and batches.examples_per_epoch == -(-N // length)
     steps = [batches.read(step) for step in range(N)]  # `length` times around
     for way, pairs, begin in zip(("", "_backward"), expected, (1, 0), strict=True):
         for b in range(batch):

@@ -214,7 +214,7 @@ def _lines(batches: Any, steps: int) -> dict[str, np.ndarray]:
 def test_each_pass_has_each_window_once_and_windows_are_slices(shards: Shards, length: int, packed: bool):
     row = np.array(_row(shards, "train"))
     batches = WindowBatches(shards, _config(length=length, packed=packed), seed=SEED)
-    N = batches.lines_per_pass
+    N = batches.examples_per_epoch
     assert N == len(row) // length - 1
     shifts = []
     for e in range(3):
@@ -350,8 +350,8 @@ def test_text_that_gives_no_window_is_refused(tmp_path: Path):
     _refused(r"a\.txt: the character '\\n'", lambda: prepare(_bad(tmp_path, b"fine\n"), few, tmp_path / "s"))
     assert os.listdir(tmp_path) == ["a.txt"]
     shards = _prepared(tmp_path, {"a.txt": "x" * 16})
-    assert WindowBatches(shards, _config(length=16), seed=1).lines_per_pass == 1
-    assert WindowBatches(shards, _config(length=9), seed=1).lines_per_pass == 1
+    assert WindowBatches(shards, _config(length=16), seed=1).examples_per_epoch == 1
+    assert WindowBatches(shards, _config(length=9), seed=1).examples_per_epoch == 1
     message = r"the train text has 17 tokens, too few for a window of data\.length=17 and the token after it; lower"
     _refused(message, WindowBatches, shards, _config(length=17), seed=1)
     _refused(r"no dev text; prepare it again with data\.dev or data\.dev-fraction", HeldOutWindows, shards, _config())

@@ -95,7 +95,7 @@ def test_the_plan_of_any_text_is_the_original_s(tmp_path_factory, seed, count, s
     text[0] = [[5], *text[0]]
     shards = _prepared(tmp_path_factory.mktemp("any"), text, block=7)
     stream = SentencePairs(shards, "train", length=length, short_fraction=0.2, seed=seed)
-    lines = _spans(shards, stream.pairs(np.arange(stream.lines_per_pass)))
+    lines = _spans(shards, stream.pairs(np.arange(stream.examples_per_epoch)))
     assert _hashable(lines) == _hashable(_slow(text, 0, length, 0.2, seed))
 
 
@@ -105,13 +105,13 @@ def test_held_out_text_pairs_with_held_out_text_only(tmp_path: Path):
     kept = shards.splits["train"].documents
     for split, part in (("train", text[:kept]), ("dev", text[kept:])):
         stream = SentencePairs(shards, split, length=32, short_fraction=0.1, seed=3)
-        lines = _spans(shards, stream.pairs(np.arange(stream.lines_per_pass)))
+        lines = _spans(shards, stream.pairs(np.arange(stream.examples_per_epoch)))
         assert _hashable(lines) == _hashable(_slow(part, 0, 32, 0.1, 3))
 
 
 def test_every_line_comes_once_in_pass_0_and_as_often_later(shards, documents):
     stream = SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=9)
-    N = stream.lines_per_pass
+    N = stream.examples_per_epoch
     first = _spans(shards, stream.pairs(np.arange(N)))
     assert _hashable(first) == _hashable(_slow(documents, 0, 32, 0.1, 9))
     for e in (1, 2):
@@ -142,7 +142,7 @@ def test_the_lines_of_a_single_block_have_another_order_in_each_pass(tmp_path):
     text = [[[document + 5] * 6, [document + 5] * 6] for document in range(60)]
     stream = SentencePairs(_prepared(tmp_path, text, block=10**6), "train", length=32, short_fraction=0.0, seed=1)
     assert len(stream.quotas) == 1
-    N = stream.lines_per_pass
+    N = stream.examples_per_epoch
     starts = [stream.pairs(np.arange(e * N, (e + 1) * N)).a_start for e in range(3)]
     for one, other in ((0, 1), (1, 2)):
         assert abs(np.corrcoef(starts[one], starts[other])[0, 1]) < 5 / np.sqrt(N)
@@ -150,7 +150,7 @@ def test_the_lines_of_a_single_block_have_another_order_in_each_pass(tmp_path):
 
 def test_order_changes_with_pass_and_seed_and_mixes_a_window(shards):
     stream = SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=1)
-    N = stream.lines_per_pass
+    N = stream.examples_per_epoch
     orders = [stream.pairs(np.arange(e * N, e * N + 200)).a_start for e in range(2)]
     other = SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=2).pairs(np.arange(200)).a_start
     assert (orders[0] != orders[1]).mean() > 0.9 and (orders[0] != other).mean() > 0.9
@@ -201,8 +201,8 @@ def test_front_and_end_are_cut_equally_often():
 def test_more_than_half_of_the_second_spans_are_random(tmp_path: Path):
     shards = _prepared(tmp_path, random_documents(2, 1500, most_tokens=6), block=4000)
     stream = SentencePairs(shards, "train", length=64, short_fraction=0.1, seed=4)
-    pairs = stream.pairs(np.arange(stream.lines_per_pass))
-    assert stream.lines_per_pass > 1500
+    pairs = stream.pairs(np.arange(stream.examples_per_epoch))
+    assert stream.examples_per_epoch > 1500
     assert 0.52 < pairs.is_random.mean() < 0.75
     # Where there is a choice, it is a fair coin: a span that is next means a chunk of two sentences or more.
     plan = [stream.plan(block, 0) for block in range(len(stream.quotas))]
@@ -261,7 +261,7 @@ def test_shards_that_cannot_be_written_are_read(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sentence_pairs, "atomic_file", refuse)
     shards.folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
-        assert SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=1).lines_per_pass > 100
+        assert SentencePairs(shards, "train", length=32, short_fraction=0.1, seed=1).examples_per_epoch > 100
         assert not [name for name in os.listdir(shards.folder) if "pairs" in name]
     finally:
         shards.folder.chmod(0o755)
@@ -285,7 +285,7 @@ def test_a_split_that_gives_no_line_is_refused(tmp_path: Path, split: str):
 def test_held_out_documents_of_one_sentence_give_lines(tmp_path: Path):
     shards = _prepared(tmp_path, [[[5, 6], [7, 8]], [[9, 10]]], dev_fraction=0.3)
     assert (shards.splits["dev"].documents, shards.splits["dev"].sentences) == (1, 1)
-    assert SentencePairs(shards, "dev", length=32, short_fraction=0.1, seed=1).lines_per_pass == 1
+    assert SentencePairs(shards, "dev", length=32, short_fraction=0.1, seed=1).examples_per_epoch == 1
 
 
 def test_draws_are_those_of_splitmix64_and_uniform():

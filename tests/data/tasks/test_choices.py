@@ -15,7 +15,7 @@ from contexture.data.errors import DataError
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import ExampleStore
-from contexture.data.tasks.examples import Choice
+from contexture.data.tasks.examples import ChoiceExample
 from contexture.data.tasks.read_examples import examples
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.char_level import Characters
@@ -72,10 +72,12 @@ BY_POSITION = {"text": "1", "choices": ("2", "3"), "label": "4"}
 def test_a_choice_is_read_from_any_table(tmp_path, name, content, task):
     config = TaskConfig(kind="choice", train=(write(tmp_path / name, content),), **task)
     found = encode(config, LETTERS, tmp_path / "data", lambda line: None)
-    read = [(e.text, e.choices) for e in examples(config.train[0], config, labelled=True) if isinstance(e, Choice)]
+    read = [
+        (e.text, e.choices) for e in examples(config.train[0], config, labelled=True) if isinstance(e, ChoiceExample)
+    ]
     assert read == [(text, choices) for text, choices, _ in ITEMS]
     unlabelled = list(examples(config.train[0], config, labelled=False))
-    assert [example.label for example in unlabelled if isinstance(example, Choice)] == [None] * 3
+    assert [example.label for example in unlabelled if isinstance(example, ChoiceExample)] == [None] * 3
     train = found.splits["train"]
     assert found.labels == task.get("labels", ("0", "1")) and found.counts == (1, 2) and found.pair
     assert (train.examples, train.choices, train.answers().tolist()) == (3, 2, [1, 0, 1])
@@ -83,7 +85,7 @@ def test_a_choice_is_read_from_any_table(tmp_path, name, content, task):
     rows = train.take(np.array([2, 0]))
     assert [train.origin(row) for row in rows] == [f"{name}:{n}" for n in (first + 2, first + 2, first, first)]
     batch = TaskBatches(found, LETTERS, GPT, config, seed=0).read(0, np.arange(3))
-    wanted = batch_of([Choice(text, choices, str(right), "f:1") for text, choices, right in ITEMS], "choice",
+    wanted = batch_of([ChoiceExample(text, choices, str(right), "f:1") for text, choices, right in ITEMS], "choice",
                       labels=("0", "1"))  # fmt: skip
     assert sorted(batch["tokens"].tolist()) == sorted(wanted["tokens"].tolist())
 
@@ -105,9 +107,9 @@ def test_choices_of_tfds(tmp_path, monkeypatch):
     tfds_sets.build(tmp_path, "endings_set", {"train": [{"context": "a", "endings": ["b", "c", "d"], "label": 2}]})
     tfds_sets.build(tmp_path, "solutions_set", {"train": [{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}]})
     name = "tfds:endings_set:train"
-    assert list(examples(name, CHOICE, labelled=True)) == [Choice("a", ("b", "c", "d"), "2", f"{name}:0")]
+    assert list(examples(name, CHOICE, labelled=True)) == [ChoiceExample("a", ("b", "c", "d"), "2", f"{name}:0")]
     name = "tfds:solutions_set:train"
-    assert list(examples(name, CHOICE, labelled=True)) == [Choice("a", ("b", "c"), "0", f"{name}:0")]
+    assert list(examples(name, CHOICE, labelled=True)) == [ChoiceExample("a", ("b", "c"), "0", f"{name}:0")]
 
 
 def test_choices_are_encoded_once_and_read_by_position(tmp_path):
@@ -130,7 +132,7 @@ def test_choices_are_encoded_once_and_read_by_position(tmp_path):
     again = ExampleStore.open(tmp_path / "data")
     again.verify()
     batches, others = (TaskBatches(store, LETTERS, GPT, task, seed=3) for store in (found, again))
-    assert batches.lines_per_pass == train.examples
+    assert batches.examples_per_epoch == train.examples
     assert batches.describe() == f"{train.examples} examples in 3 lines of 8 tokens"
     seen = [tuple(line) for step in range(train.examples) for line in batches.read(step)["tokens"][:, 0].tolist()]
     assert all(len(set(seen[train.examples * e :][: train.examples])) == train.examples for e in range(4))

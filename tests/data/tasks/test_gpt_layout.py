@@ -14,7 +14,7 @@ from contexture.data.errors import DataError
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, task_fields
 from contexture.data.tasks.encode_examples import encode, encode_chunk, in_memory
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore
-from contexture.data.tasks.examples import Choice, Example, Pair, Tagged, Text
+from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Tagged, Text
 from contexture.data.tasks.labels import Labels
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.char_level import Characters
@@ -106,7 +106,7 @@ def test_a_pair_in_both_orders():
 
 
 def test_a_choice():
-    found: list[Example] = [Choice("bc", ("d", "ef", "g"), "ef", "f:1")]
+    found: list[Example] = [ChoiceExample("bc", ("d", "ef", "g"), "ef", "f:1")]
     assert told(batch_of(found, "choice", labels=("0", "1", "2"))) == {
         "tokens": [[[9, 1, 2, 10, 3, 11, 0, 0], [9, 1, 2, 10, 4, 5, 11, 0], [9, 1, 2, 10, 6, 11, 0, 0]]],
         "mask": [[[1] * 6 + [0] * 2, [1] * 7 + [0], [1] * 6 + [0] * 2]],
@@ -119,7 +119,7 @@ def test_a_choice():
 
 
 def test_a_choice_as_bert_has_it():
-    found: list[Example] = [Choice("w1 w2", ("w3", "w4 w5"), "y", "f:1")]
+    found: list[Example] = [ChoiceExample("w1 w2", ("w3", "w4 w5"), "y", "f:1")]
     assert told(batch_of(found, "choice", BERT, WORDS)) == {
         "tokens": [[[2, 6, 7, 3, 8, 3, 0, 0], [2, 6, 7, 3, 9, 10, 3, 0]]],
         "segments": [[[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 0]]],
@@ -202,7 +202,9 @@ def test_a_pair_turned_round_gives_its_lines_turned_round(a, b, length):
     st.integers(8, 24),
 )
 def test_a_choice_is_its_pairs_whatever_the_batch(items, lines, length):
-    found: list[Example] = [Choice(text, tuple(choices), "2", f"f:{n}") for n, (text, choices) in enumerate(items)]
+    found: list[Example] = [
+        ChoiceExample(text, tuple(choices), "2", f"f:{n}") for n, (text, choices) in enumerate(items)
+    ]
     pairs: list[Example] = [Pair(text, choice, "0", "f:1") for text, choices in items for choice in choices]
     wanted = batch_of(pairs, "classify", labels=("0",), length=length)
     split = split_of(found, "choice", labels=("0", "1", "2"))
@@ -271,14 +273,16 @@ def test_lines_are_described():
     )
     assert "; target 0.5)" in line(Pair("the cat", "sat", "0.5", "f:1"), "regress")
     assert line(Pair("the", "cat", "no", "f:1"), "classify", symmetric=True).endswith("the first of 2 lines; label no)")
-    assert line(Choice("the cat", ("on", "sat"), "yes", "f:1"), "choice").startswith(
+    assert line(ChoiceExample("the cat", ("on", "sat"), "yes", "f:1"), "choice").startswith(
         "_start_ the cat _delimiter_ sat _classify_\n("
     )
-    assert "the right one of 2 alternatives; label yes)" in line(Choice("the", ("on", "sat"), "yes", "f:1"), "choice")
+    assert "the right one of 2 alternatives; label yes)" in line(
+        ChoiceExample("the", ("on", "sat"), "yes", "f:1"), "choice"
+    )
     assert line(Tagged(("the", "mats"), ("no", "yes"), "f:1"), "tag").startswith(
         "_start_ the/no mats/yes _classify_\n("
     )
-    found: list[Example] = [Choice("w1 w2", ("w3", "w4"), "y", "f:1")]
+    found: list[Example] = [ChoiceExample("w1 w2", ("w3", "w4"), "y", "f:1")]
     assert describe(batch_of(found, "choice", BERT, WORDS), 0, WORDS, ("x", "y"), "choice") == (
         "[CLS] w1 w2 [SEP] w4 [SEP]\n"
         "(6 tokens; the right one of 2 alternatives; 4 in segment 0, 2 in segment 1; label y)"

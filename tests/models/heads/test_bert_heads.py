@@ -7,7 +7,7 @@ import pytest
 
 from contexture.models.encoding import Encoding
 from contexture.models.heads.language_model import MaskedLM, NextSentence
-from contexture.models.heads.tasks import PerToken, Pooled, Span
+from contexture.models.heads.tasks import PerToken, Pooled, SpanHead
 from tests.helpers.parity_rule import close
 
 B, L, D, V, P, C = 2, 5, 6, 11, 3, 4
@@ -51,7 +51,7 @@ def test_a_masked_token_s_logits_are_a_dense_layer_its_activation_a_norm_and_a_b
         (NextSentence(SIZES, INIT, jnp.float32), "pooled_BD"),
         (Pooled(SIZES, 0.5, INIT, jnp.float32), "pooled_BD"),
         (PerToken(SIZES, 0.5, INIT, jnp.float32), "hidden_BLD"),
-        (Span(SIZES, INIT, jnp.float32), "hidden_BLD"),
+        (SpanHead(SIZES, INIT, jnp.float32), "hidden_BLD"),
     ],
     ids=lambda x: type(x).__name__ if not isinstance(x, str) else x,
 )

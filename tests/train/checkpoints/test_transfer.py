@@ -128,7 +128,7 @@ def test_from_scratch_nothing_is_taken(source, tiny_run):
     assert all(np.array_equal(found[path], fresh[path]) for path in fresh) and not told
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_said(source, tiny_run, tmp_path):
+def test_a_damaged_checkpoint_is_skipped_and_said(source, tiny_run, tmp_path):
     import shutil
 
     shutil.copytree(tiny_run, tmp_path / "run")
