@@ -177,7 +177,7 @@ def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], len
     return {name: batch[name] for name in ("tokens", "segments", "mask")}
 
 
-def elmo_words(read: Read, starts: I64, lengths: I64, letters: NDArray[np.uint16], length: int, rows: int) -> Batch:
+def elmo_words(read: Read, starts: I64, lengths: I64, char_ids: NDArray[np.uint16], length: int, rows: int) -> Batch:
     """Lines of words → types i32 RW, index i32 BL, mask i32 BL; a line's words from `length` on are left out. types:
     what is read of each distinct word, behind three rows for nothing, begin and end; R is `rows`, doubled until they
     have room."""
@@ -187,7 +187,7 @@ def elmo_words(read: Read, starts: I64, lengths: I64, letters: NDArray[np.uint16
     distinct, place = np.unique(ids, return_inverse=True)
     index_BL = np.zeros(inside_BL.shape, np.int32)
     index_BL[inside_BL] = place + FIRST_WORD
-    types = word_table(letters[distinct], rows)
+    types = word_table(char_ids[distinct], rows)
     return {"types": types, "index": index_BL, "mask": inside_BL.astype(np.int32)}
 
 

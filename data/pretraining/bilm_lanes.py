@@ -61,7 +61,7 @@ class _Lanes:
                 f"{shards.folder}: the {split} text has {self.pairs} words, the ends of sentences counted, too few for "
                 f"{lanes} lanes; lower data.batch (held out: evaluate.batch), or give more text"
             )
-        self._letters = shards.letters
+        self._char_ids = shards.char_ids
         self._types = config.word_types or 2 * self.batch * self.length + FIRST_WORD
         self.rows_read = 0
         """Rows read so far, by all threads."""
@@ -77,7 +77,7 @@ class _Lanes:
         read_BL, read_backward_BL = (np.where(inside_BL, line[:, :-1], 0) for line in (forward, backward))
         known = np.unique(np.concatenate([read_BL, read_backward_BL]))
         known = known[known > unk]
-        types = word_table(self._letters[known], self._types)
+        types = word_table(self._char_ids[known], self._types)
         with self._lock:
             self.rows_read += len(rows)
             self.longer_tables += len(types) > self._types

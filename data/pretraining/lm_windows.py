@@ -123,9 +123,9 @@ class _Windows:
 class WindowBatches(_Windows):
     """GPT's pretraining batches: step s, row r is line `s · batch + r` of an endless row of windows.
 
-    Line `n` belongs to pass `n // examples_per_epoch`. A pass cuts the row of all tokens into windows of `length`, from a
-    first place on that is drawn for (seed, pass), and takes them in an order drawn for it too. So any line is found by
-    arithmetic.
+    Line `n` belongs to pass `n // examples_per_epoch`. A pass cuts the row of all tokens into windows of `length`, from
+    a first place on that is drawn for (seed, pass), and takes them in an order drawn for it too. So any line is found
+    by arithmetic.
 
     Differs: the papers speak of contiguous windows and do not say how they were cut. Here the cuts move with each pass,
     so that no token is for ever the first of its window, without context. A pass has the same number of lines every

@@ -165,7 +165,7 @@ class Shards:
         return tokenizer
 
     @cached_property
-    def letters(self) -> NDArray[np.uint16]:
+    def char_ids(self) -> NDArray[np.uint16]:
         """Of lanes: what is read of every word, the vocabulary's and those that it lacks
         (`data.tokenizers.elmo_char_ids`) → u16 [n, 50].
 

@@ -162,7 +162,7 @@ class _Writer:
         end = [] if self.tokenizer.end is None else [self.tokenizer.end]
         whole = 0
         begun = run = self.tokens  # where the document and the run being written begin
-        for batch in document_batches(source, self.config.documents, self.tokenizer.parts, read):
+        for batch in document_batches(source, self.config.documents, self.tokenizer.split_long, read):
             texts = [text for text in batch if text is not None]
             try:
                 parts = self.tokenizer.encode(texts)

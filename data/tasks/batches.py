@@ -140,14 +140,14 @@ class _Reader:
     def _words(self, numbers: I64, chosen: I64) -> Batch:
         """Of a pair two lines; length counts the begin and the end of a sentence, which the model puts there."""
         split, rows = self.split, self.split.take(numbers)
-        assert split.letters is not None
+        assert split.char_ids is not None
         words, many = self.length - 2, 2 if split.pair else 1
         middle = np.where(rows[:, B] < 0, rows[:, END], rows[:, B])
         starts = np.stack([rows[:, A], middle], 1)[:, :many].ravel()
         lengths = np.stack([middle - rows[:, A], rows[:, END] - middle], 1)[:, :many].ravel()
         lengths = np.minimum(lengths, words)
         size = self.types or len(starts) * words + FIRST_WORD
-        batch = elmo_words(split.tokens.read, starts, lengths, split.letters, words, size)
+        batch = elmo_words(split.tokens.read, starts, lengths, split.char_ids, words, size)
         lines = {name: batch[name].reshape(len(numbers), many, words) for name in ("index", "mask")}
         lines = {name: x[chosen] if split.pair else x[chosen, 0] for name, x in lines.items()}
         answers = self._answers(rows[chosen])
@@ -272,7 +272,7 @@ class HeldOutTask:
         batch = self._reader.read(np.where(numbers >= self.count, 0, numbers), rows)
         spare = numbers[rows] >= self.count
         weights = ("valid", "weights", "tag_weights", "next_weights")
-        for name in (*weights, "mask") if self.split.letters is not None else weights:
+        for name in (*weights, "mask") if self.split.char_ids is not None else weights:
             if name in batch:
                 batch[name][spare] = 0.0
         self.rows_read += len(rows)

@@ -156,14 +156,14 @@ def in_memory(
     labels: tuple[str, ...],
     source: str,
     symmetric: bool = False,
-    letters: NDArray[np.uint16] | None = None,
+    char_ids: NDArray[np.uint16] | None = None,
 ) -> ExampleSplit:
     """A chunk as a split of its own."""
     tags = None if coded.tags is None else Column(Memory(coded.tags), np.dtype("<i4"))
-    longest = int(tokens_of(coded.rows, letters is not None).max())
+    longest = int(tokens_of(coded.rows, char_ids is not None).max())
     rows, tokens = Column(Memory(coded.rows), np.dtype("<i8"), 6), Column(Memory(coded.tokens), np.dtype("<u4"))
     many = len(coded.rows) // coded.choices
-    return ExampleSplit(kind, labels, (source,), many, longest, rows, tokens, tags, coded.choices, symmetric, letters)
+    return ExampleSplit(kind, labels, (source,), many, longest, rows, tokens, tags, coded.choices, symmetric, char_ids)
 
 
 MOST_BATCH = 1 << 14

@@ -100,7 +100,7 @@ class ExampleSplit:
     """Rows of an example: one for each alternative of a choice."""
     symmetric: bool = False
     """Pairs are read in both orders."""
-    letters: NDArray[np.uint16] | None = None
+    char_ids: NDArray[np.uint16] | None = None
     """Where tokens are words that are read letter by letter: what is read of each → [n, 50]."""
 
     @property
@@ -134,7 +134,8 @@ class ExampleSplit:
         many = 0
         for first in range(0, self.examples, 1 << 16):
             rows = self.take(np.arange(first, min(first + (1 << 16), self.examples)))
-            many += int((tokens_of(rows, self.letters is not None) + 2 > length).reshape(-1, self.choices).any(1).sum())
+            too_long = tokens_of(rows, self.char_ids is not None) + 2 > length
+            many += int(too_long.reshape(-1, self.choices).any(1).sum())
         return many
 
 
@@ -170,12 +171,12 @@ class ExampleStore:
         self.choices: int = index.get("choices", 1)
         """Alternatives of an example, each a pair with its text; 1 where there is nothing to choose."""
         self.fingerprint: str = index["fingerprint"]
-        self._letters, self.cut_words = None, 0
+        self._char_ids, self.cut_words = None, 0
         """cut_words: of the different words of all examples, how many are longer than what is read of them."""
         if WORDS in index["files"]:
             check_bytes(folder / WORDS, index["files"][WORDS]["sha256"], _MEND)
             words = json.loads(read_plain(folder / WORDS))
-            self._letters, self.cut_words = char_id_table(words), int(are_cut(words).sum())
+            self._char_ids, self.cut_words = char_id_table(words), int(are_cut(words).sum())
         self.splits = {name: self._split(name) for name in SPLITS}
 
     def _split(self, name: str) -> ExampleSplit:
@@ -192,7 +193,7 @@ class ExampleStore:
             tags,
             self.choices,
             self.index.get("symmetric", False),
-            self._letters,
+            self._char_ids,
         )
 
     @staticmethod

@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
         """What an id stands for, for people."""
         ...
 
-    def parts(self, text: str, most: int) -> list[str]:
+    def split_long(self, text: str, most: int) -> list[str]:
         """A long text in parts of about `most` characters (more where it cannot be cut), whose ids, joined, are those
         of the whole."""
         ...
@@ -94,8 +94,8 @@ class WithAddedTokens:
     def token(self, id: int) -> str:
         return self.base.token(id) if id < self.base.size else self.names[id - self.base.size]
 
-    def parts(self, text: str, most: int) -> list[str]:
-        return self.base.parts(text, most)
+    def split_long(self, text: str, most: int) -> list[str]:
+        return self.base.split_long(text, most)
 
     def files(self) -> dict[str, bytes]:
         files = self.base.files()

@@ -81,7 +81,7 @@ class ByteBPE:
         """What an id stands for; bytes that are no character as \\xe2."""
         return self._bytes[id].decode("utf-8", "backslashreplace")
 
-    def parts(self, text: str, most: int) -> list[str]:
+    def split_long(self, text: str, most: int) -> list[str]:
         """Cut before a space or line end that follows something else, or a mark that follows a letter."""
         return common.cut(text, most, _SAFE)
 
@@ -157,7 +157,7 @@ class Gpt1BPE:
     def token(self, id: int) -> str:
         return self.vocabulary[id]
 
-    def parts(self, text: str, most: int) -> list[str]:
+    def split_long(self, text: str, most: int) -> list[str]:
         """Never cut: the clean-up looks at whole lines, and forgets the line ends that a text begins or ends with."""
         return [text]
 

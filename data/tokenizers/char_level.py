@@ -68,7 +68,7 @@ class Characters:
     def token(self, id: int) -> str:
         return self.characters[id]
 
-    def parts(self, text: str, most: int) -> list[str]:
+    def split_long(self, text: str, most: int) -> list[str]:
         """Cut anywhere."""
         return [text[at : at + most] for at in range(0, len(text), most)] or [text]
 

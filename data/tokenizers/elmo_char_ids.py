@@ -31,14 +31,14 @@ FIRST_WORD = 3
 """Rows of a table of words before those of its words: nothing, `<S>`, `</S>`."""
 
 
-def word_table(letters: NDArray[np.integer], rows: int) -> NDArray[np.int32]:
+def word_table(char_ids: NDArray[np.integer], rows: int) -> NDArray[np.int32]:
     """What is read of words, [n, 50], behind the rows of the marks → i32 [R, 50]; R is `rows`, doubled until all have
     room."""
-    while rows < FIRST_WORD + len(letters):
+    while rows < FIRST_WORD + len(char_ids):
         rows *= 2
     table = np.zeros((rows, WIDTH), np.int32)
     table[1], table[2] = BEGIN_ROW, END_ROW
-    table[FIRST_WORD : FIRST_WORD + len(letters)] = letters
+    table[FIRST_WORD : FIRST_WORD + len(char_ids)] = char_ids
     return table
 
 

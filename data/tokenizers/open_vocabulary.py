@@ -95,7 +95,7 @@ class OpenVocabulary:
         """Words, each as it stands → their numbers."""
         return [*map(self._ids.__getitem__, words)]
 
-    def letters(self) -> NDArray[np.uint16]:
+    def char_ids(self) -> NDArray[np.uint16]:
         """What is read of each word → u16 [n, 50]."""
         return char_id_table(self._ids.new)
 

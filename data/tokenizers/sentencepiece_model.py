@@ -96,7 +96,7 @@ class SentencePiece:
         """What an id stands for; bytes that are no character as \\xe2."""
         return self._bytes[id].decode("utf-8", "backslashreplace")
 
-    def parts(self, text: str, most: int) -> list[str]:
+    def split_long(self, text: str, most: int) -> list[str]:
         """Cut before spaces and around line ends; never cut where pieces may go over them."""
         return common.cut(text, most, _SAFE) if self.lossless else [text]
 

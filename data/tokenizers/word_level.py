@@ -84,7 +84,7 @@ class Words:
     def token(self, id: int) -> str:
         return self.vocabulary[id]
 
-    def parts(self, text: str, most: int) -> list[str]:
+    def split_long(self, text: str, most: int) -> list[str]:
         """Cut before white space, which no word holds."""
         return common.cut(text, most, _SPACE)
 

@@ -93,7 +93,7 @@ class WordPiece:
         """The words that are then cut into pieces (the original's BasicTokenizer)."""
         return [word for word, _ in self._splitter.pre_tokenize_str(self._normalizer.normalize_str(text))]
 
-    def parts(self, text: str, most: int) -> list[str]:
+    def split_long(self, text: str, most: int) -> list[str]:
         """Cut before spaces, which no piece holds."""
         return common.cut(text, most, _SPACE)
 

@@ -25,7 +25,7 @@ def use(tokenizer: object) -> None:
         (ids,) = opened.encode([text])
         assert all(0 <= id < opened.size for id in ids)
         opened.decode(ids)
-        opened.parts(text, 5)
+        opened.split_long(text, 5)
     for id in (0, opened.size - 1):
         opened.token(id)
     opened.files()

@@ -112,9 +112,9 @@ class Predictor:
         coded = encode_chunk(found, kind, numbers, labels, 0, self.report)
         same_shape(coded, self.pair, found[0].origin)
         source = found[0].origin.rpartition(":")[0]
-        letters = numbers.letters() if isinstance(numbers, OpenVocabulary) else None
+        char_ids = numbers.char_ids() if isinstance(numbers, OpenVocabulary) else None
         names = tuple(labels.numbers) if kind == "choice" else self.labels
-        split = in_memory(coded, kind, names, source, self.run.task.symmetric, letters)
+        split = in_memory(coded, kind, names, source, self.run.task.symmetric, char_ids)
         length = min(next((n for n in LENGTHS if n >= split.longest + 2), length), length)
         self.cut += split.longer_than(length)
         held_out = HeldOutTask(split, self.tokenizer, self.run.data, self.batch, length=length)

@@ -58,8 +58,8 @@ def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> ImportedMode
         )  # fmt: skip
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
-    drawn = f"the softmax over {tokenizer.size:,} words is not in such files, and was drawn"
-    return ImportedModel(run, tokenizer, table, sizes, tensors, drawn=drawn, told={"format": "bilm"})
+    missing = f"the softmax over {tokenizer.size:,} words is not in such files, and was drawn"
+    return ImportedModel(run, tokenizer, table, sizes, tensors, missing_note=missing, provenance={"format": "bilm"})
 
 
 def bilm_family(folder: Path, run: Run) -> None:

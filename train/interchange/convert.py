@@ -127,13 +127,13 @@ def _write_run(to: Path, published: ImportedModel, notes: list[str], say: Say, c
         write_first(part, leaves, run.seed)
         tree: dict[str, Any] = {"format": run_file.FORMAT, "config": run_file.to_json(run), "versions": versions()}
         tree |= {"tokenizer": published.tokenizer.fingerprint, "data": None}
-        tree["published"] = {**published.told, "drawn": drawn}
+        tree["published"] = {**published.provenance, "drawn": drawn}
         if published.labels:
             tree["labels"] = list(published.labels)
         run_file.write_json(part / "run.json", tree)
     if drawn:
-        notes.append(f"{published.drawn}: {', '.join(drawn)}")
-    for note in filter(None, (*notes, tensors.told())):
+        notes.append(f"{published.missing_note}: {', '.join(drawn)}")
+    for note in filter(None, (*notes, tensors.note())):
         say(note)
     return {"run": str(to), "parameters": count, "pieces": published.tokenizer.size, "drawn": drawn}
 

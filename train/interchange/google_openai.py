@@ -77,8 +77,8 @@ def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None
         say("gelu is taken as the one with erf, the code's until February 2019 (--gelu tanh: the later one)")
     where = Path(vocabulary) if vocabulary else folder / VOCABULARY
     tokenizer = of_kind(open_vocabulary(where, lowercase, say), WordPiece.kind, where)
-    told = {"format": "bert-tf", "config": tree, "parts": parts}
-    return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, told)
+    provenance = {"format": "bert-tf", "config": tree, "parts": parts}
+    return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, provenance)
 
 
 def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, say: Say) -> ImportedModel:
@@ -99,8 +99,8 @@ def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, say: Say) -> ImportedM
     kept = checked(GPT2_TF_BOOK, names, tensors, table, sizes)
     where = Path(vocabulary) if vocabulary else folder
     tokenizer = of_kind(open_vocabulary(where, None, say), ByteBPE.kind, where)
-    told = {"format": "gpt2-tf", "config": tree, "parts": ["lm"]}
-    return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, kept, (), told)
+    provenance = {"format": "gpt2-tf", "config": tree, "parts": ["lm"]}
+    return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, kept, (), provenance)
 
 
 def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, say: Say) -> ImportedModel:
@@ -134,5 +134,5 @@ def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, say: Say) -> Imported
     where = Path(vocabulary) if vocabulary else folder
     tokenizer = of_kind(open_vocabulary(where, None, say), Gpt1BPE.kind, where)
     count = sum(math.prod(shape) for shape in named.values())
-    told = {"format": "gpt1-npy", "config": {"numbers": count}, "parts": ["lm"]}
-    return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, tensors, (), told)
+    provenance = {"format": "gpt1-npy", "config": {"numbers": count}, "parts": ["lm"]}
+    return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, tensors, (), provenance)

@@ -70,8 +70,8 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say
     tokenizer, special = open_published(folder, _VOCABULARIES[kind], vocabulary, lowercase, say)
     alone = _architecture(tree) in ("GPT2Model", "OpenAIGPTModel")
     parts = [part for part in parts if part != "lm" or not alone]
-    told = {"format": "hf", "config": tree, "parts": parts, "special": special}
-    return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, told)
+    provenance = {"format": "hf", "config": tree, "parts": parts, "special": special}
+    return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, provenance)
 
 
 def _ours(shapes: Mapping[str, Any], kind: str, tied: bool, where: str) -> dict[str, str]:

@@ -21,8 +21,11 @@ TASKS = ("classify", "regress", "tag", "choice", "span")
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A run that is not written yet. tensors: by the table's names; labels: of its task; told: what run.json keeps of
-    where it comes from; drawn: how it is said that parameters are not in the files."""
+    """A run that is not written yet.
+
+    tensors: by the table's names. labels: of its task. provenance: what run.json keeps of where it comes from.
+    missing_note: how it is said that parameters are not in the files.
+    """
 
     run: Run
     tokenizer: Tokenizer
@@ -30,8 +33,8 @@ class ImportedModel:
     sizes: Mapping[str, int]
     tensors: Tensors
     labels: tuple[str, ...] = ()
-    told: dict[str, Any] = field(default_factory=dict)
-    drawn: str = "not in these files, and drawn"
+    provenance: dict[str, Any] = field(default_factory=dict)
+    missing_note: str = "not in these files, and drawn"
 
 
 def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where: Path) -> Run:

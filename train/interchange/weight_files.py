@@ -63,7 +63,7 @@ class Tensors:
             self.lost,
         )
 
-    def told(self) -> str:
+    def note(self) -> str:
         """What became of the numbers, where they are not float32 in the file; else empty."""
         kinds = sorted(set(self.kinds.values()) - {"float32"})
         if not kinds:

@@ -255,7 +255,7 @@ def test_words_that_the_vocabulary_lacks_are_kept(tmp_path: Path):
     assert shards.unigrams().tolist() == [0, 2, 5, 1] + [0] * 7
     assert (shards.splits["train"].sentences, shards.splits["train"].tokens) == (2, 8)
     words = ["<UNK>", *LETTERS, "x", long, "<UNK>", "y", "new"]
-    assert shards.letters[2:].tolist() == char_ids(words).tolist()
+    assert shards.char_ids[2:].tolist() == char_ids(words).tolist()
     assert LaneBatches(shards, _config(), seed=SEED).describe() == (
         "6 words (83.3% not in the vocabulary) in 2 sentences; a pass is 3 lines forward and as many backward; "
         "words longer than 48 bytes are cut: 1, 2 times in all text"

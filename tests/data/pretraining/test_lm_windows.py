@@ -52,7 +52,7 @@ class Bytes:
     def token(self, id: int) -> str:
         return "<end>" if id == self.end else chr(id)
 
-    def parts(self, text: str, most: int) -> list[str]:
+    def split_long(self, text: str, most: int) -> list[str]:
         return [text[at : at + most] for at in range(0, len(text), most)]
 
     def save(self, folder: Path) -> None:
@@ -67,7 +67,7 @@ class Words(Bytes):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [[zlib.crc32(word.encode()) % 256 for word in self._words(text)] for text in texts]
 
-    def parts(self, text: str, most: int) -> list[str]:
+    def split_long(self, text: str, most: int) -> list[str]:
         parts = [""]
         for word in self._words(text):
             parts += [""] if len(parts[-1]) >= most else []

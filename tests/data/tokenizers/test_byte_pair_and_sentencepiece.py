@@ -71,7 +71,7 @@ def test_what_is_lossless_comes_back_as_it_was(tokenizers: dict[str, Tokenizer],
 @given(ANY | ODD, st.integers(1, 12))
 def test_the_ids_of_parts_joined_are_those_of_the_whole(tokenizers: dict[str, Tokenizer], text: str, most: int):
     for kind, tokenizer in {**tokenizers, "characters": Characters(sorted({*text, "x"}))}.items():
-        parts = tokenizer.parts(text, most)
+        parts = tokenizer.split_long(text, most)
         assert "".join(parts) == text
         assert [number for ids in tokenizer.encode(parts) for number in ids] == _whole(tokenizer, text), kind
 
@@ -95,7 +95,7 @@ def test_real_text_is_cut_into_parts(tokenizers: dict[str, Tokenizer], shared: P
     published = {name: load_tokenizer(shared / "data" / name) for name in ("vocab_gpt1", "vocab_gpt2")}
     characters = learn("characters", [book], 200, True)
     for tokenizer in {**tokenizers, **published, "characters": characters}.values():
-        parts = tokenizer.parts(book, 1000)
+        parts = tokenizer.split_long(book, 1000)
         assert [number for ids in tokenizer.encode(parts) for number in ids] == _whole(tokenizer, book)
         if tokenizer.kind != "gpt1-bpe":
             assert len(parts) > 150 and max(map(len, parts)) < 1100
@@ -103,7 +103,7 @@ def test_real_text_is_cut_into_parts(tokenizers: dict[str, Tokenizer], shared: P
 
 def test_text_without_spaces_is_cut_too(tokenizers: dict[str, Tokenizer]):
     text = "他来了。我也来了，你呢？" * 50
-    parts = tokenizers["byte-bpe"].parts(text, 100)
+    parts = tokenizers["byte-bpe"].split_long(text, 100)
     assert len(parts) > 5 and max(map(len, parts)) < 120
     assert [number for ids in tokenizers["byte-bpe"].encode(parts) for number in ids] == _whole(
         tokenizers["byte-bpe"], text
@@ -308,7 +308,7 @@ def test_gpt2_s_cases_have_their_ids(gpt2: Tokenizer, shared: Path):
 def test_gpt2_s_vocabulary_is_lossless(gpt2: Tokenizer, text: str):
     ids = _whole(gpt2, text)
     assert gpt2.decode(ids) == text
-    assert [number for part in gpt2.encode(gpt2.parts(text, 3)) for number in part] == ids
+    assert [number for part in gpt2.encode(gpt2.split_long(text, 3)) for number in part] == ids
 
 
 # GPT-1's own files

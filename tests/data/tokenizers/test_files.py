@@ -159,7 +159,7 @@ def test_other_people_s_models_are_read_as_they_are(tmp_path: Path):
         theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "their.model"))
         assert _whole(tokenizer, text) == theirs.encode(text) and tokenizer.unk in _whole(tokenizer, text)
         assert tokenizer.decode(theirs.encode(text)) == theirs.decode(theirs.encode(text))
-        assert tokenizer.parts(text, 3) == [text]
+        assert tokenizer.split_long(text, 3) == [text]
     (tmp_path / "words.model").write_bytes(_model(model_type="char"))
     with pytest.raises(DataError, match=r"words\.model: a SentencePiece model of words or characters; give one of uni"):
         load_tokenizer(tmp_path / "words.model")

@@ -89,7 +89,7 @@ def test_no_character_of_a_text_is_lost(text: str, split: str, most: int):
     tokenizer = Words(["<S>", "</S>", "<UNK>"], split)
     found = tokenizer.words(text)
     assert "".join(found) == "".join(text.split())
-    assert [word for part in tokenizer.parts(text, most) for word in tokenizer.words(part)] == found
+    assert [word for part in tokenizer.split_long(text, most) for word in tokenizer.words(part)] == found
     assert [tokenizer.words(word) for word in found] == [[word] for word in found]
 
 
