@@ -1,7 +1,7 @@
 """Chance without state: a 64-bit number for every (key, counter), so that any row can be drawn alone and in any order.
 
 The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-generators", section 4); `draw(key, c)` is the c-th output of the generator seeded with `key`.
+generators", section 4); `random_bits(key, c)` is the c-th output of the generator seeded with `key`.
 """
 
 import numpy as np
@@ -31,7 +31,8 @@ def key(*parts: int) -> int:
 
 
 def random_bits(key: int | U64, counter: NDArray[np.integer]) -> U64:
-    """Uniform 64-bit numbers, one for each key and counter (broadcast): `draw(k_B[:, None], c_L[None, :])` → u64 BL."""
+    """Uniform 64-bit numbers, one for each key and counter (broadcast):
+    `random_bits(k_B[:, None], c_L[None, :])` → u64 BL."""
     z = (counter.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.asarray(key, np.uint64)
     z ^= z >> np.uint64(30)
     z *= np.uint64(_MUL1)

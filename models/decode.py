@@ -53,7 +53,7 @@ def extend(
 ) -> tuple[jax.Array, DecodeState]:
     """L tokens more of each line (mask 0 where a line has none) → the last layer at each, hidden BLD, and the text.
 
-    params: `take_apart`'s. A token stands behind all those of its line that were read before it.
+    params: `unstack_params`'s. A token stands behind all those of its line that were read before it.
     """
     L = tokens_BL.shape[1]
     start = text.filled

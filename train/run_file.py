@@ -122,7 +122,7 @@ def _warmup_within(steps: int, warmup: int) -> int:
 
 
 def warmup_note(asked: Run, run: Run) -> str:
-    """A line for a warm-up that `scheduled` made shorter than the one asked for, or ""."""
+    """A line for a warm-up that `resolve_schedule` made shorter than the one asked for, or ""."""
     optim = asked.optim
     if optim.warmup_fraction or optim.warmup == run.optim.warmup:
         return ""

@@ -73,7 +73,7 @@ class SentencePairs:
     Differs: in the original each pass has as many lines as it happens to have. Here a block gives as many lines in
     every pass as it has in pass 0; where another pass has more of them, some are left out, and where it has less, some
     come twice. Tokens that are too many are cut by numbers keyed (seed, line), not by the document's generator
-    (`layouts.cut`).
+    (`layouts.truncate_randomly`).
     """
 
     def __init__(

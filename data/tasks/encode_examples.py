@@ -197,9 +197,9 @@ def encode(
     """Encodes task.train and task.dev into the folder `to` and opens it.
 
     labels, pair: those of a run that is already trained, instead of task.labels and what train holds; then task.train
-    may be empty. The folder appears when it is whole; what `check` raises stops the
-    work and leaves nothing behind. Raises: DataError for what `examples` and `code` refuse, and where examples of train
-    are held out too.
+    may be empty. The folder appears when it is whole; what `check` raises stops the work and leaves nothing behind.
+
+    Raises: DataError for what `examples` and `encode_chunk` refuse, and where examples of train are held out too.
     """
     check_sources(task.train, "task.train")
     check_sources(task.dev, "task.dev")

@@ -22,7 +22,7 @@ class Tokenizer(Protocol):
     lossless: bool
     """Whether every text comes back from its ids as it was."""
     specials: Mapping[str, int]
-    """Tokens that were grown behind the vocabulary (`with_specials`), and their ids."""
+    """Tokens that were grown behind the vocabulary (`with_added_tokens`), and their ids."""
     fingerprint: str
     """sha256 (hex) over all that makes the tokenizer."""
 
@@ -107,7 +107,7 @@ class WithAddedTokens:
 
 
 def with_added_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
-    """The same vocabulary with tokens behind it that no text spells: `with_specials(tokenizer, ["_start_"])`.
+    """The same vocabulary with tokens behind it that no text spells: `with_added_tokens(tokenizer, ["_start_"])`.
 
     Raises: DataError for WordPiece, which has its own, for words, for a name twice, and for no name.
     """

@@ -23,7 +23,7 @@ class DropoutKey:
 
 
 def dropout_key(seed: int, step: jax.Array, row_B: jax.Array) -> DropoutKey:
-    """The noise of one step: `noise(7, step, jnp.arange(B))`."""
+    """The key of one step: `dropout_key(7, step, jnp.arange(B))`."""
     key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step))
     return DropoutKey(key=key.astype(jnp.uint32), row_B=row_B.astype(jnp.uint32))
 
@@ -77,7 +77,7 @@ def bits(dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...])
 def dropout(x: jax.Array, rate: float, dropout_key: DropoutKey | None, site: jax.Array | int) -> jax.Array:
     """x (B, …) with each element zeroed with probability rate and the others scaled by 1/(1-rate).
 
-    noise=None (evaluation) or rate 0 gives x itself. site tells the places of a model apart.
+    dropout_key=None (evaluation) or rate 0 gives x itself. site tells the places of a model apart.
     """
     if dropout_key is None or rate == 0.0:
         return x

@@ -65,7 +65,7 @@ def lock_run_dir(directory: Path) -> IO[str]:
 
 
 def _is_lock(file: Path) -> bool:
-    """Whether `take` wrote this file: it is empty, or names a process."""
+    """Whether `lock_run_dir` wrote this file: it is empty, or names a process."""
     with open(file, "rb") as opened:
         return opened.read(8) in (b"", b"process ")
 
