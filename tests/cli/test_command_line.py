@@ -244,7 +244,9 @@ def test_commands_without_a_model_import_no_jax():
         ["pretrain", "bert.tiny", "--help"],
         ["evaluate", "--help"],
     ):
-        code = f"import sys, contexture; cli.main({words!r}); sys.exit('jax' in sys.modules)"
+        code = (
+            f"import sys; from contexture.cli import main as cli; cli.main({words!r}); sys.exit('jax' in sys.modules)"
+        )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, (words, done.stderr)
         assert done.stdout.strip()

@@ -13,6 +13,7 @@ from contexture.data.pretraining.sentence_pairs import HeldOutPairs, SentencePai
 from contexture.train import loop
 from contexture.train.checkpoints.late_evaluation import with_evaluation, write
 from contexture.train.checkpoints.manager import best_step, rank_of, read_meta
+from contexture.train.evaluation import evaluate
 from contexture.train.run.folder import steps
 from contexture.train.run.report import read_metrics
 from tests.helpers.commands import done, said
@@ -47,7 +48,7 @@ def whole(one_device, words: list[str], tmp_path_factory) -> Path:
 def terminate_in(patch: pytest.MonkeyPatch, evaluation: int, batch: int) -> list[int]:
     """SIGTERM at a batch of the n-th evaluation → the batches that are evaluated from then on."""
     count, after = 0, []
-    iterate = evaluation.iterate
+    iterate = evaluate.iterate
 
     class Steps:
         def __init__(self, *given: Any) -> None:
@@ -66,7 +67,7 @@ def terminate_in(patch: pytest.MonkeyPatch, evaluation: int, batch: int) -> list
         def __exit__(self, *error: Any) -> None:
             self.opened.__exit__(*error)
 
-    patch.setattr(evaluation, "iterate", Steps)
+    patch.setattr(evaluate, "iterate", Steps)
     return after
 
 
@@ -152,12 +153,12 @@ def test_a_batch_that_grows_is_evaluated_as_one_that_does_not(words, tmp_path, c
 def test_a_run_that_is_moved_while_it_trains_is_not_split(words, tmp_path, capsys, monkeypatch):
     """The next checkpoint is refused, nothing appears at the old place, and the moved run resumes."""
     folder, moved = tmp_path / "run", tmp_path / "moved"
-    evaluate = loop.evaluate
+    inner = loop.evaluate
 
     def move(*given: Any, **more: Any) -> Any:
         if not moved.exists() and folder.exists() and (folder / "checkpoints" / "20").exists():
             shutil.move(folder, moved)
-        return evaluate(*given, **more)
+        return inner(*given, **more)
 
     monkeypatch.setattr("contexture.train.loop.evaluate", move)
     code, err = said(capsys, *words, "--dir", folder)
