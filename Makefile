@@ -48,7 +48,7 @@ fuzz: $(STAMP)    ## damaged and odd inputs for every parser and the command lin
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 demo: $(STAMP)
-	$(BIN)/python launch/demo.py
+	$(BIN)/python examples/demo.py
 
 bench: $(PARITY)
 	$(BIN)/python benchmarks/bert_step.py
