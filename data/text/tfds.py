@@ -20,6 +20,8 @@ from contexture.data.plain_files import read_plain
 PREFIX = "tfds:"
 _NAME = re.compile(r"(?P<set>\w+(?:/[\w.+-]+)?)(?::(?P<version>\d+\.\d+\.\d+))?(?::(?P<split>[^/]+))?")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
+_FEATURE = re.compile(r"tensorflow_datasets(\.core|\.public_api)?\.features(\.\w+)+")
+"""The class of a column, as features.json names it."""
 _AT_ONCE = 64
 """Examples read together: several times as fast as one by one."""
 
@@ -125,7 +127,7 @@ def open_split(name: str) -> Split:
     spec = match["split"] or "train"
     import tensorflow_datasets as tfds
 
-    _check_dtypes(folder / "features.json")
+    _check_features(folder / "features.json")
     try:
         builder: Any = tfds.builder_from_directory(folder)
         info: Any = builder.info
@@ -160,9 +162,10 @@ def open_split(name: str) -> Split:
     return Split(named, sum(os.path.getsize(file) for file in files), parts, features, records)
 
 
-def _check_dtypes(file: Path) -> None:
-    """Raises: DataError for a column whose dtype NumPy does not know. TFDS would ask TensorFlow for it, which is loaded
-    for seconds where it is installed, and writes to the user's home."""
+def _check_features(file: Path) -> None:
+    """Raises: DataError for a column whose dtype NumPy does not know, or of a class that is not TFDS's own. TFDS would
+    ask TensorFlow for the first, which is loaded for seconds where it is installed and writes to the user's home; and
+    import whatever module the second names."""
     try:
         tree = json.loads(read_plain(file))
     except (OSError, ValueError, RecursionError):
@@ -171,8 +174,13 @@ def _check_dtypes(file: Path) -> None:
     while nodes:
         node = nodes.pop()
         nodes += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-        if not isinstance(node, dict) or not isinstance(node.get("pythonClassName"), str):
+        if not isinstance(node, dict):
+            continue
+        name = node.get("type" if "content" in node else "pythonClassName")
+        if not isinstance(name, str):
             continue  # no feature, but perhaps columns of any names
+        if not _FEATURE.fullmatch(name):
+            raise DataError(f"{file}: {name[:80]!r} is no feature of TFDS; prepare the set again")
         for kind, told in node.items():
             dtype = told.get("dtype", "" if kind == "tensor" else None) if isinstance(told, dict) else None
             if isinstance(dtype, str) and not _is_dtype(dtype):

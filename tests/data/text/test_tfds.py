@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,22 @@ def test_a_dtype_that_is_none_is_told_without_tensorflow(
     tree["featuresDict"]["features"]["idx"]["tensor"]["dtype"] = dtype
     file.write_text(json.dumps(tree))
     assert _refused("tfds:glue/sst2") == f"{file}: {dtype!r} is no dtype of a column; prepare the set again"
+
+
+@pytest.mark.parametrize("key", ["pythonClassName", "type"])
+@pytest.mark.parametrize(
+    "name", ["antigravity.Text", "tensorflow../x.Text", "", "tensorflow_datasets.testing.Text", "os"]
+)
+def test_a_class_that_is_not_of_tfds_is_not_imported(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, name: str
+):
+    file = _damaged(built, tmp_path, monkeypatch) / "features.json"
+    tree = json.loads(file.read_text())
+    column = tree["featuresDict"]["features"]["sentence"]
+    column.update({key: name, **({"content": {}} if key == "type" else {})})
+    file.write_text(json.dumps(tree))
+    assert _refused("tfds:glue/sst2") == f"{file}: {name!r} is no feature of TFDS; prepare the set again"
+    assert "antigravity" not in sys.modules
 
 
 def test_columns_may_be_called_as_what_describes_columns(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
