@@ -135,6 +135,13 @@ PRETRAINING = (
          "data/test_batches.py::test_a_ramp_doubles_the_batch_at_equal_intervals"),
     ),
     *mutants_of(
+        "data/text/tfds.py",
+        ("tfds.any-module-imported", "if not _FEATURE.fullmatch(name):", "if not name:",
+         "data/text/test_tfds.py::test_a_class_that_is_not_of_tfds_is_not_imported"),
+        ("tfds.any-dtype", "isinstance(dtype, str) and not _is_dtype(dtype)", "dtype is None and not _is_dtype(dtype)",
+         "data/text/test_tfds.py::test_a_dtype_that_is_none_is_told_without_tensorflow"),
+    ),
+    *mutants_of(
         "data/binary_files.py",
         ("shards.fingerprint-of-names-alone",
          'content = {key: value for key, value in index.items() if key != "fingerprint"}', "content = sorted(index)",
