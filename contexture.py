@@ -218,7 +218,7 @@ def _begun_from(words: list[str]) -> tuple[Run, Path]:
     """The run that a fine-tuning begins from, and its folder; where that is gone, the fine-tuning itself, which goes on
     without it."""
     here, folder = Path(words[0]), Path(value_of(words, "--dir") or ".")
-    if folder.resolve() == here.resolve():
+    if os.path.realpath(folder) == os.path.realpath(here):
         raise ConfigError(f"--dir {folder} is the run to begin from; give another --dir")
     try:
         return read(here)[0], here

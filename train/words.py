@@ -14,7 +14,7 @@ from train.config import ConfigError, Run, fields
 from train.suggestions import suggest_option
 
 T = TypeVar("T")
-_COMMANDS = ("Evaluate", "Predict", "Fill", "Generate", "Score")
+_COMMANDS = tuple("LearnTokenizer Prepare Evaluate Predict Fill Generate Score Embed Import Export".split())
 _SECTIONS = ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task", *_COMMANDS)
 
 
