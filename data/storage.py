@@ -115,6 +115,8 @@ def check_free(path: Path | str) -> None:
     try:
         if real.is_dir() and any(real.iterdir()):
             raise DataError(f"{path}: already holds something; give another folder")
+        if os.path.islink(real):  # what it leads to was looked up: it leads round in a circle
+            raise DataError(f"{path}: a link that leads to itself; give another path")
         if os.path.ismount(real):
             raise DataError(f"{path}: a mounted disk, which a folder cannot replace; give a folder inside it")
         if real.exists() and not real.is_dir():

@@ -1,6 +1,7 @@
 """The training loop, top to bottom: pretraining and fine-tuning are this one."""
 
 import dataclasses
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -159,7 +160,7 @@ def _prepare(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signal
     else:
         processes.wait_for("prepared")
         tokenizer, store = data.open_data(run, folder, report.say, check)
-        if not store.folder.resolve().is_relative_to(folder.resolve()):
+        if not Path(os.path.realpath(store.folder)).is_relative_to(os.path.realpath(folder)):
             store.verify(check)  # a copy of its own
     agree_on_content(folder, run, tokenizer, store)
     lanes = run.evaluate.batch or run.data.batch

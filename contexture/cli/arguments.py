@@ -9,6 +9,17 @@ from contexture.models.config import Sampling
 from contexture.train.options import MeshConfig
 
 
+@dataclass(frozen=True, kw_only=True)
+class _To:
+    """What is written somewhere."""
+
+    to: str
+
+    def __post_init__(self) -> None:
+        if not self.to.strip():  # a shell's variable that is not set: it would be the folder one stands in
+            raise ValueError("to= is empty; give --to a path")
+
+
 @dataclass(frozen=True)
 class NoArgs:
     """A command without options."""
@@ -23,7 +34,7 @@ class Show:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnTokenizer:
+class LearnTokenizer(_To):
     """Learn a vocabulary from text."""
 
     kind: tyro.conf.Positional[
@@ -44,7 +55,7 @@ class LearnTokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepare:
+class Prepare(_To):
     """Tokenise text once into shards, which any number of runs may then read: --data.path FOLDER."""
 
     recipe: tyro.conf.Positional[str]
@@ -91,7 +102,7 @@ class Evaluate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict:
+class Predict(_To):
     """Answers to new examples, a JSON line each."""
 
     run: tyro.conf.Positional[str]
@@ -114,6 +125,7 @@ class Predict:
     """Lines at a time."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.batch < 1:
             raise ValueError(f"batch={self.batch} is not a positive number of lines")
 
@@ -167,7 +179,7 @@ class Generate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embed:
+class Embed(_To):
     """The vectors of a text's words, of a BERT's or a GPT's pieces, line by line."""
 
     run: tyro.conf.Positional[str]
@@ -200,7 +212,7 @@ class Layers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Import:
+class Import(_To):
     """A published model as a run."""
 
     format: tyro.conf.Positional[Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm"]]
@@ -224,6 +236,7 @@ class Import:
     from words too."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, usual, formats in (
             ("lowercase", "auto", ("hf", "bert-tf")), ("gelu", "erf", ("bert-tf",)), ("split", "spaces", ("bilm",))
         ):  # fmt: skip
@@ -232,7 +245,7 @@ class Import:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(_To):
     """A run as files that others read."""
 
     run: tyro.conf.Positional[str]

@@ -13,7 +13,7 @@ from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 
 T = TypeVar("T")
-_COMMANDS = ("Evaluate", "Predict", "Fill", "Generate", "Score")
+_COMMANDS = tuple("LearnTokenizer Prepare Evaluate Predict Fill Generate Score Embed Import Export".split())
 _SECTIONS = ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task", *_COMMANDS)
 
 

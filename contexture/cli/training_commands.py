@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,7 +196,7 @@ def load_source_run(argv: list[str]) -> tuple[Run, Path]:
     """The run that a fine-tuning begins from, and its folder; where that is gone, the fine-tuning itself, which goes on
     without it."""
     here, folder = Path(argv[0]), Path(find_option(argv, "--dir") or ".")
-    if folder.resolve() == here.resolve():
+    if os.path.realpath(folder) == os.path.realpath(here):
         raise ConfigError(f"--dir {folder} is the run to begin from; give another --dir")
     try:
         return read(here)[0], here

@@ -215,7 +215,7 @@ class Shards:
 
     def sources_changed(self, config: DataConfig) -> str:
         """A sentence saying how the text that `config` names differs by name or size from what was read, or ""."""
-        if not config.path or Path(config.path[0]).resolve() == self.folder.resolve():
+        if not config.path or os.path.realpath(config.path[0]) == os.path.realpath(self.folder):
             return ""
         named = [("train", path) for path in config.path] + [("dev", path) for path in config.dev]
         for split, source in ((split, source) for split, path in named for source in _still(path)):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -141,3 +142,44 @@ def test_a_vocabulary_of_special_tokens_alone_is_refused(tmp_path):
         (tmp_path / "vocab.txt").write_text("\n".join(lines) + "\n")
         with pytest.raises(DataError, match=special):
             load_tokenizer(tmp_path / "vocab.txt")
+
+
+@pytest.mark.parametrize("to", ["", " "])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tokenizer wordpiece --input a.txt",
+        "prepare bert.tiny --input a.txt",
+        "predict run --input a.tsv",
+        "embed run --input a.txt",
+        "import hf model",
+        "export run hf",
+    ],
+)
+def test_an_empty_place_to_write_to_is_not_the_folder_one_stands_in(tmp_path, monkeypatch, capsys, words, to):
+    """As a shell's variable that is not set gives it."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert cli.main([*words.split(), "--to", to]) == 2
+    assert capsys.readouterr().err.strip() == "ConfigError: to= is empty; give --to a path"
+    assert not list((tmp_path / "here").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("pretrain gpt.tiny --init.run loop --dir run --data.path a.txt", "ConfigError: loop/run.json cannot be read"),
+        ("finetune loop --task.kind classify --dir run", "ConfigError: loop/run.json cannot be read"),
+        ("finetune loop --task.kind classify --dir loop", "ConfigError: --dir loop is the run to begin from"),
+        ("tokenizer wordpiece --input a.txt --to loop", "DataError: loop: a link that leads to itself"),
+        ("prepare bert.tiny --input a.txt --to loop", "DataError: loop: a link that leads to itself"),
+        ("prepare bert.tiny --input loop --to to", "DataError: loop: input names no such file"),
+    ],
+)
+def test_a_link_that_leads_to_itself_is_one_line(tmp_path, monkeypatch, capsys, words, line):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("a text\n")
+    Path("loop").symlink_to("loop")
+    assert cli.main(words.split()) == 2
+    err = capsys.readouterr().err.strip()
+    assert err.startswith(line) and len(err.splitlines()) == 1, err

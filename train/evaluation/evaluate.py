@@ -3,6 +3,7 @@
 import dataclasses
 import filecmp
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -295,7 +296,7 @@ def _shared_place(asked: EvaluationRequest, folder: Path) -> Iterator[Path]:
             yield Path(temporary) / "encoded"
         return
     if jax.process_index() == 0:
-        place = partial_beside(Path(asked.to or folder / "evaluations").resolve() / "encoded")
+        place = partial_beside(Path(os.path.realpath(asked.to or folder / "evaluations")) / "encoded")
         make_folder(place.parent, "--to")
         processes.publish("place of encoded examples", str(place))
     else:
