@@ -182,17 +182,17 @@ def _check_features(file: Path) -> None:
         if not _FEATURE.fullmatch(name):
             raise DataError(f"{file}: {name[:80]!r} is no feature of TFDS; prepare the set again")
         for kind, told in node.items():
-            dtype = told.get("dtype", "" if kind == "tensor" else None) if isinstance(told, dict) else None
-            if isinstance(dtype, str) and not _is_dtype(dtype):
-                raise DataError(f"{file}: {dtype[:40]!r} is no dtype of a column; prepare the set again")
+            dtype = told.get("dtype") if isinstance(told, dict) else None
+            dtype = "" if kind == "tensor" and dtype is None else dtype  # a tensor has to have one
+            if dtype is not None and not _is_dtype(dtype):
+                raise DataError(f"{file}: {str(dtype)[:40]!r} is no dtype of a column; prepare the set again")
 
 
-def _is_dtype(name: str) -> bool:
+def _is_dtype(name: Any) -> bool:
     try:
-        np.dtype(name)
+        return isinstance(name, str) and np.dtype(name) is not None
     except (TypeError, ValueError, SyntaxError):
         return name in ("string", "bfloat16")
-    return True
 
 
 def _folder(name: str, wanted: str, version: str | None) -> Path:

@@ -166,16 +166,18 @@ def test_damaged_descriptions_are_told(
     assert _refused("tfds:glue/sst2").startswith(f"{folder}: damaged, no TFDS set (")
 
 
-@pytest.mark.parametrize("dtype", ["none", "", "int65"])
+@pytest.mark.parametrize("dtype", ["none", "", "int65", 5, "missing"])
 def test_a_dtype_that_is_none_is_told_without_tensorflow(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | int
 ):
     """TFDS would load TensorFlow for it, where that is installed."""
     file = _damaged(built, tmp_path, monkeypatch) / "features.json"
     tree = json.loads(file.read_text())
-    tree["featuresDict"]["features"]["idx"]["tensor"]["dtype"] = dtype
+    column = tree["featuresDict"]["features"]["idx"]
+    column["tensor"] = {**column["tensor"], "dtype": dtype} if dtype != "missing" else []
     file.write_text(json.dumps(tree))
-    assert _refused("tfds:glue/sst2") == f"{file}: {dtype!r} is no dtype of a column; prepare the set again"
+    shown = "" if dtype == "missing" else dtype
+    assert _refused("tfds:glue/sst2") == f"{file}: {str(shown)!r} is no dtype of a column; prepare the set again"
 
 
 @pytest.mark.parametrize("key", ["pythonClassName", "type"])
