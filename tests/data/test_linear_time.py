@@ -121,7 +121,7 @@ def prepare(tokenizer: Tokenizer, text: str, folder: Path) -> None:
     (folder / "a.jsonl").write_text(json.dumps({"text": text}) + "\n", "utf-8")
     for file in map(TextFile, (folder / "a.txt", folder / "a.jsonl")):
         exhaust(sentence_batches(file, True))
-        exhaust(document_batches(file, "blank_lines", tokenizer.parts))
+        exhaust(document_batches(file, "blank_lines", tokenizer.split_long))
 
 
 def learn_again(tokenizer: Tokenizer, text: str, folder: Path) -> None:
