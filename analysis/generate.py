@@ -87,8 +87,8 @@ def generate(
             )
     if 0 < trained < longest + tokens:
         say(f"no line of the training was longer than {trained} tokens: what comes behind them is a guess")
-    take_apart = jax.jit(decode.unstack_params, static_argnums=(1, 2))
-    apart = take_apart(params, config, min(tokenizer.size, config.vocab))
+    unstack = jax.jit(decode.unstack_params, static_argnums=(1, 2))
+    apart = unstack(params, config, min(tokenizer.size, config.vocab))
     for group in chunks(enumerate(lines), batch):
         _write(config, apart, tokenizer, group, how, tokens, stop, seed, tell, check)
     return [

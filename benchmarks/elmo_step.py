@@ -48,7 +48,7 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
 
     with tempfile.TemporaryDirectory() as folder:
         if not args.text:
-            sys.path.insert(0, str(ROOT / "launch"))
+            sys.path.insert(0, str(ROOT / "examples"))
             from demo_text import library, split, write_text
 
             write_text(Path(folder) / "text", split(list(library()))["rest"])

@@ -168,6 +168,7 @@ def torch_loss(row: np.ndarray, dev: np.ndarray, seed: int) -> float:
 
 def quality(args: argparse.Namespace) -> dict[str, Any]:
     import contexture
+    from contexture.cli.main import main
     from contexture.data.pretraining.lm_windows import TokenStream
     from contexture.data.pretraining.shards import Shards
 
@@ -177,7 +178,7 @@ def quality(args: argparse.Namespace) -> dict[str, Any]:
         for seed in range(args.seeds):
             run = Path(folder) / str(seed)
             words = ["pretrain", RECIPE, "--dir", str(run), "--data.path", args.text, "--seed", str(seed)]
-            if contexture.main(words):
+            if main(words):
                 raise SystemExit("our training failed; see its words above")
             found["ours"].append(contexture.evaluate(run)["metrics"]["loss"])
             shards = Shards.open(run / "data")

@@ -24,8 +24,8 @@ def warn(line: str) -> None:
 def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokenizer]":
     """A run opened in Python: (model, params, tokenizer), from its newest good checkpoint or that of `step`.
 
-    `model.apply({"params": params}, batch)` with `batch = data.layouts.bert_texts(tokenizer, texts, length)`;
-    raises ConfigError where the folder is no run, CheckpointError where no checkpoint is good.
+    `model.apply({"params": params}, batch)` with
+    `batch = contexture.data.layouts.bert_texts(tokenizer, texts, length)`; raises ConfigError where the folder is no run, CheckpointError where no checkpoint is good.
     """
 
     from contexture.train import mesh as meshes
@@ -66,7 +66,8 @@ def evaluate(
 def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None) -> list[Result]:
     """A fine-tuned run's answers to texts, pairs of texts or lists of words: [{"id", "prediction", "scores"}, …].
 
-    For many calls keep a `train.evaluation.predict.Predictor`. Raises as `load` does, and DataError for an empty text.
+    For many calls keep a `contexture.train.evaluation.predict.Predictor`. Raises as `load` does, and DataError for an
+    empty text.
     """
     from contexture.train.evaluation.predict import Predictor
 
@@ -101,7 +102,7 @@ def embed(
     tokens are those that the model read (the rows of all arrays with pool="none"), words those without a BERT's [CLS]
     and [SEP], cut the words of which not all bytes are read, or the pieces for which a line of the model has no room.
 
-    `analysis.embed.embed` says what the options do. Raises as `load` does, and DataError for the files.
+    `contexture.analysis.embed.embed` says what the options do. Raises as `load` does, and DataError for the files.
     """
     from contexture.analysis.embed import embed as vectors_of
     from contexture.analysis.embed import parted, vectors_file
@@ -152,7 +153,8 @@ def generate(
 ) -> list[Result]:
     """What a pretrained GPT writes behind each prompt: [{"prompt", "text", "tokens", "stopped"}, …].
 
-    `analysis.generate.generate` says what the options mean. Raises as `load` does, and DataError for a prompt.
+    `contexture.analysis.generate.generate` says what the options mean. Raises as `load` does, and DataError for a
+    prompt.
     """
     from contexture.analysis.generate import generate as write
     from contexture.models.config import Sampling
@@ -176,10 +178,10 @@ def score(
     step: int | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Result:
-    """How well a pretrained GPT foretells the text of files: what `contexture score` prints.
+    """How well a pretrained GPT predicts the text of files: what `contexture score` prints.
 
-    `analysis.score.score` says what the options mean; length 0 is that of the training. Raises as `load` does, and
-    DataError for a file.
+    `contexture.analysis.score.score` says what the options mean; length 0 is that of the training. Raises as `load`
+    does, and DataError for a file.
     """
     from contexture.analysis.score import score as foretell
     from contexture.data.text.sources import expand

@@ -50,11 +50,11 @@ RATE, SCRATCH_RATES = "1e-3", ("5e-4", "1e-3", "2e-3")
 def run(command: str, *, capture: bool = False) -> str:
     """Runs `contexture COMMAND` in the checkout after printing it; its exit code becomes ours if it is not 0."""
     script = Path(sys.executable).with_name("contexture")
-    door = [str(script)] if script.exists() else [sys.executable, "-m", "contexture"]
-    shown = [Path(word).relative_to(ROOT).as_posix() if Path(word).is_relative_to(ROOT) else word for word in door]
+    program = [str(script)] if script.exists() else [sys.executable, "-m", "contexture"]
+    shown = [Path(word).relative_to(ROOT).as_posix() if Path(word).is_relative_to(ROOT) else word for word in program]
     print(f"\n$ {shlex.join(shown)} {command}", flush=True)
     child = subprocess.Popen(
-        door + shlex.split(command), cwd=ROOT, text=True, stdout=subprocess.PIPE if capture else None
+        program + shlex.split(command), cwd=ROOT, text=True, stdout=subprocess.PIPE if capture else None
     )
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the command, which saves; we wait for it
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())

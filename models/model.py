@@ -23,7 +23,7 @@ from contexture.models.shapes import by_path
 
 @flax.struct.dataclass
 class Outputs:
-    """What a model answers: the encoding and what each head says by name (logits; of `lm`, a Scored)."""
+    """What a model answers: the encoding and what each head says by name (logits; of `lm`, TokenLosses)."""
 
     encoding: Encoding
     heads: dict[str, Any]
@@ -34,8 +34,8 @@ class Outputs:
 class Model(nn.Module):
     """A backbone with its heads: batch of fields by name → Outputs.
 
-    noise makes dropout's masks (None: evaluation). states asks for every layer's output. Fields BAL (the alternatives
-    of each line) are folded to (BA)L; the Encoding says so, and heads that answer for a line unfold.
+    dropout_key makes dropout's masks (None: evaluation). states asks for every layer's output. Fields BAL (the
+    alternatives of each line) are folded to (BA)L; the Encoding says so, and heads that answer for a line unfold.
     """
 
     backbone: nn.Module

@@ -58,7 +58,7 @@ def run_command(argv: list[str]) -> Result | StreamingResult | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The door: run one command, say what went wrong in one line, return the exit code."""
+    """Runs one command, says what went wrong in one line, returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     as_json, debug = "--json" in argv, "--debug" in argv
     argv = [word for word in argv if word not in ("--json", "--debug")]

@@ -1,4 +1,4 @@
-"""The commands that ask a run something, or carry it elsewhere: their words → what the door prints."""
+"""The commands that ask a run something, or convert it: their words → what is printed."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ class CrfOutput:
 
 class LinearChainCRF(nn.Module):
     """Scores of tags from one to the next, of the first and of the last: logits BLC, tags and mask i32 BL (words stand
-    first in a line) → Chained. All are 0 to begin with."""
+    first in a line) → CrfOutput. All are 0 to begin with."""
 
     classes: int
 

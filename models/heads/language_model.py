@@ -58,7 +58,7 @@ class NextSentence(nn.Module):
 
 
 class NextTokenHead(nn.Module):
-    """How well each token's successor is foretold: Encoding, next i32 BL, next_weights f32 BL → Scored.
+    """How well each next token is predicted: Encoding, next i32 BL, next_weights f32 BL → TokenLosses.
 
     The softmax is tied to the token table, and there are no parameters; or it has its own. It has no bias.
     """

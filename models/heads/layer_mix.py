@@ -100,7 +100,7 @@ class Features(nn.Module):
 
 
 class TagFeatures(nn.Module):
-    """A tag for each word: Encoding with states → float32 BLC, or with a chain over tags Chained."""
+    """A tag for each word: Encoding with states → float32 BLC, or with a chain over tags CrfOutput."""
 
     sizes: dict[str, int]
     rate: float

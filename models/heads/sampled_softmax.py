@@ -54,8 +54,8 @@ def sampled_loss(
 
 
 class BiLmHead(nn.Module):
-    """How well each direction foretells its next word: Encoding of lanes, next and next_backward i32 BL, their weights
-    f32 BL → {"forward": Scored, "backward": Scored}.
+    """How well each direction predicts its next word: Encoding of lanes, next and next_backward i32 BL, their weights
+    f32 BL → {"forward": TokenLosses, "backward": TokenLosses}.
 
     Both share the kernel VJ, drawn normal with 1/sqrt(J), and the bias V. Against the batch's negatives i32 _S, S for
     each direction, found in `tries` f32 _ draws, where it holds them (a sampled loss, whose hits are 0); else against

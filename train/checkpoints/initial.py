@@ -64,7 +64,7 @@ class _OneByOne(type_handlers.NumpyHandler):
 
 
 def digest(x: Array) -> int:
-    """What train.checkpoint gives an array of 4-byte numbers, here on the host."""
+    """What train.checkpoints.manager gives an array of 4-byte numbers, here on the host."""
     flat = np.ascontiguousarray(x).reshape(-1).view(np.uint32)
     total = 0
     for start in range(0, flat.size, _BLOCK):

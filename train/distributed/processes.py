@@ -94,7 +94,7 @@ def initialize(config: MeshConfig) -> None:
     _job.config = config
     count, number = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
     address = os.environ.get("JAX_COORDINATOR_ADDRESS", "")
-    # Signals are answered here until training begins; jax's handler takes over then (train.signals).
+    # Signals are answered here until training begins; jax's handler takes over then (train.run.signals).
     jax.config.update("jax_enable_preemption_service", False)
     # The watching thread is to find a dead process before jax does, which aborts.
     patience = int(config.peer_minutes * 60) * 4 + 60

@@ -121,7 +121,7 @@ def guess(store: ExampleStore, split: ExampleSplit) -> dict[str, float]:
 
 
 def names(kind: str, labels: tuple[str, ...]) -> list[str]:
-    """What `Answers.figures` gives for a kind of task."""
+    """What `PredictionCollector.figures` gives for a kind of task."""
     if kind == "regress":
         return list(task_metrics.regressed(np.arange(2.0), np.arange(2.0)))
     if kind == "tag":
