@@ -25,8 +25,8 @@ def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokeniz
     """A run opened in Python: (model, params, tokenizer), from its newest good checkpoint or that of `step`.
 
     `model.apply({"params": params}, batch)` with
-    `batch = contexture.data.layouts.bert_texts(tokenizer, texts, length)`. Raises ConfigError where the folder is no run,
-    CheckpointError where no checkpoint is good.
+    `batch = contexture.data.layouts.bert_texts(tokenizer, texts, length)`. Raises ConfigError where the folder is no
+    run, CheckpointError where no checkpoint is good.
     """
 
     from contexture.train import mesh as meshes
