@@ -10,8 +10,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP  := .venv/installed
 PARITY := .venv/installed-parity
 
-# Redone when the lock changes. setuptools comes from the lock, so the editable install needs no second environment.
-$(STAMP): requirements.lock
+# Redone when the lock or the list of packages changes. setuptools comes from the lock, so the editable install needs no second environment.
+$(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11 or newer: make PYTHON=python3.12")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
 	$(PIP) install -r requirements.lock
