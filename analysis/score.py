@@ -1,4 +1,4 @@
-"""How well a GPT foretells a text: perplexity per token and per word, bits per byte."""
+"""How well a GPT predicts a text: perplexity per token and per word, bits per byte."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -53,18 +53,20 @@ def as_gpt(run: Run, pieces: int) -> Run:
     )
 
 
-def as_elmo(run: Run, begun: dict[str, Any], *, scratch: bool) -> Run:
+def as_elmo(run: Run, inherited: dict[str, Any], *, scratch: bool) -> Run:
     """A fine-tuning as ELMo's users have it (Peters et al. 2018): the biLM frozen and without dropout, a mix of its
-    layers into a biLSTM of the task's own, Adam at 1e-3. begun: what comes from the run that it begins from, its model,
-    data and head among it; a head that mixes stays. scratch: the biLM, which has learned nothing, is trained too."""
+    layers into a biLSTM of the task's own, Adam at 1e-3. inherited: the model, data and head of
+    the source run; a head that mixes stays. scratch: the biLM, which has learned nothing, is trained too."""
     optim = OptimConfig(
         name="adamw", schedule="linear", peak_lr=1e-3, warmup=0, final_lr=0.1, eps=1e-8, weight_decay=0.0, clip=5.0,
         frozen=() if scratch else ("backbone",),
     )  # fmt: skip
-    data = dataclasses.replace(begun["data"], vocabulary="words", word_types=512)
-    model = begun["model"] if scratch else dataclasses.replace(begun["model"], dropout=0.0)
-    head = HeadConfig(mix="all", cells=128) if begun["head"].mix == "off" else begun["head"]
-    return dataclasses.replace(run, **{**begun, "model": model, "data": data, "head": head}, optim=optim, epochs=10.0)
+    data = dataclasses.replace(inherited["data"], vocabulary="words", word_types=512)
+    model = inherited["model"] if scratch else dataclasses.replace(inherited["model"], dropout=0.0)
+    head = HeadConfig(mix="all", cells=128) if inherited["head"].mix == "off" else inherited["head"]
+    return dataclasses.replace(
+        run, **{**inherited, "model": model, "data": data, "head": head}, optim=optim, epochs=10.0
+    )
 
 
 def _find(name: str, known: dict[str, Recipe], what: str) -> Run:

@@ -184,7 +184,7 @@ def score(
     `contexture.analysis.score.score` says what the options mean; length 0 is that of the training. Raises as `load`
     does, and DataError for a file.
     """
-    from contexture.analysis.score import score as foretell
+    from contexture.analysis.score import score as score_texts
     from contexture.data.text.sources import expand
 
     def each() -> Iterator[str]:
@@ -202,5 +202,5 @@ def score(
     sources = expand((texts,) if isinstance(texts, str) else tuple(texts), "input")
     model, params, tokenizer = load(run, step)
     length = length or read(Path(run))[0].data.length
-    found = foretell(model, params, tokenizer, each(), length=length, stride=stride, batch=batch, check=check)
+    found = score_texts(model, params, tokenizer, each(), length=length, stride=stride, batch=batch, check=check)
     return {"run": str(run), **found}

@@ -171,7 +171,7 @@ class TaskConfig:
     symmetric: bool = False
     """A pair is read in both orders, and what they give is added (GPT-1's similarity)."""
     lm_weight: float = 0.0
-    """What the loss of foretelling the examples' own words counts beside the task's (GPT-1's lambda); 0: nothing."""
+    """What the loss of predicting the examples' own words counts beside the task's (GPT-1's lambda); 0: nothing."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dev_fraction < 1.0:

@@ -15,7 +15,7 @@ def describe(
     """A line decoded back to text, for people: `[CLS] the {cat→[MASK]} sat [SEP]`, as {label→what stands there}; a
     word's tag after its first piece, `jim/PROPN`; the line's own label behind it. GPT's lines are shown as their text:
     `_start_ the cat _classify_`; a window with ⏎ where a line ends. A lane is shown as it is read forward, and what is
-    foretold: `<S> the cat → the cat sat`. Of an example of several lines the first is shown, of a choice (kind) the
+    predicted: `<S> the cat → the cat sat`. Of an example of several lines the first is shown, of a choice (kind) the
     right one."""
     if "types" in batch:
         return _lane(batch, row, tokenizer) if "next" in batch else _words(batch, row, labels)
@@ -64,13 +64,13 @@ def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str]) -> 
 
 
 def _lane(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:
-    """A forward lane's words, and what is foretold at each."""
+    """A forward lane's words, and what is predicted at each."""
     counted = batch["next_weights"][row] > 0
     read = words_from_char_ids(batch["types"][batch["index"][row][counted]])
-    foretold = [tokenizer.token(number) for number in batch["next"][row][counted].tolist()]
+    predicted = [tokenizer.token(number) for number in batch["next"][row][counted].tolist()]
     types = int((batch["types"] > 0).any(1).sum())
     facts = f"{len(read)} words forward, as many backward; {types} different rows in the batch"
-    return f"{' '.join(read)} → {' '.join(foretold)}\n({facts})"
+    return f"{' '.join(read)} → {' '.join(predicted)}\n({facts})"
 
 
 def _in_pieces(

@@ -191,7 +191,7 @@ def writing(console: Console, result: dict) -> None:
         console.print(f"  {text['prompt']}{text['text']}".replace("\n", "\n  "), highlight=False, markup=False)
 
 
-def foretelling(console: Console, result: dict) -> None:
+def show_predictions(console: Console, result: dict) -> None:
     """What the ELMo learned, both directions together."""
     dev = result["dev"]
     console.print(
@@ -260,7 +260,7 @@ def main() -> None:
     run(PRETRAIN)
     pretrained(console, json.loads(run(f"evaluate {RUN} --json", capture=True)))
     writing(console, json.loads(run(f"{PRETRAIN_GPT} --json", capture=True)))
-    foretelling(console, json.loads(run(f"{PRETRAIN_ELMO} --json", capture=True)))
+    show_predictions(console, json.loads(run(f"{PRETRAIN_ELMO} --json", capture=True)))
     compare(console)
     ending(console, counts["words"], time.monotonic() - began)
 

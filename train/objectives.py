@@ -82,7 +82,7 @@ class MlmNsp:
 
 @dataclass(frozen=True)
 class NextTokenObjective:
-    """The next token at every place (GPT): the mean over all that are foretold."""
+    """The next token at every place (GPT): the mean over all that are predicted."""
 
     heads: tuple[str, ...] = ("lm",)
     fields: dict[str, str] = field(
@@ -277,7 +277,7 @@ class SpanObjective:
 
 @dataclass(frozen=True)
 class WithLmLoss:
-    """A task's objective and, beside it, that of foretelling the examples' own words: L3 = L2 + weight · L1 (Radford et
+    """A task's objective and, beside it, that of predicting the examples' own words: L3 = L2 + weight · L1 (Radford et
     al. 2018, equation 5). L1 is the mean over each sequence, then over sequences, as in the original's code."""
 
     task: Objective

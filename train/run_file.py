@@ -29,7 +29,7 @@ _MAY_CHANGE = (
 
 def with_data_facts(run: Run, described: dict[str, Any]) -> Run:
     """The same run, an ELMo knowing what its data are: its softmax has a row for each word of the vocabulary and no
-    more ("words"), since one without a word would never be foretold and never be told from one; its head knows whether
+    more ("words"), since one without a word would never be predicted and never be told from one; its head knows whether
     examples are pairs ("pair"). Raises ConfigError."""
     if not isinstance(run.model, ElmoConfig):
         return run

@@ -260,7 +260,7 @@ class Export(_To):
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How well a GPT foretells text: perplexity per token and per word, bits per byte."""
+    """How well a GPT predicts text: perplexity per token and per word, bits per byte."""
 
     run: tyro.conf.Positional[str]
     """The folder of a pretrained run."""

@@ -14,7 +14,7 @@ Result = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class StreamingResult:
-    """A command's work whose text is told while it grows: work(tell) → the result for --json."""
+    """A command whose text is printed while it is generated: work(write) → the result for --json."""
 
     work: Callable[[Callable[[str], None]], dict[str, Any]]
 

@@ -88,7 +88,7 @@ def _lines(file: str) -> Iterator[str]:
 
 
 def score_command(argv: list[str]) -> Result:
-    """how well a GPT foretells text: contexture score RUN --input F… [--stride N]"""
+    """how well a GPT predicts text: contexture score RUN --input F… [--stride N]"""
     args = parse(Score, argv, "score")
     read(Path(args.run))
     signals = Signals("stopped; the same command begins again")

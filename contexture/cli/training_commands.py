@@ -166,11 +166,13 @@ def _finetuning(argv: list[str]) -> tuple[Run, Run]:
         layout=source.data.layout,
     )
     head = source.head if source.task.kind == base.task.kind else base.head
-    begun = {"model": source.model, "data": data, "head": head, "init": InitConfig(run=argv[0])}
+    inherited = {"model": source.model, "data": data, "head": head, "init": InitConfig(run=argv[0])}
     elmo = isinstance(source.model, ElmoConfig)
     if elmo and base.task.kind == "choice":
         raise ConfigError("task.kind=choice is not for an ELMo; give a run of a BERT or a GPT")
-    base = as_elmo(base, begun, scratch="--init.scratch" in argv) if elmo else dataclasses.replace(base, **begun)
+    base = (
+        as_elmo(base, inherited, scratch="--init.scratch" in argv) if elmo else dataclasses.replace(base, **inherited)
+    )
     if source.data.layout == "gpt":
         base = as_gpt(base, with_task_tokens(load_tokenizer(folder / "tokenizer")).size)
     base = apply_exclusive_options(base, argv)

@@ -39,9 +39,9 @@ class _Lanes:
     """What training and held-out lanes share.
 
     A split with N ids is a circle, `a b </S> c </S>`, which begins again behind its end. At each of its N places a word
-    is read and the one at the next place is foretold. What is read at a `</S>` is the `<S>` of the sentence behind it,
-    so that each sentence is read as `<S> a b` and foretold as `a b </S>`. Backward the circle runs the other way: at a
-    `</S>` that is what is read, and `<S>` what is foretold there, so that a sentence is `</S> b a` and `b a <S>`.
+    is read and the one at the next place is predicted. What is read at a `</S>` is the `<S>` of the sentence behind it,
+    so that each sentence is read as `<S> a b` and predicted as `a b </S>`. Backward the circle runs the other way: at a
+    `</S>` that is what is read, and `<S>` what is predicted there, so that a sentence is `</S> b a` and `b a <S>`.
     """
 
     def __init__(self, shards: Shards, config: DataConfig, split: str, lanes: int) -> None:
@@ -53,7 +53,7 @@ class _Lanes:
         self.batch, self.length = config.batch, config.length
         self.row = TokenStream(shards, split)
         self.pairs = self.row.tokens
-        """Words to be foretold in each direction, the ends of sentences counted."""
+        """Words to be predicted in each direction, the ends of sentences counted."""
         if not self.pairs:
             raise DataError(f"{shards.folder}: no {split} text; prepare it again with data.dev or data.dev-fraction")
         if self.pairs < lanes:
@@ -71,7 +71,7 @@ class _Lanes:
 
     def _lines(self, forward_B: I64, backward_B: I64, inside_BL: NDArray[np.bool_], rows: I64) -> Batch:
         """Lines of a whole batch that begin at these places, the backward ones counted from the circle's end, and of
-        them these rows. Where they are not inside, nothing is read and nothing foretold."""
+        them these rows. Where they are not inside, nothing is read and nothing predicted."""
         begin, end, unk, size = self._words.begin, self._words.end, self._words.unk, self._words.size
         forward, backward = self._read(forward_B, False), self._read(backward_B, True)
         read_BL, read_backward_BL = (np.where(inside_BL, line[:, :-1], 0) for line in (forward, backward))
@@ -171,7 +171,7 @@ class HeldOutLanes(_Lanes):
         """Raises: DataError as _Lanes."""
         super().__init__(shards, config, "dev", lanes)
         self.lanes, self.count = lanes, self.pairs
-        """Lines that carry text, and how many words they foretell in each direction."""
+        """Lines that carry text, and how many words they predict in each direction."""
         sizes = self.pairs // lanes + (np.arange(lanes) < self.pairs % lanes)
         self._sizes_B = np.append(sizes, np.zeros(self.batch - lanes, np.int64))
         self._begins_B = np.cumsum(self._sizes_B) - self._sizes_B
@@ -179,7 +179,7 @@ class HeldOutLanes(_Lanes):
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """As in LaneBatches, for steps below `steps`, without negatives. Where a lane has come to its end, nothing more
-        is read and foretold."""
+        is read and predicted."""
         if not 0 <= step < self.steps:
             raise IndexError(f"held-out step {step} is not below {self.steps}")
         rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)

@@ -58,7 +58,7 @@ def examples(
     """The rows of a file or a TFDS set, in their order, in memory bounded by a row.
 
     classify and regress give Text, or Pair where there is a second column; tag gives Tagged, choice gives Choice. Where
-    they are not `labelled`, labels and tags are None, and need no column. `say` is told which columns are read where
+    they are not `labelled`, labels and tags are None, and need no column. `say` reports which columns are read where
     these were not all given.
 
     report: counts rows that are not what they should be, which are left out, and empty texts, which are kept.

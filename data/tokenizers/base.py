@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers import common, wordpiece
+from contexture.data.tokenizers import tokenizer_files, wordpiece
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 
@@ -74,7 +74,7 @@ class WithAddedTokens:
         self.end, self.unk = base.end, base.unk
         self.size = base.size + len(names)
         self.specials: Mapping[str, int] = {name: base.size + place for place, name in enumerate(names)}
-        self.fingerprint = common.fingerprint(self.kind, base=base.fingerprint, specials=self.names)
+        self.fingerprint = tokenizer_files.fingerprint(self.kind, base=base.fingerprint, specials=self.names)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self.base.encode(texts)
@@ -99,11 +99,11 @@ class WithAddedTokens:
 
     def files(self) -> dict[str, bytes]:
         files = self.base.files()
-        options = {**json.loads(files[common.OPTIONS]), "specials": self.names}
-        return {**files, common.OPTIONS: common.as_options(options)}
+        options = {**json.loads(files[tokenizer_files.OPTIONS]), "specials": self.names}
+        return {**files, tokenizer_files.OPTIONS: tokenizer_files.as_options(options)}
 
     def save(self, folder: Path) -> None:
-        common.save(folder, self.files())
+        tokenizer_files.save(folder, self.files())
 
 
 def with_added_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:

@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers import common
+from contexture.data.tokenizers import tokenizer_files, word_counts
 
 END = "<|endoftext|>"
 BYTE_FILES = ("encoder.json", "vocab.bpe")
@@ -59,7 +59,7 @@ class ByteBPE:
         self.vocabulary, self.merges = tuple(vocabulary), tuple(merges)
         self.size = len(vocabulary)
         self.end = ids.get(END)
-        self.fingerprint = common.fingerprint(self.kind, vocabulary=self.vocabulary, merges=self.merges)
+        self.fingerprint = tokenizer_files.fingerprint(self.kind, vocabulary=self.vocabulary, merges=self.merges)
         self._bytes = [_bytes(token) for token in vocabulary]
         self._tokenizer = tokenizers.Tokenizer(models.BPE(ids, list(self.merges)))
         self._tokenizer.pre_tokenizer = _byte_words()  # type: ignore[assignment]
@@ -71,7 +71,9 @@ class ByteBPE:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
-        return common.encode_words([_SAFE.split(text) for text in texts], lambda words: _ids(self._tokenizer, words))
+        return tokenizer_files.encode_words(
+            [_SAFE.split(text) for text in texts], lambda words: _ids(self._tokenizer, words)
+        )
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids → text; bytes that are no character become U+FFFD, as in the original."""
@@ -83,14 +85,14 @@ class ByteBPE:
 
     def split_long(self, text: str, most: int) -> list[str]:
         """Cut before a space or line end that follows something else, or a mark that follows a letter."""
-        return common.cut(text, most, _SAFE)
+        return tokenizer_files.cut(text, most, _SAFE)
 
     def files(self) -> dict[str, bytes]:
         return _pair(self.kind, BYTE_FILES, self.vocabulary, self.merges)
 
     def save(self, folder: Path) -> None:
         """Raises: DataError where something else stands in that place, or no folder can."""
-        common.save(folder, self.files())
+        tokenizer_files.save(folder, self.files())
 
 
 class Gpt1BPE:
@@ -128,7 +130,7 @@ class Gpt1BPE:
         self.cleaned: Cleaned = cleaned
         self._options = {} if cleaned == "original" else {"cleaned": cleaned}
         content: dict[str, Any] = {"vocabulary": self.vocabulary, "merges": self.merges, **self._options}
-        self.fingerprint = common.fingerprint(self.kind, **content)
+        self.fingerprint = tokenizer_files.fingerprint(self.kind, **content)
         model = models.BPE(ids, list(self.merges), unk_token="<unk>", end_of_word_suffix="</w>")
         self._tokenizer = tokenizers.Tokenizer(model)
         if cleaned == "original":
@@ -147,7 +149,7 @@ class Gpt1BPE:
         if self.cleaned == "transformers":
             return _ids(self._tokenizer, list(texts))
         lines = [standardized(text).lower().split(" ") for text in texts]
-        return common.encode_words(lines, lambda words: _ids(self._tokenizer, words))
+        return tokenizer_files.encode_words(lines, lambda words: _ids(self._tokenizer, words))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids → words with spaces between."""
@@ -166,7 +168,7 @@ class Gpt1BPE:
 
     def save(self, folder: Path) -> None:
         """Raises: DataError where something else stands in that place, or no folder can."""
-        common.save(folder, self.files())
+        tokenizer_files.save(folder, self.files())
 
 
 def standardized(text: str) -> str:
@@ -207,7 +209,7 @@ def learn_byte_bpe(texts: Iterable[str], size: int) -> ByteBPE:
     """
     if size < len(BYTES) + 1:
         raise DataError(f"a vocabulary of {size} has no room for the 256 bytes and {END}; give at least 257")
-    chunks = common.count(texts, lambda text: common.slices(_SAFE.split(text)))
+    chunks = word_counts.count(texts, lambda text: word_counts.slices(_SAFE.split(text)))
     words: Counter[str] = Counter()
     splitter = _byte_words()
     for chunk, count in chunks.items():
@@ -218,7 +220,7 @@ def learn_byte_bpe(texts: Iterable[str], size: int) -> ByteBPE:
     trainer = trainers.BpeTrainer(vocab_size=size - 1, min_frequency=2, initial_alphabet=[*BYTES], show_progress=False)
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    learner.train_from_iterator(common.repeated(words), trainer)
+    learner.train_from_iterator(word_counts.repeated(words), trainer)
     learned = json.loads(learner.to_str())["model"]
     vocabulary = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
     return ByteBPE([*vocabulary, END], [(first, second) for first, second in learned["merges"]])
@@ -244,7 +246,7 @@ def _pair(
     encoder = json.dumps({token: number for number, token in enumerate(vocabulary)})
     lines = "".join(f"{first} {second}\n" for first, second in merges)
     files = {names[0]: encoder.encode(), names[1]: f"#version: 0.2\n{lines}".encode()}
-    return {**files, common.OPTIONS: common.options(kind, **more)}
+    return {**files, tokenizer_files.OPTIONS: tokenizer_files.options(kind, **more)}
 
 
 def read_pair(folder: Path, encoder: str, merges: str) -> tuple[list[str], list[tuple[str, str]]]:
@@ -252,10 +254,10 @@ def read_pair(folder: Path, encoder: str, merges: str) -> tuple[list[str], list[
     for name, other in ((encoder, merges), (merges, encoder)):
         if not (folder / name).is_file():
             raise DataError(f"{folder / name}: missing beside {other}; put both files of a published pair there")
-    lines = common.read_lines(folder / merges)
+    lines = tokenizer_files.read_lines(folder / merges)
     first = int(lines[0].startswith("#version") or not lines[0])  # the line of a version may be there or not
     numbered = [(f"{folder / merges}:{number}", line) for number, line in enumerate(lines[first:], first + 1)]
-    entries = common.read_json(folder / encoder, hook=list)
+    entries = tokenizer_files.read_json(folder / encoder, hook=list)
     return checked_pair(entries, folder / encoder, numbered, folder / merges)
 
 

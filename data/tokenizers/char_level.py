@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers import common
+from contexture.data.tokenizers import tokenizer_files
 
 FILE = "characters.json"
 
@@ -34,7 +34,7 @@ class Characters:
             raise DataError(f"{where}: the character {character!r} stands there {times} times; keep each once")
         self.characters = "".join(characters)
         self.size = len(characters)
-        self.fingerprint = common.fingerprint(self.kind, characters=self.characters)
+        self.fingerprint = tokenizer_files.fingerprint(self.kind, characters=self.characters)
         codes = _codes(self.characters)
         self._ids = np.full(int(codes.max()) + 2, -1, np.int32)
         self._ids[codes] = np.arange(self.size)
@@ -43,7 +43,7 @@ class Characters:
     def open(folder: Path) -> "Characters":
         """Raises: DataError for a file that is missing, or not a list of characters."""
         file = folder / FILE
-        characters = common.read_json(file)
+        characters = tokenizer_files.read_json(file)
         if not isinstance(characters, list):
             raise DataError(f"{file}: not a vocabulary; it wants a list of characters")
         return Characters(characters, str(file))
@@ -75,12 +75,12 @@ class Characters:
     def files(self) -> dict[str, bytes]:
         return {
             FILE: json.dumps([*self.characters]).encode(),
-            common.OPTIONS: common.options(self.kind),
+            tokenizer_files.OPTIONS: tokenizer_files.options(self.kind),
         }
 
     def save(self, folder: Path) -> None:
         """Raises: DataError where something else stands in that place, or no folder can."""
-        common.save(folder, self.files())
+        tokenizer_files.save(folder, self.files())
 
 
 def learn_characters(texts: Iterable[str], size: int) -> Characters:

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers import common, wordpiece
+from contexture.data.tokenizers import tokenizer_files, wordpiece
 from contexture.data.tokenizers.base import Tokenizer, WithAddedTokens, with_added_tokens
 from contexture.data.tokenizers.byte_pair import END, ByteBPE, Gpt1BPE, checked_pair, is_added, ordered, read_pair
 from contexture.data.tokenizers.registry import load_tokenizer
@@ -161,7 +161,7 @@ def _wordpiece(
         if whole["model"].get("continuing_subword_prefix", "##") != "##":
             raise DataError(f"{file}: model.continuing_subword_prefix is not ##, as a BERT vocabulary's is")
     elif (file := folder / wordpiece.VOCABULARY).is_file():
-        entries = [(piece, number) for number, piece in enumerate(common.read_lines(file))]
+        entries = [(piece, number) for number, piece in enumerate(tokenizer_files.read_lines(file))]
     else:
         raise _no_vocabulary(folder, wordpiece.VOCABULARY)
     known = {piece for piece, _ in entries}
@@ -192,7 +192,7 @@ def _no_vocabulary(folder: Path, other: str) -> DataError:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    found = common.read_json(file)
+    found = tokenizer_files.read_json(file)
     if not isinstance(found, dict):
         raise DataError(f"{file}: not a JSON object; give the file as it was saved")
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain
-from contexture.data.tokenizers import byte_pair, common, sentencepiece_model, word_level, wordpiece
+from contexture.data.tokenizers import byte_pair, sentencepiece_model, tokenizer_files, word_level, wordpiece
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.byte_pair import ByteBPE, Gpt1BPE, learn_byte_bpe
 from contexture.data.tokenizers.char_level import Characters, learn_characters
@@ -27,9 +27,9 @@ def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "space
     Raises: DataError for what is missing, not UTF-8, of another format, or no vocabulary.
     """
     path = Path(path)
-    if path.name in (*byte_pair.BYTE_FILES, *byte_pair.GPT1_FILES, common.OPTIONS):
+    if path.name in (*byte_pair.BYTE_FILES, *byte_pair.GPT1_FILES, tokenizer_files.OPTIONS):
         path = path.parent
-    if (path / common.OPTIONS).is_file():
+    if (path / tokenizer_files.OPTIONS).is_file():
         return _open_saved(path)
     if (file := path / wordpiece.VOCABULARY).is_file():
         return _open_lines(file, lowercase, split)
@@ -94,9 +94,9 @@ def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: st
 
 def _open_saved(folder: Path) -> Tokenizer:
     """Raises: DataError where tokenizer.json is not what `save` writes, and for a vocabulary that is not as it was."""
-    file = folder / common.OPTIONS
+    file = folder / tokenizer_files.OPTIONS
     try:
-        options: dict[str, Any] = json.loads(common.read_text(file))
+        options: dict[str, Any] = json.loads(tokenizer_files.read_text(file))
         kind, format, names = options["kind"], options.get("format"), options.get("specials", [])
         fits = kind != WordPiece.kind or (
             isinstance(options["lowercase"], bool) and type(options.get("longest_word", 1)) is int
@@ -108,9 +108,10 @@ def _open_saved(folder: Path) -> Tokenizer:
         raise DataError(
             f"{file}: not the options of a tokenizer; make it again, or give the vocabulary's own file"
         ) from None
-    if type(format) is not int or format != common.FORMAT or kind not in KINDS:
+    if type(format) is not int or format != tokenizer_files.FORMAT or kind not in KINDS:
         raise DataError(
-            f"{file}: format {format!r}, kind {kind!r}; this reads format {common.FORMAT}, kinds {', '.join(KINDS)}"
+            f"{file}: format {format!r}, kind {kind!r}; this reads format {tokenizer_files.FORMAT}, "
+            f"kinds {', '.join(KINDS)}"
         )
     if not fits or not named:
         raise DataError(f"{file}: {_NO_OPTIONS}")

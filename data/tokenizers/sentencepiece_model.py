@@ -8,7 +8,7 @@ from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
-from contexture.data.tokenizers import common
+from contexture.data.tokenizers import tokenizer_files, word_counts
 
 FILE = "sentencepiece.model"
 KINDS = ("sentencepiece-unigram", "sentencepiece-bpe")
@@ -59,7 +59,7 @@ class SentencePiece:
         self.pad = max(self._processor.pad_id(), 0)
         self.end: int | None = self._processor.eos_id() if self._processor.eos_id() >= 0 else None
         self.unk: int | None = self._processor.unk_id()
-        self.fingerprint = common.fingerprint(self.kind, model=model.hex())
+        self.fingerprint = tokenizer_files.fingerprint(self.kind, model=model.hex())
         self._bytes = [_bytes(piece, self._processor.is_byte(number)) for number, piece in enumerate(pieces)]
         apart = all(_PLAIN.fullmatch(piece) and (piece == "\n" or "\n" not in piece) for piece in pieces)
         apart = apart and self._processor.piece_to_id(_SPACE) != self.unk  # else a space is written as the mark's bytes
@@ -79,7 +79,7 @@ class SentencePiece:
         """Texts → ids, without control tokens, on all cores."""
         if not self.lossless:
             return self._processor.encode(list(texts))
-        return common.encode_words([_WORD.findall(text) for text in texts], self._encode_words)
+        return tokenizer_files.encode_words([_WORD.findall(text) for text in texts], self._encode_words)
 
     def _encode_words(self, words: list[str]) -> list[list[int]]:
         """The mark for a space is no space where it stands in text: its bytes say so."""
@@ -98,14 +98,14 @@ class SentencePiece:
 
     def split_long(self, text: str, most: int) -> list[str]:
         """Cut before spaces and around line ends; never cut where pieces may go over them."""
-        return common.cut(text, most, _SAFE) if self.lossless else [text]
+        return tokenizer_files.cut(text, most, _SAFE) if self.lossless else [text]
 
     def files(self) -> dict[str, bytes]:
-        return {FILE: self.model, common.OPTIONS: common.options(self.kind)}
+        return {FILE: self.model, tokenizer_files.OPTIONS: tokenizer_files.options(self.kind)}
 
     def save(self, folder: Path) -> None:
         """Raises: DataError where something else stands in that place, or no folder can."""
-        common.save(folder, self.files())
+        tokenizer_files.save(folder, self.files())
 
 
 def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentencePiece:
@@ -118,7 +118,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
     """
     import sentencepiece
 
-    counts = common.count(texts, lambda text: common.slices(_learned(text)))
+    counts = word_counts.count(texts, lambda text: word_counts.slices(_learned(text)))
     if not any(word.strip() for word in counts):
         raise DataError("no word in the text to learn a vocabulary from; give text")
     model = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Whole words by their number, as ELMo foretells them: vocab.txt with a word in each line."""
+"""Whole words by their number, as ELMo predicts them: vocab.txt with a word in each line."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers import common
+from contexture.data.tokenizers import tokenizer_files
 from contexture.data.tokenizers.elmo_char_ids import WIDTH, char_ids
 
 BEGIN, END, UNK = SPECIAL = ("<S>", "</S>", "<UNK>")
@@ -61,14 +61,14 @@ class Words:
         self.size = len(vocabulary)
         self.ids = {word: number for word, number in ids.items() if number >= len(SPECIAL)}
         """Of the words that a text may hold."""
-        self.fingerprint = common.fingerprint(self.kind, split=split, vocabulary=self.vocabulary)
+        self.fingerprint = tokenizer_files.fingerprint(self.kind, split=split, vocabulary=self.vocabulary)
         self.words = _splitter(split)
         """Text → its words."""
 
     @staticmethod
     def open(file: Path, split: str) -> "Words":
         """Raises: DataError for a file that is not UTF-8, or no vocabulary of words."""
-        lines = [line.strip(" \t\r") for line in common.read_lines(file)]
+        lines = [line.strip(" \t\r") for line in tokenizer_files.read_lines(file)]
         if _NO_WORD in lines:
             lines = [line for line in lines if line != _NO_WORD]
         return Words(lines, split, str(file))
@@ -86,21 +86,21 @@ class Words:
 
     def split_long(self, text: str, most: int) -> list[str]:
         """Cut before white space, which no word holds."""
-        return common.cut(text, most, _SPACE)
+        return tokenizer_files.cut(text, most, _SPACE)
 
     def files(self) -> dict[str, bytes]:
         vocabulary = "".join(f"{word}\n" for word in self.vocabulary).encode()
-        return {VOCABULARY: vocabulary, common.OPTIONS: common.options(self.kind, split=self.split)}
+        return {VOCABULARY: vocabulary, tokenizer_files.OPTIONS: tokenizer_files.options(self.kind, split=self.split)}
 
     def save(self, folder: Path) -> None:
         """Raises: DataError where something else stands in that place, or no folder can."""
-        common.save(folder, self.files())
+        tokenizer_files.save(folder, self.files())
 
 
 def are_words(file: Path) -> bool:
     """Whether a vocab.txt is one of words: its first lines hold one of SPECIAL. Raises: DataError for a file that
     cannot be read, or is not UTF-8."""
-    return not set(SPECIAL).isdisjoint(line.strip(" \t\r") for line in common.read_lines(file)[: len(SPECIAL)])
+    return not set(SPECIAL).isdisjoint(line.strip(" \t\r") for line in tokenizer_files.read_lines(file)[: len(SPECIAL)])
 
 
 def word_tokenizer(tokenizer: Any) -> Words:

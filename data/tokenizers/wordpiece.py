@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers import common
+from contexture.data.tokenizers import tokenizer_files, word_counts
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200
@@ -57,7 +57,7 @@ class WordPiece:
         self.lowercase, self.longest_word = lowercase, longest_word
         self.size = len(vocabulary)
         self.pad, self.unk, self.cls, self.sep, self.mask = (ids[special] for special in SPECIAL)
-        self.fingerprint = common.fingerprint(self.kind, **self._options(), vocabulary=self.vocabulary)
+        self.fingerprint = tokenizer_files.fingerprint(self.kind, **self._options(), vocabulary=self.vocabulary)
         self._normalizer, self._splitter = _rules(lowercase)
         model = models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=longest_word)
         self._tokenizer = tokenizers.Tokenizer(model)
@@ -67,7 +67,7 @@ class WordPiece:
     @staticmethod
     def open(file: Path, lowercase: bool, longest_word: int = LONGEST_WORD) -> "WordPiece":
         """Raises: DataError for a file that is not UTF-8, or no BERT vocabulary."""
-        lines = common.read_lines(file)
+        lines = tokenizer_files.read_lines(file)
         if lines != [""] and set(lines) <= set(SPECIAL):
             raise DataError(f"{file}: holds special tokens alone; every text would be {UNK}; give a vocabulary of text")
         return WordPiece([] if lines == [""] else lines, lowercase, str(file), longest_word)
@@ -95,15 +95,15 @@ class WordPiece:
 
     def split_long(self, text: str, most: int) -> list[str]:
         """Cut before spaces, which no piece holds."""
-        return common.cut(text, most, _SPACE)
+        return tokenizer_files.cut(text, most, _SPACE)
 
     def files(self) -> dict[str, bytes]:
         vocabulary = "".join(f"{piece}\n" for piece in self.vocabulary).encode()
-        return {VOCABULARY: vocabulary, common.OPTIONS: common.options(self.kind, **self._options())}
+        return {VOCABULARY: vocabulary, tokenizer_files.OPTIONS: tokenizer_files.options(self.kind, **self._options())}
 
     def save(self, folder: Path) -> None:
         """Raises: DataError where something else stands in that place, or no folder can."""
-        common.save(folder, self.files())
+        tokenizer_files.save(folder, self.files())
 
 
 def wordpiece(tokenizer: Any) -> WordPiece:
@@ -140,7 +140,7 @@ def learn_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> WordPie
     )
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token=UNK))
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    learner.train_from_iterator(common.repeated(_spelled(counts, alphabet)), trainer)
+    learner.train_from_iterator(word_counts.repeated(_spelled(counts, alphabet)), trainer)
     vocabulary = learner.get_vocab(with_added_tokens=False)
     return WordPiece(sorted(vocabulary, key=vocabulary.__getitem__), lowercase)
 
@@ -155,7 +155,7 @@ def _rules(lowercase: bool) -> tuple[normalizers.BertNormalizer, pre_tokenizers.
 def _count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
     normalizer, splitter = _rules(lowercase)
     words: Counter[str] = Counter()
-    for chunk, count in common.count(texts, lambda text: normalizer.normalize_str(text).split()).items():
+    for chunk, count in word_counts.count(texts, lambda text: normalizer.normalize_str(text).split()).items():
         for word, _ in splitter.pre_tokenize_str(chunk):
             if len(word) <= LONGEST_WORD:
                 words[word] += count

@@ -99,7 +99,7 @@ def batches(shards: Shards) -> LaneBatches:
 
 
 def through(params: Any, steps: list[Any]) -> dict[str, np.ndarray]:
-    """What each direction has at each place that its lanes come to: its hidden state, and how well it foretells the
+    """What each direction has at each place that its lanes come to: its hidden state, and how well it predicts the
     next word, [B, steps · L, J + 1]."""
     carry, found = {}, {name: [] for name in DIRECTIONS}
     for batch in steps:
@@ -110,7 +110,7 @@ def through(params: Any, steps: list[Any]) -> dict[str, np.ndarray]:
     return {name: np.concatenate(parts, 1) for name, parts in found.items()}
 
 
-def test_no_direction_sees_a_word_on_the_side_that_it_foretells(params, text, batches):
+def test_no_direction_sees_a_word_on_the_side_that_it_predicts(params, text, batches):
     """One word of the text is spelled in another way, wherever it is read; each in turn. Forward, the lanes that have
     come to its place in the text change from there on, backward likewise: bit for bit nothing else, and all of that."""
     steps = [batches.read(step) for step in range(4)]
@@ -129,8 +129,8 @@ def test_no_direction_sees_a_word_on_the_side_that_it_foretells(params, text, ba
         words = [word if "<" not in word and "/" not in word else "" for line in read for word in line]
         assert words == [circle[p] for p in place[name].ravel()]
         after = np.concatenate([step["next" + suffix] for step in steps], 1).ravel()
-        foretold = [circle[(p + ahead) % N] for p in place[name].ravel()]
-        assert [batches.tokenizer.token(i) for i in after if i > 2] == [word for word in foretold if word]
+        predicted = [circle[(p + ahead) % N] for p in place[name].ravel()]
+        assert [batches.tokenizer.token(i) for i in after if i > 2] == [word for word in predicted if word]
     before = through(params, steps)
     for q, word in enumerate(circle):
         if word:
@@ -148,7 +148,7 @@ def spelled_otherwise(batch: Any, word: str) -> Any:
     return {**batch, "types": types}
 
 
-def test_no_gradient_comes_from_the_side_that_is_foretold():
+def test_no_gradient_comes_from_the_side_that_is_predicted():
     """Each place has a word of one byte of its own, whose row of the table of characters no other place reads."""
     words = list("abcdefgh")
     batch, config = elmo_lines([words]), dataclasses.replace(CONFIG, filters=((1, 16), (1, 16), (2, 16)))

@@ -1,4 +1,4 @@
-"""Lanes: every word of the text is read and foretold as sentences have it, and what is carried is what stood before."""
+"""Lanes: every word of the text is read and predicted as sentences have it, and the carry is what stood before."""
 
 import json
 import math
@@ -51,18 +51,18 @@ def _known(word: str) -> str:
 
 
 def _pairs(sentences: list[list[str]]) -> tuple[Pairs, Pairs]:
-    """What is read and what foretold there, a sentence at a time, forward, and backward from the last one on."""
+    """What is read and what predicted there, a sentence at a time, forward, and backward from the last one on."""
     forward, backward = [], []
     for words in filter(None, sentences):
         read = ["<S>", *(f"word {word}" for word in words), "</S>"]
-        foretold = ["<S>", *map(_known, words), "</S>"]
-        forward += zip(read[:-1], foretold[1:], strict=True)
-        backward[:0] = zip(read[:0:-1], foretold[-2::-1], strict=True)
+        predicted = ["<S>", *map(_known, words), "</S>"]
+        forward += zip(read[:-1], predicted[1:], strict=True)
+        backward[:0] = zip(read[:0:-1], predicted[-2::-1], strict=True)
     return forward, backward
 
 
 def _read(batch: Batch, way: str) -> list[list[tuple[str, str]]]:
-    """The lines of a batch as pairs of what is read and what is foretold; what has no weight is left out."""
+    """The lines of a batch as pairs of what is read and what is predicted; what has no weight is left out."""
     marks = {1: "<S>", 2: "</S>"}
     lines = []
     for index, after, weights in zip(*(batch[n + way] for n in ("index", "next", "next_weights")), strict=True):
@@ -101,8 +101,8 @@ def test_the_row_of_the_next_batch_goes_on(tmp_path_factory, sentences, batch, l
         assert [first + second for first, second in zip(*two, strict=True)] == _read(whole, way)
         for first, second in zip(*two, strict=True):
             ends = {"</S>": "<S>", "<S>": "</S>"}  # what ends a sentence is not what the next one begins with
-            foretold, read = first[-1][1], second[0][0].removeprefix("word ")
-            assert read == ends.get(foretold, foretold) or foretold == "<UNK>" and second[0][0].startswith("word ")
+            predicted, read = first[-1][1], second[0][0].removeprefix("word ")
+            assert read == ends.get(predicted, predicted) or predicted == "<UNK>" and second[0][0].startswith("word ")
 
 
 @settings(max_examples=30, deadline=None)
@@ -156,7 +156,7 @@ def test_a_table_that_is_too_small_is_doubled(tmp_path: Path):
 
 @settings(max_examples=60, deadline=None)
 @given(SENTENCES, st.integers(1, 5), st.integers(0, 3), st.integers(1, 9))
-def test_every_held_out_word_is_foretold_once(tmp_path_factory, sentences, lanes, filler, length):
+def test_every_held_out_word_is_predicted_once(tmp_path_factory, sentences, lanes, filler, length):
     sentences = [["a", "b", "x", "c"], *sentences]
     shards = _prepared(tmp_path_factory.mktemp("s"), [["a"]], sentences)
     held_out = HeldOutLanes(shards, _config(batch=lanes + filler, length=length), lanes)

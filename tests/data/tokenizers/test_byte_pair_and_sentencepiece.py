@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers import common
+from contexture.data.tokenizers import word_counts
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.byte_pair import BYTES, ByteBPE, Gpt1BPE, standardized
 from contexture.data.tokenizers.char_level import Characters
@@ -236,7 +236,7 @@ def test_learning_is_the_same_in_every_process():
 
 
 def test_learning_forgets_the_rarest_words_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(common, "MOST_WORDS", 50)
+    monkeypatch.setattr(word_counts, "MOST_WORDS", 50)
     texts = ["".join(f" word{number}" for number in range(at, at + 20)) + " often" for at in range(0, 400, 20)]
     tokenizer = learn("byte-bpe", texts, 300, True)
     assert [tokenizer.token(number) for number in _whole(tokenizer, " often word7")][0] == " often"

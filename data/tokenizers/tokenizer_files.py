@@ -1,12 +1,11 @@
-"""What vocabularies of every kind share: files read with errors that say where, a folder that appears whole, words
-counted in bounded memory, and long texts cut where no token is."""
+"""The files of tokenizers: written as a folder that appears whole, read with errors that say where; and long texts cut
+where no token is, encoded word by word."""
 
 import hashlib
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,6 @@ from contexture.data.storage import atomic_folder
 OPTIONS = "tokenizer.json"
 """The file that says of what kind a saved tokenizer is."""
 FORMAT = 1
-LONGEST_CHUNK = 200
-"""A vocabulary is learned on chunks of at most so many characters."""
-MOST_WORDS = 1_000_000
 
 
 def fingerprint(kind: str, **content: Any) -> str:
@@ -99,33 +95,3 @@ def encode_words(
     distinct = list(dict.fromkeys(chain.from_iterable(lines)))
     ids = dict(zip(distinct, encode(distinct), strict=True))
     return [list(chain.from_iterable(map(ids.__getitem__, line))) for line in lines]
-
-
-def count(texts: Iterable[str], split: Callable[[str], Iterable[str]]) -> Counter[str]:
-    """Counts what the texts are split into; the rarest are forgotten where there would be more than a million."""
-    counts: Counter[str] = Counter()
-    floor = 1
-    for text in texts:
-        counts.update(split(text))
-        while len(counts) > MOST_WORDS:
-            counts = Counter({word: times for word, times in counts.items() if times > floor})
-            floor += 1
-    return counts
-
-
-def slices(chunks: Iterable[str]) -> Iterator[str]:
-    """Chunks, those of more than LONGEST_CHUNK characters in slices."""
-    for chunk in chunks:
-        if len(chunk) <= LONGEST_CHUNK:
-            yield chunk
-        else:
-            yield from (chunk[at : at + LONGEST_CHUNK] for at in range(0, len(chunk), LONGEST_CHUNK))
-
-
-def repeated(counts: Counter[str]) -> Iterator[str]:
-    """Each word in sorted order, as often as it was counted, with spaces between."""
-    for word in sorted(counts):
-        left = counts[word]
-        while left > 0:
-            yield " ".join([word] * min(left, 4096))
-            left -= 4096
