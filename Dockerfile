@@ -1,10 +1,11 @@
-# docker build -t contexture .
+# docker build -t contexture .                               for CPUs
+# docker build -t contexture:cuda --target cuda .            for NVIDIA GPUs, CUDA 13; run with --gpus all
 # docker run --rm -v "$PWD:/here" -w /here contexture pretrain bert.tiny --dir runs/bert --data.path text
-FROM python:3.11-slim
+FROM python:3.11-slim AS base
 
 WORKDIR /contexture
-COPY requirements.lock ./
-RUN pip install --no-cache-dir -r requirements.lock
+COPY requirements-runtime.lock ./
+RUN pip install --no-cache-dir -r requirements-runtime.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY contexture contexture
 COPY models models
@@ -15,3 +16,10 @@ COPY analysis analysis
 RUN pip install --no-cache-dir --no-deps --no-build-isolation -e .
 
 ENTRYPOINT ["contexture"]
+
+# The lock as a constraint: jax stays at its version, and chooses the CUDA libraries that belong to it.
+FROM base AS cuda
+RUN pip install --no-cache-dir --no-build-isolation --constraint requirements-runtime.lock -e '.[cuda]'
+
+# The last stage is what a build without --target makes.
+FROM base AS cpu

@@ -1,29 +1,48 @@
-# make test | long | lint | parity | mutants | fuzz MINUTES=30 | demo | bench | soak | lock | clean          PYTHON=python3.12 chooses the interpreter of .venv
+# make test | test-oldest | long | lint | parity | mutants | fuzz MINUTES=30 | demo | bench | soak | lock | clean          PYTHON=python3.12 chooses the interpreter of .venv
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: test long lint parity mutants fuzz demo bench soak lock clean
+.PHONY: test test-oldest long lint parity mutants fuzz demo bench soak lock clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+RUNTIME := .venv/installed-runtime
 STAMP  := .venv/installed
 PARITY := .venv/installed-parity
+OLDEST := .venv-oldest/installed
+SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11 or newer: make PYTHON=python3.12")
 
-# Redone when the lock or the list of packages changes. setuptools comes from the lock, so the editable install needs no second environment.
-$(STAMP): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11 or newer: make PYTHON=python3.12")'
+# What the package itself needs. Redone when the lock or the list of packages changes. setuptools comes from the lock, so
+# the editable install needs no second environment.
+$(RUNTIME): requirements-runtime.lock pyproject.toml
+	@$(PYTHON) -c '$(SUPPORTED)'
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
-	$(PIP) install -r requirements.lock
+	$(PIP) install -r requirements-runtime.lock
 	$(PIP) install --no-deps --no-build-isolation -e .
+	touch $@
+
+# The same versions, and the development tools.
+$(STAMP): requirements.lock $(RUNTIME)
+	$(PIP) install -r requirements.lock
 	touch $@
 
 $(PARITY): requirements-parity.lock $(STAMP)
 	$(PIP) install -r requirements.lock -r requirements-parity.lock
 	touch $@
 
+$(OLDEST): requirements-oldest.lock pyproject.toml
+	@$(PYTHON) -c '$(SUPPORTED)'
+	$(PYTHON) -m venv --clear .venv-oldest
+	.venv-oldest/bin/python -m pip --disable-pip-version-check --quiet install -r requirements-oldest.lock
+	.venv-oldest/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation -e .
+	touch $@
+
 test: $(STAMP)    ## the suite on two cores, its ten slowest tests named
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-oldest: $(OLDEST) ## the same on the lowest versions that pyproject.toml allows
+	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
 
 long: $(STAMP)    ## what takes minutes each; HALF=0 or 1: one half of it
 	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600 $(if $(HALF),--half $(HALF))
@@ -33,6 +52,7 @@ TYPED := .venv/typed/contexture
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell .
 	rm -rf $(TYPED) && mkdir -p $(TYPED)
 	ln -s $(addprefix $(CURDIR)/,$(wildcard contexture/*) models train data analysis configs) $(TYPED)
 	$(BIN)/pyright
@@ -47,7 +67,7 @@ MINUTES ?= 30
 fuzz: $(STAMP)    ## damaged and odd inputs for every parser and the command line; what is found is kept in tests/fuzz/found
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
-demo: $(STAMP)
+demo: $(RUNTIME)
 	$(BIN)/python examples/demo.py
 
 bench: $(PARITY)
@@ -60,14 +80,25 @@ bench: $(PARITY)
 soak: $(STAMP)   ## 20,000 steps of each family with random kills, against runs that are left alone
 	$(BIN)/python benchmarks/soak.py
 
-# The universal lock for Linux and macOS. requirements-parity.lock is what `pip install torch transformers tensorflow-cpu`
-# adds to it with torch's CPU wheel: it names no CUDA packages itself, and a torch that wants them brings them.
+# The universal locks for Linux and macOS. Versions stay as they are, and UPGRADE=--upgrade takes the newest.
+# requirements-runtime.lock is the part of requirements.lock that the package itself needs, and setuptools, which installs it.
+# requirements-oldest.lock has the lower bounds of pyproject.toml; what these ask for is always the newest that fits them.
+# requirements-parity.lock is what `pip install torch transformers tensorflow-cpu` adds to requirements.lock with torch's
+# CPU wheel: it names no CUDA packages itself, and a torch that wants them brings them.
+UPGRADE ?=
+define compile
+touch $(1) && cp $(1) .venv/new.lock
+$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest --no-header --no-annotate \
+  $(2) pyproject.toml --output-file .venv/new.lock
+sed -E "/sys_platform == '(win32|emscripten)'/d; s/ ; sys_platform != '(win32|emscripten)'$$//" .venv/new.lock > $(1)
+endef
 lock: $(STAMP)
 	$(PIP) install uv
-	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --fork-strategy fewest --extra dev \
-	  --no-header --no-annotate pyproject.toml \
-	  | sed -E "/sys_platform == '(win32|emscripten)'/d; s/ ; sys_platform != '(win32|emscripten)'$$//" > requirements.lock
+	$(call compile,requirements.lock,$(UPGRADE) --extra dev)
+	echo setuptools > .venv/build.in
+	$(call compile,requirements-runtime.lock,--constraint requirements.lock .venv/build.in)
+	$(call compile,requirements-oldest.lock,--upgrade --resolution lowest-direct --extra dev)
 
 clean:
-	rm -rf .venv demo runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest demo runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

