@@ -1,7 +1,5 @@
 """BERT's encoder (Devlin et al. 2018, section 3; post-norm as in Vaswani et al. 2017)."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,22 +7,22 @@ import jax.numpy as jnp
 from contexture.models.config import BertConfig
 from contexture.models.encoding import Encoding
 from contexture.models.layers.attention import Attention
-from contexture.models.layers.blocks import FeedForward, Linear, Norm, scan_layers
+from contexture.models.layers.blocks import FeedForward, Init, Linear, Norm, scan_layers
 from contexture.models.layers.dropout import DropoutKey, dropout
 from contexture.models.layers.embeddings import BertEmbeddings
 
-# Dropout's sites: the embeddings, then three in each layer.
+# Dropout's sites: 0 for the embeddings, then layer · 3 + 1, 2, 3.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3
 _SITES_PER_LAYER = 3
 
 
-def kernel_init(config: BertConfig) -> Any:
-    """Normal, cut at two deviations and not rescaled, as TensorFlow's truncated_normal."""
+def kernel_init(config: BertConfig) -> Init:
+    """Normal, truncated at two standard deviations and not rescaled, as TensorFlow's truncated_normal."""
     return nn.initializers.truncated_normal(config.init_std)
 
 
 def sizes(config: BertConfig, classes: int = 2) -> dict[str, int]:
-    """The letters of a configuration: {"V": 30522, "D": 768, …}; `_` is the hidden width again, C a head's classes."""
+    """Returns a configuration's sizes by letter: {"V": 30522, "D": 768, …}; `_` is D again, C a head's classes."""
     return {
         "V": config.vocab,
         "L": config.length,
@@ -40,19 +38,22 @@ def sizes(config: BertConfig, classes: int = 2) -> dict[str, int]:
 
 
 FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
-"""What the backbone reads of a batch."""
+"""The batch fields that the backbone reads."""
 
 
 def training_flops(config: BertConfig, size: dict[str, int]) -> float:
-    """FLOPs of one step on B lines of L tokens with P slots, three times the forward's products, recomputation not
-    counted: per token 8D² + 4DF a layer and 4LD for attention, per slot 2D² + 2DV (none without P), per line 2D²."""
+    """3·B·(L·N·(8D² + 4DF + 4LD) + P·(2D² + 2DV) + 2D²): FLOPs of one step on B sequences with P masked positions.
+
+    8D² are attention's four projections, 4DF the feed-forward, 4LD both products of attention; P's part is the masked
+    LM's head, the last 2D² the pooler. The backward pass costs twice the forward. Recomputation is not counted.
+    """
     D, F, N, V, L = config.hidden, config.ffn, config.layers, config.vocab, size["L"]
     token = N * (8 * D * D + 4 * D * F + 4 * L * D)
     return 3.0 * size["B"] * size.get("A", 1) * (L * token + size.get("P", 0) * (2 * D * D + 2 * D * V) + 2 * D * D)
 
 
 class Block(nn.Module):
-    """norm(x + attention(x)), then norm(x + ffn(x)); dropout on the attention weights and on both sums' new part."""
+    """x = norm(x + dropout(attention(x))), then x = norm(x + dropout(ffn(x))); dropout on the attention weights too."""
 
     config: BertConfig
 
@@ -66,6 +67,7 @@ class Block(nn.Module):
     def __call__(
         self, x_BLD: jax.Array, layer: jax.Array, bias_BHLM: jax.Array, dropout_key: DropoutKey | None
     ) -> jax.Array:
+        # In a scan the layer's number is an array, and so is the site: one program draws every layer's own masks.
         rate, site = self.config.dropout, layer * _SITES_PER_LAYER
         new_BLD = self.attention(x_BLD, bias_BHLM, dropout_key, site + _ATTENTION)
         x_BLD = self.attention_norm(x_BLD + dropout(new_BLD, rate, dropout_key, site + _AFTER_ATTENTION))
@@ -74,10 +76,10 @@ class Block(nn.Module):
 
 
 class Bert(nn.Module):
-    """tokens, segments, mask (all i32 BL) → Encoding, pooled by tanh(dense([CLS])).
+    """tokens, segments, mask (all i32 BL) → Encoding, pooled as tanh(dense([CLS])).
 
-    The mask is over keys only: -10000 is added to a padded key's logit, and padded queries attend all the same,
-    as in the original. positions (i32 BL) may say where each token stands; packs are not read by BERT.
+    positions (i32 BL) are each token's place in its text, 0, 1, … unless the batch holds them. BERT does not read
+    packs.
     """
 
     config: BertConfig
@@ -92,9 +94,12 @@ class Bert(nn.Module):
             batch["tokens"], batch["segments"], batch.get("positions"), dropout_key, _EMBEDDINGS
         )
         mask_BL = batch["mask"]
+        # The mask is over keys only, B11M. -10000 on a padded key's logit makes its weight 0 in float32. Padded queries
+        # attend all the same, as in the original; nothing reads their output.
         bias_BHLM = (1.0 - mask_BL.astype(jnp.float32))[:, None, None, :] * -10000.0
         out_BLD, layers = scan_layers(
             Block, (c,), x_BLD, bias_BHLM, dropout_key, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
         )
+        # [CLS] through a layer that pretraining trains with next-sentence prediction; classifiers start from it.
         pooled_BD = jnp.tanh(Linear("BD,D_->B_", size, kernel_init(c), dtype, name="pooler")(out_BLD[:, 0]))
         return Encoding(out_BLD, mask_BL, pooled_BD, (x_BLD, *layers) if states else (), table_VD)

@@ -1,87 +1,109 @@
-"""What a model is made of. Plain dataclasses: importing this costs nothing and needs no jax."""
+"""The sizes and options of each model family. Plain dataclasses: importing this costs nothing and needs no jax."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-LARGEST = 2**31 - 1
-"""Of any size: arrays are counted in 32 bits."""
-MOST_LAYERS = 10_000
-MOST_PARAMETERS = 10**13
+WORD_CHARS = 50
+"""Character ids of a word that an ELMo reads: its first 48 bytes, begin and end."""
+MAX_SIZE = 2**31 - 1
+"""The largest size of an array's dim: arrays are indexed with 32 bits."""
+MAX_LAYERS = 10_000
+MAX_PARAMETERS = 10**13
 
 
-def check_sizes(config: object, *names: str) -> None:
-    """Raises: ValueError for a size that is not positive, or larger than any model has."""
+def _option(name: str) -> str:
+    """Returns a field as the command line calls it: `init_std` → model.init-std."""
+    return f"model.{name.replace('_', '-')}"
+
+
+def require_positive(config: object, *names: str) -> None:
+    """Raises: ValueError if a size is not positive, or larger than any model has."""
     for name in names:
-        value, limit = getattr(config, name), MOST_LAYERS if name in ("layers", "highway") else LARGEST
-        option = f"model.{name.replace('_', '-')}"
+        value, limit = getattr(config, name), MAX_LAYERS if name in ("layers", "highway") else MAX_SIZE
         if value < 1:
-            raise ValueError(f"{option}={value} is not a positive number")
+            raise ValueError(f"{_option(name)}={value} is not a positive number")
         if value > limit:
-            raise ValueError(f"{option}={_short(value)} is more than {limit:,}; give a size that a model can have")
+            shown = str(value) if abs(value) < 10**20 else "a number of more than 20 digits"
+            raise ValueError(f"{_option(name)}={shown} is more than {limit:,}; give a size that a model can have")
 
 
-def check_parameters(count: int) -> None:
+def require_at_least_0(config: object, *names: str) -> None:
+    """Raises: ValueError if a value is negative, infinite or no number."""
+    for name in names:
+        if not 0 <= getattr(config, name) < math.inf:
+            raise ValueError(f"{_option(name)}={getattr(config, name)} is not at least 0")
+
+
+def require_rate(config: object, *names: str) -> None:
+    """Raises: ValueError if a dropout rate is not in [0, 1)."""
+    for name in names:
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise ValueError(f"{_option(name)}={getattr(config, name)} is not in [0, 1)")
+
+
+def require_fraction(config: object, *names: str) -> None:
+    """Raises: ValueError if a value is not in (0, 1)."""
+    for name in names:
+        if not 0.0 < getattr(config, name) < 1.0:
+            raise ValueError(f"{_option(name)}={getattr(config, name)} is not above 0 and below 1")
+
+
+def require_parameters_fit(count: int) -> None:
     """Raises: ValueError for more parameters than any machine holds."""
-    if count > MOST_PARAMETERS:
+    if count > MAX_PARAMETERS:
         raise ValueError(
-            f"the model has about {count:.1e} parameters, more than {MOST_PARAMETERS:.0e}; lower model.vocab, "
+            f"the model has about {count:.1e} parameters, more than {MAX_PARAMETERS:.0e}; lower model.vocab, "
             "model.layers or its widths"
         )
 
 
-def _short(value: int) -> str:
-    return str(value) if abs(value) < 10**20 else "a number of more than 20 digits"
-
-
 @dataclass(frozen=True, kw_only=True)
-class Transformer:
-    """What the transformers of the house have in common."""
+class TransformerConfig:
+    """The fields that BERT and GPT share."""
 
     vocab: int
-    """Rows of the token table."""
+    """Vocabulary size: rows of the token table."""
     length: int
-    """Rows of the position table: the longest line."""
+    """Rows of the position table: the longest sequence."""
     layers: int = 12
     hidden: int = 768
     heads: int = 12
     ffn: int = 3072
     """Inner width of the feed-forward."""
     dropout: float = 0.1
-    """On the embeddings and on what each sublayer adds."""
+    """Dropout rate on the embeddings and on each sublayer's output."""
     attention_dropout: float = 0.1
-    """On the attention weights."""
+    """Dropout rate on the attention weights."""
     head_dropout: float = 0.1
-    """On what a task's head reads."""
+    """Dropout rate on the input of a task's head."""
     eps: float
-    """Of every layer norm."""
+    """Epsilon of every layer norm."""
     init_std: float = 0.02
-    """Of kernels and tables."""
+    """Standard deviation of the initial kernels and tables."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What is computed in; parameters, norms, softmaxes and losses stay in float32."""
+    """Dtype of the computation; parameters, norms, softmaxes and losses stay in float32."""
     unroll: int = 0
-    """Layers per turn of the layer loop; 0: no loop (faster on a CPU), 1: smallest program."""
+    """Layers per iteration of the layer loop; 0: no loop (faster on a CPU), 1: smallest program."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass computes again: nothing, all but the matrix products, or everything. Needs a loop."""
+    """What the backward pass recomputes: nothing, all but the matrix products, or everything. Needs a loop."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocab", "length", "layers", "hidden", "heads", "ffn")
+        require_positive(self, "vocab", "length", "layers", "hidden", "heads", "ffn")
+        # Tables, attention's four kernels and the feed-forward's two; the rest is small beside them.
         rows = self.vocab + self.length + self.layers * (4 * self.hidden + 2 * self.ffn)
-        check_parameters(rows * self.hidden)
+        require_parameters_fit(rows * self.hidden)
         if self.hidden % self.heads:
             raise ValueError(
                 f"model.hidden={self.hidden} is not a multiple of model.heads={self.heads}; change one of them"
             )
-        for name in ("dropout", "attention_dropout", "head_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not in [0, 1)")
-        for name in ("eps", "init_std"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not above 0 and below 1")
+        require_rate(self, "dropout", "attention_dropout", "head_dropout")
+        require_fraction(self, "eps", "init_std")
         if self.unroll < 0 or (self.unroll and self.layers % self.unroll):
             raise ValueError(
                 f"model.unroll={self.unroll} does not divide model.layers={self.layers}; 0 unrolls all, 1 none"
             )
+        # Without a loop XLA sees both copies of the forward pass side by side, and merges them again.
         if self.remat != "none" and self.unroll in (0, self.layers):
             raise ValueError(
                 f"model.remat={self.remat} needs the layer loop that model.unroll={self.unroll} takes away; "
@@ -90,29 +112,29 @@ class Transformer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertConfig(Transformer):
-    """BERT (Devlin et al. 2018). The defaults are bert-base-uncased. Kernels and tables are drawn normal, cut at two
-    deviations."""
+class BertConfig(TransformerConfig):
+    """BERT (Devlin et al. 2018). The defaults are bert-base-uncased. Kernels and tables are initialised from a normal
+    distribution truncated at two standard deviations."""
 
     vocab: int = 30522
     length: int = 512
     segments: int = 2
-    """Token types; those beyond the last are read as the last, so that with 1 a pair's halves are not told apart."""
+    """Token types; ids beyond the last are read as the last, so that with 1 both texts of a pair have the same type."""
     gelu: Literal["erf", "tanh", "relu"] = "erf"
-    """Which gelu. erf: the first checkpoints and most ports. tanh: the original's code since February 2019. relu:
-    none, ERNIE 1.0's choice."""
+    """Activation of the feed-forward. erf: the first checkpoints and most ports. tanh: the original's code since
+    February 2019. relu: ERNIE 1.0."""
     eps: float = 1e-12
     tied: bool = True
-    """Whether the softmax over masked tokens is over the token table; else it has a table of its own."""
+    """Whether the masked LM's softmax uses the token table; else it has a table of its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self, "segments")
-        check_parameters(self.segments * self.hidden)
+        require_positive(self, "segments")
+        require_parameters_fit(self.segments * self.hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GptConfig(Transformer):
+class GptConfig(TransformerConfig):
     """GPT (Radford et al. 2018, 2019; Brown et al. 2020). The defaults are GPT-2 124M."""
 
     vocab: int = 50257
@@ -121,26 +143,25 @@ class GptConfig(Transformer):
     norm: Literal["pre", "post"] = "pre"
     """pre: before each sublayer, and once more at the end (GPT-2, GPT-3). post: after each sublayer's sum (GPT-1)."""
     init: Literal["paper", "released"] = "paper"
-    """paper: the kernels that write into the residual stream are drawn smaller, by 1/sqrt(2·layers). released: all
-    alike, as the published code has it."""
+    """paper: kernels that write into the residual stream start smaller by 1/sqrt(2·layers). released: all alike, as in
+    the published code."""
     position_std: float = 0.01
-    """Of the position table (GPT-1: 0.02)."""
+    """Standard deviation of the initial position table (GPT-1: 0.02)."""
     gelu: Literal["tanh", "erf", "relu"] = "tanh"
-    """Which gelu; the originals have the tanh form. relu: none."""
+    """Activation of the feed-forward; the originals have gelu's tanh form."""
     tied: bool = True
-    """Whether the softmax is over the token table; else it has a table of its own."""
+    """Whether the softmax uses the token table; else it has a table of its own."""
     biases: bool = True
-    """Whether linear maps and norms have them."""
+    """Whether linear maps and norms have biases."""
     local_window: int = 0
-    """Keys that a position of every second layer sees, itself counted (GPT-3's banded layers); 0: all before it."""
+    """Keys that a position sees in every second layer, itself counted (GPT-3's banded layers); 0: all before it."""
     one_table: bool = False
-    """GPT-1's fine-tuning code: tokens and positions are one table. Dropout falls on that table, once a step, wherever
-    it is used, and the softmax runs over the positions too."""
+    """Join tokens and positions in one table, as GPT-1's fine-tuning code: dropout falls on that table, once a step,
+    wherever it is used, and the softmax includes the positions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 < self.position_std < 1.0:
-            raise ValueError(f"model.position-std={self.position_std} is not above 0 and below 1")
+        require_fraction(self, "position_std")
         if self.local_window < 0:
             raise ValueError(f"model.local-window={self.local_window} is not a number of keys (0: all)")
         if self.one_table and not self.tied:
@@ -152,75 +173,77 @@ class ElmoConfig:
     """ELMo's biLM (Peters et al. 2018). The defaults are the published model."""
 
     vocab: int = 793471
-    """Words of the softmax in training; any word can be read."""
+    """Words of the training softmax; any word can be read, since its vector comes from characters."""
     char_width: int = 16
+    """Width of a character's vector."""
     filters: tuple[tuple[int, int], ...] = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
-    """Character filters: their width and how many there are of it."""
+    """Convolution filters over characters: (width, number of filters)."""
     activation: Literal["relu", "tanh"] = "relu"
-    """Of the filters."""
+    """Activation of the filters."""
     highway: int = 2
-    """Highway layers over the filters."""
+    """Highway layers after the filters."""
     layers: int = 2
     cells: int = 4096
-    """Of an LSTM layer, in each direction."""
+    """Cells of an LSTM layer in each direction."""
     projection: int = 512
-    """What an LSTM layer's output is projected to, and the width of a word."""
+    """Width of an LSTM layer's projected output, and of a word's vector."""
     cell_clip: float = 3.0
-    """Most that a cell may hold, either way; 0: any."""
+    """Largest magnitude of a cell's value; 0: no limit."""
     projection_clip: float = 3.0
-    """Most that the projected output may hold, either way; 0: any."""
+    """Largest magnitude of the projected output; 0: no limit."""
     skip: bool = True
-    """Each layer but the first adds its input to its output."""
+    """Whether each layer but the first adds its input to its output."""
     dropout: float = 0.1
-    """On the input of each LSTM layer, and on what the softmax reads."""
+    """Dropout rate on the input of each LSTM layer and on the softmax's input."""
     head_dropout: float = 0.5
-    """On what a task's head reads."""
+    """Dropout rate on the input of a task's head."""
     stateful: bool = False
-    """Sentences go on from the states that the batch before left, line by line, as in the original's inference."""
+    """Start each sentence from the state that the same row of the previous batch ended in, as the original's
+    inference."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What is computed in; parameters, cells, softmaxes and losses stay in float32."""
+    """Dtype of the computation; parameters, cells, softmaxes and losses stay in float32."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocab", "char_width", "layers", "cells", "projection")
+        require_positive(self, "vocab", "char_width", "layers", "cells", "projection")
         if self.highway > 0:
-            check_sizes(self, "highway")
+            require_positive(self, "highway")
         if not self.filters or any(not 1 <= width <= WORD_CHARS or count < 1 for width, count in self.filters):
             raise ValueError(
                 f"model.filters={self.filters} are not pairs of a width from 1 to {WORD_CHARS} and how many there are"
             )
-        for name in ("highway", "cell_clip", "projection_clip"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not at least 0")
+        require_at_least_0(self, "highway", "cell_clip", "projection_clip")
         filters = sum(count for _, count in self.filters)
         characters = sum(width * count for width, count in self.filters) * self.char_width
         highways = filters * (2 * self.highway * filters + self.projection)
+        # 4 gates from input and hidden state, and the projection: (4·2 + 1)·cells·projection.
         lstms = 2 * self.layers * self.cells * (9 * self.projection)
-        check_parameters(characters + highways + lstms + self.vocab * self.projection)
-        for name in ("dropout", "head_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"model.{name.replace('_', '-')}={getattr(self, name)} is not in [0, 1)")
+        require_parameters_fit(characters + highways + lstms + self.vocab * self.projection)
+        require_rate(self, "dropout", "head_dropout")
+
+
+ModelConfig = BertConfig | GptConfig | ElmoConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What a task's head reads of the backbone (Peters et al. 2018, section 3.3)."""
+    """What a task's head reads from the backbone (Peters et al. 2018, section 3.3)."""
 
     mix: Literal["off", "all", "top", "words"] = "off"
-    """Of each word: the last layer, without more (off); a learned mix of all layers; of the top one or of the words'
-    own, their weight learned."""
+    """The vector of each word: off: the last layer as it is; all: a learned mix of all layers; top or words: the last
+    layer or the words' embeddings alone, with a learned scale."""
     mix_norm: bool = False
-    """Each layer is normed before it is mixed, over all words of a batch together, as the original has it: what is
-    answered depends a little on the batch then, and a step on optim.accumulate."""
+    """Whether each layer is normalised over all words of a batch before the mix, as in the original. Outputs then
+    depend a little on the batch, and a training step on optim.accumulate."""
     mix_l2: float = 0.0
-    """What the sum of the squared mixing weights counts in the loss."""
+    """Coefficient of the L2 penalty on the mixing weights."""
     place: Literal["input", "output", "both"] = "input"
-    """Where the mix goes: into the task's biLSTM; beside its output (it reads the words' own layer then); or both."""
+    """Where the mix goes: into the task's biLSTM; beside its output, while it reads the words' embeddings; or both."""
     cells: int = 0
-    """Of the task's biLSTM in each direction; 0: none."""
+    """Cells of the task's biLSTM in each direction; 0: none."""
     crf: bool = False
-    """Tags are scored as a chain."""
+    """Whether tags are scored as a chain, with a conditional random field."""
     pair: bool = False
-    """An example is a pair of texts that are matched. Known from the examples; not to be given."""
+    """Whether an example is a pair of texts to match. Known from the examples; not to be given."""
 
     def __post_init__(self) -> None:
         if self.cells < 0:
@@ -228,8 +251,9 @@ class HeadConfig:
         if not 0.0 <= self.mix_l2 < math.inf:
             raise ValueError(f"head.mix-l2={self.mix_l2} is not a number from 0 on")
         if self.mix == "off":
-            for name, usual in (("mix_norm", False), ("mix_l2", 0.0), ("place", "input"), ("cells", 0), ("crf", False)):
-                if getattr(self, name) != usual:
+            defaults = (("mix_norm", False), ("mix_l2", 0.0), ("place", "input"), ("cells", 0), ("crf", False))
+            for name, default in defaults:
+                if getattr(self, name) != default:
                     raise ValueError(
                         f"head.{name.replace('_', '-')}={getattr(self, name)} has no meaning for head.mix=off; "
                         "give --head.mix all, top or words"
@@ -240,16 +264,15 @@ class HeadConfig:
             raise ValueError(f"head.place={self.place} wants a biLSTM of the task's own; give --head.cells")
 
 
-WORD_CHARS = 50
-"""Character ids of a word that an ELMo reads: its first 48 bytes, begin and end."""
-ModelConfig = BertConfig | GptConfig | ElmoConfig
-
-
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. temperature 0: the likeliest; 1: as the model has it. top_k: among the k likeliest
-    (0: all; those that tie with the last stay). top_p: of these, among the likeliest that together have the share p
-    (1: all). exclusive: the token with which they reach it stays out, as in the original's code; else it stays in."""
+    """How the next token is sampled from the model's probabilities.
+
+    temperature  divides the logits; 0: always the most probable token
+    top_k        samples among the k most probable tokens (0: all); those that tie with the last are kept
+    top_p        samples among the most probable tokens that together reach probability p (1: all), after top_k
+    exclusive    leaves out the token with which they reach p, as the original's code; else it is kept
+    """
 
     temperature: float = 1.0
     top_k: int = 0

@@ -1,7 +1,5 @@
-"""ELMo's backbone (Peters et al. 2018): words from their characters, and a forward and a backward stack of LSTMs that
-never see each other. The published code is bilm-tf's."""
-
-from typing import Any
+"""ELMo's backbone (Peters et al. 2018): word vectors from characters, and a forward and a backward stack of LSTMs that
+never see each other. The published code is bilm-tf."""
 
 import flax.linen as nn
 import jax
@@ -9,28 +7,29 @@ import jax.numpy as jnp
 
 from contexture.models.config import ElmoConfig
 from contexture.models.encoding import Encoding
+from contexture.models.layers.blocks import Init
 from contexture.models.layers.char_cnn import CharCnn
 from contexture.models.layers.dropout import DropoutKey
 from contexture.models.layers.lstm import Lstm
 from contexture.models.sharding import constrain
 
 FIELDS = {"types": "i32 RW", "index": "i32 BL", "mask": "i32 BL"}
-"""What the backbone reads of a batch of sentences."""
-LANES = {"types": "i32 RW", "index": "i32 BL", "index_backward": "i32 BL"}
-"""What it reads of a batch of lanes, running text in both directions."""
+"""The batch fields that the backbone reads for sentences: `types` are the characters of the batch's distinct words."""
+LANE_FIELDS = {"types": "i32 RW", "index": "i32 BL", "index_backward": "i32 BL"}
+"""The batch fields that it reads for lanes: running text, in each direction."""
 BEGIN, END = 1, 2
-"""Rows of `types` that stand for begin and end of a sentence; row 0 stands for no word."""
+"""Rows of `types` for the begin and the end of a sentence; row 0 is no word."""
 FIRST_WORD = 3
 DIRECTIONS = ("forward", "backward")
 
 
-def kernel_init(config: ElmoConfig) -> Any:
-    """Of a task's head: normal."""
+def kernel_init(config: ElmoConfig) -> Init:
+    """Normal; for the heads of tasks."""
     return nn.initializers.normal(0.02)
 
 
 def sizes(config: ElmoConfig, classes: int = 2) -> dict[str, int]:
-    """The letters of a configuration: {"V": 793471, "J": 512, "D": 1024, …}; C a head's classes."""
+    """Returns a configuration's sizes by letter: {"V": 793471, "J": 512, "D": 1024, …}; C is a head's classes."""
     return {
         "V": config.vocab,
         "E": config.char_width,
@@ -45,9 +44,12 @@ def sizes(config: ElmoConfig, classes: int = 2) -> dict[str, int]:
 
 
 def training_flops(config: ElmoConfig, size: dict[str, int]) -> float:
-    """FLOPs of one step on B lanes of L words in both directions and R distinct words, three times the forward's
-    products: per word and direction 16JU + 2UJ a layer and 2J for each word that the softmax compares with; per
-    distinct word the filters over W places, the highway's 4F² a layer and the projection's 2FJ."""
+    """3·(R·(filters + highways + projection) + 2·B·L·(N·18JU + 2J·S)): FLOPs of one step on B lanes of L words.
+
+    Of each of the R distinct words: the filters over all W characters, 4F² for a highway layer, 2FJ for the projection.
+    Of each word in each direction: 16JU + 2UJ for a layer, 2J for each of the S words that the softmax compares. The
+    backward pass costs twice the forward.
+    """
     s, W = sizes(config), size["W"]
     F, J, U = (s[letter] for letter in "FJU")
     filters = sum((W - width + 1) * 2 * width * s["E"] * count for width, count in config.filters)
@@ -57,8 +59,10 @@ def training_flops(config: ElmoConfig, size: dict[str, int]) -> float:
 
 
 def activation_floats(config: ElmoConfig, size: dict[str, int]) -> float:
-    """About how many numbers a training step keeps: of each distinct word what the filters give at each place, of each
-    word the gates of each layer and the softmax."""
+    """R·F·(W + 6·highways) + 2BL·(N·12U + 2S): about how many activations a training step holds at once.
+
+    These are the filters' outputs at each character of the distinct words, and each word's gates and logits.
+    """
     s = sizes(config)
     tokens = 2.0 * size["B"] * size["L"]
     per_type = s["F"] * (size["W"] + 6.0 * config.highway)
@@ -66,7 +70,7 @@ def activation_floats(config: ElmoConfig, size: dict[str, int]) -> float:
 
 
 class BiLstm(nn.Module):
-    """Two stacks, each over an input of its own: x_BLJ of each direction → its layers, the input first."""
+    """Two independent LSTM stacks: (x_BLJ forward, x_BLJ backward) → the layers of each, its input first."""
 
     config: ElmoConfig
 
@@ -74,25 +78,29 @@ class BiLstm(nn.Module):
     def __call__(
         self, inputs: tuple[jax.Array, ...], carries: bool, last_B: jax.Array | None, dropout_key: DropoutKey | None
     ) -> list[list[jax.Array]]:
-        c, found = self.config, []
+        c, directions = self.config, []
         for number, (name, x_BLJ) in enumerate(zip(DIRECTIONS, inputs, strict=True)):
             clips = c.cell_clip, c.projection_clip
             stack = Lstm(sizes(c), *clips, c.skip, c.dropout, jnp.dtype(c.dtype), name=name)
-            found.append([x_BLJ, *stack(x_BLJ, carries, last_B, dropout_key, number * c.layers)])
-        return found
+            # Dropout's sites: one a layer, the backward stack's behind the forward's.
+            directions.append([x_BLJ, *stack(x_BLJ, carries, last_B, dropout_key, number * c.layers)])
+        return directions
 
 
 class Elmo(nn.Module):
-    """Sentences: types i32 RW, index i32 BL (the row of types that is each word), mask i32 BL → Encoding of both
-    directions side by side, pooled by the mean over words. Begin and end of the sentence are run through the stacks and
-    cut off; states are the words twice, then each layer.
+    """Sentences or lanes → Encoding, with both directions side by side (D = 2J).
 
-    Lanes (where the batch holds index_backward i32 BL): each direction reads a running text of its own, goes on from
-    the carry, and leaves it what comes next; the Encoding holds the two side by side. The carry is the mutable
-    collection `carry`, begun with zeros; sentences have none unless `stateful`.
+    The states are the words' vectors twice, then each layer.
 
-    Differs: the original keeps states between the batches of inference too; here a sentence is encoded alone, unless
-    asked for.
+    Sentences: types i32 RW, index i32 BL (each word's row of types), mask i32 BL; pooled as the mean over words. Begin
+    and end of the sentence run through the stacks too and are cut off again.
+
+    Lanes (batches with index_backward i32 BL): each direction reads a running text of its own. It starts from the carry
+    and leaves its final state there. The carry is the mutable collection `carry`, zeros at first. Sentences have none
+    unless `stateful`.
+
+    Differs: the original keeps states between batches at inference too; here a sentence is encoded alone unless
+    `stateful` is set.
     """
 
     config: ElmoConfig
@@ -102,34 +110,46 @@ class Elmo(nn.Module):
         self, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None, *, states: bool = False
     ) -> Encoding:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
+        # The character CNN runs once for each distinct word of the batch, not for each occurrence.
         words_RJ = CharCnn(size, c.filters, c.activation, c.highway, dtype, name="embeddings")(batch["types"])
         stacks = BiLstm(c, name="layers")
+        # Whoever calls decides: apply(…, mutable=["carry"]) gets the final states back, evaluation without it has none.
         carries = self.is_mutable_collection("carry")
         if "index_backward" in batch:
             inputs = tuple(constrain(words_RJ[batch[name]], "BLJ") for name in ("index", "index_backward"))
-            every = _side_by_side(stacks(inputs, carries, None, dropout_key))
+            # The backward lane's text comes from the data already reversed.
+            layers = _concat_directions(stacks(inputs, carries, None, dropout_key))
             mask_BL, pooled_BD = jnp.ones_like(batch["index"]), None
         else:
             mask_BL, length = batch["mask"], batch["index"].shape[1]
-            index_BL, back_BL, last_B = _with_boundaries(batch["index"], mask_BL)
-            x_BLJ, back_BLJ = constrain(words_RJ[index_BL], "BLJ"), back_BL[:, :, None]
-            inputs = x_BLJ, jnp.take_along_axis(x_BLJ, back_BLJ, 1)
+            index_BL, reversed_BL, last_B = _add_boundaries(batch["index"], mask_BL)
+            x_BLJ, reversed_BLJ = constrain(words_RJ[index_BL], "BLJ"), reversed_BL[:, :, None]
+            # Each sentence is reversed within its own length, so that the backward stack starts at its end and not at
+            # padding. The same gather puts its outputs back in order: within a sentence it is its own inverse.
+            inputs = x_BLJ, jnp.take_along_axis(x_BLJ, reversed_BLJ, 1)
             forward, backward = stacks(inputs, carries and c.stateful, last_B, dropout_key)
-            backward = [jnp.take_along_axis(x_BLJ, back_BLJ, 1) for x_BLJ in backward]
-            every = [x_BLD[:, 1 : length + 1] for x_BLD in _side_by_side([forward, backward])]
-            share_BL = mask_BL / jnp.maximum(mask_BL.sum(1), 1)[:, None]
-            pooled_BD = jnp.einsum("BLD,BL->BD", every[-1], share_BL.astype(dtype))
-        return Encoding(every[-1], mask_BL, pooled_BD, tuple(every) if states else ())
+            backward = [jnp.take_along_axis(x_BLJ, reversed_BLJ, 1) for x_BLJ in backward]
+            # Begin and end are context for the words, and no words themselves.
+            layers = [x_BLD[:, 1 : length + 1] for x_BLD in _concat_directions([forward, backward])]
+            mean_BL = mask_BL / jnp.maximum(mask_BL.sum(1), 1)[:, None]
+            pooled_BD = jnp.einsum("BLD,BL->BD", layers[-1], mean_BL.astype(dtype))
+        # Layer 0 is the words' vectors twice: both stacks read the same ones, and all states have the width D.
+        return Encoding(layers[-1], mask_BL, pooled_BD, tuple(layers) if states else ())
 
 
-def _side_by_side(directions: list[list[jax.Array]]) -> list[jax.Array]:
+def _concat_directions(directions: list[list[jax.Array]]) -> list[jax.Array]:
+    """Two lists of layers BLJ → one list of BLD."""
     return [constrain(jnp.concatenate(both, -1), "BLD") for both in zip(*directions, strict=True)]
 
 
-def _with_boundaries(index_BL: jax.Array, mask_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Words i32 BL → with begin and end around them, two longer: (index, the places read backwards, the last place)."""
+def _add_boundaries(index_BL: jax.Array, mask_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Adds begin and end around the words, L + 2 in all → (index, the positions in reverse order, the last position).
+
+    Two words of four: [a, b, 0, 0] → ([BEGIN, a, b, END, 0, 0], [3, 2, 1, 0, 0, 0], 3).
+    """
     last_B = mask_BL.sum(1) + 1
-    place = jnp.arange(index_BL.shape[1] + 2)[None]
+    position = jnp.arange(index_BL.shape[1] + 2)[None]
+    # Padding reads row 0 of types, which is no word; the new first and last columns are filled below.
     index_BL = jnp.pad(index_BL * mask_BL, [(0, 0), (1, 1)])
-    index_BL = jnp.where(place == 0, BEGIN, jnp.where(place == last_B[:, None], END, index_BL))
-    return index_BL, jnp.maximum(last_B[:, None] - place, 0), last_B
+    index_BL = jnp.where(position == 0, BEGIN, jnp.where(position == last_B[:, None], END, index_BL))
+    return index_BL, jnp.maximum(last_B[:, None] - position, 0), last_B

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import flax.struct
@@ -12,30 +12,44 @@ import jax.numpy as jnp
 from contexture.models import bert, elmo, gpt
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
 from contexture.models.encoding import Encoding
-from contexture.models.heads import language_model as lm_heads
-from contexture.models.heads import layer_mix as features
-from contexture.models.heads import tasks as task_heads
+from contexture.models.heads.language_model import MaskedLmHead, NextSentenceHead, NextTokenHead
+from contexture.models.heads.layer_mix import MixHead, MixPooledHead, MixTagHead
+from contexture.models.heads.linear_head import LinearHead
 from contexture.models.heads.sampled_softmax import BiLmHead
+from contexture.models.heads.tasks import ChoiceHead, PooledHead, SpanHead, TokenHead
 from contexture.models.layers.blocks import Init, activation_floats
 from contexture.models.layers.dropout import DropoutKey, repeat_for_choices
 from contexture.models.shapes import by_path
 
+HeadOutput: TypeAlias = Any
+"""Logits (jax.Array), TokenLosses of `lm`, {direction: TokenLosses} of `bilm`, or CrfOutput of `tag` with a CRF.
+
+Which one, the head's name and config decide, and who reads the output knows them; a union would have to be narrowed at
+each use.
+"""
+
 
 @flax.struct.dataclass
 class Outputs:
-    """What a model answers: the encoding and what each head says by name (logits; of `lm`, TokenLosses)."""
+    """The outputs of a model.
+
+    encoding     what the backbone returns
+    heads        what each head returns, by its name
+    mix_squares  Σ weights² of the heads' layer mixes, for their L2 penalty; None without such heads
+    """
 
     encoding: Encoding
-    heads: dict[str, Any]
+    heads: dict[str, HeadOutput]
     mix_squares: jax.Array | None = None
-    """The sum of the squared mixing weights of the heads that have such."""
 
 
 class Model(nn.Module):
-    """A backbone with its heads: batch of fields by name → Outputs.
+    """A backbone with its heads: batch of arrays by field name → Outputs.
 
-    dropout_key makes dropout's masks (None: evaluation). states asks for every layer's output. Fields BAL (the
-    alternatives of each line) are folded to (BA)L; the Encoding says so, and heads that answer for a line unfold.
+    dropout_key draws dropout's masks (None: evaluation). states asks for every layer's output.
+
+    Fields of dims BAL hold A alternatives of each example. The backbone reads them as B·A sequences; the Encoding's
+    `choices` is A, and heads that classify an example join its rows again.
     """
 
     backbone: nn.Module
@@ -44,40 +58,46 @@ class Model(nn.Module):
     def __call__(
         self, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None, *, states: bool = False
     ) -> Outputs:
-        folded = {name: _folded(x) for name, x in batch.items()}
-        lines = batch["tokens" if "tokens" in batch else "index"]
-        choices = lines.shape[1] if lines.ndim == 3 else 1
+        folded = {name: _fold_choices(x) for name, x in batch.items()}
+        tokens = batch["tokens" if "tokens" in batch else "index"]
+        choices = tokens.shape[1] if tokens.ndim == 3 else 1
+        # Heads on a mix of layers need every layer, whether or not the caller asks for them.
         states = states or any(getattr(head, "reads_states", False) for head in self.heads.values())
+        # The backbone draws dropout for each of the B·A rows; heads get the key of the B examples.
         encoding = self.backbone(folded, repeat_for_choices(dropout_key, choices), states=states).replace(
             choices=choices
         )
-        answers = {name: head(encoding, folded, dropout_key) for name, head in self.heads.items()}
+        outputs = {name: head(encoding, folded, dropout_key) for name, head in self.heads.items()}
+        # The raw weights before their softmax, as in the original's l2_coef.
         weights = [x for head in self.heads.values() for path, x in by_path(head.variables.get("params", {})).items()
                    if path.endswith("mix/weights")]  # fmt: skip
-        return Outputs(encoding, answers, jnp.square(jnp.concatenate(weights)).sum() if weights else None)
+        return Outputs(encoding, outputs, jnp.square(jnp.concatenate(weights)).sum() if weights else None)
 
 
-def _folded(x: jax.Array) -> jax.Array:
+def _fold_choices(x: jax.Array) -> jax.Array:
+    """BAL → (B·A)L; other arrays as they are."""
     return x.reshape(-1, x.shape[-1]) if x.ndim == 3 else x
 
 
 @dataclass(frozen=True)
 class Family:
-    """What the rest of the house needs to know of a family."""
+    """What code outside models/ needs to know about a model family. Its functions take the family's own config."""
 
-    backbone: Callable[[Any], nn.Module]
+    backbone: Callable[..., nn.Module]
+    """(config) → the backbone."""
     fields: dict[str, str]
-    """What the backbone reads of a batch."""
-    training_flops: Callable[[Any, dict[str, int]], float]
+    """The batch fields that the backbone reads: {"tokens": "i32 BL", …}."""
+    training_flops: Callable[..., float]
     """(config, sizes by letter) → FLOPs of one step."""
-    sizes: Callable[[Any, int], dict[str, int]]
+    sizes: Callable[..., dict[str, int]]
     """(config, classes) → sizes by letter."""
-    kernel_init: Callable[[Any], Init]
-    activation_floats: Callable[[Any, dict[str, int]], float]
-    """(config, sizes by letter) → about how many numbers a training step works on at once beside its parameters."""
+    kernel_init: Callable[..., Init]
+    """(config) → the initialiser of kernels."""
+    activation_floats: Callable[..., float]
+    """(config, sizes by letter) → about how many activations a training step holds at once."""
 
 
-FAMILIES: dict[type, Family] = {
+FAMILIES: dict[type[ModelConfig], Family] = {
     BertConfig: Family(bert.Bert, bert.FIELDS, bert.training_flops, bert.sizes, bert.kernel_init, activation_floats),
     GptConfig: Family(gpt.Gpt, gpt.FIELDS, gpt.training_flops, gpt.sizes, gpt.kernel_init, activation_floats),
     ElmoConfig: Family(
@@ -85,84 +105,80 @@ FAMILIES: dict[type, Family] = {
     ),
 }
 
-
-def _mlm(config: BertConfig, classes: int) -> nn.Module:
-    return lm_heads.MaskedLM(
-        bert.sizes(config), config.gelu, config.eps, bert.kernel_init(config), jnp.dtype(config.dtype), config.tied
-    )
+# The factories of heads: (config, sizes by letter) → head. sizes["C"] is the number of a task's classes; BERT's
+# next-sentence and span heads have always two.
+HeadFactory: TypeAlias = Callable[..., nn.Module]
 
 
-def _nsp(config: BertConfig, classes: int) -> nn.Module:
-    return lm_heads.NextSentence(bert.sizes(config), bert.kernel_init(config), jnp.dtype(config.dtype))
+def _masked_lm(config: BertConfig, sizes: dict[str, int]) -> nn.Module:
+    return MaskedLmHead(
+        sizes, config.gelu, config.eps, bert.kernel_init(config), jnp.dtype(config.dtype), config.tied
+    )  # fmt: skip
 
 
-def _lm(config: GptConfig, classes: int) -> nn.Module:
-    return lm_heads.NextTokenHead(gpt.sizes(config), gpt.kernel_init(config), jnp.dtype(config.dtype), config.tied)
+def _next_sentence(config: BertConfig, sizes: dict[str, int]) -> nn.Module:
+    return NextSentenceHead({**sizes, "C": 2}, bert.kernel_init(config), jnp.dtype(config.dtype))
 
 
-def _span(config: BertConfig, classes: int) -> nn.Module:
-    return task_heads.SpanHead({**bert.sizes(config), "C": 2}, bert.kernel_init(config), jnp.dtype(config.dtype))
+def _next_token(config: GptConfig, sizes: dict[str, int]) -> nn.Module:
+    return NextTokenHead(sizes, gpt.kernel_init(config), jnp.dtype(config.dtype), config.tied)
 
 
-def _bilm(config: ElmoConfig, classes: int) -> nn.Module:
-    return BiLmHead(elmo.sizes(config), config.dropout, jnp.dtype(config.dtype))
+def _span(config: BertConfig, sizes: dict[str, int]) -> nn.Module:
+    return SpanHead({**sizes, "C": 2}, bert.kernel_init(config), jnp.dtype(config.dtype))
 
 
-def _task(head: type[nn.Module]) -> Callable[[Any, int], nn.Module]:
-    def make(config: ModelConfig, classes: int) -> nn.Module:
-        family = FAMILIES[type(config)]
-        dtype = jnp.dtype(config.dtype)
-        return head(family.sizes(config, classes), config.head_dropout, family.kernel_init(config), dtype)  # pyright: ignore[reportCallIssue]
-
-    return make
+def _bilm(config: ElmoConfig, sizes: dict[str, int]) -> nn.Module:
+    return BiLmHead(sizes, config.dropout, jnp.dtype(config.dtype))
 
 
-def _features(head: type[nn.Module], settings: HeadConfig, config: ModelConfig, classes: int) -> nn.Module:
-    family = FAMILIES[type(config)]
-    dtype = jnp.dtype(config.dtype)
-    return head(family.sizes(config, classes), config.head_dropout, family.kernel_init(config), dtype, settings)  # pyright: ignore[reportCallIssue]
+def _task_head(head: type[LinearHead]) -> HeadFactory:
+    def factory(config: ModelConfig, sizes: dict[str, int]) -> nn.Module:
+        kernel_init = FAMILIES[type(config)].kernel_init(config)
+        return head(sizes, kernel_init, jnp.dtype(config.dtype), config.head_dropout)
+
+    return factory
 
 
-FEATURES: dict[str, type[nn.Module]] = {
-    "classify": features.PooledFeatures,
-    "regress": features.PooledFeatures,
-    "tag": features.TagFeatures,
-}
-"""The heads of tasks that read a mix of the layers."""
-HEADS: dict[str, Callable[[Any, int], nn.Module]] = {
-    "mlm": _mlm,
-    "nsp": _nsp,
-    "lm": _lm,
+HEADS: dict[str, HeadFactory] = {
+    "mlm": _masked_lm,
+    "nsp": _next_sentence,
+    "lm": _next_token,
     "bilm": _bilm,
-    "classify": _task(task_heads.Pooled),
-    "regress": _task(task_heads.Pooled),
-    "tag": _task(task_heads.PerToken),
-    "choice": _task(task_heads.ChoiceHead),
+    "classify": _task_head(PooledHead),
+    "regress": _task_head(PooledHead),
+    "tag": _task_head(TokenHead),
+    "choice": _task_head(ChoiceHead),
     "span": _span,
 }
-"""(config, classes) → head. classes is the number of labels of a task."""
+MIX_HEADS: dict[str, type[MixHead]] = {"classify": MixPooledHead, "regress": MixPooledHead, "tag": MixTagHead}
+"""The heads that stand in for those of HEADS where a task reads a mix of the layers."""
+
+_NO_MIX = HeadConfig()
 
 
-_PLAIN = HeadConfig()
+def build(config: ModelConfig, heads: tuple[str, ...] = (), classes: int = 1, head: HeadConfig = _NO_MIX) -> Model:
+    """Returns the model of a configuration with the named heads: `build(BertConfig(), ("mlm", "nsp"))`.
 
+    classes is a task's number of labels; `head` says what the heads of tasks read.
+    """
+    family = FAMILIES[type(config)]
+    sizes = family.sizes(config, classes)
 
-def build(config: ModelConfig, heads: tuple[str, ...] = (), classes: int = 1, head: HeadConfig = _PLAIN) -> Model:
-    """The model of a configuration with the heads named: `build(BertConfig(), ("mlm", "nsp"))`. head: what those of a
-    task read."""
+    def build_head(name: str) -> nn.Module:
+        if head.mix != "off" and name in MIX_HEADS:
+            dtype = jnp.dtype(config.dtype)
+            return MIX_HEADS[name](sizes, family.kernel_init(config), dtype, config.head_dropout, head)
+        return HEADS[name](config, sizes)
 
-    def made(name: str) -> nn.Module:
-        if head.mix != "off" and name in FEATURES:
-            return _features(FEATURES[name], head, config, classes)
-        return HEADS[name](config, classes)
-
-    return Model(FAMILIES[type(config)].backbone(config), {name: made(name) for name in heads})
+    return Model(family.backbone(config), {name: build_head(name) for name in heads})
 
 
 def example(fields: dict[str, str], sizes: dict[str, int]) -> dict[str, jax.Array]:
-    """A batch of ones by its spec, for shapes: `example({"tokens": "i32 BL"}, {"B": 1, "L": 8})`."""
-    kinds = {"i32": jnp.int32, "f32": jnp.float32}
+    """Returns a batch of ones by its spec, for its shapes: `example({"tokens": "i32 BL"}, {"B": 1, "L": 8})`."""
+    dtypes = {"i32": jnp.int32, "f32": jnp.float32}
     batch = {}
     for name, spec in fields.items():
-        kind, _, dims = spec.partition(" ")
-        batch[name] = jnp.ones(tuple(sizes[letter] for letter in dims), kinds[kind])
+        dtype, _, dims = spec.partition(" ")
+        batch[name] = jnp.ones(tuple(sizes[letter] for letter in dims), dtypes[dtype])
     return batch

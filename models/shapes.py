@@ -1,24 +1,30 @@
-"""The alphabet of the house: one legend for array names, einsums, batch fields, parameter dims and mesh rules.
+"""The dimension letters: one legend for array names, einsums, batch fields, parameter dims and sharding rules.
 
     B batch            L length (queries)   M memory length (keys)   D hidden width     V vocabulary
     H heads            K width of one head  F feed-forward width     N layers           T segment types
     P predicted slots  C classes            A choices                R distinct words   W characters per word
-    E character width  U LSTM cell units    G gates (four)      J LSTM direction   S sampled negatives
+    E character width  U LSTM cell units    G gates (four)           J LSTM direction   S sampled negatives
     _ a dim without a letter
 
 Arrays are named `x_BLD`; equal letters in one function mean equal sizes.
 """
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+Params: TypeAlias = Mapping[str, "Params | jax.Array"]
+"""Parameters as nested mappings: {"backbone": {"embeddings": {"tokens": array, …}, …}, "heads_<name>": …}."""
 
 LETTERS = frozenset("BLMDVHKFNTPCARWEUGJS_")
 
-
-# Every parameter of every family, and what is carried from step to step: path → dims. Exactly one row matches a path.
+# Every parameter of every family, and the state carried from step to step: path → dims. Exactly one row matches a path.
+# Sharding, weight decay, transfer and the parameter table of a run all go by these dims. "_" is never sharded: a second
+# D of a square kernel, or a dim too small to be worth it.
 PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"backbone/embeddings/tokens", "VD"),
     (r"backbone/embeddings/positions", "LD"),
@@ -68,38 +74,43 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
 )
 
 
-def check(x: Any, dims: str, **sizes: int) -> dict[str, int]:
-    """The sizes of x by letter: `check(x, "BLD", D=64)` → {"B": 2, "L": 8, "D": 64}.
+def check(x: jax.Array | np.ndarray, dims: str, **sizes: int) -> dict[str, int]:
+    """Returns the sizes of x by letter: `check(x, "BLD", D=64)` → {"B": 2, "L": 8, "D": 64}.
 
-    Raises ValueError where the rank is another, or where a letter has two sizes.
+    Raises: ValueError if the rank differs, or if a letter has two sizes.
     """
     if x.ndim != len(dims):
         raise ValueError(f"an array of shape {tuple(x.shape)} is not {dims}: {len(dims)} dims are wanted")
-    found = dict(sizes)
+    by_letter = dict(sizes)
     for letter, size in zip(dims, x.shape, strict=True):
-        if letter != "_" and found.setdefault(letter, size) != size:
-            raise ValueError(f"an array of shape {tuple(x.shape)} is not {dims}: {letter}={found[letter]} is wanted")
-    return found
+        if letter != "_" and by_letter.setdefault(letter, size) != size:
+            expected = f"{letter}={by_letter[letter]}"
+            raise ValueError(f"an array of shape {tuple(x.shape)} is not {dims}: {expected} is wanted")
+    return by_letter
 
 
-def path_of(keys: tuple[Any, ...]) -> str:
-    """A jax key path as one string: 'backbone/layers/ffn/in/kernel'."""
+def path_of(keys: tuple[object, ...]) -> str:
+    """Returns a jax key path as one string: 'backbone/layers/ffn/in/kernel'."""
+    # jax has a class of key for each container: dict (key), dataclass (name), sequence (idx).
     return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in keys)
 
 
-def by_path(tree: Any) -> dict[str, Any]:
-    """A tree's arrays by their paths."""
+def by_path(tree: object) -> dict[str, Any]:
+    """Returns the leaves of a tree by their paths. They are whatever the tree holds: arrays, shapes or shardings."""
     return {path_of(keys): x for keys, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def dims_of(path: str) -> str:
-    """The dims of a parameter by its path. Raises ValueError unless exactly one row of PARAMETER_DIMS matches."""
+    """Returns the dims of a parameter by its path.
+
+    Raises: ValueError unless exactly one row of PARAMETER_DIMS matches.
+    """
     rows = [dims for pattern, dims in PARAMETER_DIMS if re.fullmatch(pattern, path)]
     if len(rows) != 1:
         raise ValueError(f"parameter {path} matches {len(rows)} rows of PARAMETER_DIMS, not exactly one")
     return rows[0]
 
 
-def count(parameters: Any) -> int:
-    """How many numbers a tree of arrays (or of shapes) holds."""
+def count(parameters: object) -> int:
+    """Returns how many numbers a tree of arrays (or of shapes) holds."""
     return sum(int(jnp.size(x)) if not hasattr(x, "size") else int(x.size) for x in jax.tree.leaves(parameters))

@@ -1,13 +1,17 @@
-"""Which mesh axis shards which letter, and arrays constrained to it: the one file of models that knows of devices."""
+"""Sharding by dimension letter: which mesh axes shard a letter, and arrays constrained to that.
+
+This is the only file of models/ that knows about devices.
+"""
 
 import math
-from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
-# Which mesh axes a letter is cut over. In one array an axis serves once: the first letter that asks has it.
 MESH_AXES = ("data", "fsdp", "tensor")
+# The mesh axes that may shard each letter, in order of preference. B and R: data parallelism. V, H, F and U: tensor
+# parallelism over vocabulary, heads, feed-forward and cells. D and J: parameters sharded over the same devices that
+# share the batch (FSDP, ZeRO-3).
 RULES: dict[str, tuple[str, ...]] = {
     "B": ("data", "fsdp"),
     "V": ("tensor",),
@@ -20,56 +24,62 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 
 
-def spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]) -> PartitionSpec:
-    """How an array with these dims is cut over a mesh: `spec("NDF", shape, sizes)` → P(None, "fsdp", "tensor").
+def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]) -> PartitionSpec:
+    """Returns how a mesh shards an array with these dims: `partition_spec("NDF", shape, sizes)` →
+    P(None, "fsdp", "tensor").
 
-    A mesh axis of size one is left out. A dim that an axis does not divide (a vocabulary of 119,547 over two)
-    leaves the axis to the letter behind it where there is one, so that a table stays cut: VD → (None, (fsdp, tensor)).
+    An axis shards one dim of an array at most: the first whose letter has it in RULES and whose size it divides. Axes
+    of size one are left out. An axis that does not divide its dim passes on to the next dim that has a rule. So a table
+    with an odd vocabulary, VD with V = 119,547, stays sharded, by its width: (None, ("fsdp", "tensor")).
     """
-    free = {axis for axis, size in axis_sizes.items() if size > 1}
-    left_over: tuple[str, ...] = ()
-    entries: list[Any] = []
+    unused = {axis for axis, size in axis_sizes.items() if size > 1}
+    passed_on: tuple[str, ...] = ()
+    entries: list[tuple[str, ...] | str | None] = []
     for letter, size in zip(dims, shape, strict=True):
-        wanted = RULES.get(letter, ())
-        if wanted and letter != "B":
-            wanted, left_over = wanted + left_over, ()
-        taken: list[str] = []
-        for axis in wanted:
-            if axis not in free:
+        candidates = RULES.get(letter, ())
+        # The batch neither takes nor passes on: an activation whose batch does not divide is left to the partitioner,
+        # rather than its width sharded by an axis of the batch.
+        if candidates and letter != "B":
+            candidates, passed_on = candidates + passed_on, ()
+        chosen: list[str] = []
+        for axis in candidates:
+            if axis not in unused:
                 continue
-            cut = axis_sizes[axis]
-            for other in taken:
-                cut *= axis_sizes[other]
-            if size % cut == 0:
-                taken.append(axis)
-                free.discard(axis)
+            shards = axis_sizes[axis] * math.prod(axis_sizes[other] for other in chosen)
+            if size % shards == 0:
+                chosen.append(axis)
+                unused.discard(axis)
             elif letter != "B":
-                left_over += (axis,)
-        entries.append(tuple(taken) if len(taken) > 1 else taken[0] if taken else None)
+                passed_on += (axis,)
+        entries.append(tuple(chosen) if len(chosen) > 1 else chosen[0] if chosen else None)
     return PartitionSpec(*entries)
 
 
-def devices_of_batch() -> int:
-    """How many devices of the mesh in use share a batch; 1 without a mesh."""
+def batch_devices() -> int:
+    """Returns how many devices of the current mesh share a batch; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.prod(mesh.shape.get(axis, 1) for axis in RULES["B"])
 
 
-def shares(size: int) -> int:
-    """How many devices of the mesh in use share a batch of so many lines; 1 where they cannot share it evenly."""
-    count = devices_of_batch()
-    return count if size % count == 0 else 1
+def batch_shards(rows: int) -> int:
+    """Returns how many devices of the current mesh share a batch of so many rows; 1 if they do not divide it."""
+    devices = batch_devices()
+    return devices if rows % devices == 0 else 1
 
 
-def whole(letter: str) -> bool:
-    """Whether a letter's dim is whole on each device of the mesh in use."""
+def is_unsharded(letter: str) -> bool:
+    """Returns whether each device of the current mesh holds the whole of a letter's dim."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.empty or all(mesh.shape.get(axis, 1) == 1 for axis in RULES.get(letter, ()))
 
 
 def constrain(x: jax.Array, dims: str) -> jax.Array:
-    """Ask the partitioner for x cut by its dims on the mesh in use (`jax.set_mesh`); without a mesh, x itself."""
+    """Asks the partitioner to shard x by its dims on the current mesh (`jax.set_mesh`). Returns x itself without one.
+
+    The partitioner propagates shardings from parameters and batch by itself. Constraints stand where its guess is bad:
+    after gathers from tables, at a loop's carry, and where a loss is computed in chunks.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return x
-    return jax.lax.with_sharding_constraint(x, spec(dims, x.shape, dict(mesh.shape)))
+    return jax.lax.with_sharding_constraint(x, partition_spec(dims, x.shape, dict(mesh.shape)))

@@ -1,22 +1,39 @@
-"""The softmax over a vocabulary and its loss, in parts, so that the logits of a whole batch are never there at once."""
+"""The softmax over a large vocabulary and its loss, in chunks, so that the logits of a whole batch never exist at once.
+
+A batch of 64 sequences of 1024 tokens has 3.3 billion float32 logits over GPT-2's vocabulary: 13 GB, and as much again
+for their gradient. A chunk is a range of positions of every sequence.
+"""
 
 import functools
-from typing import Any
+from typing import TypeAlias
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from contexture.models.sharding import constrain, shares
+from contexture.models.sharding import batch_shards, constrain
 
-MOST_LOGITS = 1 << 24
-"""Float32 logits that a device works on at once (64 MiB), unless those of one position of every line are more."""
+MAX_LOGITS = 1 << 24
+"""Float32 logits that a device holds at once (64 MiB), unless one position of every sequence has more."""
+Tables: TypeAlias = tuple[jax.Array, jax.Array | None]
+"""(table, bias or None), or their gradients."""
+Losses: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+"""(total, loss_BL, hit_BL)."""
+Gradients: TypeAlias = tuple[jax.Array, jax.Array, jax.Array | None]
+"""Of the total, for (x, table, bias or None)."""
+ChunkOutputs: TypeAlias = tuple[jax.Array, jax.Array, jax.Array | None]
+"""(loss_BL, hit_BL, gradient to x or None) of a chunk."""
 
 
 @flax.struct.dataclass
 class TokenLosses:
-    """total: Σ weight · loss, the only one with a gradient. loss_BL in nats; hit_BL: 1 where the next token's logit is
-    greater than all others, else 0 (a tie is no hit: train.losses.cross_entropy)."""
+    """The losses of a batch's next tokens.
+
+    total     Σ weight · loss, the only one with a gradient
+    loss_BL   in nats
+    hit_BL    1 where the next token's logit is greater than all others, else 0 (a tie is no hit, as in
+              train.losses.cross_entropy)
+    """
 
     total: jax.Array
     loss_BL: jax.Array
@@ -26,10 +43,10 @@ class TokenLosses:
 def next_token_loss(
     x_BLD: jax.Array, table_VD: jax.Array, next_BL: jax.Array, weights_BL: jax.Array, bias_V: jax.Array | None = None
 ) -> TokenLosses:
-    """The cross entropy of next under softmax(x · table + bias), weighted; bias_V in float32.
+    """-log softmax(x · table + bias)[next], and its weighted sum; bias_V in float32.
 
-    The gradient of the total is formed in the forward pass, part by part of the line (a part's logits are there
-    anyway), and only scaled in the backward pass; nothing of the size of the logits is kept.
+    The gradient of the total is formed in the forward pass, chunk by chunk, while a chunk's logits exist anyway. The
+    backward pass only scales it. Nothing of the size of the logits is kept between the two.
     """
     return TokenLosses(*_loss(x_BLD, table_VD, bias_V, next_BL, weights_BL))
 
@@ -37,23 +54,26 @@ def next_token_loss(
 @jax.custom_vjp
 def _loss(
     x_BLD: jax.Array, table_VD: jax.Array, bias_V: jax.Array | None, next_BL: jax.Array, weights_BL: jax.Array
-) -> tuple[jax.Array, ...]:
-    return _in_parts(x_BLD, table_VD, bias_V, next_BL, weights_BL, gradient=False)[0]
+) -> Losses:
+    return _chunked_loss(x_BLD, table_VD, bias_V, next_BL, weights_BL, gradient=False)[0]
 
 
-def _forward(*arguments: Any) -> Any:
-    return _in_parts(*arguments, gradient=True)
+def _loss_forward(
+    x_BLD: jax.Array, table_VD: jax.Array, bias_V: jax.Array | None, next_BL: jax.Array, weights_BL: jax.Array
+) -> tuple[Losses, Gradients | None]:
+    return _chunked_loss(x_BLD, table_VD, bias_V, next_BL, weights_BL, gradient=True)
 
 
-def _backward(saved: Any, cotangents: Any) -> Any:
-    scaled = jax.tree.map(lambda x: (x.astype(jnp.float32) * cotangents[0]).astype(x.dtype), saved)
+def _loss_backward(gradients: Gradients, cotangents: Losses) -> tuple[jax.Array | None, ...]:
+    # The total is a scalar, so the chain rule is one factor. loss_BL and hit_BL are for reports and have no gradient.
+    scaled = jax.tree.map(lambda x: (x.astype(jnp.float32) * cotangents[0]).astype(x.dtype), gradients)
     return *scaled, None, None
 
 
-_loss.defvjp(_forward, _backward)
+_loss.defvjp(_loss_forward, _loss_backward)
 
 
-def _in_parts(
+def _chunked_loss(
     x_BLD: jax.Array,
     table_VD: jax.Array,
     bias_V: jax.Array | None,
@@ -61,45 +81,47 @@ def _in_parts(
     weights_BL: jax.Array,
     *,
     gradient: bool,
-) -> Any:
-    """((total, loss_BL, hit_BL), (the gradient of total to x, to table, and to bias or None) or None)."""
+) -> tuple[Losses, Gradients | None]:
+    """Returns the losses, and the gradients of their total or None."""
     B, L, D = x_BLD.shape
-    V, devices = table_VD.shape[0], shares(B)
-    parts = -(-L // max(MOST_LOGITS * devices // (B * V), 1))
-    columns = -(-L // parts)
+    V, devices = table_VD.shape[0], batch_shards(B)
+    # The fewest chunks whose logits fit, then positions spread evenly over them.
+    chunks = -(-L // max(MAX_LOGITS * devices // (B * V), 1))
+    positions = -(-L // chunks)
     arguments = (x_BLD, next_BL, weights_BL)
-    of_part = functools.partial(_part, table_VD=table_VD, bias_V=bias_V, gradient=gradient)
-    to_tables: Any  # gradients
-    found: Any
-    if parts == 1:
-        found, to_tables = of_part(*arguments)
+    chunk_loss = functools.partial(_chunk_loss, table_VD=table_VD, bias_V=bias_V, gradient=gradient)
+    if chunks == 1:
+        (loss_BL, hit_BL, dx_BLD), dtables = chunk_loss(*arguments)
     else:
 
-        def part(to_tables: Any, arguments: Any) -> tuple[Any, Any]:
-            found, more = of_part(*arguments)
-            return jax.tree.map(lambda a, b: constrain(a + b, "BVD"[: a.ndim]), to_tables, more), found
+        def add_chunk(dtables: Tables | None, chunk: list[jax.Array]) -> tuple[Tables | None, ChunkOutputs]:
+            outputs, chunk_dtables = chunk_loss(*chunk)
+            return jax.tree.map(lambda a, b: constrain(a + b, "BVD"[: a.ndim]), dtables, chunk_dtables), outputs
 
-        def cut(x: jax.Array) -> jax.Array:  # the last part is filled up with what has no weight
-            x = jnp.pad(x, [(0, 0), (0, parts * columns - L)] + [(0, 0)] * (x.ndim - 2))
-            return jnp.moveaxis(x.reshape(B, parts, columns, *x.shape[2:]), 1, 0)
+        def split_chunks(x: jax.Array) -> jax.Array:
+            # BL… → chunks B L/chunks …; the last chunk is padded with positions of weight 0.
+            x = jnp.pad(x, [(0, 0), (0, chunks * positions - L)] + [(0, 0)] * (x.ndim - 2))
+            return jnp.moveaxis(x.reshape(B, chunks, positions, *x.shape[2:]), 1, 0)
+
+        def join_chunks(x: jax.Array) -> jax.Array:
+            return jnp.moveaxis(x, 0, 1).reshape(B, chunks * positions, *x.shape[3:])[:, :L]
 
         def zeros(x: jax.Array) -> jax.Array:
+            # The tables' gradients are summed in float32, each device's share apart.
             return constrain(jnp.zeros((devices, *x.shape), jnp.float32), "BVD"[: x.ndim + 1])
 
-        first = jax.tree.map(zeros, (table_VD, bias_V)) if gradient else None
-        to_tables, found = jax.lax.scan(part, first, [cut(x) for x in arguments])
-        found = [
-            None if x is None else jnp.moveaxis(x, 0, 1).reshape(B, parts * columns, *x.shape[3:])[:, :L] for x in found
-        ]
-    loss_BL, hit_BL, dx_BLD = found
-    answer = (loss_BL * weights_BL).sum(), loss_BL, hit_BL
-    if not gradient:
-        return answer, None
-    to_tables = jax.tree.map(lambda x, dx: dx.sum(0).astype(x.dtype), (table_VD, bias_V), to_tables)
-    return answer, (dx_BLD, *to_tables)
+        initial = jax.tree.map(zeros, (table_VD, bias_V)) if gradient else None
+        dtables, outputs = jax.lax.scan(add_chunk, initial, [split_chunks(x) for x in arguments])
+        loss_BL, hit_BL, dx_BLD = jax.tree.map(join_chunks, outputs)
+    losses = (loss_BL * weights_BL).sum(), loss_BL, hit_BL
+    if dx_BLD is None:  # no gradient is asked for
+        return losses, None
+    # Over the devices at last: one all-reduce of the table's size a step, whatever the number of chunks.
+    dtable_VD, dbias_V = jax.tree.map(lambda x, dx: dx.sum(0).astype(x.dtype), (table_VD, bias_V), dtables)
+    return losses, (dx_BLD, dtable_VD, dbias_V)
 
 
-def _part(
+def _chunk_loss(
     x_BLD: jax.Array,
     next_BL: jax.Array,
     weights_BL: jax.Array,
@@ -107,32 +129,37 @@ def _part(
     table_VD: jax.Array,
     bias_V: jax.Array | None,
     gradient: bool,
-) -> Any:
-    """((loss_BL, hit_BL, gradient to x), (gradient to table, to bias), each by each device's lines), None where they
-    are not wanted.
+) -> tuple[ChunkOutputs, Tables | None]:
+    """loss = top + log Σ exp(logits - top) - label; dlogits = weight · (softmax(logits) - one_hot(next)).
 
-    The next token's logit is picked by comparison, not by a gather, so that a vocabulary cut over devices stays cut.
+    Returns ((loss_BL, hit_BL, gradient to x), (gradient to table, to bias)). The tables' gradients have a leading
+    dim of devices, B: each device's sequences are summed apart. Gradients that are not asked for are None.
     """
     logits_BLV = jnp.einsum("BLD,VD->BLV", x_BLD, table_VD, preferred_element_type=jnp.float32)
     if bias_V is not None:
         logits_BLV += bias_V[None, None]
+    # The next token's logit is picked by comparison: a gather along V would bring a sharded vocabulary together on
+    # every device.
     chosen_BLV = jax.lax.broadcasted_iota(jnp.int32, logits_BLV.shape, 2) == next_BL[..., None]
     label_BL = jnp.where(chosen_BLV, logits_BLV, 0.0).sum(-1)
     others_BL = jnp.where(chosen_BLV, -jnp.inf, logits_BLV).max(-1)
+    # The maximum is subtracted, so that no exp overflows. It comes in two parts because a hit needs to know whether the
+    # label's logit is greater than all others.
     top_BL = jnp.maximum(others_BL, label_BL)
-    shares_BLV = jnp.exp(logits_BLV - top_BL[..., None])
-    sum_BL = shares_BLV.sum(-1)
+    exp_BLV = jnp.exp(logits_BLV - top_BL[..., None])
+    sum_BL = exp_BLV.sum(-1)
     loss_BL, hit_BL = top_BL + jnp.log(sum_BL) - label_BL, (label_BL > others_BL).astype(jnp.float32)
     if not gradient:
         return (loss_BL, hit_BL, None), None
+    # softmax = exp/sum, with the weight and 1/sum as one factor per position.
     scale_BL = weights_BL / sum_BL
-    dlogits_BLV = shares_BLV * scale_BL[..., None] - jnp.where(chosen_BLV, weights_BL[..., None], 0.0)
-    by_device = shares(x_BLD.shape[0])
-    dbias_BV = None if bias_V is None else constrain(dlogits_BLV.reshape(by_device, -1, bias_V.size).sum(1), "BV")
+    dlogits_BLV = exp_BLV * scale_BL[..., None] - jnp.where(chosen_BLV, weights_BL[..., None], 0.0)
+    # Each device sums its own sequences, so that no gradient of the table's size crosses the mesh in every chunk.
+    devices = batch_shards(x_BLD.shape[0])
+    dbias_BV = None if bias_V is None else constrain(dlogits_BLV.reshape(devices, -1, bias_V.size).sum(1), "BV")
     dlogits_BLV = dlogits_BLV.astype(x_BLD.dtype)
     dx_BLD = constrain(jnp.einsum("BLV,VD->BLD", dlogits_BLV, table_VD), "BLD")
-    # Each device sums its own lines, so that no gradient of the table's size crosses the mesh in every part. Of a
-    # product of matrices nothing is copied.
-    rows = (x.reshape(by_device, -1, x.shape[-1]) for x in (dlogits_BLV, x_BLD))
+    # B·L as one dim T makes the table's gradient a plain matrix product, for which XLA copies nothing.
+    rows = (x.reshape(devices, -1, x.shape[-1]) for x in (dlogits_BLV, x_BLD))
     dtable_BVD = constrain(jnp.einsum("BTV,BTD->BVD", *rows, preferred_element_type=jnp.float32), "BVD")
     return (loss_BL, hit_BL, dx_BLD), (dtable_BVD, dbias_BV)

@@ -1,56 +1,81 @@
-"""What a task reads of a backbone's layers, frozen or tuned: a mix of them, through a biLSTM of the task's own (Peters
-et al. 2018, sections 3.2 and 3.3), and the heads over it."""
+"""Task heads on a learned mix of the backbone's layers, frozen or fine-tuned (Peters et al. 2018, sections 3.2, 3.3).
 
-from typing import Any
+layers → scalar mix → dropout → the task's biLSTM (optional) → linear map, with a CRF over tags (optional)
+"""
+
+from typing import TypedDict
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from contexture.models.config import HeadConfig
 from contexture.models.encoding import Encoding
 from contexture.models.heads.crf import CrfOutput, LinearChainCRF
-from contexture.models.layers.blocks import Init, logits_linear
+from contexture.models.heads.linear_head import LinearHead
+from contexture.models.layers.blocks import logits_linear
 from contexture.models.layers.dropout import DropoutKey, dropout, repeat_for_choices
-from contexture.models.shapes import by_path
+from contexture.models.shapes import Params, by_path
 
 SITE = 1 << 17
-"""Dropout's first site in these heads."""
+"""Dropout's first site in these heads: above those of heads without a mix."""
 EPS = 1e-12
 
 
 class ScalarMix(nn.Module):
-    """gamma · Σ softmax(weights)_n · layer_n: layers BLD, mask i32 BL → BLD. Weights begin with 0, gamma with 1.
+    """gamma · Σ_n softmax(weights)_n · layer_n: layers BLD, mask i32 BL → BLD. Weights start at 0, gamma at 1.
 
-    norm: each layer is normed first, with one mean and one variance over all features of all words of the batch, and
-    nothing learned (bilm-tf, weight_layers; AllenNLP, ScalarMix).
+    norm: each layer is normalised first, with one mean and one variance over all features of all words of the batch and
+    no learned scale (bilm-tf, weight_layers; AllenNLP, ScalarMix).
     """
 
     norm: bool = False
 
     @nn.compact
     def __call__(self, layers: tuple[jax.Array, ...], mask_BL: jax.Array) -> jax.Array:
+        # Equal weights at first: an untrained mix is the layers' mean.
         weights_N = jax.nn.softmax(self.param("weights", nn.initializers.zeros, (len(layers),)))
         gamma = self.param("gamma", nn.initializers.ones, ())
         if self.norm:
-            layers = tuple(_normed_together(x_BLD, mask_BL) for x_BLD in layers)
+            layers = tuple(_norm_over_batch(x_BLD, mask_BL) for x_BLD in layers)
+        # The weights are float32, and so is the sum; it is rounded to the layers' dtype once.
         mixed = jnp.stack([weights_N[n] * x_BLD for n, x_BLD in enumerate(layers)]).sum(0)
         return (gamma * mixed).astype(layers[0].dtype)
 
 
-def learned_mixes(params: Any) -> dict[str, dict[str, Any]]:
-    """Of each mix of several layers of a model, by where it goes ("input", "output"): {"weights": the share of each
-    layer, the words' own first, "gamma": …}."""
-    found = {}
-    for path, x in by_path(params).items():
+class LearnedMix(TypedDict):
+    """The learned values of a scalar mix; weights after the softmax, the embeddings' first."""
+
+    weights: list[float]
+    gamma: float
+
+
+def learned_mixes(params: Params) -> dict[str, LearnedMix]:
+    """Returns a model's mixes of several layers by where they go: "input" or "output" of the task's biLSTM."""
+    mixes: dict[str, LearnedMix] = {}
+    leaves = by_path(params)
+    for path, x in leaves.items():
+        # A mix of one layer has nothing to report: its weight is 1.
         if path.endswith("mix/weights") and x.size > 1:
-            gamma = by_path(params)[path.replace("weights", "gamma")]
-            place = "output" if "output_mix" in path else "input"
-            found[place] = {"weights": jax.nn.softmax(x).tolist(), "gamma": float(gamma)}
-    return found
+            gamma = leaves[path.replace("weights", "gamma")]
+            name = "output" if "output_mix" in path else "input"
+            mixes[name] = {"weights": jax.nn.softmax(x).tolist(), "gamma": float(gamma)}
+    return mixes
 
 
-def _normed_together(x_BLD: jax.Array, mask_BL: jax.Array) -> jax.Array:
+def describe_mixes(params: Params) -> list[str]:
+    """The learned mixes for people, a sentence each."""
+    return [
+        f"learned mix at the {place}, the words' own layer first: {' '.join(f'{w:.3f}' for w in mix['weights'])}; "
+        f"gamma {mix['gamma']:.3f}"
+        for place, mix in learned_mixes(params).items()
+    ]
+
+
+def _norm_over_batch(x_BLD: jax.Array, mask_BL: jax.Array) -> jax.Array:
+    """(x - mean)/sqrt(var + eps) with scalars mean and var over all words of the batch, padding left out."""
+    # Over the whole batch, as in the original: outputs depend a little on which sequences share a batch.
     inside_BLD = mask_BL[:, :, None].astype(jnp.float32)
     count = jnp.maximum(inside_BLD.sum() * x_BLD.shape[-1], 1.0)
     x_BLD = x_BLD.astype(jnp.float32)
@@ -60,97 +85,101 @@ def _normed_together(x_BLD: jax.Array, mask_BL: jax.Array) -> jax.Array:
 
 
 class TaskLstm(nn.Module):
-    """A biLSTM over each line's words: x_BLD, mask i32 BL → both directions side by side."""
+    """A biLSTM over the words of each sequence: x_BLD, mask i32 BL → both directions side by side, BLX."""
 
     cells: int
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array, mask_BL: jax.Array) -> jax.Array:
-        lengths_B, both = mask_BL.sum(1), []
+        # With its length given, the backward direction starts at each sequence's last word instead of at padding.
+        lengths_B, directions = mask_BL.sum(1), []
         for name, reverse in (("forward", False), ("backward", True)):
             cell = nn.OptimizedLSTMCell(self.cells, dtype=self.dtype, parent=None)
-            run = nn.RNN(cell, reverse=reverse, keep_order=True, name=name)
-            both.append(run(x_BLD, seq_lengths=lengths_B))
-        return jnp.concatenate(both, -1)
+            rnn = nn.RNN(cell, reverse=reverse, keep_order=True, name=name)
+            directions.append(rnn(x_BLD, seq_lengths=lengths_B))
+        return jnp.concatenate(directions, -1)
 
 
-class Features(nn.Module):
-    """Encoding with states → what the task reads of each word, BLX."""
+class MixedFeatures(nn.Module):
+    """The mix of layers, before or after the task's biLSTM, or both: Encoding with states → BLX."""
 
     head: HeadConfig
     rate: float
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, encoding: Encoding, dropout_key: DropoutKey | None) -> jax.Array:
         h, mask_BL, states = self.head, encoding.mask_BL, encoding.states
         layers = {"all": states, "top": states[-1:], "words": states[:1]}[h.mix]
-        below = states[:1] if h.place == "output" else layers
-        x_BLD = ScalarMix(h.mix_norm, name="mix")(below, mask_BL)
+        # Where the mix joins the biLSTM's output alone, its input is the context-free layer: the words' embeddings.
+        lstm_layers = states[:1] if h.place == "output" else layers
+        x_BLD = ScalarMix(h.mix_norm, name="mix")(lstm_layers, mask_BL)
+        # Dropout before and after the biLSTM; each place has a site of its own.
         x_BLD = dropout(x_BLD, self.rate, dropout_key, SITE)
         if h.cells:
             x_BLD = dropout(
                 TaskLstm(h.cells, self.dtype, name="lstm")(x_BLD, mask_BL), self.rate, dropout_key, SITE + 1
             )
         if h.place != "input":
-            more_BLD = ScalarMix(h.mix_norm, name="output_mix")(layers, mask_BL)
-            x_BLD = jnp.concatenate([x_BLD, dropout(more_BLD, self.rate, dropout_key, SITE + 2)], -1)
+            # A mix of its own: which layers help may differ between input and output (section 3.2).
+            output_BLD = ScalarMix(h.mix_norm, name="output_mix")(layers, mask_BL)
+            x_BLD = jnp.concatenate([x_BLD, dropout(output_BLD, self.rate, dropout_key, SITE + 2)], -1)
         return x_BLD
 
 
-class TagFeatures(nn.Module):
-    """A tag for each word: Encoding with states → float32 BLC, or with a chain over tags CrfOutput."""
+class MixHead(LinearHead):
+    """The fields of a head on mixed layers; `head` says which layers, and what stands above them."""
 
-    sizes: dict[str, int]
-    rate: float
-    kernel_init: Init
-    dtype: Any
-    head: HeadConfig
+    head: HeadConfig = HeadConfig()
     reads_states = True
+
+    def mixed_features(self, encoding: Encoding, dropout_key: DropoutKey | None) -> jax.Array:
+        """Returns the mixed features of each word, BLX."""
+        return MixedFeatures(self.head, self.rate, self.dtype, name="features")(encoding, dropout_key)
+
+    def feature_logits(self, equation: str, x: jax.Array) -> jax.Array:
+        """Returns the logits of features whose width `_` depends on the mix."""
+        sizes = {**self.sizes, "_": x.shape[-1]}
+        return logits_linear(equation, sizes, self.kernel_init, self.dtype, name="out")(x)
+
+
+class MixTagHead(MixHead):
+    """A tag for each word: Encoding with states → float32 BLC, or CrfOutput if the tags are a chain."""
 
     @nn.compact
     def __call__(
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
     ) -> jax.Array | CrfOutput:
-        x_BLX = Features(self.head, self.rate, self.dtype, name="features")(encoding, dropout_key)
-        size = {**self.sizes, "_": x_BLX.shape[-1]}
-        logits_BLC = logits_linear("BL_,_C->BLC", size, self.kernel_init, self.dtype, name="out")(x_BLX)
+        x_BLX = self.mixed_features(encoding, dropout_key)
+        logits_BLC = self.feature_logits("BL_,_C->BLC", x_BLX)
         if not self.head.crf:
             return logits_BLC
         return LinearChainCRF(self.sizes["C"], name="chain")(logits_BLC, batch["tags"], encoding.mask_BL)
 
 
-class PooledFeatures(nn.Module):
+class MixPooledHead(MixHead):
     """A class, or a number, for each text or pair of texts: Encoding with states → float32 BC.
 
-    A text is the largest and the mean of each feature over its words; a pair's two, u and v, are matched as
-    [u, v, |u - v|, u·v] (Conneau et al. 2017, section 3.1; the matching model of the two is a biLSTM with shared
-    weights).
+    A text is [max, mean] of each feature over its words. The two texts of a pair, u and v, are matched as
+    [u, v, |u - v|, u·v] (Conneau et al. 2017, section 3.1); both pass through the same biLSTM.
     """
-
-    sizes: dict[str, int]
-    rate: float
-    kernel_init: Init
-    dtype: Any
-    head: HeadConfig
-    reads_states = True
 
     @nn.compact
     def __call__(
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
     ) -> jax.Array:
-        features = Features(self.head, self.rate, self.dtype, name="features")
-        x_BLX = features(encoding, repeat_for_choices(dropout_key, encoding.choices))
+        # A pair's two texts are two rows of the batch; each has its own masks.
+        x_BLX = self.mixed_features(encoding, repeat_for_choices(dropout_key, encoding.choices))
         inside_BLX = encoding.mask_BL[:, :, None] > 0
-        most_BX = jnp.where(inside_BLX, x_BLX, -jnp.inf).max(1)
-        most_BX = jnp.where(inside_BLX.any(1), most_BX, 0.0)
+        max_BX = jnp.where(inside_BLX, x_BLX, -jnp.inf).max(1)
+        # An empty text has no maximum: zeros instead of -inf.
+        max_BX = jnp.where(inside_BLX.any(1), max_BX, 0.0)
         count_BX = jnp.maximum(encoding.mask_BL.sum(1), 1)[:, None]
         mean_BX = jnp.where(inside_BLX, x_BLX, 0.0).sum(1) / count_BX
-        text_BX = jnp.concatenate([most_BX, mean_BX], -1).astype(self.dtype)
+        text_BX = jnp.concatenate([max_BX, mean_BX], -1).astype(self.dtype)
         if self.head.pair:
+            # The rows of a pair are consecutive: B·2 → B, 2.
             u, v = jnp.moveaxis(text_BX.reshape(-1, 2, text_BX.shape[-1]), 1, 0)
             text_BX = jnp.concatenate([u, v, jnp.abs(u - v), u * v], -1)
-        size = {**self.sizes, "_": text_BX.shape[-1]}
-        text_BX = dropout(text_BX, self.rate, dropout_key, SITE + 3)
-        return logits_linear("B_,_C->BC", size, self.kernel_init, self.dtype, name="out")(text_BX)
+        return self.feature_logits("B_,_C->BC", dropout(text_BX, self.rate, dropout_key, SITE + 3))

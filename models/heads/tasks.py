@@ -1,97 +1,67 @@
-"""The heads that fine-tuning trains: one linear map over what the backbone gives (Devlin et al. 2018, section 4)."""
-
-from typing import Any
+"""The heads that fine-tuning trains: one linear map on the backbone's output (Devlin et al. 2018, section 4)."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from contexture.models.encoding import Encoding
-from contexture.models.layers.blocks import Init, logits_linear
+from contexture.models.heads.linear_head import LinearHead
 from contexture.models.layers.dropout import DropoutKey, dropout
 
 SITE = 1 << 16
-"""Dropout's site in a head, beyond those of any backbone."""
+"""Dropout's site in a head: above those of any backbone."""
 
 
-class Pooled(nn.Module):
-    """Logits of a line from its pooled vector: dropout, then linear: Encoding → float32 BC.
+class PooledHead(LinearHead):
+    """linear(dropout(pooled)): Encoding → float32 BC. With one class it is a regression's number.
 
-    BERT's classifier (run_classifier.py, create_model); with one class the number that a regression gives. Where a
-    line has alternatives, a pair in both orders, their vectors are added first (Radford et al. 2018, section 3.3).
+    This is BERT's classifier (run_classifier.py, create_model). If an example stands in several rows (a pair in both
+    orders), the sum of their pooled vectors is classified (Radford et al. 2018, section 3.3).
     """
-
-    sizes: dict[str, int]
-    dropout: float
-    kernel_init: Init
-    dtype: Any
 
     @nn.compact
     def __call__(
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
     ) -> jax.Array:
-        assert encoding.pooled_BD is not None, "Pooled reads a pooled vector, and this backbone gives none"
-        pooled_BD = encoding.pooled_BD
+        pooled_BD = self.pooled(encoding)
         if encoding.choices > 1:
             pooled_BD = pooled_BD.reshape(-1, encoding.choices, pooled_BD.shape[-1]).sum(1)
-        linear = logits_linear("BD,DC->BC", self.sizes, self.kernel_init, self.dtype, name="linear")
-        nn.share_scope(self, linear)
-        return linear(dropout(pooled_BD, self.dropout, dropout_key, SITE))
+        return self.logits("BD,DC->BC", dropout(pooled_BD, self.rate, dropout_key, SITE))
 
 
-class PerToken(nn.Module):
-    """Logits of each token from the last layer: dropout, then linear: Encoding → float32 BLC (section 5.3)."""
-
-    sizes: dict[str, int]
-    dropout: float
-    kernel_init: Init
-    dtype: Any
+class TokenHead(LinearHead):
+    """linear(dropout(hidden)) for each token: Encoding → float32 BLC (section 5.3)."""
 
     @nn.compact
     def __call__(
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
     ) -> jax.Array:
-        linear = logits_linear("BLD,DC->BLC", self.sizes, self.kernel_init, self.dtype, name="linear")
-        nn.share_scope(self, linear)
-        return linear(dropout(encoding.hidden_BLD, self.dropout, dropout_key, SITE))
+        return self.logits("BLD,DC->BLC", dropout(encoding.hidden_BLD, self.rate, dropout_key, SITE))
 
 
-class SpanHead(nn.Module):
-    """Where an answer begins and where it ends, a logit for each token: Encoding → float32 BLC of two. No dropout, as
-    in the original (run_squad.py, create_model; section 4.2)."""
+class SpanHead(LinearHead):
+    """The logits of each token being the answer's start and its end: Encoding → float32 BLC with C = 2.
 
-    sizes: dict[str, int]
-    kernel_init: Init
-    dtype: Any
-
-    @nn.compact
-    def __call__(
-        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
-    ) -> jax.Array:
-        linear = logits_linear("BLD,DC->BLC", self.sizes, self.kernel_init, self.dtype, name="linear")
-        nn.share_scope(self, linear)
-        return linear(encoding.hidden_BLD)
-
-
-class ChoiceHead(nn.Module):
-    """A logit for each alternative of a line, from its pooled vector: Encoding → float32 BA.
-
-    Dropout is the same for all alternatives of a line, as in GPT-1's code (finetune-transformer-lm, train.py).
+    There is no dropout, as in the original (run_squad.py, create_model; section 4.2).
     """
 
-    sizes: dict[str, int]
-    dropout: float
-    kernel_init: Init
-    dtype: Any
+    @nn.compact
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
+        return self.logits("BLD,DC->BLC", encoding.hidden_BLD)
+
+
+class ChoiceHead(LinearHead):
+    """A logit for each alternative of an example, from its pooled vector: Encoding → float32 BA."""
 
     @nn.compact
     def __call__(
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
     ) -> jax.Array:
-        assert encoding.pooled_BD is not None, "Choice reads pooled vectors, and this backbone gives none"
-        D = encoding.pooled_BD.shape[-1]
-        pooled_BAD = encoding.pooled_BD.reshape(-1, encoding.choices, D)
-        kept_BD = dropout(jnp.ones_like(pooled_BAD[:, 0]), self.dropout, dropout_key, SITE)
-        linear = logits_linear("BAD,D_->BA_", {"D": D, "_": 1}, self.kernel_init, self.dtype, name="linear")
-        nn.share_scope(self, linear)
-        return linear(pooled_BAD * kept_BD[:, None])[..., 0]
+        pooled_BD = self.pooled(encoding)
+        pooled_BAD = pooled_BD.reshape(-1, encoding.choices, pooled_BD.shape[-1])
+        # All alternatives of an example share one dropout mask, as in GPT-1's code (finetune-transformer-lm, train.py):
+        # they are compared on the same features.
+        mask_BD = dropout(jnp.ones_like(pooled_BAD[:, 0]), self.rate, dropout_key, SITE)
+        return self.logits("BAD,D_->BA_", pooled_BAD * mask_BD[:, None], _=1)[..., 0]

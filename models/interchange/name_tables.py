@@ -1,6 +1,6 @@
-"""Names elsewhere: published name ↔ our path and dims, a table per format, used in both directions.
+"""Name tables of published checkpoints: their name ↔ our path and dims, one table a format, used in both directions.
 
-How a row reads, models/interchange/renaming.py says. Tables alone stand here.
+models/interchange/renaming.py explains how a row reads. This file holds tables alone.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from contexture.models.interchange.renaming import CheckpointFormat, NameTable, 
 
 _ONE = {"_": 1}
 
-# BERT as transformers' BertFor… name it: kernels are [out, in]. First each layer's rows, within the layer.
+# BERT as transformers' BertFor… classes name it. Kernels are [out, in], as in torch.nn.Linear. First the rows of a
+# layer, without its prefix.
 _BERT_HF_LAYER = (
     ("attention.self.query.weight", "attention/query/kernel", "(HK)D -> DHK"),
     ("attention.self.query.bias", "attention/query/bias", "(HK) -> HK"),
@@ -31,7 +32,7 @@ _BERT_HF_LAYER = (
 
 
 def _hf_head(kind: str, theirs: str = "classifier") -> tuple[Row, ...]:
-    if kind == "choice":  # of each alternative one number
+    if kind == "choice":  # one logit for each alternative, whatever the number of classes
         return (
             (f"{theirs}.weight", "heads_choice/kernel", "_D -> D_", _ONE),
             (f"{theirs}.bias", "heads_choice/bias", "_ -> _", _ONE),
@@ -42,12 +43,12 @@ def _hf_head(kind: str, theirs: str = "classifier") -> tuple[Row, ...]:
     )
 
 
-_WORDS = "bert.embeddings.word_embeddings.weight"
-BERT_HF_BOOK = CheckpointFormat(
+_TOKEN_TABLE = "bert.embeddings.word_embeddings.weight"
+BERT_HF_FORMAT = CheckpointFormat(
     "transformers",
     parts={
         "backbone": (
-            (_WORDS, "backbone/embeddings/tokens", "VD -> VD"),
+            (_TOKEN_TABLE, "backbone/embeddings/tokens", "VD -> VD"),
             ("bert.embeddings.position_embeddings.weight", "backbone/embeddings/positions", "LD -> LD"),
             ("bert.embeddings.token_type_embeddings.weight", "backbone/embeddings/segments", "TD -> TD"),
             ("bert.embeddings.LayerNorm.weight", "backbone/embeddings/norm/scale", "D -> D"),
@@ -77,11 +78,11 @@ BERT_HF_BOOK = CheckpointFormat(
     },
     repeats={
         "mlm": (
-            ("cls.predictions.decoder.weight", _WORDS),
+            ("cls.predictions.decoder.weight", _TOKEN_TABLE),
             ("cls.predictions.decoder.bias", "cls.predictions.bias"),
         )
     },
-    # the decoder's own bias is the one that is added
+    # transformers adds the decoder's own bias; cls.predictions.bias is a second name of it.
     untied={
         "mlm": (
             ("cls.predictions.decoder.weight", "heads_mlm/table", "VD -> VD"),
@@ -91,9 +92,10 @@ BERT_HF_BOOK = CheckpointFormat(
     untied_repeats={"mlm": (("cls.predictions.bias", "cls.predictions.decoder.bias"),)},
     ignored=r"bert\.embeddings\.(position_ids|token_type_ids)",
 )
-BERT_HF = BERT_HF_BOOK.table(("pooler", "mlm", "nsp"))
+BERT_HF = BERT_HF_FORMAT.table(("pooler", "mlm", "nsp"))
 
-# BERT as google-research/bert's checkpoints name it: kernels are [in, out].
+# BERT as google-research/bert's checkpoints name it. Kernels are [in, out], except those of the heads that the code
+# multiplies with transpose_b=True.
 _BERT_TF_LAYER = (
     ("attention/self/query/kernel", "attention/query/kernel", "D(HK) -> DHK"),
     ("attention/self/query/bias", "attention/query/bias", "(HK) -> HK"),
@@ -112,7 +114,7 @@ _BERT_TF_LAYER = (
     ("output/LayerNorm/gamma", "ffn_norm/scale", "D -> D"),
     ("output/LayerNorm/beta", "ffn_norm/bias", "D -> D"),
 )
-BERT_TF_BOOK = CheckpointFormat(
+BERT_TF_FORMAT = CheckpointFormat(
     "bert-tf",
     parts={
         "backbone": (
@@ -155,7 +157,8 @@ BERT_TF_BOOK = CheckpointFormat(
     ignored=r".*/adam_[mv]|global_step|beta[12]_power|.*/Adam(_1)?",
 )
 
-# GPT as transformers' GPT2LMHeadModel and OpenAIGPTLMHeadModel name it: kernels are [in, out], as in the originals.
+# GPT as transformers' GPT2LMHeadModel and OpenAIGPTLMHeadModel name it. Kernels are [in, out], as in the originals:
+# they are of its class Conv1D. c_attn joins queries, keys and values.
 _GPT_HF_LAYER = (
     *(
         row
@@ -201,8 +204,8 @@ def _gpt_hf(tokens: str, positions: str, final: tuple[Row, ...] = ()) -> Checkpo
     )
 
 
-GPT1_HF_BOOK = _gpt_hf("tokens_embed", "positions_embed")
-GPT2_HF_BOOK = _gpt_hf(
+GPT1_HF_FORMAT = _gpt_hf("tokens_embed", "positions_embed")
+GPT2_HF_FORMAT = _gpt_hf(
     "wte",
     "wpe",
     (
@@ -210,9 +213,10 @@ GPT2_HF_BOOK = _gpt_hf(
         ("transformer.ln_f.bias", "backbone/norm/bias", "D -> D"),
     ),
 )
-GPT1_HF, GPT2_HF = GPT1_HF_BOOK.table(("lm",)), GPT2_HF_BOOK.table(("lm",))
+GPT1_HF, GPT2_HF = GPT1_HF_FORMAT.table(("lm",)), GPT2_HF_FORMAT.table(("lm",))
 
-# GPT as openai/gpt-2 and finetune-transformer-lm name it: a kernel is that of a convolution over one place.
+# GPT as openai/gpt-2 and finetune-transformer-lm name it. Kernels are [1, in, out]: those of a convolution over one
+# position.
 _GPT_TF_LAYER = (
     *(("attn/c_attn/w", f"attention/{ours}/kernel", f"XD({part}HK) -> DHK")
       for ours, part in (("query", "q"), ("key", "k"), ("value", "v"))),
@@ -242,39 +246,41 @@ def _gpt_tf(name: str, tokens: str, positions: str, final: tuple[Row, ...] = ())
     )
 
 
-GPT2_TF_BOOK = _gpt_tf(
+GPT2_TF_FORMAT = _gpt_tf(
     "gpt2-tf",
     "model/wte",
     "model/wpe",
     (("model/ln_f/g", "backbone/norm/scale", "D -> D"), ("model/ln_f/b", "backbone/norm/bias", "D -> D")),
 )
-# The published numbers have no names: they follow each other as these rows do, layer by layer.
-GPT1_NPY_BOOK = _gpt_tf("gpt1-npy", "model/we of tokens", "model/we of positions")
+# The published .npy files have no names: their arrays follow each other in the order of these rows, layer by layer.
+GPT1_NPY_FORMAT = _gpt_tf("gpt1-npy", "model/we of tokens", "model/we of positions")
 
 
-# ELMo's biLM as bilm-tf dumps it to hdf5: kernels are [in, out], gates i, j, f, o. The softmax is not in it.
+# ELMo's biLM as bilm-tf dumps it to hdf5. Kernels are [in, out], gates in the order i, j, f, o. It has no softmax.
 _DIRECTIONS = (("RNN_0", "forward"), ("RNN_1", "backward"))
 
 
 def bilm(filters: Sequence[tuple[int, int]], highway: int, projected: bool) -> NameTable:
-    """The table of a biLM with these filters (width, count); projected: whether their outputs are projected."""
+    """Returns the table of a biLM with these filters (width, count); projected: whether their outputs are projected."""
     rows: list[Row] = [("char_embed", "backbone/embeddings/characters", "_E -> _E", {"_": 261})]
     for n, (width, count) in enumerate(filters):
-        own = {"X": 1, "W": width, "_": count}
-        rows.append((f"CNN/W_cnn_{n}", f"backbone/embeddings/filters_{n}/kernel", "XWE_ -> WE_", own))
-        rows.append((f"CNN/b_cnn_{n}", f"backbone/embeddings/filters_{n}/bias", "_ -> _", own))
-    own = {"_": sum(count for _, count in filters)}
+        # A 2-D convolution over [1, width] in the original.
+        sizes = {"X": 1, "W": width, "_": count}
+        rows.append((f"CNN/W_cnn_{n}", f"backbone/embeddings/filters_{n}/kernel", "XWE_ -> WE_", sizes))
+        rows.append((f"CNN/b_cnn_{n}", f"backbone/embeddings/filters_{n}/bias", "_ -> _", sizes))
+    sizes = {"_": sum(count for _, count in filters)}
     for n in range(highway):
         for part in ("carry", "transform"):
-            place = f"backbone/embeddings/highway_{n}/{part}"
-            rows.append((f"CNN_high_{n}/W_{part}", f"{place}/kernel", "F_ -> F_", own))
-            rows.append((f"CNN_high_{n}/b_{part}", f"{place}/bias", "_ -> _", own))
+            ours = f"backbone/embeddings/highway_{n}/{part}"
+            rows.append((f"CNN_high_{n}/W_{part}", f"{ours}/kernel", "F_ -> F_", sizes))
+            rows.append((f"CNN_high_{n}/b_{part}", f"{ours}/bias", "_ -> _", sizes))
     if projected:
         rows.append(("CNN_proj/W_proj", "backbone/embeddings/projection/kernel", "FJ -> FJ"))
         rows.append(("CNN_proj/b_proj", "backbone/embeddings/projection/bias", "J -> J"))
-    for theirs, ours in _DIRECTIONS:
-        cell, place = f"{theirs}/RNN/MultiRNNCell/Cell{{layer}}/LSTMCell", f"backbone/layers/{ours}"
-        rows.append((f"{cell}/W_0", f"{place}/kernel", "(_J)(GU) -> _JGU", {"_": 2}))
-        rows.append((f"{cell}/B", f"{place}/bias", "(GU) -> GU"))
-        rows.append((f"{cell}/W_P_0", f"{place}/projection", "UJ -> UJ"))
+    for rnn, direction in _DIRECTIONS:
+        theirs, ours = f"{rnn}/RNN/MultiRNNCell/Cell{{layer}}/LSTMCell", f"backbone/layers/{direction}"
+        # W_0 holds the kernels of the input and of the hidden state one above the other, J rows each.
+        rows.append((f"{theirs}/W_0", f"{ours}/kernel", "(_J)(GU) -> _JGU", {"_": 2}))
+        rows.append((f"{theirs}/B", f"{ours}/bias", "(GU) -> GU"))
+        rows.append((f"{theirs}/W_P_0", f"{ours}/projection", "UJ -> UJ"))
     return NameTable("bilm-tf", tuple(rows))

@@ -1,32 +1,44 @@
-"""A rename table at work: tensors by their published names → our parameters, and back.
+"""Renaming of published checkpoints: tensors by their published names → our parameters, and back.
 
-A row reads `(theirs, ours, "their dims -> our dims")` in the letters of models/shapes.py. `{layer}` in a name stands
-for each layer in turn: theirs are one tensor a layer, ours are stacked on a leading N. `(HK)` is one dim of theirs that
-holds two of ours, H the slower; in `(qHK)`, `(kHK)`, `(vHK)` their dim holds queries, keys and values one after the
-other, of which ours is one. `X` is a dim of theirs of size 1 that ours has not. A row may bring sizes of its own for
-its letters. Nothing is computed: values and dtypes pass as they are, bit for bit.
+A row of a table reads `(theirs, ours, "their dims -> our dims")`, in the letters of models/shapes.py:
+
+    {layer}   in a name stands for each layer in turn: theirs are one tensor a layer, ours are stacked on a leading N
+    (HK)      one dim of theirs that holds two of ours, H varying slower
+    (qHK)     one dim of theirs that holds queries, keys and values one after the other, of which ours is the queries;
+              (kHK) and (vHK) likewise
+    X         a dim of theirs of size 1 that ours has not
+
+A row may bring sizes of its own for its letters. Nothing is computed: values and dtypes pass unchanged, bit for bit.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-Array = np.ndarray
-Shape = tuple[int, ...]
-Sizes = Mapping[str, int]
-Row = tuple[str, str, str] | tuple[str, str, str, Sizes]
-_PARTS = "qkv"
-_PLAIN = str.maketrans("", "", "()X" + _PARTS)
+Array: TypeAlias = np.ndarray
+Shape: TypeAlias = tuple[int, ...]
+Sizes: TypeAlias = Mapping[str, int]
+Row: TypeAlias = tuple[str, str, str] | tuple[str, str, str, Sizes]
+Tree: TypeAlias = Mapping[str, "Tree | Array"]
+"""Our parameters as nested mappings of NumPy arrays."""
+Leaf = TypeVar("Leaf")
+Nested: TypeAlias = "dict[str, Nested[Leaf] | Leaf]"
+"""Leaves of one type in nested dicts."""
+_QKV = "qkv"
+_LETTERS_ONLY = str.maketrans("", "", "()X" + _QKV)
 
 
 @dataclass(frozen=True)
 class NameTable:
-    """rows: what a file holds, each tensor once. repeats: names that hold another name's tensor again.
+    """The names of one model's tensors in a format.
 
-    A repeat is written on the way out; on the way in it may be absent, and must else be equal.
+    rows     each tensor that a file holds, once
+    repeats  (name, other name): names under which another tensor is stored again, as tied weights are
+
+    A repeat is written on export. On import it may be absent; if present it must equal the tensor that it repeats.
     """
 
     name: str
@@ -36,10 +48,13 @@ class NameTable:
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """All that files of a format may hold, by part: the `backbone` always, the others where a model has them.
+    """All tensors that files of a format may hold, by part: `backbone` always, the others where a model has them.
 
-    repeats: of a part, while its softmax is tied to the token table; untied: its rows in their stead, and
-    untied_repeats what is written beside them. ignored: a pattern of the names that hold no parameter of the model.
+    parts           part → rows
+    repeats         part → repeats, while its softmax is tied to the token table
+    untied          part → the rows that replace those of `parts`, where the softmax has a table of its own
+    untied_repeats  part → repeats of an untied softmax
+    ignored         a pattern of names that hold no parameter of the model
     """
 
     name: str
@@ -47,33 +62,37 @@ class CheckpointFormat:
     repeats: Mapping[str, tuple[tuple[str, str], ...]]
     untied: Mapping[str, tuple[Row, ...]]
     untied_repeats: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
-    ignored: str = r"(?!)"
+    ignored: str = r"(?!)"  # matches no name
 
     def table(self, parts: Iterable[str] = (), tied: bool = True) -> NameTable:
-        """The table of a model with these parts beside the backbone."""
+        """Returns the table of a model with these parts beside the backbone."""
         chosen = ("backbone", *parts)
+        # By (theirs, ours): two parts may share a row, which the file holds once.
         rows = {row[0:2]: row for part in chosen for row in self.parts[part]}
         repeats: tuple[tuple[str, str], ...] = ()
         for part in chosen:
             repeats += (self.repeats if tied else self.untied_repeats).get(part, ())
             if not tied:
-                own = self.untied.get(part, ())
-                taken = {row[1] for row in own}
-                rows = {key: row for key, row in rows.items() if row[1] not in taken} | {row[0:2]: row for row in own}
+                # Ours comes from another tensor of theirs now: the row of the same parameter gives way.
+                untied = self.untied.get(part, ())
+                replaced = {row[1] for row in untied}
+                rows = {key: row for key, row in rows.items() if row[1] not in replaced}
+                rows |= {row[0:2]: row for row in untied}
         return NameTable(self.name, tuple(rows.values()), repeats)
 
     def names(self, part: str) -> set[str]:
-        """Theirs of a part, tied or not; `{layer}` in those of layers."""
+        """Returns their names of a part, tied or not, with `{layer}` in those of layers."""
         rows = (*self.parts[part], *self.untied.get(part, ()))
         return {row[0] for row in rows} | {name for name, _ in self.repeats.get(part, ())}
 
     def is_ignored(self, name: str) -> bool:
+        """Returns whether a tensor of this name holds no parameter of the model."""
         return re.fullmatch(self.ignored, name) is not None
 
 
 @dataclass(frozen=True)
 class ParamMapping:
-    """A row with its sizes: where one parameter of ours is found among their tensors."""
+    """A row with its sizes: where one parameter of ours is among their tensors."""
 
     names: tuple[str, ...]
     """Theirs: one for each layer, or one."""
@@ -85,122 +104,132 @@ class ParamMapping:
 
     @property
     def their_shape(self) -> Shape:
+        """The shape of one tensor of theirs."""
         return _shape(self.dims[0], self.sizes)
 
     @property
     def stacked(self) -> str:
+        """The dims of our parameter, N included."""
         return "N" * self.layered + self.dims[1]
 
     @property
     def shape(self) -> Shape:
-        """Of ours."""
+        """The shape of our parameter."""
         return _shape(self.stacked, self.sizes)
 
-    def take(self, read: Callable[[str], Array]) -> Array:
-        """The parameter, of tensors that `read` gives by name, one at a time."""
-        flat, third = self.dims[0].translate(_PLAIN), _qkv_slice(self.dims[0])
-        order, split = [flat.index(letter) for letter in self.dims[1]], [self.sizes[letter] for letter in flat]
-        whole: Array | None = None
+    def load(self, read: Callable[[str], Array]) -> Array:
+        """Returns our parameter, from their tensors, which `read` returns by name, one at a time."""
+        letters, qkv_slice = self.dims[0].translate(_LETTERS_ONLY), _qkv_slice(self.dims[0])
+        # reshape splits their joint dims (and drops X), transpose puts the letters in our order.
+        order, split = [letters.index(letter) for letter in self.dims[1]], [self.sizes[letter] for letter in letters]
+        parameter: Array | None = None
         for number, name in enumerate(self.names):
-            part = third(read(name)).reshape(split).transpose(order)
-            if whole is None:
-                whole = np.empty(self.shape, part.dtype)
-            whole[number if self.layered else ...] = part
-        assert whole is not None, "a model has at least one layer"
-        return whole
+            layer = qkv_slice(read(name)).reshape(split).transpose(order)
+            # Filled layer by layer, so that only one of their tensors is in memory beside it. The dtype is known only
+            # now.
+            if parameter is None:
+                parameter = np.empty(self.shape, layer.dtype)
+            parameter[number if self.layered else ...] = layer
+        assert parameter is not None, "a model has at least one layer"
+        return parameter
 
-    def put(self, parameter: Array, tensors: dict[str, Array]) -> None:
-        """The parameter into their tensors, which are made where they are not there yet."""
-        flat, third = self.dims[0].translate(_PLAIN), _qkv_slice(self.dims[0])
-        for name, part in zip(self.names, parameter if self.layered else parameter[None], strict=True):
-            joined = part.transpose([self.dims[1].index(letter) for letter in flat])
+    def store(self, parameter: Array, tensors: dict[str, Array]) -> None:
+        """Writes our parameter into their tensors, creating those that do not exist yet."""
+        letters, qkv_slice = self.dims[0].translate(_LETTERS_ONLY), _qkv_slice(self.dims[0])
+        for name, layer in zip(self.names, parameter if self.layered else parameter[None], strict=True):
+            transposed = layer.transpose([self.dims[1].index(letter) for letter in letters])
+            # Queries, keys and values write a third each of one tensor: the first of them creates it.
             if name not in tensors:
-                tensors[name] = np.empty(self.their_shape, part.dtype)
-            place = third(tensors[name])
-            place[...] = joined.reshape(place.shape)
+                tensors[name] = np.empty(self.their_shape, layer.dtype)
+            # A view: writing into it fills the third of the tensor.
+            view = qkv_slice(tensors[name])
+            view[...] = transposed.reshape(view.shape)
 
 
-def places(table: NameTable, sizes: Sizes) -> list[ParamMapping]:
-    """The rows of a table with the sizes of a model."""
-    found = []
-    for theirs, ours, dims, *own in table.rows:
+def param_mappings(table: NameTable, sizes: Sizes) -> list[ParamMapping]:
+    """Returns the rows of a table with the sizes of a model."""
+    mappings = []
+    for theirs, ours, dims, *own_sizes in table.rows:
         layered = "{layer}" in theirs
         names = tuple(theirs.format(layer=n) for n in range(sizes["N"])) if layered else (theirs,)
         their_dims, our_dims = dims.split(" -> ")
-        found.append(
-            ParamMapping(names, ours, layered, (their_dims, our_dims), {**sizes, "X": 1, **(own[0] if own else {})})
-        )
-    return found
+        row_sizes = {**sizes, "X": 1, **(own_sizes[0] if own_sizes else {})}
+        mappings.append(ParamMapping(names, ours, layered, (their_dims, our_dims), row_sizes))
+    return mappings
 
 
 def shapes_of(table: NameTable, sizes: Sizes) -> dict[str, Shape]:
-    """Their tensors' shapes by name, repeats left out."""
-    return {name: place.their_shape for place in places(table, sizes) for name in place.names}
+    """Returns the shapes of their tensors by name, repeats left out."""
+    return {name: mapping.their_shape for mapping in param_mappings(table, sizes) for name in mapping.names}
 
 
 def check(table: NameTable, shapes: Mapping[str, Shape], sizes: Sizes) -> None:
-    """Raises ValueError where a tensor is missing, is in no row, or has another shape, naming the first."""
-    wanted = shapes_of(table, sizes)
-    _same_names(table, "tensor", wanted.keys(), shapes.keys() - dict(table.repeats).keys())
-    for place in places(table, sizes):
-        for name in place.names:
-            _same_shape(name, place.dims[0], shapes[name], place.their_shape)
+    """Checks the names and shapes of their tensors.
+
+    Raises: ValueError if a tensor is missing, is in no row, or has another shape; it names the first.
+    """
+    expected = shapes_of(table, sizes)
+    # Repeats may be absent, so they are no part of the comparison of names.
+    _require_same_names(table, "tensor", expected.keys(), shapes.keys() - dict(table.repeats).keys())
+    for mapping in param_mappings(table, sizes):
+        for name in mapping.names:
+            _require_shape(name, mapping.dims[0], shapes[name], mapping.their_shape)
     for name, source in table.repeats:
-        _same_shape(name, f"like {source}", shapes.get(name, wanted[source]), wanted[source])
+        _require_shape(name, f"like {source}", shapes.get(name, expected[source]), expected[source])
 
 
 def check_repeats(table: NameTable, present: Iterable[str], read: Callable[[str], Array]) -> None:
-    """Raises ValueError where a tensor differs from the one that it repeats."""
-    there = set(present)
+    """Raises: ValueError if a tensor differs from the one that it repeats."""
+    names = set(present)
     for name, source in table.repeats:
-        if name in there and not np.array_equal(read(name), read(source)):
+        if name in names and not np.array_equal(read(name), read(source)):
             raise ValueError(f"tensor {name} is not equal to {source}, which {table.name} ties it to")
 
 
-def to_ours(table: NameTable, tensors: Mapping[str, Array], sizes: Sizes) -> dict[str, Any]:
-    """Their tensors by name → our nested parameters: `to_ours(BERT_HF, state, bert.sizes(config))`.
+def to_ours(table: NameTable, tensors: Mapping[str, Array], sizes: Sizes) -> "Nested[Array]":
+    """Returns our nested parameters from their tensors by name: `to_ours(BERT_HF, state, bert.sizes(config))`.
 
-    Raises ValueError where a tensor is missing, is in no row, has another shape, or differs from the one it repeats.
+    Raises: ValueError if a tensor is missing, is in no row, has another shape, or differs from the one it repeats.
     """
     check(table, {name: tensor.shape for name, tensor in tensors.items()}, sizes)
     check_repeats(table, tensors, tensors.__getitem__)
-    return nested({place.ours: place.take(tensors.__getitem__) for place in places(table, sizes)})
+    return nested({mapping.ours: mapping.load(tensors.__getitem__) for mapping in param_mappings(table, sizes)})
 
 
-def to_theirs(table: NameTable, params: Mapping[str, Any], sizes: Sizes) -> dict[str, Array]:
-    """Our nested parameters → their tensors by name, repeats among them.
+def to_theirs(table: NameTable, params: Tree, sizes: Sizes) -> dict[str, Array]:
+    """Returns their tensors by name from our nested parameters, repeats included.
 
-    Raises ValueError where a parameter is missing, is in no row, or has another shape.
+    Raises: ValueError if a parameter is missing, is in no row, or has another shape.
     """
     leaves = _leaves(params)
-    rows = places(table, sizes)
-    _same_names(table, "parameter", {place.ours for place in rows}, leaves.keys())
+    mappings = param_mappings(table, sizes)
+    _require_same_names(table, "parameter", {mapping.ours for mapping in mappings}, leaves.keys())
     tensors: dict[str, Array] = {}
-    for place in rows:
-        _same_shape(place.ours, place.stacked, leaves[place.ours].shape, place.shape)
-        place.put(leaves[place.ours], tensors)
+    for mapping in mappings:
+        _require_shape(mapping.ours, mapping.stacked, leaves[mapping.ours].shape, mapping.shape)
+        mapping.store(leaves[mapping.ours], tensors)
     return tensors | {name: tensors[source] for name, source in table.repeats}
 
 
-def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands at paths as a tree: {"a/b": x} → {"a": {"b": x}}."""
+def nested(leaves: Mapping[str, Leaf]) -> "Nested[Leaf]":
+    """Returns leaves by path as a tree: {"a/b": x} → {"a": {"b": x}}."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *folders, name = path.split("/")
-        place = tree
-        for folder in folders:
-            place = place.setdefault(folder, {})
-        place[name] = leaf
+        folder = tree
+        for part in folders:
+            folder = folder.setdefault(part, {})
+        folder[name] = leaf
     return tree
 
 
 def _qkv_slice(dims: str) -> Callable[[Array], Array]:
-    """A view of the third of an array that a row with these dims speaks of; of an array without thirds, all of it."""
-    part = next((_PARTS.index(letter) for letter in dims if letter in _PARTS), None)
+    """Returns a function: their array → a view of the third of its last dim that these dims name, or all of it."""
+    third = next((_QKV.index(letter) for letter in dims if letter in _QKV), None)
 
     def view(array: Array) -> Array:
         width = array.shape[-1] // 3
-        return array if part is None else array[..., part * width : (part + 1) * width]
+        return array if third is None else array[..., third * width : (third + 1) * width]
 
     return view
 
@@ -211,35 +240,37 @@ def _shape(dims: str, sizes: Sizes) -> Shape:
     inside = False
     for letter in dims:
         if letter in "()":
+            # "(" opens a dim of size 1, which each letter inside multiplies.
             inside = letter == "("
             shape += [1] * inside
         elif inside:
-            shape[-1] *= 3 if letter in _PARTS else sizes[letter]
+            shape[-1] *= 3 if letter in _QKV else sizes[letter]
         else:
             shape.append(sizes[letter])
     return tuple(shape)
 
 
-def _leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Array]:
-    found: dict[str, Array] = {}
+def _leaves(tree: Tree, path: str = "") -> dict[str, Array]:
+    leaves: dict[str, Array] = {}
     for name, value in tree.items():
-        found |= _leaves(value, f"{path}{name}/") if isinstance(value, Mapping) else {path + name: np.asarray(value)}
-    return found
+        leaves |= _leaves(value, f"{path}{name}/") if isinstance(value, Mapping) else {path + name: np.asarray(value)}
+    return leaves
 
 
-def _same_names(table: NameTable, what: str, wanted: Iterable[str], got: Iterable[str]) -> None:
-    wanted, got = set(wanted), set(got)
-    if missing := sorted(wanted - got):
+def _require_same_names(table: NameTable, what: str, expected: Iterable[str], got: Iterable[str]) -> None:
+    expected, got = set(expected), set(got)
+    if missing := sorted(expected - got):
         raise ValueError(f"{what} {_listed(missing)} is missing; the format {table.name} has it")
-    if unknown := sorted(got - wanted):
+    if unknown := sorted(got - expected):
         raise ValueError(f"{what} {_listed(unknown)} is not accounted for: the format {table.name} has no row for it")
 
 
 def _listed(names: list[str]) -> str:
+    """Returns the first three names, shortened."""
     more = f" (and {len(names) - 3} more)" if len(names) > 3 else ""
     return ", ".join(name if len(name) < 100 else name[:97] + "…" for name in names[:3]) + more
 
 
-def _same_shape(name: str, dims: str, got: Shape, wanted: Shape) -> None:
-    if tuple(got) != wanted:
-        raise ValueError(f"{name} is {list(got)}, and {dims} = {list(wanted)} is wanted")
+def _require_shape(name: str, dims: str, got: Shape, expected: Shape) -> None:
+    if tuple(got) != expected:
+        raise ValueError(f"{name} is {list(got)}, and {dims} = {list(expected)} is wanted")

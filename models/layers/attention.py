@@ -1,17 +1,21 @@
-"""Multi-head attention (Vaswani et al. 2017)."""
+"""Multi-head attention (Vaswani et al. 2017, section 3.2)."""
 
-import functools
-from typing import Any
+from typing import TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-from contexture.models.layers.blocks import Init, Linear, fused_projections
+from contexture.models.layers.blocks import Init, Linear, custom_gradient, fused_projections
 from contexture.models.layers.dropout import DropoutKey, dropout
 
-KVCache = tuple[jax.Array, jax.Array]
-"""The keys and values of a layer that are remembered, BMHK each."""
+KVCache: TypeAlias = tuple[jax.Array, jax.Array]
+"""The cached keys and values of one layer, BMHK each."""
+Residuals: TypeAlias = tuple[
+    jax.Array, jax.Array, jax.Array, jax.Array, DropoutKey | None, jax.Array | int
+]  # fmt: skip
+"""What the backward pass keeps: q, k, v, the attention weights, and how to draw their dropout mask again."""
 
 
 def attend(
@@ -24,21 +28,18 @@ def attend(
     dropout_key: DropoutKey | None = None,
     site: jax.Array | int = 0,
 ) -> jax.Array:
-    """softmax(q·k/sqrt(K) + bias)·v → BLHK; the softmax in float32; dropout on its weights.
+    """dropout(softmax(q·k/sqrt(K) + bias))·v → BLHK; the softmax in float32.
 
-    bias broadcasts: a mask over keys is (B, 1, 1, M). It is a constant: no gradient comes back to it.
+    bias broadcasts: a mask over keys is (B, 1, 1, M). It is a constant: it receives no gradient.
     """
+    # Heads before positions: each product below is then a batch of plain matrix products.
     q_BHLK, k_BHMK, v_BHMK = (x.swapaxes(1, 2) for x in (q_BLHK, k_BMHK, v_BMHK))
-    y_BHLK: Any = _attend(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, rate)
+    y_BHLK = _attend(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, rate)
     return y_BHLK.swapaxes(1, 2)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _attend(*arguments: Any) -> jax.Array:
-    return _forward(*arguments)[0]
-
-
-def _forward(
+@custom_gradient(nondiff_argnums=(6,))
+def _attend(
     q_BHLK: jax.Array,
     k_BHMK: jax.Array,
     v_BHMK: jax.Array,
@@ -46,45 +47,70 @@ def _forward(
     dropout_key: DropoutKey | None,
     site: jax.Array | int,
     rate: float,
-) -> tuple[jax.Array, Any]:
+) -> jax.Array:
+    return _attend_forward(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, rate)[0]
+
+
+def _attend_forward(
+    q_BHLK: jax.Array,
+    k_BHMK: jax.Array,
+    v_BHMK: jax.Array,
+    bias_BHLM: jax.Array,
+    dropout_key: DropoutKey | None,
+    site: jax.Array | int,
+    rate: float,
+) -> tuple[jax.Array, Residuals]:
+    # Scaled behind the product and in float32: q/sqrt(K) rounded to bfloat16 would lose bits of the logits.
     logits_BHLM = jnp.einsum("BHLK,BHMK->BHLM", q_BHLK, k_BHMK).astype(jnp.float32) * q_BHLK.shape[-1] ** -0.5
     weights_BHLM = jax.nn.softmax(logits_BHLM + bias_BHLM, axis=-1).astype(v_BHMK.dtype)
     y_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dropout(weights_BHLM, rate, dropout_key, site), v_BHMK)
+    # The weights are kept, in the compute dtype. Logits, mask and dropped weights are not: the gradient needs no
+    # logits, and a counter-based mask costs less to draw again than to store.
     return y_BHLK, (q_BHLK, k_BHMK, v_BHMK, weights_BHLM, dropout_key, site)
 
 
-def _backward(rate: float, saved: Any, dy_BHLK: jax.Array) -> tuple[Any, ...]:
-    """The mean is made of the same rounded weights as what it is taken from, so that what adds up to nothing does. Each
-    product has the dim that it sums over last on its left: a CPU's XLA is slow where it is not."""
+def _attend_backward(rate: float, saved: Residuals, dy_BHLK: jax.Array) -> tuple[jax.Array | None, ...]:
+    """dlogits = weights · (dweights - Σ weights · dweights), then back through both products.
+
+    A product whose summed dim does not stand last on its left is slow in XLA on a CPU, hence the swapaxes.
+    """
     q_BHLK, k_BHMK, v_BHMK, weights_BHLM, dropout_key, site = saved
     dropped_BHLM = dropout(weights_BHLM, rate, dropout_key, site)
     dv_BHKM = jnp.einsum("BHKL,BHLM->BHKM", dy_BHLK.swapaxes(2, 3), dropped_BHLM)
+    # The same mask once more: dropout is linear, and its own transpose.
     dweights_BHLM = dropout(jnp.einsum("BHLK,BHMK->BHLM", dy_BHLK, v_BHMK), rate, dropout_key, site)
     dweights_BHLM = dweights_BHLM.astype(jnp.float32)
+    # The mean is formed from the same rounded weights as the differences, so that a row's dlogits sum to zero also in
+    # bfloat16, as softmax's gradient must.
     mean_BHL1 = (weights_BHLM * dweights_BHLM).sum(-1, keepdims=True)
     dlogits_BHLM = weights_BHLM * (dweights_BHLM - mean_BHL1) * q_BHLK.shape[-1] ** -0.5
+    # Softmax and its gradient are float32; the products on both sides run in the compute dtype.
     dlogits_BHLM = dlogits_BHLM.astype(q_BHLK.dtype)
     dq_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dlogits_BHLM, k_BHMK)
     dk_BHKM = jnp.einsum("BHKL,BHLM->BHKM", q_BHLK.swapaxes(2, 3), dlogits_BHLM)
     return dq_BHLK, dk_BHKM.swapaxes(2, 3), dv_BHKM.swapaxes(2, 3), None, None, None
 
 
-_attend.defvjp(_forward, _backward)
+_attend.defvjp(_attend_forward, _attend_backward)
 
 
 class Attention(nn.Module):
-    """Self-attention: x_BLD, bias_BHLM → BLD. out_init: of the output's map, if not like the others."""
+    """Self-attention: x_BLD, bias_BHLM → BLD.
+
+    out_init initialises the output projection; None: kernel_init, like the others.
+    """
 
     sizes: dict[str, int]
     rate: float
     kernel_init: Init
-    dtype: Any
+    dtype: DTypeLike
     out_init: Init | None = None
     biases: bool = True
 
     def setup(self) -> None:
-        inward = ("BLD,DHK->BLHK", self.sizes, self.kernel_init, self.dtype, self.biases)
-        self.query, self.key, self.value = Linear(*inward), Linear(*inward), Linear(*inward)
+        # Three maps with parameters of their own, as in published checkpoints; __call__ computes them as one product.
+        projection = ("BLD,DHK->BLHK", self.sizes, self.kernel_init, self.dtype, self.biases)
+        self.query, self.key, self.value = Linear(*projection), Linear(*projection), Linear(*projection)
         self.out = Linear("BLHK,HKD->BLD", self.sizes, self.out_init or self.kernel_init, self.dtype, self.biases)
 
     def __call__(
@@ -96,8 +122,12 @@ class Attention(nn.Module):
     def step(
         self, x_BLD: jax.Array, bias_BHLM: jax.Array, kv_cache: KVCache, start: jax.Array | int
     ) -> tuple[jax.Array, KVCache]:
-        """L tokens more after those that are remembered: their keys and values go to places start, start + 1, … of the
-        memory, and they attend to all of it, as bias allows. → (x_BLD, the memory)."""
+        """Attends from L new tokens to all cached ones and each other, as bias allows → (x_BLD, the new cache).
+
+        The new keys and values are written to rows start, start + 1, … of the cache.
+        """
+        # The cache has its final length from the start, and unwritten rows are hidden by the bias: shapes stay the same
+        # from token to token, so that one compiled step serves all of them.
         keys_BMHK, values_BMHK = (
             jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
             for old, new in zip(kv_cache, (self.key(x_BLD), self.value(x_BLD)), strict=True)

@@ -1,38 +1,45 @@
-"""Words from their characters: convolutions, highway layers and a projection (Kim et al. 2016; Jozefowicz et al. 2016),
-as ELMo's biLM has them (bilm-tf)."""
+"""Word vectors from characters: convolutions, highway layers and a projection, as in ELMo's biLM (bilm-tf; Kim et al.
+2016; Jozefowicz et al. 2016).
+
+    y_f  = activation(max over windows p of Σ_w kernel_f[w]·char[p + w] + bias_f)      for each filter f
+    word = projection(highway(…highway(y)))
+"""
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from contexture.models.layers.blocks import Linear
-from contexture.models.sharding import constrain, devices_of_batch, shares
+from contexture.models.layers.blocks import Init, Linear
+from contexture.models.sharding import batch_devices, batch_shards, constrain
 
 CHARACTERS = 261
 """256 bytes, begin and end of a sentence, begin and end of a word, padding."""
 PADDING = 261
-"""The id of padding, here one more than the original's."""
-PLACES = (14, 18, 22, 28)
-"""Where no word, its marks counted, is as long, the filters run over so many places of it instead of all."""
-MOST_AT_PLACES = 1 << 21
-"""Numbers that the filters give at all places which a CPU works on at once."""
+"""The id of padding: the original's 260, plus one because 0 stands for no word."""
+SHORT_LENGTHS = (14, 18, 22, 28)
+"""Numbers of positions that the filters may run over instead of all, where every word of the batch is shorter."""
+MAX_CONV_FLOATS = 1 << 21
+"""Convolution outputs that a CPU holds at once (8 MiB of float32)."""
 _ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh}
+Residuals: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Highway(nn.Module):
     """y = g·relu(x·Wt + bt) + (1 - g)·x with g = sigmoid(x·Wc + bc) (Srivastava et al. 2015): x_RF → RF.
 
-    `carry` is the original's name for g, though it gates what is new.
+    The original calls the gate g `carry`, though it gates the transformed part. Its bias starts at -2, so that a new
+    layer mostly passes x on.
     """
 
     sizes: dict[str, int]
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x_RF: jax.Array) -> jax.Array:
@@ -40,163 +47,208 @@ class Highway(nn.Module):
         size = {**self.sizes, "_": self.sizes["F"]}
         carry_init = nn.initializers.constant(-2.0)
         gate = Linear("RF,F_->R_", size, init, self.dtype, bias_init=carry_init, name="carry")(x_RF)
+        # g + (1 - g) = 1: each feature is a blend of x and its transform.
         gate = jax.nn.sigmoid(gate)
-        new = jax.nn.relu(Linear("RF,F_->R_", size, init, self.dtype, name="transform")(x_RF))
-        return gate * new + (1.0 - gate) * x_RF
+        transformed = jax.nn.relu(Linear("RF,F_->R_", size, init, self.dtype, name="transform")(x_RF))
+        return gate * transformed + (1.0 - gate) * x_RF
 
 
 class CharCnn(nn.Module):
-    """Character ids i32 RW (0: nothing, else the original's id + 1) → words RJ, whole on every device.
+    """Character ids i32 RW (0: nothing, else the original's id + 1) → word vectors RJ, whole on every device.
 
-    The devices that share a batch share the rows too; empty rows are added until all have as many.
-
-    Of each filter's outputs along the word, padding included, the largest counts. Windows of nothing but padding are
-    alike and count once as well as often, so that where no word is long the filters run over fewer places (PLACES).
+    Each filter's maximum is taken over all its windows that fit into W characters, padding included, as in the
+    original. The devices that share a batch share the R words too.
     """
 
     sizes: dict[str, int]
     filters: Sequence[tuple[int, int]]
     activation: str
     highway: int
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, types_RW: jax.Array) -> jax.Array:
         E, F, J = (self.sizes[letter] for letter in "EFJ")
-        R = types_RW.shape[0]
-        types_RW = constrain(jnp.pad(types_RW, [(0, -R % devices_of_batch()), (0, 0)]), "RW")
-        uniform = nn.initializers.uniform(2.0)
-        table__E = self.param("characters", lambda *given: uniform(*given) - 1.0, (CHARACTERS, E)).astype(self.dtype)
+        R, W = types_RW.shape
+        # Empty rows make R a multiple of the number of devices; they are cut off at the end.
+        types_RW = constrain(jnp.pad(types_RW, [(0, -R % batch_devices()), (0, 0)]), "RW")
+        # Row 0 of the table, for id 0, is zero and no parameter: the published table begins at id 1.
+        table__E = self.param("characters", _centred_uniform(1.0), (CHARACTERS, E)).astype(self.dtype)
         table__E = jnp.concatenate([jnp.zeros_like(table__E[:1]), table__E])
+        # The filters of all widths run as one matrix product: each kernel is padded with zeros to the widest window.
         filters = [
-            Filters(width, count, E, self.activation, self.dtype, name=f"filters_{number}")()
+            FilterBank(width, count, E, self.activation, self.dtype, name=f"filters_{number}")()
             for number, (width, count) in enumerate(self.filters)
         ]
-        W, widest = types_RW.shape[1], max(width for width, _ in self.filters)
-        kernel, bias_F = _joined(filters, widest)
-        reach_F = np.concatenate([np.full(count, width) for width, count in self.filters])
-        beyond_WF = jnp.asarray(np.where(np.arange(W)[:, None] + reach_F > W, -np.inf, 0.0), jnp.float32)
+        widest = max(width for width, _ in self.filters)
+        kernel_XF, bias_F = _fuse_filters(filters, widest)
+        # Zero-padding to one width lets narrow filters see windows past the end of the word, which the original's VALID
+        # convolution has not: -inf there keeps them out of the maximum.
+        width_F = np.concatenate([np.full(count, width) for width, count in self.filters])
+        invalid_WF = jnp.asarray(np.where(np.arange(W)[:, None] + width_F > W, -np.inf, 0.0), jnp.float32)
 
         x_RWE = jnp.pad(table__E[types_RW], [(0, 0), (0, widest - 1), (0, 0)])
 
-        def filters_over(places: int) -> jax.Array:
-            """The filters over so many places, and as many more as they reach from there."""
-            windows = [x_RWE[:, n : n + places] for n in range(widest)]
-            return conv_max_over_time(jnp.concatenate(windows, -1), kernel, beyond_WF[:places])
+        def conv_over(length: int) -> jax.Array:
+            """The filters' maxima over windows that start at the first `length` positions: float32 RF."""
+            # im2col: the characters of each window side by side, X = widest · E.
+            windows = [x_RWE[:, n : n + length] for n in range(widest)]
+            return conv_max_over_time(jnp.concatenate(windows, -1), kernel_XF, invalid_WF[:length])
 
-        spelled_W = ((types_RW > 0) & (types_RW < PADDING)).any(0)
-        longest = (jnp.arange(1, W + 1) * spelled_W).max()
-        fewer = [places for places in PLACES if places + widest <= W]
-        chosen = (longest >= jnp.array(fewer, jnp.int32)).sum() if fewer else 0
-        x_RF = jax.lax.switch(chosen, [functools.partial(filters_over, places) for places in (*fewer, W)]).astype(
-            self.dtype
-        )
+        # Most batches have no word of 50 bytes. Which length suffices depends on the data, so each is compiled and a
+        # switch chooses one at run time.
+        lengths = _conv_lengths(W, widest)
+        branches = [functools.partial(conv_over, length) for length in lengths]
+        x_RF = jax.lax.switch(_first_sufficient(lengths, types_RW), branches).astype(self.dtype)
+        # Behind the maximum instead of before it: bias and activation are monotonic, so the maximum is the same, and
+        # they are computed once a word instead of once a window.
         x_RF = _ACTIVATIONS[self.activation](x_RF + bias_F[None])
         for number in range(self.highway):
             x_RF = Highway(self.sizes, self.dtype, name=f"highway_{number}")(x_RF)
+        # As in the original, there is no projection where the filters are as many as the projection is wide.
         if F != J:
             init = nn.initializers.normal(1.0 / math.sqrt(F))
             x_RF = Linear("RF,FJ->RJ", self.sizes, init, self.dtype, name="projection")(x_RF)
+        # Whole on every device: any sequence may look up any word.
         return constrain(x_RF, "__")[:R]
 
 
-class Filters(nn.Module):
-    """The filters of one width: → their kernel WE_ and bias."""
+def _centred_uniform(limit: float) -> Init:
+    """Returns an initialiser that draws from [-limit, limit)."""
+    uniform = nn.initializers.uniform(2.0 * limit)
+    return lambda *arguments: uniform(*arguments) - limit
+
+
+def _conv_lengths(W: int, widest: int) -> tuple[int, ...]:
+    """Returns the numbers of window positions that the convolution is compiled for: short ones, then all W.
+
+    A short length P must leave room for one whole window behind it, P + widest ≤ W, so that all filters' windows at the
+    first P positions fit into W.
+    """
+    return (*(length for length in SHORT_LENGTHS if length + widest <= W), W)
+
+
+def _first_sufficient(lengths: Sequence[int], types_RW: jax.Array) -> jax.Array | int:
+    """Returns the number of the first length that gives the same maxima as all W positions.
+
+    Windows that start behind the longest word see nothing but padding. They are all alike, so one of them is enough: a
+    length suffices when it is greater than the longest word, its marks counted.
+    """
+    if len(lengths) == 1:
+        return 0
+    # One row of flags for all words: the positions where any word has a byte or a mark.
+    occupied_W = ((types_RW > 0) & (types_RW < PADDING)).any(0)
+    longest = (jnp.arange(1, types_RW.shape[1] + 1) * occupied_W).max()
+    return (longest >= jnp.array(lengths[:-1], jnp.int32)).sum()
+
+
+class FilterBank(nn.Module):
+    """The filters of one width: → (kernel [width, E, count], bias [count])."""
 
     width: int
     count: int
-    inward: int
+    char_width: int
     activation: str
-    dtype: Any
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self) -> tuple[jax.Array, jax.Array]:
-        uniform = nn.initializers.uniform(0.1)
         init = {
-            "relu": lambda *given: uniform(*given) - 0.05,
-            "tanh": nn.initializers.normal(1.0 / math.sqrt(self.width * self.inward)),
+            "relu": _centred_uniform(0.05),
+            "tanh": nn.initializers.normal(1.0 / math.sqrt(self.width * self.char_width)),
         }[self.activation]
-        kernel = self.param("kernel", init, (self.width, self.inward, self.count))
+        kernel = self.param("kernel", init, (self.width, self.char_width, self.count))
         bias = self.param("bias", nn.initializers.zeros, (self.count,))
         return kernel.astype(self.dtype), bias.astype(self.dtype)
 
 
-def _joined(filters: Sequence[tuple[jax.Array, jax.Array]], widest: int) -> tuple[jax.Array, jax.Array]:
-    """Filters of all widths as one matrix, what they do not reach being 0: [widest·E, F], and their biases."""
+def _fuse_filters(filters: Sequence[tuple[jax.Array, jax.Array]], widest: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the filters of all widths as one matrix [widest·E, F], zero where a filter does not reach, and their
+    biases F."""
     kernels = [jnp.pad(kernel, [(0, widest - kernel.shape[0]), (0, 0), (0, 0)]) for kernel, _ in filters]
+    # The zeros cost 16 % more multiplications with the published filters, for one large product instead of seven.
     kernel = jnp.concatenate(kernels, -1)
     return kernel.reshape(-1, kernel.shape[-1]), jnp.concatenate([bias for _, bias in filters])
 
 
 @jax.custom_vjp
-def conv_max_over_time(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> jax.Array:
-    """The largest of x · kernel + beyond over the places P: float32 RF, a few words at a time.
+def conv_max_over_time(x_RPX: jax.Array, kernel_XF: jax.Array, invalid_PF: jax.Array) -> jax.Array:
+    """max over positions P of (x · kernel + invalid): float32 RF, a chunk of words at a time.
 
-    What the products give at each place is many times what is kept of it; the backward pass makes it again. Places that
-    share the largest share its gradient.
+    The outputs at all positions are P times what the maximum keeps. So neither pass holds them for all words: the
+    forward pass goes chunk by chunk, and the backward pass computes each chunk again.
     """
-    return _in_parts(lambda x_RPX: _at_places(x_RPX, kernel_XF, beyond_PF).max(1), x_RPX, kernel_XF.shape[1])
+    return _map_chunks(lambda x_RPX: _conv(x_RPX, kernel_XF, invalid_PF).max(1), x_RPX, kernel_XF.shape[1])
 
 
-def _at_places(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> jax.Array:
+def _conv(x_RPX: jax.Array, kernel_XF: jax.Array, invalid_PF: jax.Array) -> jax.Array:
     R, P, X = x_RPX.shape
     y = jnp.dot(x_RPX.reshape(-1, X), kernel_XF, preferred_element_type=jnp.float32)
-    return y.reshape(R, P, -1) + beyond_PF[None]
+    return y.reshape(R, P, -1) + invalid_PF[None]
 
 
-def part_sizes(rows: int, most: int) -> tuple[int, int]:
-    """A device's rows in parts of about equal size, of at most `most` rows: (parts, rows of each)."""
-    parts = -(-rows // most)
-    return parts, -(-rows // parts)
+def chunk_sizes(rows: int, max_rows: int) -> tuple[int, int]:
+    """Returns (chunks, rows of each): `rows` in chunks of about equal size, of at most max_rows rows.
 
-
-def _parted(x: jax.Array, places: int, width: int) -> jax.Array:
-    """Rows R in parts that are worked on one after the other, each device with its share of each: [parts, R/parts].
-
-    Each device fills up its own rows, so that none moves to another device.
+    Chunks of equal size waste at most one row each; filling chunks to the limit could waste almost a whole one.
     """
-    devices = shares(x.shape[0])
+    chunks = -(-rows // max_rows)
+    return chunks, -(-rows // chunks)
+
+
+def _split_chunks(x: jax.Array, positions: int, width: int) -> jax.Array:
+    """Splits rows into chunks that are computed one after the other: [R, …] → [chunks, rows, …].
+
+    Every device has its share of each chunk, and pads its own rows, so that no row moves to another device.
+    """
+    devices = batch_shards(x.shape[0])
     rows = x.shape[0] // devices
-    most = MOST_AT_PLACES if jax.default_backend() == "cpu" else 16 * MOST_AT_PLACES
-    parts, size = part_sizes(rows, max(most // (places * width), 1))
+    # An accelerator has the memory for larger chunks, and needs them to be busy.
+    limit = MAX_CONV_FLOATS if jax.default_backend() == "cpu" else 16 * MAX_CONV_FLOATS
+    chunks, size = chunk_sizes(rows, max(limit // (positions * width), 1))
+    # [R] → [devices, R/devices] → [devices, chunks, size] → [chunks, devices, size] → [chunks, devices · size].
     x = x.reshape(devices, rows, *x.shape[1:])
-    x = jnp.pad(x, [(0, 0), (0, parts * size - rows)] + [(0, 0)] * (x.ndim - 2))
-    x = jnp.moveaxis(x.reshape(devices, parts, size, *x.shape[2:]), 1, 0)
-    return x.reshape(parts, devices * size, *x.shape[3:])
+    x = jnp.pad(x, [(0, 0), (0, chunks * size - rows)] + [(0, 0)] * (x.ndim - 2))
+    x = jnp.moveaxis(x.reshape(devices, chunks, size, *x.shape[2:]), 1, 0)
+    return x.reshape(chunks, devices * size, *x.shape[3:])
 
 
-def _joined_parts(x: jax.Array, rows: int) -> jax.Array:
-    """The parts as rows again: [parts, R/parts, …] → R, …"""
-    parts, devices = x.shape[0], shares(rows)
-    x = jnp.moveaxis(x.reshape(parts, devices, -1, *x.shape[2:]), 0, 1)
+def _join_chunks(x: jax.Array, rows: int) -> jax.Array:
+    """Undoes _split_chunks: [chunks, rows, …] → [R, …]."""
+    chunks, devices = x.shape[0], batch_shards(rows)
+    x = jnp.moveaxis(x.reshape(chunks, devices, -1, *x.shape[2:]), 0, 1)
     x = x.reshape(devices, -1, *x.shape[3:])[:, : rows // devices]
     return x.reshape(rows, *x.shape[2:])
 
 
-def _in_parts(function: Callable[[jax.Array], jax.Array], x_RPX: jax.Array, width: int) -> jax.Array:
-    return _joined_parts(jax.lax.map(function, _parted(x_RPX, x_RPX.shape[1], width)), x_RPX.shape[0])
+def _map_chunks(function: Callable[[jax.Array], jax.Array], x_RPX: jax.Array, width: int) -> jax.Array:
+    return _join_chunks(jax.lax.map(function, _split_chunks(x_RPX, x_RPX.shape[1], width)), x_RPX.shape[0])
 
 
-def _largest_forward(x_RPX: jax.Array, kernel_XF: jax.Array, beyond_PF: jax.Array) -> tuple[jax.Array, Any]:
-    return conv_max_over_time(x_RPX, kernel_XF, beyond_PF), (x_RPX, kernel_XF, beyond_PF)
+def _conv_max_forward(x_RPX: jax.Array, kernel_XF: jax.Array, invalid_PF: jax.Array) -> tuple[jax.Array, Residuals]:
+    return conv_max_over_time(x_RPX, kernel_XF, invalid_PF), (x_RPX, kernel_XF, invalid_PF)
 
 
-def _largest_backward(saved: Any, dy_RF: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    x_RPX, kernel_XF, beyond_PF = saved
+def _conv_max_backward(saved: Residuals, dy_RF: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x_RPX, kernel_XF, invalid_PF = saved
     (R, P, X), F = x_RPX.shape, kernel_XF.shape[1]
 
-    def part(dkernel_XF: jax.Array, part: Any) -> tuple[jax.Array, jax.Array]:
-        x_RPX, dy_RF = part
-        y_RPF = _at_places(x_RPX, kernel_XF, beyond_PF)
+    def backward_chunk(
+        dkernel_XF: jax.Array, chunk: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+        x_RPX, dy_RF = chunk
+        y_RPF = _conv(x_RPX, kernel_XF, invalid_PF)
+        # Positions that tie for the maximum share its gradient equally.
         hit_RPF = y_RPF == y_RPF.max(1, keepdims=True)
         share_RF = dy_RF / hit_RPF.sum(1)
         dy = jnp.where(hit_RPF, share_RF[:, None], 0.0).astype(x_RPX.dtype).reshape(-1, F)
+        # Summed over the chunks in float32, whatever the dtype of the factors.
         dkernel_XF += jnp.dot(x_RPX.reshape(-1, X).T, dy, preferred_element_type=jnp.float32)
         return dkernel_XF, jnp.dot(dy, kernel_XF.T).reshape(x_RPX.shape)
 
-    parts = tuple(_parted(x, P, F) for x in (x_RPX, dy_RF))
-    dkernel_XF, dx = jax.lax.scan(part, jnp.zeros(kernel_XF.shape, jnp.float32), parts)
-    return _joined_parts(dx, R), dkernel_XF.astype(kernel_XF.dtype), jnp.zeros_like(beyond_PF)
+    chunks = _split_chunks(x_RPX, P, F), _split_chunks(dy_RF, P, F)
+    dkernel_XF, dx = jax.lax.scan(backward_chunk, jnp.zeros(kernel_XF.shape, jnp.float32), chunks)
+    return _join_chunks(dx, R), dkernel_XF.astype(kernel_XF.dtype), jnp.zeros_like(invalid_PF)
 
 
-conv_max_over_time.defvjp(_largest_forward, _largest_backward)
+conv_max_over_time.defvjp(_conv_max_forward, _conv_max_backward)

@@ -1,72 +1,83 @@
-"""Dropout from a counter: a mask is a function of (seed, step, site, row, column), of nothing else.
+"""Counter-based dropout: a mask is a function of (seed, step, site, row, column) and of nothing else.
 
-No state is carried and nothing depends on the mesh, the microbatch or the process: `row` is the line's number in
-the whole batch, `column` the element's place in that line. Many times cheaper than threefry, and as sound as dropout
-needs: each step has a threefry key, and mixes of it give each (site, row) 64 bits of its own: a start and a stride. A
-row counts its columns from its start by its stride, so that two rows' counters meet at single places, never in a run,
-and each count is mixed in two multiply-xorshift rounds with the stride once more between them.
+No state is carried, and nothing depends on the mesh, the microbatch or the process: `row` is the number of the
+sequence in the whole batch, `column` the number of the element within that sequence.
+
+This is many times cheaper than threefry, and as sound as dropout needs. Each step has a threefry key. Mixing it gives
+each (site, row) 64 bits of its own, a start and a stride. A row's counter is start + column · stride, so the counters
+of two rows meet at single places, never in a run. Each count is mixed in two multiply-xorshift rounds, with the stride
+once more between them.
 """
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-_M1, _M2, _M3 = 0x7FEB352D, 0x846CA68B, 0x9E3779B9
+# The multipliers of a 32-bit integer hash with little bias, and 2^32 divided by the golden ratio (odd), whose multiples
+# spread small counters such as site and row over all 32 bits.
+_MULTIPLIER_1, _MULTIPLIER_2, _GOLDEN = 0x7FEB352D, 0x846CA68B, 0x9E3779B9
 
 
 @flax.struct.dataclass
 class DropoutKey:
-    """What makes this step's masks: key (2 words, u32), and row_B, the number of each line in the whole batch."""
+    """The key of one step's masks: key (2 words, u32), and row_B, each sequence's number in the whole batch."""
 
     key: jax.Array
     row_B: jax.Array
 
 
 def dropout_key(seed: int, step: jax.Array, row_B: jax.Array) -> DropoutKey:
-    """The key of one step: `dropout_key(7, step, jnp.arange(B))`."""
+    """Returns the key of one step: `dropout_key(7, step, jnp.arange(B))`."""
     key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step))
     return DropoutKey(key=key.astype(jnp.uint32), row_B=row_B.astype(jnp.uint32))
 
 
-def repeat_for_choices(dropout_key: DropoutKey | None, many: int) -> DropoutKey | None:
-    """Where each line of the batch stands as so many rows, one behind the other: each has masks of its own."""
-    if dropout_key is None or many == 1:
+def repeat_for_choices(dropout_key: DropoutKey | None, choices: int) -> DropoutKey | None:
+    """Returns the key for a batch whose examples stand as `choices` consecutive rows each; every row has its own
+    masks."""
+    if dropout_key is None or choices == 1:
         return dropout_key
-    row_BA = dropout_key.row_B[:, None] * many + jnp.arange(many, dtype=dropout_key.row_B.dtype)[None]
+    row_BA = dropout_key.row_B[:, None] * choices + jnp.arange(choices, dtype=dropout_key.row_B.dtype)[None]
     return DropoutKey(dropout_key.key, row_BA.reshape(-1))
 
 
 def _mix(x: jax.Array) -> jax.Array:
     """A bijection of 32-bit words in which every input bit reaches every output bit."""
-    x = (x ^ (x >> 16)) * jnp.uint32(_M1)
-    x = (x ^ (x >> 15)) * jnp.uint32(_M2)
+    x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
+    x = (x ^ (x >> 15)) * jnp.uint32(_MULTIPLIER_2)
     return x ^ (x >> 16)
 
 
 def _row_keys(dropout_key: DropoutKey, site: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-    """Two independent words for each row, from (seed, step), site and row."""
+    """Returns two independent words for each row (start, stride), from (seed, step), site and row."""
     site = jnp.asarray(site).astype(jnp.uint32)
     words = []
     for half, other in ((0, 1), (1, 0)):
-        site_key = _mix(_mix(dropout_key.key[half] + site * jnp.uint32(_M3)) ^ dropout_key.key[other])
-        words.append(
-            _mix(_mix(site_key ^ dropout_key.row_B) + jnp.uint32(_M3) * (dropout_key.row_B + jnp.uint32(half + 1)))
-        )
+        # Both halves of the step's key enter each word: with one half alone, two steps that share it would share masks.
+        site_key = _mix(_mix(dropout_key.key[half] + site * jnp.uint32(_GOLDEN)) ^ dropout_key.key[other])
+        # The row enters twice, by xor and by addition. Entering once, row r at one site could equal row r' at another
+        # for many pairs at once, since xor alone only permutes the rows.
+        row_B, salt = dropout_key.row_B, jnp.uint32(half + 1)
+        words.append(_mix(_mix(site_key ^ row_B) + jnp.uint32(_GOLDEN) * (row_B + salt)))
     return words[0], words[1]
 
 
 def _element(start: jax.Array, stride: jax.Array, column: jax.Array) -> jax.Array:
-    """The word of a column: the row's counter, mixed in two rounds."""
+    """Returns the random word of a column: the row's counter, mixed in two rounds."""
+    # An odd stride is invertible modulo 2^32: the counter visits each value once, so no two columns share one.
     x = column * (stride | jnp.uint32(1)) + start
-    x = (x ^ (x >> 16)) * jnp.uint32(_M1)
+    x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
+    # Where two rows' counters meet, their strides differ: this xor parts them again.
     x = x ^ stride
-    x = (x ^ (x >> 15)) * jnp.uint32(_M2)
+    x = (x ^ (x >> 15)) * jnp.uint32(_MULTIPLIER_2)
     return x ^ (x >> 16)
 
 
 def bits(dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...]) -> jax.Array:
-    """Random words, u32, of shape (B, …)."""
+    """Returns random words, u32, of shape (B, …)."""
     start_B, stride_B = _row_keys(dropout_key, site)
+    # column = the row-major index of an element within its sequence, built from iotas so that a sharded array counts
+    # its own part without communication.
     column = jnp.zeros((1,) + shape[1:], jnp.uint32)
     for axis in range(1, len(shape)):
         column = column * jnp.uint32(shape[axis]) + jax.lax.broadcasted_iota(jnp.uint32, column.shape, axis)
@@ -75,12 +86,15 @@ def bits(dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...])
 
 
 def dropout(x: jax.Array, rate: float, dropout_key: DropoutKey | None, site: jax.Array | int) -> jax.Array:
-    """x (B, …) with each element zeroed with probability rate and the others scaled by 1/(1-rate).
+    """Zeroes each element of x (B, …) with probability rate and scales the others by 1/(1 - rate).
 
-    dropout_key=None (evaluation) or rate 0 gives x itself. site tells the places of a model apart.
+    Returns x itself for dropout_key=None (evaluation) or rate 0. `site` numbers the places of a model where dropout is
+    applied, so that no two share a mask.
     """
     if dropout_key is None or rate == 0.0:
         return x
+    # P(word < rate · 2^32) = rate. The threshold is clipped because a rate next to 1 rounds to 2^32, which is no u32.
     keep = bits(dropout_key, site, x.shape) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    # Scaled in float32: 1/(1 - rate) rounded to bfloat16 would bias the mean.
     kept = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
     return jnp.where(keep, kept, jnp.zeros((), x.dtype))

@@ -1,10 +1,9 @@
-"""Tables of vectors: tokens, positions, segments."""
-
-from typing import Any
+"""Embedding tables: tokens, positions, segments."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from contexture.models.layers.blocks import Init, Norm
 from contexture.models.layers.dropout import DropoutKey, dropout
@@ -12,16 +11,16 @@ from contexture.models.sharding import constrain
 
 
 class BertEmbeddings(nn.Module):
-    """Token + position + segment vectors, normed, with dropout (BERT, section 3.2).
+    """dropout(norm(token + position + segment)) (BERT, section 3.2): tokens_BL, segments_BL → (x_BLD, table_VD).
 
-    tokens_BL, segments_BL → x_BLD, and the token table for a tied softmax. positions_BL counts 0, 1, … unless given.
+    table_VD is the token table, for a tied softmax. positions_BL is 0, 1, … unless given.
     """
 
     sizes: dict[str, int]
     rate: float
     eps: float
     kernel_init: Init
-    dtype: Any
+    dtype: DTypeLike
 
     def setup(self) -> None:
         size = self.sizes
@@ -39,28 +38,32 @@ class BertEmbeddings(nn.Module):
         site: int,
     ) -> tuple[jax.Array, jax.Array]:
         L = tokens_BL.shape[1]
-        table_VD, place_LD = constrain(self.tokens, "V_"), constrain(self.positions, "L_")
-        positions_BLD = place_LD[None, :L] if positions_BL is None else place_LD[positions_BL]
-        kinds_BL = jnp.minimum(segments_BL, self.sizes["T"] - 1)
-        types_BLT = jax.nn.one_hot(kinds_BL, self.sizes["T"], dtype=self.segments.dtype)
-        types_BLD = jnp.einsum("BLT,TD->BLD", types_BLT, constrain(self.segments, "T_"))
-        x_BLD = constrain(table_VD[tokens_BL] + positions_BLD + types_BLD, "BLD")
+        table_VD, position_LD = constrain(self.tokens, "V_"), constrain(self.positions, "L_")
+        # Without given positions the rows are a slice, whose gradient is a sum; a gather's would be a scatter-add.
+        positions_BLD = position_LD[None, :L] if positions_BL is None else position_LD[positions_BL]
+        # One-hot times table instead of a gather, as in the original (modeling.py, embedding_postprocessor): with so
+        # few rows the product is faster, and so is its gradient.
+        segments_BL = jnp.minimum(segments_BL, self.sizes["T"] - 1)
+        one_hot_BLT = jax.nn.one_hot(segments_BL, self.sizes["T"], dtype=self.segments.dtype)
+        segments_BLD = jnp.einsum("BLT,TD->BLD", one_hot_BLT, constrain(self.segments, "T_"))
+        x_BLD = constrain(table_VD[tokens_BL] + positions_BLD + segments_BLD, "BLD")
         return dropout(self.norm(x_BLD), self.rate, dropout_key, site), table_VD
 
 
 class GptEmbeddings(nn.Module):
-    """Token + position vectors, with dropout (GPT; Radford et al. 2018, section 3.1).
+    """dropout(token + position) (GPT; Radford et al. 2018, section 3.1): tokens_BL → (x_BLD, table_VD).
 
-    tokens_BL → x_BLD, and the table for a tied softmax. positions_BL counts 0, 1, … unless given. With `one_table`
-    (finetune-transformer-lm) dropout falls on the rows of both tables instead of on the sum, the same for all uses in a
-    step, and the table for the softmax has the positions behind the tokens.
+    table_VD is the table of a tied softmax. positions_BL is 0, 1, … unless given.
+
+    `one_table` (finetune-transformer-lm) joins both tables. Dropout then falls on the rows of the joint table instead
+    of on the sum, with one mask for all uses in a step, and the softmax's table has the positions after the tokens.
     """
 
     sizes: dict[str, int]
     rate: float
     token_init: Init
     position_init: Init
-    dtype: Any
+    dtype: DTypeLike
     one_table: bool = False
 
     @nn.compact
@@ -69,12 +72,15 @@ class GptEmbeddings(nn.Module):
     ) -> tuple[jax.Array, jax.Array]:
         V, P, D = self.sizes["V"], self.sizes["L"], self.sizes["D"]
         table_VD = constrain(self.param("tokens", self.token_init, (V, D)), "V_")
-        place_LD = constrain(self.param("positions", self.position_init, (P, D)), "L_")
+        position_LD = constrain(self.param("positions", self.position_init, (P, D)), "L_")
         softmax_VD = table_VD
         if self.one_table:
-            rows = None if dropout_key is None else DropoutKey(dropout_key.key, jnp.arange(V + P, dtype=jnp.uint32))
-            softmax_VD = dropout(jnp.concatenate([table_VD, place_LD]), self.rate, rows, site)
-            table_VD, place_LD = softmax_VD[:V], softmax_VD[V:]
-        positions_BLD = place_LD[None, : tokens_BL.shape[1]] if positions_BL is None else place_LD[positions_BL]
+            # The mask belongs to the table: its rows are numbered by table row, not by sequence, so that all
+            # microbatches and devices of a step draw the same one.
+            key = None if dropout_key is None else DropoutKey(dropout_key.key, jnp.arange(V + P, dtype=jnp.uint32))
+            softmax_VD = dropout(jnp.concatenate([table_VD, position_LD]), self.rate, key, site)
+            table_VD, position_LD = softmax_VD[:V], softmax_VD[V:]
+        # Without given positions the rows are a slice, as in BertEmbeddings.
+        positions_BLD = position_LD[None, : tokens_BL.shape[1]] if positions_BL is None else position_LD[positions_BL]
         x_BLD = constrain(table_VD[tokens_BL] + positions_BLD, "BLD").astype(self.dtype)
         return x_BLD if self.one_table else dropout(x_BLD, self.rate, dropout_key, site), softmax_VD

@@ -70,7 +70,7 @@ def layers(outputs: Any) -> np.ndarray:
 
 
 def lanes_config(**more: Any) -> DataConfig:
-    usual = {"stream": "lanes", "vocabulary": "words", "layout": "elmo", "split_sentences": False, "negatives": 0}
+    usual = {"vocabulary": "words", "split_sentences": False, "negatives": 0}
     return DataConfig(**{**usual, "batch": B, "length": L, "word_types": 64, **more})
 
 
@@ -87,7 +87,7 @@ def shards(text: list[list[str]], tmp_path_factory: pytest.TempPathFactory) -> S
     (folder / "text.txt").write_text("\n".join(" ".join(words) for words in text), "utf-8")
     (folder / "dev.txt").write_text("a1 b1 c1\nd1 other\n" * 9, "utf-8")
     config = lanes_config(path=(str(folder / "text.txt"),), dev=(str(folder / "dev.txt"),))
-    return prepare(config, Words([*SPECIAL, *sum(text, [])]), folder / "shards")
+    return prepare(config, Words([*SPECIAL, *sum(text, [])]), folder / "shards", stream="lanes")
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +252,6 @@ RUN = Run(
         name="adagrad", schedule="linear", peak_lr=0.2, warmup=0, final_lr=1.0, weight_decay=0.0, clip=10.0,
         gradient_scale=20.0,
     ),
-    objective="bilm",
     steps=10,
 )  # fmt: skip
 
@@ -280,9 +279,11 @@ class Trained:
             self.steps[accumulate, negatives] = train_step(model, self.objective, run, self.shardings)
         return self.steps[accumulate, negatives], LaneBatches(self.shards, run.data, seed=3)
 
-    def __call__(self, accumulate: int = 1, poison: int = -1) -> tuple[list[Any], list[Any]]:
+    def __call__(
+        self, accumulate: int = 1, poison: int = -1, given: list[Any] | None = None
+    ) -> tuple[list[Any], list[Any]]:
         """(the metrics of each step, the states before, between and behind them); poison: the step where a weight is no
-        number."""
+        number; given: the states to start each step from, if not where the one before has ended."""
         step, batches = self.step(accumulate)
         told, states = [], [self.fresh]
         with jax.set_mesh(self.mesh):
@@ -290,8 +291,8 @@ class Trained:
                 batch = batches.read(number)
                 if number == poison:
                     batch["next_weights"][1, 2] = np.nan
-                given = jax.device_put(states[-1], self.shardings)
-                found = jax.device_get(step(given, meshes.shard_batch(self.mesh, batch, batches.fields, B)))
+                start = jax.device_put(given[number] if given else states[-1], self.shardings)
+                found = jax.device_get(step(start, meshes.shard_batch(self.mesh, batch, batches.fields, B)))
                 states.append(found[0])
                 told.append(found[1])
         return told, states
@@ -309,8 +310,9 @@ def whole(trained: Trained) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_a_step_in_parts_is_the_whole_step(trained, whole, parts):
-    """Each part has its lanes' own masks and carry, and all of them the same negatives."""
-    told, states = trained(accumulate=parts)
+    """Each part has its lanes' own masks and carry, and all of them the same negatives. Each step starts from the same
+    state, since three steps in float32 carry the noise of the first on."""
+    told, states = trained(accumulate=parts, given=whole[1])
     near(told, whole[0])
     for got, wanted in zip(states[1:], whole[1][1:], strict=True):
         near((got.params, got.carry), (wanted.params, wanted.carry))

@@ -16,7 +16,7 @@ from contexture.models.config import GptConfig
 from contexture.models.heads import chunked_softmax as softmax
 from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import Outputs, build
-from contexture.models.sharding import spec
+from contexture.models.sharding import partition_spec
 from contexture.train.losses import cross_entropy
 from tests.helpers.parity_rule import assert_close, assert_differs
 
@@ -126,7 +126,7 @@ def test_a_band_holds_as_many_keys_as_it_says(params: Any):
 @pytest.mark.parametrize("most", [1, 3 * B * 61, 5 * B * 61, 1 << 30])
 def test_a_loss_in_parts_is_the_whole_loss(most: int, params: Any, monkeypatch: pytest.MonkeyPatch):
     """Value, hits and gradients are those of a softmax over all logits at once."""
-    monkeypatch.setattr(softmax, "MOST_LOGITS", most)
+    monkeypatch.setattr(softmax, "MAX_LOGITS", most)
     rng = np.random.default_rng(2)
     x_BLD, table_VD = rng.standard_normal((B, L, 24), np.float32), rng.standard_normal((61, 24), np.float32)
     next_BL, weights_BL = BATCH["next"].copy(), BATCH["next_weights"]
@@ -164,7 +164,8 @@ def test_on_a_mesh_no_gradient_of_the_table_is_summed_in_every_part():
                          axis_types=(AxisType.Auto,) * 3)  # fmt: skip
     shapes = [((8, 256, 32), "float32", "BLD"), ((65_536, 32), "float32", "VD"), ((8, 256), "int32", "BL"),
               ((8, 256), "float32", "BL")]  # fmt: skip
-    given = [jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, spec(dims, shape, dict(mesh.shape))))
+    axes = dict(mesh.shape)
+    given = [jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, partition_spec(dims, shape, axes)))
              for shape, kind, dims in shapes]  # fmt: skip
     loss = jax.jit(jax.grad(lambda x, t, n, w: softmax.next_token_loss(x, t, n, w).total, (0, 1)))
     with jax.set_mesh(mesh):

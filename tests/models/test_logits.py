@@ -139,7 +139,7 @@ def test_a_linear_map_s_float32_result_is_that_of_its_rounded_factors_and_so_are
 
 @pytest.mark.parametrize("most", [1, 1 << 30])
 def test_the_softmax_over_words_adds_its_bias_in_float32(most: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("contexture.models.heads.chunked_softmax.MOST_LOGITS", most)
+    monkeypatch.setattr("contexture.models.heads.chunked_softmax.MAX_LOGITS", most)
     rng = np.random.default_rng(4)
     x_BLD = jnp.asarray(rng.standard_normal((B, L, 8)), jnp.bfloat16)
     table_VD = jnp.asarray(rng.standard_normal((9, 8)), jnp.bfloat16)

@@ -10,14 +10,14 @@ from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.interchange.name_tables import (
     BERT_HF,
-    BERT_HF_BOOK,
-    BERT_TF_BOOK,
-    GPT1_HF_BOOK,
-    GPT1_NPY_BOOK,
-    GPT2_HF_BOOK,
-    GPT2_TF_BOOK,
+    BERT_HF_FORMAT,
+    BERT_TF_FORMAT,
+    GPT1_HF_FORMAT,
+    GPT1_NPY_FORMAT,
+    GPT2_HF_FORMAT,
+    GPT2_TF_FORMAT,
 )
-from contexture.models.interchange.renaming import places, shapes_of, to_ours, to_theirs
+from contexture.models.interchange.renaming import param_mappings, shapes_of, to_ours, to_theirs
 from contexture.models.model import build, example
 from contexture.models.shapes import dims_of, path_of
 
@@ -52,7 +52,7 @@ def test_published_round_trip():
 def test_a_head_s_rows_stand_together_in_their_kernels():
     """Of 3 heads of 4 the number 2 of head 1 is number 6 of all; the last of all is the last in any order."""
     attention, theirs = PARAMS["backbone"]["layers"]["attention"], "bert.encoder.layer.1.attention."
-    google = to_theirs(BERT_TF_BOOK.table(("pooler", "mlm", "nsp")), PARAMS, SIZES)
+    google = to_theirs(BERT_TF_FORMAT.table(("pooler", "mlm", "nsp")), PARAMS, SIZES)
     for part in ("query", "key", "value"):
         kernel, bias = attention[part]["kernel"], attention[part]["bias"]  # NDHK, NHK
         assert THEIRS[f"{theirs}self.{part}.weight"][1 * 4 + 2, 5] == kernel[1, 5, 1, 2]
@@ -110,14 +110,14 @@ GPT_SIZES = gpt.sizes(GptConfig(vocab=13, length=7, layers=3, hidden=12, heads=3
 TABLES = {
     f"{name}, {' '.join(parts) or 'backbone alone'}{'' if tied else ', untied'}": (book.table(parts, tied), sizes)
     for name, book, sizes, every in (
-        ("BERT of transformers", BERT_HF_BOOK, BERT_SIZES, [(), ("pooler",), ("mlm",), ("pooler", "mlm", "nsp"),
+        ("BERT of transformers", BERT_HF_FORMAT, BERT_SIZES, [(), ("pooler",), ("mlm",), ("pooler", "mlm", "nsp"),
          ("pooler", "nsp"), ("pooler", "classify"), ("pooler", "regress"), ("tag",), ("pooler", "choice"), ("span",)]),
-        ("BERT of Google", BERT_TF_BOOK, BERT_SIZES, [("pooler",), ("pooler", "mlm", "nsp"), ("pooler", "classify"),
+        ("BERT of Google", BERT_TF_FORMAT, BERT_SIZES, [("pooler",), ("pooler", "mlm", "nsp"), ("pooler", "classify"),
          ("pooler", "span")]),
-        ("GPT-1 of transformers", GPT1_HF_BOOK, GPT_SIZES, [("lm",), ("tag",)]),
-        ("GPT-2 of transformers", GPT2_HF_BOOK, GPT_SIZES, [(), ("lm",), ("tag",)]),
-        ("GPT-2 of OpenAI", GPT2_TF_BOOK, GPT_SIZES, [("lm",)]),
-        ("GPT-1 of OpenAI", GPT1_NPY_BOOK, GPT_SIZES, [("lm",)]),
+        ("GPT-1 of transformers", GPT1_HF_FORMAT, GPT_SIZES, [("lm",), ("tag",)]),
+        ("GPT-2 of transformers", GPT2_HF_FORMAT, GPT_SIZES, [(), ("lm",), ("tag",)]),
+        ("GPT-2 of OpenAI", GPT2_TF_FORMAT, GPT_SIZES, [("lm",)]),
+        ("GPT-1 of OpenAI", GPT1_NPY_FORMAT, GPT_SIZES, [("lm",)]),
     )
     for parts in every
     for tied in (True, *([False] if book.untied.keys() & {*parts} else []))
@@ -128,8 +128,8 @@ TABLES = {
 def test_every_table_accounts_for_each_number_once_and_goes_both_ways(name: str):
     """Its dims are those of the parameters; every tensor's every number has a place of its own among ours."""
     table, sizes = TABLES[name]
-    for place in places(table, sizes):
-        assert place.stacked == dims_of(place.ours), place.ours
+    for mapping in param_mappings(table, sizes):
+        assert mapping.stacked == dims_of(mapping.ours), mapping.ours
     count = 0
     theirs: dict[str, np.ndarray] = {}
     for tensor, shape in shapes_of(table, sizes).items():
@@ -147,7 +147,7 @@ def test_every_table_accounts_for_each_number_once_and_goes_both_ways(name: str)
 @pytest.mark.parametrize("name", ["transformers", "gpt-2's own"])
 def test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order(name):
     """A head's columns together within each third; kernels [in, out], as in the originals."""
-    table = GPT2_HF_BOOK.table(("lm",)) if name == "transformers" else GPT2_TF_BOOK.table(("lm",))
+    table = GPT2_HF_FORMAT.table(("lm",)) if name == "transformers" else GPT2_TF_FORMAT.table(("lm",))
     theirs = {
         tensor: np.random.default_rng(n).normal(size=shape).astype(np.float32)
         for n, (tensor, shape) in enumerate(shapes_of(table, GPT_SIZES).items())

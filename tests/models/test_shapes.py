@@ -14,7 +14,7 @@ from contexture.configs import recipes
 from contexture.models.config import HeadConfig
 from contexture.models.model import FAMILIES, build, example
 from contexture.models.shapes import LETTERS, PARAMETER_DIMS, by_path, check, count, dims_of, path_of
-from contexture.models.sharding import MESH_AXES, RULES, constrain, spec
+from contexture.models.sharding import MESH_AXES, RULES, constrain, partition_spec
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 
 FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP", "next": "i32 BL",
@@ -58,19 +58,19 @@ PUBLISHED = {
     "bert.multilingual": (177.85, None),
 }
 PUBLISHED_GPT = {
-    "gpt.one": 116.53,
-    "gpt.two_124m": 124.44,
-    "gpt.two_355m": 354.82,
-    "gpt.two_774m": 774.03,
-    "gpt.two_1558m": 1557.61,
-    "gpt.three_125m": 125.23,
-    "gpt.three_350m": 355.87,
-    "gpt.three_760m": 760.30,
-    "gpt.three_1_3b": 1315.7,
-    "gpt.three_2_7b": 2651.6,
-    "gpt.three_6_7b": 6658.4,
-    "gpt.three_13b": 12853.4,
-    "gpt.three_175b": 174_600,
+    "gpt.gpt1": 116.53,
+    "gpt.gpt2_124m": 124.44,
+    "gpt.gpt2_355m": 354.82,
+    "gpt.gpt2_774m": 774.03,
+    "gpt.gpt2_1558m": 1557.61,
+    "gpt.gpt3_125m": 125.23,
+    "gpt.gpt3_350m": 355.87,
+    "gpt.gpt3_760m": 760.30,
+    "gpt.gpt3_1_3b": 1315.7,
+    "gpt.gpt3_2_7b": 2651.6,
+    "gpt.gpt3_6_7b": 6658.4,
+    "gpt.gpt3_13b": 12853.4,
+    "gpt.gpt3_175b": 174_600,
 }
 
 PUBLISHED_ELMO = {"elmo.small": 13.59, "elmo.medium": 28.03, "elmo.original": 93.60, "elmo.original_5_5b": 93.60}
@@ -202,7 +202,7 @@ CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
     ],
 )
 def test_an_array_is_cut_by_its_letters(dims, shape, axes, wanted):
-    assert spec(dims, shape, axes) == PartitionSpec(*wanted)
+    assert partition_spec(dims, shape, axes) == PartitionSpec(*wanted)
 
 
 def test_no_axis_serves_twice_and_every_cut_divides(every_recipe_s_parameters):
@@ -210,7 +210,9 @@ def test_no_axis_serves_twice_and_every_cut_divides(every_recipe_s_parameters):
         mesh = dict(zip(MESH_AXES, axes, strict=True))
         for name in ("bert.base", "bert.multilingual"):
             for path, shape in every_recipe_s_parameters[name].items():
-                taken = [e if isinstance(e, tuple) else (e,) if e else () for e in spec(dims_of(path), shape, mesh)]
+                taken = [
+                    e if isinstance(e, tuple) else (e,) if e else () for e in partition_spec(dims_of(path), shape, mesh)
+                ]
                 flat = [axis for entry in taken for axis in entry]
                 assert len(flat) == len(set(flat)) and all(mesh[axis] > 1 for axis in flat)
                 for size, entry in zip(shape, taken, strict=True):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from contexture.models.encoding import Encoding
-from contexture.models.heads.language_model import MaskedLM, NextSentence
-from contexture.models.heads.tasks import PerToken, Pooled, SpanHead
+from contexture.models.heads.language_model import MaskedLmHead, NextSentenceHead
+from contexture.models.heads.tasks import PooledHead, SpanHead, TokenHead
 from tests.helpers.parity_rule import close
 
 B, L, D, V, P, C = 2, 5, 6, 11, 3, 4
@@ -32,7 +32,7 @@ def _drawn(module, batch):
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_a_masked_token_s_logits_are_a_dense_layer_its_activation_a_norm_and_a_biased_table(tied, activation):
     encoding, slots = _encoding(), np.array([[0, 3, 4], [2, 2, 0]], np.int32)
-    module = MaskedLM(SIZES, activation, 1e-3, INIT, jnp.float32, tied)
+    module = MaskedLmHead(SIZES, activation, 1e-3, INIT, jnp.float32, tied)
     params, p = _drawn(module, {"slots": slots})
     x = np.take_along_axis(np.asarray(encoding.hidden_BLD, np.float64), slots[..., None], 1)
     x = x @ p["transform"]["kernel"] + p["transform"]["bias"]
@@ -48,9 +48,9 @@ def test_a_masked_token_s_logits_are_a_dense_layer_its_activation_a_norm_and_a_b
 @pytest.mark.parametrize(
     ("module", "reads"),
     [
-        (NextSentence(SIZES, INIT, jnp.float32), "pooled_BD"),
-        (Pooled(SIZES, 0.5, INIT, jnp.float32), "pooled_BD"),
-        (PerToken(SIZES, 0.5, INIT, jnp.float32), "hidden_BLD"),
+        (NextSentenceHead(SIZES, INIT, jnp.float32), "pooled_BD"),
+        (PooledHead(SIZES, INIT, jnp.float32, 0.5), "pooled_BD"),
+        (TokenHead(SIZES, INIT, jnp.float32, 0.5), "hidden_BLD"),
         (SpanHead(SIZES, INIT, jnp.float32), "hidden_BLD"),
     ],
     ids=lambda x: type(x).__name__ if not isinstance(x, str) else x,

@@ -43,7 +43,7 @@ def test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out():
         shares = np.zeros((words, 3))
         for path, share in zip(paths, np.exp(scores - total), strict=True):
             shares[np.arange(words), path] += share
-        assert_close(made.shares_BLC[row, :words], shares, atol=1e-5)
+        assert_close(made.marginals_BLC[row, :words], shares, atol=1e-5)
 
 
 @pytest.mark.parametrize("norm", [False, True])

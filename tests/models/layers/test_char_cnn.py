@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from contexture.models.config import ElmoConfig
 from contexture.models.elmo import sizes
 from contexture.models.layers import char_cnn
-from contexture.models.layers.char_cnn import CharCnn, part_sizes
+from contexture.models.layers.char_cnn import CharCnn, chunk_sizes
 from tests.helpers.parity_rule import assert_close
 
 CONFIG = ElmoConfig(vocab=9, char_width=4, filters=((1, 8), (3, 24)), highway=1, cells=6, projection=4, layers=1)
@@ -38,7 +38,7 @@ def test_the_rows_that_are_computed_are_little_more_than_the_word_types(devices:
     for types in (3, 64, 643, 6144, 6147, 20_003, 98_307):
         rows = -(-types // devices)
         for most in (4, 7, 20, 56, 910, 10**6):
-            parts, size = part_sizes(rows, most)
+            parts, size = chunk_sizes(rows, most)
             assert size <= most and rows <= parts * size
             assert devices * parts * size <= 1.25 * types + devices, (types, most)
 
@@ -46,7 +46,7 @@ def test_the_rows_that_are_computed_are_little_more_than_the_word_types(devices:
 def test_devices_share_the_rows_of_any_table(monkeypatch: pytest.MonkeyPatch):
     """Eight devices, and a table that they do not divide: each computes its eighth; the words, and the gradients, are
     those of one device."""
-    monkeypatch.setattr(char_cnn, "MOST_AT_PLACES", 14 * 32 * 5)  # parts of five rows
+    monkeypatch.setattr(char_cnn, "MAX_CONV_FLOATS", 14 * 32 * 5)  # chunks of five rows
     network, types = _network(), _types(83, 9)
     params: Any = jax.device_get(network.init(jax.random.key(0), types))
     mesh = jax.make_mesh((4, 2, 1), ("data", "fsdp", "tensor"), devices=jax.devices()[:8],
@@ -66,7 +66,7 @@ def test_devices_share_the_rows_of_any_table(monkeypatch: pytest.MonkeyPatch):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert_close(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
     rows = -(-83 // 8)
-    parts, size = part_sizes(rows, 5)
+    parts, size = chunk_sizes(rows, 5)
     assert (parts, size) == (3, 4)
     assert text is not None
     products = {int(rows) for rows in re.findall(r"f32\[(\d+),32\]\S* (?:dot|custom-call|fusion)\(", text)}

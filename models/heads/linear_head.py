@@ -1,0 +1,33 @@
+"""The common part of heads that end in one linear map."""
+
+import flax.linen as nn
+import jax
+from jax.typing import DTypeLike
+
+from contexture.models.encoding import Encoding
+from contexture.models.layers.blocks import Init, logits_linear
+
+
+class LinearHead(nn.Module):
+    """The fields of a head that ends in one linear map, and that map.
+
+    sizes gives the letters of the map's equation, C the number of classes. rate is that of the dropout before it.
+    """
+
+    sizes: dict[str, int]
+    kernel_init: Init
+    dtype: DTypeLike
+    rate: float = 0.0
+
+    def logits(self, equation: str, x: jax.Array, **sizes: int) -> jax.Array:
+        """Returns einsum(equation, x, kernel) + bias in float32; `sizes` are letters of this map alone."""
+        linear = logits_linear(equation, {**self.sizes, **sizes}, self.kernel_init, self.dtype, name="linear")
+        # The map's parameters become the head's own: heads_classify/kernel, not heads_classify/linear/kernel.
+        nn.share_scope(self, linear)
+        return linear(x)
+
+    def pooled(self, encoding: Encoding) -> jax.Array:
+        """Returns the encoding's pooled vectors, BD."""
+        name = type(self).__name__
+        assert encoding.pooled_BD is not None, f"{name} reads a pooled vector, and this backbone gives none"
+        return encoding.pooled_BD
