@@ -7,8 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from contexture.data.binary_files import I64, Check
-from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.binary_files import I64
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch
 from contexture.data.pretraining.bilm_lanes import HeldOutLanes, LaneBatches
@@ -31,11 +32,15 @@ class Batches(Protocol):
 
     @property
     def length(self) -> int:
-        """Tokens of a line."""
+        """Tokens of a sequence."""
         ...
 
     def describe(self) -> str:
         """What there is to train on, in a sentence."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What a user should know after training, a sentence each."""
         ...
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
@@ -44,16 +49,18 @@ class Batches(Protocol):
 
 
 class HeldOut(Protocol):
-    """What evaluation reads: every held-out line once, `count` of them, in `steps` batches."""
+    """What evaluation reads: every held-out sequence once, `count` of them, in `steps` batches."""
 
     fields: dict[str, str]
     tokenizer: Tokenizer
     batch: int
     count: int
+    unit: str
+    """What `count` counts: sequences, examples or words."""
     steps: int
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """As Batches.read, for steps below `steps`; rows past the last line have no weight."""
+        """As Batches.read, for steps below `steps`; rows past the last sequence have no weight."""
         ...
 
 
@@ -62,15 +69,17 @@ def open_batches(
     tokenizer: Tokenizer,
     config: DataConfig,
     task: TaskConfig,
+    family: Family,
     seed: int,
-    check: Check = lambda: None,
+    cancel: CancelToken = NEVER,
 ) -> Batches:
-    """The training batches of a task, or of data.stream. `check` may raise to stop the counting of a pass."""
+    """The training batches of a task, or of a pretraining's text. `cancel` may raise to stop the planning of an
+    epoch."""
     if isinstance(store, ExampleStore):
-        return TaskBatches(store, tokenizer, config, task, seed=seed)
-    if config.stream == "sentence_pairs":
-        return PairBatches(store, config, seed=seed, check=check)
-    return {"windows": WindowBatches, "lanes": LaneBatches}[config.stream](store, config, seed=seed)
+        return TaskBatches(store, tokenizer, config, task, family=family, seed=seed)
+    if store.stream == "sentence_pairs":
+        return PairBatches(store, config, seed=seed, cancel=cancel)
+    return {"windows": WindowBatches, "lanes": LaneBatches}[store.stream](store, config, seed=seed)
 
 
 def open_held_out(
@@ -78,23 +87,24 @@ def open_held_out(
     tokenizer: Tokenizer,
     config: DataConfig,
     task: TaskConfig,
+    family: Family,
     lines: int,
     lanes: int = 0,
-    check: Check = lambda: None,
+    cancel: CancelToken = NEVER,
 ) -> HeldOut | None:
-    """The held-out batches of a task or of data.stream, `lines` at a time; None where nothing is held out. lanes: how
-    many of the lines carry text where they go on from batch to batch, so that where they begin depends on no mesh; 0:
-    all. `check` may raise to stop the counting of a pass."""
+    """The held-out batches of a task or of a pretraining's text, `lines` sequences at a time; None where nothing is
+    held out. lanes: of ELMo, how many of the sequences carry text, so that where they begin depends on no mesh; 0: all.
+    `cancel` may raise to stop the planning."""
     if isinstance(store, ExampleStore):
         weights_C = class_weights(task, store.labels, store.counts)
         dev = store.splits["dev"]
-        return HeldOutTask(dev, tokenizer, config, lines, weights_C) if dev.examples else None
+        return HeldOutTask(dev, tokenizer, config, lines, weights_C, family=family) if dev.examples else None
     if not store.splits["dev"].documents:
         return None
     config = replace(config, batch=lines, ramp_from=0, ramp_steps=0)  # a ramp is for training
-    if config.stream == "lanes":
+    if store.stream == "lanes":
         return HeldOutLanes(store, config, min(lanes or lines, lines))
-    return HeldOutWindows(store, config) if config.stream == "windows" else HeldOutPairs(store, config, check=check)
+    return HeldOutWindows(store, config) if store.stream == "windows" else HeldOutPairs(store, config, cancel=cancel)
 
 
 Rows = I64 | Callable[[int], I64] | None

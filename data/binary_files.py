@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain
 
@@ -60,8 +61,6 @@ class Int64Writer(HashingWriter):
         self.file.flush()
 
 
-Check = Callable[[], None]
-"""Called between pieces of work; it may raise to stop it."""
 I64 = NDArray[np.int64]
 
 
@@ -87,15 +86,15 @@ def joined(starts: I64, lengths: I64) -> tuple[I64, I64]:
     return starts[apart], np.add.reduceat(lengths, apart)
 
 
-def check_bytes(file: Path, sha256: str, mend: str, check: Check = lambda: None) -> None:
-    """Raises: DataError where a file's bytes are not those that were written; mend says what to do then. `check` may
+def check_bytes(file: Path, sha256: str, mend: str, cancel: CancelToken = NEVER) -> None:
+    """Raises: DataError where a file's bytes are not those that were written; mend says what to do then. `cancel` may
     raise to stop the work."""
     digest = hashlib.sha256()
     try:
         with open_plain(file) as opened:
             while block := opened.read(1 << 22):
                 digest.update(block)
-                check()
+                cancel.check()
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror}); {mend}") from None
     if digest.hexdigest() != sha256:

@@ -1,13 +1,21 @@
 """What is read and how lines of text become batches. Plain dataclasses: importing this costs nothing."""
 
 import math
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Family = Literal["bert", "gpt", "elmo"]
+"""A model family, as far as its data differ: which stream of text it is pretrained on, how a task's examples are laid
+out."""
+Stream = Literal["sentence_pairs", "windows", "lanes"]
+"""How sequences are drawn from documents: BERT's pairs of sentence runs, GPT's windows over the joined text, ELMo's
+lanes, each of which continues in the next batch where it stopped."""
+STREAMS: dict[Family, Stream] = dict(zip(get_args(Family), get_args(Stream), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The road from text to batches."""
+    """From text to batches."""
 
     path: tuple[str, ...] = ()
     """Text: files (*.txt, *.jsonl), folders, TFDS sets (tfds:NAME); or one folder made by `contexture prepare`."""
@@ -25,61 +33,43 @@ class DataConfig:
         "wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"
     ] = "wordpiece"
     """The kind of vocabulary that is learned where data.tokenizer gives none."""
-    split: Literal["spaces", "punctuation"] = "spaces"
-    """Of words: they stand between spaces already, or punctuation is to be parted from them first (raw text)."""
-    stream: Literal["sentence_pairs", "windows", "lanes"] = "sentence_pairs"
-    """How lines are drawn from documents: BERT's pairs of sentence runs, GPT's windows over the joined text, or ELMo's
-    lanes, each of which goes on in the next batch where it stopped."""
+    word_splitter: Literal["spaces", "punctuation"] = "spaces"
+    """Of ELMo: split text into words at spaces (tokenised text), or split punctuation off as well (raw text)."""
     documents: Literal["blank_lines", "files"] = "blank_lines"
     """What a document of a *.txt file is for windows: the text between blank lines, or the whole file."""
     packed: bool = False
-    """Documents in one window do not see each other."""
-    layout: Literal["bert", "gpt", "elmo"] = "bert"
-    """How a text or a pair lies in a line: `[CLS] a [SEP] b [SEP]`, GPT-1's `[start] a [delimiter] b [extract]`, or
-    ELMo's words."""
+    """Of GPT: documents in one window do not attend to each other."""
     batch: int = 32
-    """Lines per step, over the whole job."""
+    """Sequences per step, over the whole job."""
     ramp_from: int = 0
-    """Lines per step in the beginning, doubled at equal intervals until they are `batch`; 0: no ramp.
+    """Sequences per step in the beginning, doubled at equal intervals until they are `batch`; 0: no ramp.
 
     Differs: GPT-3's batch grew linearly with the tokens seen (Brown et al. 2020, appendix B); doubled, it takes few
     compilations and stays divisible over devices. The recipes leave it out.
     """
     ramp_steps: int = 0
-    """The step from which on they are."""
+    """The step at which the ramp reaches `batch`."""
     length: int = 128
-    """Tokens per line, special tokens counted."""
-    predictions: int = 0
-    """Most tokens predicted in a sequence (max_predictions_per_seq); 0: length times masked-fraction, rounded up."""
+    """Tokens per sequence, special tokens included."""
+    max_predictions: int = 0
+    """Of BERT: masked tokens per sequence, at most (max_predictions_per_seq); 0: length times masked-fraction, rounded
+    up."""
     masked_fraction: float = 0.15
-    """Share of a line's tokens that is predicted (masked_lm_prob)."""
+    """Of BERT: share of a sequence's tokens that is masked and predicted (masked_lm_prob)."""
     short_fraction: float = 0.1
-    """Share of documents cut into shorter lines (short_seq_prob)."""
+    """Of BERT: share of documents cut into shorter sequences (short_seq_prob)."""
     word_types: int = 0
-    """Of lanes: rows for the different words of a batch, three of them marks; 0: as many as there could be."""
+    """Of ELMo: rows for the distinct words of a batch, three of them special; 0: as many as there could be."""
     negatives: int = 8192
-    """Words that the next one is told from in each step and direction (sampled softmax); 0: the whole vocabulary."""
+    """Of ELMo: sampled negatives for each step and direction (sampled softmax); 0: the softmax over all words."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise ValueError(f"data.batch={self.batch} is not a positive number of lines")
-        if self.stream == "windows":
-            if self.length < 2:
-                raise ValueError(f"data.length={self.length} is too short for a window of text; give at least 2")
-        elif self.stream == "lanes":
-            if self.length < 1:
-                raise ValueError(f"data.length={self.length} is not a positive number of words")
-            self._refuse("ramp_from", "ramp_steps")
-        else:
-            if self.length < 8:
-                raise ValueError(f"data.length={self.length} is too short for a pair of sentences; give at least 8")
-            if not 0 <= self.predictions <= self.length:
-                raise ValueError(
-                    f"data.predictions={self.predictions} is not between 1 and data.length={self.length}; lower it, or "
-                    "give 0 to follow the length"
-                )
-        if self.stream != "windows":
-            self._refuse("documents", "packed")
+            raise ValueError(f"data.batch={self.batch} is not a positive number of sequences")
+        if self.length < 1:
+            raise ValueError(f"data.length={self.length} is not a positive number of tokens")
+        if self.max_predictions < 0:
+            raise ValueError(f"data.max-predictions={self.max_predictions} is not a number of tokens; give 0 or more")
         if self.word_types < 0 or 0 < self.word_types < 3:
             raise ValueError(f"data.word-types={self.word_types} has no room for the three marks; give more, or 0")
         if self.negatives < 0:
@@ -100,14 +90,8 @@ class DataConfig:
 
     @property
     def slots(self) -> int:
-        """Masked slots of a sequence, P: `predictions`, or as many as the length asks for: 20 of 128, 77 of 512."""
-        return self.predictions or max(math.ceil(round(self.length * self.masked_fraction, 6)), 1)
-
-    def _refuse(self, *names: str) -> None:
-        for field in fields(self):
-            if field.name in names and getattr(self, field.name) != field.default:
-                name = field.name.replace("_", "-")
-                raise ValueError(f"data.{name} has no meaning for data.stream={self.stream}; leave it out")
+        """Masked slots of a sequence, P: `max_predictions`, or what the length asks for: 20 of 128, 77 of 512."""
+        return self.max_predictions or max(math.ceil(round(self.length * self.masked_fraction, 6)), 1)
 
     def _ramp(self) -> list[int]:
         """The sizes of a batch before it is whole: 16, 32, … to the half of it."""
@@ -117,15 +101,15 @@ class DataConfig:
             size *= 2
         return sizes
 
-    def lines(self, step: int) -> int:
-        """Lines of a step: `batch`, or fewer on the ramp."""
+    def batch_size_at(self, step: int) -> int:
+        """Sequences of a step: `batch`, or fewer on the ramp."""
         if step >= self.ramp_steps:
             return self.batch
         sizes = self._ramp()
         return sizes[step * len(sizes) // self.ramp_steps]
 
     def examples_before(self, step: int) -> int:
-        """Lines of all steps before it."""
+        """Sequences of all steps before this one."""
         whole, sizes = max(step - self.ramp_steps, 0) * self.batch, self._ramp()
         for number, size in enumerate(sizes):  # stage n begins with the first step whose n is not below
             first, last = (-(-at * self.ramp_steps // len(sizes)) for at in (number, number + 1))
@@ -143,8 +127,9 @@ class TaskConfig:
 
     name: str = "off"
     """A task that is known by its name (`contexture recipes` lists them)."""
-    kind: Literal["off", "classify", "regress", "tag", "choice"] = "off"
-    """What is asked: a class of a text or a pair, a number, a tag for each word, or which alternative fits a text."""
+    kind: Literal["off", "classify", "regress", "tag", "choice", "span"] = "off"
+    """What is predicted: a class of a text or a pair, a number, a tag for each word, which alternative fits a text, or
+    (imported models only) the span of an answer."""
     train: tuple[str, ...] = ()
     """Examples to learn from."""
     dev: tuple[str, ...] = ()

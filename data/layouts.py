@@ -123,8 +123,8 @@ def gpt_specials(tokenizer: Tokenizer) -> tuple[int, int, int]:
     """The ids of GPT_SPECIALS. Raises: DataError where the vocabulary lacks one."""
     if missing := [name for name in GPT_SPECIALS if name not in tokenizer.specials]:
         raise DataError(
-            f"data.layout=gpt wants a vocabulary with {', '.join(GPT_SPECIALS)} behind it, and this one, of kind "
-            f"{tokenizer.kind}, lacks {', '.join(missing)}; fine-tune a GPT, or give data.layout=bert"
+            f"a GPT's task wants a vocabulary with {', '.join(GPT_SPECIALS)} behind it, and this one, of kind "
+            f"{tokenizer.kind}, lacks {', '.join(missing)}; fine-tune a pretrained GPT"
         )
     start, delimiter, extract = (tokenizer.specials[name] for name in GPT_SPECIALS)
     return start, delimiter, extract

@@ -130,6 +130,15 @@ class LaneBatches(_Lanes):
                 )
         self.examples_per_epoch = -(-self.pairs // self.length)
 
+    def notes(self) -> list[str]:
+        """How often the table of distinct words was too small."""
+        if not self.longer_tables:
+            return []
+        return [
+            f"{self.longer_tables:,} batches had more distinct words than data.word-types={self._types}, and took a "
+            "larger table; raise it where that is often"
+        ]
+
     def describe(self) -> str:
         """What there is to train on, in a sentence."""
         words, cut = self.split.tokens - self.split.sentences, self.shards.index["cut"]
@@ -166,6 +175,8 @@ class LaneBatches(_Lanes):
 class HeldOutLanes(_Lanes):
     """Every held-out word once in each direction, in `steps` batches to be read in their order: `lanes` lines carry
     text, a contiguous part of it each, and go on from batch to batch; the others only fill up the batch."""
+
+    unit = "words"
 
     def __init__(self, shards: Shards, config: DataConfig, lanes: int) -> None:
         """Raises: DataError as _Lanes."""

@@ -145,6 +145,10 @@ class WindowBatches(_Windows):
         self._shifts = min(self.length, spare)
         self.examples_per_epoch = (self.row.tokens - self._shifts) // self.length
 
+    def notes(self) -> list[str]:
+        """Nothing."""
+        return []
+
     def describe(self) -> str:
         """What there is to train on, in a sentence."""
         return (
@@ -154,7 +158,7 @@ class WindowBatches(_Windows):
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
-        rows = np.arange(self.config.lines(step)) if rows is None else np.asarray(rows, np.int64)
+        rows = np.arange(self.config.batch_size_at(step)) if rows is None else np.asarray(rows, np.int64)
         return self._lines(self.starts(self.config.examples_before(step) + rows))
 
     def starts(self, numbers: I64) -> I64:
@@ -173,6 +177,8 @@ class HeldOutWindows(_Windows):
 
     Each token but the very first of all is predicted; of packed windows, none that begins a document.
     """
+
+    unit = "sequences"
 
     def __init__(self, shards: Shards, config: DataConfig) -> None:
         """Raises: DataError where no token or a single one is held out, or where the text cannot be packed."""

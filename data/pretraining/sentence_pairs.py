@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import rng
-from contexture.data.binary_files import I64, Check
+from contexture.data.binary_files import I64
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, SpanPairs, bert_pair, truncate_randomly
@@ -84,9 +85,9 @@ class SentencePairs:
         length: int,
         short_fraction: float,
         seed: int,
-        check: Check = lambda: None,
+        cancel: CancelToken = NEVER,
     ) -> None:
-        """Raises: DataError where the split holds no documents, or none that give a line; what `check` raises to stop
+        """Raises: DataError where the split holds no documents, or none that give a line; what `cancel` raises to stop
         the counting of a pass."""
         self.shards = shards
         self.split = shards.splits[split]
@@ -96,7 +97,7 @@ class SentencePairs:
         self._lock = threading.Lock()
         self._windows: OrderedDict[tuple[int, int], Plan] = OrderedDict()
         self._orders: OrderedDict[int, tuple[I64, I64]] = OrderedDict()
-        self.quotas = self._quotas(check)
+        self.quotas = self._quotas(cancel)
         """Lines that each block gives in a pass, i64 [blocks]."""
         self.examples_per_epoch = int(self.quotas.sum())
         if not self.examples_per_epoch:
@@ -229,7 +230,7 @@ class SentencePairs:
             return plan.take(np.sort(chosen[:quota]))
         return plan.take(np.append(np.arange(len(plan)), np.resize(chosen, quota - len(plan))))
 
-    def _quotas(self, check: Check) -> I64:
+    def _quotas(self, cancel: CancelToken) -> I64:
         """Counts the lines of each block in pass 0, once: the counts are kept with the shards where that is allowed."""
         what = {"length": self.length, "short_fraction": self.short_fraction, "seed": self.seed}
         what |= {"split": self.split.name, "fingerprint": self.shards.fingerprint, "format": 1}
@@ -244,7 +245,7 @@ class SentencePairs:
             pass
         counts: list[int] = []
         for block in range(blocks):
-            check()
+            cancel.check()
             counts.append(len(self.plan(block, 0)))
         if any(counts):
             _keep(file, json.dumps(_sealed(what, counts)))
@@ -271,20 +272,24 @@ class PairBatches:
     """BERT's pretraining batches: step s, row r is line `s · batch + r` of the endless stream of sentence pairs."""
 
     def __init__(
-        self, shards: Shards, config: DataConfig, *, seed: int, split: str = "train", check: Check = lambda: None
+        self, shards: Shards, config: DataConfig, *, seed: int, split: str = "train", cancel: CancelToken = NEVER
     ) -> None:
-        """Raises: DataError where the split holds no text, or the shards' tokenizer is not theirs; what `check` raises
+        """Raises: DataError where the split holds no text, or the shards' tokenizer is not theirs; what `cancel` raises
         to stop the counting of a pass."""
         self.fields = dict(FIELDS)
         self.tokenizer: Tokenizer = shards.tokenizer
         self.shards, self.config, self.seed, self.batch = shards, config, seed, config.batch
         self.length = config.length
         length, short = config.length, config.short_fraction
-        self.stream = SentencePairs(shards, split, length=length, short_fraction=short, seed=seed, check=check)
+        self.stream = SentencePairs(shards, split, length=length, short_fraction=short, seed=seed, cancel=cancel)
         self.examples_per_epoch = self.stream.examples_per_epoch
         self.rows_read = 0
         """Rows read so far, by all threads."""
         self._lock = threading.Lock()
+
+    def notes(self) -> list[str]:
+        """Nothing."""
+        return []
 
     def describe(self) -> str:
         """What there is to train on, in a sentence."""
@@ -296,7 +301,7 @@ class PairBatches:
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
-        rows = np.arange(self.config.lines(step)) if rows is None else np.asarray(rows, np.int64)
+        rows = np.arange(self.config.batch_size_at(step)) if rows is None else np.asarray(rows, np.int64)
         return self._lines(self.config.examples_before(step) + rows)
 
     def _lines(self, numbers: I64) -> Batch:
@@ -327,9 +332,11 @@ class PairBatches:
 class HeldOutPairs:
     """Every held-out line once, in `steps` batches: pass 0 of the dev split, with masks that never change."""
 
-    def __init__(self, shards: Shards, config: DataConfig, *, seed: int = 0, check: Check = lambda: None) -> None:
-        """Raises: DataError where nothing is held out; what `check` raises to stop the counting of a pass."""
-        self._batches = PairBatches(shards, config, seed=seed, split="dev", check=check)
+    unit = "sequences"
+
+    def __init__(self, shards: Shards, config: DataConfig, *, seed: int = 0, cancel: CancelToken = NEVER) -> None:
+        """Raises: DataError where nothing is held out; what `cancel` raises to stop the counting of a pass."""
+        self._batches = PairBatches(shards, config, seed=seed, split="dev", cancel=cancel)
         self.fields = self._batches.fields
         self.tokenizer = self._batches.tokenizer
         self.batch = config.batch

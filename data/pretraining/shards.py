@@ -8,7 +8,7 @@
     words.txt            of lanes: the words that the vocabulary lacks, V, V+1, …, a word a line
     tokenizer/           the tokenizer that made them
     index.json           "format": 1, counts, size and sha256 of each file and source, a fingerprint of all that; for
-                         windows "stream" and "documents", as in data.config; for lanes "stream", and how many words
+                         windows "stream" and "documents", as in data/config.py; for lanes "stream", and how many words
                          are "unknown", and how many "cut"
 
 Everything is read by position (pread): nothing is held or mapped, so memory does not grow with the text.
@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.binary_files import I64, Check, File, check_bytes, fingerprint_of, joined, misfit
+from contexture.data.binary_files import I64, File, check_bytes, fingerprint_of, joined, misfit
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
@@ -105,7 +106,10 @@ class Shards:
         the same for the same text and tokenizer on any machine."""
         self.tokenizer_fingerprint: str = index["tokenizer"]
         self.stream, self.documents = (str(index.get(name, may[0])) for name, may in _MADE_FOR.items())
-        """What they were prepared for, as data.stream and data.documents name it."""
+        """What they were prepared for: the stream (`data.config.Stream`), and what a document is (data.documents)."""
+        self.labels: tuple[str, ...] = ()
+        self.counts: tuple[int, ...] = ()
+        """Text has no labels; a task's examples (`tasks.example_store`) have some."""
         self.dtype = np.dtype(index["dtype"])
         self.splits = {name: _split(folder, name, index["splits"][name]) for name in SPLITS}
         self._per_file: int = index["per_file"]
@@ -139,22 +143,22 @@ class Shards:
                 shards._verify(name)
         return shards
 
-    def verify(self, check: Check = lambda: None) -> None:
+    def verify(self, cancel: CancelToken = NEVER) -> None:
         """Reads every file once, on all cores, in bounded memory, and compares it with what was written.
 
-        Raises: DataError naming a file that is not as it was written; what `check` raises to stop the work.
+        Raises: DataError naming a file that is not as it was written; what `cancel` raises to stop the work.
         """
         _ = self.tokenizer
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             try:
-                for _ in pool.map(lambda name: self._verify(name, check), self.index["files"]):
+                for _ in pool.map(lambda name: self._verify(name, cancel), self.index["files"]):
                     pass
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _verify(self, name: str, check: Check = lambda: None) -> None:
-        check_bytes(self.folder / name, self.index["files"][name]["sha256"], _MEND, check)
+    def _verify(self, name: str, cancel: CancelToken = NEVER) -> None:
+        check_bytes(self.folder / name, self.index["files"][name]["sha256"], _MEND, cancel)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -3,6 +3,7 @@ cores."""
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from contexture.data.binary_files import HashingWriter, Int64Writer, close_all, fingerprint_of
-from contexture.data.config import DataConfig
+from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
 from contexture.data.pretraining.shards import FORMAT, INDEX, PER_FILE, SPLITS, UNKNOWN, Shards
 from contexture.data.storage import atomic_folder, check_free
@@ -21,6 +22,8 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import CorpusVocabulary
 from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 from contexture.data.tokenizers.word_level import word_tokenizer
+
+logger = logging.getLogger(__name__)
 
 LONGEST_DOCUMENT = 16384
 """Sentences after which a document is cut in two (or after BLOCK_TOKENS), so that a file without blank lines is still
@@ -39,8 +42,8 @@ def prepare(
     to: str | Path,
     progress: Callable[[int, int], None] | None = None,
     *,
+    stream: Stream = "sentence_pairs",
     per_file: int = PER_FILE,
-    say: Callable[[str], None] | None = None,
 ) -> Shards:
     """Tokenises `config.path` (and `config.dev`) into the folder `to` and opens it.
 
@@ -49,11 +52,11 @@ def prepare(
     documents without sentences are dropped. `progress` is called with the bytes read and the bytes in all (about, for a
     TFDS set), for every line and at least every half megabyte; what it raises stops the work and leaves nothing behind.
 
-    For `windows` (`config.stream`) documents are tokenised whole, line ends and all, each with the tokenizer's end
-    behind it, and what is held out is counted in tokens. A single document is cut between two runs of RUN tokens; its
-    first part has no end then.
+    stream: how sequences will be drawn. For `windows` documents are tokenised whole, line ends and all, each with the
+    tokenizer's end behind it, and what is held out is counted in tokens. A single document is cut between two runs of
+    RUN tokens; its first part has no end then.
 
-    `say` gets a line where the vocabulary lacks much of the text.
+    Warns where the vocabulary lacks much of the text.
 
     For `lanes` the words of each sentence are written with the end behind them. Those that the vocabulary lacks get
     numbers behind it, by first appearance, and their spelling is kept in the folder.
@@ -81,15 +84,15 @@ def prepare(
             progress(done, total)
 
     with atomic_folder(to) as part:
-        writer = _Writer(part, tokenizer, config, per_file)
+        writer = _Writer(part, tokenizer, config, stream, per_file)
         try:
             for source in train:
                 writer.add(source, "train", config.dev_fraction, seen)
             for source in dev:
                 writer.add(source, "dev", 0.0, seen)
             writer.finish()
-            if say and (line := writer.unknown.warning("the text", _MEND)):
-                say(line)
+            if line := writer.unknown.warning("the text", _MEND):
+                logger.warning(line)
         except BaseException:
             writer.close()
             raise
@@ -124,9 +127,10 @@ class _Table:
 
 
 class _Writer:
-    def __init__(self, folder: Path, tokenizer: Tokenizer, config: DataConfig, per_file: int) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer, config: DataConfig, stream: Stream, per_file: int) -> None:
         self.folder, self.tokenizer, self.config, self.per_file = folder, tokenizer, config, per_file
-        self.numbering = CorpusVocabulary(word_tokenizer(tokenizer)) if config.stream == "lanes" else None
+        self.stream = stream
+        self.numbering = CorpusVocabulary(word_tokenizer(tokenizer)) if stream == "lanes" else None
         # how many words a vocabulary lacks is not known beforehand
         self.dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 and self.numbering is None else "<u4")
         self.sentences = self.tokens = 0
@@ -138,7 +142,7 @@ class _Writer:
         self.unigrams = np.zeros(tokenizer.size, np.int64)
         self.sources: list[dict[str, Any]] = []
         self._pieces: list[HashingWriter] = []
-        self._windows = config.stream == "windows"
+        self._windows = stream == "windows"
 
     def add(self, source: Source, split: str, dev_fraction: float, seen: Callable[..., None]) -> None:
         digest, size, first = hashlib.sha256(), source.size, self.sentences
@@ -376,8 +380,8 @@ class _Writer:
             "files": {out.path.name: out.entry() for out in written},
         }
         if self._windows:
-            index |= {"stream": self.config.stream, "documents": self.config.documents}
+            index |= {"stream": self.stream, "documents": self.config.documents}
         if self.numbering is not None:
-            index |= {"stream": self.config.stream, **self.numbering.facts()}
+            index |= {"stream": self.stream, **self.numbering.facts()}
         index["fingerprint"] = fingerprint_of(index)
         (self.folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", "utf-8")

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from contexture.data import rng
 from contexture.data.binary_files import I64
-from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.layouts import (
     Batch,
@@ -27,13 +27,13 @@ from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MOST_BYTES
 from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
 
-LINES = {
+SEQUENCES: dict[Family, dict[str, str]] = {
     "bert": {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"},
     "gpt": {"tokens": "i32 BL", "mask": "i32 BL", "next": "i32 BL", "next_weights": "f32 BL"},
     "elmo": {"types": "i32 RW", "index": "i32 BL", "mask": "i32 BL"},
 }
-"""The arrays of lines, by data.layout. next: what follows each token; next_weights: those of a line sum to 1.
-types: what is read of each distinct word of the whole batch; index: the row of a word."""
+"""The arrays of sequences, by family. next: the token that follows each; next_weights: those of a sequence sum to 1.
+types: the characters of each distinct word of the whole batch; index: the row of a word."""
 ANSWERS = {
     "classify": {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
     "regress": {"targets": "f32 B", "valid": "f32 B"},
@@ -44,13 +44,13 @@ ANSWERS = {
 example, or the piece that stands for a word, counts in the loss; valid: 0 where a line only fills up a batch."""
 
 
-def task_fields(kind: str, layout: str, symmetric: bool = False, pair: bool = False) -> dict[str, str]:
+def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool = False) -> dict[str, str]:
     """The arrays of a task's batch. Where an example has several lines, an alternative or an order each, or an ELMo's
     texts of a pair, they are BAL: `task_fields("choice", "bert")["tokens"]` → `i32 BAL`."""
-    lines = LINES[layout]
-    if kind == "choice" or symmetric or (pair and layout == "elmo"):
-        lines = {name: spec.replace("BL", "BAL") for name, spec in lines.items()}
-    return {**lines, **ANSWERS[kind]}
+    sequences = SEQUENCES[family]
+    if kind == "choice" or symmetric or (pair and family == "elmo"):
+        sequences = {name: spec.replace("BL", "BAL") for name, spec in sequences.items()}
+    return {**sequences, **ANSWERS[kind]}
 
 
 SHORTEST = 5
@@ -91,18 +91,18 @@ class _Reader:
 
     split: ExampleSplit
     tokenizer: Tokenizer
-    layout: str
+    family: Family
     length: int
     weights_C: NDArray[np.float32]
     types: int = 0
     """Rows for distinct words; 0: as many as there could be."""
 
     def __post_init__(self) -> None:
-        """Raises: DataError where the layout's special tokens are not in the vocabulary, or have no room in a line."""
-        if self.layout == "elmo":
+        """Raises: DataError where the family's special tokens are not in the vocabulary, or have no room in a line."""
+        if self.family == "elmo":
             word_tokenizer(self.tokenizer)
         else:
-            _ = wordpiece(self.tokenizer) if self.layout == "bert" else gpt_specials(self.tokenizer)
+            _ = wordpiece(self.tokenizer) if self.family == "bert" else gpt_specials(self.tokenizer)
         if self.length < SHORTEST:
             raise DataError(
                 f"data.length={self.length} has no room for a pair of texts and its special tokens; "
@@ -112,7 +112,7 @@ class _Reader:
     def read(self, numbers: I64, chosen: I64 | None = None) -> Batch:
         """The examples with these numbers, of them the chosen rows; where words are read by their letters, `types` are
         those of all of them."""
-        if self.layout == "elmo":
+        if self.family == "elmo":
             return self._words(numbers, np.arange(len(numbers)) if chosen is None else chosen)
         split, rows = self.split, self.split.take(numbers if chosen is None else numbers[chosen])
         count = len(rows) // split.choices
@@ -122,7 +122,7 @@ class _Reader:
         pairs = SpanPairs(rows[:, A], middle - rows[:, A], middle, b_length, np.zeros(len(rows), bool))
         pairs = truncate_longest_first(both_orders(pairs) if split.symmetric else pairs, self.length)
         batch: Batch
-        if self.layout == "gpt":
+        if self.family == "gpt":
             batch = gpt_pair(split.tokens.read, pairs, self.tokenizer, self.length)
         else:
             batch = bert_pair(split.tokens.read, pairs, wordpiece(self.tokenizer), self.length)
@@ -179,17 +179,24 @@ class TaskBatches:
     """
 
     def __init__(
-        self, store: ExampleStore, tokenizer: Tokenizer, config: DataConfig, task: TaskConfig, *, seed: int
+        self,
+        store: ExampleStore,
+        tokenizer: Tokenizer,
+        config: DataConfig,
+        task: TaskConfig,
+        *,
+        family: Family,
+        seed: int,
     ) -> None:
         split = store.splits["train"]
-        self.fields = task_fields(store.kind, config.layout, split.symmetric, store.pair)
+        self.fields = task_fields(store.kind, family, split.symmetric, store.pair)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
         self.config, self._cut_words = config, store.cut_words
         self.examples_per_epoch = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
         length, types = line_length(config, split.longest), config.word_types
-        self._reader = _Reader(split, tokenizer, config.layout, length, weights_C, types)
+        self._reader = _Reader(split, tokenizer, family, length, weights_C, types)
         self._orders: dict[int, I64] = {}
         self._lock = threading.Lock()
 
@@ -200,8 +207,8 @@ class TaskBatches:
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
-        rows = np.arange(self.config.lines(step)) if rows is None else np.asarray(rows, np.int64)
-        every = np.arange(self.config.lines(step))
+        rows = np.arange(self.config.batch_size_at(step)) if rows is None else np.asarray(rows, np.int64)
+        every = np.arange(self.config.batch_size_at(step))
         places = self.config.examples_before(step) + every
         passes, within = np.divmod(places, self.examples_per_epoch)
         numbers = np.empty(len(places), np.int64)
@@ -219,6 +226,10 @@ class TaskBatches:
                 self._orders[e] = rng.permutation(rng.key(rng.EXAMPLE_ORDER, self.seed, e), self.examples_per_epoch)
             return self._orders[e]
 
+    def notes(self) -> list[str]:
+        """Nothing."""
+        return []
+
     def describe(self) -> str:
         """What there is to train on, in a sentence."""
         longer = self.split.longer_than(self.length)
@@ -232,6 +243,8 @@ class TaskBatches:
 class HeldOutTask:
     """Every example once and in order, in `steps` batches of `batch` lines."""
 
+    unit = "examples"
+
     def __init__(
         self,
         split: ExampleSplit,
@@ -240,11 +253,13 @@ class HeldOutTask:
         lines: int,
         weights_C: NDArray[np.float32] | None = None,
         length: int = 0,
+        *,
+        family: Family,
     ) -> None:
         """weights_C: what each label counts in the loss (all 1 if None). length: tokens of a line, if not what the
         longest needs."""
-        self.fields = task_fields(split.kind, config.layout, split.symmetric, split.pair)
-        self.shift = int(config.layout == "elmo")
+        self.fields = task_fields(split.kind, family, split.symmetric, split.pair)
+        self.shift = int(family == "elmo")
         """By how many places a word stands before that of its piece in a line with a special token in front."""
         self.tokenizer, self.batch, self.split = tokenizer, lines, split
         self.count = split.examples
@@ -253,7 +268,7 @@ class HeldOutTask:
         ones_C = np.ones(max(len(split.labels), 1), np.float32)
         length = length or line_length(config, split.longest)
         weights_C = ones_C if weights_C is None else weights_C
-        self._reader = _Reader(split, tokenizer, config.layout, length, weights_C, config.word_types)
+        self._reader = _Reader(split, tokenizer, family, length, weights_C, config.word_types)
 
     @property
     def length(self) -> int:

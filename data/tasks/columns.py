@@ -1,7 +1,8 @@
 """Which column of a table holds the text, the second text, the label or the choices: as named, or by its usual name."""
 
+import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from contexture.data.errors import DataError, did_you_mean
 from contexture.data.tasks.odd_rows import Column, Columns
 from contexture.data.tasks.tables import Table, listed
 from contexture.data.text import tfds
+
+logger = logging.getLogger(__name__)
 
 # Usual names of columns, in lower case.
 _PAIRS = (
@@ -31,7 +34,7 @@ _CHOICES = ("choices", "endings", "options", "alternatives")
 _CHOICE = re.compile(r"(choice|ending|option|alternative|solution|sol)_?(\d+)")
 
 
-def _columns(table: Table, task: TaskConfig, labelled: bool, say: Callable[[str], None]) -> Columns:
+def _columns(table: Table, task: TaskConfig, labelled: bool) -> Columns:
     """Which columns are read: those that the task names, or those with usual names."""
     tagged = task.kind == "tag"
     text, second, label = task.text or table.usual[0], task.second, task.label or table.usual[1]
@@ -64,7 +67,7 @@ def _columns(table: Table, task: TaskConfig, labelled: bool, say: Callable[[str]
         names.check_apart(columns)
     if not task.text or (labelled and not task.label) or choices != task.choices:
         name = table.where if table.where.startswith(tfds.PREFIX) else Path(table.where).name
-        say(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
+        logger.info(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
     more = columns[1 : 1 + len(choices)]
     return Columns(columns[0], columns[1] if second else None, tuple(more), columns[-1] if labelled else None, tagged)
 

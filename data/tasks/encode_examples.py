@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from contexture.data import rng
 from contexture.data.binary_files import I64, HashingWriter, close_all, fingerprint_of
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_folder
@@ -189,15 +190,14 @@ def encode(
     task: TaskConfig,
     tokenizer: Tokenizer,
     to: Path,
-    say: Callable[[str], None],
-    check: Callable[[], None] = lambda: None,
+    cancel: CancelToken = NEVER,
     labels: Sequence[str] = (),
     pair: bool | None = None,
 ) -> ExampleStore:
     """Encodes task.train and task.dev into the folder `to` and opens it.
 
     labels, pair: those of a run that is already trained, instead of task.labels and what train holds; then task.train
-    may be empty. The folder appears when it is whole; what `check` raises stops the work and leaves nothing behind.
+    may be empty. The folder appears when it is whole; what `cancel` raises stops the work and leaves nothing behind.
 
     Raises: DataError for what `examples` and `encode_chunk` refuse, and where examples of train are held out too.
     """
@@ -208,10 +208,10 @@ def encode(
         writer = _Writer(part, task, tokenizer, Labels(labels or task.labels, bool(task.labels)), pair)
         try:
             for path in task.train:
-                writer.add(path, "train", say, check)
+                writer.add(path, "train", cancel)
             writer.close_labels()
             for path in task.dev:
-                writer.add(path, "dev", say, check)
+                writer.add(path, "dev", cancel)
             writer.finish()
         except BaseException:
             writer.close()
@@ -244,15 +244,15 @@ class _Writer:
         self.counts = np.zeros(0, np.int64)
         self._read = 0
 
-    def add(self, path: str, split: str, say: Callable[[str], None], check: Callable[[], None]) -> None:
+    def add(self, path: str, split: str, cancel: CancelToken) -> None:
         source = source_of(path)
         if source["name"] in [other["name"] for other in self.sources]:
             source["name"] = path  # so that every example has an id of its own
         self.sources.append({**source, "sha256": sha256_of(path), "split": split})
         fraction = self.task.dev_fraction if split == "train" else 0.0
         report = FileReport(Path(path).name, self.tokenizer)
-        for read in chunks(examples(path, self.task, labelled=True, say=say, report=report)):
-            check()
+        for read in chunks(examples(path, self.task, labelled=True, report=report)):
+            cancel.check()
             if self.task.kind == "choice":
                 self.labels.number_alternatives(usual_alternatives(read))
             chunk = [example for example in read if self._is_answered(example, report)]
@@ -270,7 +270,7 @@ class _Writer:
             held = rng.uniform(rng.random_bits(rng.key(rng.HELD_OUT), numbers)) < fraction
             self._write(coded, split, np.flatnonzero(~held))
             self._write(coded, "dev", np.flatnonzero(held))
-        report.finish(say)
+        report.finish()
 
     def _is_answered(self, example: Example, report: FileReport) -> bool:
         """Whether the answer of an example is one; else `report` counts it."""

@@ -24,7 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.binary_files import I64, Check, File, check_bytes, fingerprint_of, joined, misfit
+from contexture.data.binary_files import I64, File, check_bytes, fingerprint_of, joined, misfit
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
@@ -231,8 +232,8 @@ class ExampleStore:
                     return f"{path} is not what it was when {self.folder} was encoded"
         return ""
 
-    def verify(self, check: Check = lambda: None) -> None:
+    def verify(self, cancel: CancelToken = NEVER) -> None:
         """Reads every file once and compares it with what was written. Raises: DataError naming one that differs; what
-        `check` raises to stop the work."""
+        `cancel` raises to stop the work."""
         for name, entry in self.index["files"].items():
-            check_bytes(self.folder / name, entry["sha256"], _MEND, check)
+            check_bytes(self.folder / name, entry["sha256"], _MEND, cancel)

@@ -1,10 +1,13 @@
 """What is odd in a file of examples and does not end the work: counted, and said once."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.unknown_tokens import UnknownTokens
+
+logger = logging.getLogger(__name__)
 
 MOST_ODD = 0.01
 """The share of rows that may be odd. More than that is a mistake in the file as a whole, or in the options."""
@@ -62,23 +65,24 @@ class FileReport:
         if odd > max(MOST_ODD * self.rows, min(_FEW, self.rows // 10)):
             raise DataError(f"{self._odd[0]} ({odd:,} of {self.rows:,} rows are odd)" if odd > 1 else str(self._odd[0]))
 
-    def finish(self, say: Callable[[str], None]) -> None:
-        """Says what was odd, a line for each kind. Raises: as `check`."""
+    def finish(self) -> None:
+        """Warns of what was odd, a line for each kind. Raises: as `check`."""
         self.check()
         if self.left_out:
-            say(f"warning: {self.name}: left out {self.left_out:,} of {self.rows:,} rows; the first: "
+            logger.warning(f"{self.name}: left out {self.left_out:,} of {self.rows:,} rows; the first: "
                 f"{self._first_left_out}")  # fmt: skip
         if self.empty:
-            say(f"warning: {self.name}: {_times(self.empty, 'empty text')} read as unknown; the first is at "
+            logger.warning(f"{self.name}: {_times(self.empty, 'empty text')} read as unknown; the first is at "
                 f"{self._first_empty}")  # fmt: skip
         if self.unspelled:
-            say(f"warning: {self.name}: {_times(self.unspelled, 'word or text', 'words or texts')} with no letter that "
-                f"the vocabulary can spell, read as unknown; the first is {self._unspelled}")  # fmt: skip
+            count = _times(self.unspelled, "word or text", "words or texts")
+            logger.warning(f"{self.name}: {count} with no letter that the vocabulary can spell, read as unknown; "
+                           f"the first is {self._unspelled}")  # fmt: skip
         if self.quoted:
-            say(f'warning: {self.name}: {_times(self.quoted, "field")} in double quotes; a *.tsv has no quoting, so '
+            logger.warning(f'{self.name}: {_times(self.quoted, "field")} in double quotes; a *.tsv has no quoting, so '
                 "the quotes are read as text; if they are CSV quoting, save the file as *.csv")  # fmt: skip
         if line := self._unknown.warning(self.name, _MEND):
-            say(line)
+            logger.warning(line)
 
     @property
     def unknown(self) -> float:

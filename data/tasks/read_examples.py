@@ -1,7 +1,7 @@
 """Labelled examples from files and TFDS sets: every format gives rows, and one function makes Examples of rows."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ def examples(
     task: TaskConfig,
     *,
     labelled: bool,
-    say: Callable[[str], None] = lambda line: None,
     report: FileReport | None = None,
 ) -> Iterator[Example]:
     """The rows of a file or a TFDS set, in their order, in memory bounded by a row.
@@ -67,7 +66,7 @@ def examples(
     that are not there.
     """
     table = _table(path, task)
-    columns = _columns(table, task, labelled, say)
+    columns = _columns(table, task, labelled)
     name = table.where if path.startswith(tfds.PREFIX) else Path(path).name
     empty = True
     tabs = report is not None and path.lower().endswith(".tsv")

@@ -5,7 +5,7 @@ A folder has `tokenizer.json`, or BERT's `vocab.txt`, or a pair `vocab.json` and
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ _LONGEST_WORD = 100
 """transformers' limit, where the original has 200."""
 _LINE_END = "\u2028"
 _MORE = "additional_special_tokens"
-Say = Callable[[str], None]
 
 
 Special = dict[str, Any]
@@ -33,7 +32,7 @@ Special = dict[str, Any]
 
 
 def open_published(
-    folder: Path, kind: str, vocabulary: str, lowercase: bool | None, say: Say
+    folder: Path, kind: str, vocabulary: str, lowercase: bool | None, notes: list[str]
 ) -> tuple[Tokenizer, Special]:
     """The tokenizer of a folder of transformers, of a kind (wordpiece, byte-bpe or gpt1-bpe), which cuts text as its
     fast tokenizer does, and its special tokens' names; or that of `vocabulary`, such a folder or a vocabulary's own
@@ -47,16 +46,18 @@ def open_published(
     source = Path(vocabulary or folder)
     its = (_WHOLE, PAIR[0]) if vocabulary else (_WHOLE, PAIR[0], wordpiece.VOCABULARY)
     if vocabulary and not any((source / name).is_file() for name in its):
-        return _as_transformers(of_kind(open_vocabulary(source, lowercase, say), kind, source)), {}
+        return _as_transformers(of_kind(open_vocabulary(source, lowercase, notes), kind, source)), {}
     settings = _object(source / _SETTINGS) if (source / _SETTINGS).is_file() else {}
     whole = _object(source / _WHOLE) if (source / _WHOLE).is_file() else None
     if settings.get("add_prefix_space"):
         raise DataError(f"{source / _SETTINGS}: add_prefix_space is set, which is not known here; save it without")
     added = _added(source, whole)
     if plain := [token["content"] for token in added if not token.get("special", True)]:
-        say(f"{len(plain)} added tokens that text may spell ({plain[0]!r}) are cut as text: they keep their ids alone")
+        notes.append(
+            f"{len(plain)} added tokens that text may spell ({plain[0]!r}) are cut as text: they keep their ids alone"
+        )
     if kind == WordPiece.kind:
-        tokenizer: Tokenizer = _wordpiece(source, settings, whole, added, lowercase, say)
+        tokenizer: Tokenizer = _wordpiece(source, settings, whole, added, lowercase, notes)
     else:
         tokenizer = _byte_pairs(source, kind, whole, added)
     named = {name: token.get("content") if isinstance(token, dict) else token for name, token in settings.items()
@@ -126,11 +127,11 @@ def _check_steps(file: Path, whole: Mapping[str, Any], kind: str) -> None:
             )
 
 
-def open_vocabulary(file: Path, lowercase: bool | None, say: Say) -> Tokenizer:
+def open_vocabulary(file: Path, lowercase: bool | None, notes: list[str]) -> Tokenizer:
     """A vocabulary as its makers published it; of WordPiece, lowercase is guessed where it is not known, and said."""
     tokenizer = load_tokenizer(file, bool(lowercase))
     if isinstance(tokenizer, WordPiece) and lowercase is None:
-        tokenizer = WordPiece(tokenizer.vocabulary, _guessed(tokenizer.vocabulary, say), str(file))
+        tokenizer = WordPiece(tokenizer.vocabulary, _guessed(tokenizer.vocabulary, notes), str(file))
     return tokenizer
 
 
@@ -141,15 +142,15 @@ def of_kind(tokenizer: Tokenizer, kind: str, where: Path) -> Tokenizer:
     return tokenizer
 
 
-def _guessed(vocabulary: tuple[str, ...], say: Say) -> bool:
+def _guessed(vocabulary: tuple[str, ...], notes: list[str]) -> bool:
     capitals = any(piece != piece.lower() for piece in vocabulary if piece.isalpha())
     told = "has capitals: text keeps its case" if capitals else "has no capitals: text is lower-cased"
-    say(f"the vocabulary {told} (--lowercase yes or no says otherwise)")
+    notes.append(f"the vocabulary {told} (--lowercase yes or no says otherwise)")
     return not capitals
 
 
 def _wordpiece(
-    folder: Path, settings: Any, whole: Any, added: list[dict[str, Any]], lowercase: bool | None, say: Say
+    folder: Path, settings: Any, whole: Any, added: list[dict[str, Any]], lowercase: bool | None, notes: list[str]
 ) -> WordPiece:
     longest, normal = _LONGEST_WORD, {}
     if whole is not None:
@@ -177,7 +178,7 @@ def _wordpiece(
     if lowercase is None:
         lowercase = said["lowercase"]
     if not isinstance(lowercase, bool):
-        lowercase = _guessed(tuple(vocabulary), say)
+        lowercase = _guessed(tuple(vocabulary), notes)
     if said["strip_accents"] not in (None, lowercase) or said["chinese"] is not True:
         accents, chinese = (repr(said[name])[:40] for name in ("strip_accents", "chinese"))
         raise DataError(
@@ -224,7 +225,7 @@ def _added(folder: Path, whole: Mapping[str, Any] | None) -> list[dict[str, Any]
     return sorted(found, key=lambda token: token["id"])
 
 
-def transformers_files(tokenizer: Tokenizer, length: int, special: Special, say: Say) -> dict[str, bytes]:
+def transformers_files(tokenizer: Tokenizer, length: int, special: Special, notes: list[str]) -> dict[str, bytes]:
     """The files from which transformers makes its fast tokenizer; length: the longest text of the model; special: what
     its special tokens are called, beyond the kind's own.
 
@@ -236,7 +237,7 @@ def transformers_files(tokenizer: Tokenizer, length: int, special: Special, say:
     elif isinstance(base, ByteBPE):
         made, settings, files = _byte_files(base)
     elif isinstance(base, Gpt1BPE):
-        made, settings, files = _gpt1_files(base, say)
+        made, settings, files = _gpt1_files(base, notes)
     else:
         raise DataError(f"transformers has no fast tokenizer of kind {tokenizer.kind}; export a run with another one")
     made.add_special_tokens([tokenizers.AddedToken(name, normalized=False, special=True) for name in names])
@@ -299,9 +300,11 @@ def _byte_files(base: ByteBPE) -> Made:
     return made, settings, _pair_files(base)
 
 
-def _gpt1_files(base: Gpt1BPE, say: Say) -> Made:
+def _gpt1_files(base: Gpt1BPE, notes: list[str]) -> Made:
     if base.cleaned == "original":
-        say("transformers has no port of GPT-1's clean-up of text: its tokenizer cleans and cuts text as BERT's does")
+        notes.append(
+            "transformers has no port of GPT-1's clean-up of text: its tokenizer cleans and cuts text as BERT's does"
+        )
     ids = {token: number for number, token in enumerate(base.vocabulary)}
     made = tokenizers.Tokenizer(models.BPE(ids, list(base.merges), unk_token="<unk>", end_of_word_suffix="</w>"))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)  # pyright: ignore[reportAttributeAccessIssue]

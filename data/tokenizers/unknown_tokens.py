@@ -56,4 +56,4 @@ class UnknownTokens:
         words = ", ".join(f"{word[:40]!r} ({count})" for word, count in self.commonest())
         often = f", most often {words}" if words else ""
         name = self._tokenizer.token(self._unk)
-        return f"warning: {where}: {self.share:.1%} of the tokens are {name}, unknown to the vocabulary{often}; {mend}"
+        return f"{where}: {self.share:.1%} of the tokens are {name}, unknown to the vocabulary{often}; {mend}"

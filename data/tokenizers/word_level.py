@@ -107,7 +107,7 @@ def word_tokenizer(tokenizer: Any) -> Words:
     """The same tokenizer, known to be Words. Raises: DataError where it is of another kind."""
     if not isinstance(tokenizer, Words):
         raise DataError(
-            f"data.stream=lanes reads a vocabulary of kind words, and this one is {tokenizer.kind}; give a vocab.txt "
+            f"an ELMo reads a vocabulary of kind words, and this one is {tokenizer.kind}; give a vocab.txt "
             "that begins with <S>, </S>, <UNK>, or learn one: contexture tokenizer words"
         )
     return tokenizer

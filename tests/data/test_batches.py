@@ -34,7 +34,7 @@ SEED = 5
 def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     file = tmp_path_factory.mktemp("text") / "text.txt"
     file.write_text(as_text(DOCUMENTS), "utf-8")
-    return DataConfig(path=(str(file),), dev_fraction=0.2, split_sentences=False, batch=8, length=32, predictions=5)
+    return DataConfig(path=(str(file),), dev_fraction=0.2, split_sentences=False, batch=8, length=32, max_predictions=5)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_batches_are_the_same_in_every_process(shards: Shards, config: DataConfi
         "import sys\nfrom contexture.data.config import DataConfig\n"
         "from contexture.data.pretraining.sentence_pairs import PairBatches\n"
         "from contexture.data.pretraining.shards import Shards\nfrom tests.data.test_batches import _digest\n"
-        "config = DataConfig(split_sentences=False, batch=8, length=32, predictions=5)\n"
+        "config = DataConfig(split_sentences=False, batch=8, length=32, max_predictions=5)\n"
         "batches = PairBatches(Shards.open(sys.argv[1]), config, seed=5)\n"
         "print(*(_digest(batches.read(step)) for step in (0, 7, 12345)))\n"
     )
@@ -241,11 +241,11 @@ def test_a_ramp_doubles_the_batch_at_equal_intervals(first: int, doublings: int,
     """examples_before counts what lines says of each step; the sizes double, each for as many steps as the others."""
     if not doublings:
         config = DataConfig(batch=first)
-        assert (config.lines(step), config.examples_before(step)) == (first, first * step)
+        assert (config.batch_size_at(step), config.examples_before(step)) == (first, first * step)
         return
     config = DataConfig(batch=first << doublings, ramp_from=first, ramp_steps=doublings + more)
-    sizes = [config.lines(n) for n in range(config.ramp_steps + 3)]
-    assert config.examples_before(step) == sum(config.lines(n) for n in range(step))
+    sizes = [config.batch_size_at(n) for n in range(config.ramp_steps + 3)]
+    assert config.examples_before(step) == sum(config.batch_size_at(n) for n in range(step))
     assert sorted(set(sizes)) == [first << n for n in range(doublings + 1)] and sizes == sorted(sizes)
     counts = [sizes[: config.ramp_steps].count(first << n) for n in range(doublings)]
     assert max(counts) - min(counts) <= 1 and sum(counts) == config.ramp_steps

@@ -24,6 +24,8 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, char_ids, words_from_char_ids
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
+from contexture.models.config import ElmoConfig
+from contexture.train.config import Run
 
 LETTERS = "a b c d e f g h".split()
 TOKENIZER = Words(["<S>", "</S>", "<UNK>", *LETTERS])
@@ -33,7 +35,7 @@ Pairs = list[tuple[str, str]]
 
 
 def _config(**more) -> DataConfig:
-    options = {"stream": "lanes", "vocabulary": "words", "layout": "elmo", "split_sentences": False}
+    options = {"vocabulary": "words", "split_sentences": False}
     return DataConfig(**{**options, "batch": 4, "length": 3, "negatives": 0, **more})
 
 
@@ -43,7 +45,7 @@ def _prepared(folder: Path, train: list[list[str]], dev: list[list[str]] | None 
     held_out = {"dev": (str(folder / "dev.txt"),)} if dev else {}
     tokenizer, per_file = more.pop("tokenizer", TOKENIZER), more.pop("per_file", 1 << 20)
     config = _config(path=(str(folder / "train.txt"),), **held_out, **more)
-    return prepare(config, tokenizer, folder / "shards", per_file=per_file)
+    return prepare(config, tokenizer, folder / "shards", stream="lanes", per_file=per_file)
 
 
 def _known(word: str) -> str:
@@ -181,15 +183,15 @@ def test_every_held_out_word_is_predicted_once(tmp_path_factory, sentences, lane
 def test_the_figures_do_not_hang_on_how_lines_were_rounded_up(tmp_path: Path):
     shards = _prepared(tmp_path, [["a"]] * 3, [["a", "b", "c"], ["d", "x"]] * 3)
     off, tokenizer = TaskConfig(), shards.tokenizer
-    exact, rounded = (open_held_out(shards, tokenizer, _config(), off, lines, 3) for lines in (3, 4))
+    exact, rounded = (open_held_out(shards, tokenizer, _config(), off, "elmo", lines, 3) for lines in (3, 4))
     assert exact is not None and rounded is not None and exact.steps == rounded.steps and rounded.batch == 4
     for step in range(exact.steps):
         a, b = exact.read(step), rounded.read(step)
         for way in ("", "_backward"):
             assert _read(a, way) == _read(b, way)[:3]
-    most = open_held_out(shards, tokenizer, _config(), off, 2)
+    most = open_held_out(shards, tokenizer, _config(), off, "elmo", 2)
     assert most is not None and most.lanes == 2
-    batches = open_batches(shards, tokenizer, _config(), off, SEED)
+    batches = open_batches(shards, tokenizer, _config(), off, "elmo", SEED)
     assert isinstance(batches, LaneBatches)
     for reader in (batches, rounded):
         with iterate(reader, 0, 3) as steps:
@@ -268,9 +270,9 @@ def test_held_out_shares_and_long_documents_are_those_of_sentences(tmp_path: Pat
     (tmp_path / "a.txt").write_text(" ".join(text) + "\n", "utf-8")
     config = _config(path=(str(tmp_path / "a.txt"),), dev_fraction=0.25, split_sentences=False)
     with pytest.raises(DataError, match="no dev text; prepare it again with data.dev or data.dev-fraction"):
-        HeldOutLanes(prepare(config, TOKENIZER, tmp_path / "one"), _config(), 1)
+        HeldOutLanes(prepare(config, TOKENIZER, tmp_path / "one", stream="lanes"), _config(), 1)
     (tmp_path / "a.txt").write_text("\n".join(text) + "\n", "utf-8")
-    shards = prepare(config, TOKENIZER, tmp_path / "many")
+    shards = prepare(config, TOKENIZER, tmp_path / "many", stream="lanes")
     assert [shards.splits[name].sentences for name in ("train", "dev")] == [30, 10]
     assert shards.unigrams().sum() == 30 * 5
     assert shards.unigrams()[2] == 30  # "h." is no word of the vocabulary
@@ -314,25 +316,23 @@ def test_what_lanes_cannot_do_is_refused(tmp_path: Path):
         with pytest.raises(DataError, match=rf"data\.negatives={negatives} is not below the 11 words .*; lower it, or"):
             LaneBatches(shards, _config(negatives=negatives), seed=SEED)
     other: Tokenizer = WordPiece(SPECIAL, True)
-    with pytest.raises(
-        DataError, match="data.stream=lanes reads a vocabulary of kind words, and this one is wordpiece"
-    ):
-        prepare(_config(path=(str(tmp_path / "train.txt"),)), other, tmp_path / "other")
+    with pytest.raises(DataError, match="an ELMo reads a vocabulary of kind words, and this one is wordpiece"):
+        prepare(_config(path=(str(tmp_path / "train.txt"),)), other, tmp_path / "other", stream="lanes")
     assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 0}, "data.length=0 is not a positive number of words"),
+        ({"length": 0}, "data.length=0 is not a positive number of tokens"),
         ({"word_types": 2}, "data.word-types=2 has no room for the three marks; give more, or 0"),
         ({"word_types": -1}, "data.word-types=-1 has no room"),
         ({"negatives": -1}, r"data.negatives=-1 is not a number of words \(0: the whole vocabulary\)"),
-        ({"packed": True}, "data.packed has no meaning for data.stream=lanes; leave it out"),
-        ({"documents": "files"}, "data.documents has no meaning for data.stream=lanes; leave it out"),
-        ({"ramp_from": 2, "ramp_steps": 9}, "data.ramp-from has no meaning for data.stream=lanes; leave it out"),
+        ({"packed": True}, "data.packed has no meaning for pretraining an ELMo; leave it out"),
+        ({"documents": "files"}, "data.documents has no meaning for pretraining an ELMo; leave it out"),
+        ({"ramp_from": 2, "ramp_steps": 9}, "data.ramp-from has no meaning for pretraining an ELMo; leave it out"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict, message: str):
     with pytest.raises(ValueError, match=message):
-        _config(**options)
+        Run(model=ElmoConfig(), data=_config(**options))

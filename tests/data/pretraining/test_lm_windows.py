@@ -28,6 +28,8 @@ from contexture.data.text.sources import expand, whole_texts
 from contexture.data.tokenizers.byte_pair import learn_byte_bpe
 from contexture.data.tokenizers.char_level import learn_characters
 from contexture.data.tokenizers.sentencepiece_model import learn_sentencepiece
+from contexture.models.config import GptConfig
+from contexture.train.config import Run
 from tests.data.text.test_sources import TEXT, documents_of
 
 ROOT = Path(__file__).parents[3]
@@ -93,12 +95,12 @@ def _prepared(folder: Path, files: dict[str, str], tokenizer: Any = BYTES, dev: 
         (folder / name).write_bytes(text.encode())
     per_file = more.pop("per_file", 1 << 20)
     paths = tuple(str(folder / name) for name in files if name not in dev)
-    config = DataConfig(stream="windows", path=paths, dev=tuple(str(folder / name) for name in dev), **more)
-    return known(prepare(config, tokenizer, folder / "shards", per_file=per_file))
+    config = DataConfig(path=paths, dev=tuple(str(folder / name) for name in dev), **more)
+    return known(prepare(config, tokenizer, folder / "shards", stream="windows", per_file=per_file))
 
 
 def _config(**more) -> DataConfig:
-    return DataConfig(stream="windows", **{"length": 16, "batch": 8, **more})
+    return DataConfig(**{"length": 16, "batch": 8, **more})
 
 
 def _row(shards: Shards, split: str) -> list[int]:
@@ -144,11 +146,11 @@ def test_vocabularies_that_lose_nothing_give_the_files_back(tmp_path: Path, monk
     texts = ["One  two;\r\n\r\n\tthree,\n\n\n four' five\n" * 20 + "so", "\nÄrger, 漢字 😀 \n" * 30]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_bytes(text.encode())
-    config = DataConfig(stream="windows", path=(str(tmp_path),), documents="files")
+    config = DataConfig(path=(str(tmp_path),), documents="files")
     tokenizer = LEARNERS[kind](whole_texts(expand(tmp_path), "files"), 350)
     for name, value in (("CHUNK", 30), ("_PART", 20), ("_BATCH", 200)):
         monkeypatch.setattr(sources, name, value)
-    shards = prepare(config, tokenizer, tmp_path / "shards")
+    shards = prepare(config, tokenizer, tmp_path / "shards", stream="windows")
     end = [] if tokenizer.end is None else [tokenizer.end]
     row = _row(shards, "train")
     assert row == [id for ids in tokenizer.encode(texts) for id in [*ids, *end]]
@@ -163,8 +165,8 @@ def test_every_kind_of_source_gives_the_same_documents(tmp_path: Path, monkeypat
     build(tmp_path / "tfds", "lm1b", {"train": [{"text": text} for text in rows]})
     files = {"a.jsonl": "\n".join(json.dumps({"text": text}) for text in [*rows, ""])}
     of_rows = _prepared(tmp_path, files)
-    config = DataConfig(stream="windows", path=("tfds:lm1b",))
-    of_set = known(prepare(config, BYTES, tmp_path / "of_set"))
+    config = DataConfig(path=("tfds:lm1b",))
+    of_set = known(prepare(config, BYTES, tmp_path / "of_set", stream="windows"))
     one_by_one = tmp_path / "files"
     one_by_one.mkdir()
     of_files = _prepared(one_by_one, {f"{n}.txt": text for n, text in enumerate(rows)}, documents="files")
@@ -320,8 +322,8 @@ def test_packed_documents_do_not_see_each_other(tmp_path_factory, texts, length)
 
 def test_the_road_is_chosen_by_the_stream_and_says_what_there_is(shards: Shards):
     off: Any = None
-    batches = open_batches(shards, BYTES, _config(), off, SEED)
-    held_out = open_held_out(shards, BYTES, _config(), off, 3)
+    batches = open_batches(shards, BYTES, _config(), off, "gpt", SEED)
+    held_out = open_held_out(shards, BYTES, _config(), off, "gpt", 3)
     assert isinstance(batches, WindowBatches) and isinstance(held_out, HeldOutWindows) and held_out.batch == 3
     split = shards.splits["train"]
     assert batches.describe() == (
@@ -345,9 +347,12 @@ def _refused(message: str, what: Any, *words: Any, **more: Any) -> None:
 def test_text_that_gives_no_window_is_refused(tmp_path: Path):
     _refused(r"a\.txt: no text in the file; it wants text in UTF-8", _prepared, tmp_path, {"a.txt": " \n\n"})
     _refused(r"a\.txt: fewer than two tokens to train on; give", _prepared, tmp_path, {"a.txt": "x"}, ENDLESS)
-    _refused(r"a\.txt:2: not UTF-8", lambda: prepare(_bad(tmp_path), BYTES, tmp_path / "s"))
+    _refused(r"a\.txt:2: not UTF-8", lambda: prepare(_bad(tmp_path), BYTES, tmp_path / "s", stream="windows"))
     few = learn_characters(["fine"], 9)
-    _refused(r"a\.txt: the character '\\n'", lambda: prepare(_bad(tmp_path, b"fine\n"), few, tmp_path / "s"))
+    _refused(
+        r"a\.txt: the character '\\n'",
+        lambda: prepare(_bad(tmp_path, b"fine\n"), few, tmp_path / "s", stream="windows"),
+    )
     assert os.listdir(tmp_path) == ["a.txt"]
     shards = _prepared(tmp_path, {"a.txt": "x" * 16})
     assert WindowBatches(shards, _config(length=16), seed=1).examples_per_epoch == 1
@@ -365,14 +370,18 @@ def test_text_that_gives_no_window_is_refused(tmp_path: Path):
 
 def _bad(folder: Path, text: bytes = b"fine\n\xff\n") -> DataConfig:
     (folder / "a.txt").write_bytes(text)
-    return DataConfig(stream="windows", path=(str(folder / "a.txt"),))
+    return DataConfig(path=(str(folder / "a.txt"),))
 
 
 def test_what_does_not_fit_a_stream_is_refused():
-    assert DataConfig(stream="windows", length=4, predictions=20).length == 4
-    _refused(
-        r"data\.length=1 is too short for a window of text; give at least 2", DataConfig, stream="windows", length=1
-    )
-    _refused(r"data\.length=7 is too short for a pair of sentences", DataConfig, length=7)
-    _refused(r"data\.packed has no meaning for data\.stream=sentence_pairs; leave it out", DataConfig, packed=True)
-    _refused(r"data\.documents has no meaning for data\.stream=sentence_pairs", DataConfig, documents="files")
+    def gpt(**data) -> Run:
+        return Run(model=GptConfig(), data=DataConfig(**data))
+
+    def bert(**data) -> Run:
+        return Run(data=DataConfig(**data))
+
+    assert gpt(length=4, max_predictions=20).data.length == 4
+    _refused(r"data\.length=1 is too short for a window of text; give at least 2", gpt, length=1)
+    _refused(r"data\.length=7 is too short for a pair of sentences", bert, length=7)
+    _refused(r"data\.packed has no meaning for pretraining a BERT; leave it out", bert, packed=True)
+    _refused(r"data\.documents has no meaning for pretraining a BERT", bert, documents="files")

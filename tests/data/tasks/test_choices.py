@@ -25,6 +25,7 @@ from contexture.train.evaluation.predictions import PredictionCollector, guess
 from contexture.train.options import MeshConfig
 from tests.data.tasks.test_gpt_layout import GPT, LETTERS, batch_of
 from tests.helpers import tfds_sets
+from tests.helpers.logs import logged
 
 CHOICE = TaskConfig(kind="choice")
 
@@ -71,7 +72,7 @@ BY_POSITION = {"text": "1", "choices": ("2", "3"), "label": "4"}
 )
 def test_a_choice_is_read_from_any_table(tmp_path, name, content, task):
     config = TaskConfig(kind="choice", train=(write(tmp_path / name, content),), **task)
-    found = encode(config, LETTERS, tmp_path / "data", lambda line: None)
+    found = encode(config, LETTERS, tmp_path / "data")
     read = [
         (e.text, e.choices) for e in examples(config.train[0], config, labelled=True) if isinstance(e, ChoiceExample)
     ]
@@ -84,16 +85,16 @@ def test_a_choice_is_read_from_any_table(tmp_path, name, content, task):
     first = 1 if task.get("text") == "1" and "header" not in task or name == "a.jsonl" else 2
     rows = train.take(np.array([2, 0]))
     assert [train.origin(row) for row in rows] == [f"{name}:{n}" for n in (first + 2, first + 2, first, first)]
-    batch = TaskBatches(found, LETTERS, GPT, config, seed=0).read(0, np.arange(3))
+    batch = TaskBatches(found, LETTERS, GPT, config, seed=0, family="gpt").read(0, np.arange(3))
     wanted = batch_of([ChoiceExample(text, choices, str(right), "f:1") for text, choices, right in ITEMS], "choice",
                       labels=("0", "1"))  # fmt: skip
     assert sorted(batch["tokens"].tolist()) == sorted(wanted["tokens"].tolist())
 
 
-def test_columns_are_told(tmp_path):
-    said: list[str] = []
+def test_columns_are_reported(tmp_path):
     path = write(tmp_path / "a.csv", table(",", "text,choice1,choice2,label"))
-    list(examples(path, CHOICE, labelled=True, say=said.append))
+    with logged() as said:
+        list(examples(path, CHOICE, labelled=True))
     assert said == ["a.csv: text from column 'text', alternative 0 from column 'choice1', alternative 1 from column "
                     "'choice2', label from column 'label'"]  # fmt: skip
 
@@ -119,7 +120,7 @@ def test_choices_are_encoded_once_and_read_by_position(tmp_path):
     ]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     task = TaskConfig(kind="choice", train=(path,), dev_fraction=0.25)
-    found = encode(task, LETTERS, tmp_path / "data", lambda line: None)
+    found = encode(task, LETTERS, tmp_path / "data")
     index = json.loads((tmp_path / "data" / "index.json").read_text())
     assert (index["format"], index["choices"], index["labels"]) == (1, 3, ["0", "1", "2"]) and "symmetric" not in index
     train, dev = found.splits["train"], found.splits["dev"]
@@ -131,7 +132,7 @@ def test_choices_are_encoded_once_and_read_by_position(tmp_path):
     (tmp_path / "a.jsonl").unlink()
     again = ExampleStore.open(tmp_path / "data")
     again.verify()
-    batches, others = (TaskBatches(store, LETTERS, GPT, task, seed=3) for store in (found, again))
+    batches, others = (TaskBatches(store, LETTERS, GPT, task, seed=3, family="gpt") for store in (found, again))
     assert batches.examples_per_epoch == train.examples
     assert batches.describe() == f"{train.examples} examples in 3 lines of 8 tokens"
     seen = [tuple(line) for step in range(train.examples) for line in batches.read(step)["tokens"][:, 0].tolist()]
@@ -141,7 +142,9 @@ def test_choices_are_encoded_once_and_read_by_position(tmp_path):
         for step, batch in steps:
             for name, array in batches.read(step).items():
                 assert np.array_equal(batch[name], array)
-    everything = [read_all(HeldOutTask(train, LETTERS, GPT, lines), train.examples) for lines in (1, 7, 64)]
+    everything = [
+        read_all(HeldOutTask(train, LETTERS, GPT, lines, family="gpt"), train.examples) for lines in (1, 7, 64)
+    ]
     for other in everything[1:]:
         for name, array in everything[0].items():
             assert np.array_equal(other[name], array), name
@@ -158,7 +161,7 @@ def read_all(held_out: HeldOutTask, count: int) -> dict[str, np.ndarray]:
 def refused(path: Path, content: str, tokenizer: Tokenizer = LETTERS, **task: Any) -> str:
     config = TaskConfig(train=(write(path, content),), **{"kind": "choice", **task})
     with pytest.raises(DataError) as caught:
-        encode(config, tokenizer, path.parent / "data", lambda line: None)
+        encode(config, tokenizer, path.parent / "data")
     message = str(caught.value)
     assert "\n" not in message and not (path.parent / "data").exists()
     return message.removeprefix(f"{path.parent}/")
@@ -233,7 +236,7 @@ def test_a_number_that_is_a_text_too_wants_to_be_told_apart(tmp_path):
     assert said == ("a.csv:2: label '1' may mean alternative 0 or 1, by number or by text; give numbers, and say so: "
                     "--task.labels 0 1")  # fmt: skip
     task = TaskConfig(kind="choice", train=(str(tmp_path / "a.csv"),), labels=("0", "1"))
-    assert encode(task, digits, tmp_path / "data", lambda line: None).splits["train"].answers().tolist() == [1]
+    assert encode(task, digits, tmp_path / "data").splits["train"].answers().tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -263,9 +266,9 @@ def test_answers_to_choices_are_scored_by_example(tmp_path):
     task = TaskConfig(kind="choice", train=(path,), labels=("one", "two"))
     lines = as_json().replace('"label": 0', '"label": "one"').replace('"label": 1', '"label": "two"')
     write(tmp_path / "a.jsonl", lines)
-    store = encode(task, LETTERS, tmp_path / "data", lambda line: None)
+    store = encode(task, LETTERS, tmp_path / "data")
     split = store.splits["train"]
-    held_out = HeldOutTask(split, LETTERS, GPT, 2)
+    held_out = HeldOutTask(split, LETTERS, GPT, 2, family="gpt")
     answers = PredictionCollector(held_out)
     scores = np.array([[[0.1, 0.9], [0.2, 0.8]], [[0.3, 0.7], [0.5, 0.5]]], np.float32)
     records = [record for step in range(held_out.steps) for record in answers.add(step, {"scores": scores[step]})]
@@ -283,7 +286,7 @@ def test_answers_to_choices_are_scored_by_example(tmp_path):
 def predictor() -> Predictor:
     """One that never was trained: the longer an alternative, the more it is worth."""
     made = object.__new__(Predictor)
-    made.run = SimpleNamespace(task=CHOICE, data=GPT, model=SimpleNamespace(length=16))  # type: ignore[assignment]
+    made.run = SimpleNamespace(task=CHOICE, family="gpt", data=GPT, model=SimpleNamespace(length=16))  # type: ignore[assignment]
     made.labels, made.pair, made.tokenizer, made.cut = ("0", "1"), True, LETTERS, 0
     made.mesh = meshes.build(MeshConfig())
     made.folder, made.batch = Path("run"), meshes.round_up_to_devices(made.mesh, 3)
@@ -312,7 +315,7 @@ def test_a_predictor_chooses(predictor: Predictor):
 def test_a_file_of_choices_is_answered(predictor: Predictor, tmp_path: Path):
     source, to = write(tmp_path / "a.csv", "x,y,z\nb,c,dd\nd,eee,f\n"), tmp_path / "answers.jsonl"
     columns = {"text": "x", "choices": ("y", "z")}
-    assert predict_file(predictor, source, to, columns, lambda line: None)["examples"] == 2
+    assert predict_file(predictor, source, to, columns)["examples"] == 2
     lines = [json.loads(line) for line in to.read_text().splitlines()]
     assert lines[0] == {
         "id": "a.csv:2",

@@ -21,14 +21,14 @@ from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.helpers.slow_pairs import vocabulary
 
 TOKENIZER = WordPiece([*vocabulary(), "un", "##want", "##ed"], lowercase=True)
-DATA = DataConfig(batch=4, length=16, predictions=1)
+DATA = DataConfig(batch=4, length=16, max_predictions=1)
 WORDS = st.lists(st.sampled_from(["w1", "w2", "w30", "unwanted", "wanted?"]), min_size=1, max_size=12)
 
 
 def store(folder: Path, lines: str, name: str = "train.tsv", **more) -> ExampleStore:
     (folder / name).write_text(lines, "utf-8")
     task = TaskConfig(train=(str(folder / name),), **{"kind": "classify", **more})
-    return encode(task, TOKENIZER, folder / "data", lambda line: None)
+    return encode(task, TOKENIZER, folder / "data")
 
 
 def rows(*pairs: tuple[str, str]) -> str:
@@ -36,7 +36,7 @@ def rows(*pairs: tuple[str, str]) -> str:
 
 
 def batches(found: ExampleStore, seed: int = 0, **task) -> TaskBatches:
-    return TaskBatches(found, TOKENIZER, DATA, TaskConfig(kind=found.kind, **task), seed=seed)  # type: ignore[arg-type]
+    return TaskBatches(found, TOKENIZER, DATA, TaskConfig(kind=found.kind, **task), seed=seed, family="bert")  # type: ignore[arg-type]
 
 
 def test_labels_are_sorted_counted_and_kept(tmp_path):
@@ -61,7 +61,7 @@ def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
     pairs = [(" ".join(a), " ".join(b) if b else None) for a, b in texts]
     found = [Text(a, "x", f"f:{n}") if b is None else Pair(a, b, "x", f"f:{n}") for n, (a, b) in enumerate(pairs)]
     split = in_memory(encode_chunk(found, "classify", TOKENIZER, Labels(["x"]), 0), "classify", ("x",), "f")
-    held_out = HeldOutTask(split, TOKENIZER, DATA, lines=4, length=length)
+    held_out = HeldOutTask(split, TOKENIZER, DATA, lines=4, length=length, family="bert")
     wanted = bert_texts(TOKENIZER, [a if b is None else (a, b) for a, b in pairs], length)
     seen = 0
     for step in range(held_out.steps):
@@ -83,7 +83,7 @@ def test_a_tag_stands_at_its_word_s_first_piece(sentences, length):
     coded = encode_chunk(found, "tag", TOKENIZER, labels, 0)
     names = tuple(labels.numbers)
     split = in_memory(coded, "tag", names, "f")
-    held_out = HeldOutTask(split, TOKENIZER, DATA, lines=len(found), length=length)
+    held_out = HeldOutTask(split, TOKENIZER, DATA, lines=len(found), length=length, family="bert")
     batch = held_out.read(0)
     for row, words in enumerate(sentences):
         wanted = [-1]
@@ -188,7 +188,7 @@ def test_what_is_learned_from_is_not_held_out_too(tmp_path):
     for name in ("dev", "test"):
         task = TaskConfig(kind="classify", train=(str(tmp_path / "train.tsv"),), **{name: (str(tmp_path / "dev.tsv"),)})
         with pytest.raises(DataError, match=f"dev.tsv: task.{name} names examples of task.train too"):
-            encode(task, TOKENIZER, tmp_path / "data", lambda line: None)
+            encode(task, TOKENIZER, tmp_path / "data")
 
 
 def test_a_folder_that_was_harmed_is_known(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.batches import check_fields
-from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, task_fields
@@ -27,8 +27,8 @@ LETTERS = with_added_tokens(Characters(list("abcdefgh ")), ["_start_", "_delimit
 """a is 0, and so is padding; b 1, …; the space 8; the special tokens 9, 10, 11."""
 START, DELIMITER, EXTRACT = 9, 10, 11
 WORDS = WordPiece(vocabulary(), lowercase=True)  # [PAD] 0, [CLS] 2, [SEP] 3, w0 5, w1 6, …
-GPT = DataConfig(layout="gpt", stream="windows", batch=4, length=16)
-BERT = DataConfig(batch=4, length=16, predictions=1)
+GPT = DataConfig(batch=4, length=16)
+BERT = DataConfig(batch=4, length=16, max_predictions=1)
 CHOICE = TaskConfig(kind="choice")
 
 
@@ -49,9 +49,10 @@ def batch_of(
 ) -> dict[str, np.ndarray]:
     """All of them in one batch, whose fields have the names, types and ranks that are promised."""
     length = more.pop("length", 0)
+    family: Family = "bert" if config is BERT else "gpt"
     split = split_of(found, kind, tokenizer, **more)
-    held_out = HeldOutTask(split, tokenizer, config, lines or len(found), length=length)
-    assert held_out.fields == task_fields(kind, config.layout, split.symmetric)
+    held_out = HeldOutTask(split, tokenizer, config, lines or len(found), length=length, family=family)
+    assert held_out.fields == task_fields(kind, family, split.symmetric)
     batch = held_out.read(0)
     check_fields(batch, held_out.fields)
     assert set(batch) == set(held_out.fields)
@@ -208,7 +209,7 @@ def test_a_choice_is_its_pairs_whatever_the_batch(items, lines, length):
     pairs: list[Example] = [Pair(text, choice, "0", "f:1") for text, choices in items for choice in choices]
     wanted = batch_of(pairs, "classify", labels=("0",), length=length)
     split = split_of(found, "choice", labels=("0", "1", "2"))
-    held_out = HeldOutTask(split, LETTERS, GPT, lines, length=length)
+    held_out = HeldOutTask(split, LETTERS, GPT, lines, length=length, family="gpt")
     read = [(held_out.read(step), len(held_out.numbers(step))) for step in range(held_out.steps)]
     for name in ("tokens", "mask", "next", "next_weights"):
         rows = np.concatenate([batch[name][:count] for batch, count in read])
@@ -224,36 +225,36 @@ def test_a_choice_is_its_pairs_whatever_the_batch(items, lines, length):
 
 def test_a_layout_wants_its_own_vocabulary_and_room():
     split = split_of([Text("b", "x", "f:1")], "classify")
-    for tokenizer, config, message in (
-        (LETTERS.base, GPT, "data.layout=gpt wants a vocabulary with _start_, _delimiter_, _classify_ behind it, and "  # type: ignore[attr-defined]
-         "this one, of kind characters, lacks _start_, _delimiter_, _classify_"),
-        (with_added_tokens(Characters(["b"]), ["_start_"]), GPT,
-         "lacks _delimiter_, _classify_; fine-tune a GPT, or give"),
-        (LETTERS, BERT, "BERT reads a vocabulary of kind wordpiece"),
-        (LETTERS, DataConfig(layout="gpt", stream="windows", length=4), "data.length=4 has no room for a pair of texts "
+    for tokenizer, family, config, message in (
+        (LETTERS.base, "gpt", GPT,  # type: ignore[attr-defined]
+         "and this one, of kind characters, lacks _start_, _delimiter_, _classify_"),
+        (with_added_tokens(Characters(["b"]), ["_start_"]), "gpt", GPT,
+         "lacks _delimiter_, _classify_; fine-tune a pretrained GPT"),
+        (LETTERS, "bert", BERT, "BERT reads a vocabulary of kind wordpiece"),
+        (LETTERS, "gpt", DataConfig(length=4), "data.length=4 has no room for a pair of texts "
          "and its special tokens; give at least 5"),
     ):  # fmt: skip
         with pytest.raises(DataError) as caught:
-            HeldOutTask(split, tokenizer, config, 1)
+            HeldOutTask(split, tokenizer, config, 1, family=family)
         assert message in str(caught.value)
 
 
 def test_a_store_remembers_that_pairs_are_read_in_both_orders(tmp_path):
     (tmp_path / "a.tsv").write_text("sentence1\tsentence2\tlabel\nb\tc\tx\nd\te\ty\n")
     task = TaskConfig(kind="classify", train=(str(tmp_path / "a.tsv"),), symmetric=True)
-    encode(task, LETTERS, tmp_path / "data", lambda line: None)
+    encode(task, LETTERS, tmp_path / "data")
     found = ExampleStore.open(tmp_path / "data")
-    batches = TaskBatches(found, LETTERS, GPT, task, seed=0)
+    batches = TaskBatches(found, LETTERS, GPT, task, seed=0, family="gpt")
     assert batches.fields["tokens"] == "i32 BAL" and batches.read(0)["tokens"].shape == (4, 2, 8)
     assert batches.describe() == "2 examples in 2 lines of 8 tokens"
     task = TaskConfig(kind="classify", train=task.train)
-    plain = encode(task, LETTERS, tmp_path / "plain", lambda line: None)
+    plain = encode(task, LETTERS, tmp_path / "plain")
     assert not {"choices", "symmetric"} & set(plain.index) and plain.fingerprint != found.fingerprint
 
 
 def test_both_orders_are_answered_once():
     split = split_of([Pair("b", "c", "x", "f:1"), Pair("d", "e", "y", "f:2")], "classify", symmetric=True)
-    answers = PredictionCollector(HeldOutTask(split, LETTERS, GPT, 2))
+    answers = PredictionCollector(HeldOutTask(split, LETTERS, GPT, 2, family="gpt"))
     told = list(answers.add(0, {"scores": np.array([[0.75, 0.25], [0.5, 0.5]], np.float32)}))
     assert [(one["id"], one["label"], one["prediction"]) for one in told] == [("f:1", "x", "x"), ("f:2", "y", "x")]
 

@@ -206,7 +206,7 @@ def test_three_rows_are_enough(classified, tmp_path):
     code, out, err = told("evaluate", run, "--json")
     assert code == 0 and json.loads(out)["examples"] == 3, err
     code, out, err = told("predict", run, "--input", "rows.tsv", "--to", tmp_path / "answers.jsonl", "--json")
-    assert code == 0 and json.loads(out)["examples"] == 3 and json.loads(out)["cut"] == 0, err
+    assert code == 0 and json.loads(out)["examples"] == 3 and json.loads(out)["truncated"] == 0, err
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [answer["id"] for answer in answers] == ["rows.tsv:2", "rows.tsv:3", "rows.tsv:4"]
     assert {answer["prediction"] for answer in answers} <= {"likes", "hates"}
@@ -216,8 +216,8 @@ def test_texts_longer_than_the_model_are_cut_and_counted(classified, tmp_path):
     run, err = classified
     assert "3 examples in lines of 16 tokens; 1 of them longer, and cut" in err
     code, out, err = told("predict", run, "--input", "long.tsv", "--to", tmp_path / "answers.jsonl", "--json")
-    assert code == 0 and (json.loads(out)["examples"], json.loads(out)["cut"]) == (3, 1)
-    assert "1 of 3 examples are longer than the 16 tokens of a line, and were cut" in err
+    assert code == 0 and (json.loads(out)["examples"], json.loads(out)["truncated"]) == (3, 1)
+    assert "truncated 1 of 3 examples to 16 tokens" in err
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert answers[1]["text"] == LONG and answers[1]["prediction"]
 
@@ -232,7 +232,7 @@ def test_words_that_were_cut_have_no_answer_and_count_as_wrong(tagged, tmp_path)
     assert told_of["predictions"][len(answered) :] == [""] * (30 - len(answered))
     assert result["metrics"]["accuracy"] == pytest.approx(answered.count("X") / 30)
     code, out, err = told("predict", tagged, "--input", "held.jsonl", "--to", tmp_path / "answers.jsonl", "--json")
-    assert code == 0 and json.loads(out)["cut"] == 1 and "1 of 1 examples are longer" in err
+    assert code == 0 and json.loads(out)["truncated"] == 1 and "truncated 1 of 1 examples" in err
     answer = json.loads((tmp_path / "answers.jsonl").read_text())
     assert answer["predictions"] == told_of["predictions"] and answer["words"] == LONG.split()
 

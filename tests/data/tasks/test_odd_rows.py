@@ -17,6 +17,7 @@ from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 from contexture.data.tokenizers.word_level import SPECIAL, Words
 from contexture.data.tokenizers.wordpiece import WordPiece
+from tests.helpers.logs import logged
 from tests.helpers.slow_pairs import vocabulary
 
 TOKENIZER = WordPiece(vocabulary(), lowercase=True)
@@ -32,9 +33,9 @@ def _tsv(*odd: str) -> str:
 def _encode(folder: Path, content: str | bytes, name: str = "train.tsv", **more) -> tuple[ExampleStore, list[str]]:
     file = folder / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    said: list[str] = []
     task = TaskConfig(train=(str(file),), **{"kind": "classify", **more})
-    store = encode(task, TOKENIZER, folder / "data", said.append)
+    with logged() as said:
+        store = encode(task, TOKENIZER, folder / "data")
     return store, [line for line in said if line.startswith("warning: ")]
 
 
@@ -181,12 +182,12 @@ def test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work(tmp_path, rows
         (tmp_path / "t.tsv").write_text("text\tlabel\n" + "".join(good.splitlines(True)[odd:]) + "w1\n" * odd)
         report = FileReport("t.tsv", TOKENIZER)
         list(examples(str(tmp_path / "t.tsv"), TaskConfig(kind="classify"), labelled=True, report=report))
-        said: list[str] = []
         if odd > most:
             with pytest.raises(DataError, match=r"t\.tsv:\d+: 1 column where the header has 2"):
-                report.finish(said.append)
+                report.finish()
         else:
-            report.finish(said.append)
+            with logged() as said:
+                report.finish()
             told = [f"warning: t.tsv: left out {odd} of {rows} rows"] if odd else []
             assert [line.partition("; ")[0] for line in said] == told
 
@@ -286,4 +287,4 @@ FILES = [
 def test_real_files_are_read_to_their_end(shared, tmp_path, name, task):
     for place, tokenizer in enumerate((TOKENIZER, load_tokenizer(shared / "data" / "vocab_gpt1"))):
         config = TaskConfig(train=(str(shared / "data" / name),), **task)
-        assert encode(config, tokenizer, tmp_path / str(place), lambda line: None).splits["train"].examples
+        assert encode(config, tokenizer, tmp_path / str(place)).splits["train"].examples

@@ -19,7 +19,7 @@ from tests.train.run.test_formats import GOLDEN
 pytestmark = pytest.mark.usefixtures("one_device")
 
 BASE = GOLDEN / "run_format_1"
-SPEED = ("tokens_per_second", "seconds_left", "flops_utilisation")
+SPEED = ("tokens_per_second", "seconds_left", "mfu")
 rng = random.Random(3)
 
 

@@ -16,6 +16,7 @@ from contexture.data.errors import DataError
 from contexture.data.tasks import tables
 from contexture.data.tasks.examples import Pair, Tagged, Text
 from contexture.data.tasks.read_examples import check_sources, examples, source_of
+from tests.helpers.logs import logged
 
 CLASSIFY, REGRESS, TAG = (TaskConfig(kind=kind) for kind in ("classify", "regress", "tag"))
 
@@ -87,17 +88,17 @@ def test_columns_may_be_positions_and_then_there_is_no_header(tmp_path: Path):
     ],
 )
 def test_usual_names_of_columns_are_found_and_told(tmp_path: Path, task: TaskConfig, header: str, told: str):
-    said: list[str] = []
     width = header.count(",") + 1
     path = _write(tmp_path / "a.csv", header + "\n" + ",".join(["1"] * width))
-    assert len(list(examples(path, task, labelled=True, say=said.append))) == 1
+    with logged() as said:
+        assert len(list(examples(path, task, labelled=True))) == 1
     assert len(said) == 1 and said[0].startswith("a.csv: ") and told in said[0]
 
 
 def test_columns_that_are_given_are_not_told(tmp_path: Path):
-    said: list[str] = []
     path = _write(tmp_path / "a.csv", "a,b\n1,2\n")
-    list(examples(path, TaskConfig(kind="classify", text="a", label="b"), labelled=True, say=said.append))
+    with logged() as said:
+        list(examples(path, TaskConfig(kind="classify", text="a", label="b"), labelled=True))
     assert not said
 
 

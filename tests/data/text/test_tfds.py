@@ -18,6 +18,7 @@ from contexture.data.tasks.read_examples import check_sources, examples, source_
 from contexture.data.text.sources import expand, texts
 from contexture.data.text.tfds import open_split
 from contexture.data.tokenizers.wordpiece import WordPiece
+from tests.helpers.logs import logged
 from tests.helpers.slow_pairs import as_text, random_documents, vocabulary
 from tests.helpers.tfds_sets import build
 
@@ -79,8 +80,8 @@ def test_numbers_are_told_as_a_file_would():
 
 
 def test_tags_are_told_by_their_names():
-    said: list[str] = []
-    rows = list(examples("tfds:conll2003:train", TAG, labelled=True, say=said.append))
+    with logged() as said:
+        rows = list(examples("tfds:conll2003:train", TAG, labelled=True))
     assert rows == [Tagged(("Ann", "Lee", "é"), ("B-PER", "I-PER", "O"), "tfds:conll2003:train:0")]
     assert said == ["tfds:conll2003:train: words from column 'tokens', tags from column 'ner'"]
 

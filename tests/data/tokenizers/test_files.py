@@ -197,7 +197,7 @@ def test_the_command_learns_every_kind(capsys, tmp_path: Path, kind: str):
     assert code == 0, err
     tokenizer = load_tokenizer(tmp_path / "t")
     assert tokenizer.kind == kind and json.loads(out)["fingerprint"] == tokenizer.fingerprint
-    assert tokenizer.size == json.loads(out)["pieces"] <= 350
+    assert tokenizer.size == json.loads(out)["vocab_size"] <= 350
     if kind == "characters":
         assert tokenizer.decode(_whole(tokenizer, "".join(SAMPLE))) == "".join(SAMPLE)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.cli import main as cli
+from contexture.data.cancel import NEVER
 from contexture.data.errors import DataError
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import with_added_tokens
@@ -158,7 +159,7 @@ def test_what_words_cannot_do_is_refused(tmp_path: Path):
         DataError, match=r"a vocabulary of 3 has no room beside the 3 special words; give a larger size"
     ):
         learn_words(["a"], 3)
-    with pytest.raises(DataError, match=r"lanes reads a vocabulary of kind words, and this one is wordpiece; give"):
+    with pytest.raises(DataError, match=r"ELMo reads a vocabulary of kind words, and this one is wordpiece; give"):
         word_tokenizer(WordPiece(SPECIAL, True))
     assert word_tokenizer(words) is words
     words.save(tmp_path / "t")
@@ -187,7 +188,7 @@ def test_the_command_learns_words(capsys: pytest.CaptureFixture[str], tmp_path: 
     for split in ("spaces", "punctuation"):
         to = tmp_path / split
         words = ["tokenizer", "words", "--input", tmp_path / "a.txt", "--vocab-size", 9, "--to", to, "--json"]
-        assert cli.main([str(word) for word in [*words, "--split", split]]) == 0
+        assert cli.main([str(word) for word in [*words, "--word-splitter", split]]) == 0
         told, tokenizer = json.loads(capsys.readouterr().out), load_tokenizer(to)
         assert tokenizer.fingerprint == learn_words(text.splitlines(), 9, split).fingerprint == told["fingerprint"]
     assert isinstance(tokenizer, Words) and set(tokenizer.vocabulary[3:]) == {"old", ",", "cat", "sat", "it's", "."}
@@ -203,14 +204,14 @@ def test_elmo_is_prepared_with_words_alone(capsys: pytest.CaptureFixture[str], t
     assert cli.main([str(word) for word in words]) == 0
     told, shards = json.loads(capsys.readouterr().out), Shards.open(tmp_path / "s")
     assert told["fingerprint"] == shards.fingerprint and shards.stream == "lanes"
-    assert told["pieces"] == shards.tokenizer.size and "." in word_tokenizer(shards.tokenizer).ids
+    assert told["vocab_size"] == shards.tokenizer.size and "." in word_tokenizer(shards.tokenizer).ids
     run = recipe("elmo.tiny")
     data = dataclasses.replace(run.data, path=(str(tmp_path / "s"),))
-    tokenizer, opened = open_data(dataclasses.replace(run, data=data), tmp_path / "run", print, lambda: None)
+    tokenizer, opened = open_data(dataclasses.replace(run, data=data), tmp_path / "run", NEVER)
     assert isinstance(tokenizer, Words) and opened.fingerprint == shards.fingerprint
-    other = dataclasses.replace(run, data=dataclasses.replace(data, split="spaces"))
-    with pytest.raises(ConfigError, match="the text was prepared with --data.split punctuation; give the same"):
-        open_data(other, tmp_path / "other", print, lambda: None)
+    other = dataclasses.replace(run, data=dataclasses.replace(data, word_splitter="spaces"))
+    with pytest.raises(ConfigError, match="the text was prepared with --data.word-splitter punctuation; give the same"):
+        open_data(other, tmp_path / "other", NEVER)
     with pytest.raises(
         ConfigError, match="elmo reads a vocabulary of kind words, and this one is byte-bpe; give a voc"
     ):
