@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.layouts import elmo_lines, token_lines
 from contexture.data.storage import atomic_file
@@ -60,7 +61,7 @@ def embed(
     pool: str = "none",
     batch: int = 64,
     stateful: bool = False,
-    check: Callable[[], None] = lambda: None,
+    cancel: CancelToken = NEVER,
 ) -> Iterator[np.ndarray]:
     """The vectors of each line of words or pieces (`parted`), in order: f32 [layers, words, D], the words' own layer
     first.
@@ -88,7 +89,7 @@ def embed(
     model = build(replace(config, stateful=stateful) if elmo else config)
     run, carry = jax.jit(partial(_states, model, tuple(chosen))), {}
     for group in chunks(lines, batch):
-        check()
+        cancel.check()
         lined = elmo_lines(group, batch) if elmo else token_lines(group, batch, tokenizer.pad, config.length)
         arrays, carry = run({"backbone": params["backbone"]}, lined, carry)
         states = np.asarray(jax.device_get(arrays), np.float32)

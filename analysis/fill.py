@@ -14,7 +14,7 @@ from contexture.models.model import Model
 
 
 def fill(model: Model, params: Any, tokenizer: Tokenizer, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
-    """For each [MASK] of the text, the `top` pieces that fit best: [[{"piece": "cat", "score": 0.61}, …], …].
+    """For each [MASK] of the text, the `top` pieces that fit best: [[{"token": "cat", "score": 0.61}, …], …].
 
     The score is the share that the softmax over the vocabulary gives. Raises DataError where the text has no [MASK], is
     longer than the model, or the model has no head for masked tokens.
@@ -47,6 +47,6 @@ def fill(model: Model, params: Any, tokenizer: Tokenizer, text: str, top: int = 
     logits_PV = outputs.heads["mlm"][0]
     shares, pieces = jax.device_get(jax.lax.top_k(jax.nn.softmax(logits_PV[:, : tokenizer.size]), top))
     return [
-        [{"piece": tokenizer.token(int(p)), "score": float(s)} for p, s in zip(row_p, row_s, strict=True)]
+        [{"token": tokenizer.token(int(p)), "score": float(s)} for p, s in zip(row_p, row_s, strict=True)]
         for row_p, row_s in zip(pieces, shares, strict=True)
     ]

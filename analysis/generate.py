@@ -1,5 +1,6 @@
 """Texts that a GPT writes behind prompts (Radford et al. 2019, section 3; sample.py of its code)."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import check_batch, chunks
 from contexture.data.tasks.word_alignment import encode_checked
@@ -15,6 +17,8 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.models import decode
 from contexture.models.config import GptConfig, Sampling
 from contexture.models.model import Model
+
+logger = logging.getLogger(__name__)
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Prompts are padded to the least of these that holds the longest of a batch, so that few programs are compiled."""
@@ -46,17 +50,16 @@ def generate(
     seed: int = 0,
     batch: int = 16,
     tell: Tell = lambda line, text: None,
-    check: Callable[[], None] = lambda: None,
+    cancel: CancelToken = NEVER,
     trained: int = 0,
-    say: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """What is written behind each prompt: [{"prompt", "text", "tokens", "stopped": "end" | "stop" | "length"}, …].
 
     A text ends after `tokens` tokens (0: 64, or as many as the model takes), at the token that ends documents, or
     before one of the texts `stop`. Up to there it depends on the seed, its number among the prompts and its prompt
-    alone. Where it gets longer than the `trained` tokens of a line of the training, say is told so.
-    tell(line, text) is given each text as it grows; check may raise to stop the work. An empty prompt begins behind the
-    token that ends documents.
+    alone. Warns where it gets longer than the `trained` tokens of a training sequence.
+    tell(line, text) is given each text as it grows; `cancel` may raise to stop the work. An empty prompt starts behind
+    the token that ends documents.
 
     Raises: DataError where the model is no GPT, a prompt is empty and the vocabulary has no such token, or a prompt and
     what is to be written are longer than the model.
@@ -86,11 +89,11 @@ def generate(
                 f"{config.length} that the model takes; give a shorter prompt or fewer tokens"
             )
     if 0 < trained < longest + tokens:
-        say(f"no line of the training was longer than {trained} tokens: what comes behind them is a guess")
+        logger.warning(f"trained on sequences of at most {trained} tokens; text beyond that may degrade")
     unstack = jax.jit(decode.unstack_params, static_argnums=(1, 2))
     apart = unstack(params, config, min(tokenizer.size, config.vocab))
     for group in chunks(enumerate(lines), batch):
-        _write(config, apart, tokenizer, group, how, tokens, stop, seed, tell, check)
+        _write(config, apart, tokenizer, group, how, tokens, stop, seed, tell, cancel)
     return [
         {"prompt": prompt, "text": line.text, "tokens": len(line.ids), "stopped": line.stopped}
         for prompt, line in zip(prompts, lines, strict=True)
@@ -118,7 +121,7 @@ def _write(
     stop: tuple[str, ...],
     seed: int,
     tell: Tell,
-    check: Callable[[], None],
+    cancel: CancelToken,
 ) -> None:
     """Writes a batch, one burst ahead of what the host has looked at."""
     longest = max(len(line.prompt) for _, line in group)
@@ -142,7 +145,7 @@ def _write(
     waiting: list[jax.Array] = []
     stream = bursts()
     while True:
-        check()
+        cancel.check()
         if (burst := next(stream, None)) is not None:
             waiting.append(burst)
             if len(waiting) < 2:

@@ -18,7 +18,7 @@ def layers(runs: list[Path], load: Any) -> list[Row]:
     tokenizer. Raises ConfigError for a run without a mix."""
     rows = []
     for folder in runs:
-        run, _ = read(folder)
+        run = read(folder).run
         if run.head.mix != "all":
             raise ConfigError(f"{folder} mixes no layers; give runs fine-tuned with --head.mix all")
         for place, mix in learned_mixes(load(folder)[1]).items():

@@ -1,13 +1,14 @@
 """How well a GPT predicts a text: perplexity per token and per word, bits per byte."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import check_batch, chunks
 from contexture.data.tasks.word_alignment import encode_checked
@@ -25,7 +26,7 @@ def score(
     length: int = 0,
     stride: int = 0,
     batch: int = 8,
-    check: Callable[[], None] = lambda: None,
+    cancel: CancelToken = NEVER,
 ) -> dict[str, Any]:
     """{"documents", "tokens", "words", "bytes", "loss", "perplexity", "word_perplexity", "bits_per_byte", …}.
 
@@ -53,7 +54,7 @@ def score(
     totals = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
     nats = 0.0
     for group in chunks(_windows(documents, tokenizer, length, stride, totals), batch):
-        check()
+        cancel.check()
         fields = {name: np.zeros((batch, length), np.int32) for name in ("tokens", "mask", "next")}
         weights_BL = np.zeros((batch, length), np.float32)
         for row, (ids, new) in enumerate(group):

@@ -33,11 +33,10 @@ def tiny() -> Run:
             vocab=8192, filters=((1, 16), (2, 16), (3, 32), (4, 64), (5, 64)), highway=1, cells=256, projection=64
         ),
         data=DataConfig(
-            batch=32, length=20, vocabulary="words", split="punctuation", stream="lanes", layout="elmo",
+            batch=32, length=20, vocabulary="words", word_splitter="punctuation",
             word_types=640, negatives=1024,
         ),
         optim=_adagrad(final_lr=0.1),
-        objective="bilm",
         save=SaveConfig(every=500),
         steps=10_000,
     )  # fmt: skip
@@ -47,11 +46,10 @@ def _original(cells: int, projection: int, highway: int) -> Run:
     return Run(
         model=ElmoConfig(cells=cells, projection=projection, highway=highway),
         data=DataConfig(
-            batch=384, length=20, split_sentences=False, vocabulary="words", stream="lanes", layout="elmo",
+            batch=384, length=20, split_sentences=False, vocabulary="words",
             word_types=6144, negatives=8192,
         ),
         optim=_adagrad(final_lr=1.0),
-        objective="bilm",
         save=SaveConfig(every=1_250),
         steps=0,
         epochs=10,

@@ -15,10 +15,9 @@ from contexture.train.options import OptimConfig
 
 def _task(task: TaskConfig, *, epochs: float = 3.0, peak_lr: float = 2e-5, batch: int = 32) -> Run:
     return Run(
-        data=DataConfig(batch=batch, length=128, predictions=1),
+        data=DataConfig(batch=batch, length=128, max_predictions=1),
         optim=OptimConfig(peak_lr=peak_lr, warmup=0, warmup_fraction=0.1),
         task=task,
-        objective=task.kind,  # pyright: ignore[reportArgumentType]
         steps=0,
         epochs=epochs,
     )

@@ -1,11 +1,21 @@
-"""What `import contexture` gives: runs opened, evaluated and asked in Python. Importing this needs no jax."""
+"""What `import contexture` gives: runs opened, evaluated and queried in Python. Importing this needs no jax.
 
-import sys
+The functions take the fields of the requests in `contexture.requests`, which are also the options of the command line.
+"""
+
+import ast
+import functools
+import inspect
+import logging
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
-from contexture.data.visible import visible
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.requests import EmbeddingRequest, FillRequest, GenerationRequest, Place, ScoreRequest, several
+from contexture.train.errors import ConfigError
+from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.options import MeshConfig
 from contexture.train.run_file import read
 
@@ -13,16 +23,15 @@ if TYPE_CHECKING:
     from contexture.data.tokenizers.base import Tokenizer
     from contexture.models.model import Model
 
+logger = logging.getLogger(__name__)
 Result = dict[str, Any]
-
-
-def warn(line: str) -> None:
-    """What a person should know goes to stderr."""
-    print(visible(line), file=sys.stderr)
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokenizer]":
-    """A run opened in Python: (model, params, tokenizer), from its newest good checkpoint or that of `step`.
+    """Opens a run in Python: (model, params, tokenizer), from its newest good checkpoint or that of `step`.
 
     `model.apply({"params": params}, batch)` with
     `batch = contexture.data.layouts.bert_texts(tokenizer, texts, length)`. Raises ConfigError where the folder is no
@@ -34,163 +43,163 @@ def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokeniz
     from contexture.train.run.data import read_tokenizer
 
     folder = Path(run)
-    settings, described = read(folder)
-    tokenizer = read_tokenizer(folder, settings, described)
-    meshes.prepare_jax(settings.model.dtype)
+    record = read(folder)
+    tokenizer = read_tokenizer(folder, record)
+    meshes.prepare_jax(record.run.model.dtype)
     mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
-    loaded = load_parameters(folder, settings, tuple(described.get("labels", ())), mesh, warn, step)
+    loaded = load_parameters(folder, record.run, record.labels, mesh, step)
     return loaded.model, loaded.params, tokenizer
 
 
-def evaluate(
-    run: str | Path,
-    *,
-    split: str = "dev",
-    dev: str | Sequence[str] = (),
-    step: int | str | Sequence[str] = (),
-    batch: int = 0,
-    to: str = "",
-    mesh: MeshConfig | None = None,
-) -> Result:
-    """What `contexture evaluate` prints, as a dict: {"run", "step", "split", "examples", "metrics", …}.
-
-    dev: labelled files instead of the run's own examples; step: the numbers of checkpoints, "best" or "all". Raises as
-    `load` does, and DataError for a file.
-    """
-    from contexture.train.evaluation.evaluate import EvaluationRequest, evaluate_run
-
-    steps = (str(step),) if isinstance(step, int | str) else tuple(step)
-    asked = EvaluationRequest(split, (dev,) if isinstance(dev, str) else tuple(dev), steps, batch, to, mesh)
-    return evaluate_run(Path(run), asked, warn)
-
-
 def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None) -> list[Result]:
-    """A fine-tuned run's answers to texts, pairs of texts or lists of words: [{"id", "prediction", "scores"}, …].
+    """A fine-tuned run's predictions for texts, pairs of texts or lists of words: [{"id", "prediction", "scores"}, …].
 
     For many calls keep a `contexture.train.evaluation.predict.Predictor`. Raises as `load` does, and DataError for an
     empty text.
     """
     from contexture.train.evaluation.predict import Predictor
 
-    return Predictor(run, step=step, say=warn)(texts)
+    return Predictor(run, step=step)(texts)
 
 
-def fill(run: str | Path, text: str, *, top: int = 5, step: int | None = None) -> list[list[Result]]:
-    """What a pretrained run would put in each [MASK] of a text: a list of {"piece", "score"} for each, best first."""
-    from contexture.analysis.fill import fill as fill_in
+def call_with_fields(name: str, request: Callable[P, R], function: Callable[[R], T]) -> Callable[P, T]:
+    """A function of a request as one of the request's fields, with their types and documentation."""
 
-    if "heads_mlm/bias" in read(Path(run))[1].get("published", {}).get("drawn", ()):
-        warn("the head that fills was in no file of this imported run, but drawn: train it before you believe it")
-    model, params, tokenizer = load(run, step)
-    return fill_in(model, params, tokenizer, text, top)
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            made = request(*args, **kwargs)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return function(made)
+
+    kinds = get_type_hints(request)  # without what the command line reads in them
+    fields = [field.replace(annotation=kinds[field.name]) for field in inspect.signature(request).parameters.values()]
+    call.__signature__ = inspect.Signature(fields, return_annotation=get_type_hints(function)["return"])  # pyright: ignore[reportAttributeAccessIssue]
+    call.__name__ = call.__qualname__ = name
+    options = "\n".join(f"    {name}: {text}" for name, text in _field_docs(request).items())
+    call.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n{options}\n"
+    return call
 
 
-def embed(
-    run: str | Path,
-    input: str | Path,
-    to: str | Path,
-    *,
-    layers: str = "all",
-    pool: str = "none",
-    batch: int = 64,
-    stateful: bool = False,
-    step: int | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> Result:
-    """The vectors of the words (of a BERT or a GPT, pieces) of each line of a file, written to *.hdf5 (the original
-    ELMo's layout) or *.npz, one array by the line's number: {"to", "lines", "tokens", "words", "cut"}.
+def _field_docs(request: Any) -> dict[str, str]:
+    """Field → the string below it in the source of its class."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(request))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            docs[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    return docs
+
+
+def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> Result:
+    """Evaluates a run on held-out examples, each once: {"run", "step", "split", "examples", "metrics", …}.
+
+    Raises as `load` does, and DataError for a file.
+    """
+    from contexture.train.evaluation.evaluate import evaluate_run as work
+
+    return work(request, cancel)
+
+
+def fill_masks(request: FillRequest) -> list[list[Result]]:
+    """Predicts the tokens behind each [MASK] of a text: a list of {"token", "score"} for each, best first.
+
+    Raises as `load` does, and DataError for a text without [MASK].
+    """
+    from contexture.analysis.fill import fill
+
+    imported = read(Path(request.run)).imported
+    if imported and "heads_mlm/bias" in imported.missing:
+        logger.warning("the masked-LM head of this imported run is randomly initialised; train it before using fill")
+    model, params, tokenizer = load(request.run, request.step or None)
+    return fill(model, params, tokenizer, request.text, request.top)
+
+
+def embed_file(request: EmbeddingRequest, cancel: CancelToken = NEVER) -> Result:
+    """Writes the contextual vectors of each line of a file to *.hdf5 (the original ELMo's layout) or *.npz, one array
+    by the line's number: {"to", "lines", "tokens", "words", "truncated"}.
 
     tokens are those that the model read (the rows of all arrays with pool="none"), words those without a BERT's [CLS]
-    and [SEP], cut the words of which not all bytes are read, or the pieces for which a line of the model has no room.
-
-    `contexture.analysis.embed.embed` says what the options do. Raises as `load` does, and DataError for the files.
+    and [SEP], truncated the words whose last bytes are not read, or the tokens beyond the model's length. Raises as
+    `load` does, and DataError for the files.
     """
-    from contexture.analysis.embed import embed as vectors_of
-    from contexture.analysis.embed import parted, vectors_file
-    from contexture.data.errors import DataError
-    from contexture.data.plain_files import check_not_packed, check_plain
-    from contexture.data.text.sources import lines
+    from contexture.analysis.embed import embed, parted, vectors_file
 
-    file = Path(input)
-    check_plain(file)
-    if not file.is_file():
-        raise DataError(f"{file}: no such file; give one with a sentence in each line")
-    check_not_packed(file)
-    told = {"to": str(to), "lines": 0, "tokens": 0, "words": 0, "cut": 0}
+    file, to = Path(request.input), Path(request.to)
+    counts = {"lines": 0, "tokens": 0, "words": 0, "truncated": 0}
 
-    def read(part: Any) -> Iterator[list[Any]]:
-        for _, line in lines(file):
-            units, count, cut = part(line)
-            told["tokens"] += len(units)
-            told["words"] += count
-            told["cut"] += cut
-            yield units
+    def units(part: Any) -> Iterator[list[Any]]:
+        for line in lines_of(file, "a sentence"):
+            found, count, cut = part(line)
+            counts["tokens"] += len(found)
+            counts["words"] += count
+            counts["truncated"] += cut
+            yield found
 
-    with vectors_file(Path(to)) as write:  # first: it says at once where nothing can be written
-        model, params, tokenizer = load(run, step)
-        options: Any = {"layers": layers, "pool": pool, "batch": batch, "stateful": stateful, "check": check}
-        found = vectors_of(model, params, tokenizer, read(parted(model, tokenizer)), **options)
-        for number, vectors in enumerate(found):
-            write(str(number), vectors)
-            told["lines"] = number + 1
-    return told
+    _check_lines(file, "a sentence")
+    with vectors_file(to) as write:  # first: an unwritable place is refused at once
+        model, params, tokenizer = load(request.run, request.step or None)
+        vectors = embed(
+            model,
+            params,
+            tokenizer,
+            units(parted(model, tokenizer)),
+            layers=request.layers,
+            pool=request.pool,
+            batch=request.batch,
+            stateful=request.stateful,
+            cancel=cancel,
+        )
+        for number, array in enumerate(vectors):
+            write(str(number), array)
+            counts["lines"] = number + 1
+    return {"to": str(to), **counts}
 
 
-def generate(
-    run: str | Path,
-    prompts: str | Sequence[str],
-    *,
-    tokens: int = 0,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    exclusive: bool = False,
-    stop: str | Sequence[str] = (),
-    seed: int = 0,
-    batch: int = 16,
-    step: int | None = None,
-    tell: Callable[[int, str], None] = lambda line, text: None,
-    check: Callable[[], None] = lambda: None,
+def generate_texts(
+    request: GenerationRequest, show: Callable[[int, str], None] | None = None, cancel: CancelToken = NEVER
 ) -> list[Result]:
-    """What a pretrained GPT writes behind each prompt: [{"prompt", "text", "tokens", "stopped"}, …].
+    """Continues each prompt with a pretrained GPT: [{"prompt", "text", "tokens", "stopped"}, …].
 
-    `contexture.analysis.generate.generate` says what the options mean. Raises as `load` does, and DataError for a
-    prompt.
+    Raises as `load` does, and DataError for a prompt.
     """
-    from contexture.analysis.generate import generate as write
-    from contexture.models.config import Sampling
+    from contexture.analysis.generate import generate
 
-    model, params, tokenizer = load(run, step)
-    lines = [prompts] if isinstance(prompts, str) else list(prompts)
-    how = Sampling(temperature, top_k, top_p, exclusive)
-    more: Any = {"tokens": tokens, "stop": stop, "seed": seed, "batch": batch, "tell": tell, "check": check}
-    trained = read(Path(run))[0].data.length
-    return write(model, params, tokenizer, lines, how, **more, trained=trained, say=warn)
+    read(Path(request.run))
+    prompts = several(request.prompt) or tuple(lines_of(Path(request.input), "a prompt"))
+    model, params, tokenizer = load(request.run, request.step or None)
+    return generate(
+        model,
+        params,
+        tokenizer,
+        list(prompts),
+        request.sampling,
+        tokens=request.tokens,
+        stop=several(request.stop),
+        seed=request.seed,
+        batch=request.batch,
+        trained=read(Path(request.run)).run.data.length,
+        tell=show or (lambda number, text: None),
+        cancel=cancel,
+    )
 
 
-def score(
-    run: str | Path,
-    texts: str | Sequence[str],
-    *,
-    documents: str = "files",
-    length: int = 0,
-    stride: int = 0,
-    batch: int = 8,
-    step: int | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> Result:
-    """How well a pretrained GPT predicts the text of files: what `contexture score` prints.
+def score_files(request: ScoreRequest, cancel: CancelToken = NEVER) -> Result:
+    """Measures how well a pretrained GPT predicts the text of files: {"run", "loss", "perplexity", …}.
 
-    `contexture.analysis.score.score` says what the options mean; length 0 is that of the training. Raises as `load`
-    does, and DataError for a file.
+    Raises as `load` does, and DataError for a file.
     """
-    from contexture.analysis.score import score as score_texts
+    from contexture.analysis.score import score
     from contexture.data.text.sources import expand
 
-    def each() -> Iterator[str]:
+    sources = expand(several(request.input), "input")
+
+    def documents() -> Iterator[str]:
         for source in sources:
             held: list[str] = []
-            for chunk in source.chunks(documents):
+            for chunk in source.chunks(request.documents):
                 if chunk:
                     held.append(chunk)
                 elif held:
@@ -199,8 +208,33 @@ def score(
             if held:
                 yield "".join(held)
 
-    sources = expand((texts,) if isinstance(texts, str) else tuple(texts), "input")
-    model, params, tokenizer = load(run, step)
-    length = length or read(Path(run))[0].data.length
-    found = score_texts(model, params, tokenizer, each(), length=length, stride=stride, batch=batch, check=check)
-    return {"run": str(run), **found}
+    model, params, tokenizer = load(request.run, request.step or None)
+    length = request.length or read(Path(request.run)).run.data.length
+    options: Any = {"length": length, "stride": request.stride, "batch": request.batch, "cancel": cancel}
+    return {"run": str(request.run), **score(model, params, tokenizer, documents(), **options)}
+
+
+def lines_of(file: Path, what: str) -> Iterator[str]:
+    """The lines of a file, each `what`, without their ends. Raises DataError where it cannot be read as text."""
+    from contexture.data.text.sources import lines
+
+    _check_lines(file, what)
+    for _, line in lines(file):
+        yield line.rstrip("\r\n")
+
+
+def _check_lines(file: Place, what: str) -> None:
+    from contexture.data.errors import DataError
+    from contexture.data.plain_files import check_not_packed, check_plain
+
+    check_plain(file)
+    if not Path(file).is_file():
+        raise DataError(f"{file}: no such file; give one with {what} in each line")
+    check_not_packed(file)
+
+
+evaluate = call_with_fields("evaluate", EvaluationRequest, evaluate_run)
+fill = call_with_fields("fill", FillRequest, fill_masks)
+embed = call_with_fields("embed", EmbeddingRequest, embed_file)
+generate = call_with_fields("generate", GenerationRequest, generate_texts)
+score = call_with_fields("score", ScoreRequest, score_files)

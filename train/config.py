@@ -6,10 +6,10 @@
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from contexture.data.config import DataConfig, TaskConfig
-from contexture.models.config import LARGEST, BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
+from contexture.data.config import STREAMS, DataConfig, Family, Stream, TaskConfig
+from contexture.models.config import MAX_SIZE, BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
 from contexture.train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
 
 
@@ -27,9 +27,8 @@ class Run:
     init: InitConfig = field(default_factory=InitConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
-    objective: Literal["mlm_nsp", "lm", "bilm", "classify", "regress", "tag", "choice", "span"] = "mlm_nsp"
     dir: str = ""
-    """The run's folder; the same command in the same folder goes on."""
+    """The run's folder; the same command in the same folder resumes."""
     steps: int = 1_000_000
     """Updates in all; 0: as many as epochs wants."""
     epochs: float = 0.0
@@ -38,27 +37,16 @@ class Run:
 
     def __post_init__(self) -> None:
         for name, value in fields(self).items():
-            if type(value) is int and abs(value) > LARGEST:
+            if type(value) is int and abs(value) > MAX_SIZE:
                 raise ValueError(
-                    f"{name.replace('_', '-')}={value:.3g} is not within {LARGEST:,}; give a smaller number"
+                    f"{name.replace('_', '-')}={value:.3g} is not within {MAX_SIZE:,}; give a smaller number"
                     if abs(value) < 10**300
                     else f"{name.replace('_', '-')} has too many digits"
                 )
         if self.steps < 0 or not 0.0 <= self.epochs < math.inf or not (self.steps or self.epochs):
             raise ValueError(f"steps={self.steps} and epochs={self.epochs} do not say how long; give one of them")
-        if self.task.kind != "off" and self.objective != self.task.kind:
-            named = f"task.name={self.task.name}" if self.task.name != "off" else f"objective={self.objective}"
-            raise ValueError(f"{named} does not fit task.kind={self.task.kind}; give one of them")
-        family = next(name for name, kind in FAMILIES.items() if type(self.model) is kind)
-        streams = {"mlm_nsp": ("bert", "sentence_pairs"), "lm": ("gpt", "windows"), "bilm": ("elmo", "lanes")}
-        wanted = streams.get(self.objective)
-        if wanted and (family, self.data.stream) != wanted:
-            raise ValueError(
-                f"objective={self.objective} wants a model of the family {wanted[0]} and data.stream={wanted[1]}, "
-                f"not {family} and {self.data.stream}"
-            )
-        if self.data.layout != family:
-            raise ValueError(f"data.layout={self.data.layout} does not fit a model of the family {family}")
+        family = self.family
+        self._check_data()
         if family != "gpt" and (self.task.lm_weight or self.task.symmetric):
             name = "lm-weight" if self.task.lm_weight else "symmetric"
             raise ValueError(f"task.{name} is for GPT, and the model is of the family {family}; leave it out")
@@ -70,13 +58,53 @@ class Run:
                 f"data.length={self.data.length} exceeds model.length={self.model.length}; "
                 "lower data.length or raise model.length"
             )
-        if self.data.lines(0) % self.optim.accumulate:
+        first = self.data.batch_size_at(0)
+        if first % self.optim.accumulate:
             name = "ramp-from" if self.data.ramp_from else "batch"
-            raise ValueError(
-                f"data.{name}={self.data.lines(0)} is not a multiple of optim.accumulate={self.optim.accumulate}"
-            )
+            raise ValueError(f"data.{name}={first} is not a multiple of optim.accumulate={self.optim.accumulate}")
         if self.data.ramp_from and not self.steps:
             raise ValueError("data.ramp-from wants --steps, since a pass has no fixed number of them; leave epochs out")
+
+    @property
+    def family(self) -> Family:
+        """The model's family: bert, gpt or elmo."""
+        return next(name for name, kind in FAMILIES.items() if type(self.model) is kind)
+
+    @property
+    def objective(self) -> str:
+        """What is trained, and how: the family's pretraining objective, or the kind of task."""
+        return self.task.kind if self.task.kind != "off" else PRETRAINING[self.family]
+
+    @property
+    def stream(self) -> Stream:
+        """How sequences are drawn from the text of a pretraining."""
+        return STREAMS[self.family]
+
+    def _check_data(self) -> None:
+        data, objective = self.data, self.objective
+        if objective == "lm":
+            if data.length < 2:
+                raise ValueError(f"data.length={data.length} is too short for a window of text; give at least 2")
+        elif objective != "bilm":
+            if data.length < 8:
+                raise ValueError(f"data.length={data.length} is too short for a pair of sentences; give at least 8")
+            if data.max_predictions > data.length:
+                raise ValueError(
+                    f"data.max-predictions={data.max_predictions} is more than data.length={data.length}; lower it, or "
+                    "give 0 to follow the length"
+                )
+        unused = () if objective == "lm" else ("documents", "packed")
+        if objective == "bilm":  # row b of each batch continues the hidden state of row b of the one before
+            unused += ("ramp_from", "ramp_steps")
+        default = DataConfig()
+        for name in unused:
+            if getattr(data, name) != getattr(default, name):
+                raise ValueError(f"data.{name.replace('_', '-')} has no meaning for {self._what()}; leave it out")
+
+    def _what(self) -> str:
+        if self.task.kind != "off":
+            return f"task.kind={self.task.kind}"
+        return f"pretraining {'an ELMo' if self.family == 'elmo' else f'a {self.family.upper()}'}"
 
     def _check_head(self, family: str) -> None:
         head, kind = self.head, self.task.kind
@@ -108,5 +136,7 @@ def fields(kind: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-FAMILIES: dict[str, type] = {"bert": BertConfig, "gpt": GptConfig, "elmo": ElmoConfig}
-"""run.json's word for a model's class."""
+FAMILIES: dict[Family, type] = {"bert": BertConfig, "gpt": GptConfig, "elmo": ElmoConfig}
+"""A model family by the class of its configuration."""
+PRETRAINING: dict[Family, str] = {"bert": "mlm_nsp", "gpt": "lm", "elmo": "bilm"}
+"""What each family is pretrained on: masked tokens and next sentences, next tokens, words in both directions."""

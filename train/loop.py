@@ -1,6 +1,7 @@
 """The training loop, top to bottom: pretraining and fine-tuning are this one."""
 
 import dataclasses
+import logging
 import os
 import sys
 from contextlib import ExitStack
@@ -14,12 +15,11 @@ from jax.sharding import Mesh
 
 from contexture.data.batches import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
 from contexture.data.describe import describe as describe_line
-from contexture.data.pretraining.bilm_lanes import HeldOutLanes, LaneBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import is_bucket
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.heads.layer_mix import learned_mixes
+from contexture.models.heads.layer_mix import describe_mixes
 from contexture.models.model import Model
 from contexture.models.shapes import by_path, count, dims_of
 from contexture.train import cpu_memory, run_file
@@ -36,6 +36,7 @@ from contexture.train.metrics import saved_rank
 from contexture.train.objectives import Objective, batch_fields, objective_of
 from contexture.train.run import data
 from contexture.train.run import folder as directories
+from contexture.train.run.console import logged_to
 from contexture.train.run.folder import steps
 from contexture.train.run.plots import draw_loss
 from contexture.train.run.report import Report, read_metrics
@@ -43,6 +44,8 @@ from contexture.train.run.signals import Interrupted, Signals
 from contexture.train.run.throughput import ThroughputMeter, activation_floats, unknown_peak
 from contexture.train.run_file import difference
 from contexture.train.step import State, create, evaluation_step, train_step
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class TrainingSetup:
     @property
     def labels(self) -> tuple[str, ...]:
         """Those of the task, or ()."""
-        return self.store.labels if isinstance(self.store, ExampleStore) else ()
+        return self.store.labels
 
 
 def train(run: Run, recipe: Run, signals: Signals) -> Path:
@@ -95,7 +98,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
     mesh = meshes.build(run.mesh)
     agree_on_run(run)
     meshes.check_batch(
-        mesh, run.data.lines(0), run.optim.accumulate, "data.ramp-from" if run.data.ramp_from else "data.batch"
+        mesh, run.data.batch_size_at(0), run.optim.accumulate, "data.ramp-from" if run.data.ramp_from else "data.batch"
     )
 
     with ExitStack() as stack:
@@ -106,6 +109,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
             stack.enter_context(directories.lock_run_dir(folder))
         agree_on_folder(folder)
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
+        stack.enter_context(logged_to(report.console))
         stack.callback(report.close)
         parts, identity = _prepare(run, folder, mesh, report, signals)
         asked, run = run, parts.run
@@ -117,23 +121,23 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         _log_summary(parts, asked, recipe, report, shapes)
         parts.batches.rows_read = 0
 
-        checkpoints = Checkpoints(folder, mesh, run.save, report.say, identity, run.evaluate.metric)
+        checkpoints = Checkpoints(folder, mesh, run.save, identity, run.evaluate.metric)
         stack.callback(checkpoints.abandon)
         wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
         restored = checkpoints.restore_latest(wanted)
         signals.check()
         state = restored[0] if restored else make()
         if not restored and run.init.run:
-            state = begin_from(run, parts.labels, parts.tokenizer.size, state, mesh, report.say, report.table)
+            state = begin_from(run, parts.labels, parts.tokenizer.size, state, mesh, report.table)
             signals.check()
         start = int(state.step)
-        report.say(f"going on from step {start}" if restored else "starting at step 0")
+        logger.info(f"resuming from step {start}" if restored else "starting at step 0")
         unevaluated = restored is not None and restored[1].get("unevaluated", False)
         report.start(start, run.save.every, evaluated=not unevaluated)
         signals.check()
         if run.mesh.distributed:
             signals.share()
-        best = Best(**(restored[1].get("best", {}) if restored else {}))
+        best = Best.stored(restored[1].get("best", {}) if restored else {})
         if best.metric != run.evaluate.metric:
             best = Best(run.evaluate.metric)
         best.rank = saved_rank(best.metric, best.rank)
@@ -142,42 +146,39 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
             records = read_metrics(folder / "metrics.jsonl")
             draw_loss(records, folder / "loss.png", parts.baseline.get("unigram_loss"))
         early = f", stopped early: no better {run.evaluate.metric} since step {best.step}" if done < run.steps else ""
-        report.say(f"done: {done} steps in {folder}{early}")
+        logger.info(f"done: {done} steps in {folder}{early}")
 
 
 def _prepare(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) -> tuple[TrainingSetup, str]:
     """Folder, tokenizer, data, model; and the run's identity. Process 0 makes what is missing, the others wait for it,
     and fail with it."""
-    check = signals.check
     if jax.process_index() == 0:
-        old = directories.open_or_create(run, folder, report.say)
-        tokenizer, store = data.open_data(run, folder, report.say, check)
-        store.verify(check)
-        lines = open_batches(store, tokenizer, run.data, run.task, run.seed, check).examples_per_epoch
+        old = directories.open_or_create(run, folder)
+        tokenizer, store = data.open_data(run, folder, signals)
+        store.verify(signals)
+        lines = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals).examples_per_epoch
         directories.check_not_shortened(run, folder, old, lines)
         directories.write_run_json(folder, run, tokenizer, store, old)
         processes.publish("prepared", "")
     else:
         processes.wait_for("prepared")
-        tokenizer, store = data.open_data(run, folder, report.say, check)
+        tokenizer, store = data.open_data(run, folder, signals)
         if not Path(os.path.realpath(store.folder)).is_relative_to(os.path.realpath(folder)):
-            store.verify(check)  # a copy of its own
+            store.verify(signals)  # a copy of its own
     agree_on_content(folder, run, tokenizer, store)
     lanes = run.evaluate.batch or run.data.batch
     identity = run_file.fingerprint(run, tokenizer.fingerprint, store.fingerprint)
-    batches = open_batches(store, tokenizer, run.data, run.task, run.seed, check)
+    batches = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals)
     lines = meshes.round_up_to_devices(mesh, lanes)
-    held_out = open_held_out(store, tokenizer, run.data, run.task, lines, lanes, check)
+    held_out = open_held_out(store, tokenizer, run.data, run.task, run.family, lines, lanes, signals)
     if held_out is None and (run.evaluate.patience or run.evaluate.metric != "loss"):
         name = "patience" if run.evaluate.patience else "metric"
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
-    guessed = baseline(held_out, store, check) if held_out else {}
+    guessed = baseline(held_out, store, signals) if held_out else {}
     run = run_file.resolve_schedule(run, batches.examples_per_epoch)
-    run = run_file.with_data_facts(
-        run, {"words": tokenizer.size, "pair": isinstance(store, ExampleStore) and store.pair}
-    )
+    run = run_file.with_data_facts(run, words=tokenizer.size, pair=isinstance(store, ExampleStore) and store.pair)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
-    model = model_of(run, store.labels if isinstance(store, ExampleStore) else ())
+    model = model_of(run, store.labels)
     parts = TrainingSetup(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guessed)
     return parts, identity
 
@@ -186,31 +187,29 @@ def _log_summary(parts: TrainingSetup, asked: Run, recipe: Run, report: Report, 
     """What one wants to know before the hours begin."""
     run = parts.run
     changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(asked, recipe).items()]
-    report.say("differs from its recipe: " + (" ".join(changed) or "nothing"))
-    report.say(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
+    logger.info("differs from its recipe: " + (" ".join(changed) or "nothing"))
+    logger.info(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
     if note := run_file.warmup_note(asked, run):
-        report.say(note)
+        logger.warning(note)
     if unknown := unknown_peak(parts.mesh.devices.flat[0]):
-        report.say(unknown)
+        logger.warning(unknown)
     shardings = jax.tree.leaves(meshes.parameter_shardings(parts.mesh, shapes.params))
     rows = []
     for (path, x), place in zip(by_path(shapes.params).items(), shardings, strict=True):
         rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _cut(place.spec)))
     report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
     passes = run.data.examples_before(run.steps) / parts.batches.examples_per_epoch
-    unit = "words" if isinstance(parts.held_out, HeldOutLanes) else "lines"
-    held = f"{parts.held_out.count:,} {unit}" if parts.held_out else "nothing"
-    report.say(f"{parts.batches.describe()}; {run.steps:,} steps are {passes:.2f} passes; {held} held out")
+    held = f"{parts.held_out.count:,} {parts.held_out.unit}" if parts.held_out else "nothing"
+    logger.info(f"{parts.batches.describe()}; {run.steps:,} steps are {passes:.2f} epochs; {held} held out")
     if parts.held_out:
-        report_truncated(parts.held_out, report.say)
+        report_truncated(parts.held_out)
     if parts.labels:
-        counts = parts.store.counts if isinstance(parts.store, ExampleStore) else ()
-        named = [(name, f"{count:,}") for name, count in zip(parts.labels, counts, strict=True)]
+        named = [(name, f"{count:,}") for name, count in zip(parts.labels, parts.store.counts, strict=True)]
         report.table("labels", ("label", "in train"), named)
     if report.speaks:
         line = parts.batches.read(0, np.array([0]))
         check_fields(line, batch_fields(run))
-        report.say("the first line:\n" + describe_line(line, 0, parts.tokenizer, parts.labels, run.task.kind))
+        logger.info("the first sequence:\n" + describe_line(line, 0, parts.tokenizer, parts.labels, run.task.kind))
 
 
 def _cut(spec: Any) -> str:
@@ -235,13 +234,13 @@ def _run_steps(
     run, mesh, held_out = parts.run, parts.mesh, parts.held_out
     step_function = train_step(parts.model, parts.objective, run, shardings)
     evaluation = evaluation_step(parts.model, parts.objective, mesh)
-    patience = run.evaluate.patience
-    lines, read = run.data.lines, run.data.examples_before
+    batch_size_at, examples_before = run.data.batch_size_at, run.data.examples_before
     fields = batch_fields(run)
     meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
-    pending: list[tuple[int, dict[str, jax.Array]]] = []
+    pending: list[tuple[int, dict[str, jax.Array]]] = []  # metrics of steps, still on the device
 
-    def tell(ready: list[tuple[int, dict[str, jax.Array]]]) -> None:
+    def _log(ready: list[tuple[int, dict[str, jax.Array]]]) -> None:
+        """Fetches metrics of steps and writes them down. Raises Diverged."""
         records = meter.records([n for n, _ in ready], jax.device_get([metrics for _, metrics in ready]))
         del pending[: len(ready)]
         in_row = [record.pop("skipped_in_row") for record in records]
@@ -250,87 +249,96 @@ def _run_steps(
             if skipped >= run.optim.max_skipped:
                 raise Diverged(_diverged(record["step"], run, checkpoints))
 
-    def measure(step: int) -> dict[str, float] | None:
-        """The held-out figures after a step, written down; None where a signal has come before they were there."""
+    def _measure(step: int) -> dict[str, float] | None:
+        """The held-out metrics after a step, written down; None where a signal came before they were there."""
         assert held_out is not None
+        cancel = signals.while_training
         try:
-            figures, _ = evaluate(evaluation, parts.objective, state.params, held_out, mesh, check=signals.check_stop)
+            metrics, _ = evaluate(evaluation, parts.objective, state.params, held_out, mesh, cancel=cancel)
         except Interrupted:
             return None
-        report.record([{"step": step, "split": "dev", **figures, **parts.baseline}], _safe(checkpoints, run))
-        meter.pause()
-        return figures
+        report.record([{"step": step, "split": "dev", **metrics, **parts.baseline}], _safe(checkpoints, run))
+        meter.reset()
+        return metrics
 
-    def judge(step: int) -> dict[str, Any] | None:
-        """`measure`, and whether it is the best so far: what a checkpoint says of it."""
-        if (figures := measure(step)) is None:
+    def _evaluate(step: int) -> dict[str, Any] | None:
+        """`_measure`, and whether it is the best so far: what a checkpoint keeps of it."""
+        if (metrics := _measure(step)) is None:
             return None
-        judged = value_to_minimise(run.evaluate.metric, figures)
-        best.update(step, judged)
-        return {"held_out_loss": figures["loss"], "rank": judged, "metric": run.evaluate.metric}
+        rank = value_to_minimise(run.evaluate.metric, metrics)
+        best.update(step, rank)
+        return {"held_out_loss": metrics["loss"], "rank": rank, "metric": run.evaluate.metric}
 
-    def save(step: int, judged: dict[str, Any]) -> None:
-        meta = {"seed": run.seed, "lines_read": read(step), "best": dataclasses.asdict(best), **judged}
+    def _save(step: int, judged: dict[str, Any]) -> None:
+        meta = {"seed": run.seed, "lines_read": examples_before(step), "best": dataclasses.asdict(best), **judged}
         held_out_loss = meta.pop("held_out_loss", None)
         checkpoints.wait()
         report.release(_safe(checkpoints, run))  # all of it is written before it is needed no more
         checkpoints.save(step, state, meta, held_out_loss)
 
-    def leave(state: str) -> NoReturn:
+    def _leave(state: str) -> NoReturn:
         stopped = Interrupted(signals.stop(), state)
         processes.finished(stopped.code)  # all processes leave at this place
         raise stopped
 
-    if held_out and unevaluated:
-        if (judged := judge(start)) is None:
-            leave(signals.state)
-        checkpoints.add_evaluation(start, {"best": dataclasses.asdict(best), **judged})
-    if held_out and not start and run.task.kind == "off" and run.init.run and not run.init.scratch:
-        if measure(0) is None:  # before it is tuned
-            leave(signals.state)
+    def _patience_ended() -> bool:
+        return 0 < run.evaluate.patience <= best.evals_without_improvement
 
-    done, end = start, start if patience and best.waited >= patience else run.steps
-    with iterate(parts.batches, start, end, lambda step: meshes.local_rows(mesh, lines(step))) as stream:
+    # An evaluation that a signal cut short is done first. A model that is trained further is measured before.
+    if held_out and unevaluated:
+        if (judged := _evaluate(start)) is None:
+            _leave(signals.state)
+        checkpoints.add_evaluation(start, {"best": dataclasses.asdict(best), **judged})
+    if held_out and not start and run.task.kind == "off" and run.init.run and not run.init.random:
+        if _measure(0) is None:
+            _leave(signals.state)
+
+    done, end = start, start if _patience_ended() else run.steps
+    with iterate(parts.batches, start, end, lambda step: meshes.local_rows(mesh, batch_size_at(step))) as stream:
         for number, local in stream:
-            batch = meshes.shard_batch(mesh, local, fields, lines(number))
+            # Update. The call returns at once: the device works while the host reads on.
+            batch = meshes.shard_batch(mesh, local, fields, batch_size_at(number))
             state, metrics = step_function(state, batch)
             done = number + 1
             pending.append((done, metrics))
-            last, stop = done == run.steps, signals.stop()
+
+            # What is due after this step.
+            stop, last = signals.stop(), done == run.steps
             evaluates = held_out is not None and (last or (run.evaluate.every > 0 and done % run.evaluate.every == 0))
-            saves = last or bool(stop) or done % run.save.every == 0 or (evaluates and patience > 0)
+            saves = last or bool(stop) or done % run.save.every == 0 or (evaluates and run.evaluate.patience > 0)
+
+            # Log, one step late unless the device is to be waited for anyway.
             if saves or evaluates:
-                tell(pending[:])
+                _log(pending[:])
             elif done % run.log.every == 0:
-                tell(pending[:-1])  # the newest step is still at work
+                _log(pending[:-1])
+
+            # Evaluate. A signal before or in it leaves the evaluation to the next start.
             judged = {}
             if evaluates:
-                judged = None if stop else judge(done)
-                if judged is None:  # stopped, before the evaluation or in it
+                judged = None if stop else _evaluate(done)
+                if judged is None:
                     judged, stop = {"unevaluated": True}, signals.stop()
-                last = last or (patience > 0 and best.waited >= patience)
+                last = last or _patience_ended()
+
+            # Save, and leave where a signal or patience says so.
             if saves or stop:
-                save(done, judged)
+                _save(done, judged)
             if stop:
                 checkpoints.wait()
                 report.release(done)
-                leave(f"saved step {done} in {run.dir}; the same command goes on from there")
+                _leave(f"saved step {done} in {run.dir}; the same command resumes from there")
             if last:
                 break
     checkpoints.wait()
     report.release(run.steps)
     checkpoints.close()
-    if isinstance(parts.batches, LaneBatches) and parts.batches.longer_tables:
-        report.say(
-            f"{parts.batches.longer_tables:,} batches had more different words than data.word-types="
-            f"{run.data.word_types}, and took a larger table; raise it where that is often"
-        )
-    for place, mix in learned_mixes(state.params).items() if run.head.mix != "off" else ():
-        shares = " ".join(f"{share:.3f}" for share in mix["weights"])
-        report.say(f"learned mix at the {place}, the words' own layer first: {shares}; gamma {mix['gamma']:.3f}")
+    for note in (*parts.batches.notes(), *describe_mixes(state.params)):
+        logger.info(note)
     if jax.process_count() > 1:
-        told = f"read {parts.batches.rows_read} of {read(run.steps) - read(start)} lines"
-        print(f"process {jax.process_index()} of {jax.process_count()} {told}", file=sys.stderr)
+        count = examples_before(run.steps) - examples_before(start)
+        who = f"process {jax.process_index()} of {jax.process_count()}"
+        print(f"{who} read {parts.batches.rows_read} of {count} sequences", file=sys.stderr)
     return done
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from contexture.models.shapes import by_path, dims_of, path_of
-from contexture.models.sharding import MESH_AXES, spec
+from contexture.models.sharding import MESH_AXES, partition_spec
 from contexture.train.errors import ConfigError
 from contexture.train.options import MeshConfig
 from contexture.train.run.limits import check_limits
@@ -67,7 +67,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def sharding(mesh: Mesh, dims: str, shape: tuple[int, ...]) -> NamedSharding:
     """Where an array with these dims lives."""
-    return NamedSharding(mesh, spec(dims, shape, dict(mesh.shape)))
+    return NamedSharding(mesh, partition_spec(dims, shape, dict(mesh.shape)))
 
 
 def parameter_shardings(mesh: Mesh, parameters: Any) -> Any:

@@ -219,7 +219,7 @@ class Tag:
         scores f32 BL; may_hit bool BL: not out of a tie (of a chain: not out of NaN)."""
         answer = outputs.heads["tag"]
         if isinstance(answer, CrfOutput):
-            scores_BL = jnp.take_along_axis(answer.shares_BLC, answer.best_BL[:, :, None], 2)[:, :, 0]
+            scores_BL = jnp.take_along_axis(answer.marginals_BLC, answer.best_BL[:, :, None], 2)[:, :, 0]
             return {"tags": answer.best_BL, "scores": scores_BL, "may_hit": jnp.isfinite(scores_BL)}
         scores_BLC = jax.nn.softmax(answer)
         tags_BL, may_hit_BL = scores_BLC.argmax(-1).astype(jnp.int32), has_best(scores_BLC)
@@ -357,11 +357,11 @@ def objective_of(run: Run) -> Objective:
 
 def batch_fields(run: Run) -> dict[str, str]:
     """All that a run's batches must hold: what its backbone reads and what its objective reads beyond it."""
-    if run.task.kind != "off":
-        return task_fields(run.task.kind, run.data.layout, run.task.symmetric, run.head.pair)
+    if run.task.kind not in ("off", "span"):
+        return task_fields(run.task.kind, run.family, run.task.symmetric, run.head.pair)
     if run.objective == "bilm":
         drawn = {"negatives": "i32 _S", "tries": "f32 _"} if run.data.negatives else {}
-        return {**elmo.LANES, **OBJECTIVES[run.objective].fields, **drawn}
+        return {**elmo.LANE_FIELDS, **OBJECTIVES[run.objective].fields, **drawn}
     packed = {"packs": "i32 BL", "positions": "i32 BL"} if run.objective == "lm" and run.data.packed else {}
     return {**FAMILIES[type(run.model)].fields, **packed, **OBJECTIVES[run.objective].fields}
 

@@ -40,7 +40,7 @@ class OptimConfig:
     layer_decay: float = 1.0
     """Each layer's learning rate as a share of that of the layer above it; heads and pooler have the full rate."""
     clip: float = 1.0
-    """Longest gradient, as a global norm; 0: no clipping."""
+    """Maximum global gradient norm; 0: no clipping."""
     gradient_scale: float = 1.0
     """What adagrad multiplies the gradient with before it is clipped; ELMo's original has the length of a line."""
     accumulate: int = 1
@@ -119,14 +119,14 @@ class SaveConfig:
 
     every: int = 1000
     """Steps between checkpoints."""
-    latest: int = 2
-    """How many of the newest are kept."""
+    max_to_keep: int = 2
+    """How many of the newest checkpoints are kept."""
     keep_every: int = 0
     """Keep each checkpoint whose step is a multiple of this, for ever; 0: none."""
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.latest < 1 or self.keep_every < 0:
-            raise ValueError("save.every and save.latest must be at least 1, save.keep-every at least 0")
+        if self.every < 1 or self.max_to_keep < 1 or self.keep_every < 0:
+            raise ValueError("save.every and save.max-to-keep must be at least 1, save.keep-every at least 0")
         if self.keep_every % self.every:
             raise ValueError(f"save.keep-every={self.keep_every} is not a multiple of save.every={self.every}")
 
@@ -151,7 +151,7 @@ class EvaluateConfig:
     every: int = 0
     """Steps between evaluations; 0: at the end, and after each pass where a run is counted in epochs."""
     batch: int = 0
-    """Lines at a time; 0: as in training."""
+    """Sequences at a time; 0: as in training."""
     metric: str = "loss"
     """The metric that the best checkpoint is chosen by: losses, errors and perplexities by the lowest value, all
     others by the highest."""
@@ -165,15 +165,15 @@ class EvaluateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InitConfig:
-    """What a run begins with, where not with chance: the parameters of another run."""
+    """Initialises from another run's parameters instead of randomly."""
 
     run: str = ""
-    """The folder of the run to begin from; its vocabulary comes along. Empty: everything is drawn."""
+    """The folder of the run to begin from; its vocabulary comes along. Empty: random initialisation."""
     step: int = 0
     """Its checkpoint; 0: the newest good one."""
-    scratch: bool = False
-    """Its model and vocabulary, but none of its parameters: what a pretraining is compared with."""
+    random: bool = False
+    """Take its model and vocabulary, but none of its parameters: the baseline that a pretraining is compared with."""
     grow: bool = False
-    """Tables (vocabulary, positions, segments) may be larger than its own; the new rows are drawn."""
+    """Tables (vocabulary, positions, segments) may be larger than its own; the new rows are random."""
     drop_heads: bool = False
-    """Draw all heads, also one that would fit."""
+    """Initialise all heads randomly, also one that would fit."""

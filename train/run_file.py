@@ -6,6 +6,7 @@ import json
 import os
 import types
 import typing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,35 +15,73 @@ from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import read_plain
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.visible import visible_json
-from contexture.models.config import LARGEST, ElmoConfig
+from contexture.models.config import MAX_SIZE, ElmoConfig
 from contexture.train.config import FAMILIES, Run, fields
 from contexture.train.errors import ConfigError
+from contexture.train.run_format_1 import default_fields, format_1_fields, upgrade
 
-FORMAT = 1
+FORMAT = 2
 PREDICTIONS = 20
-"""What data.predictions was by default when the first run.json files were written: their identity counts on it."""
+"""The default of data.max_predictions when the first run.json files were written; fingerprints count on it."""
 _MAY_CHANGE = (
     *("mesh", "save", "log", "evaluate", "steps", "epochs", "dir", "data.path", "data.dev", "data.tokenizer"),
     *("init.run", "task.train", "task.dev", "task.test"),
 )
 
 
-def with_data_facts(run: Run, described: dict[str, Any]) -> Run:
-    """The same run, an ELMo knowing what its data are: its softmax has a row for each word of the vocabulary and no
-    more ("words"), since one without a word would never be predicted and never be told from one; its head knows whether
-    examples are pairs ("pair"). Raises ConfigError."""
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """Where an imported run comes from, as run.json keeps it."""
+
+    format: str
+    """The format of its files, as `contexture import` names it."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The configuration that lay beside the weights, for an export to the same format."""
+    parts: tuple[str, ...] | None = None
+    """The heads, and `pooler`, that the files held; None where the format does not name them."""
+    special: dict[str, Any] = field(default_factory=dict)
+    """The special tokens that the files named."""
+    missing: tuple[str, ...] = ()
+    """Parameters that the files lack, which were initialised randomly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What run.json holds: a run, and what its data and its files turned out to be."""
+
+    run: Run
+    versions: dict[str, str] = field(default_factory=dict)
+    """Python and the libraries that the numbers may depend on."""
+    tokenizer: str = ""
+    """The fingerprint of the tokenizer; empty until there is one."""
+    data: str = ""
+    """The fingerprint of the tokenised text or examples; empty until there are any, and in an imported run."""
+    labels: tuple[str, ...] = ()
+    """Of a task: its labels, in the order of the classes."""
+    counts: tuple[int, ...] = ()
+    """Of a task: how many training examples have each label."""
+    pair: bool | None = None
+    """Of a task: whether its examples are pairs of texts; None where that is not known."""
+    words: int = 0
+    """Of an ELMo: how many words the vocabulary has."""
+    imported: Imported | None = None
+
+
+def with_data_facts(run: Run, *, words: int = 0, pair: bool | None = None) -> Run:
+    """The same run, an ELMo knowing its data: its softmax has one row for each of the vocabulary's `words`, since a row
+    without a word would never be a target; its head knows whether examples are a `pair`. Raises ConfigError."""
     if not isinstance(run.model, ElmoConfig):
         return run
-    pair = run.task.kind != "off" and bool(described.get("pair"))
+    pair = run.task.kind != "off" and bool(pair)
     try:
-        model = dataclasses.replace(run.model, vocab=described.get("words") or run.model.vocab)
+        model = dataclasses.replace(run.model, vocab=words or run.model.vocab)
     except ValueError as error:
-        raise ConfigError(f"run.json: words is not the number of a vocabulary's words ({error})") from None
+        raise ConfigError(f"run.json: words={words} is not the size of a vocabulary ({error})") from None
     return dataclasses.replace(run, model=model, head=dataclasses.replace(run.head, pair=pair))
 
 
 def may_change(name: str) -> bool:
-    """Whether a field may differ when a run goes on. Where text and vocabulary lie may: that they are the same is seen
+    """Whether a field may differ when a run resumes. Where text and vocabulary lie may: that they are the same is seen
     from their fingerprints. All else is the run itself."""
     return name in _MAY_CHANGE or name.split(".")[0] in _MAY_CHANGE
 
@@ -50,8 +89,7 @@ def may_change(name: str) -> bool:
 def to_json(run: Run) -> dict[str, Any]:
     """The tree as plain JSON, the model's family named."""
     tree = dataclasses.asdict(run)
-    family = next(name for name, kind in FAMILIES.items() if type(run.model) is kind)
-    return {**tree, "model": {"family": family, **tree["model"]}}
+    return {**tree, "model": {"family": run.family, **tree["model"]}}
 
 
 def from_json(tree: dict[str, Any], where: str) -> Run:
@@ -91,15 +129,15 @@ def _absolute(path: str) -> str:
 
 
 def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:
-    """The same run with its length told in steps: `epochs` passes, `warmup_fraction` of them, an evaluation a pass.
+    """The same run, its length in steps: `epochs` epochs, `warmup_fraction` of them, an evaluation an epoch.
 
     As the original counts: steps = int(lines / batch · epochs), warm-up = int(steps · fraction); at least one step.
     GPT-1's schedule counts its warm-up in parts of a step, so its fraction stays as it is. A warm-up as long as the run
     or longer becomes a tenth of it.
     """
     steps = run.steps or max(int(examples_per_epoch / run.data.batch * run.epochs), 1)
-    if steps > LARGEST:
-        raise ConfigError(f"epochs={run.epochs:g} are {steps:.1e} steps, more than {LARGEST:,}; lower --epochs")
+    if steps > MAX_SIZE:
+        raise ConfigError(f"epochs={run.epochs:g} are {steps:.1e} steps, more than {MAX_SIZE:,}; lower --epochs")
     optim = run.optim
     warmup = int(steps * optim.warmup_fraction) if optim.warmup_fraction else _warmup_within(steps, optim.warmup)
     if optim.schedule != "gpt1" or not optim.warmup_fraction:
@@ -127,27 +165,26 @@ def warmup_note(asked: Run, run: Run) -> str:
     if optim.warmup_fraction or optim.warmup == run.optim.warmup:
         return ""
     return (
-        f"warning: optim.warmup={optim.warmup} leaves none of the {run.steps} steps; the warm-up takes "
+        f"optim.warmup={optim.warmup} leaves none of the {run.steps} steps; the warm-up takes "
         f"{run.optim.warmup} steps instead; give --optim.warmup or --optim.warmup-fraction for another"
     )
 
 
 def predictions_of(run: Run) -> int:
-    """data.predictions as a number, so that a run whose number was given equals one that follows its length to the
+    """data.max_predictions as a number, so that a run whose number was given equals one that follows its length to the
     same. A run that predicts no masked tokens keeps the default of the first run.json files."""
-    return run.data.slots if run.objective == "mlm_nsp" else run.data.predictions or PREDICTIONS
+    return run.data.slots if run.objective == "mlm_nsp" else run.data.max_predictions or PREDICTIONS
 
 
 def fingerprint(run: Run, tokenizer: str, data: str) -> str:
     """One word for all that makes a run's numbers: its fixed fields and the fingerprints of tokenizer and data.
 
-    Fields left at their default are not counted, so that a field added later changes no run that was begun before.
+    Fields left at their default are not counted, so that a field added later changes no existing run.
     """
-    usual = fields(Run()) | {"data.predictions": PREDICTIONS}
-    usual |= {f"model.{name}": value for name, value in fields(type(run.model)()).items()}
-    values = fields(run) | {"data.predictions": predictions_of(run)}
+    usual = default_fields(run) | {"data.predictions": PREDICTIONS}
+    values = format_1_fields(run) | {"data.predictions": predictions_of(run)}
     fixed = {name: value for name, value in values.items() if not may_change(name) and value != usual[name]}
-    fixed["model.family"] = next(name for name, kind in FAMILIES.items() if type(run.model) is kind)
+    fixed["model.family"] = run.family
     return hashlib.sha256(json.dumps([fixed, tokenizer, data], sort_keys=True, default=list).encode()).hexdigest()
 
 
@@ -199,12 +236,28 @@ def write_json(path: Path, tree: Any) -> None:
         part.write_text(visible_json(json.dumps(tree, indent=1, ensure_ascii=False)) + "\n", "utf-8")
 
 
-_DESCRIBED = {"words": int, "pair": bool, "labels": [str], "counts": [int], "tokenizer": str, "data": str}
-"""What run.json holds of its data, where it holds it; an imported run has a `data` that is null."""
+_FACTS = {"words": int, "pair": bool, "labels": [str], "counts": [int], "tokenizer": str, "data": str,
+          "versions": dict, "imported": {"format": str}}  # fmt: skip
+"""The kinds of what run.json holds beside the configuration, where it holds it."""
 
 
-def read(directory: Path) -> tuple[Run, dict[str, Any]]:
-    """The run of a folder, and all that its run.json says. Raises ConfigError where it is not a run's folder."""
+def write(directory: Path, record: RunRecord) -> None:
+    """Writes run.json, where it does not hold the same already."""
+    tree: dict[str, Any] = {"format": FORMAT, "config": to_json(record.run)}
+    for each in dataclasses.fields(record)[1:]:
+        value, default = getattr(record, each.name), each.default
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            tree[each.name] = {name: kept for name, kept in dataclasses.asdict(value).items() if kept not in (None, {})}
+        elif value != default:
+            tree[each.name] = value
+    path = directory / "run.json"
+    text = visible_json(json.dumps(tree, indent=1, ensure_ascii=False)) + "\n"
+    if not path.is_file() or path.read_bytes() != text.encode():
+        write_json(path, tree)
+
+
+def read(directory: Path) -> RunRecord:
+    """What run.json of a run's folder holds. Raises ConfigError where the folder is no run's."""
     path = directory / "run.json"
     if is_bucket(directory):
         raise ConfigError(f"{directory}: buckets are not supported yet; give a folder on a disk of this machine")
@@ -222,10 +275,30 @@ def read(directory: Path) -> tuple[Run, dict[str, Any]]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        got = tree.get("format") if isinstance(tree, dict) else None
-        raise ConfigError(f"{path} has format {got!r}; this version reads format {FORMAT}")
-    for name in _DESCRIBED.keys() & tree.keys():
-        if not (name == "data" and tree[name] is None) and misfit({name: tree[name]}, {name: _DESCRIBED[name]}):
-            raise ConfigError(f"{path}: {name} is {str(tree[name])[:60]!r}, which no training writes; put it back")
-    return with_data_facts(from_json(tree.get("config") or {}, str(path)), tree), tree
+    form = tree.get("format") if isinstance(tree, dict) else None
+    if form not in (1, FORMAT) or isinstance(form, bool):
+        raise ConfigError(f"{path} has format {form!r}; this version reads formats 1 and {FORMAT}")
+    return _record(upgrade(tree) if form == 1 else tree, path)
+
+
+def _record(tree: dict[str, Any], path: Path) -> RunRecord:
+    facts = {name: tree[name] for name in _FACTS.keys() & tree.keys() if not (name == "data" and tree[name] is None)}
+    for name, value in facts.items():
+        kind = _FACTS[name]
+        if misfit({name: value}, {name: kind}) if kind is not dict else not isinstance(value, dict):
+            raise ConfigError(f"{path}: {name} is {str(value)[:60]!r}, which no training writes; put it back")
+    if "imported" in facts:
+        facts["imported"] = _imported(facts["imported"], path)
+    facts |= {name: tuple(facts[name]) for name in ("labels", "counts") if name in facts}
+    run = from_json(tree.get("config") or {}, str(path))
+    run = with_data_facts(run, words=facts.get("words", 0), pair=facts.get("pair"))
+    return RunRecord(run=run, **facts)
+
+
+def _imported(tree: dict[str, Any], path: Path) -> Imported:
+    known = {each.name for each in dataclasses.fields(Imported)}
+    lists = {name: [str] for name in ("parts", "missing") if name in tree}
+    objects = [tree[name] for name in ("config", "special") if name in tree]
+    if misfit(tree, lists) or not all(isinstance(value, dict) for value in objects) or tree.keys() - known:
+        raise ConfigError(f"{path}: imported is {str(tree)[:60]!r}, which no import writes; put it back")
+    return Imported(**{**tree, **{name: tuple(tree[name]) for name in lists}})

@@ -17,6 +17,7 @@ from contexture.cli.output import Result, StreamingResult, print_result, write_o
 from contexture.data.errors import did_you_mean
 from contexture.data.visible import visible, visible_json
 from contexture.train.errors import ConfigError
+from contexture.train.run.console import console, logged_to
 from contexture.train.run.exit_codes import exit_of
 from contexture.train.run.signals import Interrupted
 
@@ -45,7 +46,7 @@ def _help() -> str:
 
 
 def run_command(argv: list[str]) -> Result | StreamingResult | None:
-    """One command by its words; None where only help was wanted."""
+    """One command by its words; None where only help was asked for."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_help())
         return None
@@ -66,10 +67,11 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        result = run_command(argv)
-        if isinstance(result, StreamingResult):
-            told = result.work((lambda text: None) if as_json else write_out)
-            result = told if as_json else write_out("\n")
+        with logged_to(console()):
+            result = run_command(argv)
+            if isinstance(result, StreamingResult):
+                streamed = result.work((lambda text: None) if as_json else write_out)
+                result = streamed if as_json else write_out("\n")
         if result is not None:
             print(visible_json(json.dumps(result, ensure_ascii=False))) if as_json else print_result(result)
         return 0

@@ -8,24 +8,25 @@ from typing import Any, TypeVar
 
 import tyro
 
+from contexture import requests
 from contexture.cli.suggestions import suggest_option
 from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 
 T = TypeVar("T")
-_COMMANDS = tuple("LearnTokenizer Prepare Evaluate Predict Fill Generate Score Embed Import Export".split())
-_SECTIONS = ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task", *_COMMANDS)
+_REQUESTS = ("EvaluationArgs", *(name for name in vars(requests) if name.endswith("Request")))
+_SECTIONS = ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task", *_REQUESTS)
 
 
 def parse(kind: type[T], argv: list[str], command: str, default: T | None = None) -> T:
     """The user's words as a `kind`, through tyro. Raises ConfigError in one line where they are not."""
-    said = io.StringIO()
+    stderr = io.StringIO()
     width, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"
     if any(word in ("-h", "--help") for word in argv):
         os.environ["COLUMNS"] = width or "110"
     given: Any = {} if default is None else {"default": default}
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             found, unknown = tyro.cli(
                 kind,
                 args=argv,
@@ -37,7 +38,7 @@ def parse(kind: type[T], argv: list[str], command: str, default: T | None = None
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise ConfigError(_in_one_line(said.getvalue())) from None
+        raise ConfigError(_in_one_line(stderr.getvalue())) from None
     finally:
         os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
     if unknown:
@@ -67,7 +68,7 @@ def _in_one_line(box: str) -> str:
 
 
 def find_option(argv: list[str], *names: str) -> str:
-    """What was said for the first of these options: `--task.kind tag` or `--task.kind=tag` → "tag"; else ""."""
+    """Returns the value of the first of these options: `--task.kind tag` or `--task.kind=tag` → "tag"; else ""."""
     for place, word in enumerate(argv):
         for name in names:
             if word == name and place + 1 < len(argv):
@@ -88,7 +89,7 @@ def expand_aliases(argv: list[str]) -> list[str]:
 
 
 def apply_exclusive_options(base: Run, argv: list[str]) -> Run:
-    """The recipe without what contradicts the user's words: how long to train, and to warm up, is told in one way."""
+    """The recipe without what contradicts the user's words: how long to train, and to warm up, is given in one way."""
     if find_option(argv, "--epochs"):
         if find_option(argv, "--steps"):
             raise ConfigError("--steps and --epochs both say how long to train; give one of them")

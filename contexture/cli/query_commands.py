@@ -1,178 +1,153 @@
-"""The commands that ask a run something, or convert it: their words → what is printed."""
+"""The commands that query a run, or convert one: argv → what is printed."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from contexture.api import embed, fill, generate, load, score, warn
-from contexture.cli.arguments import (
-    Embed,
-    Evaluate,
-    Export,
-    Fill,
-    Generate,
-    Import,
-    Layers,
-    Predict,
-    Score,
-)
+from contexture.api import embed_file, fill_masks, generate_texts, lines_of, load, score_files
 from contexture.cli.output import Result, StreamingResult, results_alone
 from contexture.cli.parse import parse
+from contexture.requests import (
+    EmbeddingRequest,
+    EvaluationArgs,
+    ExportRequest,
+    FillRequest,
+    GenerationRequest,
+    ImportRequest,
+    LayersRequest,
+    PredictionRequest,
+    ScoreRequest,
+    several,
+)
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import Signals
 from contexture.train.run_file import read
 
+NOTHING_WRITTEN = "stopped, nothing was written; the same command starts again"
+STOPPED = "stopped; the same command starts again"
 
-def predict_command(argv: list[str]) -> Result:
-    """answers to new examples: contexture predict RUN --input F --to F"""
-    args = parse(Predict, argv, "predict")
-    read(Path(args.run))
-    signals = Signals("stopped, nothing was written; the same command begins again")
+
+@contextlib.contextmanager
+def listening(state: str) -> Iterator[Signals]:
+    """Signals are noted while this lasts; state: what is true when the work stops for one."""
+    signals = Signals(state)
     try:
-        from contexture.train.evaluation.predict import Predictor, predict_file
-
-        predictor = Predictor(args.run, step=args.step or None, batch=args.batch, say=warn)
-        columns = {"text": args.text, "second": args.second, "choices": args.choices, "header": args.header}
-        return predict_file(predictor, args.input, Path(args.to), columns, warn, signals.check)
+        yield signals
     finally:
         signals.close()
 
 
+def predict_command(argv: list[str]) -> Result:
+    """predictions for new examples: contexture predict RUN --input F --to F"""
+    request = parse(PredictionRequest, argv, "predict")
+    read(Path(request.run))
+    with listening(NOTHING_WRITTEN) as signals:
+        from contexture.train.evaluation.predict import Predictor, predict_file
+
+        predictor = Predictor(request.run, step=request.step or None, batch=request.batch)
+        columns = {name: getattr(request, name) for name in ("text", "second", "choices", "header")}
+        return predict_file(predictor, request.input, Path(request.to), columns, signals)
+
+
 def fill_command(argv: list[str]) -> Result:
-    """what fits a gap: contexture fill RUN --text "… [MASK] …" """
-    args = parse(Fill, argv, "fill")
-    return {"text": args.text, "masks": fill(args.run, args.text, top=args.top, step=args.step or None)}
+    """the most probable tokens for each [MASK]: contexture fill RUN --text "… [MASK] …" """
+    request = parse(FillRequest, argv, "fill")
+    return {"text": request.text, "masks": fill_masks(request)}
 
 
 def generate_command(argv: list[str]) -> StreamingResult:
-    """what a GPT writes on: contexture generate RUN --prompt TEXT [--tokens N --temperature T --top-k K --top-p P]"""
-    args = parse(Generate, argv, "generate")
-    read(Path(args.run))
-    prompts = args.prompt or tuple(_lines(args.input))
-    names = ("tokens", "temperature", "top_k", "top_p", "exclusive", "stop", "seed", "batch")
-    options: Any = {"step": args.step or None, **{name: getattr(args, name) for name in names}}
+    """text after a prompt, from a GPT: contexture generate RUN --prompt TEXT [--tokens N --temperature T --top-k K]"""
+    request = parse(GenerationRequest, argv, "generate")
+    read(Path(request.run))
+    prompts = several(request.prompt) or tuple(lines_of(Path(request.input), "a prompt"))
+    request = dataclasses.replace(request, prompt=prompts, input="") if prompts else request
 
-    def write(tell: Callable[[str], None]) -> Result:
-        told = -1
+    def write(show: Callable[[str], None]) -> Result:
+        started = False
 
-        def tell_line(line: int, text: str) -> None:
-            nonlocal told
+        def show_part(number: int, text: str) -> None:
+            nonlocal started
             if len(prompts) > 1:
-                return  # lines of a batch grow side by side
-            tell(text if told == line else prompts[line] + text)
-            told = line
+                return  # the texts of a batch grow side by side
+            show(text if started else prompts[number] + text)
+            started = True
 
-        signals = Signals("stopped")
-        try:
-            texts = generate(args.run, prompts, tell=tell_line, check=signals.check, **options)
-        finally:
-            signals.close()
+        with listening("stopped") as signals:
+            texts = generate_texts(request, show_part, signals)
         if len(prompts) > 1:
-            tell("\n\n".join(text["prompt"] + text["text"] for text in texts))
-        return {"run": args.run, "texts": texts}
+            show("\n\n".join(text["prompt"] + text["text"] for text in texts))
+        return {"run": request.run, "texts": texts}
 
     return StreamingResult(write)
 
 
-def _lines(file: str) -> Iterator[str]:
-    from contexture.data.plain_files import check_not_packed, check_plain
-    from contexture.data.text.sources import lines
-
-    check_plain(file)
-    if not Path(file).is_file():
-        raise ConfigError(f"{file}: no such file; give one with a prompt in each line")
-    check_not_packed(file)
-    for _, line in lines(Path(file)):
-        yield line.rstrip("\r\n")
-
-
 def score_command(argv: list[str]) -> Result:
     """how well a GPT predicts text: contexture score RUN --input F… [--stride N]"""
-    args = parse(Score, argv, "score")
-    read(Path(args.run))
-    signals = Signals("stopped; the same command begins again")
-    try:
-        options: Any = {name: getattr(args, name) for name in ("documents", "length", "stride", "batch")}
-        return score(args.run, args.input, step=args.step or None, check=signals.check, **options)
-    finally:
-        signals.close()
+    request = parse(ScoreRequest, argv, "score")
+    read(Path(request.run))
+    with listening(STOPPED) as signals:
+        return score_files(request, signals)
 
 
 def embed_command(argv: list[str]) -> Result:
-    """the vectors of a text's words: contexture embed RUN --input F --to F.hdf5|F.npz [--layers last|all|0,2]"""
-    args = parse(Embed, argv, "embed")
-    read(Path(args.run))
-    signals = Signals("stopped, nothing was written; the same command begins again")
-    try:
-        options: Any = {name: getattr(args, name) for name in ("layers", "pool", "batch", "stateful")}
-        return embed(args.run, args.input, args.to, step=args.step or None, check=signals.check, **options)
-    finally:
-        signals.close()
+    """contextual vectors of a text's words: contexture embed RUN --input F --to F.hdf5|F.npz [--layers last|all|0,2]"""
+    request = parse(EmbeddingRequest, argv, "embed")
+    read(Path(request.run))
+    with listening(NOTHING_WRITTEN) as signals:
+        return embed_file(request, signals)
 
 
 def layers_command(argv: list[str]) -> Result:
-    """what each layer counts in the learned mixes: contexture layers RUN… [--to F.png]"""
-    args = parse(Layers, argv, "layers")
+    """the learned weight of each layer: contexture layers RUN… [--to F.png]"""
+    request = parse(LayersRequest, argv, "layers")
     from contexture.analysis.layers import check_figure, draw, layers
 
-    if not args.runs:
+    if not request.runs:
         raise ConfigError("layers wants runs: contexture layers RUN… [--to F.png]")
-    if args.to:
-        check_figure(Path(args.to))
-    rows = layers([Path(run) for run in args.runs], load)
-    if args.to:
-        draw(rows, Path(args.to))
-    return {"mixes": rows, **({"figure": args.to} if args.to else {})}
+    if request.to:
+        check_figure(Path(request.to))
+    rows = layers([Path(run) for run in request.runs], load)
+    if request.to:
+        draw(rows, Path(request.to))
+    return {"mixes": rows, **({"figure": request.to} if request.to else {})}
 
 
 def import_command(argv: list[str]) -> Result:
     """a published model as a run: contexture import hf|bert-tf|gpt2-tf|gpt1-npy|bilm DIR --to RUN"""
-    args = parse(Import, argv, "import")
+    request = parse(ImportRequest, argv, "import")
     from contexture.train.interchange.convert import import_model
 
-    signals = Signals("stopped, nothing was written; the same command begins again")
-    try:
+    with listening(NOTHING_WRITTEN) as signals:
         return import_model(
-            args.format,
-            Path(args.path),
-            Path(args.to),
-            warn,
-            signals.check,
-            vocabulary=args.vocabulary,
-            lowercase={"auto": None, "yes": True, "no": False}[args.lowercase],
-            gelu=args.gelu,
-            split=args.split,
+            request.format,
+            Path(request.path),
+            Path(request.to),
+            signals,
+            vocabulary=request.vocabulary,
+            lowercase={"auto": None, "yes": True, "no": False}[request.lowercase],
+            gelu=request.gelu,
+            word_splitter=request.word_splitter,
         )
-    finally:
-        signals.close()
 
 
 def export_command(argv: list[str]) -> Result:
     """a run as files that others read: contexture export RUN hf|bilm --to DIR"""
-    args = parse(Export, argv, "export")
+    request = parse(ExportRequest, argv, "export")
     from contexture.train.interchange.convert import export_model
 
-    signals = Signals("stopped, nothing was written; the same command begins again")
-    try:
-        return export_model(Path(args.run), args.format, Path(args.to), args.step or None, warn, signals.check)
-    finally:
-        signals.close()
+    with listening(NOTHING_WRITTEN) as signals:
+        return export_model(Path(request.run), request.format, Path(request.to), request.step or None, signals)
 
 
 def evaluate_command(argv: list[str]) -> Result | None:
-    """held-out figures of a run: contexture evaluate RUN [--task.dev F] [--split dev|test] [--step N…|best|all]"""
-    args = parse(Evaluate, argv, "evaluate")
-    read(Path(args.run))
-    from contexture.train.evaluation import evaluate as evaluation
+    """held-out metrics of a run: contexture evaluate RUN [--task.dev F] [--split dev|test] [--step N…|best|all]"""
+    request = parse(EvaluationArgs, argv, "evaluate")
+    read(request.folder)
+    from contexture.train.evaluation.evaluate import evaluate_run
 
-    signals = Signals("stopped; the same command begins again")
-    try:
-        with results_alone() if args.mesh.distributed else contextlib.nullcontext():
-            what = evaluation.EvaluationRequest(args.split, args.task.dev, args.step, args.batch, args.to, args.mesh)
-            result = evaluation.evaluate_run(Path(args.run), what, warn, signals.check)
-    finally:
-        signals.close()
+    with listening(STOPPED) as signals, results_alone() if request.mesh.distributed else contextlib.nullcontext():
+        result = evaluate_run(request, signals)
     import jax
 
     return result if jax.process_index() == 0 else None

@@ -103,7 +103,7 @@ def test_a_folder_where_nothing_was_trained_starts_over(capsys, tmp_path, text_f
     code, last = said(capsys, *words, "--optim.frozen", "everything")
     assert code == 2 and "optim.frozen=everything is in the path of no parameter" in last, last
     assert cli.main([*words, "--seed", "5"]) == 0
-    assert "has other settings (--optim.frozen) and no checkpoint; starting over" in capsys.readouterr().err
+    assert "has other settings (--optim.frozen) and no training steps yet; starting over" in capsys.readouterr().err
 
 
 def test_a_folder_that_holds_other_things_is_left_alone(capsys, tmp_path, text_folder, monkeypatch):
@@ -270,7 +270,7 @@ def test_a_gpt_is_not_begun_on_word_pieces(capsys, tmp_path, text_folder, tiny_r
     words = ["pretrain", "gpt.tiny", "--dir", tmp_path / "run", "--data.path"]
     refused(*words, text_folder, "--data.vocabulary", "wordpiece")
     refused(*words, text_folder, "--data.tokenizer", file)
-    shards = prepare(DataConfig(path=(str(text_folder),), stream="windows"), load_tokenizer(file), tmp_path / "shards")
+    shards = prepare(DataConfig(path=(str(text_folder),)), load_tokenizer(file), tmp_path / "shards", stream="windows")
     refused(*words, shards.folder)
 
 
@@ -287,7 +287,7 @@ def test_tokenizer_prepare_and_pretrain_from_shards(capsys, tmp_path, text_folde
         "--json",
     ]
     assert cli.main([*map(str, words)]) == 0
-    assert json.loads(capsys.readouterr().out)["pieces"] <= 120
+    assert json.loads(capsys.readouterr().out)["vocab_size"] <= 120
     words = ["prepare", "bert.tiny", "--input", text_folder, "--to", tmp_path / "shards", "--dev-fraction", 0.2,
              "--tokenizer", tmp_path / "words", "--json"]  # fmt: skip
     assert cli.main([*map(str, words)]) == 0

@@ -1,13 +1,14 @@
 """Nothing that comes out of a user's files reaches the terminal as a command to it."""
 
 import json
+import logging
 
 import pytest
 
-from contexture.api import warn
 from contexture.cli import main as cli
 from contexture.cli.output import print_result, write_out
 from contexture.data.visible import visible, visible_json
+from contexture.train.run.console import logged_to
 from contexture.train.run.report import Report
 
 EVIL = "a\x1b[31mred\x07\x9b2J\u202ecba\u2066x\x7f"
@@ -33,10 +34,10 @@ def test_json_keeps_its_value():
 
 def test_lines_tables_results_and_generated_text_are_shown_escaped(capsys, tmp_path):
     report = Report(tmp_path, steps=1, speaks=True, tensorboard=False)
-    report.say(EVIL)
     report.table(EVIL, (EVIL, "in train"), [(EVIL, "1")])
-    warn(EVIL)
-    print_result({"run": EVIL, EVIL: {EVIL: EVIL}, "rows": [{"label": EVIL, EVIL: 1}], "texts": [[{"piece": EVIL}]]})
+    with logged_to(report.console):
+        logging.getLogger("contexture").warning(EVIL)
+    print_result({"run": EVIL, EVIL: {EVIL: EVIL}, "rows": [{"label": EVIL, EVIL: 1}], "texts": [[{"token": EVIL}]]})
     write_out(EVIL + "\n\tmore")
     out, err = capsys.readouterr()
     assert _is_safe(out) and _is_safe(err)

@@ -3,12 +3,12 @@
 A number that changes in a recipe changes here too, with its source, or not at all.
 """
 
-import dataclasses
 from typing import Any
 
 import pytest
 
-from contexture.configs import as_elmo, as_gpt, recipes, task_recipes
+from contexture.configs import recipes, task_recipes
+from contexture.configs.finetuning import finetune_run
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.train.config import Run, fields
 from contexture.train.options import OptimConfig
@@ -57,7 +57,7 @@ COMMON: dict[str, dict[str, Any]] = {
         "model.projection_clip": 3.0, "model.skip": True, "model.layers": 2, "model.char_width": 16,
         "model.filters": ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)),
         "model.activation": "relu", "model.vocab": 793471, "data.negatives": 8192, "data.split_sentences": False,
-        "save.every": 1250, "save.latest": 2, "objective": "bilm",
+        "save.every": 1250, "save.max_to_keep": 2, "objective": "bilm",
     },
     NANO: {
         "optim.name": "adamw", "optim.schedule": "cosine", "optim.b1": 0.9, "optim.b2": 0.99, "optim.eps": 1e-8,
@@ -84,19 +84,19 @@ TABLE: dict[str, tuple[str, float, int, int, int, int, float]] = {
     **{f"bert.{name}": (OURS, 1e-3, 100, 32, 128, 10_000, 0) for name in ("mini", "small", "medium")},
     "gpt.tiny": (OURS, 2e-3, 100, 32, 128, 10_000, 0),
     "gpt.shakespeare_char": (NANO, 1e-3, 100, 12, 64, 2_000, 0),
-    "gpt.one": (GPT1, 2.5e-4, 2_000, 64, 512, 0, 100),
-    "gpt.two_124m": (GPT2, 6e-4, 2_000, 512, 1024, 600_000, 0),
-    "gpt.two_355m": (GPT2, 3e-4, 2_000, 512, 1024, 600_000, 0),
-    "gpt.two_774m": (GPT2, 2.5e-4, 2_000, 512, 1024, 600_000, 0),
-    "gpt.two_1558m": (GPT2, 2e-4, 2_000, 512, 1024, 600_000, 0),
-    "gpt.three_125m": (GPT3, 6e-4, 715, 256, 2048, 572_205, 0),
-    "gpt.three_350m": (GPT3, 3e-4, 715, 256, 2048, 572_205, 0),
-    "gpt.three_760m": (GPT3, 2.5e-4, 715, 256, 2048, 572_205, 0),
-    "gpt.three_1_3b": (GPT3, 2e-4, 381, 480, 2048, 305_176, 0),
-    "gpt.three_2_7b": (GPT3, 1.6e-4, 381, 480, 2048, 305_176, 0),
-    "gpt.three_6_7b": (GPT3, 1.2e-4, 185, 992, 2048, 147_666, 0),
-    "gpt.three_13b": (GPT3, 1e-4, 185, 992, 2048, 147_666, 0),
-    "gpt.three_175b": (GPT3, 0.6e-4, 117, 1568, 2048, 93_421, 0),
+    "gpt.gpt1": (GPT1, 2.5e-4, 2_000, 64, 512, 0, 100),
+    "gpt.gpt2_124m": (GPT2, 6e-4, 2_000, 512, 1024, 600_000, 0),
+    "gpt.gpt2_355m": (GPT2, 3e-4, 2_000, 512, 1024, 600_000, 0),
+    "gpt.gpt2_774m": (GPT2, 2.5e-4, 2_000, 512, 1024, 600_000, 0),
+    "gpt.gpt2_1558m": (GPT2, 2e-4, 2_000, 512, 1024, 600_000, 0),
+    "gpt.gpt3_125m": (GPT3, 6e-4, 715, 256, 2048, 572_205, 0),
+    "gpt.gpt3_350m": (GPT3, 3e-4, 715, 256, 2048, 572_205, 0),
+    "gpt.gpt3_760m": (GPT3, 2.5e-4, 715, 256, 2048, 572_205, 0),
+    "gpt.gpt3_1_3b": (GPT3, 2e-4, 381, 480, 2048, 305_176, 0),
+    "gpt.gpt3_2_7b": (GPT3, 1.6e-4, 381, 480, 2048, 305_176, 0),
+    "gpt.gpt3_6_7b": (GPT3, 1.2e-4, 185, 992, 2048, 147_666, 0),
+    "gpt.gpt3_13b": (GPT3, 1e-4, 185, 992, 2048, 147_666, 0),
+    "gpt.gpt3_175b": (GPT3, 0.6e-4, 117, 1568, 2048, 93_421, 0),
     "elmo.tiny": (OURS, 0.2, 0, 32, 20, 10_000, 0),
     **{f"elmo.{name}": (ELMO, 0.2, 0, 384, 20, 0, 10) for name in ("small", "medium", "original", "original_5_5b")},
 }
@@ -124,17 +124,17 @@ BESIDES: dict[str, dict[str, Any]] = {
 # layers, hidden, heads, ffn: Turc et al. 2019; Devlin et al. 2018, section 3; the GPTs' papers.
 SIZES = {
     "bert.tiny": (2, 128, 2), "bert.mini": (4, 256, 4), "bert.small": (4, 512, 8), "bert.medium": (8, 512, 8),
-    "bert.base": (12, 768, 12), "bert.large": (24, 1024, 16), "gpt.one": (12, 768, 12), "gpt.two_124m": (12, 768, 12),
-    "gpt.two_355m": (24, 1024, 16), "gpt.two_774m": (36, 1280, 20), "gpt.two_1558m": (48, 1600, 25),
-    "gpt.three_125m": (12, 768, 12), "gpt.three_350m": (24, 1024, 16), "gpt.three_760m": (24, 1536, 16),
-    "gpt.three_1_3b": (24, 2048, 16), "gpt.three_2_7b": (32, 2560, 32), "gpt.three_6_7b": (32, 4096, 32),
-    "gpt.three_13b": (40, 5120, 40), "gpt.three_175b": (96, 12288, 96),
+    "bert.base": (12, 768, 12), "bert.large": (24, 1024, 16), "gpt.gpt1": (12, 768, 12), "gpt.gpt2_124m": (12, 768, 12),
+    "gpt.gpt2_355m": (24, 1024, 16), "gpt.gpt2_774m": (36, 1280, 20), "gpt.gpt2_1558m": (48, 1600, 25),
+    "gpt.gpt3_125m": (12, 768, 12), "gpt.gpt3_350m": (24, 1024, 16), "gpt.gpt3_760m": (24, 1536, 16),
+    "gpt.gpt3_1_3b": (24, 2048, 16), "gpt.gpt3_2_7b": (32, 2560, 32), "gpt.gpt3_6_7b": (32, 4096, 32),
+    "gpt.gpt3_13b": (40, 5120, 40), "gpt.gpt3_175b": (96, 12288, 96),
 }  # fmt: skip
 
 
 def _numbers(run: Run) -> dict[str, Any]:
     """Its fields, and how many tokens of a sequence are predicted, which follows from the length."""
-    return {**fields(run), "data.slots": run.data.slots}
+    return {**fields(run), "data.slots": run.data.slots, "objective": run.objective}
 
 
 def test_every_recipe_has_a_row():
@@ -162,7 +162,7 @@ def test_a_gpt_3_is_trained_on_the_tokens_of_its_paper(name):
     that has a multiple of 32 lines."""
     published = {
         "125m": 0.5, "350m": 0.5, "760m": 0.5, "1_3b": 1.0, "2_7b": 1.0, "6_7b": 2.0, "13b": 2.0, "175b": 3.2
-    }[name.removeprefix("gpt.three_")]  # fmt: skip
+    }[name.removeprefix("gpt.gpt3_")]  # fmt: skip
     run = recipes()[name]()
     tokens = run.data.batch * run.data.length
     assert run.data.batch % 32 == 0 and tokens == pytest.approx(published * 1e6, rel=0.05)
@@ -193,9 +193,8 @@ def test_a_task_is_fine_tuned_as_bert_s_paper_says(name):
 
 def test_a_gpt_is_fine_tuned_as_gpt_1_was():
     """finetune-transformer-lm, train.py: its defaults."""
-    base = task_recipes()["classify"]()
-    data = dataclasses.replace(base.data, layout="gpt")
-    found = fields(as_gpt(dataclasses.replace(base, model=GptConfig(vocab=40478, length=512), data=data), 40481))
+    source = Run(model=GptConfig(vocab=40478, length=512))
+    found = fields(finetune_run(source, "runs/gpt", "classify", task_vocabulary=40481))
     wanted = {
         "optim.name": "gpt1", "optim.schedule": "gpt1", "optim.peak_lr": 6.25e-5, "optim.warmup_fraction": 0.002,
         "optim.b1": 0.9, "optim.b2": 0.999, "optim.eps": 1e-8, "optim.weight_decay": 0.01, "optim.clip": 1.0,
@@ -205,16 +204,14 @@ def test_a_gpt_is_fine_tuned_as_gpt_1_was():
     assert {field: found[field] for field in wanted} == wanted
 
 
-@pytest.mark.parametrize("scratch", [False, True])
-def test_an_elmo_s_task_is_trained_over_a_frozen_mix(scratch):
+@pytest.mark.parametrize("random", [False, True])
+def test_an_elmo_s_task_is_trained_over_a_frozen_mix(random):
     """Frozen and without dropout below, 0.5 above (AllenNLP's Elmo); all else is chosen here."""
-    base, model = task_recipes()["classify"](), ElmoConfig()
-    source = {"model": model, "data": dataclasses.replace(base.data, layout="elmo"), "head": base.head}
-    found = fields(as_elmo(base, source, scratch=scratch))
+    found = fields(finetune_run(Run(model=ElmoConfig()), "runs/elmo", "classify", random=random))
     wanted = {
         "optim.name": "adamw", "optim.schedule": "linear", "optim.peak_lr": 1e-3, "optim.warmup": 0,
         "optim.final_lr": 0.1, "optim.eps": 1e-8, "optim.weight_decay": 0.0, "optim.clip": 5.0, "epochs": 10.0,
-        "optim.frozen": () if scratch else ("backbone",), "model.dropout": 0.1 if scratch else 0.0,
+        "optim.frozen": () if random else ("backbone",), "model.dropout": 0.1 if random else 0.0,
         "model.head_dropout": 0.5, "head.mix": "all", "head.cells": 128,
     }  # fmt: skip
     assert {field: found[field] for field in wanted} == wanted

@@ -52,7 +52,7 @@ def test_a_layer_moves_by_its_share_of_the_rate_and_a_frozen_one_not_at_all():
     """Of layers in one array the first stays to the bit; the second has a third of the last one's rate."""
     run = Run(
         model=BertConfig(vocab=50, length=16, layers=3, hidden=16, heads=2, ffn=24, dropout=0.0, attention_dropout=0.0),
-        data=DataConfig(batch=4, length=16, predictions=3),
+        data=DataConfig(batch=4, length=16, max_predictions=3),
         optim=OptimConfig(name="adamw", schedule="linear", peak_lr=1e-2, warmup=0, weight_decay=0.0, clip=0.0),
         steps=10,
     )

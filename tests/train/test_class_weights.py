@@ -54,20 +54,20 @@ def test_a_loss_is_the_mean_over_the_weights_of_its_labels(kind):
 def test_a_batch_holds_the_weight_of_each_label_and_none_of_what_fills_it_up(tmp_path):
     """In training and on held-out examples; a tag's stands where its word is read."""
     tokenizer = WordPiece([*SPECIAL, "w", "##x"], lowercase=True)
-    data = DataConfig(batch=4, length=16, predictions=1)
+    data = DataConfig(batch=4, length=16, max_predictions=1)
     (tmp_path / "t.tsv").write_text("text\tlabel\nw\ta\nw w\tb\nwx\tb\n", "utf-8")
     task = TaskConfig(kind="classify", train=(str(tmp_path / "t.tsv"),), class_weights=("b=2.5", "a=0.5"))
-    found = encode(task, tokenizer, tmp_path / "classify", lambda line: None)
-    batch = TaskBatches(found, tokenizer, data, task, seed=0).read(0)
+    found = encode(task, tokenizer, tmp_path / "classify")
+    batch = TaskBatches(found, tokenizer, data, task, seed=0, family="bert").read(0)
     assert np.array_equal(batch["weights"], np.array([0.5, 2.5], np.float32)[batch["labels"]])
     weights = class_weights(task, found.labels, found.counts)
-    held = HeldOutTask(found.splits["train"], tokenizer, data, 4, weights).read(0)
+    held = HeldOutTask(found.splits["train"], tokenizer, data, 4, weights, family="bert").read(0)
     assert held["weights"].tolist() == [0.5, 2.5, 2.5, 0.0]
     (tmp_path / "t.conll").write_text("w a\nwx b\n\nw b\n", "utf-8")
     task = TaskConfig(kind="tag", train=(str(tmp_path / "t.conll"),), class_weights=("b=2.5",))
-    found = encode(task, tokenizer, tmp_path / "tag", lambda line: None)
+    found = encode(task, tokenizer, tmp_path / "tag")
     weights = class_weights(task, found.labels, found.counts)
-    held = HeldOutTask(found.splits["train"], tokenizer, data, 3, weights).read(0)
+    held = HeldOutTask(found.splits["train"], tokenizer, data, 3, weights, family="bert").read(0)
     assert held["tag_weights"][:, :5].tolist() == [[0.0, 1.0, 2.5, 0.0, 0.0], [0.0, 2.5, 0.0, 0.0, 0.0], [0.0] * 5]
 
 

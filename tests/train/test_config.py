@@ -1,6 +1,7 @@
 """What a run is: its length in steps, what may change when it goes on, and how a process says that it was stopped."""
 
 import dataclasses
+import json
 import os
 import signal
 from pathlib import Path
@@ -16,7 +17,8 @@ from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.options import EvaluateConfig, OptimConfig
 from contexture.train.run.folder import steps
 from contexture.train.run.signals import Interrupted, Signals
-from contexture.train.run_file import fingerprint, may_change, read, resolve_schedule
+from contexture.train.run_file import fingerprint, from_json, may_change, read, resolve_schedule
+from contexture.train.run_format_1 import upgrade
 
 
 def test_epochs_and_warm_up_are_counted_as_the_original_counts():
@@ -43,7 +45,7 @@ def test_a_warm_up_is_shorter_than_its_run():
 GOLDEN = Path(__file__).parents[1] / "golden"
 MAY_CHANGE = {
     "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.distributed", "mesh.startup_minutes", "mesh.peer_minutes",
-    "save.every", "save.latest", "save.keep_every", "log.every", "log.tensorboard", "evaluate.every",
+    "save.every", "save.max_to_keep", "save.keep_every", "log.every", "log.tensorboard", "evaluate.every",
     "evaluate.batch", "evaluate.metric", "evaluate.patience", "steps", "epochs", "dir", "data.path", "data.dev",
     "data.tokenizer", "init.run", "task.train", "task.dev", "task.test",
 }  # fmt: skip
@@ -66,13 +68,15 @@ def test_another_number_is_another_run(name):
     assert fingerprint(run, "t", "d") == fingerprint(dataclasses.replace(run, dir="b", steps=20_000), "t", "d")
 
 
-def test_a_run_of_an_earlier_version_keeps_its_identity():
+@pytest.mark.parametrize("name", ["run", "task", "gpt", "elmo", "elmo_task"])
+def test_a_run_of_an_earlier_version_keeps_its_identity(name):
     """Its identity is that which its checkpoint was written with: fields at their default do not count."""
-    folder = GOLDEN / "run_format_1"
-    run, described = read(folder)
+    folder = GOLDEN / f"{name}_format_1"
+    record = read(folder)
+    asked = from_json(upgrade(json.loads((folder / "run.json").read_text()))["config"], "run.json")
     (step,) = steps(folder / "checkpoints")
     saved = read_meta(folder / "checkpoints" / str(step))["identity"]
-    assert fingerprint(run, described["tokenizer"], described["data"]) == saved
+    assert fingerprint(asked, record.tokenizer, record.data) == saved
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ WORDS = Words(["<S>", "</S>", "<UNK>", "the"], "punctuation")
 
 
 def _store(tmp_path: Path, task: TaskConfig):
-    return encode(task, WORDS, tmp_path / "data", lambda line: None)
+    return encode(task, WORDS, tmp_path / "data")
 
 
 def test_words_come_back_as_they_stand_with_their_tags(tmp_path: Path):
@@ -34,8 +34,8 @@ def test_words_come_back_as_they_stand_with_their_tags(tmp_path: Path):
     rows = ["".join(f"{word}\t{tag}\n" for word, tag in line) for line in lines]
     (tmp_path / "t.conll").write_text("\n".join(rows), "utf-8")
     store = _store(tmp_path, TaskConfig(kind="tag", train=(str(tmp_path / "t.conll"),)))
-    config = DataConfig(layout="elmo", batch=3, length=8, predictions=1, vocabulary="words")
-    held_out = HeldOutTask(store.splits["train"], WORDS, config, 4)
+    config = DataConfig(batch=3, length=8, max_predictions=1, vocabulary="words")
+    held_out = HeldOutTask(store.splits["train"], WORDS, config, 4, family="elmo")
     batch = held_out.read(0)
     for row, line in enumerate(lines):
         inside = batch["mask"][row] > 0
@@ -44,7 +44,7 @@ def test_words_come_back_as_they_stand_with_their_tags(tmp_path: Path):
         assert [store.labels[tag] for tag in batch["tags"][row][inside]] == [tag for _, tag in line]
         assert (batch["tags"][row][~inside] == -1).all() and not batch["index"][row][~inside].any()
     assert batch["valid"].tolist() == [1, 1, 1, 0] and not batch["mask"][3].any()
-    training = TaskBatches(store, WORDS, config, TaskConfig(kind="tag"), seed=0)
+    training = TaskBatches(store, WORDS, config, TaskConfig(kind="tag"), seed=0, family="elmo")
     whole, part = training.read(0), training.read(0, np.array([2, 0]))
     for name, x in whole.items():
         assert np.array_equal(part[name], x if name == "types" else x[[2, 0]])
@@ -55,10 +55,10 @@ def test_words_to_tag_may_hold_white_space_and_long_ones_are_counted(tmp_path: P
     lines = [json.dumps({"words": words[at:] + words[:at], "tags": ["X", "Y", "X", "Y"]}) for at in range(4)]
     (tmp_path / "t.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
     store = _store(tmp_path, TaskConfig(kind="tag", train=(str(tmp_path / "t.jsonl"),)))
-    config = DataConfig(layout="elmo", batch=4, length=8, predictions=1, vocabulary="words")
-    batch = HeldOutTask(store.splits["train"], WORDS, config, 4).read(0)
+    config = DataConfig(batch=4, length=8, max_predictions=1, vocabulary="words")
+    batch = HeldOutTask(store.splits["train"], WORDS, config, 4, family="elmo").read(0)
     assert words_from_char_ids(batch["types"][batch["index"][0]][:4]) == [*words[:3], "x" * 48]
-    told = TaskBatches(store, WORDS, config, TaskConfig(kind="tag"), seed=0).describe()
+    told = TaskBatches(store, WORDS, config, TaskConfig(kind="tag"), seed=0, family="elmo").describe()
     assert told.endswith("; 1 word longer than 48 bytes, cut"), told
 
 
@@ -66,10 +66,10 @@ def test_a_pair_has_two_lines_and_a_long_text_is_cut(tmp_path: Path):
     (tmp_path / "p.tsv").write_text("a\tb\tlabel\nthe cat sat on a mat\tno!\tx\none\ttwo three\ty\n", "utf-8")
     task = TaskConfig(kind="classify", train=(str(tmp_path / "p.tsv"),), text="a", second="b")
     store = _store(tmp_path, task)
-    config = DataConfig(layout="elmo", batch=2, length=8, predictions=1, vocabulary="words", word_types=4)
+    config = DataConfig(batch=2, length=8, max_predictions=1, vocabulary="words", word_types=4)
     split = store.splits["train"]
     assert split.longest == 6 and (split.longer_than(8), split.longer_than(7)) == (0, 1)
-    batch = HeldOutTask(split, WORDS, config, 2, length=6).read(0)
+    batch = HeldOutTask(split, WORDS, config, 2, length=6, family="elmo").read(0)
     assert batch["index"].shape == (2, 2, 4) and len(batch["types"]) == 16  # 4, doubled twice
     told = [[words_from_char_ids(batch["types"][i[m > 0]]) for i, m in zip(*line, strict=True)] for line in
             zip(batch["index"], batch["mask"], strict=True)]  # fmt: skip
@@ -105,8 +105,8 @@ def test_a_tagger_learns_further_with_the_head_it_has(tagger: Path, task_files: 
     assert "kept heads_tag/…" in " ".join(capsys.readouterr().err.split())
     assert cli.main([*words, "--dir", str(tmp_path / "other"), "--head.cells", "5"]) == 2
     assert "give the same head, or --init.drop-heads" in capsys.readouterr().err
-    assert cli.main([*words, "--dir", str(tmp_path / "new"), "--init.scratch"]) == 0
-    assert read(tmp_path / "on")[0].model.dropout == 0.0 and read(tmp_path / "new")[0].optim.frozen == ()
+    assert cli.main([*words, "--dir", str(tmp_path / "new"), "--init.random"]) == 0
+    assert read(tmp_path / "on").run.model.dropout == 0.0 and read(tmp_path / "new").run.optim.frozen == ()
 
 
 @pytest.mark.long
@@ -126,22 +126,23 @@ def test_the_biLM_stays_as_it_was(tagger: Path, elmo_run: Path):
 def test_the_softmax_has_a_row_for_each_word_and_no_more(elmo_run: Path):
     """Rows without a word would never be told from one in training, and count in what is held out."""
     _, params, tokenizer = contexture.load(elmo_run)
-    assert len(params["heads_bilm"]["bias"]) == tokenizer.size == read(elmo_run)[0].model.vocab
-    assert read(elmo_run)[1]["config"]["model"]["vocab"] > tokenizer.size
+    assert len(params["heads_bilm"]["bias"]) == tokenizer.size == read(elmo_run).run.model.vocab
+    assert json.loads((elmo_run / "run.json").read_text())["config"]["model"]["vocab"] > tokenizer.size
 
 
 def test_a_penalty_on_the_mix_stands_beside_a_gpt_s_words():
     run = Run(
-        model=GptConfig(), data=DataConfig(layout="gpt", stream="windows"), objective="classify",
-        task=TaskConfig(kind="classify", lm_weight=0.5), head=HeadConfig(mix="all", mix_l2=0.1),
-    )  # fmt: skip
+        model=GptConfig(),
+        task=TaskConfig(kind="classify", lm_weight=0.5),
+        head=HeadConfig(mix="all", mix_l2=0.1),
+    )
     assert objective_of(run).terms == {"classify_loss": 1.0, "lm_loss": 0.5, "mix_penalty": 0.1}
 
 
 def test_a_chain_is_an_elmo_s():
     """A BERT's line has pieces between its words that bear no tag."""
     with pytest.raises(ValueError, match="head.crf scores the tags of an ELMo"):
-        Run(task=TaskConfig(kind="tag"), objective="tag", head=HeadConfig(mix="all", crf=True))
+        Run(task=TaskConfig(kind="tag"), head=HeadConfig(mix="all", crf=True))
 
 
 def test_mistakes_are_one_line(elmo_run: Path, task_files: Path, tmp_path: Path, capsys):

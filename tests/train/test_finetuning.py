@@ -57,7 +57,7 @@ def test_one_knows_what_was_taken_over(capsys, words, tmp_path, tiny_run):
     for line in ("new heads_classify/kernel", "dropped heads_mlm/bias", "dropped heads_nsp/kernel"):
         assert line in told
     assert "classify.train.tsv: text from column 'text', label from column 'label'" in told
-    assert "160 examples in lines of" in told and "1 steps are 0.10 passes; 97 lines held out" in told
+    assert "160 examples in lines of" in told and "1 steps are 0.10 epochs; 97 examples held out" in told
 
 
 def test_the_same_task_keeps_its_head_and_another_drops_it(capsys, words, task_run, tmp_path):
@@ -77,7 +77,7 @@ def test_the_same_task_keeps_its_head_and_another_drops_it(capsys, words, task_r
 
 def test_class_weights_change_the_loss_and_not_what_is_counted(words, tmp_path):
     for name, weights in (("plain", []), ("weighted", ["--task.class-weights", "balanced"])):
-        assert finetune([*words(), *weights, "--init.scratch"], tmp_path / name, "--steps", 1) == 0
+        assert finetune([*words(), *weights, "--init.random"], tmp_path / name, "--steps", 1) == 0
     first = [next(read_metrics(tmp_path / name / "metrics.jsonl")) for name in ("plain", "weighted")]
     assert first[0]["accuracy"] == first[1]["accuracy"]
     assert_differs(*(record["loss"] for record in first), 1e-4)
@@ -92,7 +92,7 @@ def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tin
     assert "done: 3 steps in" in capsys.readouterr().err
     assert finetune(patient, folder) == 0
     told = said(capsys)
-    assert "going on from step 3" in told and "stopped early: no better accuracy since step 1" in told
+    assert "resuming from step 3" in told and "stopped early: no better accuracy since step 1" in told
     assert [r["step"] for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"] == [1, 2, 3]
     assert contexture.evaluate(folder, step="best", to=str(tmp_path / "best"))["step"] == 1
     before, after = parameters(tiny_run), parameters(folder)
@@ -116,7 +116,7 @@ def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_fol
     text = text_folder / "text1.txt"
     words = ["pretrain", "bert.tiny", "--init", tiny_run, "--data.path", text, "--dir", tmp_path / "run",
              *("--model.layers 2 --model.hidden 32 --model.heads 2 --model.ffn 64 --model.vocab 150 --steps 2 "
-               "--data.length 32 --data.predictions 5 --data.batch 16 --optim.warmup 1").split()]  # fmt: skip
+               "--data.length 32 --data.max-predictions 5 --data.batch 16 --optim.warmup 1").split()]  # fmt: skip
     assert cli.main([*map(str, words)]) == 0
     assert "kept heads_mlm/… (5 tensors)" in said(capsys)
     vocabularies = [(folder / "tokenizer" / "vocab.txt").read_bytes() for folder in (tiny_run, tmp_path / "run")]
@@ -147,7 +147,7 @@ def test_gaps_are_filled_by_likelihood(capsys, tiny_run):
     whole = contexture.fill(tiny_run, "The [MASK] sees", top=10**6)[0]
     assert sum(piece["score"] for piece in whole) == pytest.approx(1.0, abs=1e-5)
     assert cli.main(["fill", str(tiny_run), "--text", "the [MASK]"]) == 0
-    assert "masks 1\n  piece" in capsys.readouterr().out
+    assert "masks 1\n  token" in capsys.readouterr().out
 
 
 def test_it_goes_on_without_the_run_that_it_began_from(capsys, words, task_run, tmp_path):
@@ -167,7 +167,7 @@ def test_it_goes_on_without_the_run_that_it_began_from(capsys, words, task_run, 
     told = said(capsys)
     assert "[/yes] 12" in told and "[no] 16" in told and "done: 10 steps" in told
     shutil.rmtree(base)
-    assert finetune(asked, folder) == 0 and "going on from step 10" in said(capsys)
+    assert finetune(asked, folder) == 0 and "resuming from step 10" in said(capsys)
     before = (folder / "run.json").read_bytes()
     assert finetune([*asked[:-4], *asked[-2:], "--steps", "7"], folder) == 2
     assert "holds a run of 10 steps, not 7; a run can only be made longer" in said(capsys)
@@ -203,7 +203,7 @@ def test_a_gpt_s_special_tokens_begin_with_fresh_rows(door, text_folder, task_fi
     (_, before, old), (_, after, new) = (contexture.load(tmp_path / name) for name in ("gpt", "task"))
     assert new.size == old.size + 3 <= 90 and f"grown  backbone/embeddings/tokens  {old.size}×16 → 90×16" in done.stderr
     tables = [np.asarray(params["backbone"]["embeddings"]["tokens"]) for params in (before, after)]
-    assert "the 3 tokens that are new to the vocabulary are frozen as they were drawn" in done.stderr
+    assert "3 new token embeddings are frozen at their random initial values" in done.stderr
     assert np.array_equal(tables[1][: old.size], tables[0][: old.size])
     fresh = tables[1][old.size : new.size]
     assert np.abs(fresh - tables[0][old.size : new.size]).max() > 1e-3 and 0.01 < fresh.std() < 0.03

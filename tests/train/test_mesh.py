@@ -34,25 +34,23 @@ STEPS = 20
 
 BERT = Run(
     model=BertConfig(vocab=152, length=32, layers=2, hidden=32, heads=2, ffn=64),
-    data=DataConfig(batch=32, length=32, predictions=5),
+    data=DataConfig(batch=32, length=32, max_predictions=5),
     optim=OptimConfig(peak_lr=1e-3, warmup=5),
     steps=STEPS,
 )
 GPT = Run(
     model=GptConfig(vocab=302, length=32, layers=2, hidden=32, heads=2, ffn=64, local_window=8),
-    data=DataConfig(batch=32, length=32, vocabulary="byte-bpe", stream="windows", packed=True, layout="gpt"),
+    data=DataConfig(batch=32, length=32, vocabulary="byte-bpe", packed=True),
     optim=OptimConfig(peak_lr=1e-3, warmup=5),
-    objective="lm",
     steps=STEPS,
 )
 ELMO = Run(
     model=ElmoConfig(vocab=60, char_width=4, filters=((1, 4), (2, 4)), highway=1, layers=1, cells=16, projection=8),
     data=DataConfig(
-        batch=32, length=8, vocabulary="words", stream="lanes", layout="elmo", word_types=64, negatives=16,
-        split="punctuation",
+        batch=32, length=8, vocabulary="words", word_types=64, negatives=16,
+        word_splitter="punctuation",
     ),
     optim=OptimConfig(peak_lr=1e-3, warmup=5),
-    objective="bilm",
     steps=STEPS,
 )  # fmt: skip
 
@@ -73,8 +71,8 @@ def on_text(run: Run, text_folder: Path) -> Run:
 
 def batches_of(run: Run, folder: Path) -> Batches:
     data = run.data
-    vocabulary = learn(data.vocabulary, texts(expand(data.path)), run.model.vocab - 2, True, data.split)
-    return open_batches(prepare(data, vocabulary, folder), vocabulary, data, run.task, 0)
+    vocabulary = learn(data.vocabulary, texts(expand(data.path)), run.model.vocab - 2, True, data.word_splitter)
+    return open_batches(prepare(data, vocabulary, folder, stream=run.stream), vocabulary, data, run.task, run.family, 0)
 
 
 def losses_on(
@@ -177,12 +175,12 @@ def test_a_task_s_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_file
     GPT, the words' own loss beside it."""
     task = TaskConfig(kind="tag", train=(str(task_files / "tag.train.conllu"),), class_weights=("VERB=3", "DET=0.5"))
     tokenizer = batches.tokenizer
-    if run.data.layout == "gpt":
+    if run.family == "gpt":
         task, tokenizer = dataclasses.replace(task, lm_weight=0.5), with_task_tokens(tokenizer)
         run = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab=tokenizer.size))
-    store = encode(task, tokenizer, tmp_path / "data", lambda line: None)
-    tagging = dataclasses.replace(run, task=task, objective="tag")
-    examples = open_batches(store, tokenizer, run.data, task, 0)
+    store = encode(task, tokenizer, tmp_path / "data")
+    tagging = dataclasses.replace(run, task=task)
+    examples = open_batches(store, tokenizer, run.data, task, run.family, 0)
     one, _, _ = losses_on(tagging, examples, (1, 1, 1), 1, store.labels)
     many, _, _ = losses_on(tagging, examples, (2, 2, 2), 4, store.labels)
     assert_close(many, one, rtol=1e-5)
@@ -252,7 +250,7 @@ def test_two_processes_are_one_run_and_go_on_as_one_process(door, family, tmp_pa
     shutil.copytree(folder, tmp_path / "one")
 
     done = door(*words, "--dir", tmp_path / "one")
-    assert done.returncode == 0 and f"going on from step {saved}" in done.stderr, done.stderr
+    assert done.returncode == 0 and f"resuming from step {saved}" in done.stderr, done.stderr
     assert_close(losses(tmp_path / "one"), whole, rtol=1e-5)
 
     again = finish(start_two(door, words, folder))
@@ -260,7 +258,7 @@ def test_two_processes_are_one_run_and_go_on_as_one_process(door, family, tmp_pa
     assert_close(losses(folder), whole, rtol=1e-5)
     lines = 16 * (20 - saved)
     for number, (_, stderr) in enumerate(again):
-        assert f"process {number} of 2 read {lines // 2} of {lines} lines" in stderr
+        assert f"process {number} of 2 read {lines // 2} of {lines} sequences" in stderr
 
 
 @pytest.mark.long

@@ -1,7 +1,6 @@
 """The number of masked tokens follows the length of a sequence, also in the paper's second phase."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from contexture import configs
 from contexture.cli.parse import parse
 from contexture.data.config import DataConfig
 from contexture.train import run_file
-from contexture.train.checkpoints import manager
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_sizes
@@ -26,7 +24,7 @@ PHASES = [name for name in configs.recipes() if name.endswith("_phase2")]
 def test_masked_slots_follow_the_length(length: int, slots: int):
     assert DataConfig(length=length).slots == slots
     assert DataConfig(length=length, masked_fraction=0.5).slots == length // 2
-    assert DataConfig(length=length, predictions=2).slots == 2
+    assert DataConfig(length=length, max_predictions=2).slots == 2
 
 
 def test_no_sequence_has_fewer_slots_than_tokens_to_mask():
@@ -39,7 +37,7 @@ def test_a_longer_length_of_the_command_line_has_more_slots():
     for recipe, words, slots in (
         ("bert.base", "--data.length 512", 77),
         ("bert.base", "", 20),
-        ("bert.base", "--data.length 512 --data.predictions 20", 20),
+        ("bert.base", "--data.length 512 --data.max-predictions 20", 20),
         ("bert.tiny", "--data.length 64", 10),
         ("bert.tiny", "--data.masked-fraction 0.3", 39),
     ):
@@ -48,10 +46,8 @@ def test_a_longer_length_of_the_command_line_has_more_slots():
 
 
 def test_more_slots_than_tokens_are_refused():
-    with pytest.raises(
-        ValueError, match="data.predictions=21 is not between 1 and data.length=20; lower it, or give 0"
-    ):
-        DataConfig(length=20, predictions=21)
+    with pytest.raises(ValueError, match="data.max-predictions=21 is more than data.length=20; lower it, or give 0"):
+        Run(data=DataConfig(length=20, max_predictions=21))
 
 
 @pytest.mark.parametrize("name", PHASES)
@@ -70,43 +66,37 @@ def test_the_paper_s_sizes_have_a_second_phase():
     assert PHASES == [f"bert.{name}_phase2" for name in ("base", "large", "base_cased", "large_cased")]
 
 
-@pytest.mark.parametrize("golden", sorted(GOLDEN.glob("*_format_1")), ids=lambda path: path.name)
-def test_a_run_of_format_1_keeps_its_identity(golden: Path):
-    tree = json.loads((golden / "run.json").read_text("utf-8"))
-    run = run_file.from_json(tree["config"], str(golden))
-    (saved,) = (golden / "checkpoints").iterdir()
-    assert run_file.fingerprint(run, tree["tokenizer"], tree["data"]) == manager.read_meta(saved)["identity"]
-
-
 def _begun(folder: Path, run: Run) -> Run:
     """A folder whose run.json was written by a version that stored the number, and that has trained."""
     run = dataclasses.replace(run, dir=str(folder))
-    run_file.write_json(folder / "run.json", {"format": 1, "config": run_file.to_json(run), "data": "abc"})
+    run_file.write(folder, run_file.RunRecord(run=run, data="abc"))
     (folder / "checkpoints" / "10").mkdir(parents=True)
     return run
 
 
 def test_a_run_that_was_begun_with_the_number_that_its_length_gives_resumes(tmp_path: Path):
     follows = configs.recipe("bert.tiny")
-    stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, predictions=20))
+    stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, max_predictions=20))
     assert run_file.fingerprint(stored, "t", "d") == run_file.fingerprint(follows, "t", "d")
     _begun(tmp_path, stored)
-    assert open_or_create(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)["data"] == "abc"
+    old = open_or_create(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path)
+    assert old is not None and old.data == "abc"
 
 
 def test_a_run_that_was_begun_with_another_number_is_another_run(tmp_path: Path):
     follows = configs.recipe("bert.base_phase2")
-    stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, predictions=20))
+    stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, max_predictions=20))
     assert run_file.fingerprint(stored, "t", "d") != run_file.fingerprint(follows, "t", "d")
     _begun(tmp_path, stored)
-    with pytest.raises(ConfigError, match="holds a run with --data.predictions 20, not 77"):
-        open_or_create(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)
+    with pytest.raises(ConfigError, match="holds a run with --data.max-predictions 20, not 77"):
+        open_or_create(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path)
 
 
 def test_runs_that_mask_nothing_do_not_see_the_default(tmp_path: Path):
     follows = configs.recipe("gpt.tiny")
-    assert follows.data.predictions == 0
-    stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, predictions=20))
+    assert follows.data.max_predictions == 0
+    stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, max_predictions=20))
     assert run_file.fingerprint(stored, "t", "d") == run_file.fingerprint(follows, "t", "d")
     _begun(tmp_path, stored)
-    assert open_or_create(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path, print)["data"] == "abc"
+    old = open_or_create(dataclasses.replace(follows, dir=str(tmp_path)), tmp_path)
+    assert old is not None and old.data == "abc"

@@ -22,17 +22,14 @@ OPTIM = OptimConfig(name="adamw", schedule="linear", peak_lr=1e-2, warmup=0)
 RUNS = {
     "mlm_nsp": Run(
         model=BertConfig(vocab=50, length=16, layers=1, hidden=16, heads=2, ffn=24),
-        data=DataConfig(batch=4, length=16, predictions=3),
+        data=DataConfig(batch=4, length=16, max_predictions=3),
         optim=OPTIM,
         steps=10,
     ),
     "bilm": Run(
         model=ElmoConfig(vocab=30, filters=((1, 4), (2, 4)), highway=1, layers=1, cells=8, projection=4),
-        data=DataConfig(
-            batch=4, length=5, vocabulary="words", stream="lanes", layout="elmo", negatives=0, word_types=9
-        ),
+        data=DataConfig(batch=4, length=5, vocabulary="words", negatives=0, word_types=9),
         optim=OPTIM,
-        objective="bilm",
         steps=10,
     ),
 }

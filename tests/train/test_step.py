@@ -25,7 +25,7 @@ from tests.helpers.parity_rule import assert_close, close
 
 RUN = Run(
     model=BertConfig(vocab=50, length=16, layers=1, hidden=16, heads=2, ffn=24),
-    data=DataConfig(batch=8, length=16, predictions=3),
+    data=DataConfig(batch=8, length=16, max_predictions=3),
     optim=OptimConfig(warmup=1, peak_lr=1e-2),
     steps=10,
 )
@@ -177,9 +177,11 @@ def test_the_best_is_the_first_of_the_smallest_ranks_and_nan_is_none():
     best, seen = Best(), []
     for step, value in enumerate([float("nan"), 3.0, 2.0, 2.0, float("inf"), 2.5, 1.0, float("nan")]):
         best.update(step, value)
-        seen.append((best.rank, best.step, best.waited))
+        seen.append((best.rank, best.step, best.evals_without_improvement))
     assert seen[0] == (None, 0, 1) and seen[2:6] == [(2.0, 2, n) for n in range(4)]
     assert seen[6:] == [(1.0, 6, 0), (1.0, 6, 1)]
+    first = {"metric": "loss", "rank": 1.0, "step": 6, "waited": 1}  # as the first checkpoints have it
+    assert Best.stored(first) == Best.stored(dataclasses.asdict(best)) == best
 
 
 def test_what_a_step_works_on_grows_with_its_batch_and_decides_who_shares_an_arena():

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import math
 import os
 import re
@@ -37,6 +38,8 @@ from contexture.train.mesh import replicated
 from contexture.train.metrics import saved_rank
 from contexture.train.options import SaveConfig
 from contexture.train.run.folder import steps
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
@@ -221,7 +224,6 @@ class Checkpoints:
         run_directory: Path,
         mesh: Mesh,
         config: SaveConfig,
-        say: Callable[[str], None],
         identity: str = "",
         metric: str = "loss",
     ) -> None:
@@ -231,7 +233,7 @@ class Checkpoints:
         self.directory = (run_directory / "checkpoints").absolute()
         self.damaged = (run_directory / "damaged").absolute()
         self._place = _identity_of(self.directory.parent)
-        self.mesh, self.config, self.say, self.identity = mesh, config, say, identity
+        self.mesh, self.config, self.identity = mesh, config, identity
         self._manager: ocp.CheckpointManager | None = None
         self._ranks: dict[int, float | None] = {}
 
@@ -248,7 +250,7 @@ class Checkpoints:
                 state, meta = restore(self.directory / str(step), wanted, self.mesh)
             except CheckpointError as error:
                 bad.append(f"step {step}: {error}")
-                self.say(f"warning: checkpoint of {bad[-1]}; trying the one before")
+                logger.warning(f"checkpoint of {bad[-1]}; trying the one before")
                 continue
             if meta["identity"] != self.identity:
                 raise ConfigError(
@@ -270,7 +272,7 @@ class Checkpoints:
             self.damaged.mkdir(exist_ok=True)
             for step in bad:
                 os.rename(self.directory / str(step), numbered(self.damaged / str(step), first=0))
-            self.say(f"moved the damaged checkpoints to {self.damaged}")
+            logger.warning(f"moved damaged checkpoints to {self.damaged}")
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("damaged checkpoints moved")
 
@@ -280,7 +282,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 for left in self.directory.glob("*.orbax-checkpoint-tmp*"):
                     shutil.rmtree(left, ignore_errors=True)
-            latest = policies.LatestN(self.config.latest)
+            latest = policies.LatestN(self.config.max_to_keep)
             for step in steps(self.directory):
                 with contextlib.suppress(CheckpointError):
                     meta = read_meta(self.directory / str(step))

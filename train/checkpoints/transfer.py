@@ -1,5 +1,6 @@
 """Parameters out of a run's folder: what one training gives to whatever comes after."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -22,7 +23,8 @@ from contexture.train.optim import lr_multipliers
 from contexture.train.run.data import read_tokenizer
 from contexture.train.step import State, create
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
+
 _MAY_GROW = "VLT"
 _TABLES = ("backbone/embeddings/tokens", "heads_lm/table")
 """Those with a row for each piece, which a task of a GPT grows."""
@@ -54,7 +56,7 @@ def find_step(folder: Path, step: int | None) -> list[int]:
     return [step] if step is not None else found[::-1]
 
 
-def _first_good(folder: Path, step: int | None, say: Say, read: Callable[[Path], Any]) -> Any:
+def _first_good(folder: Path, step: int | None, read: Callable[[Path], Any]) -> Any:
     """What `read` gives for the first checkpoint that it can read. Raises CheckpointError where none is good."""
     bad = []
     for number in find_step(folder, step):
@@ -62,13 +64,11 @@ def _first_good(folder: Path, step: int | None, say: Say, read: Callable[[Path],
             return read(folder / "checkpoints" / str(number))
         except CheckpointError as error:
             bad.append(f"step {number}: {error}")
-            say(f"warning: checkpoint of {bad[-1]}")
+            logger.warning(f"checkpoint of {bad[-1]}")
     raise CheckpointError(f"no good checkpoint in {folder / 'checkpoints'} ({'; '.join(bad)})")
 
 
-def load_parameters(
-    folder: Path, run: Run, labels: tuple[str, ...], mesh: Mesh, say: Say, step: int | None = None
-) -> Loaded:
+def load_parameters(folder: Path, run: Run, labels: tuple[str, ...], mesh: Mesh, step: int | None = None) -> Loaded:
     """The parameters alone (no optimizer) of a step, or of the newest good checkpoint, cut over the mesh.
 
     Raises ConfigError where there is no such step, CheckpointError where none is good.
@@ -81,7 +81,7 @@ def load_parameters(
         params, meta = manager.restore(directory, wanted, mesh, "params")
         return Loaded(model, params, meta["step"])
 
-    return _first_good(folder, step, say, read)
+    return _first_good(folder, step, read)
 
 
 def _wanted(shapes: Any, shardings: Any) -> Any:
@@ -152,7 +152,7 @@ def _grows(path: str, old: list[int], new: list[int]) -> bool:
 
 
 def begin_from(
-    run: Run, labels: tuple[str, ...], pieces: int, fresh: State, mesh: Mesh, say: Say, table: Callable[..., None]
+    run: Run, labels: tuple[str, ...], pieces: int, fresh: State, mesh: Mesh, table: Callable[..., None]
 ) -> State:
     """The state `fresh` with the parameters of `run.init.run` put in where they have a place; tells what became of
     each. Of the token table's rows, of which the vocabulary has `pieces` now, those are taken that stood for a token
@@ -161,13 +161,13 @@ def begin_from(
     Raises ConfigError for a parameter that is not accounted for, CheckpointError where no checkpoint is good.
     """
     folder = Path(run.init.run)
-    if run.init.scratch:
-        say(f"the model and vocabulary of {folder}, and none of its parameters")
+    if run.init.random:
+        logger.info(f"took the model and vocabulary of {folder}; its parameters are initialised randomly")
         return fresh
-    source, described = run_file.read(folder)
-    same_task = source.task.kind == run.task.kind and described.get("labels", []) == list(labels)
-    grown = run.data.layout == "gpt" and run.task.kind != "off"  # by the tokens that a task's lines have
-    known = read_tokenizer(folder, source, described).size if grown else pieces
+    source = run_file.read(folder)
+    same_task = source.run.task.kind == run.task.kind and source.labels == labels
+    grown = run.family == "gpt" and run.task.kind != "off"  # by the special tokens of a task's sequences
+    known = read_tokenizer(folder, source).size if grown else pieces
     here = by_path(fresh.params)
 
     def read(directory: Path) -> State:
@@ -195,10 +195,10 @@ def begin_from(
         table(f"parameters from {folder}, step {meta['step']}", ("what", "parameter", "shape"), found.rows())
         shares = {} if pieces == known else by_path(lr_multipliers(run.optim, params))
         if not np.any(shares.get(_TABLES[0], 1.0)):
-            say(f"the {pieces - known} tokens that are new to the vocabulary are frozen as they were drawn")
+            logger.warning(f"{pieces - known} new token embeddings are frozen at their random initial values")
         return fresh.replace(params=params)  # pyright: ignore[reportAttributeAccessIssue]
 
-    return _first_good(folder, run.init.step or None, say, read)
+    return _first_good(folder, run.init.step or None, read)
 
 
 def _put(x: jax.Array, value: jax.Array | None) -> jax.Array:

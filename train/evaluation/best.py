@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -43,11 +44,16 @@ class Best:
     metric: str = "loss"
     rank: float | None = None
     step: int = 0
-    waited: int = 0
+    evals_without_improvement: int = 0
+
+    @classmethod
+    def stored(cls, tree: dict[str, Any]) -> "Best":
+        """What a checkpoint keeps of it; the first checkpoints called the count `waited`."""
+        return cls(**{"evals_without_improvement" if name == "waited" else name: x for name, x in tree.items()})
 
     def update(self, step: int, rank: float) -> None:
         """Takes the evaluation of a step."""
         if math.isfinite(rank) and (self.rank is None or rank < self.rank):
-            self.rank, self.step, self.waited = rank, step, 0
+            self.rank, self.step, self.evals_without_improvement = rank, step, 0
         else:
-            self.waited += 1
+            self.evals_without_improvement += 1

@@ -3,13 +3,13 @@
 import dataclasses
 import filecmp
 import json
+import logging
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from contexture.data.batches import HeldOut, iterate, open_held_out
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.pretraining.bilm_lanes import SAMPLED, HeldOutLanes
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file, move_aside, partial_beside
@@ -36,17 +37,20 @@ from contexture.train.distributed.agreement import agree_on_content, agree_on_ru
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.best import unigram_baseline
 from contexture.train.evaluation.predictions import PredictionCollector, guess, names
+from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.losses import Sum
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, mean, objective_of
 from contexture.train.options import MeshConfig
 from contexture.train.run.data import open_shards, read_tokenizer
 from contexture.train.run.folder import make_folder
 from contexture.train.run.report import plain
+from contexture.train.run_file import RunRecord
 from contexture.train.step import evaluation_step
+
+logger = logging.getLogger(__name__)
 
 Step = Callable[[Any, Batch, Any], tuple[dict[str, Sum], dict[str, jax.Array], Any]]
 Check = Callable[[], None]
-Say = Callable[[str], None]
 
 
 def evaluate(
@@ -56,7 +60,7 @@ def evaluate(
     held_out: HeldOut,
     mesh: Mesh,
     write: IO[str] | None = None,
-    check: Check = lambda: None,
+    cancel: CancelToken = NEVER,
 ) -> tuple[dict[str, float], PredictionCollector | None]:
     """({"loss": …, and everything measured}, the answers of a task); step is `train.step.evaluation_step`'s.
 
@@ -70,7 +74,7 @@ def evaluate(
     answers = PredictionCollector(held_out) if isinstance(held_out, HeldOutTask) else None
     with iterate(held_out, 0, held_out.steps, rows) as stream:
         for number, local in stream:
-            check()
+            cancel.check()
             batch = meshes.shard_batch(mesh, local, held_out.fields, lines)
             *found, carry = step(params, batch, carry)
             sums, predictions = jax.device_get(found)
@@ -97,8 +101,8 @@ def measured(model: Model, objective: Objective, run: Run, params: Any, store: S
     return ["loss", *jax.eval_shape(sums, params), *of_task]
 
 
-def baseline(held_out: HeldOut, store: Shards | ExampleStore, check: Check = lambda: None) -> dict[str, float]:
-    """What guessing gives on the held-out lines: by frequency alone on their slots, or the same label for all. `check`
+def baseline(held_out: HeldOut, store: Shards | ExampleStore, cancel: CancelToken = NEVER) -> dict[str, float]:
+    """What guessing gives on the held-out lines: by frequency alone on their slots, or the same label for all. `cancel`
     may raise to stop the counting."""
     if isinstance(held_out, HeldOutTask):
         return guess(store, held_out.split) if isinstance(store, ExampleStore) else {}
@@ -106,7 +110,7 @@ def baseline(held_out: HeldOut, store: Shards | ExampleStore, check: Check = lam
     names = {"next": "next_weights", "next_backward": "next_weights_backward", "labels": "slot_weights"}
     counts_V = np.zeros(store.vocabulary, np.int64)
     for step in range(held_out.steps):
-        check()
+        cancel.check()
         batch = held_out.read(step)
         for truth in names.keys() & held_out.fields.keys():
             counts_V += np.bincount(batch[truth][batch[names[truth]] > 0], minlength=store.vocabulary)
@@ -117,90 +121,78 @@ def baseline(held_out: HeldOut, store: Shards | ExampleStore, check: Check = lam
     return unigram_baseline(store.unigrams(), counts_V)
 
 
-def report_truncated(held_out: HeldOut, say: Say) -> dict[str, int]:
-    """{"cut": how many examples of a task are longer than a line}, which is said where there are any."""
+def report_truncated(held_out: HeldOut) -> dict[str, int]:
+    """{"truncated": how many examples of a task are longer than a sequence}; warns where there are any."""
     if not isinstance(held_out, HeldOutTask):
         return {}
     cut = held_out.split.longer_than(held_out.length)
     if cut:
-        line = f"{held_out.length} tokens of a line"
-        say(f"{cut:,} of {held_out.count:,} held-out examples are longer than the {line}, and were cut")
-    return {"cut": cut}
+        most = held_out.length
+        logger.warning(f"truncated {cut:,} of {held_out.count:,} held-out examples to data.length={most} tokens")
+    return {"truncated": cut}
 
 
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """What `evaluate_run` looks at. dev: files instead of the run's own; steps: numbers, `best` or `all`."""
-
-    split: str = "dev"
-    dev: tuple[str, ...] = ()
-    steps: tuple[str, ...] = ()
-    batch: int = 0
-    to: str = ""
-    mesh: MeshConfig | None = None
-
-
-def evaluate_run(folder: Path, asked: EvaluationRequest, say: Say, check: Check = lambda: None) -> dict[str, Any]:
-    """{"run", "step", "split", "examples", "metrics"} of a run's newest good checkpoint, or of those of `asked.steps`
+def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> dict[str, Any]:
+    """{"run", "step", "split", "examples", "metrics"} of a run's newest good checkpoint, or of those of `request.steps`
     ({"run", "split", "examples", "checkpoints": [{"step", "metrics", …}]}), on the run's own mesh where it fits the
     devices here, else on all of them as copies. A task's has "labels", its table, and "predictions", the file of them.
 
     Raises ConfigError where the folder is no run or holds nothing out, DataError for the user's files, CheckpointError
     where no checkpoint is good.
     """
-    run, described = run_file.read(folder)
+    folder = request.folder
+    record = run_file.read(folder)
     cpu_memory.tune_cpu_allocator()
-    with processes.joined(asked.mesh or MeshConfig(), lambda: manager.steps(folder / "checkpoints")):
-        return _evaluate_run(folder, run, described, asked, say, check)
+    with processes.joined(request.mesh, lambda: manager.steps(folder / "checkpoints")):
+        return _evaluate_run(folder, record, request, cancel)
 
 
-def _evaluate_run(
-    folder: Path, run: Run, described: dict[str, Any], asked: EvaluationRequest, say: Say, check: Check
-) -> dict[str, Any]:
+def _evaluate_run(folder: Path, record: RunRecord, request: EvaluationRequest, cancel: CancelToken) -> dict[str, Any]:
+    run = record.run
     meshes.prepare_jax(run.model.dtype)
     agree_on_run(run)
-    processes.agree({"options": dataclasses.asdict(asked)}, "start all processes by one command")
-    mesh = _mesh(asked.mesh, run)
-    labels = tuple(described.get("labels", ()))
-    steps = _steps_asked(folder, asked.steps, run.evaluate.metric)
+    options = {name: value for name, value in dataclasses.asdict(request).items() if name != "run"}
+    processes.agree({"options": options}, "start all processes by one command")
+    mesh = _mesh(request.mesh, run)
+    steps = _steps_request(folder, request.steps, run.evaluate.metric)
     results = []
-    with jax.set_mesh(mesh), _held_out(folder, run, described, asked, mesh, say, check) as (held_out, store):
+    with jax.set_mesh(mesh), _held_out(folder, record, request, mesh, cancel) as (held_out, store):
         objective = objective_of(run)
-        cut = report_truncated(held_out, say)
+        cut = report_truncated(held_out)
         agree_on_content(folder, run, held_out.tokenizer, store)
-        known = baseline(held_out, store, check) if store is not None else {}
+        known = baseline(held_out, store, cancel) if store is not None else {}
         function: Step | None = None
         for number in steps:
             try:
-                loaded = load_parameters(folder, run, labels, mesh, say, number)
+                loaded = load_parameters(folder, run, record.labels, mesh, number)
             except CheckpointError:
                 if number == steps[-1] and not results:
                     raise
                 continue  # said by then
             function = function or evaluation_step(loaded.model, objective, mesh)
-            file = _predictions_file(folder, asked, loaded.step) if run.task.kind != "off" else None
-            with _writing(file, say) as write:
-                figures, answers = evaluate(function, objective, loaded.params, held_out, mesh, write, check)
+            file = _predictions_file(folder, request, loaded.step) if run.task.kind != "off" else None
+            with _writing(file) as write:
+                figures, answers = evaluate(function, objective, loaded.params, held_out, mesh, write, cancel)
             metrics = {name: plain(value) for name, value in (figures | known).items()}
             more = {"labels": answers.table(), "predictions": str(file)} if answers is not None else {}
             results.append({"step": loaded.step, "metrics": metrics, **more})
-    head = {"run": str(folder), "split": asked.split, "examples": held_out.count, **cut}
-    if len(results) > 1 or asked.steps == ("all",):
+    head = {"run": str(folder), "split": request.split, "examples": held_out.count, **cut}
+    if len(results) > 1 or request.steps == ("all",):
         return {**head, "checkpoints": results}
     first = results[0]
     return {"run": head["run"], "step": first.pop("step"), **{k: head[k] for k in ("split", "examples", *cut)}, **first}
 
 
-def _mesh(wanted: MeshConfig | None, run: Run) -> Mesh:
-    if wanted is not None and wanted != MeshConfig():
-        return meshes.build(wanted)
+def _mesh(given: MeshConfig, run: Run) -> Mesh:
+    if given != MeshConfig():
+        return meshes.build(given)
     try:
         return meshes.build(run.mesh)
     except ConfigError:
         return meshes.build(MeshConfig())
 
 
-def _steps_asked(folder: Path, words: Sequence[str], metric: str) -> list[int | None]:
+def _steps_request(folder: Path, words: Sequence[str], metric: str) -> list[int | None]:
     """`100 200`, `best`, `all`, or nothing (the newest good one: None)."""
     if not words:
         return [None]
@@ -231,72 +223,70 @@ def _steps_asked(folder: Path, words: Sequence[str], metric: str) -> list[int | 
 
 @contextmanager
 def _held_out(
-    folder: Path, run: Run, described: dict[str, Any], asked: EvaluationRequest, mesh: Mesh, say: Say, check: Check
+    folder: Path, record: RunRecord, request: EvaluationRequest, mesh: Mesh, cancel: CancelToken
 ) -> Iterator[tuple[HeldOut, Shards | ExampleStore | None]]:
-    """The lines asked for, and what the run was trained on, where that is still there."""
-    if asked.batch:
-        check_batch(asked.batch)
-    lanes = asked.batch or run.evaluate.batch or run.data.batch
+    """The held-out examples request for, and what the run was trained on, where that is still there."""
+    run = record.run
+    if request.batch:
+        check_batch(request.batch)
+    lanes = request.batch or run.evaluate.batch or run.data.batch
     lines = meshes.round_up_to_devices(mesh, lanes)
     if run.objective == "span":
         raise ConfigError(f"{folder} answers questions out of texts, which is no task here yet; export it, or embed")
     if run.task.kind == "off":
-        if asked.dev or asked.split != "dev":
+        if request.files or request.split != "dev":
             raise ConfigError(f"{folder} is a pretraining: it has its own held-out text (--split dev) and no task")
         if not run.data.path:
             raise ConfigError(f"{folder} was imported and holds no text; tune it to some: pretrain --init {folder} …")
         shards = open_shards(folder, run)
-        shards.verify(check)
-        if shards.fingerprint != described.get("data"):
+        shards.verify(cancel)
+        if shards.fingerprint != record.data:
             raise ConfigError(f"{shards.folder} is not the text that {folder} was trained with; put it back")
-        tokenizer = read_tokenizer(folder, run, described)
-        held_out = open_held_out(shards, tokenizer, run.data, run.task, lines, lanes, check)
+        tokenizer = read_tokenizer(folder, record)
+        held_out = open_held_out(shards, tokenizer, run.data, run.task, run.family, lines, lanes, cancel)
         if held_out is None:
             raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
         yield held_out, shards
         return
-    tokenizer = read_tokenizer(folder, run, described)
+    tokenizer = read_tokenizer(folder, record)
     store = ExampleStore.open(folder / "data") if (folder / "data").is_dir() else None
     if store is not None:
-        store.verify(check)
-        if store.fingerprint != described.get("data"):
+        store.verify(cancel)
+        if store.fingerprint != record.data:
             raise ConfigError(f"{store.folder} is not the data that {folder} was trained with; put it back")
-    if asked.dev and asked.split == "train":
+    if request.files and request.split == "train":
         raise ConfigError("--split train and --task.dev both say what to look at; give one of them")
-    paths = asked.dev or (run.task.test if asked.split == "test" else ())
-    if asked.split == "test" and not paths:
+    paths = request.files or (run.task.test if request.split == "test" else ())
+    if request.split == "test" and not paths:
         raise ConfigError(f"{folder} was trained without --task.test; give the file as --task.dev F")
     if not paths:
-        split = store.splits[asked.split] if store is not None else None
+        split = store.splits[request.split] if store is not None else None
         if split is None or not split.examples:
-            raise ConfigError(f"{folder} holds no {asked.split} examples; give a file: --task.dev F")
-        yield HeldOutTask(split, tokenizer, run.data, lines, _weights(run, described)), store
+            raise ConfigError(f"{folder} holds no {request.split} examples; give a file: --task.dev F")
+        weights = class_weights(run.task, record.labels, record.counts)
+        yield HeldOutTask(split, tokenizer, run.data, lines, weights, family=run.family), store
         return
     task = dataclasses.replace(run.task, train=(), dev=paths, test=(), dev_fraction=0.0)
-    with _shared_place(asked, folder) as place:
+    with _shared_place(request, folder) as place:
         if jax.process_index() == 0:
-            encode(task, tokenizer, place, say, check, described.get("labels", ()), described.get("pair"))
+            encode(task, tokenizer, place, cancel, record.labels, record.pair)
             processes.publish("encoded", "")
         else:
             processes.wait_for("encoded")
         other = ExampleStore.open(place)
-        weights = _weights(run, {"labels": other.labels, **described})
-        yield HeldOutTask(other.splits["dev"], tokenizer, run.data, lines, weights), store
-
-
-def _weights(run: Run, described: dict[str, Any]) -> Any:
-    return class_weights(run.task, tuple(described.get("labels", ())), tuple(described.get("counts", ())))
+        weights = class_weights(run.task, record.labels or other.labels, record.counts)
+        yield HeldOutTask(other.splits["dev"], tokenizer, run.data, lines, weights, family=run.family), store
 
 
 @contextmanager
-def _shared_place(asked: EvaluationRequest, folder: Path) -> Iterator[Path]:
+def _shared_place(request: EvaluationRequest, folder: Path) -> Iterator[Path]:
     """A folder to be made and taken away again; where there are several processes, one that all of them see."""
     if jax.process_count() == 1:
         with tempfile.TemporaryDirectory(prefix="contexture-") as temporary:
             yield Path(temporary) / "encoded"
         return
     if jax.process_index() == 0:
-        place = partial_beside(Path(os.path.realpath(asked.to or folder / "evaluations")) / "encoded")
+        place = partial_beside(Path(os.path.realpath(request.to or folder / "evaluations")) / "encoded")
         make_folder(place.parent, "--to")
         processes.publish("place of encoded examples", str(place))
     else:
@@ -308,13 +298,13 @@ def _shared_place(asked: EvaluationRequest, folder: Path) -> Iterator[Path]:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _predictions_file(folder: Path, asked: EvaluationRequest, step: int) -> Path:
-    looked_at = re.sub(r"[^\w.-]+", "-", Path(asked.dev[0]).stem) if asked.dev else asked.split
-    return Path(asked.to or folder / "evaluations") / f"{looked_at}-{step}" / "predictions.jsonl"
+def _predictions_file(folder: Path, request: EvaluationRequest, step: int) -> Path:
+    looked_at = re.sub(r"[^\w.-]+", "-", Path(request.files[0]).stem) if request.files else request.split
+    return Path(request.to or folder / "evaluations") / f"{looked_at}-{step}" / "predictions.jsonl"
 
 
 @contextmanager
-def _writing(path: Path | None, say: Callable[[str], None]) -> Iterator[IO[str] | None]:
+def _writing(path: Path | None) -> Iterator[IO[str] | None]:
     """A file that is there whole or not at all; process 0 writes."""
     if path is None or jax.process_index() > 0:
         yield None
@@ -324,4 +314,4 @@ def _writing(path: Path | None, say: Callable[[str], None]) -> Iterator[IO[str] 
         with open(part, "w", encoding="utf-8") as file:
             yield file
         if path.is_file() and not filecmp.cmp(part, path, shallow=False):  # of other examples, or another split
-            say(f"moved the {path.name} of other examples to {move_aside(path.parent, [path.name], 'earlier')}")
+            logger.info(f"moved the {path.name} of other examples to {move_aside(path.parent, [path.name], 'earlier')}")

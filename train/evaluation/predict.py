@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from contexture.data.batches import iterate
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batches import HeldOutTask
@@ -32,6 +34,8 @@ from contexture.train.run.data import read_tokenizer
 from contexture.train.run.folder import make_folder
 from contexture.train.step import evaluation_step
 
+logger = logging.getLogger(__name__)
+
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 """Tokens of a line: the least of these that holds a chunk's longest example, so that few programs are compiled."""
 
@@ -48,13 +52,13 @@ class Predictor:
         *,
         step: int | None = None,
         batch: int = 64,
-        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Raises ConfigError where the folder is no fine-tuned run or holds no checkpoint, CheckpointError where no
         checkpoint is good, DataError for a batch of no lines or too many."""
         check_batch(batch)
         self.folder = Path(run)
-        self.run, described = run_file.read(self.folder)
+        record = run_file.read(self.folder)
+        self.run = record.run
         if self.run.objective == "span":
             raise ConfigError(f"{run} answers questions out of texts, which is no task here yet; export it, or embed")
         if self.run.task.kind == "off":
@@ -62,13 +66,13 @@ class Predictor:
         find_step(self.folder, step)
         cpu_memory.tune_cpu_allocator()
         meshes.prepare_jax(self.run.model.dtype)
-        self.labels: tuple[str, ...] = tuple(described.get("labels", ()))
-        self.pair: bool | None = described.get("pair")
-        self.tokenizer: Tokenizer = read_tokenizer(self.folder, self.run, described)
+        self.labels: tuple[str, ...] = record.labels
+        self.pair: bool | None = record.pair
+        self.tokenizer: Tokenizer = read_tokenizer(self.folder, record)
         self.mesh: Mesh = meshes.build(MeshConfig())
         self.batch = meshes.round_up_to_devices(self.mesh, batch)
         with jax.set_mesh(self.mesh):
-            self.loaded: Loaded = load_parameters(self.folder, self.run, self.labels, self.mesh, say, step)
+            self.loaded: Loaded = load_parameters(self.folder, self.run, self.labels, self.mesh, step)
         self.cut = 0
         """Examples so far that were longer than the model, and cut."""
         self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
@@ -117,7 +121,7 @@ class Predictor:
         split = in_memory(coded, kind, names, source, self.run.task.symmetric, char_ids)
         length = min(next((n for n in LENGTHS if n >= split.longest + 2), length), length)
         self.cut += split.longer_than(length)
-        held_out = HeldOutTask(split, self.tokenizer, self.run.data, self.batch, length=length)
+        held_out = HeldOutTask(split, self.tokenizer, self.run.data, self.batch, length=length, family=self.run.family)
         answers = PredictionCollector(held_out, labelled=False)
         rows = meshes.local_rows(self.mesh, self.batch)
         with jax.set_mesh(self.mesh), iterate(held_out, 0, held_out.steps, rows) as stream:
@@ -132,8 +136,7 @@ def predict_file(
     source: str,
     to: Path,
     columns: dict[str, Any],
-    say: Callable[[str], None],
-    check: Callable[[], None] = lambda: None,
+    cancel: CancelToken = NEVER,
 ) -> dict[str, Any]:
     """Writes a JSON line for each example of a file: what was read, the prediction, the scores. Memory is bounded.
 
@@ -159,17 +162,17 @@ def predict_file(
     count = 0
     report = predictor.report = FileReport(os.path.basename(source), reader(predictor.tokenizer), every_row=True)
     with atomic_file(to) as part, open(part, "w", encoding="utf-8") as file:
-        for chunk in chunks(examples(source, task, labelled=False, say=say, report=report)):
-            check()
+        for chunk in chunks(examples(source, task, labelled=False, report=report)):
+            cancel.check()
             for example, record in zip(chunk, predictor.answer(chunk), strict=True):
                 told = {"id": record.pop("id"), **_read(example), **record}
                 file.write(json.dumps(told, ensure_ascii=False) + "\n")
                 count += 1
     if predictor.cut:
         line = predictor.run.data.length
-        say(f"{predictor.cut:,} of {count:,} examples are longer than the {line} tokens of a line, and were cut")
-    report.finish(say)
-    told = {"examples": count, "cut": predictor.cut, "unknown": report.unknown, "predictions": str(to)}
+        logger.warning(f"truncated {predictor.cut:,} of {count:,} examples to {line} tokens")
+    report.finish()
+    told = {"examples": count, "truncated": predictor.cut, "unknown": report.unknown, "predictions": str(to)}
     return {"run": str(predictor.folder), "step": predictor.loaded.step, **told}
 
 

@@ -1,6 +1,7 @@
 """ELMo's biLM as bilm-tf publishes it: options.json and weights in hdf5."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from contexture.models.interchange.renaming import NameTable, Shape, shapes_of, 
 from contexture.models.layers.char_cnn import CHARACTERS
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.interchange.imported_model import ImportedModel, Say
+from contexture.train.interchange.imported_model import ImportedModel
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig
+
+logger = logging.getLogger(__name__)
 
 _LSTM = {
     "dim": int, "n_layers": int, "projection_dim": int, "cell_clip": float, "proj_clip": float,
@@ -35,7 +38,7 @@ def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> ImportedMode
     """A folder of options.json and weights in hdf5.
 
     The softmax is not in these files: it is drawn, over the words of `vocabulary` (the folder's vocab.txt where it has
-    one, else the three special ones). split: how the run parts words (`data.split`).
+    one, else the three special ones). split: how the run parts words (`data.word_splitter`).
 
     Raises: DataError for files that are not what they should be, naming the option or the tensor.
     """
@@ -48,17 +51,16 @@ def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> ImportedMode
         run = Run(
             model=_with_vocab(config, tokenizer.size),
             data=DataConfig(
-                batch=128, length=20, split_sentences=False, stream="lanes", layout="elmo", vocabulary="words",
-                split=split, negatives=negatives,  # pyright: ignore[reportArgumentType]
+                batch=128, length=20, split_sentences=False, vocabulary="words",
+                word_splitter=split, negatives=negatives,  # pyright: ignore[reportArgumentType]
             ),
             optim=OptimConfig(name="adamw", schedule="linear", peak_lr=1e-3, warmup=0),
-            objective="bilm",
             dir=str(to),
             steps=1,
         )  # fmt: skip
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
-    missing = f"the softmax over {tokenizer.size:,} words is not in such files, and was drawn"
+    missing = f"the softmax over {tokenizer.size:,} words is not in such files and was initialised randomly"
     return ImportedModel(run, tokenizer, table, sizes, tensors, missing_note=missing, provenance={"format": "bilm"})
 
 
@@ -68,14 +70,17 @@ def bilm_family(folder: Path, run: Run) -> None:
         raise ConfigError(f"{folder} is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe")
 
 
-def bilm_files(run: Run, params: Any, tokenizer: Any, say: Say) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
+def bilm_files(run: Run, params: Any, tokenizer: Any) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
     """(options.json and vocab.txt, the tensors of weights.hdf5) of an ELMo's run."""
     config: Any = run.model
     tensors = to_theirs(table_of(config), {"backbone": params["backbone"]}, elmo.sizes(config))
     options = (json.dumps(_bilm_options(config), indent=1) + "\n").encode()
-    say("the softmax is not in such files, and stays behind")
-    if run.data.split != "spaces":
-        say(f"this run parts words by --data.split {run.data.split}, which such files do not say: import with --split")
+    logger.warning("this format holds no softmax; not exported")
+    if run.data.word_splitter != "spaces":
+        logger.info(
+            f"this run was trained with --data.word-splitter {run.data.word_splitter}, which these files cannot hold; "
+            "give --word-splitter when you import them"
+        )
     return {"options.json": options, VOCABULARY: tokenizer.files()[VOCABULARY]}, tensors
 
 

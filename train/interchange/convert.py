@@ -1,5 +1,6 @@
 """Models of others as runs, and runs as files that others read."""
 
+import logging
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_folder, check_free
-from contexture.models.interchange.renaming import ParamMapping, check_repeats, places
+from contexture.models.interchange.renaming import ParamMapping, check_repeats, param_mappings
 from contexture.models.model import example
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
@@ -21,12 +23,14 @@ from contexture.train.interchange.allennlp_bilm import bilm_family, bilm_files, 
 from contexture.train.interchange.google_openai import open_bert_tf, open_gpt1_npy, open_gpt2_tf
 from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.interchange.huggingface_import import open_hf
-from contexture.train.interchange.imported_model import ImportedModel, Say
+from contexture.train.interchange.imported_model import ImportedModel
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.options import MeshConfig
 from contexture.train.run.data import read_tokenizer
 from contexture.train.run.folder import versions
+
+logger = logging.getLogger(__name__)
 
 Check = Callable[[], None]
 
@@ -35,57 +39,55 @@ def import_model(
     format: str,
     path: Path,
     to: Path,
-    say: Say,
-    check: Check = lambda: None,
+    cancel: CancelToken = NEVER,
     *,
     vocabulary: str = "",
     lowercase: bool | None = None,
     gelu: str = "erf",
-    split: str = "spaces",
+    word_splitter: str = "spaces",
 ) -> dict[str, Any]:
-    """A published model as a run, at step 0: {"run", "parameters", "pieces", "drawn"}, the last being those parameters
-    that its files do not hold. Its tensors are read one at a time; check may raise before each to stop it.
+    """A published model as a run, at step 0: {"run", "parameters", "vocab_size", "missing"}, the last the parameters
+    that its files do not hold. Its tensors are read one at a time; `cancel` may raise before each to stop it.
 
     format: hf, bert-tf, gpt2-tf, gpt1-npy or bilm. vocabulary: another file of it than the model's own. lowercase (hf
-    and bert-tf; None: as the files say), gelu (bert-tf) and split (bilm) as in the command's options.
+    and bert-tf; None: as the files say), gelu (bert-tf) and word_splitter (bilm) as in the command's options.
 
     Raises: DataError for files that are not what they should be, naming what is wrong; then nothing is left behind.
     """
     check_free(to)
     notes: list[str] = []  # said when all is well
     if format == "hf":
-        published = open_hf(path, to, vocabulary, lowercase, notes.append)
+        published = open_hf(path, to, vocabulary, lowercase, notes)
     elif format == "bert-tf":
-        published = open_bert_tf(path, to, vocabulary, lowercase, gelu, notes.append)
+        published = open_bert_tf(path, to, vocabulary, lowercase, gelu, notes)
     elif format == "gpt2-tf":
-        published = open_gpt2_tf(path, to, vocabulary, notes.append)
+        published = open_gpt2_tf(path, to, vocabulary, notes)
     elif format == "gpt1-npy":
-        published = open_gpt1_npy(path, to, vocabulary, notes.append)
+        published = open_gpt1_npy(path, to, vocabulary, notes)
     else:
-        published = open_bilm(path, to, vocabulary, split)
-    return _write_run(to, published, notes, say, check)
+        published = open_bilm(path, to, vocabulary, word_splitter)
+    return _write_run(to, published, notes, cancel)
 
 
-def export_model(
-    folder: Path, format: str, to: Path, step: int | None, say: Say, check: Check = lambda: None
-) -> dict[str, Any]:
-    """A run as files that others read: {"to", "step", "files"}. check may raise to stop it.
+def export_model(folder: Path, format: str, to: Path, step: int | None, cancel: CancelToken = NEVER) -> dict[str, Any]:
+    """A run as files that others read: {"to", "step", "files"}. `cancel` may raise to stop it.
 
     Raises: ConfigError for a run that the format has no place for, DataError for such a vocabulary.
     """
     check_free(to)
-    run, described = run_file.read(folder)
+    record = run_file.read(folder)
+    run = record.run
     if format == "bilm":
         bilm_family(folder, run)
-    tokenizer = read_tokenizer(folder, run, described)
+    tokenizer = read_tokenizer(folder, record)
     mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
-    loaded = load_parameters(folder, run, tuple(described.get("labels", ())), mesh, say, step)
-    check()
+    loaded = load_parameters(folder, run, record.labels, mesh, step)
+    cancel.check()
     params = jax.device_get(loaded.params)
     if format == "bilm":
-        files, tensors = bilm_files(run, params, tokenizer, say)
+        files, tensors = bilm_files(run, params, tokenizer)
     else:
-        files, tensors = hf_files(run, described, params, tokenizer, say)
+        files, tensors = hf_files(record, params, tokenizer)
     with atomic_folder(to) as part:
         for name, content in files.items():
             (part / name).write_bytes(content)
@@ -97,11 +99,11 @@ def export_model(
             weights = part / "model.safetensors"
             save_file(tensors, weights, metadata={"format": "pt"})
             weights.chmod((part / "config.json").stat().st_mode)  # the library lets nobody else read it
-        check()
+        cancel.check()
     return {"to": str(to), "step": loaded.step, "files": sorted(file.name for file in to.iterdir())}
 
 
-def _write_run(to: Path, published: ImportedModel, notes: list[str], say: Say, check: Check) -> dict[str, Any]:
+def _write_run(to: Path, published: ImportedModel, notes: list[str], cancel: CancelToken) -> dict[str, Any]:
     """A run's folder at step 0, there whole or not at all: the parameters of the files, those that they lack drawn, no
     optimizer."""
     run, tensors = published.run, published.tensors
@@ -109,7 +111,7 @@ def _write_run(to: Path, published: ImportedModel, notes: list[str], say: Say, c
         check_repeats(published.table, tensors.shapes, tensors.read)
     except ValueError as error:
         raise DataError(f"{tensors.where}: {error}") from None
-    read = {place.ours: _leaf(place, tensors, check) for place in places(published.table, published.sizes)}
+    read = {place.ours: _leaf(place, tensors, cancel) for place in param_mappings(published.table, published.sizes)}
     model = model_of(run, published.labels)
 
     def init() -> dict[str, Any]:
@@ -125,22 +127,19 @@ def _write_run(to: Path, published: ImportedModel, notes: list[str], say: Say, c
     with atomic_folder(to) as part:
         published.tokenizer.save(part / "tokenizer")
         write_first(part, leaves, run.seed)
-        tree: dict[str, Any] = {"format": run_file.FORMAT, "config": run_file.to_json(run), "versions": versions()}
-        tree |= {"tokenizer": published.tokenizer.fingerprint, "data": None}
-        tree["published"] = {**published.provenance, "drawn": drawn}
-        if published.labels:
-            tree["labels"] = list(published.labels)
-        run_file.write_json(part / "run.json", tree)
+        imported = run_file.Imported(**published.provenance, missing=tuple(drawn))
+        facts: dict[str, Any] = {"tokenizer": published.tokenizer.fingerprint, "labels": published.labels}
+        run_file.write(part, run_file.RunRecord(run=run, versions=versions(), imported=imported, **facts))
     if drawn:
-        notes.append(f"{published.missing_note}: {', '.join(drawn)}")
+        logger.warning(f"{published.missing_note}: {', '.join(drawn)}")
     for note in filter(None, (*notes, tensors.note())):
-        say(note)
-    return {"run": str(to), "parameters": count, "pieces": published.tokenizer.size, "drawn": drawn}
+        logger.info(note)
+    return {"run": str(to), "parameters": count, "vocab_size": published.tokenizer.size, "missing": drawn}
 
 
-def _leaf(place: ParamMapping, tensors: Tensors, check: Check) -> Leaf:
+def _leaf(place: ParamMapping, tensors: Tensors, cancel: CancelToken) -> Leaf:
     def make() -> np.ndarray:
-        check()
-        return place.take(tensors.read)
+        cancel.check()
+        return place.load(tensors.read)
 
     return Leaf(place.shape, make)

@@ -10,12 +10,11 @@ from contexture.data.tokenizers.huggingface import of_kind, open_vocabulary
 from contexture.data.tokenizers.wordpiece import VOCABULARY, WordPiece
 from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
-from contexture.models.interchange.name_tables import BERT_TF_BOOK, GPT1_NPY_BOOK, GPT2_TF_BOOK
-from contexture.models.interchange.renaming import Shape, places
+from contexture.models.interchange.name_tables import BERT_TF_FORMAT, GPT1_NPY_FORMAT, GPT2_TF_FORMAT
+from contexture.models.interchange.renaming import Shape, param_mappings
 from contexture.train.interchange.imported_model import (
     TASKS,
     ImportedModel,
-    Say,
     build,
     checked,
     keep_task_head,
@@ -32,7 +31,7 @@ _GPT1_PARTS = 10
 _GPT1_HEADS = 12
 
 
-def _described(folder: Path, name: str, wanted: str) -> tuple[Path, dict[str, Any]]:
+def _read_config(folder: Path, name: str, wanted: str) -> tuple[Path, dict[str, Any]]:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give the one that holds {wanted}")
     tree = read_json(folder / name)
@@ -41,13 +40,15 @@ def _described(folder: Path, name: str, wanted: str) -> tuple[Path, dict[str, An
     return folder / name, tree
 
 
-def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, gelu: str, say: Say) -> ImportedModel:
+def open_bert_tf(
+    folder: Path, to: Path, vocabulary: str, lowercase: bool | None, gelu: str, notes: list[str]
+) -> ImportedModel:
     """Google's BERT: bert_config.json, vocab.txt and a checkpoint, of pretraining or of a classifier or SQuAD.
 
     gelu: which one `hidden_act: gelu` was: the configuration did not change when the code did. Raises: DataError for
     what is missing, damaged, or not known here.
     """
-    file, tree = _described(folder, "bert_config.json", "bert_config.json, vocab.txt and bert_model.ckpt.*")
+    file, tree = _read_config(folder, "bert_config.json", "bert_config.json, vocab.txt and bert_model.ckpt.*")
 
     def of(name: str, kind: type, usual: Any) -> Any:
         return typed_value(file, tree, name, kind, usual)
@@ -63,30 +64,30 @@ def open_bert_tf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None
         "init_std": of("initializer_range", float, 0.02),
     })  # fmt: skip
     tensors = open_bundle(find_prefix(folder, "bert_model.ckpt"))
-    names = {name: name for name in tensors.shapes if not BERT_TF_BOOK.is_ignored(name)}
-    parts = parts_of(BERT_TF_BOOK, names)
+    names = {name: name for name in tensors.shapes if not BERT_TF_FORMAT.is_ignored(name)}
+    parts = parts_of(BERT_TF_FORMAT, names)
     task = next((part for part in parts if part in TASKS), "off")
-    names, parts = keep_task_head(BERT_TF_BOOK, names, parts, task, say)
+    names, parts = keep_task_head(BERT_TF_FORMAT, names, parts, task, notes)
     classes = rows_of_head(tensors.where, tensors, "output_weights", config.hidden) if task == "classify" else 2
     labels = tuple(map(str, range(classes))) if task == "classify" else ()
-    sizes, table = bert.sizes(config, classes), BERT_TF_BOOK.table(parts)
-    kept = checked(BERT_TF_BOOK, names, tensors, table, sizes)
-    if passed := sum(map(BERT_TF_BOOK.is_ignored, tensors.shapes)):
-        say(f"{passed} tensors of the optimizer are passed over")
+    sizes, table = bert.sizes(config, classes), BERT_TF_FORMAT.table(parts)
+    kept = checked(BERT_TF_FORMAT, names, tensors, table, sizes)
+    if passed := sum(map(BERT_TF_FORMAT.is_ignored, tensors.shapes)):
+        notes.append(f"{passed} tensors of the optimizer are passed over")
     if act == "erf" and tree.get("hidden_act", "gelu") == "gelu":
-        say("gelu is taken as the one with erf, the code's until February 2019 (--gelu tanh: the later one)")
+        notes.append("gelu is taken as the one with erf, the code's until February 2019 (--gelu tanh: the later one)")
     where = Path(vocabulary) if vocabulary else folder / VOCABULARY
-    tokenizer = of_kind(open_vocabulary(where, lowercase, say), WordPiece.kind, where)
-    provenance = {"format": "bert-tf", "config": tree, "parts": parts}
+    tokenizer = of_kind(open_vocabulary(where, lowercase, notes), WordPiece.kind, where)
+    provenance = {"format": "bert-tf", "config": tree, "parts": tuple(parts)}
     return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, provenance)
 
 
-def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, say: Say) -> ImportedModel:
+def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> ImportedModel:
     """OpenAI's GPT-2: hparams.json, encoder.json, vocab.bpe and a checkpoint.
 
     Raises: DataError for what is missing, damaged, or not known here.
     """
-    file, tree = _described(folder, "hparams.json", "hparams.json, encoder.json, vocab.bpe and model.ckpt.*")
+    file, tree = _read_config(folder, "hparams.json", "hparams.json, encoder.json, vocab.bpe and model.ckpt.*")
     width = typed_value(file, tree, "n_embd", int, 768)
     config = build(GptConfig, file, {
         "vocab": typed_value(file, tree, "n_vocab", int, 50257), "length": typed_value(file, tree, "n_ctx", int, 1024),
@@ -94,16 +95,16 @@ def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, say: Say) -> ImportedM
         "heads": typed_value(file, tree, "n_head", int, 12), "init": "released",
     })  # fmt: skip
     tensors = open_bundle(find_prefix(folder, "model.ckpt"))
-    names = {name: name for name in tensors.shapes if not GPT2_TF_BOOK.is_ignored(name)}
-    sizes, table = gpt.sizes(config), GPT2_TF_BOOK.table(("lm",))
-    kept = checked(GPT2_TF_BOOK, names, tensors, table, sizes)
+    names = {name: name for name in tensors.shapes if not GPT2_TF_FORMAT.is_ignored(name)}
+    sizes, table = gpt.sizes(config), GPT2_TF_FORMAT.table(("lm",))
+    kept = checked(GPT2_TF_FORMAT, names, tensors, table, sizes)
     where = Path(vocabulary) if vocabulary else folder
-    tokenizer = of_kind(open_vocabulary(where, None, say), ByteBPE.kind, where)
-    provenance = {"format": "gpt2-tf", "config": tree, "parts": ["lm"]}
+    tokenizer = of_kind(open_vocabulary(where, None, notes), ByteBPE.kind, where)
+    provenance = {"format": "gpt2-tf", "config": tree, "parts": ("lm",)}
     return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, kept, (), provenance)
 
 
-def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, say: Say) -> ImportedModel:
+def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> ImportedModel:
     """OpenAI's GPT-1: params_shapes.json, params_0.npy to params_9.npy, encoder_bpe_40000.json and vocab_40000.bpe.
 
     Raises: DataError for what is missing, damaged, or not known here.
@@ -122,17 +123,19 @@ def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, say: Say) -> Imported
         "vocab": vocab, "length": length, "layers": (len(shapes) - 2) // 12, "hidden": width, "ffn": 4 * width,
         "heads": _GPT1_HEADS, "norm": "post", "init": "released", "position_std": 0.02,
     })  # fmt: skip
-    sizes, table = gpt.sizes(config), GPT1_NPY_BOOK.table(("lm",))
-    rows = places(table, sizes)
+    sizes, table = gpt.sizes(config), GPT1_NPY_FORMAT.table(("lm",))
+    rows = param_mappings(table, sizes)
     named: dict[str, Shape] = {place.names[0]: place.their_shape for place in rows if not place.layered}
     for layer in range(config.layers):
         named |= {place.names[layer]: place.their_shape for place in rows if place.layered}
     for (name, wanted), got in zip(named.items(), shapes, strict=True):
         if tuple(got) != wanted:
             raise DataError(f"{file}: {name} is {got}, and {list(wanted)} is wanted; give the original's")
-    tensors = checked(GPT1_NPY_BOOK, {name: name for name in named}, open_npy(folder, _GPT1_PARTS, named), table, sizes)
+    tensors = checked(
+        GPT1_NPY_FORMAT, {name: name for name in named}, open_npy(folder, _GPT1_PARTS, named), table, sizes
+    )
     where = Path(vocabulary) if vocabulary else folder
-    tokenizer = of_kind(open_vocabulary(where, None, say), Gpt1BPE.kind, where)
+    tokenizer = of_kind(open_vocabulary(where, None, notes), Gpt1BPE.kind, where)
     count = sum(math.prod(shape) for shape in named.values())
-    provenance = {"format": "gpt1-npy", "config": {"numbers": count}, "parts": ["lm"]}
+    provenance = {"format": "gpt1-npy", "config": {"numbers": count}, "parts": ("lm",)}
     return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, tensors, (), provenance)

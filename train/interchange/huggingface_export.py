@@ -1,7 +1,7 @@
 """Runs as folders that transformers loads: config.json, weights and its fast tokenizer's files."""
 
 import json
-from collections.abc import Mapping
+import logging
 from typing import Any
 
 import numpy as np
@@ -9,14 +9,16 @@ import numpy as np
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.huggingface import transformers_files
 from contexture.models.config import BertConfig, GptConfig
-from contexture.models.interchange.renaming import nested, places, to_theirs
+from contexture.models.interchange.renaming import nested, param_mappings, to_theirs
 from contexture.models.model import FAMILIES
 from contexture.models.shapes import by_path, dims_of
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.interchange.huggingface_import import BOOKS, PREFIXES, TABLE_PREFIXES
-from contexture.train.interchange.imported_model import Say
 from contexture.train.objectives import objective_of
+from contexture.train.run_file import RunRecord
+
+logger = logging.getLogger(__name__)
 
 _ACT = {"erf": "gelu", "tanh": "gelu_new", "relu": "relu"}
 _NAMES = {"bert": "Bert", "ernie": "Ernie", "gpt2": "GPT2", "openai-gpt": "OpenAIGPT"}
@@ -43,38 +45,40 @@ _CLASSES: dict[str, tuple[tuple[str, frozenset[str]], ...]] = {
 }
 
 
-def hf_files(
-    run: Run, described: Mapping[str, Any], params: Any, tokenizer: Tokenizer, say: Say
-) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
+def hf_files(record: RunRecord, params: Any, tokenizer: Tokenizer) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
     """(the files of a folder that transformers loads, by name; the tensors of model.safetensors).
 
     Raises: ConfigError for what it has no class for, DataError for a vocabulary that it has no tokenizer for.
     """
+    run, imported = record.run, record.imported
     if not isinstance(run.model, BertConfig | GptConfig):
         raise ConfigError("transformers has no ELMo; export it as bilm")
     leaves = {path: np.asarray(x) for path, x in by_path(params).items()}
-    published = described.get("published", {})
-    files = transformers_files(tokenizer, run.model.length, published.get("special", {}), say)
-    if published.get("format") == "hf":
-        kind, config, vocab = published["config"].get("model_type", "bert"), published["config"], run.model.vocab
+    notes: list[str] = []
+    files = transformers_files(tokenizer, run.model.length, imported.special if imported else {}, notes)
+    for note in notes:
+        logger.warning(note)
+    if imported and imported.format == "hf":
+        kind, config, vocab = imported.config.get("model_type", "bert"), imported.config, run.model.vocab
     else:
         vocab = tokenizer.size
-        kind, config = _described(run, vocab, tokenizer, tuple(described.get("labels", ())), say)
+        kind, config = _hf_config(run, vocab, tokenizer, record.labels)
     pooler = ["pooler"] if "backbone/pooler/bias" in leaves else []
-    parts = published["parts"] if "parts" in published else [*objective_of(run).heads, *pooler]
+    known = imported.parts if imported else None
+    parts = [*objective_of(run).heads, *pooler] if known is None else list(known)
     name, held = _class_of(kind, parts)
     behind = sorted(path for path in leaves if _part(path) not in ("backbone", *held))
     if lost := [path for path in behind if _part(path) in parts]:
-        say(f"{name} has no place for {', '.join(lost)}: left behind")
+        logger.warning(f"{name} has no place for {', '.join(lost)}; not exported")
     tied, biases = run.model.tied, getattr(run.model, "biases", True)
-    sizes = {**FAMILIES[type(run.model)].sizes(run.model, max(len(described.get("labels", ())), 1)), "V": vocab}
+    sizes = {**FAMILIES[type(run.model)].sizes(run.model, max(len(record.labels), 1)), "V": vocab}
     if "span" in held or "nsp" in held:
         sizes["C"] = 2
     table = BOOKS[kind].table(sorted(held), tied)
     kept = {path: _cut(path, x, vocab) for path, x in leaves.items() if path not in behind}
     if not biases:
-        kept |= {p.ours: np.zeros(p.shape, np.float32) for p in places(table, sizes) if p.ours.endswith("bias")}
-        say("this run has no biases, and transformers' classes do: they are written as zeros")
+        kept |= {p.ours: np.zeros(p.shape, np.float32) for p in param_mappings(table, sizes) if p.ours.endswith("bias")}
+        logger.info("wrote zeros for the biases that transformers' classes have and this run lacks")
     try:
         tensors = to_theirs(table, nested(kept), sizes)
     except ValueError as error:
@@ -113,9 +117,7 @@ def _class_of(kind: str, parts: list[str]) -> tuple[str, frozenset[str]]:
     return _NAMES[kind] + suffix, held
 
 
-def _described(
-    run: Run, vocab: int, tokenizer: Tokenizer, labels: tuple[str, ...], say: Say
-) -> tuple[str, dict[str, Any]]:
+def _hf_config(run: Run, vocab: int, tokenizer: Tokenizer, labels: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     """(model_type, config.json) of a run that was trained here."""
     c = run.model
     task: dict[str, Any] = {}
@@ -142,7 +144,9 @@ def _described(
             f"transformers' GPT-2 has no banded layers, and this run has model.local-window={c.local_window}"
         )
     if c.one_table:
-        say("transformers' GPT has tokens and positions apart: its softmax is over the tokens alone")
+        logger.warning(
+            "transformers' GPT keeps token and position embeddings apart: its softmax is over the tokens alone"
+        )
     common = {
         "vocab_size": vocab, "n_positions": c.length, "n_embd": c.hidden, "n_layer": c.layers, "n_head": c.heads,
         "resid_pdrop": c.dropout, "embd_pdrop": c.dropout, "attn_pdrop": c.attention_dropout,

@@ -8,12 +8,11 @@ from typing import Any
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.huggingface import open_published
 from contexture.models.config import BertConfig, GptConfig
-from contexture.models.interchange.name_tables import BERT_HF_BOOK, GPT1_HF_BOOK, GPT2_HF_BOOK
+from contexture.models.interchange.name_tables import BERT_HF_FORMAT, GPT1_HF_FORMAT, GPT2_HF_FORMAT
 from contexture.models.model import FAMILIES
 from contexture.train.interchange.imported_model import (
     TASKS,
     ImportedModel,
-    Say,
     build,
     checked,
     keep_task_head,
@@ -29,14 +28,14 @@ from contexture.train.interchange.weight_files import open_folder, read_json
 _GELU = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh",
          "relu": "relu"}  # fmt: skip
 _AFN = {"gelu": "tanh", "relu": "relu"}
-BOOKS = {"bert": BERT_HF_BOOK, "ernie": BERT_HF_BOOK, "gpt2": GPT2_HF_BOOK, "openai-gpt": GPT1_HF_BOOK}
+BOOKS = {"bert": BERT_HF_FORMAT, "ernie": BERT_HF_FORMAT, "gpt2": GPT2_HF_FORMAT, "openai-gpt": GPT1_HF_FORMAT}
 PREFIXES = {"bert": "bert.", "ernie": "ernie.", "gpt2": "transformer.", "openai-gpt": "transformer."}
 TABLE_PREFIXES = {**PREFIXES, "ernie": PREFIXES["bert"]}
 _VOCABULARIES = {"bert": "wordpiece", "ernie": "wordpiece", "gpt2": "byte-bpe", "openai-gpt": "gpt1-bpe"}
 _HEADS = ("cls.", "classifier.", "qa_outputs.", "lm_head.", "score.", "multiple_choice_head.", "dropout.")
 
 
-def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say: Say) -> ImportedModel:
+def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, notes: list[str]) -> ImportedModel:
     """A folder that transformers saved, of a BERT, an ERNIE 1.0, a GPT-1 or a GPT-2, with or without a head.
 
     Raises: DataError for what is missing, damaged, or not known here.
@@ -50,12 +49,12 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say
     guess = "bert" if "type_vocab_size" in tree else ""  # the first ones do not say
     kind = lookup(file, tree, "model_type", {name: name for name in BOOKS}, guess)
     book = BOOKS[kind]
-    config = _bert(file, tree) if book is BERT_HF_BOOK else (_gpt2 if kind == "gpt2" else _gpt1)(file, tree, say)
+    config = _bert(file, tree) if book is BERT_HF_FORMAT else (_gpt2 if kind == "gpt2" else _gpt1)(file, tree, notes)
     tensors = open_folder(folder)
     names = _ours(tensors.shapes, kind, config.tied, tensors.where)
     parts, classes = parts_of(book, names), rows_of_head(tensors.where, tensors, "classifier.weight", config.hidden)
     task = _task_of(file, tree, parts, classes)
-    names, parts = keep_task_head(book, names, parts, task, say)
+    names, parts = keep_task_head(book, names, parts, task, notes)
     if isinstance(config, GptConfig) and task == "off" and "lm" not in parts:
         parts.append("lm")  # which has nothing of its own while it is tied
         config = build(GptConfig, file, {**vars(config), "tied": True})
@@ -64,13 +63,13 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, say
     table = book.table(parts, config.tied)
     kept = checked(book, names, tensors, table, sizes)
     if kind == "gpt2" and task == "tag":
-        say("this run tags text as it is; evaluate and predict lay out GPT-1's three tokens: fine-tune it for them")
-    if lowercase is not None and book is not BERT_HF_BOOK:
+        notes.append("this head was trained without GPT-1's special tokens; fine-tune it before evaluate or predict")
+    if lowercase is not None and book is not BERT_HF_FORMAT:
         raise DataError(f"--lowercase is for a BERT, and {file} describes a {kind}; leave it out")
-    tokenizer, special = open_published(folder, _VOCABULARIES[kind], vocabulary, lowercase, say)
+    tokenizer, special = open_published(folder, _VOCABULARIES[kind], vocabulary, lowercase, notes)
     alone = _architecture(tree) in ("GPT2Model", "OpenAIGPTModel")
     parts = [part for part in parts if part != "lm" or not alone]
-    provenance = {"format": "hf", "config": tree, "parts": parts, "special": special}
+    provenance = {"format": "hf", "config": tree, "parts": tuple(parts), "special": special}
     return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, provenance)
 
 
@@ -161,28 +160,28 @@ def _bert(file: Path, tree: Mapping[str, Any]) -> BertConfig:
     })  # fmt: skip
 
 
-def _gpt2(file: Path, tree: Mapping[str, Any], say: Say) -> GptConfig:
+def _gpt2(file: Path, tree: Mapping[str, Any], notes: list[str]) -> GptConfig:
     require_settings(
         file, tree, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False
     )
     gelu = lookup(file, tree, "activation_function", _GELU, "gelu_new")
     ffn = typed_value(file, tree, "n_inner", int, 4 * typed_value(file, tree, "n_embd", int, 768))
-    return _gpt(file, tree, {"vocab_size": 50257, "n_positions": 1024}, say, gelu=gelu, ffn=ffn)
+    return _gpt(file, tree, {"vocab_size": 50257, "n_positions": 1024}, notes, gelu=gelu, ffn=ffn)
 
 
-def _gpt1(file: Path, tree: Mapping[str, Any], say: Say) -> GptConfig:
+def _gpt1(file: Path, tree: Mapping[str, Any], notes: list[str]) -> GptConfig:
     gelu, ffn = lookup(file, tree, "afn", _AFN, "gelu"), 4 * typed_value(file, tree, "n_embd", int, 768)
     usual = {"vocab_size": 40478, "n_positions": 512}
-    return _gpt(file, tree, usual, say, gelu=gelu, ffn=ffn, norm="post", position_std=0.02, init="released")
+    return _gpt(file, tree, usual, notes, gelu=gelu, ffn=ffn, norm="post", position_std=0.02, init="released")
 
 
-def _gpt(file: Path, tree: Mapping[str, Any], usual: Mapping[str, int], say: Say, **more: Any) -> GptConfig:
+def _gpt(file: Path, tree: Mapping[str, Any], usual: Mapping[str, int], notes: list[str], **more: Any) -> GptConfig:
     def of(name: str, kind: type, usual: Any) -> Any:
         return typed_value(file, tree, name, kind, usual)
 
     dropout = of("resid_pdrop", float, 0.1)
     if of("embd_pdrop", float, 0.1) != dropout:
-        say(f"embd_pdrop is not resid_pdrop={dropout}, which further training drops out there too")
+        notes.append(f"embd_pdrop is not resid_pdrop={dropout}, which further training drops out there too")
     return build(GptConfig, file, {
         "vocab": of("vocab_size", int, usual["vocab_size"]),
         "length": of("n_positions", int, usual["n_positions"]),

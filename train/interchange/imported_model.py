@@ -15,7 +15,6 @@ from contexture.train.config import Run
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig
 
-Say = Callable[[str], None]
 TASKS = ("classify", "regress", "tag", "choice", "span")
 
 
@@ -34,7 +33,7 @@ class ImportedModel:
     tensors: Tensors
     labels: tuple[str, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
-    missing_note: str = "not in these files, and drawn"
+    missing_note: str = "not in these files; initialised randomly"
 
 
 def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where: Path) -> Run:
@@ -46,22 +45,19 @@ def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where:
         raise DataError(
             f"{where}: the vocabulary has {tokenizer.size:,} pieces, the model {model.vocab:,} rows; give its own"
         )
-    bert, task = isinstance(model, BertConfig), kind not in ("off", "span")
-    room = getattr(model, "length", 128)
-    length = room if task or kind == "span" else min(room, 128 if bert else 1024)
-    data: dict[str, Any] = {"length": length, "predictions": min(20, length)}
+    bert, room = isinstance(model, BertConfig), getattr(model, "length", 128)
+    length = room if kind != "off" else min(room, 128 if bert else 1024)
+    data: dict[str, Any] = {"length": length, "max_predictions": min(20, length)}
     if isinstance(tokenizer, WordPiece):
         data["lowercase"] = tokenizer.lowercase
     if not bert:
-        data |= {"layout": "gpt", "vocabulary": "byte-bpe"} | ({} if task else {"stream": "windows"})
-    objective: Any = kind if kind != "off" else ("mlm_nsp" if bert else "lm")
+        data["vocabulary"] = "byte-bpe"
     try:
         return Run(
             model=model,
             data=DataConfig(**data),
             optim=OptimConfig(warmup=0),
-            task=TaskConfig(kind=kind) if task else TaskConfig(),  # pyright: ignore[reportArgumentType]
-            objective=objective,
+            task=TaskConfig(kind=kind),  # pyright: ignore[reportArgumentType]
             dir=str(to),
             steps=1,
         )
@@ -94,7 +90,7 @@ def parts_of(book: CheckpointFormat, names: Mapping[str, Any]) -> list[str]:
 
 
 def keep_task_head(
-    book: CheckpointFormat, names: Mapping[str, str], parts: list[str], task: str, say: Say
+    book: CheckpointFormat, names: Mapping[str, str], parts: list[str], task: str, notes: list[str]
 ) -> tuple[dict[str, str], list[str]]:
     """(the names, the parts) of one objective: beside a task's head those of pretraining are left out, and said."""
     kept = [part for part in parts if part in (task, "pooler") or (task == "off" and part not in TASKS)]
@@ -102,7 +98,7 @@ def keep_task_head(
     others = [part for part in parts if part not in kept and not book.names(part) <= theirs]
     dropped = set().union(*(book.names(part) for part in others)) - theirs
     if dropped:
-        say(f"the heads of pretraining ({', '.join(others)}) stand beside that of the task, and are left out")
+        notes.append(f"ignoring pretraining heads ({', '.join(others)}): the checkpoint also has a task head")
     return {name: old for name, old in names.items() if name not in dropped}, kept
 
 

@@ -1,12 +1,12 @@
 """A run's folder: taken by one process at a time, described by run.json, with its tokenizer and its data."""
 
 import fcntl
+import logging
 import os
 import platform
 import re
 import secrets
 import shutil
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -19,8 +19,9 @@ from contexture.models.config import ElmoConfig
 from contexture.train import run_file
 from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError
+from contexture.train.run_file import RunRecord
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 def lock_run_dir(directory: Path) -> IO[str]:
@@ -94,8 +95,8 @@ _OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "te
 _WRITTEN = ["run.json", *_OF_A_RUN]
 
 
-def open_or_create(run: Run, directory: Path, say: Say) -> dict[str, Any]:
-    """What this folder's run.json says of the run begun here ({} where it is new), and writes it where it is new.
+def open_or_create(run: Run, directory: Path) -> RunRecord | None:
+    """The record of the run that was started here, or None where it is new; then writes its run.json.
 
     Other settings than those of run.json are refused once there is a checkpoint, naming the field; before that, all
     that the folder holds is moved aside and the run starts over. Nothing is ever deleted. What a start that was stopped
@@ -104,65 +105,66 @@ def open_or_create(run: Run, directory: Path, say: Say) -> dict[str, Any]:
 
     Raises ConfigError.
     """
-    begun: Run | None = None
-    old: dict[str, Any] = {}
+    old: RunRecord | None = None
+    existing: Run | None = None
     if (directory / "run.json").exists():
-        begun, old = run_file.read(directory)
-        if "published" in old:
+        old = run_file.read(directory)
+        existing = old.run
+        if old.imported:
             raise ConfigError(
                 f"{directory} was imported: begin from it, --init.run {directory}, and give another --dir"
             )
-        run = run_file.with_data_facts(run, old)
-    changes = run_file.difference(run, begun) if begun is not None else {}
-    if begun is not None and "data.predictions" in changes:
-        new, was = run_file.predictions_of(run), run_file.predictions_of(begun)
-        changes["data.predictions"] = (new, was)
+        run = run_file.with_data_facts(run, words=old.words, pair=old.pair)
+    changes = run_file.difference(run, existing) if existing is not None else {}
+    if existing is not None and "data.max_predictions" in changes:
+        new, was = run_file.predictions_of(run), run_file.predictions_of(existing)
+        changes["data.max_predictions"] = (new, was)
         if new == was:
-            del changes["data.predictions"]
+            del changes["data.max_predictions"]
     fixed = [name for name in changes if not run_file.may_change(name)]
     trained = any((directory / "checkpoints").glob("[0-9]*"))
-    if begun is None or (fixed and not trained):
-        if begun is not None:
+    if existing is None or (fixed and not trained):
+        if existing is not None:
             aside = move_aside(directory, _OF_A_RUN, "earlier")
             if aside:
                 shutil.copy2(directory / "run.json", aside)
             where = f"; moved what it held to {aside}" if aside else ""
-            say(f"{directory} has other settings ({flag(fixed[0])}) and no checkpoint; starting over{where}")
-        run_file.write_json(directory / "run.json", _tree(run, {}))
-        return {}
+            logger.warning(
+                f"{directory} has other settings ({flag(fixed[0])}) and no training steps yet; starting over{where}"
+            )
+        run_file.write(directory, RunRecord(run=run, versions=versions()))
+        return None
     if fixed:
         new, was = changes[fixed[0]]
         raise ConfigError(
             f"{directory} holds a run with {flag(fixed[0])} {was}, not {new}; "
             f"give {flag(fixed[0])} {was}, or another --dir"
         )
-    for name in ("steps", "epochs") if old.get("data") else ():
-        if 0 < getattr(run, name) < getattr(begun, name):
+    for name in ("steps", "epochs") if old and old.data else ():
+        if 0 < getattr(run, name) < getattr(existing, name):
             raise ConfigError(
-                f"{directory} holds a run of --{name} {getattr(begun, name)}, not {getattr(run, name)}; "
+                f"{directory} holds a run of --{name} {getattr(existing, name)}, not {getattr(run, name)}; "
                 "a run can only be made longer"
             )
     for name, (new, was) in changes.items():
         if name != "dir":
-            say(f"{flag(name)} is now {new}, was {was}")
+            logger.info(f"{flag(name)} is now {new}, was {was}")
     return old
 
 
-def check_not_shortened(run: Run, directory: Path, old: dict[str, Any], examples_per_epoch: int) -> None:
-    """Raises ConfigError where the run, its epochs told in steps, is shorter than it was begun, or than it is."""
+def check_not_shortened(run: Run, directory: Path, old: RunRecord | None, examples_per_epoch: int) -> None:
+    """Raises ConfigError where the run, its epochs in steps, is shorter than the existing one or its newest step."""
     steps = run_file.resolve_schedule(run, examples_per_epoch).steps
-    if old.get("data"):
-        begun = run_file.resolve_schedule(run_file.from_json(old["config"], str(directory)), examples_per_epoch).steps
-        if steps < begun:
-            raise ConfigError(f"{directory} holds a run of {begun} steps, not {steps}; a run can only be made longer")
+    if old and old.data:
+        existing = run_file.resolve_schedule(old.run, examples_per_epoch).steps
+        if steps < existing:
+            raise ConfigError(
+                f"{directory} holds a run of {existing} steps, not {steps}; a run can only be made longer"
+            )
     found = (entry.name for entry in (directory / "checkpoints").glob("[0-9]*"))
     there = max((int(name) for name in found if re.fullmatch("[0-9]+", name)), default=0)
     if there > steps:
         raise ConfigError(f"{directory} is at step {there} already, beyond --steps {steps}")
-
-
-def _tree(run: Run, more: dict[str, Any]) -> dict[str, Any]:
-    return {"format": run_file.FORMAT, "config": run_file.to_json(run), "versions": versions(), **more}
 
 
 def flag(name: str) -> str:
@@ -170,23 +172,22 @@ def flag(name: str) -> str:
 
 
 def write_run_json(
-    directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | ExampleStore, old: dict[str, Any]
+    directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | ExampleStore, old: RunRecord | None
 ) -> None:
     """Write run.json. Raises ConfigError where tokenizer or data are not those that the run was started with."""
     for name, now in (("tokenizer", tokenizer.fingerprint), ("data", data.fingerprint)):
-        if old.get(name) not in (None, now):
+        was = getattr(old, name, "")
+        if was not in ("", now):
             raise ConfigError(
                 f"{directory}: the {name} is not the one that this run was started with "
-                f"(fingerprint {now[:12]}, was {old[name][:12]}); put it back, or give another --dir"
+                f"(fingerprint {now[:12]}, was {was[:12]}); put it back, or give another --dir"
             )
-    more: dict[str, Any] = {}
+    facts: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint}
     if isinstance(data, ExampleStore):
-        more = {"labels": list(data.labels), "counts": list(data.counts), "pair": data.pair}
+        facts |= {"labels": data.labels, "counts": data.counts, "pair": data.pair}
     if isinstance(run.model, ElmoConfig):
-        more["words"] = tokenizer.size
-    tree = _tree(run, {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint, **more})
-    if tree != old:
-        run_file.write_json(directory / "run.json", tree)
+        facts["words"] = tokenizer.size
+    run_file.write(directory, RunRecord(run=run, versions=versions(), **facts))
 
 
 def make_folder(folder: Path, option: str) -> None:

@@ -6,6 +6,7 @@ and lines beyond the restored step are cut off when a run goes on.
 
 import contextlib
 import json
+import logging
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -19,13 +20,10 @@ from rich.text import Text
 
 from contexture.data.storage import atomic_file, move_aside
 from contexture.data.visible import visible
+from contexture.train.run.console import console
 
+logger = logging.getLogger(__name__)
 Record = dict[str, Any]
-
-
-def console() -> Console:
-    """Where progress, tables and warnings go."""
-    return Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
@@ -58,7 +56,7 @@ def plain(value: Any) -> Any:
 
 
 class Report:
-    """The voice of one run. Only process 0 has one that speaks and writes; the others' are silent."""
+    """What one run reports. Only process 0 logs and writes; the others are silent."""
 
     def __init__(self, directory: Path, *, steps: int, speaks: bool, tensorboard: bool) -> None:
         self.directory, self.steps, self.speaks = directory, steps, speaks
@@ -70,11 +68,7 @@ class Report:
         self._events: Any = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._said = 0.0
-
-    def say(self, text: str) -> None:
-        """One line on stderr."""
-        self.console.print(visible(text), markup=False)
+        self._shown = 0.0
 
     def table(self, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         """A table on stderr."""
@@ -107,9 +101,9 @@ class Report:
                     else:
                         lost = lost or record["step"] > step + interval
             if lost and (aside := move_aside(self.directory, [self.path.name], "earlier")):
-                self.say(f"warning: {self.path} has damaged lines, or steps beyond step {step}; kept it in {aside}")
+                logger.warning(f"{self.path} has damaged lines, or steps beyond step {step}; kept it in {aside}")
         if seen != step:
-            self.say(f"warning: {self.path} holds {seen} of the {step} steps done; the others' figures are lost")
+            logger.warning(f"{self.path} holds {seen} of the {step} steps done; the others' figures are lost")
         self._file = open(self.path, "a", encoding="utf-8")
         if self._wants_tensorboard:
             from contexture.train.run.tensorboard import Events
@@ -156,10 +150,10 @@ class Report:
                 self._bar.update(self._task, completed=record["step"], figures=figures)
             else:
                 self._bar.print(f"step {record['step']} {record['split']}: {figures}", markup=False)
-        elif record["split"] != "train" or record["step"] >= self.steps or time.monotonic() - self._said > 5.0:
-            self._said = time.monotonic()
+        elif record["split"] != "train" or record["step"] >= self.steps or time.monotonic() - self._shown > 5.0:
+            self._shown = time.monotonic()
             left = f", {record['seconds_left']:.0f} s left" if record.get("seconds_left") is not None else ""
-            self.say(f"step {record['step']}/{self.steps} {record['split']}: {figures}{left}")
+            logger.info(f"step {record['step']}/{self.steps} {record['split']}: {figures}{left}")
 
     def close(self) -> None:
         """Let go of the terminal and the files. Lines that still wait are dropped: their steps will be done again."""
@@ -182,7 +176,7 @@ _SHOWN = {
     "nsp_accuracy": "nsp {:.1%}",
     "learning_rate": "lr {:.1e}",
     "tokens_per_second": "{:,.0f} tokens/s",
-    "flops_utilisation": "MFU {:.1%}",
+    "mfu": "MFU {:.1%}",
 }
 
 

@@ -5,6 +5,8 @@ import signal
 import types
 from typing import Any
 
+from contexture.data.cancel import CancelToken
+
 EXIT_CODE = {signal.SIGTERM: 75, signal.SIGINT: 130}
 NAME = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
@@ -17,13 +19,13 @@ class Interrupted(BaseException):
         self.code = EXIT_CODE[signal.Signals(number)]
 
 
-class Signals:
+class Signals(CancelToken):
     """Listens from creation to close. A signal is only noted: raised anywhere, it would break into imports and reads.
     Before training, `check` raises it between two pieces of work; while training, `stop` tells of it between two steps
     and between two batches of an evaluation.
     A second signal that is Ctrl-C ends the process."""
 
-    def __init__(self, state: str = "stopped before training went on; the same command goes on from there") -> None:
+    def __init__(self, state: str = "stopped before training resumed; the same command resumes from there") -> None:
         """state: what is true when `check` stops the work."""
         self.state = state
         self.received = 0
@@ -68,13 +70,23 @@ class Signals:
             self._agreed = self.received or signal.SIGTERM
         return self._agreed
 
-    def check_stop(self) -> None:
-        """Raises Interrupted where `stop` has a signal; to be called between two batches of an evaluation."""
-        if number := self.stop():
-            raise Interrupted(number, self.state)
+    @property
+    def while_training(self) -> CancelToken:
+        """A token for an evaluation in the middle of training, which asks `stop` between two batches."""
+        return _WhileTraining(self)
 
     def close(self) -> None:
         """Back to what was before."""
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
+
+
+class _WhileTraining(CancelToken):
+    def __init__(self, signals: Signals) -> None:
+        self.signals = signals
+
+    def check(self) -> None:
+        """Raises Interrupted where `stop` has a signal."""
+        if number := self.signals.stop():
+            raise Interrupted(number, self.signals.state)

@@ -53,7 +53,7 @@ def unknown_peak(device: Any) -> str:
     """A line for an accelerator whose peak is not known, so that nobody waits for its utilisation; else ""."""
     if device.platform == "cpu" or peak_flops(device.device_kind) is not None:
         return ""
-    return f"the peak FLOP/s of {device.device_kind!r} is not known: there will be no flops_utilisation"
+    return f"the peak FLOP/s of {device.device_kind!r} is not known: there will be no mfu"
 
 
 def activation_floats(run: Run) -> float:
@@ -75,12 +75,12 @@ class ThroughputMeter:
         flops = FAMILIES[type(run.model)].training_flops(run.model, batch_sizes(run, 1))
         self._share = flops / (peak * devices) if peak else None
 
-    def pause(self) -> None:
+    def reset(self) -> None:
         """What was done since the last records was no training."""
         self._then = time.perf_counter()
 
     def records(self, steps: list[int], fetched: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """One record a step: `step`, `split`, its figures, tokens_per_second (padding counted), flops_utilisation."""
+        """One record a step: `step`, `split`, its figures, tokens_per_second (padding counted), mfu."""
         if not steps:
             return []
         now, last = time.perf_counter(), steps[-1]
@@ -93,7 +93,7 @@ class ThroughputMeter:
                 "seconds_left": seconds * (self._steps - last),
             }
             if self._share is not None:
-                speed["flops_utilisation"] = lines * self._share / seconds
+                speed["mfu"] = lines * self._share / seconds
         self._then, self._step, self._compiled = now, last, True
         return [
             {"step": step, "split": "train", **figures, **speed} for step, figures in zip(steps, fetched, strict=True)

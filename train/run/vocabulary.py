@@ -1,7 +1,8 @@
 """A run's vocabulary: learned on its text, and held against what its model reads."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from contexture.data.cancel import CancelToken
 from contexture.data.text.sources import Source, texts, whole_texts
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import learn as learn_vocabulary
@@ -17,20 +18,20 @@ def learn(
     files: Sequence[Source],
     size: int,
     lowercase: bool,
-    check: Callable[[], None],
+    cancel: CancelToken,
     documents: str = "files",
     split: str = "spaces",
 ) -> Tokenizer:
     """A vocabulary of at most `size` pieces, learned on these files: WordPiece and words on their lines, the other
-    kinds on their documents with all line ends. `check` may raise to stop it."""
+    kinds on their documents with all line ends. `cancel` may raise to stop it."""
 
     def checked() -> Iterator[str]:
         for text in texts(files) if kind in (WordPiece.kind, Words.kind) else whole_texts(files, documents):
-            check()
+            cancel.check()
             yield text
 
     tokenizer = learn_vocabulary(kind, checked(), size, lowercase, split)
-    check()
+    cancel.check()
     return tokenizer
 
 
@@ -42,10 +43,10 @@ def check_tokenizer(run: Run, tokenizer: Tokenizer) -> None:
             f"the vocabulary has {tokenizer.size} pieces, more than model.vocab={run.model.vocab}; "
             f"give --model.vocab {tokenizer.size} or another --data.tokenizer"
         )
-    if isinstance(tokenizer, Words) and tokenizer.split != run.data.split:
+    if isinstance(tokenizer, Words) and tokenizer.split != run.data.word_splitter:
         raise ConfigError(
-            f"the vocabulary parts words by {tokenizer.split}, and data.split is {run.data.split}; "
-            f"give --data.split {tokenizer.split}, or another vocabulary"
+            f"the vocabulary splits words by {tokenizer.split}, and data.word-splitter is {run.data.word_splitter}; "
+            f"give --data.word-splitter {tokenizer.split}, or another vocabulary"
         )
 
 

@@ -15,6 +15,7 @@ from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.options import MeshConfig, SaveConfig
 from contexture.train.run.folder import steps
 from contexture.train.step import State
+from tests.helpers.logs import logged
 from tests.helpers.parity_rule import close
 
 
@@ -34,19 +35,19 @@ def _wanted(mesh: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _state(mesh, 0))
 
 
-def _saved(folder: Path, mesh: Any, many: int = 3, **more: Any) -> tuple[Checkpoints, list[str]]:
-    said: list[str] = []
-    checkpoints = Checkpoints(folder, mesh, SaveConfig(latest=9), said.append, "the run")
+def _saved(folder: Path, mesh: Any, many: int = 3, **more: Any) -> Checkpoints:
+    checkpoints = Checkpoints(folder, mesh, SaveConfig(max_to_keep=9), "the run")
     for step in range(1, many + 1):
         checkpoints.save(step, _state(mesh, step), {"lines_read": 8 * step, **more}, None)
     checkpoints.wait()
     checkpoints.close()
-    return Checkpoints(folder, mesh, SaveConfig(latest=9), said.append, "the run"), said
+    return Checkpoints(folder, mesh, SaveConfig(max_to_keep=9), "the run")
 
 
 def test_what_is_read_is_what_was_saved(tmp_path, mesh):
-    checkpoints, said = _saved(tmp_path, mesh)
-    state, meta = checkpoints.restore_latest(_wanted(mesh))  # pyright: ignore[reportGeneralTypeIssues]
+    checkpoints = _saved(tmp_path, mesh)
+    with logged() as said:
+        state, meta = checkpoints.restore_latest(_wanted(mesh))  # pyright: ignore[reportGeneralTypeIssues]
     assert (int(state.step), meta["step"], meta["lines_read"]) == (3, 3, 24) and not said
     for got, wanted in zip(jax.tree.leaves(state.params), jax.tree.leaves(_state(mesh, 3).params), strict=True):
         close(got, wanted, most=0.0)
@@ -55,7 +56,7 @@ def test_what_is_read_is_what_was_saved(tmp_path, mesh):
 @pytest.mark.parametrize("item", ["digest", "meta"])
 def test_a_word_changed_in_a_description_falls_back_to_the_step_before(tmp_path, mesh, item):
     """Also where the JSON still parses, and where an earlier checkpoint was deleted from damaged/."""
-    checkpoints, said = _saved(tmp_path, mesh)
+    checkpoints = _saved(tmp_path, mesh)
     (tmp_path / "damaged" / "3-1" / "state").mkdir(parents=True)
     file = tmp_path / "checkpoints" / "3" / item / "metadata"
     tree = json.loads(file.read_text())
@@ -64,35 +65,37 @@ def test_a_word_changed_in_a_description_falls_back_to_the_step_before(tmp_path,
     else:
         tree["arrays"]["params/backbone/norm/scale"] ^= 1
     file.write_text(json.dumps(tree))
-    state, meta = checkpoints.restore_latest(_wanted(mesh))  # pyright: ignore[reportGeneralTypeIssues]
+    with logged() as said:
+        state, meta = checkpoints.restore_latest(_wanted(mesh))  # pyright: ignore[reportGeneralTypeIssues]
     assert int(state.step) == meta["step"] == 2
     assert f"warning: checkpoint of step 3: item {item}: does not match its" in said[0]
     assert steps(tmp_path / "checkpoints") == [1, 2] and (tmp_path / "damaged" / "3-0").is_dir()
 
 
 def test_arrays_that_are_others_do_not_match_their_digest(tmp_path, mesh):
-    checkpoints, said = _saved(tmp_path, mesh)
+    checkpoints = _saved(tmp_path, mesh)
     folder = tmp_path / "checkpoints"
     shutil.rmtree(folder / "3" / "state")
     shutil.copytree(folder / "2" / "state", folder / "3" / "state")
-    state, _ = checkpoints.restore_latest(_wanted(mesh))  # pyright: ignore[reportGeneralTypeIssues]
+    with logged() as said:
+        state, _ = checkpoints.restore_latest(_wanted(mesh))  # pyright: ignore[reportGeneralTypeIssues]
     assert int(state.step) == 2 and "its values do not match their digest" in said[0]
 
 
 def test_where_no_checkpoint_is_good_nothing_is_begun_anew(tmp_path, mesh):
-    checkpoints, _ = _saved(tmp_path, mesh, many=2)
+    checkpoints = _saved(tmp_path, mesh, many=2)
     for step in (1, 2):
         (tmp_path / "checkpoints" / str(step) / "digest" / "metadata").write_text("{}")
     with pytest.raises(CheckpointError, match="no good checkpoint is left in .*step 2: item digest.*step 1: item"):
         checkpoints.restore_latest(_wanted(mesh))
-    empty = Checkpoints(tmp_path / "empty", mesh, SaveConfig(), print, "the run")
+    empty = Checkpoints(tmp_path / "empty", mesh, SaveConfig(), "the run")
     assert empty.restore_latest(_wanted(mesh)) is None
 
 
 def test_a_checkpoint_of_another_run_or_step_is_refused(tmp_path, mesh):
     _saved(tmp_path, mesh, many=1)
     with pytest.raises(ConfigError, match="is of a run with other settings"):
-        Checkpoints(tmp_path, mesh, SaveConfig(), print, "another run").restore_latest(_wanted(mesh))
+        Checkpoints(tmp_path, mesh, SaveConfig(), "another run").restore_latest(_wanted(mesh))
     (tmp_path / "checkpoints" / "1").rename(tmp_path / "checkpoints" / "7")
     with pytest.raises(CheckpointError, match="item meta: is of step 1"):
         restore(tmp_path / "checkpoints" / "7", _wanted(mesh), mesh)
@@ -116,7 +119,7 @@ def test_a_digest_sees_every_value_and_every_place(mesh):
 
 def test_numbers_that_are_not_finite_are_never_saved(tmp_path, mesh):
     _saved(tmp_path, mesh, many=1)
-    checkpoints, state = Checkpoints(tmp_path, mesh, SaveConfig(), print, "the run"), _state(mesh, 2)
+    checkpoints, state = Checkpoints(tmp_path, mesh, SaveConfig(), "the run"), _state(mesh, 2)
     for part in ("params", "opt"):
         broken = state.replace(**{part: jax.tree.map(lambda x: x.at[3].set(np.inf), getattr(state, part))})
         with pytest.raises(Diverged, match="not finite at step 2, not saved; the last checkpoint is of step 1"):
@@ -127,7 +130,7 @@ def test_numbers_that_are_not_finite_are_never_saved(tmp_path, mesh):
 def test_a_write_that_fails_in_a_folder_that_was_moved_says_so(tmp_path, mesh, monkeypatch):
     """It was under way when the folder went: what the file system says of it is not what happened."""
     (tmp_path / "run").mkdir()
-    checkpoints, _ = _saved(tmp_path / "run", mesh, many=1)
+    checkpoints = _saved(tmp_path / "run", mesh, many=1)
 
     def fail() -> None:
         raise OSError("Failed to rename the temporary folder")
@@ -148,7 +151,7 @@ def test_the_best_step_is_the_one_of_the_least_finite_rank():
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path, mesh):
-    checkpoints = Checkpoints(tmp_path, mesh, SaveConfig(latest=2, every=1, keep_every=4), print)
+    checkpoints = Checkpoints(tmp_path, mesh, SaveConfig(max_to_keep=2, every=1, keep_every=4))
     for step, loss in enumerate((3.0, 1.0, 2.0, 2.5, 2.2, 2.1), 1):
         checkpoints.save(step, _state(mesh, step), {}, loss)
     checkpoints.wait()

@@ -69,7 +69,7 @@ def test_a_tensor_that_is_not_accounted_for_is_an_error(change, run, says):
 
 @pytest.fixture(scope="module")
 def source(tiny_run: Path) -> Run:
-    return dataclasses.replace(run_file.read(tiny_run)[0], init=InitConfig(run=str(tiny_run)))
+    return dataclasses.replace(run_file.read(tiny_run).run, init=InitConfig(run=str(tiny_run)))
 
 
 def begin(run: Run, shape: tuple[int, int, int] = (1, 1, 1)):
@@ -80,9 +80,7 @@ def begin(run: Run, shape: tuple[int, int, int] = (1, 1, 1)):
     with jax.set_mesh(mesh):
         make, _, _ = create(model_of(run, ()), run, mesh)
         fresh = make()
-        state = begin_from(
-            run, (), run.model.vocab, fresh, mesh, lambda _: None, lambda title, columns, rows: told.extend(rows)
-        )
+        state = begin_from(run, (), run.model.vocab, fresh, mesh, lambda title, columns, rows: told.extend(rows))
 
         return arrays(state.params), arrays(fresh.params), told
 
@@ -92,7 +90,7 @@ def arrays(tree: Any) -> dict[str, np.ndarray]:
 
 
 def stored(folder: Path) -> dict[str, np.ndarray]:
-    run, _ = run_file.read(folder)
+    run = run_file.read(folder).run
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         _, shapes, shardings = create(model_of(run, ()), run, mesh)
@@ -124,7 +122,7 @@ def test_tables_grow_by_drawn_rows(source, tiny_run):
 
 
 def test_from_scratch_nothing_is_taken(source, tiny_run):
-    found, fresh, told = begin(dataclasses.replace(source, init=InitConfig(run=str(tiny_run), scratch=True)))
+    found, fresh, told = begin(dataclasses.replace(source, init=InitConfig(run=str(tiny_run), random=True)))
     assert all(np.array_equal(found[path], fresh[path]) for path in fresh) and not told
 
 

@@ -9,6 +9,7 @@ from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.run.folder import write_run_json
+from contexture.train.run_file import RunRecord
 
 
 @pytest.mark.parametrize("other", [{"seed": 2, "text": "a"}, {"seed": 1}, {"seed": 1, "text": "a", "more": 3}], ids=str)
@@ -44,9 +45,9 @@ def test_a_failure_of_one_process_is_raised_in_all(monkeypatch):
 @pytest.mark.parametrize("name", ["tokenizer", "data"])
 def test_a_run_is_not_described_by_other_data_than_it_was_started_with(name, tmp_path):
     tokenizer, data = SimpleNamespace(fingerprint="a" * 64), SimpleNamespace(fingerprint="b" * 64)
-    write_run_json(tmp_path, Run(), tokenizer, data, {})  # pyright: ignore[reportArgumentType]
+    write_run_json(tmp_path, Run(), tokenizer, data, None)  # pyright: ignore[reportArgumentType]
     written = (tmp_path / "run.json").read_bytes()
-    other = {"tokenizer": "a" * 64, "data": "b" * 64, name: "c" * 64}
+    other = RunRecord(run=Run(), **{"tokenizer": "a" * 64, "data": "b" * 64, name: "c" * 64})  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=f"the {name} is not the one that this run was started with"):
         write_run_json(tmp_path, Run(), tokenizer, data, other)  # pyright: ignore[reportArgumentType]
     assert (tmp_path / "run.json").read_bytes() == written

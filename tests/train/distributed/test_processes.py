@@ -132,7 +132,7 @@ def test_one_process_that_cannot_read_a_checkpoint_makes_all_fall_back(door, tin
     seen_by_both(folder, other)
     done = finish(start_job(door, [*tiny_words, *SOON], [folder, other], free_port()))
     assert "checkpoint of step 40: process 1 of 2: item state: " in done[0][1], done[0][1]
-    assert "going on from step 30" in done[0][1]
+    assert "resuming from step 30" in done[0][1]
 
 
 @pytest.mark.long
@@ -156,7 +156,7 @@ def test_a_signal_before_training_ends_all_processes(door, tiny_words, tmp_path)
     processes[0].terminate()
     codes = [code for code, _ in finish(processes)]
     assert codes in ([75, 75], [0, 0]), codes  # or it was done by then
-    assert json.loads((folder / "run.json").read_text())["format"] == 1
+    assert json.loads((folder / "run.json").read_text())["format"] == 2
 
 
 def test_the_coordinator_listens_on_the_address_given_alone(door, tiny_words, tmp_path):

@@ -32,15 +32,15 @@ def small(name: str) -> Run:
     """A recipe with a model small enough to build."""
     run = configs.recipe(name)
     sizes = SMALL if name[:4] != "elmo" else dataclasses.asdict(ELMO) | {"filters": ELMO.filters}
-    data = dataclasses.replace(run.data, length=8, predictions=2, batch=2, negatives=3)
+    data = dataclasses.replace(run.data, length=8, max_predictions=2, batch=2, negatives=3)
     return dataclasses.replace(run, model=dataclasses.replace(run.model, **sizes), data=data)
 
 
 def tuned(name: str, kind: str, **more: object) -> Run:
     run = small(name)
-    data = dataclasses.replace(configs.task(kind).data, layout=run.data.layout, length=8)
+    data = dataclasses.replace(configs.task(kind).data, length=8)
     task = TaskConfig(kind=kind, lm_weight=more.pop("lm_weight", 0.0))
-    return dataclasses.replace(configs.task(kind), model=run.model, data=data, task=task, objective=kind, **more)
+    return dataclasses.replace(configs.task(kind), model=run.model, data=data, task=task, **more)
 
 
 def every_run() -> list[Run]:
@@ -52,7 +52,7 @@ def every_run() -> list[Run]:
         if kind != "choice":
             runs += [tuned("bert.tiny", kind, head=mix), tuned("elmo.tiny", kind, head=mix)]
     runs.append(tuned("elmo.tiny", "tag", head=dataclasses.replace(mix, crf=True)))
-    return [*runs, dataclasses.replace(small("bert.tiny"), objective="span")]
+    return [*runs, dataclasses.replace(small("bert.tiny"), task=TaskConfig(kind="span"))]
 
 
 def measured_by(run: Run) -> set[str]:
@@ -113,7 +113,7 @@ def test_a_chip_without_a_known_peak_has_no_utilisation():
     for kind, known in (("NVIDIA L40S", True), ("NVIDIA L400", False), ("cpu", False)):
         meter = ThroughputMeter(small("gpt.tiny"), 1, kind, 0)
         meter.records([1], [{}])
-        assert ("flops_utilisation" in meter.records([2], [{}])[0]) == known
+        assert ("mfu" in meter.records([2], [{}])[0]) == known
 
 
 def test_an_accelerator_without_a_known_peak_is_named_in_one_line():

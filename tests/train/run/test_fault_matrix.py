@@ -218,7 +218,7 @@ def test_a_run_that_was_moved_between_two_starts_is_the_same_run(door, tiny_word
     shutil.rmtree(tmp_path / "a" / "checkpoints" / "40")
     shutil.move(tmp_path / "a", tmp_path / "b")
     done = door(*tiny_words, "--dir", tmp_path / "b")
-    assert done.returncode == 0 and "going on from step 30" in done.stderr, done.stderr
+    assert done.returncode == 0 and "resuming from step 30" in done.stderr, done.stderr
     assert_same_run(tmp_path / "b", tiny_run)
     assert not (tmp_path / "a").exists()
 
@@ -235,7 +235,7 @@ def test_a_clock_that_is_set_back_changes_nothing(one_device, tiny_words, tmp_pa
         os.utime(file, (process_time() + 86400, process_time() + 86400))
     monkeypatch.setattr(time, "time", lambda: process_time() - 86400)
     code, err = said(capsys, *tiny_words, "--dir", folder)
-    assert code == 0 and "going on from step 30" in err, err
+    assert code == 0 and "resuming from step 30" in err, err
     assert losses(folder) == losses(whole)
 
 

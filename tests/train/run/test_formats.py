@@ -1,6 +1,7 @@
 """What was written once can be read for ever."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from contexture.train import run_file
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.predict import Predictor
 from contexture.train.options import MeshConfig, SaveConfig
+from contexture.train.run_format_1 import upgrade
 from tests.helpers.parity_rule import assert_close
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -69,16 +71,75 @@ def test_an_elmo_fine_tuned_in_format_1_answers_for_ever():
     assert_close(mixes["output"]["gamma"], 1.796061, atol=1e-5)
 
 
+def test_a_bert_of_format_2_fills_and_classifies_for_ever():
+    (mask,) = contexture.fill(GOLDEN / "bert_format_2", "the queen sees the [MASK] .", top=2)
+    assert [token["token"] for token in mask] == ["##n", "the"]
+    assert_close([token["score"] for token in mask], [0.085755, 0.065431], atol=1e-5)
+    record = run_file.read(GOLDEN / "task_format_2")
+    assert (record.labels, record.counts, record.pair) == (("animal", "person"), (57, 69), False)
+    (answer,) = Predictor(GOLDEN / "task_format_2")(["the cat sees the moon ."])
+    assert answer["prediction"] == "person"
+    assert_close(answer["scores"]["person"], 0.585377, atol=1e-5)
+
+
+def test_a_gpt_of_format_2_writes_and_scores_for_ever(tmp_path):
+    run = GOLDEN / "gpt_format_2"
+    (text,) = contexture.generate(run, "my brother likes", tokens=12, temperature=0.0)
+    assert text["text"] == " the moon .\ntherd remembers the moon .\n"
+    (tmp_path / "new.txt").write_text("the queen sees the river .\n")
+    found = contexture.score(run, str(tmp_path / "new.txt"))
+    assert (found["tokens"], found["bytes"]) == (14, 27) and found["loss"] == pytest.approx(1.429044, abs=1e-5)
+
+
+def test_an_elmo_of_format_2_reads_for_ever(tmp_path):
+    assert run_file.read(GOLDEN / "elmo_format_2").words == 27
+    (tmp_path / "new.txt").write_text("Zoë paints the moon .\n", "utf-8")
+    contexture.embed(GOLDEN / "elmo_format_2", tmp_path / "new.txt", tmp_path / "vectors.npz")
+    vectors = np.load(tmp_path / "vectors.npz")["0"]
+    assert vectors.shape == (3, 5, 8)
+    assert_close(vectors[:, 0, :2], [[-2.463387, 1.869776], [-2.941660, 1.928160], [-3.707275, 1.772445]], atol=1e-5)
+
+
 def test_run_json_is_read_back_as_it_was_written():
-    run, tree = run_file.read(GOLDEN / "run_format_1")
-    assert run_file.from_json(run_file.to_json(run), "here") == run
-    assert set(tree) == {"format", "config", "versions", "tokenizer", "data"}
+    record = run_file.read(GOLDEN / "run_format_1")
+    assert run_file.from_json(run_file.to_json(record.run), "here") == record.run
+
+
+@pytest.mark.parametrize("name", ["run", "task", "gpt", "elmo", "elmo_task"])
+def test_a_record_of_format_1_is_written_in_format_2_and_read_back_the_same(name: str, tmp_path: Path):
+    record = run_file.read(GOLDEN / f"{name}_format_1")
+    run_file.write(tmp_path, record)
+    tree = json.loads((tmp_path / "run.json").read_text())
+    assert tree["format"] == 2 and not {"objective"} & tree["config"].keys()
+    assert not {"stream", "layout", "split", "predictions"} & tree["config"]["data"].keys()
+    assert run_file.read(tmp_path) == record
+    written = (tmp_path / "run.json").stat().st_mtime_ns
+    run_file.write(tmp_path, record)
+    assert (tmp_path / "run.json").stat().st_mtime_ns == written
+
+
+def test_fields_of_format_1_keep_their_values():
+    """Also those of an imported run, and a question answering model, which had no kind of task."""
+    old = {
+        "data": {"split": "punctuation", "predictions": 7, "stream": "sentence_pairs", "layout": "bert"},
+        "save": {"latest": 5}, "init": {"run": "x", "scratch": True}, "objective": "span",
+    }  # fmt: skip
+    imported = {"format": "hf", "config": {"hidden_size": 8}, "parts": ["span"], "drawn": ["heads_span/bias"]}
+    new = upgrade({"format": 1, "config": old, "published": imported})
+    assert new["config"] == {
+        "data": {"word_splitter": "punctuation", "max_predictions": 7},
+        "save": {"max_to_keep": 5}, "init": {"run": "x", "random": True}, "task": {"kind": "span"},
+    }  # fmt: skip
+    assert new["imported"] == {
+        "format": "hf", "config": {"hidden_size": 8}, "parts": ["span"], "missing": ["heads_span/bias"]
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"format": 2}, "has format 2; this version reads format 1"),
+        ({"format": 3}, "has format 3; this version reads formats 1 and 2"),
+        ({"format": True}, "has format True; this version reads formats 1 and 2"),
         ({"config": {"model": {"family": "bort"}}}, "model.family is 'bort', not one of bert"),
         ({"config": {"model": {"family": "bert", "hiden": 8}}}, r"no field 'hiden' \(did you mean hidden\?\)"),
         ({"config": {"model": {"family": "bert", "hidden": "8"}}}, "hidden is '8', not of kind int"),
@@ -101,7 +162,7 @@ def test_a_run_json_that_is_not_ours_is_one_clear_line(tmp_path, change, line):
 
 
 def test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else():
-    run, _ = run_file.read(GOLDEN / "run_format_1")
+    run = run_file.read(GOLDEN / "run_format_1").run
     word = run_file.fingerprint(run, "t", "d")
     same = [{"steps": 99}, {"dir": "x"}, {"mesh": MeshConfig(fsdp=2)}, {"save": SaveConfig(every=7)}]
     assert {run_file.fingerprint(dataclasses.replace(run, **change), "t", "d") for change in same} == {word}

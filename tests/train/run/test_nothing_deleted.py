@@ -36,7 +36,7 @@ def test_a_run_json_without_its_data_entry_loses_nothing(tiny_words, copied, cap
     tree = json.loads((copied / "run.json").read_text())
     (copied / "run.json").write_text(json.dumps({name: x for name, x in tree.items() if name not in missing}))
     code, err = said(capsys, *tiny_words, "--dir", copied)
-    assert code == 0 and "going on from step 40" in err, err
+    assert code == 0 and "resuming from step 40" in err, err
     assert files_of(copied, "checkpoints/40", "data", "tokenizer") == before
     assert json.loads((copied / "run.json").read_text())["data"] == tree["data"]
     assert sum(1 for _ in read_metrics(copied / "metrics.jsonl")) >= 40

@@ -26,6 +26,7 @@ from contexture.train.options import MeshConfig, SaveConfig
 from contexture.train.run.data import open_shards
 from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create
+from tests.helpers.logs import logged
 
 KILLS = 2
 
@@ -50,7 +51,7 @@ def recorded(folder: Path) -> int:
 
 
 def went_on_from(stderr: str) -> int:
-    said = [line for line in stderr.splitlines() if line.startswith(("going on from step", "starting at step"))]
+    said = [line for line in stderr.splitlines() if line.startswith(("resuming from step", "starting at step"))]
     return int(said[0].split()[-1])
 
 
@@ -109,11 +110,11 @@ def test_a_stopped_run_is_the_same_run(door, tmp_path, training, number, request
         reached = recorded(folder)
         if number != signal.SIGKILL:
             assert process.returncode in (75 if number == signal.SIGTERM else 130, 0), stderr
-            assert "the same command goes on" in stderr or process.returncode == 0
+            assert "the same command resumes" in stderr or process.returncode == 0
         again = door(*tiny_words, "--dir", folder, wait=False)
         try:
             head = ""
-            while not head.startswith(("going on from step", "starting at step")):
+            while not head.startswith(("resuming from step", "starting at step")):
                 head = again.stderr.readline()
                 assert head, "the run ended without saying where it goes on from"
             assert went_on_from(head) >= reached - 10
@@ -132,7 +133,7 @@ def test_a_stopped_run_is_the_same_run(door, tmp_path, training, number, request
 
 def carried(folder: Path) -> list[np.ndarray]:
     """What the lines of a finished run's last batch would hand on to the next."""
-    run, _ = run_file.read(folder)
+    run = run_file.read(folder).run
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         _, shapes, shardings = create(model_of(run, ()), run, mesh)
@@ -165,7 +166,7 @@ def test_a_checkpoint_from_before_there_was_a_carry_is_read(tmp_path):
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     zero, params = np.zeros((), np.int32), {"backbone": {"norm": {"scale": np.arange(3, dtype=np.float32)}}}
     arrays = jax.device_put((zero + 7, params, {"count": zero}, zero, zero), meshes.replicated(mesh))
-    checkpoints = Checkpoints(tmp_path, mesh, SaveConfig(), lambda line: None)
+    checkpoints = Checkpoints(tmp_path, mesh, SaveConfig())
     checkpoints.save(7, Before(*arrays), {}, None)
     checkpoints.wait()
     checkpoints.close()
@@ -179,7 +180,7 @@ def test_a_finished_run_stays_as_it_is(door, tiny_words, tiny_run, tmp_path):
     folder = tmp_path / "again"
     shutil.copytree(tiny_run, folder)
     done = door(*tiny_words, "--dir", folder)
-    assert done.returncode == 0 and "going on from step 40" in done.stderr
+    assert done.returncode == 0 and "resuming from step 40" in done.stderr
     assert_same_run(folder, tiny_run)
 
 
@@ -247,7 +248,7 @@ HARMS = {"truncated": harm_truncate, "removed": Path.unlink, "flipped": harm_fli
 def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_path):
     """Each file of the newest checkpoint, three harms: either the step before is gone on from and the bad item or array
     is named, or the very numbers that were saved come back."""
-    run, _ = run_file.read(tiny_run)
+    run = run_file.read(tiny_run).run
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         _, shapes, shardings = create(build(run.model, OBJECTIVES[run.objective].heads), run, mesh)
@@ -265,9 +266,9 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
                 shutil.rmtree(folder, ignore_errors=True)
                 shutil.copytree(tiny_run / "checkpoints", folder / "checkpoints")
                 harm(folder / file)
-                said: list[str] = []
-                checkpoints = Checkpoints(folder, mesh, run.save, said.append, identity)
-                found = checkpoints.restore_latest(wanted)
+                checkpoints = Checkpoints(folder, mesh, run.save, identity)
+                with logged() as said:
+                    found = checkpoints.restore_latest(wanted)
                 assert found is not None
                 step = int(found[0].step)
                 same = jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), b), found[0], good[step])
@@ -291,7 +292,7 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
             if step.name not in ("30", "40"):
                 shutil.rmtree(step)
         with pytest.raises(CheckpointError, match="no good checkpoint is left.*step 40: item digest.*step 30"):
-            Checkpoints(folder, mesh, run.save, lambda _: None, identity).restore_latest(wanted)
+            Checkpoints(folder, mesh, run.save, identity).restore_latest(wanted)
         assert open_shards(tiny_run, run).fingerprint
 
 
@@ -302,5 +303,5 @@ def test_a_damaged_checkpoint_is_said_and_the_run_is_the_same(door, tiny_words, 
     harm_flip(largest)
     done = door(*tiny_words, "--dir", folder)
     assert done.returncode == 0, done.stderr
-    assert "warning: checkpoint of step 40: " in done.stderr and "going on from step 30" in done.stderr
+    assert "warning: checkpoint of step 40: " in done.stderr and "resuming from step 30" in done.stderr
     assert_same_run(folder, tiny_run)

@@ -19,7 +19,7 @@ from contexture.train.run.report import read_metrics
 from tests.helpers.commands import done, said
 
 pytestmark = pytest.mark.usefixtures("one_device")
-SPEED = ("tokens_per_second", "seconds_left", "mfu", "flops_utilisation")
+SPEED = ("tokens_per_second", "seconds_left", "mfu")
 
 
 def figures(folder: Path) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def test_a_run_stopped_in_an_evaluation_is_the_same_run(words, whole, tmp_path, 
     assert code == 75 and f"saved step {step} in" in err and after == [], (err, after)
     assert [r for r in figures(folder) if (r["step"], r["split"]) == (step, "dev")] == []
     code, err = said(capsys, *words, "--dir", folder)
-    assert code == 0 and f"going on from step {step}" in err, err
+    assert code == 0 and f"resuming from step {step}" in err, err
     assert figures(folder) == figures(whole)
     there = ranks(folder)
     assert there[40] == ranks(whole)[40] and best_step(there) == best_step(ranks(whole))
@@ -103,7 +103,7 @@ def test_a_run_killed_while_it_makes_up_for_an_evaluation_is_the_same_run(words,
     assert code == 1 and read_meta(folder / "checkpoints" / "20") == before and before["unevaluated"], err
     assert [(r["step"], r["split"]) for r in figures(folder)].count((20, "dev")) == 1
     code, err = said(capsys, *words, "--dir", folder)
-    assert code == 0 and "going on from step 20" in err, err
+    assert code == 0 and "resuming from step 20" in err, err
     assert figures(folder) == figures(whole) and ranks(folder) == ranks(whole)
 
 
@@ -137,7 +137,7 @@ def test_a_signal_is_answered_while_text_is_counted(words, tmp_path, capsys, mon
 
     monkeypatch.setattr(kind, name, counted)
     code, err = said(capsys, *words, "--dir", tmp_path / "run")
-    assert code == 75 and "stopped before training went on" in err and len(calls) == 1, (err, len(calls))
+    assert code == 75 and "stopped before training resumed" in err and len(calls) == 1, (err, len(calls))
 
 
 def test_a_batch_that_grows_is_evaluated_as_one_that_does_not(words, tmp_path, capsys):
@@ -166,4 +166,4 @@ def test_a_run_that_is_moved_while_it_trains_is_not_split(words, tmp_path, capsy
     assert not folder.exists()
     monkeypatch.undo()
     code, err = said(capsys, *words, "--dir", moved)
-    assert code == 0 and "going on from step 20" in err, err
+    assert code == 0 and "resuming from step 20" in err, err

@@ -16,8 +16,9 @@ READ = (
     "from contexture.data.tasks.encode_examples import encode\nfrom contexture.data.tasks.batches import TaskBatches\n"
     "from contexture.data.tokenizers.registry import load_tokenizer\n"
     "task, tokenizer = TaskConfig(kind='classify', train=(sys.argv[1],)), load_tokenizer(sys.argv[2], True)\n"
-    "store = encode(task, tokenizer, Path(sys.argv[3]), lambda line: None)\nstore.verify()\n"
-    "batches = TaskBatches(store, tokenizer, DataConfig(batch=64, length=16, predictions=1), task, seed=0)\n"
+    "store = encode(task, tokenizer, Path(sys.argv[3]))\nstore.verify()\n"
+    "config = DataConfig(batch=64, length=16, max_predictions=1)\n"
+    "batches = TaskBatches(store, tokenizer, config, task, seed=0, family='bert')\n"
     "for step in (*range(20), store.splits['train'].examples // 64):\n    batches.read(step)\n"
 )
 """What a fine-tuning does with its rows, without jax, whose compiler takes more memory than all of it."""

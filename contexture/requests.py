@@ -1,32 +1,40 @@
-"""What the commands are asked that train nothing, as typed configurations. Needs no jax."""
+"""What can be asked of each command that trains nothing: one type a command, from which the command line, the call in
+Python and its documentation are made. Needs no jax.
 
-from dataclasses import dataclass, field
-from typing import Literal
+Fields before `KW_ONLY` may be given by position in Python. `step=0` is the newest good checkpoint.
+"""
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
 import tyro
 
 from contexture.models.config import Sampling
-from contexture.train.options import MeshConfig
+from contexture.train.evaluation.request import EvaluationRequest, Steps, Strings
+
+Place = str | Path
+"""A file or a folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _To:
-    """What is written somewhere."""
+def several(values: Strings) -> tuple[str, ...]:
+    """One string or several, as a tuple."""
+    return (values,) if isinstance(values, str) else tuple(values)
 
-    to: str
 
-    def __post_init__(self) -> None:
-        if not self.to.strip():  # a shell's variable that is not set: it would be the folder one stands in
-            raise ValueError("to= is empty; give --to a path")
+def _check_place(to: Place) -> None:
+    """Raises ValueError for an empty one, which a shell's unset variable makes: it would be the current folder."""
+    if not str(to).strip():
+        raise ValueError("to= is empty; give --to a path")
 
 
 @dataclass(frozen=True)
-class NoArgs:
+class NoOptions:
     """A command without options."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show:
+class ShowRequest:
     """The resolved configuration and the parameter table; nothing runs."""
 
     what: tyro.conf.Positional[str]
@@ -34,7 +42,7 @@ class Show:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnTokenizer(_To):
+class TokenizerRequest:
     """Learn a vocabulary from text."""
 
     kind: tyro.conf.Positional[
@@ -50,12 +58,15 @@ class LearnTokenizer(_To):
     """The tokenizer's folder."""
     lowercase: bool = True
     """Lower-case and strip accents (wordpiece alone; all others keep text as it is)."""
-    split: Literal["spaces", "punctuation"] = "spaces"
-    """Of words: they stand between spaces already, or punctuation is to be parted from them first (raw text)."""
+    word_splitter: Literal["spaces", "punctuation"] = "spaces"
+    """Of words: split text at spaces (tokenised text), or split punctuation off as well (raw text)."""
+
+    def __post_init__(self) -> None:
+        _check_place(self.to)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepare(_To):
+class PrepareRequest:
     """Tokenise text once into shards, which any number of runs may then read: --data.path FOLDER."""
 
     recipe: tyro.conf.Positional[str]
@@ -70,40 +81,22 @@ class Prepare(_To):
     dev_fraction: float = 0.0
     """Instead of dev: hold out the end of each file."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """Other examples than the run's own."""
-
-    dev: tuple[str, ...] = ()
-    """Labelled files to look at, with the columns of the training set."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluate:
-    """Held-out figures of a run, over the whole set, each example once."""
-
-    run: tyro.conf.Positional[str]
-    """The run's folder."""
-    split: Literal["dev", "test", "train"] = "dev"
-    """Of a task: which of the run's own examples."""
-    task: Files = field(default_factory=Files)
-    step: tuple[str, ...] = ()
-    """Checkpoints: their steps, `best`, or `all`; empty: the newest good one."""
-    batch: int = 0
-    """Lines at a time; 0: as in training."""
-    to: str = ""
-    """A folder for predictions.jsonl; empty: RUN/evaluations."""
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-
     def __post_init__(self) -> None:
-        if self.batch < 0:
-            raise ValueError(f"batch={self.batch} is not a number of lines (0: as in training)")
+        _check_place(self.to)
+
+
+@dataclass(frozen=True)
+class EvaluationArgs(EvaluationRequest):
+    """Held-out metrics of a run, over the whole set, each example once."""
+
+    run: tyro.conf.Positional[Place]
+    dev: Annotated[Strings, tyro.conf.arg(aliases=["--task.dev"], metavar="FILE …")] = ()
+    step: Annotated[Steps, tyro.conf.arg(metavar="STEP …|best|all")] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(_To):
-    """Answers to new examples, a JSON line each."""
+class PredictionRequest:
+    """Predictions for new examples, a JSON line each."""
 
     run: tyro.conf.Positional[str]
     """The folder of a fine-tuned run."""
@@ -125,48 +118,51 @@ class Predict(_To):
     """Lines at a time."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        _check_place(self.to)
         if self.batch < 1:
-            raise ValueError(f"batch={self.batch} is not a positive number of lines")
+            raise ValueError(f"batch={self.batch} is not a positive number of examples")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fill:
-    """What a masked language model would put in the place of each [MASK]."""
+@dataclass(frozen=True)
+class FillRequest:
+    """The most probable tokens for each [MASK] of a text, from a masked language model."""
 
-    run: tyro.conf.Positional[str]
+    run: tyro.conf.Positional[Place]
     """The folder of a pretrained run."""
     text: str
     """A text with one [MASK] or several."""
+    _: KW_ONLY
     top: int = 5
-    """Pieces for each."""
+    """Tokens for each."""
     step: int = 0
     """Another checkpoint than the newest."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generate:
-    """What a GPT writes on from a prompt."""
+@dataclass(frozen=True)
+class GenerationRequest:
+    """Continuations of prompts, from a GPT."""
 
-    run: tyro.conf.Positional[str]
+    run: tyro.conf.Positional[Place]
     """The folder of a pretrained run."""
-    prompt: tuple[str, ...] = ()
-    """A prompt or several; an empty one begins a document."""
+    prompt: Annotated[Strings, tyro.conf.arg(metavar="TEXT …")] = ()
+    """A prompt or several; an empty one starts a document."""
+    _: KW_ONLY
     input: str = ""
     """Instead of prompt: a file with a prompt in each line."""
     tokens: int = 0
-    """Most tokens that are written; 0: 64, or as many as the model takes."""
+    """Tokens to generate, at most; 0: 64, or as many as the model takes."""
     temperature: float = 1.0
-    """0: always the likeliest token; 1: as the model has it."""
+    """0: always the most probable token (greedy); 1: the model's own probabilities."""
     top_k: int = 0
-    """Draw among the k likeliest tokens; 0: all."""
+    """Sample from the k most probable tokens; 0: from all."""
     top_p: float = 1.0
-    """Draw among the likeliest tokens that together have this share; 1: all."""
-    exclusive: bool = False
-    """The token with which top-p is reached stays out, as in GPT-2's code."""
-    stop: tuple[str, ...] = ()
-    """Texts before which the writing ends."""
+    """Sample from the most probable tokens that together reach this probability (nucleus sampling); 1: from all."""
+    top_p_exclusive: bool = False
+    """Leave out the token with which top-p is reached, as GPT-2's code does."""
+    stop: Annotated[Strings, tyro.conf.arg(metavar="TEXT …")] = ()
+    """Texts before which the generation ends."""
     seed: int = 0
+    """Of the random numbers; the same seed gives the same text."""
     batch: int = 16
     """Prompts at a time."""
     step: int = 0
@@ -175,19 +171,25 @@ class Generate:
     def __post_init__(self) -> None:
         if bool(self.prompt) == bool(self.input):
             raise ValueError("give --prompt TEXT, or --input FILE with a prompt in each line")
-        Sampling(self.temperature, self.top_k, self.top_p)
+        _ = self.sampling
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are sampled. Raises ValueError for what is no way to."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.top_p_exclusive)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Embed(_To):
-    """The vectors of a text's words, of a BERT's or a GPT's pieces, line by line."""
+@dataclass(frozen=True)
+class EmbeddingRequest:
+    """Contextual vectors of the words of a text, or of a BERT's or a GPT's tokens, line by line."""
 
-    run: tyro.conf.Positional[str]
+    run: tyro.conf.Positional[Place]
     """The run's folder."""
-    input: str
+    input: Place
     """A text file; each line is a sentence."""
-    to: str
+    to: Place
     """The file of vectors: *.hdf5, a dataset for each line by its number, as the original's; or *.npz, alike."""
+    _: KW_ONLY
     layers: str = "all"
     """all: [layers, words, width], the words' own first; last; or numbers, `0,2`."""
     pool: Literal["none", "mean", "mean-words", "last", "cls"] = "none"
@@ -196,13 +198,16 @@ class Embed(_To):
     batch: int = 64
     """Lines at a time."""
     stateful: bool = False
-    """Of an ELMo: line n goes on from line n - batch, as in the original's inference."""
+    """Of an ELMo: line n continues the hidden state of line n - batch, as the original's inference does."""
     step: int = 0
     """Another checkpoint than the newest."""
 
+    def __post_init__(self) -> None:
+        _check_place(self.to)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Layers:
+class LayersRequest:
     """What each layer counts in the mixes that fine-tuned runs have learned."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
@@ -212,7 +217,7 @@ class Layers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Import(_To):
+class ImportRequest:
     """A published model as a run."""
 
     format: tyro.conf.Positional[Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm"]]
@@ -231,21 +236,24 @@ class Import(_To):
     """Of BERT: whether text is lower-cased; auto: what the files say, else no where the vocabulary has capitals."""
     gelu: Literal["erf", "tanh"] = "erf"
     """Of bert-tf: which gelu the model was trained with; its files do not say."""
-    split: Literal["spaces", "punctuation"] = "spaces"
-    """Of bilm: how the run parts the words of text: at spaces, as the original, whose text is tokenised; or punctuation
-    from words too."""
+    word_splitter: Literal["spaces", "punctuation"] = "spaces"
+    """Of bilm: split text into words at spaces, as the original does with its tokenised text; or split punctuation off
+    as well."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        _check_place(self.to)
         for name, usual, formats in (
-            ("lowercase", "auto", ("hf", "bert-tf")), ("gelu", "erf", ("bert-tf",)), ("split", "spaces", ("bilm",))
-        ):  # fmt: skip
+            ("lowercase", "auto", ("hf", "bert-tf")),
+            ("gelu", "erf", ("bert-tf",)),
+            ("word_splitter", "spaces", ("bilm",)),
+        ):
             if getattr(self, name) != usual and self.format not in formats:
-                raise ValueError(f"--{name} has no meaning for {self.format}; it is for {' and '.join(formats)}")
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} has no meaning for {self.format}; it is for {' and '.join(formats)}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(_To):
+class ExportRequest:
     """A run as files that others read."""
 
     run: tyro.conf.Positional[str]
@@ -257,15 +265,19 @@ class Export(_To):
     step: int = 0
     """Another checkpoint than the newest."""
 
+    def __post_init__(self) -> None:
+        _check_place(self.to)
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
+
+@dataclass(frozen=True)
+class ScoreRequest:
     """How well a GPT predicts text: perplexity per token and per word, bits per byte."""
 
-    run: tyro.conf.Positional[str]
+    run: tyro.conf.Positional[Place]
     """The folder of a pretrained run."""
-    input: tuple[str, ...]
+    input: Annotated[Strings, tyro.conf.arg(metavar="FILE …")]
     """Text: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    _: KW_ONLY
     documents: Literal["files", "blank_lines"] = "files"
     """What a document of a *.txt file is: the whole file, or text between blank lines."""
     length: int = 0

@@ -1,0 +1,81 @@
+"""The settings of a fine-tuning: a task's recipe, with what the pretrained run and the papers' practice give it."""
+
+import dataclasses
+
+from contexture.configs import task
+from contexture.data.config import DataConfig
+from contexture.models.config import ElmoConfig, HeadConfig
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
+from contexture.train.options import InitConfig, OptimConfig
+
+
+def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 0, random: bool = False) -> Run:
+    """The run that fine-tunes `source`, which lies in `folder`, on the task or kind of task `name`.
+
+    task_vocabulary: of a GPT, the tokens of its vocabulary with those that separate a task's texts. random: the model
+    is to be initialised randomly, as a baseline. Raises ConfigError where there is no such task for this family.
+    """
+    base = task(name)
+    if source.family == "elmo" and base.task.kind == "choice":
+        raise ConfigError("task.kind=choice is not for an ELMo; give a run of a BERT or a GPT")
+    data, init = _data_like(source, base), InitConfig(run=folder)
+    head = source.head if source.task.kind == base.task.kind else base.head
+    if isinstance(source.model, ElmoConfig):
+        return _as_elmo(base, source.model, data, head, init, random=random)
+    base = dataclasses.replace(base, model=source.model, data=data, head=head, init=init)
+    return _as_gpt(base, task_vocabulary) if source.family == "gpt" else base
+
+
+def pretrain_further(source: Run, base: Run) -> Run:
+    """A recipe with the model of another run of its family, and the way that run splits text into words."""
+    if source.family != base.family:
+        return base
+    data = _data_like(source, base)
+    data = dataclasses.replace(data, max_predictions=min(data.max_predictions, data.length))
+    return dataclasses.replace(base, model=source.model, data=data)
+
+
+def _data_like(source: Run, base: Run) -> DataConfig:
+    """The recipe's data, read as the vocabulary of `source` expects, no longer than its model allows."""
+    return dataclasses.replace(
+        base.data,
+        lowercase=source.data.lowercase,
+        word_splitter=source.data.word_splitter,
+        length=min(base.data.length, getattr(source.model, "length", base.data.length)),
+    )
+
+
+def _as_gpt(run: Run, vocabulary: int) -> Run:
+    """A fine-tuning as GPT-1 has it (Radford et al. 2018, section 4.1): its optimizer, 6.25e-5, a warm-up over 0.2 % of
+    the steps, and half of the language-modelling loss added; the token table grows to hold `vocabulary` rows."""
+    optim = OptimConfig(
+        name="gpt1", schedule="gpt1", peak_lr=6.25e-5, warmup=0, warmup_fraction=0.002, eps=1e-8, weight_decay=0.01
+    )
+    return dataclasses.replace(
+        run,
+        model=dataclasses.replace(run.model, vocab=max(run.model.vocab, vocabulary)),
+        optim=optim,
+        task=dataclasses.replace(run.task, lm_weight=0.5),
+        init=dataclasses.replace(run.init, grow=True),
+    )
+
+
+def _as_elmo(run: Run, model: ElmoConfig, data: DataConfig, head: HeadConfig, init: InitConfig, *, random: bool) -> Run:
+    """A fine-tuning following common ELMo practice (Peters et al. 2018): the biLM frozen and without dropout, a scalar
+    mix of its layers into a biLSTM of the task's own, Adam at 1e-3. A head that mixes already stays as it is.
+
+    random: the biLM has learned nothing, so it is trained too.
+    """
+    return dataclasses.replace(
+        run,
+        model=model if random else dataclasses.replace(model, dropout=0.0),
+        data=dataclasses.replace(data, vocabulary="words", word_types=512),
+        head=HeadConfig(mix="all", cells=128) if head.mix == "off" else head,
+        init=init,
+        optim=OptimConfig(
+            name="adamw", schedule="linear", peak_lr=1e-3, warmup=0, final_lr=0.1, eps=1e-8, weight_decay=0.0, clip=5.0,
+            frozen=() if random else ("backbone",),
+        ),
+        epochs=10.0,
+    )  # fmt: skip

@@ -1,0 +1,51 @@
+"""What an evaluation looks at. Needs no jax."""
+
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from contexture.train.options import MeshConfig
+
+Strings = str | tuple[str, ...] | list[str]
+"""One or several."""
+Steps = int | str | tuple[int | str, ...] | list[int | str]
+"""Steps of checkpoints, `best` or `all`."""
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """Which examples and which checkpoints of a run are evaluated, and how."""
+
+    run: str | Path
+    """The run's folder."""
+    _: KW_ONLY
+    split: Literal["dev", "test", "train"] = "dev"
+    """Of a task: which of the run's own examples."""
+    dev: Strings = ()
+    """Of a task: labelled files to evaluate instead, with the columns of the training set."""
+    step: Steps = ()
+    """Checkpoints: their steps, `best`, or `all`; empty: the newest good one."""
+    batch: int = 0
+    """Sequences at a time; 0: as in training."""
+    to: str = ""
+    """A folder for predictions.jsonl; empty: RUN/evaluations."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+
+    def __post_init__(self) -> None:
+        if self.batch < 0:
+            raise ValueError(f"batch={self.batch} is not a number of sequences (0: as in training)")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The labelled files."""
+        return (self.dev,) if isinstance(self.dev, str) else tuple(self.dev)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The checkpoints, as words."""
+        return tuple(map(str, (self.step,) if isinstance(self.step, int | str) else self.step))
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.run)
