@@ -140,7 +140,7 @@ def ours(args: argparse.Namespace) -> Worker:
     layers, hidden, heads, ffn = SIZES[args.size]
     run = Run(
         model=BertConfig(vocab=VOCAB, layers=layers, hidden=hidden, heads=heads, ffn=ffn),
-        data=DataConfig(batch=args.batch, length=args.length, predictions=args.predictions),
+        data=DataConfig(batch=args.batch, length=args.length, max_predictions=args.predictions),
         optim=OptimConfig(name="adamw", schedule="linear", warmup=10_000),
     )
     more = {"valid": np.ones(args.batch)}

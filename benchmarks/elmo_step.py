@@ -33,7 +33,7 @@ def settings() -> Any:
     from contexture.configs import recipe
 
     run = recipe("elmo.small")
-    data = dataclasses.replace(run.data, batch=32, word_types=TYPES, split="punctuation", split_sentences=True)
+    data = dataclasses.replace(run.data, batch=32, word_types=TYPES, word_splitter="punctuation", split_sentences=True)
     return dataclasses.replace(run, model=dataclasses.replace(run.model, vocab=VOCABULARY), data=data)
 
 
@@ -53,7 +53,7 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
 
             write_text(Path(folder) / "text", split(list(library()))["rest"])
         data = dataclasses.replace(settings().data, path=(args.text or f"{folder}/text",))
-        tokenizer = learn("words", texts(expand(data.path, "--text")), VOCABULARY, False, data.split)
+        tokenizer = learn("words", texts(expand(data.path, "--text")), VOCABULARY, False, data.word_splitter)
         lanes = LaneBatches(prepare(data, tokenizer, Path(folder) / "shards"), data, seed=0)
         found = [lanes.read(step) for step in range(STEPS)]
     return [batch for batch in found if len(batch["types"]) == TYPES]

@@ -30,7 +30,7 @@ TEXT, TASK, RUNS = Path("demo/text"), Path("demo/task"), Path("demo/runs")
 RUN, GPT, ELMO = RUNS / "bert", RUNS / "gpt", RUNS / "elmo"
 PRETRAIN = (
     f"pretrain bert.tiny --dir {RUN} --data.path {TEXT} --data.dev-fraction 0.1 --model.vocab 4096 "
-    "--data.length 32 --data.predictions 7 --data.masked-fraction 0.2 --data.batch 32 --model.init-std 0.08 "
+    "--data.length 32 --data.max-predictions 7 --data.masked-fraction 0.2 --data.batch 32 --model.init-std 0.08 "
     "--model.dropout 0 --model.attention-dropout 0 --optim.b2 0.98 --steps 4500 --evaluate.every 1500"
 )
 PRETRAIN_GPT = (
@@ -139,7 +139,7 @@ def compare(console: Console) -> None:
     ours = tuned("BERT", RATE, RUNS / "pretrained")
     gpt = tuned("GPT + its words", RATE, RUNS / "gpt-pretrained", source=GPT)
     elmo = tuned("ELMo, frozen", RATE, RUNS / "elmo-pretrained", FINETUNE_ELMO, ELMO)
-    anew = f"{FINETUNE} --init.scratch"
+    anew = f"{FINETUNE} --init.random"
     scratch = [tuned("BERT, scratch", rate, RUNS / f"scratch-{rate}", anew) for rate in SCRATCH_RATES]
     best = max(scratch, key=lambda row: row.dev[1])
     sizes = [len((ROOT / TASK / f"{part}.jsonl").read_text("utf-8").splitlines()) for part in ("train", "test")]

@@ -140,7 +140,7 @@ def _write_text(folder: Path) -> None:
 
 TINY = (
     "--model.layers 2 --model.hidden 32 --model.heads 2 --model.ffn 64 --model.vocab 150 --data.length 32 "
-    "--data.predictions 5 --data.batch 16 --optim.warmup 5 --save.every 10 --log.every 5 --steps 40"
+    "--data.max-predictions 5 --data.batch 16 --optim.warmup 5 --save.every 10 --log.every 5 --steps 40"
 ).split()
 
 
@@ -183,7 +183,7 @@ def tiny_run(trained_run, tiny_words: list[str]) -> Path:
 @pytest.fixture(scope="session")
 def gpt_words(text_folder: Path) -> list[str]:
     """The words of a small GPT's run without its --dir: 40 steps, a checkpoint every 10; byte-level pieces, packed."""
-    at = TINY.index("--data.predictions")
+    at = TINY.index("--data.max-predictions")
     words = TINY[:at] + TINY[at + 2 :]
     words[words.index("150")] = "300"
     more = ["--data.documents", "blank_lines", "--data.packed"]
@@ -221,7 +221,7 @@ def published_elmo(shared: Path, once) -> Path:
     golden = shared / "data" / "golden_bilm_tf" / "model"
 
     def made(folder: Path) -> None:
-        import_model("bilm", golden, folder, lambda line: None)
+        import_model("bilm", golden, folder)
 
     return once("published_elmo", made)
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fuzz import mutate
 from tests.fuzz.__main__ import case_of
-from tests.fuzz.target import FOUND, Absent, Refused, Sandbox, Target, command
+from tests.fuzz.target import FOUND, Absent, Clock, Refused, Sandbox, Target, command
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.worker import smaller
 
@@ -96,6 +96,14 @@ def test_each_law_is_seen_broken(case, law, tmp_path):
     target = Target("law", _makes, "a", mutate.of_bytes, read)
     broken = Sandbox(target, tmp_path / "sandbox").run(b"case", seconds=0.5 if case == "hangs" else 60)
     assert broken is not None and broken.law == law, broken
+
+
+def test_waiting_for_a_core_is_no_hang(monkeypatch):
+    """Only the longest wait of a thread counts, since threads wait at the same time."""
+    waits = iter([{"1": 5.0, "2": 1.0}, {"1": 5.5, "2": 3.0, "3": 0.25}])
+    monkeypatch.setattr(Clock, "_waits", staticmethod(lambda: next(waits)))
+    monkeypatch.setattr("time.monotonic", iter([100.0, 112.0]).__next__)
+    assert Clock().seconds() == 10.0
 
 
 def test_a_refusal_in_one_line_breaks_no_law(tmp_path):

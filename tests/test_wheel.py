@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import contexture
 from tests.conftest import ROOT, TINY
 
 pytestmark = pytest.mark.long
@@ -52,6 +53,22 @@ def test_the_wheel_holds_one_folder(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"contexture"}
     assert {"contexture/models/bert.py", "contexture/train/loop.py", "contexture/cli/main.py"} <= set(names)
+    assert "contexture/py.typed" in names
+
+
+def test_the_wheels_version_is_that_of_the_package(wheel: Path, python: Path, tmp_path: Path):
+    ask = "import contexture, importlib.metadata as m; print(contexture.__version__, m.version('contexture'))"
+    done = subprocess.run([python, "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [contexture.__version__] * 2
+    assert wheel.name.startswith(f"contexture-{contexture.__version__}-")
+
+
+def test_a_type_checker_sees_the_annotations(python: Path, tmp_path: Path):
+    (tmp_path / "theirs.py").write_text("import contexture\n\nreveal_type(contexture.generate)\n")
+    pyright = [sys.executable, "-m", "pyright", "--pythonpath", str(python), "theirs.py"]
+    done = subprocess.run(pyright, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "Unknown" not in done.stdout and "prompt" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["models", "train", "data", "configs", "analysis"])
@@ -75,9 +92,9 @@ def test_it_trains_and_predicts_beside_a_users_own_modules(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    contexture = python.with_name("contexture")
-    assert os.access(contexture, os.X_OK)
-    run(contexture, "pretrain", "bert.tiny", "--data.path", text_folder, *TINY, "--dir", "run")
+    command = python.with_name("contexture")
+    assert os.access(command, os.X_OK)
+    run(command, "pretrain", "bert.tiny", "--data.path", text_folder, *TINY, "--dir", "run")
     task = ("--task.kind", "classify", "--task.train", task_files / "classify.train.tsv")
     run(python, "-m", "contexture", "finetune", "run", *task, "--data.length", 32, "--steps", 10, "--dir", "task")
     loaded, label = run(python, "-c", ASK).splitlines()

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from contexture.cli import arguments as asked
+from contexture import requests
 from contexture.train.config import Run, fields
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, of_bytes, of_json, of_lines, words_of
@@ -59,8 +59,8 @@ def _without_training() -> Iterator[None]:
 
     def open_alone(run: Run, recipe: Run, folder: Path, signals: Any) -> None:
         with directory.lock_run_dir(folder):
-            old = directory.open_or_create(run, folder, lambda line: None)
-            tokenizer, store = data.open_data(run, folder, lambda line: None, signals.check)
+            old = directory.open_or_create(run, folder)
+            tokenizer, store = data.open_data(run, folder, signals)
             directory.write_run_json(folder, run, tokenizer, store, old)
             figures = json.dumps({"step": 0, "split": "train", "loss": 1.0})
             (folder / "metrics.jsonl").write_text(figures + "\n", "utf-8")
@@ -139,11 +139,11 @@ def _damaged(name: str, run: str, file: str, mutate: Mutation, words: str) -> Ta
 _TINY = "--data.path ../theirs/text.txt --model.vocab 90 --data.length 16"
 _EMBED = "embed {folder} --input {folder}/text.txt --to {to}/v.npz"
 TARGETS = (
-    _words("recipes", "", "recipes", asked.NoArgs),
+    _words("recipes", "", "recipes", requests.NoOptions),
     _words("show", "", "show bert.tiny", _recipe("bert.tiny"), slow=True),
     _words("tokenizer", "", "tokenizer wordpiece --input ../theirs/text.txt --vocab-size 80 --to ../to/t",
-           asked.LearnTokenizer),
-    _words("prepare", "", "prepare bert.tiny --input ../theirs/text.txt --to ../to/s", asked.Prepare),
+           requests.TokenizerRequest),
+    _words("prepare", "", "prepare bert.tiny --input ../theirs/text.txt --to ../to/s", requests.PrepareRequest),
     _words("pretrain-bert", "", f"pretrain bert.tiny --dir ../to/run {_TINY}", _recipe("bert.tiny"), trains=True),
     _words("pretrain-gpt", "", f"pretrain gpt.tiny --dir ../to/run {_TINY}", _recipe("gpt.tiny"), trains=True),
     _words("pretrain-elmo", "", "pretrain elmo.tiny --dir ../to/run --data.path ../theirs/text.txt",
@@ -151,17 +151,18 @@ TARGETS = (
     _words("finetune", "run_format_1",
            "finetune ../theirs/run --task.kind classify --task.train ../theirs/train.tsv --dir ../to/run", _task(),
            trains=True),
-    _words("evaluate", "task_format_1", "evaluate ../theirs/run --task.dev ../theirs/train.tsv", asked.Evaluate,
-           slow=True),
+    _words("evaluate", "task_format_1", "evaluate ../theirs/run --task.dev ../theirs/train.tsv",
+           requests.EvaluationArgs, slow=True),
     _words("predict", "task_format_1", "predict ../theirs/run --input ../theirs/train.tsv --to ../to/p.jsonl",
-           asked.Predict, slow=True),
-    _words("embed", "run_format_1", "embed ../theirs/run --input ../theirs/text.txt --to ../to/e.npz", asked.Embed,
-           slow=True),
-    _words("fill", "run_format_1", "fill ../theirs/run --text [MASK]", asked.Fill, slow=True),
-    _words("generate", "gpt_format_1", "generate ../theirs/run --prompt a --tokens 2", asked.Generate, slow=True),
-    _words("score", "gpt_format_1", "score ../theirs/run --input ../theirs/text.txt", asked.Score, slow=True),
-    _words("import", "", "import hf ../theirs/folder --to ../to/run", asked.Import),
-    _words("export", "run_format_1", "export ../theirs/run hf --to ../to/hf", asked.Export, slow=True),
+           requests.PredictionRequest, slow=True),
+    _words("embed", "run_format_1", "embed ../theirs/run --input ../theirs/text.txt --to ../to/e.npz",
+           requests.EmbeddingRequest, slow=True),
+    _words("fill", "run_format_1", "fill ../theirs/run --text [MASK]", requests.FillRequest, slow=True),
+    _words("generate", "gpt_format_1", "generate ../theirs/run --prompt a --tokens 2",
+           requests.GenerationRequest, slow=True),
+    _words("score", "gpt_format_1", "score ../theirs/run --input ../theirs/text.txt", requests.ScoreRequest, slow=True),
+    _words("import", "", "import hf ../theirs/folder --to ../to/run", requests.ImportRequest),
+    _words("export", "run_format_1", "export ../theirs/run hf --to ../to/hf", requests.ExportRequest, slow=True),
     _damaged("embed-run.json", "run_format_1", "run.json", of_json, _EMBED),
     _damaged("embed-vocab", "run_format_1", "tokenizer/vocab.txt", of_lines, _EMBED),
     _damaged("embed-text", "run_format_1", "text.txt", of_lines, _EMBED),

@@ -17,7 +17,7 @@ from tests.interchange import test_mutated_files as made
 
 def _importing(format: Any) -> Callable[[Path, Path], None]:
     def read(folder: Path, to: Path) -> None:
-        convert.import_model(format, folder, to, lambda line: None)
+        convert.import_model(format, folder, to)
 
     return read
 

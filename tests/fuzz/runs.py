@@ -34,12 +34,11 @@ def golden(name: str) -> Callable[[Path], None]:
 
 
 def _description(folder: Path, to: Path) -> None:
-    run, described = run_file.read(folder)
+    run = run_file.read(folder).run
     run_file.fingerprint(run, "a", "b")
-    run_file.with_data_facts(run, described)
     load_tokenizer(folder / "tokenizer")
     copied = shutil.copytree(folder, to)
-    open_or_create(run, Path(copied), lambda line: None)
+    open_or_create(run, Path(copied))
 
 
 def _metrics(folder: Path, to: Path) -> None:
@@ -74,7 +73,7 @@ def _store(folder: Path) -> None:
     (text / "train.jsonl").write_text(rows, "utf-8")
     from dataclasses import replace
 
-    encode(replace(CLASSIFY, train=(str(text / "train.jsonl"),)), tokenizer(), folder, lambda line: None)
+    encode(replace(CLASSIFY, train=(str(text / "train.jsonl"),)), tokenizer(), folder)
 
 
 def _open_store(folder: Path, to: Path) -> None:

@@ -43,7 +43,7 @@ def _encode(name: str, task: TaskConfig) -> Callable[[Path, Path], None]:
         for labelled in (True, False):
             for _ in examples(path, task, labelled=labelled):
                 pass
-        store = encode(dataclasses.replace(task, train=(path,)), tokenizer(), to, lambda line: None)
+        store = encode(dataclasses.replace(task, train=(path,)), tokenizer(), to)
         store.verify()
 
     return read
@@ -77,8 +77,8 @@ def _text(stream: Any, documents: Any) -> Callable[[Path, Path], None]:
         list(whole_texts(sources, documents))
         for source in sources:
             list(sentence_batches(source, True))
-        config = DataConfig(path=(str(folder),), stream=stream, documents=documents, dev_fraction=0.3, length=16)
-        prepare(config, tokenizer(), to).verify()
+        config = DataConfig(path=(str(folder),), documents=documents, dev_fraction=0.3, length=16)
+        prepare(config, tokenizer(), to, stream=stream).verify()
 
     return read
 

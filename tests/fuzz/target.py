@@ -184,7 +184,7 @@ class Sandbox:
     def run(self, case: bytes, seconds: float = SECONDS) -> Broken | None:
         """The law that a case breaks, or None."""
         (self.theirs / self.target.file).write_bytes(case)
-        listed, peak, start = _listing(self.base), _peak(), time.monotonic()
+        listed, peak, clock = _listing(self.base), _peak(), Clock()
         broken, refused = None, False
         with self._around(), _alarm(seconds):
             try:
@@ -197,8 +197,8 @@ class Sandbox:
             except BaseException as error:
                 refused = True
                 broken = _judge(error)
-        if broken is None and time.monotonic() - start > seconds + 1:  # a finaliser has swallowed the alarm
-            broken = Broken("hang", "unknown", f"{time.monotonic() - start:.0f} s")
+        if broken is None and clock.seconds() > seconds + 1:  # a finaliser has swallowed the alarm
+            broken = Broken("hang", "unknown", f"{clock.seconds():.0f} s")
         if broken is None and _peak() - peak > GROWTH:
             broken = Broken("memory", "growth", f"{(_peak() - peak) >> 20} MiB more than before")
         now = _listing(self.base)
@@ -218,12 +218,39 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+class Clock:
+    """Seconds since it was made, without those in which a thread of this process could run and no core was free, so
+    that other work on the machine makes no hang. Linux tells them; elsewhere all seconds count."""
+
+    def __init__(self) -> None:
+        self._start, self._waited = time.monotonic(), self._waits()
+
+    def seconds(self) -> float:
+        """The seconds until now."""
+        waits = self._waits()
+        longest = max((wait - self._waited.get(thread, 0.0) for thread, wait in waits.items()), default=0.0)
+        return time.monotonic() - self._start - longest
+
+    @staticmethod
+    def _waits() -> dict[str, float]:
+        """Thread → the seconds for which it has waited for a core."""
+        found = {}
+        for file in Path("/proc/self/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # a thread that has ended since
+                found[file.parent.name] = int(file.read_text().split()[1]) / 1e9
+        return found
+
+
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
     """Raises Hang where the work takes longer. A timer that was set before goes on afterwards."""
+    clock = Clock()
 
     def ring(number: int, frame: FrameType | None) -> None:
-        raise Hang
+        if (left := seconds - clock.seconds()) > 0.05:
+            signal.setitimer(signal.ITIMER_REAL, left)
+        else:
+            raise Hang
 
     handler: Any = signal.signal(signal.SIGALRM, ring)
     left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)

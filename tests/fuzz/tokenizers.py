@@ -55,7 +55,7 @@ def export(name: str, folder: Path) -> None:
     if "local_window" in tree["config"]["model"]:
         tree["config"]["model"]["local_window"] = 0
         (run / "run.json").write_text(json.dumps(tree), "utf-8")
-    convert.export_model(run, "hf", folder, None, lambda line: None)
+    convert.export_model(run, "hf", folder, None)
     shutil.rmtree(run)
 
 
@@ -84,7 +84,7 @@ def _file(name: str, **more: object) -> Callable[[Path, Path], None]:
 
 def _published(kind: str) -> Callable[[Path, Path], None]:
     def read(folder: Path, to: Path) -> None:
-        use(open_published(folder, kind, "", None, lambda line: None)[0])
+        use(open_published(folder, kind, "", None, [])[0])
 
     return read
 

@@ -58,7 +58,7 @@ def test_what_was_published_comes_out_as_it_went_in(shared, published_elmo, tmp_
     """The original's own file: names, shapes, kinds and every bit; and the options that it has."""
     golden = shared / "data" / "golden_bilm_tf" / "model"
     code, err = said(capsys, "export", published_elmo, "bilm", "--to", tmp_path / "out")
-    assert code == 0 and "the softmax is not in such files, and stays behind" in err
+    assert code == 0 and "this format holds no softmax; not exported" in err
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["options.json", "vocab.txt", "weights.hdf5"]
     ours, theirs = tensors(tmp_path / "out" / "weights.hdf5"), tensors(golden / "lm_weights.hdf5")
     assert ours.keys() == theirs.keys()
@@ -70,12 +70,12 @@ def test_what_was_published_comes_out_as_it_went_in(shared, published_elmo, tmp_
 
 
 def test_what_was_trained_goes_out_and_comes_back_bit_for_bit(elmo_run, tmp_path, capsys):
-    """With its vocabulary; the softmax is drawn anew, which is said."""
+    """With its vocabulary; its softmax is initialised randomly, with a warning."""
     to, back = tmp_path / "out", tmp_path / "back"
-    told = convert.export_model(elmo_run, "bilm", to, 30, lambda line: None)
+    told = convert.export_model(elmo_run, "bilm", to, 30)
     assert told["step"] == 30
     code, err = said(capsys, "import", "bilm", to, "--to", back)
-    assert code == 0 and "was drawn: heads_bilm/bias, heads_bilm/kernel" in err
+    assert code == 0 and "was initialised randomly: heads_bilm/bias, heads_bilm/kernel" in err
     _, was, words = contexture.load(elmo_run, 30)
     _, now, same_words = contexture.load(back)
     for (path, a), b in zip(jax.tree.leaves_with_path(was["backbone"]), jax.tree.leaves(now["backbone"]), strict=True):
@@ -84,7 +84,7 @@ def test_what_was_trained_goes_out_and_comes_back_bit_for_bit(elmo_run, tmp_path
     assert now["heads_bilm"]["kernel"].shape == (words.size, 6)
     assert len((to / "vocab.txt").read_text("utf-8").splitlines()) == words.size
     assert tuple((to / "vocab.txt").read_text("utf-8").splitlines()[:3]) == SPECIAL
-    convert.export_model(back, "bilm", tmp_path / "again", None, lambda line: None)
+    convert.export_model(back, "bilm", tmp_path / "again", None)
     for name in ("weights.hdf5", "options.json", "vocab.txt"):
         if name == "weights.hdf5":
             again, once = tensors(tmp_path / "again" / name), tensors(to / name)
@@ -101,7 +101,7 @@ def test_an_imported_run_is_trained_on(door, published, elmo_run, elmo_words, tm
     (published / "vocab.txt").write_text("\n".join(words) + "\n", "utf-8")
     run, more = tmp_path / "run", tmp_path / "more"
     assert said(capsys, "import", "bilm", published, "--to", run)[0] == 0
-    done = door(*elmo_words, "--init.run", run, "--data.split", "spaces", "--dir", more)
+    done = door(*elmo_words, "--init.run", run, "--data.word-splitter", "spaces", "--dir", more)
     assert done.returncode == 0 and f"parameters from {run}, step 0" in done.stderr, done.stderr
     kept = [line for line in done.stderr.splitlines() if line.startswith(("kept", "new", "grown", "dropped"))]
     assert len(kept) == 2 and all(line.startswith("kept") for line in kept)
@@ -112,7 +112,7 @@ def test_an_imported_run_is_trained_on(door, published, elmo_run, elmo_words, tm
 
 def test_without_a_vocabulary_there_are_three_words(published, tmp_path, capsys):
     code, err = said(capsys, "import", "bilm", published, "--to", tmp_path / "run")
-    assert code == 0 and "the softmax over 3 words is not in such files, and was drawn" in err
+    assert code == 0 and "the softmax over 3 words is not in such files and was initialised randomly" in err
     assert contexture.load(tmp_path / "run")[2].size == 3
     assert cli.main(["show", str(tmp_path / "run"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -257,7 +257,7 @@ def test_nothing_is_left_of_what_was_not_finished(published, tmp_path, monkeypat
     monkeypatch.setattr(convert, "write_first", stop)
     there = sorted(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        convert.import_model("bilm", published, tmp_path / "run", lambda line: None)
+        convert.import_model("bilm", published, tmp_path / "run")
     assert sorted(tmp_path.iterdir()) == there
 
 

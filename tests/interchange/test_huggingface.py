@@ -23,6 +23,7 @@ from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.run.signals import Interrupted
 from contexture.train.run_file import read
 from tests.conftest import ROOT
+from tests.helpers.cancel import Calling
 from tests.helpers.commands import said
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -34,7 +35,7 @@ Change = Callable[[Path], object]
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pretrained BERT as transformers' files."""
     folder = tmp_path_factory.mktemp("out") / "bert"
-    convert.export_model(GOLDEN / "run_format_1", "hf", folder, None, lambda line: None)
+    convert.export_model(GOLDEN / "run_format_1", "hf", folder, None)
     return folder
 
 
@@ -60,10 +61,11 @@ def test_a_run_that_goes_out_comes_back_bit_for_bit(name: str, tmp_path: Path):
     for path, x in wanted.items():
         rows = x[:vocab] if "tokens" in path or "mlm']['bias" in path else x
         assert np.array_equal(got[path], rows), path
-    (run, described), (was, was_described) = read(tmp_path / "back"), read(golden)
+    back, first = read(tmp_path / "back"), read(golden)
+    run, was = back.run, first.run
     assert run.model.hidden == was.model.hidden and run.model.eps == was.model.eps
-    assert run.objective == was.objective and described.get("labels") == was_described.get("labels")
-    assert described["tokenizer"] == was_described["tokenizer"]
+    assert run.objective == was.objective and back.labels == first.labels
+    assert back.tokenizer == first.tokenizer
     if name == "task_format_1":
         asked = ["the cat", "a dog sat"]
         assert contexture.predict(tmp_path / "back", asked) == contexture.predict(golden, asked)
@@ -71,7 +73,8 @@ def test_a_run_that_goes_out_comes_back_bit_for_bit(name: str, tmp_path: Path):
 
 def test_rows_behind_the_vocabulary_never_reach_a_file():
     """They stand for no token: a table made wider for the matrix products has them."""
-    run, described = read(GOLDEN / "run_format_1")
+    record = read(GOLDEN / "run_format_1")
+    run = record.run
     _, params, tokenizer = contexture.load(GOLDEN / "run_format_1")
     wider = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab=128))
 
@@ -83,8 +86,8 @@ def test_rows_behind_the_vocabulary_never_reach_a_file():
 
     padded = jax.tree_util.tree_map_with_path(wide, params)
     assert padded["backbone"]["embeddings"]["tokens"].shape[0] == padded["heads_mlm"]["bias"].shape[0] == 128
-    files, tensors = hf_files(wider, described, padded, tokenizer, lambda line: None)
-    plain_files, plain = hf_files(run, described, params, tokenizer, lambda line: None)
+    files, tensors = hf_files(dataclasses.replace(record, run=wider), padded, tokenizer)
+    plain_files, plain = hf_files(record, params, tokenizer)
     assert files == plain_files and tensors.keys() == plain.keys()
     assert all(np.array_equal(tensors[name], x) for name, x in plain.items())
 
@@ -271,7 +274,7 @@ def test_what_is_broken_or_hostile_is_one_line_and_leaves_nothing(folder, capsys
 )  # fmt: skip
 def test_what_is_wrong_with_a_head_is_said(tmp_path, capsys, change, line):
     folder = tmp_path / "theirs"
-    convert.export_model(GOLDEN / "task_format_1", "hf", folder, None, lambda line: None)
+    convert.export_model(GOLDEN / "task_format_1", "hf", folder, None)
     change(folder)
     refused(capsys, folder, line)
 
@@ -282,7 +285,7 @@ def test_heads_of_pretraining_beside_that_of_a_task_are_left_out_and_said(folder
         folder
     )
     code, err = said(capsys, "import", "hf", folder, "--to", tmp_path / "run")
-    assert code == 0 and "the heads of pretraining (mlm, nsp) stand beside that of the task, and are left out" in err
+    assert code == 0 and "ignoring pretraining heads (mlm, nsp): the checkpoint also has a task head" in err
     model, params, _ = contexture.load(tmp_path / "run")
     assert list(model.heads) == ["classify"] and params["heads_classify"]["kernel"].shape == (8, 3)
 
@@ -334,7 +337,7 @@ def test_what_was_stopped_leaves_nothing(folder, tmp_path):
             raise Interrupted(signal.SIGINT, "stopped")
 
     with pytest.raises(Interrupted):
-        convert.import_model("hf", folder, tmp_path / "run", lambda line: None, check)
+        convert.import_model("hf", folder, tmp_path / "run", Calling(check))
     assert len(seen) == 9 and [file.name for file in tmp_path.iterdir()] == ["theirs"]
 
 
@@ -376,7 +379,7 @@ def test_what_is_wrong_with_a_tokenizer_is_said(folder, capsys, change, line):
 def test_a_folder_that_is_none_and_options_of_other_formats_are_said(folder, tmp_path, capsys):
     refused(capsys, tmp_path / "nowhere", "nowhere: no such folder; give the one that a model was saved in")
     for words, line in (
-        (("--split", "punctuation"), "--split has no meaning for hf; it is for bilm"),
+        (("--word-splitter", "punctuation"), "--word-splitter has no meaning for hf; it is for bilm"),
         (("--gelu", "tanh"), "--gelu has no meaning for hf; it is for bert-tf"),
     ):
         code, err = said(capsys, "import", "hf", folder, "--to", tmp_path / "run", *words)

@@ -35,7 +35,7 @@ EXAMPLES = {n: settings(max_examples=n, deadline=None, suppress_health_check=lis
 
 
 def hf(folder: Path) -> None:
-    convert.export_model(ROOT / "tests" / "golden" / "run_format_1", "hf", folder, None, lambda line: None)
+    convert.export_model(ROOT / "tests" / "golden" / "run_format_1", "hf", folder, None)
 
 
 def hf_in_parts(folder: Path) -> None:
@@ -89,7 +89,7 @@ def attempt(folder: Path, format: Any, to: Path) -> None:
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     size = sum(file.stat().st_size for file in folder.iterdir())
     try:
-        convert.import_model(format, folder, to, lambda line: None)
+        convert.import_model(format, folder, to)
     except DataError as error:
         assert str(folder) in str(error) and "\n" not in str(error), error
         assert not to.exists()

@@ -18,7 +18,7 @@ import contexture
 from contexture.data.tokenizers.byte_pair import BYTES
 from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
-from contexture.models.interchange.name_tables import BERT_HF_BOOK, BERT_TF_BOOK, GPT2_HF, GPT2_TF_BOOK
+from contexture.models.interchange.name_tables import BERT_HF_FORMAT, BERT_TF_FORMAT, GPT2_HF, GPT2_TF_FORMAT
 from contexture.models.interchange.renaming import shapes_of, to_ours, to_theirs
 from contexture.train.interchange.tf_checkpoint import open_bundle
 from tests.conftest import ROOT
@@ -79,7 +79,7 @@ def test_the_golden_checkpoint_is_read_as_tensorflow_reads_it(shared: Path, tmp_
         assert got.dtype == x.dtype and np.array_equal(got, x), name
     done("import", "bert-tf", golden, "--to", tmp_path / "run")
     model, params, _ = contexture.load(tmp_path / "run")
-    back = to_theirs(BERT_TF_BOOK.table(("pooler", "mlm", "nsp")), params, bert.sizes(model.backbone.config))
+    back = to_theirs(BERT_TF_FORMAT.table(("pooler", "mlm", "nsp")), params, bert.sizes(model.backbone.config))
     assert len(back) == 46 and all(np.array_equal(x, wanted[name]) for name, x in back.items())
 
 
@@ -103,7 +103,7 @@ def test_what_tensorflow_writes_is_read(kind: str, tmp_path: Path):
 def test_google_s_fine_tuned_models_come_in(parts: tuple[str, ...], objective: str, tmp_path: Path):
     config = BertConfig(vocab=9, length=8, segments=2, layers=2, hidden=12, heads=3, ffn=20)
     sizes = bert.sizes(config, 3 if objective == "classify" else 2)
-    given = drawn(shapes_of(BERT_TF_BOOK.table(parts), sizes))
+    given = drawn(shapes_of(BERT_TF_FORMAT.table(parts), sizes))
     write_by_tensorflow(tmp_path / "bert_model.ckpt", {**given, "global_step": np.int64(7)})
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\nd\n", "utf-8")
     described = {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -112,9 +112,9 @@ def test_google_s_fine_tuned_models_come_in(parts: tuple[str, ...], objective: s
     done("import", "bert-tf", tmp_path, "--to", tmp_path / "run")
     model, params, _ = contexture.load(tmp_path / "run")
     assert list(model.heads) == [objective]
-    same(params, to_ours(BERT_TF_BOOK.table(parts), given, sizes))
-    theirs = to_theirs(BERT_HF_BOOK.table(parts), params, sizes)
-    back = to_ours(BERT_HF_BOOK.table(parts), theirs, sizes)
+    same(params, to_ours(BERT_TF_FORMAT.table(parts), given, sizes))
+    theirs = to_theirs(BERT_HF_FORMAT.table(parts), params, sizes)
+    back = to_ours(BERT_HF_FORMAT.table(parts), theirs, sizes)
     same(back, params)
 
 
@@ -122,7 +122,7 @@ def test_openai_s_gpt2_comes_in_as_transformers_has_it(tmp_path: Path):
     """The same numbers under both names are the same run's parameters."""
     config = GptConfig(vocab=257, length=16, layers=2, hidden=12, heads=3, ffn=48)
     sizes = gpt.sizes(config)
-    table = GPT2_TF_BOOK.table(("lm",))
+    table = GPT2_TF_FORMAT.table(("lm",))
     given = drawn(shapes_of(table, sizes))
     folder = tmp_path / "openai"
     folder.mkdir()

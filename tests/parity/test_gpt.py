@@ -112,7 +112,7 @@ def test_every_state_loss_and_gradient_is_theirs(
 ) -> None:
     config, batch = CONFIGS[name], _batch(CONFIGS[name])
     if parts == "in parts":
-        monkeypatch.setattr(softmax, "MOST_LOGITS", B * config.vocab)  # one column at a time
+        monkeypatch.setattr(softmax, "MAX_LOGITS", B * config.vocab)  # one column at a time
     model, table = _theirs(config), GPT2_HF if config.norm == "pre" else GPT1_HF
     _draw(model)
     theirs = {n: x.detach().numpy().copy() for n, x in model.state_dict().items() if not n.endswith(".attn.bias")}

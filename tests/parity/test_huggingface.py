@@ -177,7 +177,7 @@ def theirs(name: str, model: Any, batch: dict[str, np.ndarray]) -> dict[str, np.
 def ours(name: str, folder: Path, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The same of an imported run."""
     model, params, _ = contexture.load(folder)
-    run, _ = read(folder)
+    run = read(folder).run
     objective = objective_of(run)
 
     def answer(params: Any, batch: dict[str, jax.Array]) -> Any:

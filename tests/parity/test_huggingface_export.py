@@ -20,7 +20,7 @@ from contexture.train.config import Run
 from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.options import OptimConfig
-from contexture.train.run_file import read
+from contexture.train.run_file import RunRecord, read
 from tests.conftest import ROOT
 from tests.helpers.commands import done
 from tests.helpers.parity_rule import close
@@ -65,8 +65,8 @@ def test_a_run_that_was_trained_here_answers_the_same_there(tmp_path: Path):
             wanted["mlm"] = logits
         for head_name, value in wanted.items():
             close(got.heads[head_name][..., : value.shape[-1]], value, head_name)
-        labels = read(GOLDEN / name)[1].get("labels", ["LABEL_0", "LABEL_1"])
-        assert list(theirs.config.id2label.values()) == labels
+        labels = read(GOLDEN / name).labels or ("LABEL_0", "LABEL_1")
+        assert tuple(theirs.config.id2label.values()) == labels
 
 
 @pytest.mark.parametrize(
@@ -77,17 +77,16 @@ def test_a_gpt_that_was_made_here_answers_the_same_there(norm: Any, biases: bool
     config = GptConfig(vocab=300, length=16, layers=2, hidden=24, heads=3, ffn=96, norm=norm, biases=biases)
     tokens = [*BYTES, "<|endoftext|>"] if norm == "pre" else ["<unk>", *BYTES]
     tokenizer = ByteBPE(tokens, []) if norm == "pre" else Gpt1BPE(tokens, [])
-    data = DataConfig(layout="gpt", length=16, predictions=1, **({} if auto == "tag" else {"stream": "windows"}))  # pyright: ignore[reportArgumentType]
+    data = DataConfig(length=16, max_predictions=1)
     task = TaskConfig(kind="tag") if auto == "tag" else TaskConfig()
-    objective: Any = auto
-    run = Run(model=config, data=data, task=task, objective=objective, optim=OptimConfig(warmup=0), steps=1)
-    described = {"labels": ["a", "b", "c"]} if auto == "tag" else {}
-    model = model_of(run, tuple(described.get("labels", ())))
+    run = Run(model=config, data=data, task=task, optim=OptimConfig(warmup=0), steps=1)
+    record = RunRecord(run=run, labels=("a", "b", "c") if auto == "tag" else ())
+    model = model_of(run, record.labels)
     line = example(batch_fields(run), batch_sizes(run, 1))
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), line)["params"])
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: 0.2 * rng.standard_normal(x.shape, np.float32), shapes)
-    files, tensors = hf_files(run, described, params, tokenizer, lambda line: None)
+    files, tensors = hf_files(record, params, tokenizer)
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})

@@ -57,17 +57,17 @@ def both(request: pytest.FixtureRequest, shared: Path, tmp_path_factory: pytest.
         shutil.copy(shared / "data" / source, folder / file)
     if lowercase is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}), "utf-8")
-    ours = open_published(folder, kind, "", None, lambda line: None)[0]
+    ours = open_published(folder, kind, "", None, [])[0]
     theirs = getattr(transformers, name).from_pretrained(folder)
     assert theirs.is_fast and len(theirs) == ours.size
     theirs.save_pretrained(folder / "saved")
     out = folder / "out"
     out.mkdir()
-    for file, content in transformers_files(ours, 512, {}, lambda line: None).items():
+    for file, content in transformers_files(ours, 512, {}, []).items():
         (out / file).write_bytes(content)
     again = transformers.AutoTokenizer.from_pretrained(out)
     assert type(again) is type(theirs)
-    return ours, theirs, again, open_published(folder / "saved", kind, "", None, lambda line: None)[0]
+    return ours, theirs, again, open_published(folder / "saved", kind, "", None, [])[0]
 
 
 def agree(both: Any, texts: list[str]) -> None:
@@ -130,8 +130,8 @@ def test_long_words_end_alike(both: Any, length: int):
 def test_a_vocabulary_with_the_original_s_limit_goes_out_whole(shared: Path, tmp_path: Path):
     """Words of 101 to 200 characters are read as the original reads them."""
     file = str(shared / "data" / "vocab_bert" / "bert-base-uncased-vocab.txt")
-    ours: Tokenizer = open_published(tmp_path, "wordpiece", file, True, lambda line: None)[0]
-    for name, content in transformers_files(ours, 512, {}, lambda line: None).items():
+    ours: Tokenizer = open_published(tmp_path, "wordpiece", file, True, [])[0]
+    for name, content in transformers_files(ours, 512, {}, []).items():
         (tmp_path / name).write_bytes(content)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     text = ["Unbelievable Ünïted", "ab" * 75, "ab" * 101]
@@ -144,7 +144,7 @@ def test_a_vocabulary_with_the_original_s_limit_goes_out_whole(shared: Path, tmp
         ours.sep,
     ]
     assert theirs("a", "b")["token_type_ids"] == [0, 0, 0, 1, 1] and theirs.mask_token == "[MASK]"
-    back = open_published(tmp_path, "wordpiece", "", None, lambda line: None)[0]
+    back = open_published(tmp_path, "wordpiece", "", None, [])[0]
     assert back.fingerprint == ours.fingerprint
 
 
@@ -157,10 +157,10 @@ def test_tokens_that_were_added_keep_their_ids(shared: Path, tmp_path: Path):
     theirs = transformers.GPT2Tokenizer.from_pretrained(folder)
     theirs.add_special_tokens({"pad_token": "[PAD]", "additional_special_tokens": ["_start_"]})
     theirs.save_pretrained(tmp_path / "saved")
-    ours = open_published(tmp_path / "saved", "byte-bpe", "", None, lambda line: None)[0]
+    ours = open_published(tmp_path / "saved", "byte-bpe", "", None, [])[0]
     assert dict(ours.specials) == {name: theirs.convert_tokens_to_ids(name) for name in ("[PAD]", "_start_")}
     (tmp_path / "out").mkdir()
-    for name, content in transformers_files(ours, 512, {}, lambda line: None).items():
+    for name, content in transformers_files(ours, 512, {}, []).items():
         (tmp_path / "out" / name).write_bytes(content)
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert len(again) == ours.size
@@ -182,11 +182,11 @@ def test_names_and_added_tokens_go_out_again(shared: Path, tmp_path: Path):
     for theirs, kind in ((gpt2, "byte-bpe"), (uncased, "wordpiece")):
         theirs.save_pretrained(tmp_path / kind)
         notes: list[str] = []
-        ours, special = open_published(tmp_path / kind, kind, "", None, notes.append)
+        ours, special = open_published(tmp_path / kind, kind, "", None, notes)
         assert ours.size == len(theirs) and any("'c++'" in note for note in notes) == (kind == "wordpiece")
         out = tmp_path / f"{kind} out"
         out.mkdir()
-        for name, content in transformers_files(ours, 512, special, lambda line: None).items():
+        for name, content in transformers_files(ours, 512, special, []).items():
             (out / name).write_bytes(content)
         again = transformers.AutoTokenizer.from_pretrained(out)
         assert again.pad_token == theirs.pad_token and len(again) == len(theirs)
