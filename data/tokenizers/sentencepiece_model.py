@@ -4,10 +4,10 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
+from contexture.data.protobuf import Value, message_fields
 from contexture.data.tokenizers import tokenizer_files, word_counts
 
 FILE = "sentencepiece.model"
@@ -43,8 +43,7 @@ class SentencePiece:
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.load_from_serialized_proto(model)
-            described = dict(message_fields(model))
-            trained, normal, back = (dict(message_fields(described.get(part, b""))) for part in (2, 3, 5))
+            trained, normal, back = _specs(model)
             pieces = [self._processor.id_to_piece(number) for number in range(self._processor.get_piece_size())]
         except (RuntimeError, IndexError, ValueError, TypeError):  # also a piece that is not UTF-8
             raise DataError(f"{where}: no SentencePiece model, or a damaged one; give a *.model file") from None
@@ -161,37 +160,17 @@ def _bytes(piece: str, is_byte: bool) -> bytes:
     return bytes([int(piece[3:5], 16)]) if is_byte else piece.replace(_SPACE, " ").encode()
 
 
-def _keeps_text(normal: Mapping[int, Any], back: Mapping[int, Any]) -> bool:
+def _specs(model: bytes) -> list[dict[int, Value]]:
+    """The fields of a model's TrainerSpec, NormalizerSpec and denormalizer, which is a NormalizerSpec, too."""
+    parts = dict(message_fields(model))
+    specs = [spec for number in (2, 3, 5) if isinstance(spec := parts.get(number, b""), bytes)]
+    if len(specs) < 3:
+        raise ValueError("a number in place of a message")
+    return [dict(message_fields(spec)) for spec in specs]
+
+
+def _keeps_text(normal: Mapping[int, Value], back: Mapping[int, Value]) -> bool:
     """Whether the rules that a model reads and writes text by (NormalizerSpec) change nothing."""
     if normal.get(_RULES, b"identity") != b"identity" or normal.get(_TABLE) or back.get(_TABLE):
         return False
     return not normal.get(_DUMMY_PREFIX, 1) and not normal.get(_FEWER_SPACES, 1) and bool(normal.get(_MARK_SPACES, 1))
-
-
-def message_fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message in the format of protocol buffers, by their numbers: whole numbers, and bytes for all
-    else. Where one comes several times a dict of them keeps the last."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        number = shift = 0
-        while True:
-            byte = message[at]
-            at += 1
-            number |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return number
-
-    while at < len(message):
-        field, form = divmod(varint(), 8)
-        if form == 0:
-            yield field, varint()
-            continue
-        size = {1: 8, 2: -1, 5: 4}.get(form)
-        if size is None:
-            raise ValueError(f"a field of form {form}")
-        size = varint() if size < 0 else size
-        yield field, message[at : at + size]
-        at += size

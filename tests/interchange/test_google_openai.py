@@ -203,16 +203,6 @@ def test_what_is_wrong_with_google_s_files_is_said(google, capsys, change, line)
     refused(capsys, google, "bert-tf", line, "--lowercase", "yes", "--gelu", "tanh")
 
 
-def test_a_checksum_is_the_same_however_long_the_text():
-    """Castagnoli's, of nine digits as it is published; and rows side by side give what one byte after another does."""
-    assert tf_checkpoint._crc32c(b"123456789") == 0xE3069283
-    raw = np.random.default_rng(0).bytes(8 * tf_checkpoint._LANES * 9 + 5)
-    table, crc = tf_checkpoint._TABLES[0].tolist(), 0xFFFFFFFF
-    for byte in raw:
-        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
-    assert tf_checkpoint._crc32c(raw) == crc ^ 0xFFFFFFFF
-
-
 def test_flipped_bytes_of_a_table_are_read_or_said(google, monkeypatch):
     """Also where the checksums are right: whoever wants to harm computes them."""
     raw, rng = (google / INDEX).read_bytes(), np.random.default_rng(0)

@@ -1,0 +1,43 @@
+"""Reads protocol buffers without a schema: the fields of a message, by their numbers."""
+
+from collections.abc import Iterator
+
+Value = int | bytes
+"""A whole number (wire type 0), or the bytes of everything else: text, messages within messages, floats."""
+
+_VARINT, _EIGHT_BYTES, _LENGTH_FIRST, _FOUR_BYTES = 0, 1, 2, 5
+
+
+def message_fields(message: bytes) -> Iterator[tuple[int, Value]]:
+    """Yields (number, value) for each field of a message, in order; `dict` keeps the last of a repeated field.
+
+    Generated classes would not do: those of BundleEntryProto come with TensorFlow alone, and those of a SentencePiece
+    model exist once in each library that reads it, of which a process can load only one version.
+
+    Raises: ValueError or IndexError for bytes that are no message.
+    """
+    at = 0
+
+    def varint() -> int:
+        """Seven bits to a byte, the lowest first; the eighth says that another byte follows."""
+        nonlocal at
+        number = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            number |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return number
+
+    while at < len(message):
+        field, wire_type = divmod(varint(), 8)
+        if wire_type == _VARINT:
+            yield field, varint()
+            continue
+        size = {_EIGHT_BYTES: 8, _LENGTH_FIRST: -1, _FOUR_BYTES: 4}.get(wire_type)
+        if size is None:
+            raise ValueError(f"a field of wire type {wire_type}")
+        size = varint() if size < 0 else size
+        yield field, message[at : at + size]
+        at += size
