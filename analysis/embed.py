@@ -1,61 +1,77 @@
-"""The vectors that a model gives the words or pieces of a text, written to a file."""
+"""Contextual vectors of the words or tokens of a text, written to a file (Peters et al. 2018, section 3.2)."""
 
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-from contexture.data.layouts import elmo_lines, token_lines
+from contexture.data.layouts import Batch, elmo_lines, token_lines
 from contexture.data.storage import atomic_file
 from contexture.data.tasks.encode_examples import check_batch, chunks
+from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import are_cut
+from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models.config import BertConfig, ElmoConfig
-from contexture.models.model import Model, build
+from contexture.models.model import Model, Outputs, build
+from contexture.models.shapes import Params
 
 POOLS = ("none", "mean", "mean-words", "last", "cls")
-Units = list[Any]
-"""What a line is made of: an ELMo's words, or the ids of pieces."""
+Units = Sequence[str] | Sequence[int]
+"""What a sentence is made of: an ELMo's words, or the ids of tokens."""
 Write = Callable[[str, np.ndarray], None]
 
 
-def parted(model: Model, tokenizer: Any) -> Callable[[str], tuple[Units, int, int]]:
-    """How a line is read: its words, or its pieces, of which as many as the model takes, with a BERT's [CLS] before and
-    [SEP] behind; how many are its own, without those two; and how many more are not read, or not to their ends."""
-    config: Any = model.backbone.config  # pyright: ignore[reportAttributeAccessIssue]
+class SplitSentence(NamedTuple):
+    """A sentence as a model reads it.
+
+    units      its words or token ids, a BERT's [CLS] and [SEP] among them
+    own        how many of them are its own, without [CLS] and [SEP]
+    truncated  words whose last bytes are not read, or tokens beyond the model's length
+    """
+
+    units: Units
+    own: int
+    truncated: int
+
+
+def sentence_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Callable[[str], SplitSentence]:
+    """Returns the function that splits a sentence into the words or tokens that a model reads."""
+    config = model.config
     if isinstance(config, ElmoConfig):
         split = word_tokenizer(tokenizer).words
 
-        def words(line: str) -> tuple[Units, int, int]:
-            found = split(line)
-            return found, len(found), int(are_cut(found).sum())
+        def words(text: str) -> SplitSentence:
+            found = split(text)
+            return SplitSentence(found, len(found), int(are_cut(found).sum()))
 
         return words
+    assert not isinstance(tokenizer, OpenVocabulary)
     ends = (wordpiece(tokenizer).cls, wordpiece(tokenizer).sep) if isinstance(config, BertConfig) else ()
     room = config.length - len(ends)
 
-    def pieces(line: str) -> tuple[Units, int, int]:
-        (ids,) = tokenizer.encode([line.rstrip("\r\n")])
+    def tokens(text: str) -> SplitSentence:
+        (ids,) = tokenizer.encode([text.rstrip("\r\n")])
         kept = ids[:room]
-        return ([ends[0], *kept, ends[1]] if ends else kept), len(kept), len(ids) - len(kept)
+        return SplitSentence([ends[0], *kept, ends[1]] if ends else kept, len(kept), len(ids) - len(kept))
 
-    return pieces
+    return tokens
 
 
 def embed(
     model: Model,
-    params: Any,
-    tokenizer: Any,
-    lines: Iterable[Units],
+    params: Params,
+    tokenizer: Tokenizer | OpenVocabulary,
+    sentences: Iterable[Units],
     *,
     layers: str = "all",
     pool: str = "none",
@@ -63,35 +79,37 @@ def embed(
     stateful: bool = False,
     cancel: CancelToken = NEVER,
 ) -> Iterator[np.ndarray]:
-    """The vectors of each line of words or pieces (`parted`), in order: f32 [layers, words, D], the words' own layer
-    first.
+    """Yields the vectors of each sentence (words or token ids, see `sentence_splitter`), in order.
 
-    layers: all, last (no first dim then), or their numbers, `0,2`; the last is what the heads read, a GPT-2's after
-    the final norm.
+    Each array is f32 [layers, units, D], the words' own layer first.
 
-    pool: none gives every token that was read, a BERT's [CLS] and [SEP] among them. The others give one vector (no dim
-    of words then): mean, of all these tokens; mean-words, of those without [CLS] and [SEP]; last, the last of these;
-    cls, a BERT's [CLS]. An ELMo and a GPT have no special tokens, so that mean and mean-words are one there. The mean
-    of no tokens is 0.
+    layers    all, last (no first dim then), or numbers, `0,2`; the last is the layer that heads read, a GPT-2's after
+              the final norm
+    pool      none: a vector for each unit. Else one for the sentence, without the dim of units:
+              mean        of all units
+              mean-words  of those without a BERT's [CLS] and [SEP]; an ELMo and a GPT have neither
+              last        the last of these
+              cls         a BERT's [CLS]
+              The mean of no units is 0.
+    stateful  of an ELMo, sentence n continues the hidden state of sentence n - batch, as in the original
 
-    stateful: of an ELMo, line n goes on from where line n - batch stopped, as in the original.
-
-    Raises: DataError for layers that the model has not, and options that it does not know.
+    Raises: DataError for layers that the model has not, and unknown or unfitting options.
     """
-    config: Any = model.backbone.config  # pyright: ignore[reportAttributeAccessIssue]
+    config = model.config
     elmo, bert = isinstance(config, ElmoConfig), isinstance(config, BertConfig)
     if pool not in POOLS or (pool == "cls" and not bert):
         raise DataError(f"pool={pool} is not one of {', '.join(POOLS if bert else POOLS[:-1])}")
     if stateful and not elmo:
         raise DataError("stateful is an ELMo's, and this run is of another family; leave it out")
     check_batch(batch)
-    chosen = _chosen(layers, config.layers)
+    wanted = _layer_numbers(layers, config.layers)
+    # The backbone alone. A batch is filled up to full height, and its length rounded up: few programs are compiled.
     model = build(replace(config, stateful=stateful) if elmo else config)
-    run, carry = jax.jit(partial(_states, model, tuple(chosen))), {}
-    for group in chunks(lines, batch):
+    run, carry = jax.jit(partial(_states, model, tuple(wanted))), {}
+    for group in chunks(sentences, batch):
         cancel.check()
-        lined = elmo_lines(group, batch) if elmo else token_lines(group, batch, tokenizer.pad, config.length)
-        arrays, carry = run({"backbone": params["backbone"]}, lined, carry)
+        fields = elmo_lines(group, batch) if elmo else token_lines(group, batch, tokenizer.pad, config.length)
+        arrays, carry = run({"backbone": params["backbone"]}, fields, carry)
         states = np.asarray(jax.device_get(arrays), np.float32)
         for row, units in enumerate(group):
             vectors = states[:, row, : len(units)]
@@ -102,19 +120,25 @@ def embed(
             yield vectors[0] if layers == "last" else vectors
 
 
-def _states(model: Model, chosen: tuple[int, ...], params: Any, batch: Any, carry: Any) -> tuple[Any, Any]:
-    outputs, left = model.apply({"params": params, "carry": carry}, batch, states=True, mutable=["carry"])
-    states = outputs.encoding.states  # pyright: ignore[reportAttributeAccessIssue]
-    return jax.numpy.stack([states[n] for n in chosen]), left.get("carry", {})
+def _states(
+    model: Model, layers: tuple[int, ...], params: Params, batch: Batch, carry: Params
+) -> tuple[jax.Array, Params]:
+    """Returns (the wanted layers f32 [layers, B, L, D], what a stateful ELMo carries to the next batch)."""
+    outputs, variables = model.apply({"params": params, "carry": carry}, batch, states=True, mutable=["carry"])
+    assert isinstance(outputs, Outputs)
+    states = outputs.encoding.states
+    return jax.numpy.stack([states[n] for n in layers]), dict(variables).get("carry", {})
 
 
 def _pooled(vectors: np.ndarray, pool: str) -> np.ndarray:
+    """[layers, units, D] → [layers, D]."""
     if not vectors.shape[1]:
         return np.zeros((len(vectors), vectors.shape[2]), np.float32)
     return vectors[:, -1] if pool == "last" else vectors.mean(1)
 
 
-def _chosen(layers: str, top: int) -> list[int]:
+def _layer_numbers(layers: str, top: int) -> list[int]:
+    """Returns the numbers of the layers that the option names: 0 is the words' own, `top` the last."""
     if layers in ("all", "last"):
         return list(range(top + 1)) if layers == "all" else [top]
     words = layers.split(",")
@@ -125,8 +149,11 @@ def _chosen(layers: str, top: int) -> list[int]:
 
 @contextmanager
 def vectors_file(file: Path) -> Iterator[Write]:
-    """A file that takes arrays by name, `*.hdf5` (the original's layout: a dataset for each line, by its number from 0)
-    or `*.npz`; there whole or not at all. Raises: DataError for another kind of file, or a place that is taken."""
+    """Opens a file that takes arrays by name: `*.hdf5` (the original's layout: a dataset for each line, by its number
+    from 0) or `*.npz`. It comes into being whole or not at all.
+
+    Raises: DataError for another kind of file, one that exists, and a folder that does not.
+    """
     kind = file.suffix.removeprefix(".")
     if kind not in ("npz", "hdf5", "h5"):
         raise DataError(f"{file}: a file of vectors ends in .hdf5 or .npz; give such a name")
@@ -134,7 +161,7 @@ def vectors_file(file: Path) -> Iterator[Write]:
         raise DataError(f"{file}: there is such a file already; give another name")
     if not file.parent.is_dir():
         raise DataError(f"{file}: its folder is not there; make it, or give another name")
-    with atomic_file(file) as part, (_npz if kind == "npz" else _hdf5)(part) as write:
+    with atomic_file(file) as partial_file, (_npz if kind == "npz" else _hdf5)(partial_file) as write:
         yield write
 
 

@@ -1,27 +1,28 @@
-"""What a masked language model would put in a gap (the task that pretrains BERT, Devlin et al. 2018, section 3.1)."""
-
-from typing import Any
+"""Predicts masked tokens (the task that pretrains BERT, Devlin et al. 2018, section 3.1)."""
 
 import jax
 import numpy as np
 
+from contexture.analysis.results import TokenScore
 from contexture.data.errors import DataError
 from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import MASK, wordpiece
 from contexture.models.config import ElmoConfig, GptConfig
-from contexture.models.model import Model
+from contexture.models.model import Model, Outputs
+from contexture.models.shapes import Params
 
 
-def fill(model: Model, params: Any, tokenizer: Tokenizer, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
-    """For each [MASK] of the text, the `top` pieces that fit best: [[{"token": "cat", "score": 0.61}, …], …].
+def fill(model: Model, params: Params, tokenizer: Tokenizer, text: str, top: int = 5) -> list[list[TokenScore]]:
+    """Predicts the `top` most probable tokens for each [MASK] of a text: [[{"token": "cat", "score": 0.61}, …], …].
 
-    The score is the share that the softmax over the vocabulary gives. Raises DataError where the text has no [MASK], is
-    longer than the model, or the model has no head for masked tokens.
+    The score is the probability in the softmax over the vocabulary.
+
+    Raises: DataError for a text without [MASK] or longer than the model, and a model without a masked-LM head.
     """
-    if isinstance(getattr(model.backbone, "config", None), GptConfig):
+    if isinstance(model.config, GptConfig):
         raise DataError("only a BERT fills gaps; this run is a GPT, which writes on: contexture generate")
-    if isinstance(getattr(model.backbone, "config", None), ElmoConfig):
+    if isinstance(model.config, ElmoConfig):
         raise DataError("only a BERT fills gaps; this run is an ELMo, which gives vectors: contexture embed")
     if "mlm" not in model.heads:
         raise DataError("this run was trained for a task and has no head for masked tokens; give a pretrained run")
@@ -32,21 +33,23 @@ def fill(model: Model, params: Any, tokenizer: Tokenizer, text: str, top: int = 
         raise DataError(f"top={top} is not a positive number of pieces")
     tokenizer = wordpiece(tokenizer)
     top = min(top, tokenizer.size)
+    # The text between the gaps is tokenised, and the mask's id put in by hand: spelled out in text, [MASK] is text.
     first, *others = encode_checked(parts, ["the text"] * len(parts), tokenizer)
     ids = [tokenizer.cls, *first]
     for part in others:
         ids += [tokenizer.mask, *part]
     ids.append(tokenizer.sep)
-    positions = model.backbone.config.length  # pyright: ignore[reportAttributeAccessIssue]
-    if len(ids) > positions:
-        raise DataError(f"the text has {len(ids)} tokens, the model takes {positions}; give a shorter one")
+    if len(ids) > model.config.length:
+        raise DataError(f"the text has {len(ids)} tokens, the model takes {model.config.length}; give a shorter one")
     slots = np.flatnonzero(np.array(ids) == tokenizer.mask)
     tokens = np.array([ids], np.int32)
     batch = {"tokens": tokens, "segments": np.zeros_like(tokens), "mask": np.ones_like(tokens), "slots": slots[None]}
-    outputs: Any = model.clone(heads={"mlm": model.heads["mlm"]}).apply({"params": params}, batch)
-    logits_PV = outputs.heads["mlm"][0]
-    shares, pieces = jax.device_get(jax.lax.top_k(jax.nn.softmax(logits_PV[:, : tokenizer.size]), top))
+    outputs = model.clone(heads={"mlm": model.heads["mlm"]}).apply({"params": params}, batch)
+    assert isinstance(outputs, Outputs)
+    # Rows of the table beyond the vocabulary (it may be padded) are no tokens.
+    logits_PV = outputs.heads["mlm"][0][:, : tokenizer.size]
+    probs_PK, ids_PK = jax.device_get(jax.lax.top_k(jax.nn.softmax(logits_PV), top))
     return [
-        [{"token": tokenizer.token(int(p)), "score": float(s)} for p, s in zip(row_p, row_s, strict=True)]
-        for row_p, row_s in zip(pieces, shares, strict=True)
+        [{"token": tokenizer.token(int(id)), "score": float(prob)} for id, prob in zip(ids_K, probs_K, strict=True)]
+        for ids_K, probs_K in zip(ids_PK, probs_PK, strict=True)
     ]

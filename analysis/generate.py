@@ -1,14 +1,15 @@
-"""Texts that a GPT writes behind prompts (Radford et al. 2019, section 3; sample.py of its code)."""
+"""Generates text with a GPT (Radford et al. 2019, section 3; sample.py of its code)."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from contexture.analysis.results import GeneratedText
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import check_batch, chunks
@@ -17,90 +18,105 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.models import decode
 from contexture.models.config import GptConfig, Sampling
 from contexture.models.model import Model
+from contexture.models.shapes import Params
 
 logger = logging.getLogger(__name__)
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Prompts are padded to the least of these that holds the longest of a batch, so that few programs are compiled."""
 BURST = 8
-"""Tokens written on the device before the host looks whether a text is at its end."""
-Tell = Callable[[int, str], None]
+"""Tokens sampled on the device before the host looks whether a text has ended."""
+Show = Callable[[int, str], None]
+
+
+class _Ending(NamedTuple):
+    """When a text ends, beside the token that ends documents: after so many tokens, or before one of these texts."""
+
+    tokens: int
+    stop: tuple[str, ...]
 
 
 @dataclass
-class _Line:
-    """A text on the way: the prompt's ids, those written, why it ended, and how much of its text has been told."""
+class _Continuation:
+    """A text on the way: the prompt's ids, those sampled, why it stopped, and how many characters have been shown."""
 
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
     text: str = ""
-    stopped: str = ""
-    told: int = 0
+    stopped: Literal["", "end", "stop", "length"] = ""
+    shown: int = 0
 
 
 def generate(
     model: Model,
-    params: Any,
+    params: Params,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
-    how: Sampling,
+    sampling: Sampling,
     *,
     tokens: int = 0,
     stop: str | Sequence[str] = (),
     seed: int = 0,
     batch: int = 16,
-    tell: Tell = lambda line, text: None,
+    show: Show = lambda number, text: None,
     cancel: CancelToken = NEVER,
-    trained: int = 0,
-) -> list[dict[str, Any]]:
-    """What is written behind each prompt: [{"prompt", "text", "tokens", "stopped": "end" | "stop" | "length"}, …].
+    trained_length: int = 0,
+) -> list[GeneratedText]:
+    """Continues each prompt: [{"prompt", "text", "tokens", "stopped": "end" | "stop" | "length"}, …].
 
-    A text ends after `tokens` tokens (0: 64, or as many as the model takes), at the token that ends documents, or
-    before one of the texts `stop`. Up to there it depends on the seed, its number among the prompts and its prompt
-    alone. Warns where it gets longer than the `trained` tokens of a training sequence.
-    tell(line, text) is given each text as it grows; `cancel` may raise to stop the work. An empty prompt starts behind
-    the token that ends documents.
+    tokens          most tokens of a text; 0: 64, or as many as the model takes
+    stop            texts before which a text ends, as it does at the token that ends documents
+    seed            a text depends on the seed, its number among the prompts, and its prompt
+    show            is called with (number, new characters) as each text grows
+    cancel          raises from its check to stop the work
+    trained_length  tokens of a training sequence; a warning says that longer text may degrade
 
-    Raises: DataError where the model is no GPT, a prompt is empty and the vocabulary has no such token, or a prompt and
-    what is to be written are longer than the model.
+    An empty prompt starts behind the token that ends documents.
+
+    Raises: DataError for a model that is no GPT, an empty prompt where the vocabulary has no such token, and a prompt
+    that leaves too little room for the tokens.
     """
-    config = getattr(model.backbone, "config", None)
+    config = model.config
     if not isinstance(config, GptConfig):
         raise DataError("only a GPT writes on from a prompt; this run is of another family (BERT fills gaps)")
     if not config.tied and "heads_lm" not in params:
         raise DataError("this run has no softmax over words: its own table was left behind; give a pretrained run")
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    for wrong, told in (
+    for wrong, message in (
         (tokens < 0, f"tokens={tokens} is not a number of tokens; give 1 or more, or 0 for as many as fit"),
         (not 0 <= seed < 2**31, f"seed={seed} is not in [0, 2^31)"),
         ("" in stop, "stop holds an empty text, which would end every text at once; leave it out"),
         (not prompts, "there is no prompt; give one"),
     ):
         if wrong:
-            raise DataError(told)
+            raise DataError(message)
     check_batch(batch, "prompts")
-    lines = [_Line(_begin(prompt, number, tokenizer)) for number, prompt in enumerate(prompts)]
-    longest = max(len(line.prompt) for line in lines)
+    texts = [_Continuation(_encode_prompt(prompt, number, tokenizer)) for number, prompt in enumerate(prompts)]
+    longest = max(len(text.prompt) for text in texts)
     tokens = tokens or max(min(64, config.length - longest), 1)
-    for number, line in enumerate(lines):
-        if len(line.prompt) + tokens > config.length:
+    for number, text in enumerate(texts):
+        if len(text.prompt) + tokens > config.length:
             raise DataError(
-                f"prompt {number}: {len(line.prompt)} tokens and {tokens} to be written are more than the "
+                f"prompt {number}: {len(text.prompt)} tokens and {tokens} to be written are more than the "
                 f"{config.length} that the model takes; give a shorter prompt or fewer tokens"
             )
-    if 0 < trained < longest + tokens:
-        logger.warning(f"trained on sequences of at most {trained} tokens; text beyond that may degrade")
+    if 0 < trained_length < longest + tokens:
+        logger.warning(f"trained on sequences of at most {trained_length} tokens; text beyond that may degrade")
+    # Rows of the table beyond the vocabulary (it may be padded) are no tokens.
     unstack = jax.jit(decode.unstack_params, static_argnums=(1, 2))
-    apart = unstack(params, config, min(tokenizer.size, config.vocab))
-    for group in chunks(enumerate(lines), batch):
-        _write(config, apart, tokenizer, group, how, tokens, stop, seed, tell, cancel)
+    decode_params = unstack(params, config, min(tokenizer.size, config.vocab))
+    for group in chunks(enumerate(texts), batch):
+        cancel.check()
+        bursts = _bursts(config, decode_params, group, sampling, tokens, seed)
+        _read_bursts(bursts, group, tokenizer, _Ending(tokens, stop), show, cancel)
     return [
-        {"prompt": prompt, "text": line.text, "tokens": len(line.ids), "stopped": line.stopped}
-        for prompt, line in zip(prompts, lines, strict=True)
+        {"prompt": prompt, "text": text.text, "tokens": len(text.ids), "stopped": text.stopped or "length"}
+        for prompt, text in zip(prompts, texts, strict=True)
     ]
 
 
-def _begin(prompt: str, number: int, tokenizer: Tokenizer) -> list[int]:
+def _encode_prompt(prompt: str, number: int, tokenizer: Tokenizer) -> list[int]:
+    """Returns the ids of a prompt; of an empty one the token that ends documents, behind which the next one begins."""
     ids = encode_checked([prompt], [f"prompt {number}"], tokenizer)[0] if prompt else []
     if ids:
         return ids
@@ -111,77 +127,86 @@ def _begin(prompt: str, number: int, tokenizer: Tokenizer) -> list[int]:
     return [tokenizer.end]
 
 
-def _write(
+def _bursts(
     config: GptConfig,
-    params: Any,
-    tokenizer: Tokenizer,
-    group: list[tuple[int, _Line]],
-    how: Sampling,
+    params: decode.DecodeParams,
+    group: Sequence[tuple[int, _Continuation]],
+    sampling: Sampling,
     tokens: int,
-    stop: tuple[str, ...],
     seed: int,
-    tell: Tell,
-    cancel: CancelToken,
-) -> None:
-    """Writes a batch, one burst ahead of what the host has looked at."""
-    longest = max(len(line.prompt) for _, line in group)
+) -> Iterator[jax.Array]:
+    """Yields the sampled tokens of a batch, i32 [texts, 1] and then [texts, BURST], as they are asked of the device."""
+    longest = max(len(text.prompt) for _, text in group)
     length = min(next((n for n in LENGTHS if n >= longest), longest), config.length)
     tokens_BL = np.zeros((len(group), length), np.int32)
     mask_BL = np.zeros((len(group), length), np.int32)
-    for row, (_, line) in enumerate(group):
-        tokens_BL[row, : len(line.prompt)] = line.prompt
-        mask_BL[row, : len(line.prompt)] = 1
+    for row, (_, text) in enumerate(group):
+        tokens_BL[row, : len(text.prompt)] = text.prompt
+        mask_BL[row, : len(text.prompt)] = 1
+    # The key of a text comes from its number among all prompts, so it does not depend on the batch that it falls in.
     root = jax.random.key(seed)
     keys_B = jax.vmap(lambda number: jax.random.fold_in(root, number))(jnp.array([number for number, _ in group]))
+    count = -(-(tokens - 1) // BURST)  # the first token comes with the prompt
+    state = decode.prefill(config, sampling, count * BURST, params, tokens_BL, mask_BL, keys_B)
+    yield state.token_B[:, None] + 0  # a copy: the state's own array is donated to the next call
+    for _ in range(count):
+        state, sampled = decode.generate_tokens(config, sampling, BURST, params, state)
+        yield sampled
 
-    def bursts() -> Iterator[jax.Array]:
-        count = -(-(tokens - 1) // BURST)
-        writing = decode.prefill(config, how, count * BURST, params, tokens_BL, mask_BL, keys_B)
-        yield writing.token_B[:, None] + 0  # a copy: the writing's own is given away
-        for _ in range(count):
-            writing, more = decode.generate_tokens(config, how, BURST, params, writing)
-            yield more
 
-    waiting: list[jax.Array] = []
-    stream = bursts()
-    while True:
+def _read_bursts(
+    bursts: Iterator[jax.Array],
+    group: Sequence[tuple[int, _Continuation]],
+    tokenizer: Tokenizer,
+    ending: _Ending,
+    show: Show,
+    cancel: CancelToken,
+) -> None:
+    """Adds the tokens of each burst to the texts of a batch, and shows what is new, until all have stopped."""
+    for burst in _one_ahead(bursts):
         cancel.check()
-        if (burst := next(stream, None)) is not None:
-            waiting.append(burst)
-            if len(waiting) < 2:
+        for (number, text), ids in zip(group, jax.device_get(burst).tolist(), strict=True):
+            if text.stopped:
                 continue
-        if not waiting:
-            return
-        for row, ids in enumerate(jax.device_get(waiting.pop(0)).tolist()):
-            number, line = group[row]
-            if not line.stopped:
-                _take(line, ids, tokenizer, tokens, stop)
-                ready = len(line.text) if line.stopped else _settled(line.text, stop)
-                if ready > line.told:
-                    tell(number, line.text[line.told : ready])
-                    line.told = ready
-        if all(line.stopped for _, line in group):
+            _append_ids(text, ids, tokenizer, ending)
+            ready = len(text.text) if text.stopped else _settled_length(text.text, ending.stop)
+            if ready > text.shown:
+                show(number, text.text[text.shown : ready])
+                text.shown = ready
+        if all(text.stopped for _, text in group):
             return
 
 
-def _take(line: _Line, ids: list[int], tokenizer: Tokenizer, tokens: int, stop: tuple[str, ...]) -> None:
-    """Adds ids to a line, up to where it ends."""
-    ids = ids[: tokens - len(line.ids)]
+def _one_ahead(bursts: Iterator[jax.Array]) -> Iterator[jax.Array]:
+    """Yields each burst once the next is under way, so that the device works while the host reads."""
+    burst = next(bursts)
+    for following in bursts:
+        yield burst
+        burst = following
+    yield burst
+
+
+def _append_ids(text: _Continuation, ids: list[int], tokenizer: Tokenizer, ending: _Ending) -> None:
+    """Adds ids to a text, up to where it ends."""
+    ids = ids[: ending.tokens - len(text.ids)]
     if tokenizer.end in ids:
-        ids, line.stopped = ids[: ids.index(tokenizer.end)], "end"
-    line.ids += ids
-    before = tokenizer.decode(line.prompt)
-    line.text = tokenizer.decode(line.prompt + line.ids)[len(before) :]
-    found = [at for text in stop if (at := line.text.find(text)) >= 0]
-    if found:
-        line.text, line.stopped = line.text[: min(found)], "stop"
-    elif not line.stopped and len(line.ids) == tokens:
-        line.stopped = "length"
+        ids, text.stopped = ids[: ids.index(tokenizer.end)], "end"
+    text.ids += ids
+    # Decoded together with the prompt: a character or a space may be spread over its last token and the first new one.
+    before = tokenizer.decode(text.prompt)
+    text.text = tokenizer.decode(text.prompt + text.ids)[len(before) :]
+    places = [at for stop in ending.stop if (at := text.text.find(stop)) >= 0]
+    if places:
+        text.text, text.stopped = text.text[: min(places)], "stop"
+    elif not text.stopped and len(text.ids) == ending.tokens:
+        text.stopped = "length"
 
 
-def _settled(text: str, stop: tuple[str, ...]) -> int:
-    """How much of a text will stay as it is: not a character half there, nor what may become a stop text."""
+def _settled_length(text: str, stop: tuple[str, ...]) -> int:
+    """Returns how many characters will stay as they are, whatever comes next."""
+    # Bytes that make no whole character yet decode to U+FFFD.
     ready = len(text.rstrip("\ufffd"))
+    # What begins a stop text may become one, and would then not belong to the text.
     for word in stop:
         for size in range(min(len(word) - 1, ready), 0, -1):
             if text[:ready].endswith(word[:size]):

@@ -1,25 +1,27 @@
-"""How well a GPT predicts a text: perplexity per token and per word, bits per byte."""
+"""Scores text by a GPT: perplexity per token and per word, bits per byte."""
 
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
 
+from contexture.analysis.results import TextScore
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import check_batch, chunks
 from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.config import GptConfig
-from contexture.models.model import Model, build
+from contexture.models.heads.chunked_softmax import TokenLosses
+from contexture.models.model import Model, Outputs, build
+from contexture.models.shapes import Params
 
 
 def score(
     model: Model,
-    params: Any,
+    params: Params,
     tokenizer: Tokenizer,
     documents: Iterable[str],
     *,
@@ -27,18 +29,24 @@ def score(
     stride: int = 0,
     batch: int = 8,
     cancel: CancelToken = NEVER,
-) -> dict[str, Any]:
-    """{"documents", "tokens", "words", "bytes", "loss", "perplexity", "word_perplexity", "bits_per_byte", …}.
+) -> TextScore:
+    """Computes perplexity and bits per byte of documents, each of them alone.
 
-    Each document is read alone, in windows of `length` tokens (0: what the model takes), each `stride` tokens after
-    the one before (0: length, so that they do not overlap); of a window, what the one before has scored is context
-    alone. A document begins behind the token that ends documents, where the vocabulary has one, and its first token is
-    scored too; else it is not. Perplexity is exp(loss / tokens); per word the same total over the words between white
-    space, per byte in bits over the text's UTF-8. `convention` says so again.
+        perplexity      = exp(nats / tokens)
+        word_perplexity = exp(nats / words)             words between white space
+        bits_per_byte   = nats / ln 2 / bytes           bytes of UTF-8
 
-    Raises: DataError where the model is no GPT, length or stride do not fit, or there is nothing to score.
+    length  tokens of a window; 0: as many as the model takes
+    stride  tokens from one window to the next; 0: length, so that windows do not overlap
+    batch   windows at a time
+
+    Tokens of a window that the window before has scored are context alone. Where the vocabulary has a token that ends
+    documents, each document begins behind it and all its tokens are scored; else its first token is neither scored nor
+    counted. `convention` of the result repeats this.
+
+    Raises: DataError for a model that is no GPT, a length or stride that does not fit, and documents without a token.
     """
-    config = getattr(model.backbone, "config", None)
+    config = model.config
     if not isinstance(config, GptConfig):
         raise DataError("only a GPT is scored by the next token; this run is of another family")
     if not config.tied and "heads_lm" not in params:
@@ -50,6 +58,7 @@ def score(
     check_batch(batch, "windows")
     if not 1 <= stride <= length:
         raise DataError(f"stride={stride} is not between 1 and length={length}")
+    # Built anew: a fine-tuned GPT's own heads are not needed, and `lm` needs no parameters where embeddings are tied.
     losses = jax.jit(partial(_losses, build(config, ("lm",))))
     totals = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
     nats = 0.0
@@ -58,16 +67,18 @@ def score(
         fields = {name: np.zeros((batch, length), np.int32) for name in ("tokens", "mask", "next")}
         weights_BL = np.zeros((batch, length), np.float32)
         for row, (ids, new) in enumerate(group):
+            # Position i predicts token i + 1, so a window of n + 1 ids makes n inputs and n targets.
             size = len(ids) - 1
             fields["tokens"][row, :size], fields["next"][row, :size] = ids[:-1], ids[1:]
             fields["mask"][row, :size] = 1
+            # The last `new` targets are scored; those before them are context.
             weights_BL[row, size - new : size] = 1.0
         loss_BL = np.asarray(losses(params, {**fields, "next_weights": weights_BL}), np.float64)
         nats += float((loss_BL * weights_BL).sum())
     if not totals["tokens"]:
         raise DataError("there is no token to score in the text; give text")
     first = "scored behind the token that ends documents" if tokenizer.end is not None else "neither scored nor counted"
-    told = (
+    convention = (
         f"each document alone, its first token {first}; windows of {length} tokens, {stride} new in each; words are "
         "what stands between white space; bytes are UTF-8"
     )
@@ -80,29 +91,33 @@ def score(
         "bits_per_byte": nats / math.log(2) / max(totals["bytes"], 1),
         "length": length,
         "stride": stride,
-        "convention": told,
+        "convention": convention,
     }
 
 
-def _losses(model: Model, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-    outputs: Any = model.apply({"params": params}, batch)
-    return outputs.heads["lm"].loss_BL
+def _losses(model: Model, params: Params, batch: dict[str, jax.Array]) -> jax.Array:
+    outputs = model.apply({"params": params}, batch)
+    assert isinstance(outputs, Outputs)
+    lm: TokenLosses = outputs.heads["lm"]
+    return lm.loss_BL
 
 
 def _exp(nats: float) -> float:
+    """Returns exp(nats), infinity where a float has no room."""
     return math.exp(nats) if nats < 700 else math.inf
 
 
 def _windows(
     documents: Iterable[str], tokenizer: Tokenizer, length: int, stride: int, totals: dict[str, int]
 ) -> Iterator[tuple[list[int], int]]:
-    """Windows of at most length + 1 ids, and how many of them, at the end, no window before has scored."""
+    """Yields (at most length + 1 ids, how many of them, at the end, no window before has scored); counts in totals."""
     for text in documents:
         (ids,) = encode_checked([text], [f"document {totals['documents']}"], tokenizer)
         row = ids
         if tokenizer.end is not None:
             row = [tokenizer.end, *ids]
-        else:  # what is not scored is not counted
+        else:
+            # The first token is not scored, so its words and bytes are not counted either.
             first = tokenizer.decode(ids[:1])
             text = text[len(first if tokenizer.lossless else first.strip()) :]
         totals["documents"] += 1
@@ -111,6 +126,7 @@ def _windows(
         totals["bytes"] += len(text.encode())
         start = scored = 0
         while scored < len(row) - 1:
+            # Windows share an id: the last target of one is the first input of the next (stride = length).
             ids = row[start : start + length + 1]
             yield ids, start + len(ids) - 1 - scored
             scored = start + len(ids) - 1

@@ -1,4 +1,4 @@
-"""Recipes: functions that give a whole Run. Their docstrings say the command, the paper's section, what to expect."""
+"""Recipes: functions that return a whole Run. Their docstrings give command, paper and what to expect."""
 
 import importlib
 import inspect
@@ -15,23 +15,23 @@ _NO_RECIPES = (_TASKS, "finetuning")
 
 
 def recipes() -> dict[str, Recipe]:
-    """Every recipe of a pretraining: {"bert.tiny": <function>, …}, smallest first as they stand in their files."""
+    """Returns every pretraining recipe: {"bert.tiny": <function>, …}, smallest first as they stand in their files."""
     modules = (module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NO_RECIPES)
     return {f"{module}.{name}": function for module in modules for name, function in _functions(module).items()}
 
 
 def task_recipes() -> dict[str, Recipe]:
-    """Every recipe of a fine-tuning: {"classify": <function>, …, "sst2": <function>}; the kinds of task come first."""
+    """Returns every fine-tuning recipe: {"classify": <function>, …, "sst2": <function>}, kinds of task first."""
     return _functions(_TASKS)
 
 
 def recipe(name: str) -> Run:
-    """The run of a pretraining recipe. Raises ConfigError where there is none of that name."""
+    """Returns the run of a pretraining recipe. Raises: ConfigError for a name that none has."""
     return _find(name, recipes(), "recipe")
 
 
 def task(name: str) -> Run:
-    """The run of a fine-tuning recipe. Raises ConfigError where there is none of that name."""
+    """Returns the run of a fine-tuning recipe. Raises: ConfigError for a name that none has."""
     return _find(name, task_recipes(), "task")
 
 
@@ -42,9 +42,9 @@ def _find(name: str, known: dict[str, Recipe], what: str) -> Run:
 
 
 def _functions(module: str) -> dict[str, Recipe]:
-    found = vars(importlib.import_module(f"{__name__}.{module}"))
+    members = vars(importlib.import_module(f"{__name__}.{module}"))
     return {
         name: value
-        for name, value in found.items()
-        if inspect.isfunction(value) and value.__module__ == found["__name__"] and name[0] != "_"
+        for name, value in members.items()
+        if inspect.isfunction(value) and value.__module__ == members["__name__"] and name[0] != "_"
     }

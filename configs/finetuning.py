@@ -1,4 +1,4 @@
-"""The settings of a fine-tuning: a task's recipe, with what the pretrained run and the papers' practice give it."""
+"""The settings of a fine-tuning: a task's recipe, completed by the pretrained run and by the papers' practice."""
 
 import dataclasses
 
@@ -11,10 +11,12 @@ from contexture.train.options import InitConfig, OptimConfig
 
 
 def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 0, random: bool = False) -> Run:
-    """The run that fine-tunes `source`, which lies in `folder`, on the task or kind of task `name`.
+    """Returns the run that fine-tunes `source`, which lies in `folder`, on the task or kind of task `name`.
 
-    task_vocabulary: of a GPT, the tokens of its vocabulary with those that separate a task's texts. random: the model
-    is to be initialised randomly, as a baseline. Raises ConfigError where there is no such task for this family.
+    task_vocabulary  of a GPT, the size of its vocabulary with the tokens that separate a task's texts
+    random           whether the model is initialised randomly, as a baseline
+
+    Raises: ConfigError for an unknown task, and one that the family does not have.
     """
     base = task(name)
     if source.family == "elmo" and base.task.kind == "choice":
@@ -28,7 +30,7 @@ def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 
 
 
 def pretrain_further(source: Run, base: Run) -> Run:
-    """A recipe with the model of another run of its family, and the way that run splits text into words."""
+    """Returns a recipe with the model of another run of its family, and the way that run splits text into words."""
     if source.family != base.family:
         return base
     data = _data_like(source, base)
@@ -37,7 +39,7 @@ def pretrain_further(source: Run, base: Run) -> Run:
 
 
 def _data_like(source: Run, base: Run) -> DataConfig:
-    """The recipe's data, read as the vocabulary of `source` expects, no longer than its model allows."""
+    """Returns the recipe's data, read as the vocabulary of `source` expects, no longer than its model allows."""
     return dataclasses.replace(
         base.data,
         lowercase=source.data.lowercase,
@@ -47,8 +49,11 @@ def _data_like(source: Run, base: Run) -> DataConfig:
 
 
 def _as_gpt(run: Run, vocabulary: int) -> Run:
-    """A fine-tuning as GPT-1 has it (Radford et al. 2018, section 4.1): its optimizer, 6.25e-5, a warm-up over 0.2 % of
-    the steps, and half of the language-modelling loss added; the token table grows to hold `vocabulary` rows."""
+    """Returns a fine-tuning as GPT-1 has it (Radford et al. 2018, section 4.1).
+
+    Its optimizer, 6.25e-5, a warm-up over 0.2 % of the steps, half of the language-modelling loss added; the token
+    table grows to hold `vocabulary` rows.
+    """
     optim = OptimConfig(
         name="gpt1", schedule="gpt1", peak_lr=6.25e-5, warmup=0, warmup_fraction=0.002, eps=1e-8, weight_decay=0.01
     )
@@ -62,8 +67,10 @@ def _as_gpt(run: Run, vocabulary: int) -> Run:
 
 
 def _as_elmo(run: Run, model: ElmoConfig, data: DataConfig, head: HeadConfig, init: InitConfig, *, random: bool) -> Run:
-    """A fine-tuning following common ELMo practice (Peters et al. 2018): the biLM frozen and without dropout, a scalar
-    mix of its layers into a biLSTM of the task's own, Adam at 1e-3. A head that mixes already stays as it is.
+    """Returns a fine-tuning that follows common ELMo practice (Peters et al. 2018).
+
+    The biLM is frozen and without dropout, a scalar mix of its layers goes into a biLSTM of the task's own, trained by
+    Adam at 1e-3. A head that mixes already stays as it is.
 
     random: the biLM has learned nothing, so it is trained too.
     """

@@ -1,11 +1,11 @@
 """Contexture: pretrain, fine-tune, evaluate and inspect ELMo, GPT and BERT in JAX.
 
-Runs opened, evaluated and asked in Python:
+Load, evaluate and query runs in Python:
 
     load(RUN)        → model, params, tokenizer
     evaluate(RUN)    held-out figures                  predict(RUN, texts)   labels, tags, numbers of texts
     embed(RUN, …)    vectors of words or sentences     score(RUN, files)     perplexity
-    fill(RUN, text)  words for each [MASK]             generate(RUN, …)      text after a prompt
+    fill(RUN, text)  tokens for each [MASK]            generate(RUN, …)      text after a prompt
 
 The networks are in `contexture.models`, text and batches in `contexture.data`, training in `contexture.train`, recipes
 in `contexture.configs`. Importing this needs no jax.

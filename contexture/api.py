@@ -1,4 +1,4 @@
-"""What `import contexture` gives: runs opened, evaluated and queried in Python. Importing this needs no jax.
+"""The Python functions of `import contexture`: load, evaluate and query runs. Importing this needs no jax.
 
 The functions take the fields of the requests in `contexture.requests`, which are also the options of the command line.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
+from contexture.analysis.results import EmbeddingFile, GeneratedText, RunScore, TokenScore
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.requests import EmbeddingRequest, FillRequest, GenerationRequest, Place, ScoreRequest, several
 from contexture.train.errors import ConfigError
@@ -20,8 +21,10 @@ from contexture.train.options import MeshConfig
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
+    from contexture.analysis.embed import SplitSentence, Units
     from contexture.data.tokenizers.base import Tokenizer
     from contexture.models.model import Model
+    from contexture.models.shapes import Params
 
 logger = logging.getLogger(__name__)
 Result = dict[str, Any]
@@ -30,14 +33,14 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokenizer]":
-    """Opens a run in Python: (model, params, tokenizer), from its newest good checkpoint or that of `step`.
+def load(run: str | Path, step: int | None = None) -> "tuple[Model, Params, Tokenizer]":
+    """Loads (model, params, tokenizer) of a run, from its newest good checkpoint or that of `step`.
 
-    `model.apply({"params": params}, batch)` with
-    `batch = contexture.data.layouts.bert_texts(tokenizer, texts, length)`. Raises ConfigError where the folder is no
-    run, CheckpointError where no checkpoint is good.
+    Use them as `model.apply({"params": params}, batch)` with
+    `batch = contexture.data.layouts.bert_texts(tokenizer, texts, length)`.
+
+    Raises: ConfigError for a folder that is no run, CheckpointError where no checkpoint is good.
     """
-
     from contexture.train import mesh as meshes
     from contexture.train.checkpoints.transfer import load_parameters
     from contexture.train.run.data import read_tokenizer
@@ -52,10 +55,11 @@ def load(run: str | Path, step: int | None = None) -> "tuple[Model, Any, Tokeniz
 
 
 def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None) -> list[Result]:
-    """A fine-tuned run's predictions for texts, pairs of texts or lists of words: [{"id", "prediction", "scores"}, …].
+    """Predicts texts, pairs of texts or lists of words with a fine-tuned run: [{"id", "prediction", "scores"}, …].
 
-    For many calls keep a `contexture.train.evaluation.predict.Predictor`. Raises as `load` does, and DataError for an
-    empty text.
+    For many calls keep a `contexture.train.evaluation.predict.Predictor`.
+
+    Raises: as `load`; DataError for an empty text.
     """
     from contexture.train.evaluation.predict import Predictor
 
@@ -63,7 +67,7 @@ def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None)
 
 
 def call_with_fields(name: str, request: Callable[P, R], function: Callable[[R], T]) -> Callable[P, T]:
-    """A function of a request as one of the request's fields, with their types and documentation."""
+    """Returns a function of a request as one of the request's fields, with their types and documentation."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -96,17 +100,17 @@ def _field_docs(request: Any) -> dict[str, str]:
 def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> Result:
     """Evaluates a run on held-out examples, each once: {"run", "step", "split", "examples", "metrics", …}.
 
-    Raises as `load` does, and DataError for a file.
+    Raises: as `load`; DataError for a file.
     """
-    from contexture.train.evaluation.evaluate import evaluate_run as work
+    from contexture.train.evaluation import evaluate
 
-    return work(request, cancel)
+    return evaluate.evaluate_run(request, cancel)
 
 
-def fill_masks(request: FillRequest) -> list[list[Result]]:
+def fill_masks(request: FillRequest) -> list[list[TokenScore]]:
     """Predicts the tokens behind each [MASK] of a text: a list of {"token", "score"} for each, best first.
 
-    Raises as `load` does, and DataError for a text without [MASK].
+    Raises: as `load`; DataError for a text without [MASK].
     """
     from contexture.analysis.fill import fill
 
@@ -117,26 +121,28 @@ def fill_masks(request: FillRequest) -> list[list[Result]]:
     return fill(model, params, tokenizer, request.text, request.top)
 
 
-def embed_file(request: EmbeddingRequest, cancel: CancelToken = NEVER) -> Result:
-    """Writes the contextual vectors of each line of a file to *.hdf5 (the original ELMo's layout) or *.npz, one array
-    by the line's number: {"to", "lines", "tokens", "words", "truncated"}.
+def embed_file(request: EmbeddingRequest, cancel: CancelToken = NEVER) -> EmbeddingFile:
+    """Writes the contextual vectors of each line of a file to *.hdf5 (the original ELMo's layout) or *.npz.
 
-    tokens are those that the model read (the rows of all arrays with pool="none"), words those without a BERT's [CLS]
-    and [SEP], truncated the words whose last bytes are not read, or the tokens beyond the model's length. Raises as
-    `load` does, and DataError for the files.
+    The file holds one array for each line, named by the line's number from 0. Returns {"to", "lines", "tokens",
+    "words", "truncated"}: tokens are those that the model read (the rows of all arrays with pool="none"), words those
+    without a BERT's [CLS] and [SEP], truncated the words whose last bytes are not read, or the tokens beyond the
+    model's length.
+
+    Raises: as `load`; DataError for the files.
     """
-    from contexture.analysis.embed import embed, parted, vectors_file
+    from contexture.analysis.embed import embed, sentence_splitter, vectors_file
 
     file, to = Path(request.input), Path(request.to)
-    counts = {"lines": 0, "tokens": 0, "words": 0, "truncated": 0}
+    result: EmbeddingFile = {"to": str(to), "lines": 0, "tokens": 0, "words": 0, "truncated": 0}
 
-    def units(part: Any) -> Iterator[list[Any]]:
+    def sentences(split: "Callable[[str], SplitSentence]") -> "Iterator[Units]":
         for line in lines_of(file, "a sentence"):
-            found, count, cut = part(line)
-            counts["tokens"] += len(found)
-            counts["words"] += count
-            counts["truncated"] += cut
-            yield found
+            sentence = split(line)
+            result["tokens"] += len(sentence.units)
+            result["words"] += sentence.own
+            result["truncated"] += sentence.truncated
+            yield sentence.units
 
     _check_lines(file, "a sentence")
     with vectors_file(to) as write:  # first: an unwritable place is refused at once
@@ -145,7 +151,7 @@ def embed_file(request: EmbeddingRequest, cancel: CancelToken = NEVER) -> Result
             model,
             params,
             tokenizer,
-            units(parted(model, tokenizer)),
+            sentences(sentence_splitter(model, tokenizer)),
             layers=request.layers,
             pool=request.pool,
             batch=request.batch,
@@ -154,16 +160,16 @@ def embed_file(request: EmbeddingRequest, cancel: CancelToken = NEVER) -> Result
         )
         for number, array in enumerate(vectors):
             write(str(number), array)
-            counts["lines"] = number + 1
-    return {"to": str(to), **counts}
+            result["lines"] = number + 1
+    return result
 
 
 def generate_texts(
     request: GenerationRequest, show: Callable[[int, str], None] | None = None, cancel: CancelToken = NEVER
-) -> list[Result]:
+) -> list[GeneratedText]:
     """Continues each prompt with a pretrained GPT: [{"prompt", "text", "tokens", "stopped"}, …].
 
-    Raises as `load` does, and DataError for a prompt.
+    Raises: as `load`; DataError for a prompt.
     """
     from contexture.analysis.generate import generate
 
@@ -180,16 +186,16 @@ def generate_texts(
         stop=several(request.stop),
         seed=request.seed,
         batch=request.batch,
-        trained=read(Path(request.run)).run.data.length,
-        tell=show or (lambda number, text: None),
+        trained_length=read(Path(request.run)).run.data.length,
+        show=show or (lambda number, text: None),
         cancel=cancel,
     )
 
 
-def score_files(request: ScoreRequest, cancel: CancelToken = NEVER) -> Result:
+def score_files(request: ScoreRequest, cancel: CancelToken = NEVER) -> RunScore:
     """Measures how well a pretrained GPT predicts the text of files: {"run", "loss", "perplexity", …}.
 
-    Raises as `load` does, and DataError for a file.
+    Raises: as `load`; DataError for a file.
     """
     from contexture.analysis.score import score
     from contexture.data.text.sources import expand
@@ -198,24 +204,29 @@ def score_files(request: ScoreRequest, cancel: CancelToken = NEVER) -> Result:
 
     def documents() -> Iterator[str]:
         for source in sources:
-            held: list[str] = []
+            parts: list[str] = []
             for chunk in source.chunks(request.documents):
                 if chunk:
-                    held.append(chunk)
-                elif held:
-                    yield "".join(held)
-                    held = []
-            if held:
-                yield "".join(held)
+                    parts.append(chunk)
+                elif parts:  # an empty chunk ends a document
+                    yield "".join(parts)
+                    parts = []
+            if parts:
+                yield "".join(parts)
 
     model, params, tokenizer = load(request.run, request.step or None)
     length = request.length or read(Path(request.run)).run.data.length
-    options: Any = {"length": length, "stride": request.stride, "batch": request.batch, "cancel": cancel}
-    return {"run": str(request.run), **score(model, params, tokenizer, documents(), **options)}
+    result = score(
+        model, params, tokenizer, documents(), length=length, stride=request.stride, batch=request.batch, cancel=cancel
+    )
+    return {"run": str(request.run), **result}
 
 
 def lines_of(file: Path, what: str) -> Iterator[str]:
-    """The lines of a file, each `what`, without their ends. Raises DataError where it cannot be read as text."""
+    """Yields the lines of a file, each `what`, without their ends.
+
+    Raises: DataError for a file that cannot be read as text.
+    """
     from contexture.data.text.sources import lines
 
     _check_lines(file, what)

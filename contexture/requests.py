@@ -1,5 +1,5 @@
-"""What can be asked of each command that trains nothing: one type a command, from which the command line, the call in
-Python and its documentation are made. Needs no jax.
+"""One request type for each command that trains nothing. The command line, the Python function and its documentation
+come from it. Needs no jax.
 
 Fields before `KW_ONLY` may be given by position in Python. `step=0` is the newest good checkpoint.
 """
@@ -18,12 +18,12 @@ Place = str | Path
 
 
 def several(values: Strings) -> tuple[str, ...]:
-    """One string or several, as a tuple."""
+    """Returns one string or several as a tuple."""
     return (values,) if isinstance(values, str) else tuple(values)
 
 
 def _check_place(to: Place) -> None:
-    """Raises ValueError for an empty one, which a shell's unset variable makes: it would be the current folder."""
+    """Raises: ValueError for an empty path, which an unset shell variable gives: it would be the current folder."""
     if not str(to).strip():
         raise ValueError("to= is empty; give --to a path")
 
@@ -175,7 +175,7 @@ class GenerationRequest:
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are sampled. Raises ValueError for what is no way to."""
+        """How tokens are sampled. Raises: ValueError for options out of range."""
         return Sampling(self.temperature, self.top_k, self.top_p, self.top_p_exclusive)
 
 
@@ -208,7 +208,7 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class LayersRequest:
-    """What each layer counts in the mixes that fine-tuned runs have learned."""
+    """The weight of each layer in the mixes that fine-tuned runs have learned."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Runs' folders: seeds of a task, or several tasks."""

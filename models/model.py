@@ -55,6 +55,11 @@ class Model(nn.Module):
     backbone: nn.Module
     heads: dict[str, nn.Module]
 
+    @property
+    def config(self) -> ModelConfig:
+        """The backbone's configuration, whose class tells the family."""
+        return self.backbone.config  # pyright: ignore[reportAttributeAccessIssue]
+
     def __call__(
         self, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None, *, states: bool = False
     ) -> Outputs:

@@ -1,8 +1,8 @@
 """The command line: `contexture COMMAND …`, also `python -m contexture COMMAND …`.
 
 Results go to stdout (with --json one JSON object and nothing else); progress, tables and warnings go to stderr.
-Exit codes: 0 done, 1 failed (disk, numbers, checkpoint), 2 the user's words or files were wrong, 75 saved on SIGTERM
-(start me again), 130 saved on Ctrl-C.
+Exit codes: 0 done, 1 failed (disk, numbers, checkpoint), 2 wrong arguments or files, 75 saved on SIGTERM (start it
+again), 130 saved on Ctrl-C.
 """
 
 import io
@@ -46,7 +46,7 @@ def _help() -> str:
 
 
 def run_command(argv: list[str]) -> Result | StreamingResult | None:
-    """One command by its words; None where only help was asked for."""
+    """Runs one command; returns None where it printed help."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_help())
         return None
@@ -59,7 +59,7 @@ def run_command(argv: list[str]) -> Result | StreamingResult | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command, says what went wrong in one line, returns the exit code."""
+    """Runs one command, prints an error in one line, returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     as_json, debug = "--json" in argv, "--debug" in argv
     argv = [word for word in argv if word not in ("--json", "--debug")]

@@ -1,4 +1,4 @@
-"""Results on stdout: for people, or streamed while they grow; nothing else goes there."""
+"""Prints results on stdout, for people or as a stream; nothing else goes there."""
 
 import contextlib
 import dataclasses
@@ -20,12 +20,12 @@ class StreamingResult:
 
 
 def write_out(text: str) -> None:
-    """To stdout, at once; control characters are shown escaped."""
+    """Prints text on stdout at once, control characters escaped."""
     print(visible(text), end="", flush=True)
 
 
 def print_result(result: dict[str, Any], indent: str = "") -> None:
-    """A result for a person."""
+    """Prints a result for people: nested names indented, lists of records as tables."""
     for name, value in result.items():
         if isinstance(value, dict):
             print(visible(f"{indent}{name}"))
@@ -41,7 +41,7 @@ def print_result(result: dict[str, Any], indent: str = "") -> None:
 
 def _print_table(rows: list[dict[str, Any]], indent: str) -> None:
     flat = {name: value for name, value in rows[0].items() if not isinstance(value, dict | list)}
-    if len(flat) < len(rows[0]):  # what holds tables itself
+    if len(flat) < len(rows[0]):  # records that hold tables themselves
         for row in rows:
             print_result(row, indent)
         return
@@ -57,7 +57,7 @@ def _shown(value: Any) -> str:
 
 @contextlib.contextmanager
 def results_alone() -> Iterator[None]:
-    """What libraries written in C print to stdout (which process reached which) goes to stderr."""
+    """Sends to stderr what libraries written in C print to stdout (which process reached which)."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)

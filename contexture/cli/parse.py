@@ -1,4 +1,4 @@
-"""The command line's words → typed configurations, through tyro."""
+"""Command line arguments → typed configurations, through tyro."""
 
 import contextlib
 import dataclasses
@@ -19,15 +19,19 @@ _SECTIONS = ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate",
 
 
 def parse(kind: type[T], argv: list[str], command: str, default: T | None = None) -> T:
-    """The user's words as a `kind`, through tyro. Raises ConfigError in one line where they are not."""
+    """Parses arguments into a `kind`; `default` is a recipe whose fields they override.
+
+    Raises: ConfigError in one line where tyro would print a box.
+    """
     stderr = io.StringIO()
+    # tyro reads the terminal's width: an error must not be wrapped, since it becomes one line; help is for people.
     width, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"
     if any(word in ("-h", "--help") for word in argv):
         os.environ["COLUMNS"] = width or "110"
     given: Any = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(stderr):
-            found, unknown = tyro.cli(
+            parsed, unknown = tyro.cli(
                 kind,
                 args=argv,
                 prog=f"contexture {command}",
@@ -42,15 +46,19 @@ def parse(kind: type[T], argv: list[str], command: str, default: T | None = None
     finally:
         os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
     if unknown:
-        known = [name.replace("_", "-") for name in (fields(found) if dataclasses.is_dataclass(found) else ())]
-        word = unknown[0]
-        raise ConfigError(f"{command} does not know {word!r}{suggest_option(word, known)}; --help lists all")
-    return found
+        known = [name.replace("_", "-") for name in (fields(parsed) if dataclasses.is_dataclass(parsed) else ())]
+        word, kind = unknown[0], "option" if unknown[0].startswith("-") else "argument"
+        raise ConfigError(f"{command}: unrecognised {kind} {word}{suggest_option(word, known)}; --help lists all")
+    return parsed
 
 
 def _in_one_line(box: str) -> str:
-    """What tyro says in a box, as one line: the first block between its rules. Its title stands in the frame, or, where
-    stderr knows no Unicode, as a block before it."""
+    """Returns the error that tyro draws in a box as one line.
+
+    tyro writes an error to stderr alone, so the text is read out of the drawing: blocks of lines with rules between
+    them. The first block is the error, later ones are hints. The title stands in the frame, or, where stderr knows no
+    Unicode, as a block before it.
+    """
     blocks, framed = [""], False
     for line in box.splitlines():
         text = line.strip("│|╭╮╰╯+ ")
@@ -79,7 +87,7 @@ def find_option(argv: list[str], *names: str) -> str:
 
 
 def expand_aliases(argv: list[str]) -> list[str]:
-    """The short forms `--task X` and `--init RUN` as what they stand for."""
+    """Replaces the short forms `--task X` and `--init RUN` by the options that they stand for."""
     short = {"--task": "--task.name", "--init": "--init.run"}
     return [
         short[name] + equals + value if (name := word.partition("=")[0]) in short else word
@@ -89,7 +97,10 @@ def expand_aliases(argv: list[str]) -> list[str]:
 
 
 def apply_exclusive_options(base: Run, argv: list[str]) -> Run:
-    """The recipe without what contradicts the user's words: how long to train, and to warm up, is given in one way."""
+    """Returns the recipe without settings that the arguments replace by an alternative of theirs.
+
+    Steps and epochs exclude each other, and so do warm-up steps and a warm-up fraction; a recipe gives one of each.
+    """
     if find_option(argv, "--epochs"):
         if find_option(argv, "--steps"):
             raise ConfigError("--steps and --epochs both say how long to train; give one of them")

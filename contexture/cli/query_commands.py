@@ -30,7 +30,7 @@ STOPPED = "stopped; the same command starts again"
 
 @contextlib.contextmanager
 def listening(state: str) -> Iterator[Signals]:
-    """Signals are noted while this lasts; state: what is true when the work stops for one."""
+    """Notes signals while this lasts; `state` is the message when the work stops for one."""
     signals = Signals(state)
     try:
         yield signals
@@ -107,10 +107,10 @@ def layers_command(argv: list[str]) -> Result:
         raise ConfigError("layers wants runs: contexture layers RUN… [--to F.png]")
     if request.to:
         check_figure(Path(request.to))
-    rows = layers([Path(run) for run in request.runs], load)
+    mixes = layers([Path(run) for run in request.runs], lambda folder: load(folder)[1])
     if request.to:
-        draw(rows, Path(request.to))
-    return {"mixes": rows, **({"figure": request.to} if request.to else {})}
+        draw(mixes, Path(request.to))
+    return {"mixes": mixes, **({"figure": request.to} if request.to else {})}
 
 
 def import_command(argv: list[str]) -> Result:

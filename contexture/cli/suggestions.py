@@ -28,7 +28,7 @@ _OTHER_NAMES = {
     "data.dev": "validation-file val-file eval-file valid-file dev-file",
     "data.tokenizer": "tokenizer vocab-file tokenizer-name tokenizer-path vocabulary-file",
     "data.masked-fraction": "mlm-probability masked-lm-prob mask-prob mask-probability",
-    "data.max_predictions": "max-predictions-per-seq max-predictions",
+    "data.max-predictions": "max-predictions-per-seq max-predictions predictions",
     "data.lowercase": "do-lower-case lower-case uncased",
     "model.vocab": "vocab-size vocab",
     "model.layers": "num-layers n-layers n-layer num-hidden-layers nlayers depth",
@@ -43,7 +43,7 @@ _OTHER_NAMES = {
     "to": "output-file out-file",
     "seed": "random-seed rng-seed",
     "save.every": "save-steps save-interval checkpoint-every save-every checkpoint-interval",
-    "save.max_to_keep": "save-total-limit keep-last max-to-keep",
+    "save.max-to-keep": "save-total-limit keep-last max-to-keep latest",
     "log.every": "logging-steps log-interval log-steps log-every",
     "log.tensorboard": "report-to",
     "evaluate.every": "eval-steps eval-every eval-interval val-interval",
@@ -54,6 +54,10 @@ _OTHER_NAMES = {
     "mesh.data": "dp data-parallel",
     "mesh.tensor": "tp tensor-parallel tensor-model-parallel-size",
     "mesh.distributed": "multihost multi-host distributed",
+    "init.random": "scratch from-scratch random-init",
+    "data.word-splitter": "split",
+    "word-splitter": "split",
+    "top-p-exclusive": "exclusive",
     "init.run": "init-from resume-from pretrained checkpoint model-name-or-path init-checkpoint load",
     "task.train": "train-file train",
     "task.labels": "labels label-list",
@@ -64,22 +68,25 @@ _HALF_PRECISION = ("bf16", "fp16", "amp", "half", "mixed-precision")
 
 
 def suggest_option(word: str, known: Sequence[str]) -> str:
-    """' (did you mean --optim.peak-lr?)' for `--lr`, or "" where no known option is near. known: dotted names."""
+    """Returns " (did you mean --optim.peak-lr?)" for `--lr`, or "" where none of the known options (dotted names) is
+    near.
+    """
     asked = word.lstrip("-").partition("=")[0].replace("_", "-").lower()
     if not asked or len(asked) > LONGEST_NAME:
         return ""
     section, _, last = asked.rpartition(".")
-    found = [name for name in known if asked in _OTHER_NAMES.get(name, "").split()]
-    found = found or [name for name in known if last in _OTHER_NAMES.get(name, "").split()]
-    found = found or [name for name in known if _ending(name) == last]
-    found = found or difflib.get_close_matches(asked, known, n=1, cutoff=0.7)
-    if not found:
+    # From the surest to the vaguest: another library's name, the same name in another section, a misspelled one.
+    candidates = [name for name in known if asked in _OTHER_NAMES.get(name, "").split()]
+    candidates = candidates or [name for name in known if last in _OTHER_NAMES.get(name, "").split()]
+    candidates = candidates or [name for name in known if _ending(name) == last]
+    candidates = candidates or difflib.get_close_matches(asked, known, n=1, cutoff=0.7)
+    if not candidates:
         near = difflib.get_close_matches(last, list(dict.fromkeys(map(_ending, known))), n=1, cutoff=0.7)
-        found = [name for name in known if _ending(name) in near]
-    same_section = [name for name in found if name.rpartition(".")[0] == section]
-    if not found:
+        candidates = [name for name in known if _ending(name) in near]
+    if not candidates:
         return ""
-    option = (same_section or found)[0]
+    same_section = [name for name in candidates if name.rpartition(".")[0] == section]
+    option = (same_section or candidates)[0]
     value = " bfloat16" if option == "model.dtype" and last in _HALF_PRECISION else ""
     return f" (did you mean --{option}{value}?)"
 

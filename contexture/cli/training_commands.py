@@ -1,4 +1,4 @@
-"""The commands that take a recipe, or train: their words → what is printed."""
+"""The commands that take a recipe, or train: argv → what is printed."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def _recipe(argv: list[str], command: str) -> tuple[Run, Run, str]:
-    """(the run with its overrides, the recipe as it is, the recipe's name)."""
+    """Returns (the run with its overrides, the recipe as it is, the recipe's name)."""
     from contexture.configs import recipe
     from contexture.configs.finetuning import pretrain_further
 
@@ -33,8 +33,8 @@ def _recipe(argv: list[str], command: str) -> tuple[Run, Run, str]:
     if folder := find_option(argv, "--init.run"):
         base = pretrain_further(load_source_run(folder, argv)[0], base)
     base = apply_exclusive_options(base, argv)
-    if words := [word for word in argv if word.startswith("--task.")]:
-        raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {words[0]} …")
+    if options := [word for word in argv if word.startswith("--task.")]:
+        raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {options[0]} …")
     return parse(Run, argv, f"{command} {name}", base), base, name
 
 
@@ -67,8 +67,8 @@ def show_command(argv: list[str]) -> Result:
 
     find_devices()
     model = model_of(run, labels)
-    line = example(batch_fields(run), batch_sizes(run, 1))
-    shapes = jax.eval_shape(lambda key: model.init(key, line)["params"], jax.random.key(0))
+    inputs = example(batch_fields(run), batch_sizes(run, 1))
+    shapes = jax.eval_shape(lambda key: model.init(key, inputs)["params"], jax.random.key(0))
     leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
     table = [{"path": path_of(k), "dims": dims_of(path_of(k)), "shape": list(x.shape)} for k, x in leaves]
     total = {"parameters": count(shapes), "backbone": count(shapes["backbone"])}
@@ -144,7 +144,7 @@ def finetune_command(argv: list[str]) -> Result | None:
 
 
 def _finetuning(argv: list[str]) -> tuple[Run, Run]:
-    """(the run with its overrides, its recipe with the model of the run that it begins from)."""
+    """Returns (the run with its overrides, its recipe with the model of the run that it is initialised from)."""
     from contexture.configs import task
     from contexture.configs.finetuning import finetune_run
     from contexture.data.layouts import with_task_tokens
@@ -171,8 +171,10 @@ def _finetuning(argv: list[str]) -> tuple[Run, Run]:
 
 
 def load_source_run(source: str, argv: list[str]) -> tuple[Run, Path]:
-    """The run in the folder `source`, which a training is initialised from, and its folder. Where that is gone, the
-    training itself, which resumes without it."""
+    """Returns the run that a training is initialised from, and its folder.
+
+    Where that folder is gone, the training itself takes its place: one that has a checkpoint resumes without it.
+    """
     here, folder = Path(source), Path(find_option(argv, "--dir") or ".")
     if os.path.realpath(folder) == os.path.realpath(here):
         raise ConfigError(f"--dir {folder} is the run to begin from; give another --dir")
@@ -184,10 +186,11 @@ def load_source_run(source: str, argv: list[str]) -> tuple[Run, Path]:
         return read(folder).run, folder
 
 
-def _train(read_words: Callable[[], tuple[Run, Run]]) -> Result | None:
+def _train(read_argv: Callable[[], tuple[Run, Run]]) -> Result | None:
+    """Trains the run that the arguments describe; read with signals noted, since reading may take seconds."""
     signals = Signals()
     try:
-        run, base = read_words()
+        run, base = read_argv()
         signals.check()
         from contexture.train.loop import train
 

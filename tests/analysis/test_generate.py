@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contexture
-from contexture.analysis.generate import _settled, generate
+from contexture.analysis.generate import _settled_length, generate
 from contexture.analysis.score import score
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
@@ -75,7 +75,7 @@ def test_a_text_ends_at_the_end_token_before_a_stop_text_or_at_its_length(writer
     word = free["text"][5:8]
     told: list[str] = []
     cut = generate(*writer, ["the"], Sampling(temperature=0.0), tokens=20, stop=[word, "never"],
-                   tell=lambda line, text: told.append(text))[0]  # fmt: skip
+                   show=lambda line, text: told.append(text))[0]  # fmt: skip
     assert cut["stopped"] == "stop" and cut["text"] == free["text"][: free["text"].index(word)] == "".join(told)
     ids = np.array(tokenizer.encode(["the" + free["text"]])[0])
     table[tokenizer.end] = table[ids[-1]] * 3  # the end is now likelier than that token
@@ -134,7 +134,7 @@ def test_what_is_told_joins_to_the_text(whole: str, stop: list[str], data: st.Da
         text = raw[:end].decode("utf-8", "replace")
         found = [at for word in stop if (at := text.find(word)) >= 0]
         text = text[: min(found)] if found else text
-        ready = text[: len(text) if found else _settled(text, tuple(stop))]
+        ready = text[: len(text) if found else _settled_length(text, tuple(stop))]
         assert ready.startswith(told) and whole.startswith(ready)
         told = ready
         if found:
@@ -142,9 +142,9 @@ def test_what_is_told_joins_to_the_text(whole: str, stop: list[str], data: st.Da
 
 
 def test_what_may_yet_change_is_not_told():
-    assert _settled("a b\ufffd", ()) == 3
-    assert _settled("one two EN", ("END", "x")) == 8
-    assert _settled("one two END", ("other",)) == 11
+    assert _settled_length("a b\ufffd", ()) == 3
+    assert _settled_length("one two EN", ("END", "x")) == 8
+    assert _settled_length("one two END", ("other",)) == 11
 
 
 @pytest.mark.parametrize("stride", [0, 5, 1])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contexture.analysis.generate import _Line, _settled, _take
+from contexture.analysis.generate import _append_ids, _Continuation, _Ending, _settled_length
 from contexture.data.tokenizers.base import Tokenizer
 
 
@@ -16,12 +16,12 @@ class Letters:
         return "".join(self.vocabulary[number] for number in ids)
 
 
-def _taken(bursts: list[str], tokens: int = 9, stop: tuple[str, ...] = ()) -> _Line:
+def _taken(bursts: list[str], tokens: int = 9, stop: tuple[str, ...] = ()) -> _Continuation:
     tokenizer: Tokenizer = Letters()  # pyright: ignore[reportAssignmentType]
-    line = _Line([1, 2])
+    line = _Continuation([1, 2])
     for burst in bursts:
         if not line.stopped:
-            _take(line, [Letters.vocabulary.index(letter) for letter in burst], tokenizer, tokens, stop)
+            _append_ids(line, [Letters.vocabulary.index(letter) for letter in burst], tokenizer, _Ending(tokens, stop))
     return line
 
 
@@ -59,4 +59,4 @@ def test_a_text_ends_at_the_end_token_before_a_stop_text_or_at_its_length(bursts
 )
 def test_what_may_yet_change_is_not_told(text, stop, ready):
     """A character half there, or what may become a stop text."""
-    assert _settled(text, stop) == ready
+    assert _settled_length(text, stop) == ready

@@ -34,7 +34,7 @@ def pretrain(*words: object) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--optim.peek-lr", "1"], "does not know '--optim.peek-lr' (did you mean --optim.peak-lr?)"),
+        (["--optim.peek-lr", "1"], "unrecognised option --optim.peek-lr (did you mean --optim.peak-lr?)"),
         (["--steps", "many"], "--steps: invalid literal for int() with base 10: 'many'"),
         (["--model.hidden", "30", "--model.heads", "4"], "model.hidden=30 is not a multiple of model.heads=4"),
         (["--data.length", "600"], "data.length=600 exceeds model.length=512; lower data.length or raise model.length"),

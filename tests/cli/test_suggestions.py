@@ -1,9 +1,13 @@
 """Options that do not exist: the option that other libraries call so, or the nearest name, is suggested."""
 
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+
 import pytest
 
-from contexture.cli.suggestions import suggest_option
-from contexture.configs import recipe
+from contexture import requests
+from contexture.cli.suggestions import _OTHER_NAMES, suggest_option
+from contexture.configs import recipe, task
 from contexture.train.config import fields
 
 OPTIONS = [name.replace("_", "-") for name in fields(recipe("bert.tiny"))]
@@ -44,6 +48,12 @@ OPTIONS = [name.replace("_", "-") for name in fields(recipe("bert.tiny"))]
         ("--save-steps", "save.every"),
         ("--data.lenght", "data.length"),
         ("--vocab-size", "model.vocab"),
+        ("--max-predictions-per-seq", "data.max-predictions"),
+        ("--data.predictions", "data.max-predictions"),
+        ("--save-total-limit", "save.max-to-keep"),
+        ("--save.latest", "save.max-to-keep"),
+        ("--data.split", "data.word-splitter"),
+        ("--init.scratch", "init.random"),
     ],
 )
 def test_the_option_meant_is_suggested(word: str, option: str):
@@ -53,6 +63,14 @@ def test_the_option_meant_is_suggested(word: str, option: str):
 @pytest.mark.parametrize("word", ["--zzzz", "--", "-", "--" + "lr" * 1000, "--qqq.xyz"])
 def test_nothing_is_suggested_where_nothing_is_near(word: str):
     assert suggest_option(word, OPTIONS) == ""
+
+
+def test_every_option_with_other_names_exists():
+    runs = (recipe("bert.tiny"), recipe("gpt.tiny"), recipe("elmo.tiny"), task("classify"))
+    known = {name for run in runs for name in fields(run)}
+    for request in filter(is_dataclass, vars(requests).values()):
+        known |= {field.name for field in dataclass_fields(request)}
+    assert {name.replace("_", "-") for name in known} >= _OTHER_NAMES.keys()
 
 
 def test_only_options_of_the_command_are_suggested():

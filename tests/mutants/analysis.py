@@ -33,7 +33,7 @@ ANALYSIS = (
         "analysis/generate.py",
         ("generate.end-is-text", 'ids[: ids.index(tokenizer.end)], "end"', 'ids[: ids.index(tokenizer.end) + 1], "end"',
          "analysis/test_generate_units.py"),
-        ("generate.stop-is-text", 'line.text[: min(found)], "stop"', 'line.text[: max(found)], "stop"',
+        ("generate.stop-is-text", 'text.text[: min(places)], "stop"', 'text.text[: max(places)], "stop"',
          "analysis/test_generate_units.py"),
         ("generate.half-characters-told", 'ready = len(text.rstrip("\\ufffd"))', "ready = len(text)",
          "analysis/test_generate_units.py"),

@@ -1,0 +1,75 @@
+"""What queries of a trained model return. Importing this needs no jax."""
+
+from typing import Literal, TypedDict
+
+
+class TokenScore(TypedDict):
+    """A token that may stand in a gap, and its probability in the softmax over the vocabulary."""
+
+    token: str
+    score: float
+
+
+class GeneratedText(TypedDict):
+    """A continuation: its text without the prompt, the number of its tokens, and why it stopped.
+
+    stopped is "end" at the token that ends documents, "stop" before a stop text, "length" after the tokens asked for.
+    """
+
+    prompt: str
+    text: str
+    tokens: int
+    stopped: Literal["end", "stop", "length"]
+
+
+class TextScore(TypedDict):
+    """How well a model predicts documents.
+
+    loss is in nats a token, perplexity is exp(loss), word_perplexity exp(nats / words), bits_per_byte in bits over the
+    text's UTF-8. convention says how documents, windows and words were counted.
+    """
+
+    documents: int
+    tokens: int
+    words: int
+    bytes: int
+    loss: float
+    perplexity: float
+    word_perplexity: float
+    bits_per_byte: float
+    length: int
+    stride: int
+    convention: str
+
+
+class RunScore(TextScore):
+    """A TextScore with the folder of its run."""
+
+    run: str
+
+
+class EmbeddingFile(TypedDict):
+    """A file of vectors, and what it holds.
+
+    tokens are those that the model read (the rows of all arrays with pool="none"), words those without a BERT's [CLS]
+    and [SEP]. truncated counts the words whose last bytes were not read, or the tokens beyond the model's length.
+    """
+
+    to: str
+    lines: int
+    tokens: int
+    words: int
+    truncated: int
+
+
+class LayerMix(TypedDict):
+    """A learned mix of layers: where it stands, "input" or "output" of the run's head, its weights after the softmax,
+    the words' own layer first, and the factor gamma.
+    """
+
+    run: str
+    task: str
+    seed: int
+    place: str
+    weights: list[float]
+    gamma: float
