@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from contexture.data.tokenizers.elmo_char_ids import are_cut
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
-from contexture.models.config import BertConfig, ElmoConfig
+from contexture.models.config import BertConfig, ElmoConfig, ModelConfig
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
 
@@ -108,7 +108,7 @@ def embed(
     run, carry = jax.jit(partial(_states, model, tuple(wanted))), {}
     for group in chunks(sentences, batch):
         cancel.check()
-        fields = elmo_lines(group, batch) if elmo else token_lines(group, batch, tokenizer.pad, config.length)
+        fields = _fields(group, batch, tokenizer, config)
         arrays, carry = run({"backbone": params["backbone"]}, fields, carry)
         states = np.asarray(jax.device_get(arrays), np.float32)
         for row, units in enumerate(group):
@@ -118,6 +118,16 @@ def embed(
             elif pool != "none":
                 vectors = _pooled(vectors[:, 1:-1] if bert and pool != "mean" else vectors, pool)
             yield vectors[0] if layers == "last" else vectors
+
+
+def _fields(
+    sentences: Sequence[Units], batch: int, tokenizer: Tokenizer | OpenVocabulary, config: ModelConfig
+) -> Batch:
+    """Returns the model's input; words are strings and token ids are ints, which `sentence_splitter` sees to."""
+    if isinstance(config, ElmoConfig):
+        return elmo_lines(cast(Sequence[Sequence[str]], sentences), batch)
+    assert not isinstance(tokenizer, OpenVocabulary)
+    return token_lines(cast(Sequence[Sequence[int]], sentences), batch, tokenizer.pad, config.length)
 
 
 def _states(

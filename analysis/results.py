@@ -22,17 +22,22 @@ class GeneratedText(TypedDict):
     stopped: Literal["end", "stop", "length"]
 
 
-class TextScore(TypedDict):
+class TextCounts(TypedDict):
+    """What was scored: words stand between white space, bytes are UTF-8."""
+
+    documents: int
+    tokens: int
+    words: int
+    bytes: int
+
+
+class TextScore(TextCounts):
     """How well a model predicts documents.
 
     loss is in nats a token, perplexity is exp(loss), word_perplexity exp(nats / words), bits_per_byte in bits over the
     text's UTF-8. convention says how documents, windows and words were counted.
     """
 
-    documents: int
-    tokens: int
-    words: int
-    bytes: int
     loss: float
     perplexity: float
     word_perplexity: float

@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from contexture.analysis.results import TextScore
+from contexture.analysis.results import TextCounts, TextScore
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import check_batch, chunks
@@ -60,7 +60,7 @@ def score(
         raise DataError(f"stride={stride} is not between 1 and length={length}")
     # Built anew: a fine-tuned GPT's own heads are not needed, and `lm` needs no parameters where embeddings are tied.
     losses = jax.jit(partial(_losses, build(config, ("lm",))))
-    totals = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
+    totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
     nats = 0.0
     for group in chunks(_windows(documents, tokenizer, length, stride, totals), batch):
         cancel.check()
@@ -108,7 +108,7 @@ def _exp(nats: float) -> float:
 
 
 def _windows(
-    documents: Iterable[str], tokenizer: Tokenizer, length: int, stride: int, totals: dict[str, int]
+    documents: Iterable[str], tokenizer: Tokenizer, length: int, stride: int, totals: TextCounts
 ) -> Iterator[tuple[list[int], int]]:
     """Yields (at most length + 1 ids, how many of them, at the end, no window before has scored); counts in totals."""
     for text in documents:

@@ -4,19 +4,19 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from contexture.data.visible import visible
 
-Result = dict[str, Any]
+Result = Mapping[str, object]
+"""What a command returns: printed for people, or with --json as one object."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamingResult:
     """A command whose text is printed while it is generated: work(write) → the result for --json."""
 
-    work: Callable[[Callable[[str], None]], dict[str, Any]]
+    work: Callable[[Callable[[str], None]], Result]
 
 
 def write_out(text: str) -> None:
@@ -24,7 +24,7 @@ def write_out(text: str) -> None:
     print(visible(text), end="", flush=True)
 
 
-def print_result(result: dict[str, Any], indent: str = "") -> None:
+def print_result(result: Result, indent: str = "") -> None:
     """Prints a result for people: nested names indented, lists of records as tables."""
     for name, value in result.items():
         if isinstance(value, dict):
@@ -39,7 +39,7 @@ def print_result(result: dict[str, Any], indent: str = "") -> None:
             print(visible(f"{indent}{name:<{max(26 - len(indent), 1)}} {_shown(value)}"))
 
 
-def _print_table(rows: list[dict[str, Any]], indent: str) -> None:
+def _print_table(rows: list[Result], indent: str) -> None:
     flat = {name: value for name, value in rows[0].items() if not isinstance(value, dict | list)}
     if len(flat) < len(rows[0]):  # records that hold tables themselves
         for row in rows:
@@ -51,7 +51,7 @@ def _print_table(rows: list[dict[str, Any]], indent: str) -> None:
         print((indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))).rstrip())
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else visible(f"{value}")
 
 

@@ -47,8 +47,9 @@ def parse(kind: type[T], argv: list[str], command: str, default: T | None = None
         os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
     if unknown:
         known = [name.replace("_", "-") for name in (fields(parsed) if dataclasses.is_dataclass(parsed) else ())]
-        word, kind = unknown[0], "option" if unknown[0].startswith("-") else "argument"
-        raise ConfigError(f"{command}: unrecognised {kind} {word}{suggest_option(word, known)}; --help lists all")
+        word = unknown[0]
+        what = "option" if word.startswith("-") else "argument"
+        raise ConfigError(f"{command}: unrecognised {what} {word}{suggest_option(word, known)}; --help lists all")
     return parsed
 
 

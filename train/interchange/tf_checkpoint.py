@@ -91,7 +91,8 @@ def _entry(key: bytes, value: bytes, lengths: list[int]) -> Entry:
     numbers: dict[int, int] = {}
     for field, content in message_fields(value):
         if field == 2 and isinstance(content, bytes):  # a TensorShapeProto: its dims are fields 2, their sizes fields 1
-            sizes = [dict(message_fields(dim)).get(1, 0) for number, dim in message_fields(content) if number == 2]
+            dims = [dim for number, dim in message_fields(content) if number == 2 and isinstance(dim, bytes)]
+            sizes = [dict(message_fields(dim)).get(1, 0) for dim in dims]
             shape = [n for n in sizes if isinstance(n, int)]
         elif field == 7:
             raise ValueError(f"the tensor {name} is stored in slices, which is not supported")
