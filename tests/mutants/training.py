@@ -16,6 +16,7 @@ _CONFIG = "train/test_config.py"
 _KEPT = "train/run/test_nothing_deleted.py::"
 _AGREE = "train/distributed/test_agreement.py::test_a_fact_that_differs_between_processes_is_named_in_all"
 _STOPPED = "train/run/test_stopped_evaluation.py::test_a_run_stopped_in_an_evaluation_is_the_same_run"
+_MADE_UP = "train/run/test_stopped_evaluation.py::test_a_run_killed_while_it_makes_up_for_an_evaluation_is_the_same_run"
 _DIRECTIONS = (
     "train/evaluation/test_best.py::test_the_best_is_the_lowest_of_what_is_better_lower_and_the_highest_of_all_else"
 )
@@ -176,7 +177,8 @@ TRAINING = (
          _CHECKPOINTS),
         ("checkpoint.numbers-that-are-none-saved", "arrays, broken = digests(state, self.mesh)",
          "arrays, broken = digests(state, self.mesh)[0], []", _CHECKPOINTS),
-        ("checkpoint.late-evaluation-not-kept", "write(self.directory / str(step), found)", "pass", _STOPPED),
+        ("checkpoint.late-evaluation-not-kept", "write(self.directory / str(step), found)", "pass",
+         _MADE_UP),
         ("checkpoint.into-a-moved-run", "_identity_of(self.directory.parent) != self._place",
          "self._place == ()",
          "train/run/test_stopped_evaluation.py::test_a_run_that_is_moved_while_it_trains_is_not_split"),
@@ -187,7 +189,7 @@ TRAINING = (
         "train/run/report.py",
         ("metrics.not-cut", 'if step and record["step"] <= step', 'if step and record["step"] >= 0', _REPORT),
         ("metrics.cut-one-early", 'if step and record["step"] <= step', 'if step and record["step"] < step', _REPORT),
-        ("metrics.evaluation-twice", "again = None if evaluated else", "again = None if True else", _STOPPED),
+        ("metrics.evaluation-twice", "again = None if evaluated else", "again = None if True else", _MADE_UP),
         ("metrics.nothing-waits", 'ready = [r for r in self._held if r["step"] <= safe]', "ready = self._held",
          _REPORT),
         ("metrics.nan-in-the-file", "and not math.isfinite(number) else number", "and number == 0.5 else number",
