@@ -63,8 +63,8 @@ def batches(args: argparse.Namespace, count: int = 4) -> list[dict[str, np.ndarr
 
 
 def torch_worker(args: argparse.Namespace, *, gathered: bool) -> Worker:
-    import torch
-    import transformers
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)

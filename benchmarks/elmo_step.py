@@ -49,7 +49,7 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
     with tempfile.TemporaryDirectory() as folder:
         if not args.text:
             sys.path.insert(0, str(ROOT / "examples"))
-            from demo_text import library, split, write_text
+            from demo_text import library, split, write_text  # pyright: ignore[reportMissingImports]
 
             write_text(Path(folder) / "text", split(list(library()))["rest"])
         data = dataclasses.replace(settings().data, path=(args.text or f"{folder}/text",))
@@ -60,9 +60,9 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
 
 
 def torch_worker(args: argparse.Namespace, *, once: bool) -> Worker:
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch import nn  # pyright: ignore[reportMissingImports]
+    from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)

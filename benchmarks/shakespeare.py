@@ -31,14 +31,16 @@ RECIPE = "gpt.shakespeare_char"
 
 def torch_model(seed: int) -> tuple[Any, Any]:
     """GPT-2's architecture without biases and dropout, as the recipe has it; and its optimizer."""
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch import nn  # pyright: ignore[reportMissingImports]
+    from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
 
     from contexture.configs import recipe
+    from contexture.models.config import GptConfig
 
     run = recipe(RECIPE)
     c, o = run.model, run.optim
+    assert isinstance(c, GptConfig)
     V, L, D, H, N = c.vocab, c.length, c.hidden, c.heads, c.layers
 
     class Norm(nn.Module):
@@ -96,7 +98,7 @@ def batches(count: int = 8) -> np.ndarray:
 
 
 def torch_worker(args: argparse.Namespace, *, compiled: bool) -> Worker:
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(args.threads)
     model, optimizer = torch_model(0)
@@ -139,7 +141,7 @@ WORKERS: Workers = {
 
 def torch_loss(row: np.ndarray, dev: np.ndarray, seed: int) -> float:
     """2,000 steps on windows at random places, with the recipe's schedule; the mean loss over all windows of dev."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     from contexture.configs import recipe
     from contexture.train.optim import learning_rate

@@ -22,8 +22,8 @@ def prompts(args: argparse.Namespace) -> np.ndarray:
 
 
 def theirs(args: argparse.Namespace) -> Worker:
-    import torch
-    import transformers
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)

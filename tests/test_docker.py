@@ -24,6 +24,7 @@ SMALL = (
 def _instructions(target: str) -> Iterator[tuple[str, str]]:
     """(instruction, its words) of a stage, after those of the stages that it is built from."""
     stages: dict[str, list[tuple[str, str]]] = {}
+    stage = ""
     for line in (ROOT / "Dockerfile").read_text("utf-8").splitlines():
         if not line or line.startswith("#"):
             continue

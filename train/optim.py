@@ -60,7 +60,7 @@ class CountedMoments(NamedTuple):
 
     mu: Any
     nu: Any
-    count: jax.Array
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def _scale_by_gpt1_adam(

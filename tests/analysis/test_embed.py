@@ -11,12 +11,15 @@ import pytest
 import contexture
 from contexture.analysis.embed import embed as vectors_of
 from contexture.api import embed_file
+from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.requests import EmbeddingRequest
 from tests.conftest import ROOT
 from tests.helpers.cancel import Calling
 from tests.helpers.commands import said
 from tests.helpers.parity_rule import assert_close, assert_differs, close
 
+Opened = tuple[Any, Any, Any]
+"""(model, parameters, tokenizer)."""
 TEXT = [
     "The cat sees the river .",
     "",
@@ -35,20 +38,20 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opened(elmo_run: Path) -> Any:
+def opened(elmo_run: Path) -> Opened:
     """(model, parameters, tokenizer)."""
     return contexture.load(elmo_run)
 
 
 @pytest.fixture(scope="module")
-def whole(opened: Any) -> list[np.ndarray]:
+def whole(opened: Opened) -> list[np.ndarray]:
     """Every line's vectors, all layers, seven lines at a time."""
     return list(vectors_of(*opened, [line.split() for line in TEXT], batch=7))
 
 
 def in_hdf5(file: Path) -> dict[str, np.ndarray]:
     with h5py.File(file) as opened:
-        return {name: np.asarray(opened[name]) for name in opened}
+        return {str(name): np.asarray(opened[name]) for name in opened}
 
 
 def test_both_kinds_of_file_hold_every_line_s_vectors(elmo_run, text, whole, tmp_path):
@@ -79,7 +82,7 @@ def test_the_first_layer_is_the_words_twice(whole):
     assert len(whole[3][0]) == 300
 
 
-def test_a_word_that_is_cut_is_its_first_bytes(opened, whole):
+def test_a_word_that_is_cut_is_its_first_bytes(opened: Opened, whole):
     """Within a character too. All other lines stay, since a batch of another shape may round otherwise."""
     lines = [line.split() for line in TEXT]
     lines[2] = ["a", "very" * 12, "word", "and", "ä" * 24]
@@ -94,12 +97,12 @@ def near(got: np.ndarray, wanted: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 64])
-def test_the_batch_changes_no_vector(opened, whole, batch):
+def test_the_batch_changes_no_vector(opened: Opened, whole, batch):
     for got, wanted in zip(vectors_of(*opened, map(str.split, TEXT), batch=batch), whole, strict=True):
         near(got, wanted)
 
 
-def test_layers_and_pools_are_parts_of_all(opened, whole):
+def test_layers_and_pools_are_parts_of_all(opened: Opened, whole):
     lines = [line.split() for line in TEXT]
     for layers, chosen in (("last", 2), ("0,2", [0, 2]), ("1", [1]), ("2,0", [2, 0])):
         for got, wanted in zip(vectors_of(*opened, lines, layers=layers, batch=7), whole, strict=True):
@@ -114,7 +117,7 @@ def test_layers_and_pools_are_parts_of_all(opened, whole):
     assert next(vectors_of(*opened, lines, layers="last", pool="mean", batch=7)).shape == (12,)
 
 
-def test_lines_are_alone_unless_the_model_is_stateful(elmo_run, opened, tmp_path):
+def test_lines_are_alone_unless_the_model_is_stateful(elmo_run, opened: Opened, tmp_path):
     """Then line n goes on from line n - batch."""
     (tmp_path / "text.txt").write_text("the cat sees\nthat bird\n" * 2, "utf-8")
     file = tmp_path / "text.txt"
@@ -172,7 +175,7 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
     assert told["truncated"] > 0 and told["tokens"] == told["words"] + 2 * bert * len(lines)
     assert told["tokens"] == sum(found[name].shape[1] for name in found.files)
     for number, ids in enumerate(kept):
-        row = [tokenizer.cls, *ids, tokenizer.sep] if bert else ids
+        row = [wordpiece(tokenizer).cls, *ids, wordpiece(tokenizer).sep] if bert else ids
         vectors = found[str(number)]
         assert vectors.shape == (model.backbone.config.layers + 1, len(row), model.backbone.config.hidden)
         if not row:
@@ -186,7 +189,14 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
     wanted = {"mean": lambda x: x.mean(0), "mean-words": lambda x: x[own].mean(0), "last": lambda x: x[own][-1]}
     for pool, of in (wanted | ({"cls": lambda x: x[0]} if bert else {})).items():
         to = tmp_path / f"{pool}.npz"
-        counted = contexture.embed(run, file, to, pool=pool, layers="last", batch=2)
+        counted = contexture.embed(
+            run,
+            file,
+            to,
+            pool=pool,  # pyright: ignore[reportArgumentType]
+            layers="last",
+            batch=2,
+        )
         assert {**counted, "to": ""} == {**told, "to": ""}
         pooled = np.load(to)
         for number in ("0", "2"):

@@ -24,6 +24,8 @@ from contexture.train.run_file import read
 from tests.helpers.commands import done
 from tests.helpers.parity_rule import assert_close
 
+Opened = tuple[Any, Any, Any]
+"""(model, parameters, tokenizer)."""
 pytestmark = pytest.mark.usefixtures("one_device")
 
 CONFIG = GptConfig(vocab=290, length=48, layers=2, hidden=32, heads=2, ffn=64, init_std=0.4)
@@ -31,7 +33,7 @@ TEXT = "the cat sees the river. a small dog likes the red house. the queen paint
 
 
 @pytest.fixture(scope="module")
-def writer() -> Any:
+def writer() -> Opened:
     """(model, parameters, byte-level tokenizer of 270 to 290 pieces)."""
     tokenizer = learn_byte_bpe([TEXT * 4], 280)
     model = build(CONFIG, ("lm",))
@@ -40,11 +42,11 @@ def writer() -> Any:
     return model, jax.jit(model.init)(jax.random.key(0), batch)["params"], tokenizer
 
 
-def write(writer: Any, prompts: list[str], how: Sampling = Sampling(), **more: Any) -> list[str]:  # noqa: B008
+def write(writer: Opened, prompts: list[str], how: Sampling = Sampling(), **more: Any) -> list[str]:  # noqa: B008
     return [line["text"] for line in generate(*writer, prompts, how, **{"tokens": 12, **more})]
 
 
-def test_a_text_does_not_depend_on_its_batch(writer: Any):
+def test_a_text_does_not_depend_on_its_batch(writer: Opened):
     """The same prompts one at a time, in pairs and together, of unequal length: the same texts for the same seed."""
     prompts = ["the cat", "a", "the queen paints two apples. the", "my"]
     together = write(writer, prompts, seed=3)
@@ -53,7 +55,7 @@ def test_a_text_does_not_depend_on_its_batch(writer: Any):
     assert write(writer, prompts, greedy) == write(writer, prompts, greedy, batch=1)
 
 
-def test_greedy_is_the_likeliest_token_of_the_whole_text_read_anew(writer: Any):
+def test_greedy_is_the_likeliest_token_of_the_whole_text_read_anew(writer: Opened):
     model, params, tokenizer = writer
     ids = tokenizer.encode(["the cat"])[0]
     read = jax.jit(lambda batch: model.clone(heads={}).apply({"params": params}, batch).encoding.hidden_BLD[0])
@@ -67,7 +69,7 @@ def test_greedy_is_the_likeliest_token_of_the_whole_text_read_anew(writer: Any):
     assert write(writer, ["the cat"], Sampling(temperature=0.0))[0] == tokenizer.decode(ids)[len("the cat") :]
 
 
-def test_a_text_ends_at_the_end_token_before_a_stop_text_or_at_its_length(writer: Any):
+def test_a_text_ends_at_the_end_token_before_a_stop_text_or_at_its_length(writer: Opened):
     model, params, tokenizer = writer
     table = np.array(params["backbone"]["embeddings"]["tokens"])
     free = generate(*writer, ["the"], Sampling(temperature=0.0), tokens=20)[0]
@@ -85,7 +87,7 @@ def test_a_text_ends_at_the_end_token_before_a_stop_text_or_at_its_length(writer
     assert any(line["stopped"] == "end" and line["tokens"] < 40 for line in ended)
 
 
-def test_no_token_beyond_the_vocabulary_is_written(writer: Any):
+def test_no_token_beyond_the_vocabulary_is_written(writer: Opened):
     """The table has 290 rows, the vocabulary fewer pieces."""
     model, params, tokenizer = writer
     assert tokenizer.size < CONFIG.vocab
@@ -112,7 +114,7 @@ def test_what_is_kept_is_what_the_definitions_say(seed: int, k: int, p: float, e
             nucleus.append(i)
             total += share
         kept = [i for i in kept if logits[i] >= logits[nucleus[-1]]]
-    found = decode.filter_logits(logits[None], Sampling(top_k=k, top_p=p, exclusive=exclusive))[0]
+    found = decode.filter_logits(jnp.asarray(logits[None]), Sampling(top_k=k, top_p=p, exclusive=exclusive))[0]
     assert np.flatnonzero(np.isfinite(found)).tolist() == sorted(kept)
 
 
@@ -148,7 +150,7 @@ def test_what_may_yet_change_is_not_told():
 
 
 @pytest.mark.parametrize("stride", [0, 5, 1])
-def test_a_score_is_the_sum_over_every_token_once(writer: Any, stride: int):
+def test_a_score_is_the_sum_over_every_token_once(writer: Opened, stride: int):
     """Against a model read anew for each token with the context that its window has."""
     model, params, tokenizer = writer
     documents, length = [TEXT, "my cat", TEXT[:40]], 16
@@ -178,7 +180,7 @@ def test_a_score_is_the_sum_over_every_token_once(writer: Any, stride: int):
     assert_close(found["bits_per_byte"], nats / math.log(2) / size, rtol=1e-5)
 
 
-def test_mistakes_of_writing_and_scoring_are_one_clear_line(writer: Any):
+def test_mistakes_of_writing_and_scoring_are_one_clear_line(writer: Opened):
     model, params, tokenizer = writer
     bert = build(BertConfig(vocab=50, length=8, layers=1, hidden=8, heads=1, ffn=8))
     long = "the cat " * 60
@@ -194,7 +196,7 @@ def test_mistakes_of_writing_and_scoring_are_one_clear_line(writer: Any):
             call()
 
 
-def test_an_empty_prompt_begins_a_document_where_there_is_a_token_for_it(writer: Any):
+def test_an_empty_prompt_begins_a_document_where_there_is_a_token_for_it(writer: Opened):
     model, params, tokenizer = writer
     assert write(writer, [""], Sampling(temperature=0.0))[0]
 

@@ -1,12 +1,14 @@
 """Scoring and embedding in small: what a window scores anew, what is pooled, what is sampled; no training."""
 
 import math
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 from contexture.analysis.embed import embed
+from contexture.analysis.results import TextCounts
 from contexture.analysis.score import _windows, score
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece
@@ -34,7 +36,7 @@ class Letters:
         return "".join(self.vocabulary[number] for number in ids)
 
 
-def _totals() -> dict[str, int]:
+def _totals() -> TextCounts:
     return {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
 
 
@@ -72,7 +74,7 @@ def test_a_score_is_that_of_the_tokens_one_by_one():
             first = max(at - 1 - (at - 1) % 2 - 4, 0) if at > 6 else 0  # windows of 6, two new in each behind the first
             context = np.zeros((1, 6), np.int32)  # the rest is padding, which nothing before it sees
             context[0, : at - first] = row[first:at]
-            out = model.clone(heads={}).apply(
+            out: Any = model.clone(heads={}).apply(
                 {"params": {"backbone": params["backbone"]}},
                 {"tokens": context, "mask": (np.arange(6) < at - first).astype(np.int32)[None]},
             )

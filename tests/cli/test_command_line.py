@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -255,7 +256,8 @@ def test_commands_without_a_model_import_no_jax():
 def test_every_recipe_says_its_command_and_what_to_expect():
     for name, function in recipes().items():
         assert f"contexture pretrain {name} --dir" in (function.__doc__ or ""), name
-        assert "Expect" in function.__doc__ or "Not yet run" in function.__doc__, name
+        doc = str(function.__doc__)
+        assert "Expect" in doc or "Not yet run" in doc, name
 
 
 def test_a_gpt_is_not_begun_on_word_pieces(capsys, tmp_path, text_folder, tiny_run):
@@ -306,5 +308,5 @@ def test_show_and_load_open_a_run(capsys, tiny_run):
 
     model, params, tokenizer = contexture.load(tiny_run)
     batch = bert_texts(tokenizer, ["The cat sees the river.", ("One old man.", "He likes a red house.")], 16)
-    out = model.apply({"params": params}, {**batch, "slots": batch["tokens"][:, :2]}, states=True)
+    out: Any = model.apply({"params": params}, {**batch, "slots": batch["tokens"][:, :2]}, states=True)
     assert out.encoding.hidden_BLD.shape == (2, 16, 32) and len(out.encoding.states) == 3

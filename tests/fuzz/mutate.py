@@ -58,7 +58,7 @@ def of_bytes(raw: bytes, rng: Rng) -> bytes:
             case 6:
                 width = rng.choice([2, 4, 8])
                 number = rng.choice([0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, size, size * 2]) % (1 << 8 * width)
-                raw = raw[:at] + number.to_bytes(width, rng.choice(["little", "big"])) + raw[at + width :]
+                raw = raw[:at] + number.to_bytes(width, "little" if rng.random() < 0.5 else "big") + raw[at + width :]
             case _:
                 other = int(size * rng.random())
                 raw = raw[:at] + raw[other : other + end - at] + raw[end:]

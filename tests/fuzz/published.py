@@ -35,7 +35,7 @@ def pickled(folder: Path) -> None:
     """The weights of `made.hf` as torch saves them."""
     if importlib.util.find_spec("torch") is None:
         raise Absent("torch, which reads pickles")
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
     from safetensors.numpy import load_file
 
     made.hf(folder)

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+import torch  # pyright: ignore[reportMissingImports]
+from torch import Tensor  # pyright: ignore[reportMissingImports]
+from torch.nn.functional import cross_entropy  # pyright: ignore[reportMissingImports]
 
 Weights = dict[str, Tensor]
 State = list[tuple[Tensor, Tensor]]
@@ -170,7 +170,7 @@ def run_layers(
         hidden = []
         for t in range(L):
             new_c_BU, new_h_BJ = cell(x[:, t], c_BU, h_BJ, w, cell_name(direction, layer), options)
-            going_B1 = (t < lengths)[:, None]
+            going_B1 = (torch.asarray(lengths) > t)[:, None]
             c_BU = torch.where(going_B1, new_c_BU, c_BU)
             h_BJ = torch.where(going_B1, new_h_BJ, h_BJ)
             hidden.append(torch.where(going_B1, new_h_BJ, 0.0))

@@ -47,7 +47,7 @@ def build(
     A row may leave `idx` out.
     """
     short, _, config = name.partition("/")
-    with tfds.core.registered.skip_registration():
+    with tfds.core.registered.skip_registration():  # pyright: ignore[reportAttributeAccessIssue]
 
         class Set(tfds.core.GeneratorBasedBuilder):
             VERSION = tfds.core.Version(version)

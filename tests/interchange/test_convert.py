@@ -77,6 +77,7 @@ def test_what_was_trained_goes_out_and_comes_back_bit_for_bit(elmo_run, tmp_path
     code, err = said(capsys, "import", "bilm", to, "--to", back)
     assert code == 0 and "was initialised randomly: heads_bilm/bias, heads_bilm/kernel" in err
     _, was, words = contexture.load(elmo_run, 30)
+    now: Any
     _, now, same_words = contexture.load(back)
     for (path, a), b in zip(jax.tree.leaves_with_path(was["backbone"]), jax.tree.leaves(now["backbone"]), strict=True):
         assert a.dtype == b.dtype and np.array_equal(a, b), path

@@ -12,6 +12,8 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
+from contexture.data.tokenizers.wordpiece import wordpiece
+from contexture.models.config import BertConfig, GptConfig
 from contexture.train.interchange import tf_checkpoint
 from contexture.train.interchange.tf_checkpoint import open_bundle
 from tests.helpers.commands import said
@@ -51,11 +53,13 @@ def gpt1(tmp_path: Path) -> Path:
 def test_gpt1_s_shards_are_cut_into_its_tensors(gpt1, tmp_path):
     """Positions, tokens, then twelve tensors a layer; queries, keys and values lie side by side in one of them."""
     assert cli.main(["import", "gpt1-npy", str(gpt1), "--to", str(tmp_path / "run")]) == 0
+    params: Any
     model, params, tokenizer = contexture.load(tmp_path / "run")
     flat = np.concatenate([np.load(gpt1 / f"params_{number}.npy") for number in range(10)])
     cuts = np.cumsum([int(np.prod(shape)) for shape in SHAPES])
     tensors = [x.reshape(shape) for x, shape in zip(np.split(flat, cuts[:-1]), SHAPES, strict=True)]
-    backbone, c = params["backbone"], model.backbone.config
+    backbone, c = params["backbone"], model.config
+    assert isinstance(c, GptConfig)
     assert (c.norm, c.layers, c.heads, c.ffn, c.gelu) == ("post", LAYERS, 12, 4 * WIDTH, "tanh")
     assert np.array_equal(backbone["embeddings"]["positions"], tensors[0])
     assert np.array_equal(backbone["embeddings"]["tokens"], tensors[1])
@@ -144,10 +148,12 @@ def test_google_s_checkpoint_is_a_run(google, tmp_path, capsys):
     code, err = said(capsys, "import", "bert-tf", google, "--to", tmp_path / "run", "--lowercase", "yes")
     assert code == 0 and "93 tensors of the optimizer are passed over" in err, err
     assert "gelu is taken as the one with erf" in err and "drawn" not in err
+    params: Any
     model, params, tokenizer = contexture.load(tmp_path / "run")
-    c = model.backbone.config
+    c = model.config
+    assert isinstance(c, BertConfig)
     assert (c.vocab, c.hidden, c.heads, c.layers, c.ffn, c.length, c.gelu) == (15, 4, 4, 2, 16, 16, "erf")
-    assert tokenizer.size == 15 and tokenizer.longest_word == 200
+    assert tokenizer.size == 15 and wordpiece(tokenizer).longest_word == 200
     tensors = open_bundle(google / "bert_model.ckpt")
     kernel = tensors.load("bert/encoder/layer_1/attention/self/query/kernel")
     assert np.array_equal(params["backbone"]["layers"]["attention"]["query"]["kernel"][1].reshape(4, 4), kernel)

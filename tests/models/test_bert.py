@@ -58,7 +58,8 @@ def params() -> Any:
 
 @partial(jax.jit, static_argnums=0, static_argnames="states")
 def _apply(config: BertConfig, params: Any, batch: dict[str, jax.Array], states: bool = False) -> Outputs:
-    return build(config, HEADS).apply({"params": params}, batch, states=states)
+    outputs: Any = build(config, HEADS).apply({"params": params}, batch, states=states)
+    return outputs
 
 
 @partial(jax.jit, static_argnums=0)
@@ -66,7 +67,7 @@ def _gradient(config: BertConfig, params: Any) -> tuple[jax.Array, Any]:
     """Loss and gradients, dropout on."""
 
     def total(params: Any) -> jax.Array:
-        out = build(config, HEADS).apply({"params": params}, BATCH, dropout_key(3, jnp.int32(2), jnp.arange(B)))
+        out: Any = build(config, HEADS).apply({"params": params}, BATCH, dropout_key(3, jnp.int32(2), jnp.arange(B)))
         return loss(OBJECTIVE, OBJECTIVE.sums(out, BATCH), OBJECTIVE.weights(BATCH))
 
     return jax.value_and_grad(total)(params)
@@ -240,7 +241,8 @@ def test_dropout_s_three_places_each_act(params: Any):
     def states(**rates: float) -> list[np.ndarray]:
         model: Model = build(dataclasses.replace(CONFIG, **rates), ())
         only = {"backbone": params["backbone"]}
-        out = jax.jit(lambda p: model.apply({"params": p}, BATCH, made, states=True).encoding.states)(only)
+        apply: Any = lambda p: model.apply({"params": p}, BATCH, made, states=True)  # noqa: E731
+        out = jax.jit(lambda p: apply(p).encoding.states)(only)
         return [np.asarray(x) for x in out]
 
     none = states(dropout=0.0, attention_dropout=0.0)

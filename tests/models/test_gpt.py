@@ -129,8 +129,10 @@ def test_a_loss_in_parts_is_the_whole_loss(most: int, params: Any, monkeypatch: 
     monkeypatch.setattr(softmax, "MAX_LOGITS", most)
     rng = np.random.default_rng(2)
     x_BLD, table_VD = rng.standard_normal((B, L, 24), np.float32), rng.standard_normal((61, 24), np.float32)
-    next_BL, weights_BL = BATCH["next"].copy(), BATCH["next_weights"]
+    next_BL, weights_BL = BATCH["next"].copy(), jnp.asarray(BATCH["next_weights"])
     next_BL[:, :3] = (x_BLD[:, :3] @ table_VD.T).argmax(-1)
+
+    next_BL = jnp.asarray(next_BL)
 
     def ours(x: Any, table: Any) -> Any:
         scored = softmax.next_token_loss(x, table, next_BL, weights_BL)

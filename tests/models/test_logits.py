@@ -108,11 +108,14 @@ def test_a_linear_map_s_float32_result_is_that_of_its_rounded_factors_and_so_are
     sizes = {"B": 4, "D": 16, "C": 3}
     rng = np.random.default_rng(3)
     x = jnp.asarray(rng.standard_normal((4, 16)), jnp.bfloat16)
-    params = {"kernel": rng.standard_normal((16, 3)).astype(np.float32), "bias": np.float32([1000.3, -0.1, 7.0])}
+    params = {
+        "kernel": rng.standard_normal((16, 3)).astype(np.float32),
+        "bias": np.array([1000.3, -0.1, 7.0], np.float32),
+    }
     init = jax.nn.initializers.zeros
 
     def total(x: Any, params: Any, module: Linear) -> Any:
-        y = module.apply({"params": params}, x)
+        y: Any = module.apply({"params": params}, x)
         return jnp.square(y).sum(), y
 
     def plain(x: Any, params: Any) -> Any:
@@ -130,11 +133,13 @@ def test_a_linear_map_s_float32_result_is_that_of_its_rounded_factors_and_so_are
         assert_close(np.float32(a), np.float32(b), rtol=2e-2, atol=2e-2 * np.abs(np.float32(b)).max())
     assert_close(gradient[1]["bias"], true[1]["bias"], rtol=1e-5)
     # in float32 the dtype of the result changes no bit
-    for out_dtype in (None, jnp.float32):
-        same = Linear("BD,DC->BC", sizes, init, jnp.float32, out_dtype=out_dtype)
-        found = jax.value_and_grad(total, (0, 1), has_aux=True)(x.astype(jnp.float32), params, same)
-        first = found if out_dtype is None else first  # noqa: F821
-        jax.tree.map(functools.partial(assert_close, rtol=0.0), found, first)
+    first, second = (
+        jax.value_and_grad(total, (0, 1), has_aux=True)(
+            x.astype(jnp.float32), params, Linear("BD,DC->BC", sizes, init, jnp.float32, out_dtype=out_dtype)
+        )
+        for out_dtype in (None, jnp.float32)
+    )
+    jax.tree.map(functools.partial(assert_close, rtol=0.0), second, first)
 
 
 @pytest.mark.parametrize("most", [1, 1 << 30])
@@ -172,7 +177,7 @@ def test_a_hit_is_a_label_whose_logit_is_greater_than_all_others():
     assert hits.tolist() == wanted.tolist()
     # the same through the softmax in parts, whose table gives these logits
     x_BLD, table_VD = jnp.asarray(logits, jnp.float32)[:, None], jnp.eye(3)
-    finite = np.isfinite(logits).all(1)
+    finite, labels = np.isfinite(logits).all(1), jnp.asarray(labels)
     hit_BL = next_token_loss(x_BLD[finite], table_VD, labels[finite, None], jnp.ones((finite.sum(), 1))).hit_BL
     assert hit_BL[:, 0].tolist() == wanted[finite].tolist()
     poisoned = next_token_loss(x_BLD[~finite] * nan, table_VD, labels[~finite, None], jnp.ones(((~finite).sum(), 1)))

@@ -75,7 +75,7 @@ def test_the_decoder_repeats_the_token_table_and_the_head_s_bias():
 
 
 def test_what_is_given_is_not_shared_with_what_comes_back():
-    ours = to_ours(BERT_HF, THEIRS, SIZES)
+    ours: Any = to_ours(BERT_HF, THEIRS, SIZES)
     back = to_theirs(BERT_HF, ours, SIZES)
     ours["backbone"]["embeddings"]["tokens"][:] = 0
     assert THEIRS[WORDS].any() and back[WORDS].any()
@@ -152,7 +152,8 @@ def test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order(name):
         tensor: np.random.default_rng(n).normal(size=shape).astype(np.float32)
         for n, (tensor, shape) in enumerate(shapes_of(table, GPT_SIZES).items())
     }
-    layers = to_ours(table, theirs | {a: theirs[b] for a, b in table.repeats}, GPT_SIZES)["backbone"]["layers"]
+    ours: Any = to_ours(table, theirs | {a: theirs[b] for a, b in table.repeats}, GPT_SIZES)
+    layers = ours["backbone"]["layers"]
     prefix, ends = ("transformer.h.1.", ".weight .bias") if name == "transformers" else ("model/h1/", "/w /b")
     weight, bias = ends.split()
     sep = weight[0]

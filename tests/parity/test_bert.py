@@ -149,7 +149,7 @@ def _run_ours(
     weights = {"mlm_loss": jnp.asarray(batch["slot_weights"].sum()), "nsp_loss": jnp.asarray(float(B))}
 
     def run(params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
-        out = model.apply({"params": params}, batch, states=True)
+        out: Any = model.apply({"params": params}, batch, states=True)
         sums = OBJECTIVE.sums(out, batch)
         total = loss(OBJECTIVE, sums, weights)
         answers = {f"state {n}": x for n, x in enumerate(out.encoding.states)} | {

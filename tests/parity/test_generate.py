@@ -1,5 +1,6 @@
 """Writing against transformers: greedy texts token for token, and the filters of its samplers."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -82,5 +83,5 @@ def test_what_top_k_and_top_p_leave_is_what_theirs_leave(top_k: int, top_p: floa
     if top_k:
         theirs = transformers.TopKLogitsWarper(top_k)(None, theirs)
     theirs = transformers.TopPLogitsWarper(top_p)(None, theirs)
-    ours = decode.filter_logits(logits, Sampling(top_k=top_k, top_p=top_p))
+    ours = decode.filter_logits(jnp.asarray(logits), Sampling(top_k=top_k, top_p=top_p))
     assert np.array_equal(np.isfinite(ours), np.isfinite(theirs.numpy()))

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,10 @@ def read_by_tensorflow(prefix: Path, folder: Path) -> dict[str, np.ndarray]:
     return {name.replace("|", "/"): x for name, x in np.load(folder / "read.npz").items()}
 
 
-def write_by_tensorflow(prefix: Path, tensors: dict[str, np.ndarray], kind: str = "float32") -> None:
+def write_by_tensorflow(prefix: Path, tensors: Mapping[str, np.ndarray | np.integer], kind: str = "float32") -> None:
     file: Any = prefix.with_name("given.npz")
-    np.savez(file, **{name.replace("/", "|"): x for name, x in tensors.items()})
+    arrays: dict[str, Any] = {name.replace("/", "|"): x for name, x in tensors.items()}
+    np.savez(file, **arrays)
     tensorflow(WRITE, prefix, file, kind)
 
 
@@ -78,8 +80,13 @@ def test_the_golden_checkpoint_is_read_as_tensorflow_reads_it(shared: Path, tmp_
         got = tensors.load(name)
         assert got.dtype == x.dtype and np.array_equal(got, x), name
     done("import", "bert-tf", golden, "--to", tmp_path / "run")
+    params: Any
     model, params, _ = contexture.load(tmp_path / "run")
-    back = to_theirs(BERT_TF_FORMAT.table(("pooler", "mlm", "nsp")), params, bert.sizes(model.backbone.config))
+    back = to_theirs(
+        BERT_TF_FORMAT.table(("pooler", "mlm", "nsp")),
+        params,
+        bert.sizes(model.config),  # pyright: ignore[reportArgumentType]
+    )
     assert len(back) == 46 and all(np.array_equal(x, wanted[name]) for name, x in back.items())
 
 
@@ -110,6 +117,7 @@ def test_google_s_fine_tuned_models_come_in(parts: tuple[str, ...], objective: s
                  "intermediate_size": 20, "max_position_embeddings": 8, "type_vocab_size": 2}  # fmt: skip
     (tmp_path / "bert_config.json").write_text(json.dumps(described), "utf-8")
     done("import", "bert-tf", tmp_path, "--to", tmp_path / "run")
+    params: Any
     model, params, _ = contexture.load(tmp_path / "run")
     assert list(model.heads) == [objective]
     same(params, to_ours(BERT_TF_FORMAT.table(parts), given, sizes))
@@ -133,8 +141,9 @@ def test_openai_s_gpt2_comes_in_as_transformers_has_it(tmp_path: Path):
     (folder / "encoder.json").write_text(json.dumps({token: n for n, token in enumerate(tokens)}), "utf-8")
     (folder / "vocab.bpe").write_text("#version: 0.2\n", "utf-8")
     done("import", "gpt2-tf", folder, "--to", tmp_path / "run")
+    params: Any
     model, params, tokenizer = contexture.load(tmp_path / "run")
-    assert tokenizer.end == 256 and model.backbone.config.norm == "pre"
+    assert tokenizer.end == 256 and isinstance(model.config, GptConfig) and model.config.norm == "pre"
     ours = to_ours(table, given, sizes)
     same(params, ours)
     kernel = given["model/h1/attn/c_attn/w"]

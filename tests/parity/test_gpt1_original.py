@@ -118,7 +118,7 @@ def test_the_loss_is_the_choice_s_and_half_of_the_words(weights: dict[str, Any])
         "valid": np.ones(B, np.float32),
     }
     objective = WithLmLoss(OBJECTIVES["choice"], lam)
-    linear = {"kernel": head[:, None].astype(np.float32), "bias": np.float32([bias])}
+    linear = {"kernel": head[:, None].astype(np.float32), "bias": np.array([bias], np.float32)}
     params = {**_params(weights), "heads_choice": linear}
     outputs: Any = build(CONFIG, objective.heads).apply({"params": params}, batch)
     got = loss(objective, objective.sums(outputs, batch), objective.weights(batch))

@@ -314,6 +314,7 @@ def test_other_floats_are_read_and_what_is_lost_is_said(dtype: str, line: str, t
     vocabulary(tmp_path / "theirs", 0)
     done("import", "hf", tmp_path / "theirs", "--to", tmp_path / "run")
     assert line in capsys.readouterr().err
+    params: Any
     _, params, _ = contexture.load(tmp_path / "run")
     wanted = model.bert.embeddings.word_embeddings.weight.detach().float().numpy()
     assert np.array_equal(params["backbone"]["embeddings"]["tokens"], wanted)

@@ -54,7 +54,6 @@ def test_no_test_compares_numbers_by_a_rule_that_takes_nan():
     found = []
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            name = node.attr if isinstance(node, ast.Attribute) else ""
-            if name in _TAKE_NAN and "rule" not in file.stem:
-                found.append(f"{file.name}:{node.lineno}: {name}")
+            if isinstance(node, ast.Attribute) and node.attr in _TAKE_NAN and "rule" not in file.stem:
+                found.append(f"{file.name}:{node.lineno}: {node.attr}")
     assert not found, "use tests/helpers/parity_rule.py: " + ", ".join(found)

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.huggingface import open_published, transformers_files
+from contexture.data.tokenizers.wordpiece import wordpiece
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
@@ -130,7 +130,7 @@ def test_long_words_end_alike(both: Any, length: int):
 def test_a_vocabulary_with_the_original_s_limit_goes_out_whole(shared: Path, tmp_path: Path):
     """Words of 101 to 200 characters are read as the original reads them."""
     file = str(shared / "data" / "vocab_bert" / "bert-base-uncased-vocab.txt")
-    ours: Tokenizer = open_published(tmp_path, "wordpiece", file, True, [])[0]
+    ours = wordpiece(open_published(tmp_path, "wordpiece", file, True, [])[0])
     for name, content in transformers_files(ours, 512, {}, []).items():
         (tmp_path / name).write_bytes(content)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

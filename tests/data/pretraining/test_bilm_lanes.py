@@ -27,7 +27,7 @@ from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
 from contexture.models.config import ElmoConfig
 from contexture.train.config import Run
 
-LETTERS = "a b c d e f g h".split()
+LETTERS = list("abcdefgh")
 TOKENIZER = Words(["<S>", "</S>", "<UNK>", *LETTERS])
 SENTENCES = st.lists(st.lists(st.sampled_from([*LETTERS, "x", "y", "<S>", "zoë"]), max_size=7), min_size=1, max_size=9)
 SEED = 7
@@ -190,7 +190,7 @@ def test_the_figures_do_not_hang_on_how_lines_were_rounded_up(tmp_path: Path):
         for way in ("", "_backward"):
             assert _read(a, way) == _read(b, way)[:3]
     most = open_held_out(shards, tokenizer, _config(), off, "elmo", 2)
-    assert most is not None and most.lanes == 2
+    assert isinstance(most, HeldOutLanes) and most.lanes == 2
     batches = open_batches(shards, tokenizer, _config(), off, "elmo", SEED)
     assert isinstance(batches, LaneBatches)
     for reader in (batches, rounded):

@@ -186,7 +186,7 @@ def test_what_is_learned_from_is_not_held_out_too(tmp_path):
     (tmp_path / "train.tsv").write_text(rows(("w1", "a"), ("w2", "b")))
     (tmp_path / "dev.tsv").symlink_to("train.tsv")
     for name in ("dev", "test"):
-        task = TaskConfig(kind="classify", train=(str(tmp_path / "train.tsv"),), **{name: (str(tmp_path / "dev.tsv"),)})
+        task = TaskConfig(kind="classify", train=(str(tmp_path / "train.tsv"),), **{name: (str(tmp_path / "dev.tsv"),)})  # pyright: ignore[reportArgumentType]
         with pytest.raises(DataError, match=f"dev.tsv: task.{name} names examples of task.train too"):
             encode(task, TOKENIZER, tmp_path / "data")
 

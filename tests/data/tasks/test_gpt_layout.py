@@ -235,7 +235,7 @@ def test_a_layout_wants_its_own_vocabulary_and_room():
          "and its special tokens; give at least 5"),
     ):  # fmt: skip
         with pytest.raises(DataError) as caught:
-            HeldOutTask(split, tokenizer, config, 1, family=family)
+            HeldOutTask(split, tokenizer, config, 1, family=family)  # pyright: ignore[reportArgumentType]
         assert message in str(caught.value)
 
 

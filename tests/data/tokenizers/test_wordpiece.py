@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.registry import load_tokenizer
-from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece, learn_wordpiece
+from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece, learn_wordpiece, wordpiece
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 GOLDEN = SHARED / "golden_tokenizer_bert"
@@ -51,7 +51,7 @@ def test_pieces_are_those_of_the_original():
 
 @golden
 def test_every_published_question_has_its_ids():
-    tokenizer = load_tokenizer(VOCABULARIES / "bert-base-uncased-vocab.txt")
+    tokenizer = wordpiece(load_tokenizer(VOCABULARIES / "bert-base-uncased-vocab.txt"))
     lines = (GOLDEN / "squad_dev_questions_bert_uncased.jsonl").read_text("utf-8").splitlines()
     cases = [json.loads(line) for line in lines]
     assert len(cases) == 1500
@@ -63,7 +63,7 @@ def test_every_published_question_has_its_ids():
 
 @golden
 def test_published_french_text_has_its_ids():
-    tokenizer = load_tokenizer(VOCABULARIES / "bert-base-uncased-vocab.txt")
+    tokenizer = wordpiece(load_tokenizer(VOCABULARIES / "bert-base-uncased-vocab.txt"))
     case = json.loads((GOLDEN / "bert_uncased_encoded.json").read_text("utf-8"))
     assert _spelled(tokenizer, case["text"]) == case["bpe_tokens"]
     ids = next(value for name, value in case.items() if "id" in name)
@@ -81,7 +81,7 @@ def test_published_french_text_has_its_ids():
     ],
 )
 def test_published_models_cases_agree(name: str, vocabulary: str, lowercase: bool):
-    tokenizer = load_tokenizer(VOCABULARIES / vocabulary, lowercase)
+    tokenizer = wordpiece(load_tokenizer(VOCABULARIES / vocabulary, lowercase))
     cases = json.loads((GOLDEN / "hf_swift_tokenizer_tests.json").read_text("utf-8"))[name]
     assert len(cases) == 18
     for case in cases:
@@ -94,7 +94,7 @@ def test_published_models_cases_agree(name: str, vocabulary: str, lowercase: boo
 @pytest.mark.parametrize("name", ["uncased", "cased", "chinese", "multilingual-cased"])
 def test_published_vocabulary_keeps_its_ids(name: str):
     file = VOCABULARIES / f"bert-base-{name}-vocab.txt"
-    tokenizer = load_tokenizer(file)
+    tokenizer = wordpiece(load_tokenizer(file))
     specials = (tokenizer.pad, tokenizer.unk, tokenizer.cls, tokenizer.sep, tokenizer.mask)
     assert specials == (0, 100, 101, 102, 103)
     assert tokenizer.size == file.read_bytes().count(b"\n")
@@ -205,7 +205,7 @@ def test_learning_is_the_same_in_every_process(tmp_path: Path):
 def test_saved_tokenizer_is_self_contained(tmp_path: Path):
     tokenizer = learn_wordpiece(TEXT, 100, lowercase=False)
     tokenizer.save(tmp_path / "deep" / "tokenizer")
-    again = load_tokenizer(tmp_path / "deep" / "tokenizer", lowercase=True)
+    again = wordpiece(load_tokenizer(tmp_path / "deep" / "tokenizer", lowercase=True))
     assert again.fingerprint == tokenizer.fingerprint and not again.lowercase
     assert again.encode(TEXT) == tokenizer.encode(TEXT)
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["tokenizer"]

@@ -59,7 +59,7 @@ def test_a_mix_is_gamma_times_the_weighted_sum_of_layers(norm: bool):
         inside = layer[MASK > 0].astype(np.float64)  # one mean and variance over all words and features
         wanted += share * ((layer - inside.mean()) / np.sqrt(inside.var() + 1e-12) if norm else layer)
     assert_close(got, gamma * wanted, atol=1e-5)
-    fresh = mix.init(jax.random.key(0), layers, MASK)["params"]
+    fresh: Any = mix.init(jax.random.key(0), layers, MASK)["params"]
     assert not fresh["weights"].any() and fresh["gamma"] == 1.0
 
 
@@ -107,7 +107,7 @@ def test_a_task_s_head_sees_words_alone(name: str, pair: bool, place: Any):
     assert all(sum(mix["weights"]) == pytest.approx(1.0) for mix in mixes.values())
 
 
-ONE_WIDTH = {"vocab": 9, "length": 4, "layers": 2, "hidden": 8, "heads": 2, "ffn": 8}
+ONE_WIDTH: dict[str, Any] = {"vocab": 9, "length": 4, "layers": 2, "hidden": 8, "heads": 2, "ffn": 8}
 FAMILIES = {
     "bert": BertConfig(**ONE_WIDTH),
     "gpt-1": GptConfig(norm="post", **ONE_WIDTH),

@@ -39,8 +39,8 @@ def _wanted(corrected: bool) -> np.ndarray:
 
 def _got() -> np.ndarray:
     x, kernel, bias, following, negatives = _inputs()
-    floats = (jnp.asarray(a, jnp.float32) for a in (x, kernel, bias))
-    return np.asarray(sampled_loss(*floats, jnp.asarray(following), jnp.asarray(negatives), jnp.float32(TRIES)))
+    x, kernel, bias = (jnp.asarray(a, jnp.float32) for a in (x, kernel, bias))
+    return np.asarray(sampled_loss(x, kernel, bias, jnp.asarray(following), jnp.asarray(negatives), jnp.float32(TRIES)))
 
 
 def test_each_logit_has_the_log_of_its_expected_count_taken_off():

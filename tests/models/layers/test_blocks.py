@@ -1,6 +1,7 @@
 """The maps that all transformers of the house are made of."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ def test_a_linear_map_is_its_equation(equation):
     sizes = SIZES | {"B": 3, "L": 4}
     x = jnp.asarray(np.random.default_rng(0).normal(size=[sizes[c] for c in given_letters]), jnp.float32)
     linear = Linear(equation, sizes, jax.nn.initializers.normal(1.0))
-    params = linear.init(jax.random.key(0), x)["params"]
+    params: Any = linear.init(jax.random.key(0), x)["params"]
     assert params["kernel"].shape == tuple(sizes[c] for c in letters)
     params["bias"] += 0.5
     expected = jnp.einsum(equation, x, params["kernel"]) + 0.5

@@ -1,5 +1,7 @@
 """Words from their characters, against the published equations in NumPy, in float64 (bilm-tf, bilm/model.py)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +66,8 @@ def test_a_word_s_gradient_goes_to_the_window_that_won():
         wide = module.clone(dtype=jnp.float64)
 
         def total(params):
-            return jnp.sin(wide.apply({"params": params}, types)).sum()
+            out: Any = wide.apply({"params": params}, types)
+            return jnp.sin(out).sum()
 
         got = by_path(jax.grad(total)(params))
         for path in ("characters", "filters_1/kernel", "filters_2/bias", "highway_0/carry/kernel"):

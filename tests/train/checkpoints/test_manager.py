@@ -1,11 +1,13 @@
 """Checkpoints: a changed number is detected, a damaged checkpoint is skipped, the best one is kept."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,7 +27,7 @@ def mesh():
 
 
 def _state(mesh: Any, step: int) -> State:
-    rng, zero = np.random.default_rng(step), np.zeros((), np.int32)
+    rng, zero = np.random.default_rng(step), jnp.zeros((), jnp.int32)
     params = {"backbone": {"norm": {"scale": rng.normal(size=5).astype(np.float32)}}}
     opt = {"mu": {"backbone": {"norm": {"scale": rng.normal(size=5).astype(np.float32)}}}}
     return jax.device_put(State(zero + step, params, opt, zero, zero), meshes.replicated(mesh))
@@ -121,7 +123,7 @@ def test_numbers_that_are_not_finite_are_never_saved(tmp_path, mesh):
     _saved(tmp_path, mesh, many=1)
     checkpoints, state = Checkpoints(tmp_path, mesh, SaveConfig(), "the run"), _state(mesh, 2)
     for part in ("params", "opt"):
-        broken = state.replace(**{part: jax.tree.map(lambda x: x.at[3].set(np.inf), getattr(state, part))})
+        broken = dataclasses.replace(state, **{part: jax.tree.map(lambda x: x.at[3].set(np.inf), getattr(state, part))})
         with pytest.raises(Diverged, match="not finite at step 2, not saved; the last checkpoint is of step 1"):
             checkpoints.save(2, broken, {}, None)
     assert steps(tmp_path / "checkpoints") == [1]

@@ -106,7 +106,8 @@ def test_batch_and_devices_change_no_prediction(evaluated, kind):
 
 
 def test_two_processes_change_no_prediction(evaluated, by_two_processes):
-    same(*by_two_processes, *evaluated["classify", 1, 64], "two processes")
+    (result, records), (whole, said) = by_two_processes, evaluated["classify", 1, 64]
+    same(result, records, whole, said, "two processes")
 
 
 def same(result: dict, records: list[dict], whole: dict, said: list[dict], where: str) -> None:
