@@ -259,7 +259,7 @@ def test_words_that_the_vocabulary_lacks_are_kept(tmp_path: Path):
     words = ["<UNK>", *LETTERS, "x", long, "<UNK>", "y", "new"]
     assert shards.char_ids[2:].tolist() == char_ids(words).tolist()
     assert LaneBatches(shards, _config(), seed=SEED).describe() == (
-        "6 words (83.3% not in the vocabulary) in 2 sentences; a pass is 3 lines forward and as many backward; "
+        "6 words (83.3% not in the vocabulary) in 2 sentences; an epoch is 3 sequences forward and as many backward; "
         "words longer than 48 bytes are cut: 1, 2 times in all text"
     )
 
