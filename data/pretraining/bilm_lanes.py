@@ -14,7 +14,7 @@ from contexture.data.layouts import Batch
 from contexture.data.pretraining.lm_windows import TokenStream
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MOST_BYTES, word_table
+from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MAX_BYTES, word_table
 from contexture.data.tokenizers.word_level import word_tokenizer
 
 FIELDS = {
@@ -158,7 +158,7 @@ class LaneBatches(_Lanes):
         ]
         if cut["times"]:
             words, times = f"{cut['words']:,}", f"{cut['times']:,}"
-            facts.append(f"words longer than {MOST_BYTES} bytes are cut: {words}, {times} times in all text")
+            facts.append(f"words longer than {MAX_BYTES} bytes are cut: {words}, {times} times in all text")
         return "; ".join(facts)
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:

@@ -9,12 +9,12 @@ from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 
 logger = logging.getLogger(__name__)
 
-MOST_ODD = 0.01
+MAX_ODD = 0.01
 """The share of rows that may be odd. More than that is a mistake in the file as a whole, or in the options."""
 _FEW = 3
 """Odd rows that a short file may hold, where they are a tenth of it at most."""
 _SURE = 100
-"""Odd rows after which a file is given up before its end, where they are more than MOST_ODD of those read so far."""
+"""Odd rows after which a file is given up before its end, where they are more than MAX_ODD of those read so far."""
 _MEND = "start from a run whose vocabulary covers them"
 
 
@@ -60,9 +60,9 @@ class FileReport:
             self.check()
 
     def check(self) -> None:
-        """Raises: DataError, the first one, where more than MOST_ODD of the rows are odd, and more than a few."""
+        """Raises: DataError, the first one, where more than MAX_ODD of the rows are odd, and more than a few."""
         odd = self.left_out + (0 if self.every_row else self.empty)
-        if odd > max(MOST_ODD * self.rows, min(_FEW, self.rows // 10)):
+        if odd > max(MAX_ODD * self.rows, min(_FEW, self.rows // 10)):
             raise DataError(f"{self._odd[0]} ({odd:,} of {self.rows:,} rows are odd)" if odd > 1 else str(self._odd[0]))
 
     def finish(self) -> None:

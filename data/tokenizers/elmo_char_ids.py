@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_BYTES = 48
+MAX_BYTES = 48
 """Bytes of a word that are read; the others are cut off, also within a character."""
-WIDTH = MOST_BYTES + 2
+WIDTH = MAX_BYTES + 2
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(257, 262)
 CHARACTERS = PADDING + 1
 """How many ids there are."""
@@ -49,7 +49,7 @@ def char_ids(words: Sequence[str]) -> NDArray[np.int32]:
     """
     raw = [word.encode("utf-8", "ignore") for word in words]
     lengths = np.fromiter(map(len, raw), np.int64, len(raw))
-    kept = np.minimum(lengths, MOST_BYTES)
+    kept = np.minimum(lengths, MAX_BYTES)
     place = np.arange(WIDTH)
     inside = (place > 0) & (place <= kept[:, None])
     starts = np.cumsum(lengths) - lengths
@@ -63,8 +63,8 @@ def char_ids(words: Sequence[str]) -> NDArray[np.int32]:
 
 def are_cut(words: Sequence[str]) -> NDArray[np.bool_]:
     """Which words have more bytes than are read → bool [n]."""
-    sizes = (len(word.encode("utf-8", "ignore")) if len(word) * 4 > MOST_BYTES else 0 for word in words)
-    return np.fromiter(sizes, np.int64, len(words)) > MOST_BYTES
+    sizes = (len(word.encode("utf-8", "ignore")) if len(word) * 4 > MAX_BYTES else 0 for word in words)
+    return np.fromiter(sizes, np.int64, len(words)) > MAX_BYTES
 
 
 def words_from_char_ids(rows: NDArray[np.integer]) -> list[str]:

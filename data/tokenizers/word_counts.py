@@ -7,7 +7,7 @@ LONGEST_CHUNK = 200
 """A vocabulary is learned on chunks of at most so many characters."""
 
 
-MOST_WORDS = 1_000_000
+MAX_WORDS = 1_000_000
 
 
 def count(texts: Iterable[str], split: Callable[[str], Iterable[str]]) -> Counter[str]:
@@ -16,7 +16,7 @@ def count(texts: Iterable[str], split: Callable[[str], Iterable[str]]) -> Counte
     floor = 1
     for text in texts:
         counts.update(split(text))
-        while len(counts) > MOST_WORDS:
+        while len(counts) > MAX_WORDS:
             counts = Counter({word: times for word, times in counts.items() if times > floor})
             floor += 1
     return counts

@@ -135,7 +135,7 @@ def test_a_batch_is_what_the_sentences_say(tmp_path: Path):
     assert batch["index_backward"].tolist() == [[2, 4, 2, 5, 3]]
     assert batch["next_backward"].tolist() == [[4, 0, 2, 3, 0]]
     assert batch["next_weights"].all() and batch["next_weights_backward"].all() and batch["valid"].tolist() == [1.0]
-    told = "a x <S> b <S> → <UNK> </S> b </S> a\n(5 words forward, as many backward; 5 different rows in the batch)"
+    told = "a x <S> b <S> → <UNK> </S> b </S> a\n(5 words forward, as many backward; 5 distinct rows in the batch)"
     assert describe(batch, 0, TOKENIZER) == told
 
 
