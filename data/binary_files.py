@@ -136,6 +136,6 @@ def misfit(value: object, kind: Kind, at: str = "") -> str:
             return at.removesuffix(".")
         places = [(inner, kind[0], f"{at}{number}.") for number, inner in enumerate(value)]
     else:
-        fits = type(value) is kind and (kind is not int or value >= 0)
+        fits = type(value) is kind and not (isinstance(value, int) and value < 0)
         return "" if fits else at.removesuffix(".")
     return next((wrong for place in places if (wrong := misfit(*place))), "")

@@ -42,11 +42,10 @@ def partial_of(name: str) -> str:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Gives a name to write to; afterwards the file is at `path`, in place of a file there, or the write has failed and
-    nothing is left of it."""
+    nothing is left of it. It is on disk (fsync) before it gets its name: else a power cut could leave an empty file."""
     part = partial_beside(path)
     try:
         yield part
-        # On disk before it gets its name: else a power cut could leave an empty file under it.
         with open(part, "rb") as written:
             os.fsync(written.fileno())
         os.replace(part, path)

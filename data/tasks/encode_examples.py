@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import rng
-from contexture.data.binary_files import HashingWriter, close_all, fingerprint_of
+from contexture.data.binary_files import I64, HashingWriter, close_all, fingerprint_of
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
@@ -44,8 +44,9 @@ from contexture.data.tokenizers.word_level import Words
 T = TypeVar("T")
 CHUNK = 4096
 """Examples encoded together."""
-_RENUMBERED = 1 << 16
+_AT_ONCE = 1 << 16
 """Answers that get their final numbers together."""
+_TAG = np.dtype("<i4")
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def in_memory(
     char_ids: NDArray[np.uint16] | None = None,
 ) -> ExampleSplit:
     """Returns a chunk as a split of its own."""
-    tags = None if encoded.tags is None else Column(Memory(encoded.tags), np.dtype("<i4"))
+    tags = None if encoded.tags is None else Column(Memory(encoded.tags), _TAG)
     longest = int(tokens_of(encoded.rows, char_ids is not None).max())
     rows, tokens = Column(Memory(encoded.rows), ROW), Column(Memory(encoded.tokens), np.dtype("<u4"))
     choices = encoded.choices
@@ -199,6 +200,16 @@ def _apart(task: TaskConfig) -> None:
         for path in paths:
             if (path.startswith("tfds:") or os.path.isfile(path)) and shared([*train, open_source(path)]):
                 raise DataError(f"{path}: {name} names examples of task.train too; keep held-out examples apart")
+
+
+def _renumbered(raw: bytes, tagged: bool, numbers: I64) -> bytes:
+    """Returns stored rows, or stored tags, with numbers[n] for each label's number n."""
+    if tagged:
+        tags = np.frombuffer(raw, _TAG)
+        return np.where(tags >= 0, numbers[tags], -1).astype(_TAG).tobytes()
+    rows = np.frombuffer(raw, ROW).copy()
+    rows["answer"] = np.where(rows["answer"] >= 0, numbers[rows["answer"]], -1)
+    return rows.tobytes()
 
 
 class _Writer:
@@ -288,7 +299,7 @@ class _Writer:
         answers = rows["answer"][::choices]
         if encoded.tags is not None:
             tags = encoded.tags[places]
-            self.files[f"{split}-tags"].write(tags.astype("<i4").tobytes())
+            self.files[f"{split}-tags"].write(tags.astype(_TAG).tobytes())
             answers = tags[tags >= 0]
 
         counts["examples"] += len(chosen)
@@ -314,15 +325,13 @@ class _Writer:
         for split in SPLITS:
             name = f"{split}-{'tags' if self.task.kind == 'tag' else 'rows'}"
             old = self.files[name]
-            dtype = np.dtype("<i4") if self.task.kind == "tag" else ROW
+            tagged = self.task.kind == "tag"
+            size = _TAG.itemsize if tagged else ROW.itemsize
             old.file.seek(0)
             with atomic_file(old.path) as part:
                 new = HashingWriter(part)
-                while raw := old.file.read(dtype.itemsize * _RENUMBERED):
-                    table = np.frombuffer(raw, dtype).copy()
-                    answers = table if self.task.kind == "tag" else table["answer"]
-                    answers[:] = np.where(answers >= 0, renumbered[answers], -1)
-                    new.write(table.tobytes())
+                while raw := old.file.read(size * _AT_ONCE):
+                    new.write(_renumbered(raw, tagged, renumbered))
                 new.file.flush()
             # Open still: held-out examples are written behind these.
             old.file.close()

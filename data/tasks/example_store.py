@@ -47,8 +47,9 @@ ROW = np.dtype([(name, "<i8") for name in ("a", "b", "end", "file", "line", "ans
 """
 Rows: TypeAlias = NDArray[np.void]
 """Examples as ROW."""
-Number = TypeVar("Number", bound=np.generic)
-Answers: TypeAlias = NDArray[np.int32] | NDArray[np.float64]
+Item = TypeVar("Item", bound=np.generic, covariant=True)
+Answers: TypeAlias = NDArray[np.int32 | np.float64]
+"""i32 (numbers of labels) or f64 (of a regression)."""
 _MEND = "delete the folder and start the command again"
 _INDEX = {
     "kind": str,
@@ -79,13 +80,13 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Column(Generic[Number]):
+class Column(Generic[Item]):
     """Items of a dtype by their place."""
 
     bytes: _Bytes
-    dtype: np.dtype[Number]
+    dtype: np.dtype[Item]
 
-    def read(self, starts: I64, lengths: I64) -> NDArray[Number]:
+    def read(self, starts: I64, lengths: I64) -> NDArray[Item]:
         """Spans joined: starts i64 [n], lengths i64 [n] → [sum of lengths]."""
         starts, lengths = joined(starts, lengths)
         size = self.dtype.itemsize
