@@ -143,7 +143,7 @@ def iterate(
 
     The threads stop when the block is left, however it is left.
     """
-    import grain  # it imports jax
+    import grain  # here, since it imports jax: preparing data and the command line's help must not wait for that
 
     if first_step >= last_step:
         yield iter(())

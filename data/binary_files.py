@@ -65,6 +65,7 @@ class Int64Writer(HashingWriter):
 
     def flush(self) -> None:
         """Writes what is buffered, so that it can be read back."""
+        # Little-endian, whatever this machine is.
         self.write(np.frombuffer(self.buffer, np.int64).astype("<i8").tobytes())
         self.buffer = array("q")
         self.file.flush()
@@ -96,6 +97,7 @@ def joined(starts: I64, lengths: I64) -> tuple[I64, I64]:
     """Joins spans that touch, so that they are one read: starts 0 3 9, lengths 3 2 1 → starts 0 9, lengths 5 1."""
     if len(starts) < 2:
         return starts, lengths
+    # A span begins anew where it is not where the one before it ended.
     apart = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))
     return starts[apart], np.add.reduceat(lengths, apart)
 
@@ -117,6 +119,7 @@ def check_bytes(file: Path, sha256: str, mend: str, cancel: CancelToken = NEVER)
 
 def fingerprint_of(index: Mapping[str, object]) -> str:
     """Returns the sha256 (hex) over all of an index but its fingerprint."""
+    # Keys sorted, no white space of its own: the same facts give the same bytes.
     content = {key: value for key, value in index.items() if key != "fingerprint"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -22,6 +22,7 @@ def describe(
     An example's label stands behind it. Of an example of several sequences the first is shown, of a choice (kind) the
     right one.
     """
+    # A batch says by its arrays what it is.
     if "types" in batch:
         return _lane(batch, row, tokenizer) if "next" in batch else _words(batch, row, labels)
     several: list[str] = []
@@ -108,6 +109,7 @@ def _in_words(tokens: NDArray[np.int32], tags: NDArray[np.integer], tokenizer: T
     # Pieces may hold a part of a character, so they are decoded together, as far as nothing stands between them.
     special = np.isin(tokens, list(tokenizer.specials.values()))
     ends = special | (tags >= 0)
+    # A span ends at a special token, before one, and at a word's tag.
     ends[:-1] |= special[1:]
     parts = []
     for span in np.split(np.arange(len(tokens)), np.flatnonzero(ends)[:-1] + 1):
@@ -119,6 +121,7 @@ def _in_words(tokens: NDArray[np.int32], tags: NDArray[np.integer], tokenizer: T
 def _shown(tokens: NDArray[np.int32], tokenizer: Tokenizer) -> str:
     """Returns the text of a window with the ends of its documents, in one line."""
     ends = np.flatnonzero(tokens == tokenizer.end) if tokenizer.end is not None else np.array([], np.int64)
+    # Each part but the first begins with the end of a document, which decoding would drop or spell as text.
     first, *others = np.split(tokens, ends)
     text = tokenizer.decode(first.tolist())
     for other in others:

@@ -102,6 +102,7 @@ def bert_pair(read: Read, pairs: SpanPairs, tokenizer: WordPiece, length: int) -
 
     `a = 7 8, b = 9`, length 8 → tokens `[CLS] 7 8 [SEP] 9 [SEP] [PAD] [PAD]`, segments `0 0 0 0 1 1 0 0`.
     """
+    # Segment 1 is b and its [SEP]; a_end is the place of the first [SEP].
     place = np.arange(length)
     tokens_BL, text_BL, end = _sequences(
         read, pairs, (tokenizer.cls, tokenizer.sep, tokenizer.sep), tokenizer.pad, length
@@ -124,6 +125,7 @@ def gpt_pair(read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) ->
     place, last = np.arange(length), end[:, None]
     target_BL = place < last
     next_BL = np.zeros_like(tokens_BL)
+    # Everything but the last token has a next one: special tokens are predicted too, as in the original.
     next_BL[:, :-1] = np.where(target_BL[:, :-1], tokens_BL[:, 1:], 0)
     weights_BL = np.where(target_BL, 1.0 / last, 0.0).astype(np.float32)
     batch = {"tokens": tokens_BL, "mask": (place <= last).astype(np.int32), "next": next_BL, "next_weights": weights_BL}
@@ -197,6 +199,7 @@ def elmo_words(read: Read, starts: I64, lengths: I64, char_ids: NDArray[np.uint1
     lengths = np.minimum(lengths, length)
     inside_BL = np.arange(length) < lengths[:, None]
     ids = read(starts, lengths)
+    # Each distinct word goes through the character CNN once, however often it stands in the batch.
     distinct, place = np.unique(ids, return_inverse=True)
     index_BL = np.zeros(inside_BL.shape, np.int32)
     index_BL[inside_BL] = place + FIRST_WORD

@@ -21,12 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.binary_files import I64, File, check_bytes, fingerprint_of, joined, misfit
+from contexture.data.binary_files import I64, File, FileEntry, check_bytes, fingerprint_of, joined, misfit
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
@@ -91,6 +91,43 @@ class SourceEntry(TypedDict):
     """Its first sentence, the first one held out, and the one after its last."""
 
 
+class UnknownWords(TypedDict):
+    """Words that the vocabulary of lanes lacks: how many, and the size of their file."""
+
+    words: int
+    bytes: int
+
+
+class CutWords(TypedDict):
+    """Words of lanes with more bytes than are read: how many, and how many times they occur."""
+
+    words: int
+    times: int
+
+
+class ShardsIndex(TypedDict):
+    """The content of index.json. `unknown` and `cut` are those of lanes alone."""
+
+    format: int
+    tokenizer: str
+    """The tokenizer's fingerprint."""
+    vocabulary: int
+    dtype: str
+    per_file: int
+    sentences: int
+    tokens: int
+    split_sentences: bool
+    dev_fraction: float
+    splits: dict[str, SplitCounts]
+    sources: list[SourceEntry]
+    files: dict[str, FileEntry]
+    fingerprint: str
+    stream: NotRequired[str]
+    documents: NotRequired[str]
+    unknown: UnknownWords
+    cut: CutWords
+
+
 @dataclass(frozen=True)
 class Split:
     """One side of the text. `blocks` are contiguous runs of documents: the first document of each, and their number."""
@@ -116,7 +153,7 @@ class Split:
 class Shards:
     """A folder of shards, opened for reading by any number of threads."""
 
-    def __init__(self, folder: Path, index: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, index: ShardsIndex) -> None:
         """index: the content of index.json, as `_read_index` has checked it."""
         self.folder = folder
         self.index = index
@@ -161,6 +198,7 @@ class Shards:
             if file.stat().st_size != size:
                 raise DataError(f"{file}: {file.stat().st_size} bytes where the index says {size}; {_MEND}")
         shards = Shards(folder, index)
+        # Small files are compared whole each time: a flipped bit in them would move whole documents.
         for name, size in _sizes(index).items():
             if size <= _SMALL:
                 shards._verify(name)
@@ -172,6 +210,7 @@ class Shards:
         Raises: DataError naming a file that is not as it was written; what `cancel` raises to stop the work.
         """
         _ = self.tokenizer  # its files have no digests: its own fingerprint is compared when it is loaded
+        # Reading and hashing release the interpreter's lock, so threads use all cores.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             try:
                 for _ in pool.map(lambda name: self._verify(name, cancel), self.index["files"]):
@@ -204,6 +243,7 @@ class Shards:
         rows = np.empty((len(words), WIDTH), np.uint16)
         for at in range(0, len(words), _WORDS):
             rows[at : at + _WORDS] = char_ids(words[at : at + _WORDS])
+        # The ids 0 and 1, <S> and </S>, are no text: their rows are marks.
         rows[:2] = BEGIN_ROW, END_ROW
         return rows
 
@@ -250,6 +290,7 @@ class Shards:
             return ""
         named = [("train", path) for path in config.path] + [("dev", path) for path in config.dev]
         for split, source in ((split, source) for split, path in named for source in _still(path)):
+            # Names and sizes only: reading all of a large text again would take minutes.
             sizes = [s["size"] for s in self.index["sources"] if (s["split"], s["name"]) == (split, source.name)]
             if not sizes:
                 return f"{source} was not there when {self.folder} was prepared"
@@ -266,7 +307,7 @@ def _still(path: str) -> list[Source]:
         return []
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
+def _read_index(folder: Path) -> ShardsIndex:
     """Returns the content of index.json. Raises: DataError where it is missing, of another format, or not as it was
     written."""
     file = folder / INDEX
@@ -279,6 +320,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
         raise DataError(f"{file}: cannot be read ({error.strerror}); {_MEND}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{file}: not the index of shards; {_MEND}") from None
+    # The format first: what else another format holds is not known here.
     if type(format) is not int or format != FORMAT:
         raise DataError(f"{folder}: shards of format {format!r}, this reads format {FORMAT}; {_MEND}")
     if wrong := misfit(index, _INDEX):
@@ -299,7 +341,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def _sizes(index: dict[str, Any]) -> dict[str, int]:
+def _sizes(index: ShardsIndex) -> dict[str, int]:
     """Returns the files of shards, the tokens in their order, and how many bytes each has."""
     sizes = {"sentences.bin": (index["sentences"] + 1) * 8, "unigrams.bin": index["vocabulary"] * 8}
     sizes |= {f"{name}.bin": index["splits"][name]["documents"] * 16 for name in SPLITS}

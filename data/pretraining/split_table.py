@@ -19,6 +19,7 @@ class SplitTable:
     def __init__(self, path: Path) -> None:
         self.rows = Int64Writer(path)
         self.documents = self.sentences = self.tokens = self.pairs = 0
+        # The first document of each block; what the current one holds.
         self.blocks = [0]
         self._block = [0, 0]
 
@@ -27,6 +28,7 @@ class SplitTable:
         self.documents += 1
         self.sentences += last - first
         self.tokens += tokens
+        # A document of one sentence gives no pair but a random one: a text of such documents alone is refused.
         self.pairs += last - first > 1
         self._block[0] += last - first
         self._block[1] += tokens
@@ -37,5 +39,6 @@ class SplitTable:
     def summary(self) -> SplitCounts:
         """Writes what is buffered, closes the last block, and returns the split's entry in index.json."""
         self.rows.flush()
+        # The number of documents closes the list, so that block n is blocks[n] … blocks[n + 1].
         blocks = self.blocks if self.blocks[-1] == self.documents else [*self.blocks, self.documents]
         return {"documents": self.documents, "sentences": self.sentences, "tokens": self.tokens, "blocks": blocks}

@@ -39,7 +39,7 @@ LONGEST_DOCUMENT = 16384
 """Sentences after which a document is cut in two (or after BLOCK_TOKENS), so that a file without blank lines is still
 walked in pieces."""
 RUN = 64
-"""Tokens of a run: what stands for a sentence where whole documents are tokenised."""
+"""Tokens of a run. Where whole documents are tokenised, runs take the place of sentences."""
 _COPY = 1 << 16
 """Documents whose borders are read back at once."""
 _COUNTED = 1 << 22
@@ -132,7 +132,7 @@ class _Writer:
     def add(self, source: Source, split: str, dev_fraction: float, seen: Callable[..., None]) -> None:
         """Writes a source, and enters its documents in the tables of the splits.
 
-        What is held out is a share of the whole source, so documents are entered after its last sentence was written.
+        A share of the whole source is held out, so documents are entered after its last sentence was written.
         """
         digest, size, first = hashlib.sha256(), source.size, self.sentences
 

@@ -69,6 +69,7 @@ def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, 
     as in scikit-learn. Raises: DataError for an unknown label, or a weight that is no number above 0."""
     weights_C = np.ones(max(len(labels), 1), np.float32)
     if task.class_weights == ("balanced",):
+        # A label without examples would divide by zero; its weight is never used.
         counted = np.maximum(np.array(counts, np.float64), 1.0)
         return (sum(counts) / (len(labels) * counted)).astype(np.float32)
     for entry in task.class_weights:
@@ -123,6 +124,7 @@ class _Reader:
         middle = np.where(single, rows["end"], rows["b"])  # where the first text ends
         b_length = np.where(single, -1, rows["end"] - middle)
         pairs = SpanPairs(rows["a"], middle - rows["a"], middle, b_length, np.zeros(len(rows), bool))
+        # Both orders first: a pair and its reverse are each cut for themselves, since b gives on a tie.
         pairs = truncate_longest_first(both_orders(pairs) if split.symmetric else pairs, self.length)
         batch: Batch
         if self.family == "gpt":
@@ -299,6 +301,7 @@ class HeldOutTask:
         rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
         numbers = step * self.batch + np.arange(self.batch)
         batch = self._reader.read(np.where(numbers >= self.count, 0, numbers), rows)
+        # Devices need whole batches, so the last one is filled up by an example that counts nowhere.
         spare = numbers[rows] >= self.count
         weights = ("valid", "weights", "tag_weights", "next_weights")
         for name in (*weights, "mask") if self.split.char_ids is not None else weights:

@@ -136,6 +136,7 @@ class _Names:
         return Column(role, place, f"column {asked}" + (f" {self.names[place]!r}" if self.names else ""))
 
     def _no_column(self, asked: str) -> DataError:
+        # Another case is the likeliest mistake of all.
         lowered = {name.lower(): name for name in self.names}
         near = did_you_mean(repr(asked), map(repr, self.names))
         if asked.lower() in lowered:
@@ -192,6 +193,7 @@ class _Names:
             several = [name for group in groups.values() for name in group.values()]
             raise self._unclear("alternatives", "choices", several)
         (group,) = groups.values()
+        # ending0, ending1, ending3: a gap means that one was overlooked.
         numbers = sorted(group)
         if numbers[0] > 1 or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
             raise DataError(

@@ -28,6 +28,8 @@ from contexture.data.tasks.example_store import (
     ExampleStore,
     Memory,
     Rows,
+    SourceEntry,
+    SplitCounts,
     sha256_of,
     tokens_of,
 )
@@ -183,6 +185,7 @@ def encode(
         try:
             for path in task.train:
                 writer.add(path, "train", cancel)
+            # From here on a new label is an error: the model would have no output for it.
             writer.close_labels()
             for path in task.dev:
                 writer.add(path, "dev", cancel)
@@ -217,14 +220,15 @@ class _Writer:
         self.pair = pair
         self.folder, self.task, self.labels = folder, task, labels
         self.tokenizer = reader(tokenizer)
+        # How many distinct words an ELMo's examples have is not known beforehand.
         spells = isinstance(self.tokenizer, OpenVocabulary)
         self.dtype = np.dtype("<u4" if spells or tokenizer.size > 1 << 16 else "<u2")
         parts = ("rows", "tokens", "tags") if task.kind == "tag" else ("rows", "tokens")
         self.files = {
             f"{split}-{name}": HashingWriter(folder / f"{split}-{name}.bin") for split in SPLITS for name in parts
         }
-        self.splits = {name: {"examples": 0, "tokens": 0, "longest": 0} for name in SPLITS}
-        self.sources: list[dict[str, str | int]] = []
+        self.splits: dict[str, SplitCounts] = {name: {"examples": 0, "tokens": 0, "longest": 0} for name in SPLITS}
+        self.sources: list[SourceEntry] = []
         self.counts = np.zeros(0, np.int64)
         """How often each label stands in train, by its number."""
         self._read = 0
@@ -233,15 +237,17 @@ class _Writer:
     def add(self, path: str, split: str, cancel: CancelToken) -> None:
         """Encodes a file, a chunk at a time."""
         source = source_of(path)
-        if source["name"] in [other["name"] for other in self.sources]:
-            source["name"] = path  # so that every example has an id of its own
-        self.sources.append({**source, "sha256": sha256_of(path), "split": split})
+        # Every example has an id of its own: two files of one name are told apart by their paths.
+        name = path if source["name"] in [other["name"] for other in self.sources] else source["name"]
+        self.sources.append({"name": name, "size": source["size"], "sha256": sha256_of(path), "split": split})
         fraction = self.task.dev_fraction if split == "train" else 0.0
         report = FileReport(Path(path).name, self.tokenizer)
         for read in chunks(examples(path, self.task, labelled=True, report=report)):
             cancel.check()
+            # The first chunk says how many alternatives there are; examples with more or fewer are then odd.
             if self.task.kind == "choice":
                 self.labels.number_alternatives(usual_alternatives(read))
+            # Answers are checked before anything is encoded, so that an odd one costs its row and not the chunk.
             chunk = [example for example in read if self._is_answered(example, report)]
             if not chunk:
                 continue

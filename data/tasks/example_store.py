@@ -18,12 +18,12 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.binary_files import I64, File, check_bytes, fingerprint_of, joined, misfit
+from contexture.data.binary_files import I64, File, FileEntry, check_bytes, fingerprint_of, joined, misfit
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
@@ -65,6 +65,42 @@ _INDEX = {
 }
 
 
+class SplitCounts(TypedDict):
+    """A split's entry in index.json."""
+
+    examples: int
+    tokens: int
+    longest: int
+
+
+class SourceEntry(TypedDict):
+    """A source's entry in index.json."""
+
+    name: str
+    size: int
+    sha256: str
+    split: str
+
+
+class ExamplesIndex(TypedDict):
+    """The content of index.json."""
+
+    format: int
+    kind: str
+    tokenizer: str
+    """The tokenizer's fingerprint."""
+    dtype: str
+    labels: list[str]
+    pair: bool
+    counts: list[int]
+    splits: dict[str, SplitCounts]
+    sources: list[SourceEntry]
+    files: dict[str, FileEntry]
+    fingerprint: str
+    choices: NotRequired[int]
+    symmetric: NotRequired[bool]
+
+
 class _Bytes(Protocol):
     def read(self, count: int, at: int) -> bytes: ...
 
@@ -88,6 +124,7 @@ class Column(Generic[Item]):
 
     def read(self, starts: I64, lengths: I64) -> NDArray[Item]:
         """Spans joined: starts i64 [n], lengths i64 [n] → [sum of lengths]."""
+        # Examples that lie side by side are one read: evaluation reads a batch at once.
         starts, lengths = joined(starts, lengths)
         size = self.dtype.itemsize
         spans = zip((lengths * size).tolist(), (starts * size).tolist(), strict=True)
@@ -126,14 +163,17 @@ class ExampleSplit:
     def answers(self) -> Answers:
         """Returns every answer in order: numbers of labels i32 [n] (-1: none) or of tags (one a word), or for a
         regression f64 [n]."""
+        # In chunks, since a row is six times as large as its answer.
         parts = [self._answers(first) for first in range(0, self.examples, 1 << 16)]
         return np.concatenate(parts) if parts else np.empty(0, np.float64 if self.kind == "regress" else np.int32)
 
     def _answers(self, first: int) -> Answers:
         rows = self.take(np.arange(first, min(first + (1 << 16), self.examples)))
         if self.tags is not None:
+            # Only the pieces that stand for words have tags; they lie in the order of the words.
             tags = self.tags.read(rows["a"], rows["end"] - rows["a"])
             return tags[tags >= 0]
+        # Each alternative of a choice repeats its example's answer.
         bits = rows["answer"][:: self.choices]
         return bits.copy().view(np.float64) if self.kind == "regress" else bits.astype(np.int32)
 
@@ -146,6 +186,7 @@ class ExampleSplit:
         count = 0
         for first in range(0, self.examples, 1 << 16):
             rows = self.take(np.arange(first, min(first + (1 << 16), self.examples)))
+            # One alternative that is too long makes the example so.
             too_long = tokens_of(rows, self.char_ids is not None) + 2 > length
             count += int(too_long.reshape(-1, self.choices).any(1).sum())
         return count
@@ -164,6 +205,7 @@ def tokens_of(rows: Rows, apart: bool) -> I64:
     texts. apart: a pair's texts have a sequence each, and the longer one counts."""
     whole, single = rows["end"] - rows["a"], rows["b"] < 0
     if not apart:
+        # One more for the token between two texts.
         return whole + ~single
     first = np.where(single, whole, rows["b"] - rows["a"])
     return np.maximum(first, whole - first)
@@ -172,7 +214,7 @@ def tokens_of(rows: Rows, apart: bool) -> I64:
 class ExampleStore:
     """A folder of encoded examples, opened for reading by any number of threads."""
 
-    def __init__(self, folder: Path, index: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, index: ExamplesIndex) -> None:
         self.folder, self.index = folder, index
         self.kind: str = index["kind"]
         self.labels: tuple[str, ...] = tuple(index["labels"])
@@ -185,6 +227,7 @@ class ExampleStore:
         self.fingerprint: str = index["fingerprint"]
         self._char_ids, self.cut_words = None, 0
         """cut_words: how many of the distinct words of all examples have more bytes than are read."""
+        # An ELMo's words are needed whole, as characters; they are checked when they are read, other files by `verify`.
         if WORDS in index["files"]:
             check_bytes(folder / WORDS, index["files"][WORDS]["sha256"], _MEND)
             words = json.loads(read_plain(folder / WORDS))
@@ -227,15 +270,17 @@ class ExampleStore:
             size = os.path.getsize(folder / name) if (folder / name).is_file() else None
             if size != entry["size"]:
                 raise DataError(f"{folder / name}: missing or not as long as it was written; {_MEND}")
-        return ExampleStore(folder, index)
+        return ExampleStore(folder, cast(ExamplesIndex, index))
 
     def sources_changed(self, task: TaskConfig) -> str:
         """Returns a sentence saying how the files that `task` names differ by name or content from those that were
         encoded, or ""."""
         for split, paths in (("train", task.train), ("dev", task.dev)):
             for path in paths:
+                # Files that are gone are no longer needed, and TFDS sets do not change.
                 if path.startswith("tfds:") or not os.path.isfile(path):
                     continue
+                # A file may lie elsewhere now; its content counts.
                 name = os.path.basename(path)
                 was = [s for s in self.index["sources"] if (s["split"], os.path.basename(s["name"])) == (split, name)]
                 if not was:

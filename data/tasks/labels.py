@@ -34,6 +34,7 @@ class Labels:
     def close(self) -> NDArray[np.int64]:
         """Sorts the labels (numbers by their value) and closes. Returns the new number of each old one."""
         order = sorted(self.numbers, key=_sort_key)
+        # Labels were numbered as they came; the files hold these numbers until they are rewritten.
         renumbered = np.empty(len(order), np.int64)
         for new, label in enumerate(order):
             renumbered[self.numbers[label]] = new
@@ -103,6 +104,8 @@ def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> i
 def _right(example: ChoiceExample, label: str, labels: Labels) -> int:
     """Returns the alternative that a label means, by its name (or number) or by its own text."""
     matches = {labels.numbers[label]} if label in labels.numbers else set()
+    # A label that is a name given by the user is that name alone. A number from 0 may also be an alternative's own text
+    # ("2" among sums): if the two differ, nobody can tell which was meant.
     if not matches or not labels.named:
         matches |= {number for number, choice in enumerate(example.choices) if choice.strip() == label}
     names = list(labels.numbers)

@@ -35,8 +35,10 @@ class Columns:
     tagged: bool
 
 
-def is_quoted(cell: str) -> bool:
+def is_quoted(cell: object) -> bool:
     """Returns whether a field of a *.tsv looks quoted as in a *.csv: in double quotes, those within it doubled."""
+    if not isinstance(cell, str):
+        return False
     return len(cell) > 2 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
 
 
@@ -53,6 +55,7 @@ class RowReader:
     def example(self, row: Row, columns: Columns) -> Example:
         label, at = columns.label, self.at
         if columns.tagged:
+            # A list, or a string with spaces: both are usual in *.jsonl; CoNLL gives lists.
             words = self._sequence(row, columns.text, self._text)
             tags = self._sequence(row, label, lambda value, called: _label(value, called, at)) if label else None
             if tags is not None and len(words) != len(tags):
@@ -108,6 +111,7 @@ class RowReader:
         if not isinstance(value, str):
             raise DataError(f"{self.at}: {called} is {_shown(value)}, no string; give a string")
         if not value.strip():
+            # An empty text is a fact of many data sets and no reason to stop: it is counted and read as unknown.
             error = DataError(f"{self.at}: {called} is empty; fill it, or leave the row out")
             if self.report is None:
                 raise error
@@ -120,6 +124,7 @@ def _label(value: object, called: str, at: str) -> str:
     """Returns a label as a text file would spell it, without the white space around it."""
     if value is None:
         raise DataError(f"{at}: {called} is missing; give every example one, or leave the row out")
+    # As JSON spells it; a bool is an int in Python, so it comes first.
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str | int | float):

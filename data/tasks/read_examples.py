@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypedDict
 
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
@@ -41,7 +42,13 @@ def check_sources(paths: Iterable[str], what: str) -> None:
         raise DataError(f"{twice}: {what} names this {twice.kind} twice; give every {twice.kind} once")
 
 
-def source_of(path: str) -> dict[str, str | int]:
+class NameAndSize(TypedDict):
+    name: str
+    size: int
+    """Bytes."""
+
+
+def source_of(path: str) -> NameAndSize:
     """Returns what index.json says of a source: {"name": "train.tsv", "size": its bytes}."""
     source = open_source(path)
     return {"name": source.name, "size": source.size}
@@ -74,6 +81,7 @@ def examples(
         reader = RowReader(f"{table.where}:{number}", f"{name}:{number}", report)
         if report is not None:
             report.rows += 1
+        # CSV saved as *.tsv shows by its quotes, which stay in the text: worth a warning.
         if tabs and report is not None and not isinstance(row, DataError):
             report.quoted += sum(map(is_quoted, row))
         try:
@@ -81,6 +89,7 @@ def examples(
                 raise row
             example = reader.example(row, columns)
         except DataError as error:
+            # Where somebody counts odd rows, one of them does not end the work.
             if report is None:
                 raise
             report.leave_out(error)

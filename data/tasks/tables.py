@@ -68,6 +68,7 @@ def separated(path: Path, header: bool) -> Table:
 
     def checked() -> Iterator[tuple[int, Row | DataError]]:
         mend = "put a tab" if path.suffix.lower() == ".tsv" else "put a comma"
+        # An error belongs to its row: the caller decides whether it ends the work.
         for line, row in rows:
             if isinstance(row, DataError):
                 yield line, row
@@ -115,6 +116,7 @@ def objects(path: Path) -> Table:
             lines.append(number)
     if not lines:
         raise odd or DataError(f"{path}: no row in the file; {_EXPECTED}")
+    # Not the first object's keys alone: one odd object would then make all others odd.
     names = tuple(key for key, count in keys.items() if 2 * count >= len(lines))
     return Table(str(path), f"{path}:{lines[0]}", names, 0, json_records(path, _EXPECTED))
 
@@ -163,6 +165,7 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
             return
         except csv.Error as error:
             raise _broken(path, first, held, str(error)) from None
+        # Blank lines are no rows.
         if cells and not (len(cells) == 1 and cells[0].isspace()):
             yield first, odd[0] if odd else cells
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_not_packed, check_plain, open_plain
@@ -33,7 +33,7 @@ _PART, _LONGEST_PART = 1 << 14, 1 << 20
 """Characters that are encoded alone, and after which text without a safe place is cut anywhere."""
 Seen: TypeAlias = Callable[[bytes], object]
 """Called with all bytes as they are read: a digest's update, a counter."""
-JsonObject: TypeAlias = dict[str, Any]
+JsonObject: TypeAlias = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -264,6 +264,7 @@ def json_records(path: Path, expected: str, seen: Seen = len) -> Iterator[tuple[
 def _record(line: str, at: str, expected: str) -> JsonObject | DataError:
     try:
         record = json.loads(line)
+        # Half a character can only be written as an escape; it would fail much later, where text is encoded.
         json.dumps(record, ensure_ascii=False).encode() if "\\u" in line else None
     except UnicodeEncodeError:
         return DataError(f"{at}: half a character (a lone \\ud800-\\udfff); {expected}")
@@ -304,7 +305,7 @@ def _raw_lines(path: Path, seen: Seen, cut_long: bool) -> Iterator[tuple[int, by
         number, rest, first = 1, bytearray(), True
         while piece := file.readline(limit):
             seen(piece)
-            if first:
+            if first:  # a byte order mark
                 piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
             rest += piece
             if rest.endswith(b"\n"):

@@ -156,6 +156,7 @@ def open_split(name: str) -> Split:
         raise DataError(f"{name}: {spec!r} is no part of a split ({reason}); write it as train[:10%]") from None
     if sum(each.take for each in instructions) < 1:
         raise DataError(f"{name}: {spec!r} holds no example; write the part as train[:10%], or give a larger one")
+    # Other formats are read by TensorFlow alone.
     if "array_record" not in {each.value for each in info.available_file_formats()}:
         raise DataError(
             f"{name}: lies in {folder} as {info.file_format.value}, which needs TensorFlow; get it as array_record "

@@ -117,6 +117,7 @@ def with_added_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
         raise DataError(f"a wordpiece vocabulary has its own special tokens ({', '.join(wordpiece.SPECIAL)}); use them")
     if tokenizer.kind == Words.kind:
         raise DataError(f"no special tokens are added to a vocabulary of kind {Words.kind}; use it as it is")
+    # Tokens added twice stand behind one another in a single list.
     base, old = (tokenizer.base, tokenizer.names) if isinstance(tokenizer, WithAddedTokens) else (tokenizer, ())
     all_names = [*old, *names]
     if not names or "" in names:

@@ -55,6 +55,7 @@ class Characters:
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
+        # Larger code points than any in the vocabulary meet the last entry, which is -1.
         ids = self._ids[np.minimum(_codes(text), len(self._ids) - 1)]
         if len(ids) and ids.min() < 0:
             character = text[int(ids.argmin())]

@@ -42,6 +42,7 @@ class CorpusVocabulary:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Sentences → ids, the end behind each that has a word."""
+        # __getitem__ numbers a word that it has not seen (__missing__), so map needs no Python code for each word.
         number, words, end = self._ids.__getitem__, self._tokenizer.words, self._tokenizer.end
         sentences = [[*map(number, words(text))] for text in texts]
         for sentence in sentences:
@@ -55,6 +56,7 @@ class CorpusVocabulary:
         cut = np.flatnonzero(are_cut(new)) + self._tokenizer.size + self._looked_at
         self._long = np.append(self._long, cut)
         self._looked_at += len(new)
+        # Most text has no such word, and is then not searched.
         if len(self._long):
             long = ids[np.isin(ids, self._long)]
             self._seen.update(long.tolist())

@@ -124,6 +124,7 @@ def learn_words(texts: Iterable[str], size: int, split: str = "spaces") -> Words
     words = _splitter(split)
     for text in texts:
         counts.update(words(text))
+    # Text that spells a special word is no word of the vocabulary.
     for kept in (*SPECIAL, _NO_WORD):
         del counts[kept]
     if not counts:
@@ -143,6 +144,7 @@ _TOGETHER = 1 << 14
 
 def char_id_table(words: Sequence[str]) -> NDArray[np.uint16]:
     """Returns the character ids of each word (`data.tokenizers.elmo_char_ids`), u16 [n, 50]."""
+    # u16, half of what a batch has, and a part at a time: millions of words fit in memory.
     rows = np.empty((len(words), WIDTH), np.uint16)
     for at in range(0, len(words), _TOGETHER):
         rows[at : at + _TOGETHER] = char_ids(words[at : at + _TOGETHER])
