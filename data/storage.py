@@ -62,6 +62,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """
     check_free(path)
     path = Path(os.path.realpath(path))
+    # Links are followed first: the folder is made where they lead, and they stay links.
     part = partial_beside(path)
     part.mkdir(parents=True)
     try:
@@ -123,6 +124,7 @@ def check_free(path: Path | str) -> None:
             raise DataError(f"{path}: a mounted disk, which a folder cannot replace; give a folder inside it")
         if real.exists() and not real.is_dir():
             raise DataError(f"{path}: a file where a folder is wanted; give another folder")
+        # The folder that exists and that new ones would be made in.
         above = next(folder for folder in real.parents if folder.exists())
     except OSError as error:
         raise DataError(f"{path}: cannot be a folder ({error.strerror}); give another one") from None

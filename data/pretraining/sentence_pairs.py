@@ -167,7 +167,7 @@ class SentencePairs:
         order, with the same answers. A call more or fewer changes every sequence behind it, and so what a seed means.
         """
         generator = random.Random()
-        # Methods bound once: this loop runs for every sentence of the text, in every epoch.
+        # Methods bound once: the loop below goes over the whole text in every epoch.
         seed_generator, uniform, random_bits = generator.seed, generator.random, generator.getrandbits
         max_tokens, documents, bounds = self.length - 3, self.split.documents, self.split.document
         epoch_key = rng.key(rng.DOCUMENT, self.seed, e)

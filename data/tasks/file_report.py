@@ -56,12 +56,14 @@ class FileReport:
 
     def _count(self, error: DataError) -> None:
         self._odd = self._odd or [error]
+        # So many are no accident: a file of gigabytes need not be read to its end to say so.
         if self.left_out + self.empty >= _SURE:
             self.check()
 
     def check(self) -> None:
         """Raises: DataError, the first one, where more than MAX_ODD of the rows are odd, and more than a few: the fault
         is then in the file as a whole, or in the options, and training on the rest would hide it."""
+        # Where every row is answered, an empty text is an input like others.
         odd = self.left_out + (0 if self.every_row else self.empty)
         if odd > max(MAX_ODD * self.rows, min(_FEW, self.rows // 10)):
             raise DataError(f"{self._odd[0]} ({odd:,} of {self.rows:,} rows are odd)" if odd > 1 else str(self._odd[0]))

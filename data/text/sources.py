@@ -152,6 +152,7 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
     check_plain(path)
     if not path.is_dir():
         raise DataError(f"{path}: {what} names no such file or folder; check the path")
+    # Sorted, so that the same folder is the same text on every machine.
     inside = sorted(p for p in path.iterdir() if p.suffix in KINDS and p.is_file())
     if not inside and (path / "sentences.bin").is_file():
         raise DataError(
@@ -167,6 +168,7 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
 
 def _check_text(path: Path, what: str) -> None:
     """Raises: DataError for a compressed file, and for a table of examples."""
+    # Tables would be read as text without an error, and a model be trained on tabs and labels.
     check_not_packed(path)
     suffix = path.suffix.lower()
     if suffix in _TABLES:

@@ -47,7 +47,7 @@ class Split:
     """Bytes of its files."""
     parts: tuple[tuple[str, int, int], ...]
     """Its files, with the first example that is read of each, and the one behind the last."""
-    features: dict[str, Any]
+    features: Mapping[str, object]
     """TFDS's description of each column but `idx`, which only counts the rows."""
     records: Records
 
@@ -149,6 +149,7 @@ def open_split(name: str) -> Split:
         if split not in splits and split != "all":
             existing = ", ".join(splits)
             raise DataError(f"{name}: there is no split {split!r}{did_you_mean(split, splits)}; there are {existing}")
+    # train[:10%], train+test[50:]: TFDS reads the expression itself and says which rows of which files it means.
     try:
         instructions = splits[spec].file_instructions
     except Exception as error:
@@ -182,6 +183,7 @@ def _check_features(file: Path) -> None:
         tree = json.loads(read_plain(file))
     except (OSError, ValueError, RecursionError):
         return  # TFDS says what is wrong with it
+    # Depth-first without recursion: the file is not trusted yet, and may be nested as deep as JSON allows.
     nodes = [tree]
     while nodes:
         node = nodes.pop()
@@ -211,6 +213,7 @@ def _folder(name: str, dataset: str, version: str | None) -> Path:
     """Returns the folder of a set, by default of its newest version. Raises: DataError where it is not on disk."""
     root = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     versions: dict[str, list[tuple[tuple[int, ...], Path]]] = {}
+    # ROOT/SET/VERSION, or with a configuration ROOT/SET/CONFIG/VERSION.
     for pattern in ("*/*/dataset_info.json", "*/*/*/dataset_info.json"):
         for file in root.glob(pattern):
             folder = file.parent

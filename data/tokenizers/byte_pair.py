@@ -224,10 +224,12 @@ def learn_byte_bpe(texts: Iterable[str], size: int) -> ByteBPE:
             words[word] += count
     if not words:
         raise DataError("no word in the text to learn a vocabulary from; give text")
+    # One less: <|endoftext|> stands behind all that is learned.
     trainer = trainers.BpeTrainer(vocab_size=size - 1, min_frequency=2, initial_alphabet=[*BYTES], show_progress=False)
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     learner.train_from_iterator(word_counts.repeated(words), trainer)
+    # The learned model is published as JSON only; its tokens are numbered in the order in which they were joined.
     learned = json.loads(learner.to_str())["model"]
     vocabulary = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
     return ByteBPE([*vocabulary, END], [(first, second) for first, second in learned["merges"]])
@@ -303,6 +305,7 @@ def ordered(pairs: object, file: Path) -> list[str]:
         raise DataError(
             f'{file}: not a vocabulary; it wants one object that gives each token its id: {{"the": 262, …}}'
         )
+    # Pairs, not a dict: a token that stands twice in the file must be seen.
     tokens: dict[int, str] = {}
     for token, number in entries:
         if number in tokens:

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,7 @@ class Characters:
         characters = tokenizer_files.read_json(file)
         if not isinstance(characters, list):
             raise DataError(f"{file}: not a vocabulary; it wants a list of characters")
-        return Characters(characters, str(file))
+        return Characters(cast(list[str], characters), str(file))  # which looks at each of them
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids. Raises: DataError for a character that is not in the vocabulary."""

@@ -25,7 +25,7 @@ _LONGEST_WORD = 100
 _LINE_END = "\u2028"
 _MORE = "additional_special_tokens"
 JsonObject: TypeAlias = dict[str, Any]
-Special: TypeAlias = dict[str, Any]
+Special: TypeAlias = dict[str, str | list[str]]
 """The names of a folder's special tokens: {"pad_token": "[PAD]", …}, those without a name in a list under `_MORE`."""
 
 
@@ -59,6 +59,7 @@ def open_published(
         return _as_transformers(of_kind(open_vocabulary(source, lowercase, notes), kind, source)), {}
     settings = _object(source / _SETTINGS) if (source / _SETTINGS).is_file() else {}
     whole = _object(source / _WHOLE) if (source / _WHOLE).is_file() else None
+    # RoBERTa's way of reading a text's first word; GPT-2's vocabulary is meant here.
     if settings.get("add_prefix_space"):
         raise DataError(f"{source / _SETTINGS}: add_prefix_space is set, which is not known here; save it without")
     added = _added(source, whole)
@@ -185,6 +186,7 @@ def _wordpiece(
         raise _no_vocabulary(folder, wordpiece.VOCABULARY)
     known = {piece for piece, _ in entries}
     more = [(token["content"], token["id"]) for token in added if token["content"] not in known]
+    # vocab.txt numbers its lines, and there may be added tokens behind them; tokenizer.json gives every token its id.
     vocabulary = [piece for piece, _ in entries] if whole is None and not more else ordered([*entries, *more], file)
     if whole is not None and "" in vocabulary:  # of the Chinese vocabulary's line ends transformers strips two pieces
         vocabulary = [piece + _LINE_END if piece in ("", "##") else piece for piece in vocabulary]
@@ -261,7 +263,8 @@ def transformers_files(tokenizer: Tokenizer, length: int, special: Special, note
     else:
         raise DataError(f"transformers has no fast tokenizer of kind {tokenizer.kind}; export a run with another one")
     made.add_special_tokens([tokenizers.AddedToken(name, normalized=False, special=True) for name in names])
-    named = {name: token for name, token in special.items() if name != _MORE and made.token_to_id(token) is not None}
+    tokens = {name: token for name, token in special.items() if isinstance(token, str)}
+    named = {name: token for name, token in tokens.items() if made.token_to_id(token) is not None}
     more = [name for name in dict.fromkeys([*special.get(_MORE, ()), *names]) if name not in named.values()]
     more = [name for name in more if made.token_to_id(name) is not None]
     made.add_special_tokens([*named.values(), *more])

@@ -129,6 +129,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
+            # Words with their counts, sorted: the learner depends on the order of its input.
             sentence_iterator=(f"{word}\t{counts[word]}" for word in sorted(counts)),
             input_format="tsv",
             model_writer=model,
@@ -138,6 +139,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
             character_coverage=0.9995,
             required_chars=_SPACE,
             byte_fallback=True,
+            # Text stays as it is, so that the model is lossless.
             normalization_rule_name="identity",
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,

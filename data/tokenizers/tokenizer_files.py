@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
@@ -74,7 +74,7 @@ def read_lines(file: Path) -> list[str]:
     return read_text(file).rstrip("\n").split("\n")
 
 
-def read_json(file: Path, hook: Callable[[list[tuple[str, object]]], object] | None = None) -> Any:
+def read_json(file: Path, hook: Callable[[list[tuple[str, object]]], object] | None = None) -> object:
     """Returns the content of a JSON file. hook: makes something else than a dict of an object's pairs.
 
     Raises: DataError with file:line where it is not JSON.

@@ -178,6 +178,7 @@ def _alphabet(counts: Counter[str], room: int) -> set[str]:
             characters[character] += count
         inside.update(word[1:])
     pieces: set[str] = set()
+    # A character and its form with ## come in together or not at all: half of it would leave words unspelled.
     for character in sorted(characters, key=lambda c: (-characters[c], c)):
         forms = {character, "##" + character} if character in inside else {character}
         if len(pieces) + len(forms) > room:
