@@ -1,4 +1,4 @@
-"""Batches by their step: any rows of any step, from (seed, step, row) alone; and the reader threads that run ahead."""
+"""Batches by their step: any rows of any step, from (seed, step, row) alone; and the threads that read them ahead."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from contexture.data.tokenizers.base import Tokenizer
 
 
 class Batches(Protocol):
-    """What the trainer reads: whole batches, or the rows of them that are this process's."""
+    """Training batches: read whole, or only the rows that belong to this process."""
 
     fields: dict[str, str]
     tokenizer: Tokenizer
@@ -36,31 +36,32 @@ class Batches(Protocol):
         ...
 
     def describe(self) -> str:
-        """What there is to train on, in a sentence."""
+        """Describes the training data, in a sentence."""
         ...
 
     def notes(self) -> list[str]:
-        """What a user should know after training, a sentence each."""
+        """Returns what a user should know after training, a sentence each."""
         ...
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
+        """Returns the rows (numbers within the batch, all of them if None) of the step's batch, in the order asked
+        for. Safe to call from several threads, for any steps in any order."""
         ...
 
 
 class HeldOut(Protocol):
-    """What evaluation reads: every held-out sequence once, `count` of them, in `steps` batches."""
+    """Held-out batches: every sequence once, `count` of them, in `steps` batches."""
 
     fields: dict[str, str]
     tokenizer: Tokenizer
     batch: int
     count: int
     unit: str
-    """What `count` counts: sequences, examples or words."""
+    """The unit of `count`: sequences, examples or words."""
     steps: int
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """As Batches.read, for steps below `steps`; rows past the last sequence have no weight."""
+        """Reads as Batches does, for steps below `steps`; rows past the last sequence have no weight."""
         ...
 
 
@@ -73,8 +74,7 @@ def open_batches(
     seed: int,
     cancel: CancelToken = NEVER,
 ) -> Batches:
-    """The training batches of a task, or of a pretraining's text. `cancel` may raise to stop the planning of an
-    epoch."""
+    """Returns the training batches of a task or of text. `cancel` may raise to stop the planning of an epoch."""
     if isinstance(store, ExampleStore):
         return TaskBatches(store, tokenizer, config, task, family=family, seed=seed)
     if store.stream == "sentence_pairs":
@@ -88,30 +88,33 @@ def open_held_out(
     config: DataConfig,
     task: TaskConfig,
     family: Family,
-    lines: int,
+    batch: int,
     lanes: int = 0,
     cancel: CancelToken = NEVER,
 ) -> HeldOut | None:
-    """The held-out batches of a task or of a pretraining's text, `lines` sequences at a time; None where nothing is
-    held out. lanes: of ELMo, how many of the sequences carry text, so that where they begin depends on no mesh; 0: all.
-    `cancel` may raise to stop the planning."""
+    """Returns the held-out batches of a task or of text, `batch` sequences at a time; None where nothing is held out.
+
+    lanes: for ELMo, how many of the sequences carry text, 0 for all. Where lanes begin depends on their number, which
+    must not depend on the number of devices. `cancel` may raise to stop the planning.
+    """
     if isinstance(store, ExampleStore):
         weights_C = class_weights(task, store.labels, store.counts)
         dev = store.splits["dev"]
-        return HeldOutTask(dev, tokenizer, config, lines, weights_C, family=family) if dev.examples else None
+        return HeldOutTask(dev, tokenizer, config, batch, weights_C, family=family) if dev.examples else None
     if not store.splits["dev"].documents:
         return None
-    config = replace(config, batch=lines, ramp_from=0, ramp_steps=0)  # a ramp is for training
+    config = replace(config, batch=batch, ramp_from=0, ramp_steps=0)  # a ramp is for training
     if store.stream == "lanes":
-        return HeldOutLanes(store, config, min(lanes or lines, lines))
+        return HeldOutLanes(store, config, min(lanes or batch, batch))
     return HeldOutWindows(store, config) if store.stream == "windows" else HeldOutPairs(store, config, cancel=cancel)
 
 
 Rows = I64 | Callable[[int], I64] | None
+"""The rows to read of every batch, or of a step's; None: all."""
 
 
 class _Steps:
-    """A source of whole batches for grain."""
+    """Steps first … last-1 as a random-access source for grain, which reads them ahead in threads."""
 
     def __init__(self, batches: Batches | HeldOut, first: int, last: int, rows: Rows) -> None:
         self.batches, self.first, self.last, self.rows = batches, first, last, rows
@@ -134,13 +137,13 @@ def iterate(
     threads: int = 2,
     prefetch: int = 4,
 ) -> Iterator[Iterator[tuple[int, Batch]]]:
-    """Reads steps first … last-1 in order, `prefetch` of them ahead; rows: of each batch, or of that of a step.
+    """Reads steps first … last-1 in order, `prefetch` of them ahead, and of each batch these rows.
 
     `with iterate(batches, 0, 9) as steps: for step, batch in steps: …`
 
-    The threads are stopped when the block is left, however it is left.
+    The threads stop when the block is left, however it is left.
     """
-    import grain  # it imports jax
+    import grain  # here, since it imports jax: preparing data and the command line's help must not wait for that
 
     if first_step >= last_step:
         yield iter(())
@@ -154,7 +157,7 @@ def iterate(
 
 
 def check_fields(batch: Batch, fields: dict[str, str]) -> None:
-    """Raises: DataError where a batch lacks a field or a field has another type or rank than `fields` says."""
+    """Raises: DataError where a batch lacks a field, or a field has another dtype or rank than in `fields`."""
     for name, spec in fields.items():
         dtype, dims = spec.split()
         if name not in batch:

@@ -1,13 +1,13 @@
-"""Files of numbers: written with their digests, read by position, and held against what was written."""
+"""Files of numbers: written with their digests, read by position, and compared with their digests."""
 
 import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,15 @@ from contexture.data.plain_files import open_plain
 _BUFFER = 1 << 16
 
 
+class FileEntry(TypedDict):
+    """A file's entry in an index.json."""
+
+    size: int
+    sha256: str
+
+
 class HashingWriter:
-    """A file being written, and the digest of what was written."""
+    """A file being written, and its size and digest so far. It can be read while it is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,19 +39,20 @@ class HashingWriter:
         self._size += len(raw)
         self.file.write(raw)
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> FileEntry:
+        """Returns the file's entry in an index.json."""
         return {"size": self._size, "sha256": self._digest.hexdigest()}
 
 
 def close_all(files: Iterable[HashingWriter]) -> None:
-    """Closes every file, also where one cannot be written to its end (a full disk), and raises that then."""
+    """Closes every file, also where closing one fails (a full disk); raises that error at the end."""
     with ExitStack() as stack:
         for out in files:
             stack.callback(out.file.close)
 
 
 class Int64Writer(HashingWriter):
-    """Numbers written to a file through a small buffer."""
+    """Whole numbers written to a file through a small buffer: a digest and a write for each number would be slow."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -56,16 +64,23 @@ class Int64Writer(HashingWriter):
             self.flush()
 
     def flush(self) -> None:
+        """Writes what is buffered, so that it can be read back."""
+        # Little-endian, whatever this machine is.
         self.write(np.frombuffer(self.buffer, np.int64).astype("<i8").tobytes())
         self.buffer = array("q")
         self.file.flush()
 
 
 I64 = NDArray[np.int64]
+Kind: TypeAlias = "type | Mapping[str, Kind] | Sequence[Kind]"
+"""An expected type of JSON, see `misfit`."""
 
 
 class File:
-    """Bytes of a file by their place; closed when it is forgotten."""
+    """Bytes of a file by their place; closed when it is garbage-collected.
+
+    pread has no position of its own, so any number of threads may read at once.
+    """
 
     def __init__(self, path: Path) -> None:
         self._number = os.open(path, os.O_RDONLY)
@@ -79,15 +94,16 @@ class File:
 
 
 def joined(starts: I64, lengths: I64) -> tuple[I64, I64]:
-    """Spans that touch as one span: starts 0 3 9, lengths 3 2 1 → starts 0 9, lengths 5 1."""
+    """Joins spans that touch, so that they are one read: starts 0 3 9, lengths 3 2 1 → starts 0 9, lengths 5 1."""
     if len(starts) < 2:
         return starts, lengths
+    # A span begins anew where it is not where the one before it ended.
     apart = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))
     return starts[apart], np.add.reduceat(lengths, apart)
 
 
 def check_bytes(file: Path, sha256: str, mend: str, cancel: CancelToken = NEVER) -> None:
-    """Raises: DataError where a file's bytes are not those that were written; mend says what to do then. `cancel` may
+    """Raises: DataError where a file's bytes are not those that were written; `mend` ends its message. `cancel` may
     raise to stop the work."""
     digest = hashlib.sha256()
     try:
@@ -101,23 +117,28 @@ def check_bytes(file: Path, sha256: str, mend: str, cancel: CancelToken = NEVER)
         raise DataError(f"{file}: damaged, not the bytes that were written (their sha256 differs); {mend}")
 
 
-def fingerprint_of(index: dict[str, Any]) -> str:
-    """sha256 (hex) over all of an index but its fingerprint."""
+def fingerprint_of(index: Mapping[str, object]) -> str:
+    """Returns the sha256 (hex) over all of an index but its fingerprint."""
+    # Keys sorted, no white space of its own: the same facts give the same bytes.
     content = {key: value for key, value in index.items() if key != "fingerprint"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def misfit(value: Any, kind: Any, at: str = "") -> str:
-    """The first place in JSON that is missing or not of its kind, or ""."""
-    if isinstance(kind, dict):
+def misfit(value: object, kind: Kind, at: str = "") -> str:
+    """Returns the first place in JSON that is missing or has another type ("splits.train.tokens"), or "".
+
+    kind: the type that is expected: a type (int: not negative), {key: kind} for an object with at least these keys, or
+    [kind] for a list of any length. at: where in the whole `value` stands.
+    """
+    if isinstance(kind, Mapping):
         if not isinstance(value, dict):
             return at.removesuffix(".")
         places = [(value.get(key), inner, f"{at}{key}.") for key, inner in kind.items()]
-    elif isinstance(kind, list):
+    elif isinstance(kind, Sequence):
         if not isinstance(value, list):
             return at.removesuffix(".")
         places = [(inner, kind[0], f"{at}{number}.") for number, inner in enumerate(value)]
     else:
-        fits = type(value) is kind and (kind is not int or value >= 0)
+        fits = type(value) is kind and not (isinstance(value, int) and value < 0)
         return "" if fits else at.removesuffix(".")
     return next((wrong for place in places if (wrong := misfit(*place))), "")

@@ -2,8 +2,8 @@
 
 
 class CancelToken:
-    """`check` raises where the work is to stop. This one never does; `train.run.signals.Signals` is one that answers
-    SIGTERM and Ctrl-C."""
+    """`check` raises where the work is to stop. This one never does; `train.run.signals.Signals` does so after SIGTERM
+    and Ctrl-C."""
 
     def check(self) -> None:
         """Returns where the work may continue."""

@@ -1,4 +1,4 @@
-"""What is read and how lines of text become batches. Plain dataclasses: importing this costs nothing."""
+"""The configuration of data: sources, tokenizer, batches, tasks. Plain dataclasses: importing this costs nothing."""
 
 import math
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class DataConfig:
     tokenizer: str = ""
     """A tokenizer folder or a published vocabulary; empty: learn the recipe's on the text of path."""
     lowercase: bool = True
-    """Of WordPiece: lower-case and strip accents (the uncased models)."""
+    """WordPiece: lower-case and strip accents (the uncased models)."""
     split_sentences: bool = True
     """Lines may be paragraphs: split them into sentences. Off: every line is one sentence."""
     vocabulary: Literal[
@@ -34,11 +34,11 @@ class DataConfig:
     ] = "wordpiece"
     """The kind of vocabulary that is learned where data.tokenizer gives none."""
     word_splitter: Literal["spaces", "punctuation"] = "spaces"
-    """Of ELMo: split text into words at spaces (tokenised text), or split punctuation off as well (raw text)."""
+    """ELMo: split text into words at spaces (tokenised text), or split punctuation off as well (raw text)."""
     documents: Literal["blank_lines", "files"] = "blank_lines"
-    """What a document of a *.txt file is for windows: the text between blank lines, or the whole file."""
+    """For windows, the documents of a *.txt file: the text between blank lines, or the whole file."""
     packed: bool = False
-    """Of GPT: documents in one window do not attend to each other."""
+    """GPT: documents in one window do not attend to each other."""
     batch: int = 32
     """Sequences per step, over the whole job."""
     ramp_from: int = 0
@@ -52,16 +52,16 @@ class DataConfig:
     length: int = 128
     """Tokens per sequence, special tokens included."""
     max_predictions: int = 0
-    """Of BERT: masked tokens per sequence, at most (max_predictions_per_seq); 0: length times masked-fraction, rounded
+    """BERT: masked tokens per sequence, at most (max_predictions_per_seq); 0: length times masked-fraction, rounded
     up."""
     masked_fraction: float = 0.15
-    """Of BERT: share of a sequence's tokens that is masked and predicted (masked_lm_prob)."""
+    """BERT: share of a sequence's tokens that is masked and predicted (masked_lm_prob)."""
     short_fraction: float = 0.1
-    """Of BERT: share of documents cut into shorter sequences (short_seq_prob)."""
+    """BERT: share of documents cut into shorter sequences (short_seq_prob)."""
     word_types: int = 0
-    """Of ELMo: rows for the distinct words of a batch, three of them special; 0: as many as there could be."""
+    """ELMo: rows for the distinct words of a batch, three of them special; 0: as many as there could be."""
     negatives: int = 8192
-    """Of ELMo: sampled negatives for each step and direction (sampled softmax); 0: the softmax over all words."""
+    """ELMo: sampled negatives for each step and direction (sampled softmax); 0: the softmax over all words."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -80,6 +80,7 @@ class DataConfig:
                 raise ValueError(f"data.{name.replace('_', '-')}={value} is not in [0, 1)")
         if self.dev and self.dev_fraction:
             raise ValueError("data.dev and data.dev-fraction both hold out text; give one of them")
+        # The ramp doubles up to exactly the batch, and has a step at least for each size.
         if self.ramp_from or self.ramp_steps:
             sizes = self._ramp()
             if self.ramp_from < 1 or self.ramp_steps < len(sizes) or sizes[-1:] != [self.batch // 2] or self.batch % 2:
@@ -90,11 +91,13 @@ class DataConfig:
 
     @property
     def slots(self) -> int:
-        """Masked slots of a sequence, P: `max_predictions`, or what the length asks for: 20 of 128, 77 of 512."""
+        """Returns the masked slots of a sequence, P: `max_predictions`, or a fraction of the length, rounded up: 20 of
+        128, 77 of 512."""
+        # Rounded first: 100 · 0.07 is 7.000000000000001 in floats, and not eight slots.
         return self.max_predictions or max(math.ceil(round(self.length * self.masked_fraction, 6)), 1)
 
     def _ramp(self) -> list[int]:
-        """The sizes of a batch before it is whole: 16, 32, … to the half of it."""
+        """Returns the sizes of a batch on the ramp: 16, 32, … to half of it."""
         sizes, size = [], self.ramp_from
         while 0 < size < self.batch:
             sizes.append(size)
@@ -102,16 +105,19 @@ class DataConfig:
         return sizes
 
     def batch_size_at(self, step: int) -> int:
-        """Sequences of a step: `batch`, or fewer on the ramp."""
+        """Returns the sequences of a step: `batch`, or fewer on the ramp."""
         if step >= self.ramp_steps:
             return self.batch
         sizes = self._ramp()
         return sizes[step * len(sizes) // self.ramp_steps]
 
     def examples_before(self, step: int) -> int:
-        """Sequences of all steps before this one."""
+        """Returns the sequences of all steps before this one: every one has a number, whatever the ramp."""
+        # Behind the ramp every step has a whole batch; on it each stage counts its steps so far.
         whole, sizes = max(step - self.ramp_steps, 0) * self.batch, self._ramp()
-        for number, size in enumerate(sizes):  # stage n begins with the first step whose n is not below
+        for number, size in enumerate(
+            sizes
+        ):  # as in batch_size_at: stage n begins at n · ramp_steps / stages, rounded up
             first, last = (-(-at * self.ramp_steps // len(sizes)) for at in (number, number + 1))
             whole += size * max(min(step, last) - first, 0)
         return whole
@@ -126,9 +132,9 @@ class TaskConfig:
     """
 
     name: str = "off"
-    """A task that is known by its name (`contexture recipes` lists them)."""
+    """A named task (`contexture recipes` lists them)."""
     kind: Literal["off", "classify", "regress", "tag", "choice", "span"] = "off"
-    """What is predicted: a class of a text or a pair, a number, a tag for each word, which alternative fits a text, or
+    """The prediction: a class of a text or a pair, a number, a tag for each word, which alternative fits a text, or
     (imported models only) the span of an answer."""
     train: tuple[str, ...] = ()
     """Examples to learn from."""
@@ -152,11 +158,11 @@ class TaskConfig:
     labels: tuple[str, ...] = ()
     """All labels in their order, or names of the alternatives in theirs; empty: those of train, sorted, or numbers."""
     class_weights: tuple[str, ...] = ()
-    """What an example of a label counts in the loss: `balanced`, or LABEL=WEIGHT for some; empty: all count 1."""
+    """Weights of labels in the loss: `balanced`, or LABEL=WEIGHT for some; empty: all 1."""
     symmetric: bool = False
-    """A pair is read in both orders, and what they give is added (GPT-1's similarity)."""
+    """Read a pair in both orders, and add the two outputs (GPT-1's similarity)."""
     lm_weight: float = 0.0
-    """What the loss of predicting the examples' own words counts beside the task's (GPT-1's lambda); 0: nothing."""
+    """Weight of the auxiliary language-modelling loss (GPT-1's lambda); 0 disables it."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dev_fraction < 1.0:

@@ -12,18 +12,24 @@ from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
 def describe(
     batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, labels: Sequence[str] = (), kind: str = "off"
 ) -> str:
-    """A line decoded back to text, for people: `[CLS] the {cat→[MASK]} sat [SEP]`, as {label→what stands there}; a
-    word's tag after its first piece, `jim/PROPN`; the line's own label behind it. GPT's lines are shown as their text:
-    `_start_ the cat _classify_`; a window with ⏎ where a line ends. A lane is shown as it is read forward, and what is
-    predicted: `<S> the cat → the cat sat`. Of an example of several lines the first is shown, of a choice (kind) the
-    right one."""
+    """Returns a sequence decoded back to text, for people.
+
+        BERT   `[CLS] the {cat→[MASK]} sat [SEP]`: a masked piece as {label→what is read}; a word's tag after its first
+               piece, `jim/PROPN`
+        GPT    the text, with ⏎ for a line end; in a task `_start_ the cat _classify_`
+        ELMo   a forward lane as it is read, and what is predicted: `<S> the cat → the cat sat`
+
+    An example's label stands behind it. Of an example of several sequences the first is shown, of a choice (kind) the
+    right one.
+    """
+    # A batch says by its arrays what it is.
     if "types" in batch:
         return _lane(batch, row, tokenizer) if "next" in batch else _words(batch, row, labels)
     several: list[str] = []
     if batch["tokens"].ndim == 3:
-        many, right = batch["tokens"].shape[1], int(batch["labels"][row]) if kind == "choice" else 0
-        several = [f"the right one of {many} alternatives" if kind == "choice" else f"the first of {many} lines"]
-        batch = {name: array[:, right] if array.ndim == 3 else array for name, array in batch.items()}
+        count, shown = batch["tokens"].shape[1], int(batch["labels"][row]) if kind == "choice" else 0
+        several = [f"the right one of {count} alternatives" if kind == "choice" else f"the first of {count} sequences"]
+        batch = {name: array[:, shown] if array.ndim == 3 else array for name, array in batch.items()}
     tokens = batch["tokens"][row, : int(batch["mask"][row].sum())]
     facts = [f"{len(tokens)} tokens", *several]
     if "next" in batch and not {"labels", "targets", "tags"} & set(batch):
@@ -38,7 +44,7 @@ def describe(
         second = int(batch["segments"][row, : len(tokens)].sum())
         facts.append(f"{len(tokens) - second} in segment 0, {second} in segment 1")
     if "slots" in batch:
-        facts.append(f"{int((batch['slot_weights'][row] > 0).sum())} to guess")
+        facts.append(f"{int((batch['slot_weights'][row] > 0).sum())} to predict")
     elif "labels" in batch:
         facts.append(f"label {labels[batch['labels'][row]]}")
     elif "targets" in batch:
@@ -49,27 +55,27 @@ def describe(
 
 
 def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str]) -> str:
-    """A line of words, each with its tag, or a pair's two, and the answer."""
+    """Returns an ELMo's text, each word with its tag, or a pair's two texts; and the answer."""
     index, mask = batch["index"][row], batch["mask"][row]
-    lines = [
+    texts = [
         words_from_char_ids(batch["types"][i[m > 0]])
         for i, m in zip(np.atleast_2d(index), np.atleast_2d(mask), strict=True)
     ]
     if "tags" in batch:
         tags = batch["tags"][row][mask > 0].tolist()
-        lines = [[f"{word}/{labels[tag]}" for word, tag in zip(lines[0], tags, strict=True)]]
+        texts = [[f"{word}/{labels[tag]}" for word, tag in zip(texts[0], tags, strict=True)]]
     answer = f" → {labels[batch['labels'][row]]}" if "labels" in batch else ""
     answer = f" → {batch['targets'][row]:g}" if "targets" in batch else answer
-    return f"{' | '.join(map(' '.join, lines))}{answer}\n({sum(map(len, lines))} words)"
+    return f"{' | '.join(map(' '.join, texts))}{answer}\n({sum(map(len, texts))} words)"
 
 
 def _lane(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:
-    """A forward lane's words, and what is predicted at each."""
+    """Returns a forward lane's words, and the word that is predicted at each."""
     counted = batch["next_weights"][row] > 0
     read = words_from_char_ids(batch["types"][batch["index"][row][counted]])
     predicted = [tokenizer.token(number) for number in batch["next"][row][counted].tolist()]
     types = int((batch["types"] > 0).any(1).sum())
-    facts = f"{len(read)} words forward, as many backward; {types} different rows in the batch"
+    facts = f"{len(read)} words forward, as many backward; {types} distinct rows in the batch"
     return f"{' '.join(read)} → {' '.join(predicted)}\n({facts})"
 
 
@@ -81,13 +87,14 @@ def _in_pieces(
     tokenizer: Tokenizer,
     labels: Sequence[str],
 ) -> str:
-    """A line of BERT's, its pieces joined to words."""
+    """Returns a sequence of BERT's, its pieces joined to words."""
     pieces: list[str] = [tokenizer.token(number) for number in tokens.tolist()]
     if "slots" in batch:
         used = batch["slot_weights"][row] > 0
-        slots, guesses = batch["slots"][row][used].tolist(), batch["labels"][row][used].tolist()
-        for slot, guess in zip(slots, guesses, strict=True):
-            shown = tokenizer.token(guess)
+        slots, originals = batch["slots"][row][used].tolist(), batch["labels"][row][used].tolist()
+        for slot, original in zip(slots, originals, strict=True):
+            shown = tokenizer.token(original)
+            # A piece inside a word stays joined to it: un{wanted→[MASK]}.
             mark = shown.removeprefix("##")
             pieces[slot] = ("##" if mark != shown else "") + f"{{{mark}→{pieces[slot]}}}"
     pieces = [f"{p}/{labels[tag]}" if tag >= 0 else p for p, tag in zip(pieces, tags.tolist(), strict=True)]
@@ -98,20 +105,23 @@ def _in_pieces(
 
 
 def _in_words(tokens: NDArray[np.int32], tags: NDArray[np.integer], tokenizer: Tokenizer, labels: Sequence[str]) -> str:
-    """A line of GPT's, cut around its special tokens and behind each word that has a tag."""
+    """Returns a sequence of a GPT's task, cut around its special tokens and behind each word that has a tag."""
+    # Pieces may hold a part of a character, so they are decoded together, as far as nothing stands between them.
     special = np.isin(tokens, list(tokenizer.specials.values()))
     ends = special | (tags >= 0)
+    # A span ends at a special token, before one, and at a word's tag.
     ends[:-1] |= special[1:]
-    said = []
+    parts = []
     for span in np.split(np.arange(len(tokens)), np.flatnonzero(ends)[:-1] + 1):
         text, tag = tokenizer.decode(tokens[span].tolist()).strip(), int(tags[span[-1]])
-        said.append(f"{text}/{labels[tag]}" if tag >= 0 else text)
-    return _in_one_line(" ".join(said))
+        parts.append(f"{text}/{labels[tag]}" if tag >= 0 else text)
+    return _in_one_line(" ".join(parts))
 
 
 def _shown(tokens: NDArray[np.int32], tokenizer: Tokenizer) -> str:
-    """The text of a window with the ends of its documents, in one line."""
+    """Returns the text of a window with the ends of its documents, in one line."""
     ends = np.flatnonzero(tokens == tokenizer.end) if tokenizer.end is not None else np.array([], np.int64)
+    # Each part but the first begins with the end of a document, which decoding would drop or spell as text.
     first, *others = np.split(tokens, ends)
     text = tokenizer.decode(first.tolist())
     for other in others:

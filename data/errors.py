@@ -1,22 +1,22 @@
-"""The one error of this floor: a user's text, table or vocabulary is not what it should be."""
+"""The error of data/: a user's text, table or vocabulary is not as it should be."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class DataError(ValueError):
-    """One line for the user: where (file:line), what is wrong with the value got, what was wanted, how to mend it."""
+    """One line for the user: where (file:line), the value found, the value expected, how to mend it."""
 
     def __init__(self, line: str) -> None:
         super().__init__(line.replace("\n", "\\n"))  # names of files may hold line feeds
 
 
 LONGEST_NAME = 100
-"""Characters of a name that is compared with others: the time grows with the product of their lengths."""
+"""Characters of a name that is compared with others: the time grows with the product of both lengths."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' (did you mean x?)', or nothing where no known word is near."""
+    """Returns ' (did you mean x?)', or '' where no known word is near."""
     if len(word) > LONGEST_NAME:
         return ""
     near = difflib.get_close_matches(word, [name for name in known if len(name) <= LONGEST_NAME], n=1)

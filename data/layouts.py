@@ -1,5 +1,9 @@
-"""How text lies in the arrays of a batch: `[CLS] a [SEP] b [SEP]`, or `[CLS] a [SEP]`, of which b_length is -1; and as
-GPT-1 has it, `[start] a [delimiter] b [extract]`, or `[start] a [extract]`."""
+"""How text is laid out in the arrays of a batch.
+
+BERT   `[CLS] a [SEP] b [SEP]`                 or, with b_length -1, `[CLS] a [SEP]`
+GPT-1  `[start] a [delimiter] b [extract]`     or `[start] a [extract]`
+ELMo   words, of which each distinct one is in a table of characters
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +28,7 @@ GPT_SPECIALS = ("_start_", "_delimiter_", "_classify_")
 
 @dataclass(frozen=True)
 class SpanPairs:
-    """Lines of two spans of the shards' row of tokens, each field [n]."""
+    """Sequences of two spans of the row of all tokens, each field [n]. b_length: -1 for no second span."""
 
     a_start: I64
     a_length: I64
@@ -38,8 +42,10 @@ def truncate_randomly(pairs: SpanPairs, numbers: I64, *, length: int, seed: int)
     """Cuts both spans so that they fit `length` with three special tokens (truncate_seq_pair).
 
     A token at a time goes from the longer side (from b where they tie), from its front or its end by a fair coin. The
-    coins of line n are the bits of numbers keyed (seed, n, side).
+    coins of sequence n are the bits of numbers keyed (seed, n, side).
     """
+    # How many tokens go from each side follows from the lengths; only how many of them from the front is chance. So the
+    # coins that show heads are counted, and no token is looked at.
     a, b = pairs.a_length, pairs.b_length
     a_kept, b_kept = _kept(a, b, length - 3)
     a_front = _heads(rng.key(rng.CUT_A, seed), numbers, a - a_kept)
@@ -51,36 +57,39 @@ def truncate_longest_first(pairs: SpanPairs, length: int) -> SpanPairs:
     """Cuts what does not fit `length` from the ends, a token at a time from the longer side, from b where they tie
     (run_classifier.py, _truncate_seq_pair).
 
-    Differs: finetune-transformer-lm cuts each text of a pair to n_ctx/2 - 2 tokens; what one leaves free the other has.
+    Differs: finetune-transformer-lm cuts each text of a pair to n_ctx/2 - 2 tokens, however short the other is.
     """
     a_kept, b_kept = _kept(pairs.a_length, pairs.b_length, length - 3)
     return SpanPairs(pairs.a_start, a_kept, pairs.b_start, b_kept, pairs.is_random)
 
 
-def _kept(a: I64, b: I64, most: int) -> tuple[I64, I64]:
-    """How much of each side is left when the longer one gives until both together have at most `most`."""
-    over, half = a + b > most, most // 2
-    a_kept = np.where(over, np.where(b < half, most - b, np.minimum(a, most - half)), a)
-    return a_kept, np.where(over, most - a_kept, b)
+def _kept(a: I64, b: I64, room: int) -> tuple[I64, I64]:
+    """Returns how much of each side is left when the longer one gives until both together have at most `room`."""
+    over, half = a + b > room, room // 2
+    # A side below the half is kept whole. Else both are cut to halves, b to the smaller one, since b gives on a tie.
+    a_kept = np.where(over, np.where(b < half, room - b, np.minimum(a, room - half)), a)
+    return a_kept, np.where(over, room - a_kept, b)
 
 
 def _heads(key: int, numbers: I64, flips: I64) -> I64:
-    """How many of the first `flips` coins of each line show heads; coin c is bit c % 64 of its number c // 64."""
+    """Returns how many of the first `flips` coins of each sequence show heads; coin c is bit c % 64 of its number
+    c // 64."""
     heads = np.zeros(len(flips), np.int64)
-    most = int(flips.max(initial=0))
-    if not most:
+    limit = int(flips.max(initial=0))
+    if not limit:
         return heads
     keys = rng.random_bits(key, numbers)
-    for word in range((most + 63) // 64):
+    for word in range((limit + 63) // 64):
         rows = np.flatnonzero(flips > 64 * word)
         bits = rng.random_bits(keys[rows], np.full(len(rows), word))
+        # Coins beyond the last flip are shifted out.
         spare = (64 - np.minimum(flips[rows] - 64 * word, 64)).astype(np.uint64)
         heads[rows] += np.bitwise_count(bits << spare)
     return heads
 
 
 def both_orders(pairs: SpanPairs) -> SpanPairs:
-    """Each pair twice, a-b and behind it b-a."""
+    """Returns each pair twice, a-b and behind it b-a (GPT-1's similarity)."""
     starts = np.stack([pairs.a_start, pairs.b_start], 1)
     lengths = np.stack([pairs.a_length, pairs.b_length], 1)
     a, b = (starts.ravel(), lengths.ravel()), (starts[:, ::-1].ravel(), lengths[:, ::-1].ravel())
@@ -93,8 +102,11 @@ def bert_pair(read: Read, pairs: SpanPairs, tokenizer: WordPiece, length: int) -
 
     `a = 7 8, b = 9`, length 8 → tokens `[CLS] 7 8 [SEP] 9 [SEP] [PAD] [PAD]`, segments `0 0 0 0 1 1 0 0`.
     """
+    # Segment 1 is b and its [SEP]; a_end is the place of the first [SEP].
     place = np.arange(length)
-    tokens_BL, text_BL, end = _lines(read, pairs, (tokenizer.cls, tokenizer.sep, tokenizer.sep), tokenizer.pad, length)
+    tokens_BL, text_BL, end = _sequences(
+        read, pairs, (tokenizer.cls, tokenizer.sep, tokenizer.sep), tokenizer.pad, length
+    )
     a_end, last = (1 + pairs.a_length)[:, None], end[:, None]
     segments_BL = ((place > a_end) & (place <= last)).astype(np.int32)
     mask_BL = (place <= last).astype(np.int32)
@@ -103,16 +115,17 @@ def bert_pair(read: Read, pairs: SpanPairs, tokenizer: WordPiece, length: int) -
 
 
 def gpt_pair(read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) -> Batch:
-    """As bert_pair, without segments; and what follows each token, next i32 BL, next_weights f32 BL. The weights of a
-    line sum to 1: the original takes the mean within each line, then over the lines.
+    """As bert_pair, without segments, but with the token that follows each: next i32 BL, next_weights f32 BL. The
+    weights of a sequence sum to 1: the original takes the mean within each sequence, then over the sequences.
 
     `a = 7 8, b = 9`, length 8 → tokens `[start] 7 8 [delimiter] 9 [extract] 0 0`, next `7 8 [delimiter] 9 [extract] 0
     0 0`, next_weights 1/5 at the first five.
     """
-    tokens_BL, text_BL, end = _lines(read, pairs, gpt_specials(tokenizer), tokenizer.pad, length)
+    tokens_BL, text_BL, end = _sequences(read, pairs, gpt_specials(tokenizer), tokenizer.pad, length)
     place, last = np.arange(length), end[:, None]
     target_BL = place < last
     next_BL = np.zeros_like(tokens_BL)
+    # Everything but the last token has a next one: special tokens are predicted too, as in the original.
     next_BL[:, :-1] = np.where(target_BL[:, :-1], tokens_BL[:, 1:], 0)
     weights_BL = np.where(target_BL, 1.0 / last, 0.0).astype(np.float32)
     batch = {"tokens": tokens_BL, "mask": (place <= last).astype(np.int32), "next": next_BL, "next_weights": weights_BL}
@@ -120,7 +133,7 @@ def gpt_pair(read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) ->
 
 
 def gpt_specials(tokenizer: Tokenizer) -> tuple[int, int, int]:
-    """The ids of GPT_SPECIALS. Raises: DataError where the vocabulary lacks one."""
+    """Returns the ids of GPT_SPECIALS. Raises: DataError where the vocabulary lacks one."""
     if missing := [name for name in GPT_SPECIALS if name not in tokenizer.specials]:
         raise DataError(
             f"a GPT's task wants a vocabulary with {', '.join(GPT_SPECIALS)} behind it, and this one, of kind "
@@ -131,19 +144,21 @@ def gpt_specials(tokenizer: Tokenizer) -> tuple[int, int, int]:
 
 
 def with_task_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """The same vocabulary with those of GPT_SPECIALS behind it that it lacks."""
+    """Returns the same vocabulary, with those of GPT_SPECIALS that it lacks behind it."""
     missing = [name for name in GPT_SPECIALS if name not in tokenizer.specials]
     return with_added_tokens(tokenizer, missing) if missing else tokenizer
 
 
-def _lines(
+def _sequences(
     read: Read, pairs: SpanPairs, marks: tuple[int, int, int], pad: int, length: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], I64]:
-    """(tokens i32 BL, which of them are text, where each line's last token stands). marks: the tokens before the first
-    text, between the two, and at the end."""
+    """Returns tokens i32 BL, which of them are text, and where each sequence's last token stands. marks: the special
+    tokens before the first text, between the two, and at the end."""
+    # Texts a and b of all sequences are read as one row, in the order in which the places of text are then filled.
     starts = np.stack([pairs.a_start, pairs.b_start], 1).ravel()
     lengths = np.stack([pairs.a_length, np.maximum(pairs.b_length, 0)], 1).ravel()
     rows, place = np.arange(len(pairs.a_start)), np.arange(length)
+    # Without a second text, b_length = -1 makes both marks fall on one place, and the later one overwrites.
     a_end = 1 + pairs.a_length
     end = a_end + 1 + pairs.b_length
     text_BL = (place > 0) & (place != a_end[:, None]) & (place < end[:, None])
@@ -154,7 +169,7 @@ def _lines(
 
 
 def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], length: int) -> Batch:
-    """Texts or pairs of texts → tokens, segments, mask i32 BL. What is too long loses its end (of a pair, the longer).
+    """Texts or pairs of texts → tokens, segments, mask i32 BL. Too long a text loses its end, in a pair the longer one.
 
     Raises: DataError where `length` has no room for the special tokens and a token of each text.
     """
@@ -162,13 +177,13 @@ def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], len
         raise DataError(f"length={length} has no room for a pair of texts and its special tokens; give at least 5")
     firsts = tokenizer.encode([text if isinstance(text, str) else text[0] for text in texts])
     seconds = iter(tokenizer.encode([text[1] for text in texts if not isinstance(text, str)]))
-    lines = [(a, None if isinstance(text, str) else next(seconds)) for text, a in zip(texts, firsts, strict=True)]
-    ids = np.fromiter(chain.from_iterable(a + (b or []) for a, b in lines), np.int32)
-    a_length = np.array([len(a) for a, _ in lines], np.int64)
-    b_length = np.array([-1 if b is None else len(b) for _, b in lines], np.int64)
+    encoded = [(a, None if isinstance(text, str) else next(seconds)) for text, a in zip(texts, firsts, strict=True)]
+    ids = np.fromiter(chain.from_iterable(a + (b or []) for a, b in encoded), np.int32)
+    a_length = np.array([len(a) for a, _ in encoded], np.int64)
+    b_length = np.array([-1 if b is None else len(b) for _, b in encoded], np.int64)
     ends = np.cumsum(a_length + np.maximum(b_length, 0))
     b_start = ends - np.maximum(b_length, 0)
-    pairs = SpanPairs(b_start - a_length, a_length, b_start, b_length, np.zeros(len(lines), bool))
+    pairs = SpanPairs(b_start - a_length, a_length, b_start, b_length, np.zeros(len(encoded), bool))
 
     def read(starts: I64, lengths: I64) -> NDArray[np.int32]:
         return np.concatenate([ids[:0], *(ids[s : s + n] for s, n in zip(starts, lengths, strict=True))])
@@ -178,12 +193,13 @@ def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], len
 
 
 def elmo_words(read: Read, starts: I64, lengths: I64, char_ids: NDArray[np.uint16], length: int, rows: int) -> Batch:
-    """Lines of words → types i32 RW, index i32 BL, mask i32 BL; a line's words from `length` on are left out. types:
-    what is read of each distinct word, behind three rows for nothing, begin and end; R is `rows`, doubled until they
+    """Spans of words → types i32 RW, index i32 BL, mask i32 BL; a span's words from `length` on are left out. types:
+    the characters of each distinct word, behind three rows for nothing, begin and end; R is `rows`, doubled until they
     have room."""
     lengths = np.minimum(lengths, length)
     inside_BL = np.arange(length) < lengths[:, None]
     ids = read(starts, lengths)
+    # Each distinct word goes through the character CNN once, however often it stands in the batch.
     distinct, place = np.unique(ids, return_inverse=True)
     index_BL = np.zeros(inside_BL.shape, np.int32)
     index_BL[inside_BL] = place + FIRST_WORD
@@ -192,14 +208,13 @@ def elmo_words(read: Read, starts: I64, lengths: I64, char_ids: NDArray[np.uint1
 
 
 def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0) -> Batch:
-    """Sentences' words → types i32 RW, index i32 BL, mask i32 BL; B is `rows` where there are fewer lines.
+    """Lines of words → types i32 RW, index i32 BL, mask i32 BL; B is `rows` where there are fewer lines.
 
-    L and R are the powers of two (from 8, 64 on) in which they find room, so that few shapes come about.
+    L and R are the powers of two (from 8, 64 on) in which they find room, so that few shapes are compiled.
     """
     distinct = sorted({word for words in lines for word in words})
     place = {word: number for number, word in enumerate(distinct, FIRST_WORD)}
-    length = max(8, 1 << (max(map(len, lines), default=0) - 1).bit_length())
-    index = np.zeros((max(rows, len(lines)), length), np.int32)
+    index = np.zeros((max(rows, len(lines)), _power_of_two(lines)), np.int32)
     mask = np.zeros_like(index)
     for row, words in enumerate(lines):
         index[row, : len(words)] = [place[word] for word in words]
@@ -207,13 +222,17 @@ def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0) -> Batch:
     return {"types": word_table(char_ids(distinct), 64), "index": index, "mask": mask}
 
 
-def token_lines(lines: Sequence[Sequence[int]], rows: int, pad: int, most: int) -> Batch:
+def token_lines(lines: Sequence[Sequence[int]], rows: int, pad: int, limit: int) -> Batch:
     """Lines of ids → tokens, segments, mask i32 BL; B is `rows` where there are fewer lines, L the power of two (from 8
-    on, `most` at most) in which they find room."""
-    length = min(max(8, 1 << (max(map(len, lines), default=0) - 1).bit_length()), most)
-    tokens = np.full((max(rows, len(lines)), length), pad, np.int32)
+    on, at most `limit`) in which they find room."""
+    tokens = np.full((max(rows, len(lines)), min(_power_of_two(lines), limit)), pad, np.int32)
     mask = np.zeros_like(tokens)
     for row, ids in enumerate(lines):
         tokens[row, : len(ids)] = ids
         mask[row, : len(ids)] = 1
     return {"tokens": tokens, "segments": np.zeros_like(tokens), "mask": mask}
+
+
+def _power_of_two(lines: Sequence[Sequence[object]]) -> int:
+    """Returns the smallest power of two, 8 at least, that is not below any line's length."""
+    return max(8, 1 << (max(map(len, lines), default=0) - 1).bit_length())

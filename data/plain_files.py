@@ -18,7 +18,7 @@ _PACKED = (
     (".arrow", b"ARROW1", "an Arrow table", "python -c \"import pandas; pandas.read_feather('{}').to_json('{}.jsonl', "
      "orient='records', lines=True)\""),
 )  # fmt: skip
-"""Suffix, first bytes, what it is, the command that makes text of it."""
+"""Suffix, first bytes, description, and the command that makes text of it."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
@@ -26,10 +26,12 @@ _KINDS = (
 
 
 def open_plain(path: str | Path) -> BufferedReader:
-    """Opens a file for reading; links are followed. A pipe or a device, which may never end, is not waited for.
+    """Opens a file for reading; links are followed.
 
-    Raises: DataError for what is no plain file; OSError where there is nothing, or it may not be read.
+    Raises: DataError for anything but a plain file; OSError where nothing exists, or it may not be read.
     """
+    # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever. The kind is then asked of the open file, so
+    # that no other one can take its place in between.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
         mode = os.fstat(number).st_mode
@@ -42,13 +44,13 @@ def open_plain(path: str | Path) -> BufferedReader:
 
 
 def read_plain(path: str | Path) -> bytes:
-    """All bytes of a file. Raises: as `open_plain`."""
+    """Returns all bytes of a file. Raises: as `open_plain`."""
     with open_plain(path) as file:
         return file.read()
 
 
 def check_plain(path: str | Path) -> None:
-    """Raises: DataError for what is there and is no plain file and no folder. For files that a library opens."""
+    """Raises: DataError for what is neither a plain file nor a folder. For files that a library opens."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise _not_plain(path, os.stat(path).st_mode)
 
@@ -57,10 +59,10 @@ def check_not_packed(path: str | Path) -> None:
     """Raises: DataError, with the command that unpacks it, for a compressed file or a binary table, known by its first
     bytes or by its name."""
     with open_plain(path) as file:
-        begins = file.read(8)
+        start = file.read(8)
     suffix = os.path.splitext(path)[1].lower()
     for ending, magic, what, command in _PACKED:
-        if begins.startswith(magic) or suffix == ending:
+        if start.startswith(magic) or suffix == ending:
             raise DataError(f"{path}: {what}, not text; make text of it first: {command.replace('{}', str(path))}")
 
 

@@ -31,6 +31,7 @@ def message_fields(message: bytes) -> Iterator[tuple[int, Value]]:
                 return number
 
     while at < len(message):
+        # A tag is the field's number and, in its lowest three bits, the wire type.
         field, wire_type = divmod(varint(), 8)
         if wire_type == _VARINT:
             yield field, varint()

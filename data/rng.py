@@ -1,4 +1,5 @@
-"""Chance without state: a 64-bit number for every (key, counter), so that any row can be drawn alone and in any order.
+"""Stateless (counter-based) random numbers: 64 bits for every (key, counter), so that any row can be drawn alone and in
+any order.
 
 The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
 generators", section 4); `random_bits(key, c)` is the c-th output of the generator seeded with `key`.
@@ -13,14 +14,17 @@ _MUL1 = 0xBF58476D1CE4E5B9
 _MUL2 = 0x94D049BB133111EB
 _ALL = 0xFFFFFFFFFFFFFFFF
 
-# What a draw is for: two purposes never share numbers.
+# What a draw is for: the first part of every key, so that two purposes never share numbers. Their values must stay:
+# they are in what a seed means.
 DOCUMENT, BLOCK_ORDER, WINDOW_ORDER, SURPLUS, CUT_A, CUT_B, MASK_CHOICE, MASK_ACTION = range(1, 9)
 HELD_OUT, EXAMPLE_ORDER, WINDOW_SHIFT, WINDOW_PLACE, NEGATIVES = range(9, 14)
 _ROUNDS = 4
+"""Rounds of the Feistel network; four of random functions make a strong pseudorandom permutation (Luby and Rackoff)."""
 
 
 def key(*parts: int) -> int:
     """Mixes whole numbers (of any sign) into one 64-bit key; every part matters, so does their order."""
+    # The mixing function of random_bits on Python's unbounded ints: & _ALL is arithmetic modulo 2⁶⁴.
     state = 0
     for part in parts:
         z = (state ^ (part & _ALL)) + _GOLDEN & _ALL
@@ -31,8 +35,9 @@ def key(*parts: int) -> int:
 
 
 def random_bits(key: int | U64, counter: NDArray[np.integer]) -> U64:
-    """Uniform 64-bit numbers, one for each key and counter (broadcast):
+    """Returns uniform 64-bit numbers, one for each key and counter (broadcast):
     `random_bits(k_B[:, None], c_L[None, :])` → u64 BL."""
+    # SplitMix64's state after c + 1 steps is key + (c + 1) · golden; the rest mixes it. NumPy's u64 wraps around.
     z = (counter.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.asarray(key, np.uint64)
     z ^= z >> np.uint64(30)
     z *= np.uint64(_MUL1)
@@ -49,23 +54,26 @@ def uniform(numbers: U64) -> NDArray[np.float64]:
 
 def randint(numbers: U64, limit: int) -> NDArray[np.int64]:
     """64-bit numbers → whole numbers in [0, limit), by their upper 32 bits; limit < 2³¹ (bias at most limit / 2³²)."""
+    # (u · limit) / 2³² for a u of 32 bits: a product and a shift, no rejection, so each takes one number.
     return ((numbers >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 
 
 def log_uniform(numbers: U64, limit: int) -> NDArray[np.int64]:
     """64-bit numbers → whole numbers k in [0, limit), the small ones more often: P(k) = log((k+2)/(k+1)) / log(limit+1)
-    (Zipf's law, as TensorFlow's log_uniform_candidate_sampler has it)."""
+    (Zipf's law, as in TensorFlow's log_uniform_candidate_sampler)."""
+    # By the inverse of the distribution: P(k < n) = log(n+1) / log(limit+1). Rounding may reach `limit` itself.
     return np.minimum(np.exp(uniform(numbers) * np.log(limit + 1)).astype(np.int64) - 1, limit - 1)
 
 
 def distinct_log_uniform(key: int, count: int, limit: int) -> tuple[NDArray[np.int64], int]:
-    """(`count` different log-uniform numbers below `limit` in the order in which they came, how many were drawn until
-    there were so many, the repeated ones counted)."""
+    """Returns `count` distinct log-uniform numbers below `limit`, in the order in which they came, and how many draws
+    it took, repeated ones counted: the sampled softmax's expected counts depend on it."""
     tries = 4 * count
     while True:
         drawn, place = log_uniform(random_bits(key, np.arange(tries)), limit), np.arange(tries)
         first = np.empty(limit, np.int64)
-        first[drawn[::-1]] = place[::-1]  # of a number that comes twice the earliest place stays
+        # Written from the last to the first, so of a number that comes twice the earliest place stays.
+        first[drawn[::-1]] = place[::-1]
         new = np.flatnonzero(first[drawn] == place)[:count]
         if len(new) == count:
             return drawn[new], int(new[-1]) + 1
@@ -73,27 +81,29 @@ def distinct_log_uniform(key: int, count: int, limit: int) -> tuple[NDArray[np.i
 
 
 def permutation(key: int, size: int) -> NDArray[np.int64]:
-    """A permutation of range(size), by sorting one number for each place."""
+    """Returns a permutation of range(size), by sorting one number for each place."""
     return np.argsort(random_bits(key, np.arange(size)), kind="stable")
 
 
 def permutation_at(key: int, places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """What stands at these places of a permutation of range(size); nothing else of it is made.
+    """Returns the elements at these places of a permutation of range(size), without computing the others.
 
     A Feistel network (Luby and Rackoff 1988, "How to construct pseudorandom permutations") over the bits that `size`
-    takes; a number that it leads beyond `size` goes through it again, until it is below.
+    takes; a number that it maps to `size` or above goes through it again, until it is below (cycle walking).
     """
     bits = (size - 1).bit_length()
     width = np.uint64(bits - bits // 2)
     low, high = ((np.uint64(1) << n) - np.uint64(1) for n in (width, np.uint64(bits // 2)))
     keys = random_bits(key, np.arange(2 * _ROUNDS))
-    found = places.astype(np.uint64)
-    rows = np.arange(len(found))
+    elements = places.astype(np.uint64)
+    rows = np.arange(len(elements))
     while len(rows):
-        a, b = found[rows] >> width, found[rows] & low
-        for of_a, of_b in keys.reshape(-1, 2):
-            a ^= random_bits(of_a, b) & high
-            b ^= random_bits(of_b, a) & low
-        found[rows] = a << width | b
-        rows = rows[found[rows] >= size]
-    return found.astype(np.int64)
+        # Each half is changed by a function of the other, which can be undone: so the whole is one to one.
+        a, b = elements[rows] >> width, elements[rows] & low
+        for key_a, key_b in keys.reshape(-1, 2):
+            a ^= random_bits(key_a, b) & high
+            b ^= random_bits(key_b, a) & low
+        elements[rows] = a << width | b
+        # Fewer than half of all numbers of so many bits are too large, so few rows go round again.
+        rows = rows[elements[rows] >= size]
+    return elements.astype(np.int64)

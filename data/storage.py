@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, and never in the place of something else.
+"""Files and folders that appear whole or not at all, and never replace something else.
 
-What is being written stands beside its place as `.NAME.XXXXXXXX.partial`, a name that nobody else has, and is renamed
-when it is whole. So a killed process leaves a partial file behind and harms nothing, and no clean-up can meet a file
-that somebody else has made.
+A file is written beside its place as `.NAME.XXXXXXXX.partial`, a name that nobody else has, and is renamed when it is
+whole. So a killed process leaves a partial file behind and harms nothing, and no clean-up can meet a file that somebody
+else has made.
 """
 
 import itertools
@@ -23,25 +23,26 @@ _BUCKET = re.compile(r"(gs|gcs|s3|s3a|az|abfs|abfss|wasbs|hdfs|https?|ftp|file):
 
 
 def is_bucket(path: Path | str) -> bool:
-    """Whether a path is the address of a bucket (gs://…), of which a folder would be made by mistake."""
+    """Returns whether a path is the address of a bucket (gs://…), which would become a local folder by mistake."""
     return _BUCKET.match(str(path)) is not None
 
 
 def partial_beside(path: Path) -> Path:
-    """A new name beside `path` for what is being written: `.run.json.1f3a9b04.partial`."""
+    """Returns a new name beside `path` to write to: `.run.json.1f3a9b04.partial`."""
+    # In the same folder, since a rename is atomic only within a file system.
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
 def partial_of(name: str) -> str:
-    """What was being written under this name of a file or folder, or ""."""
-    found = _PARTIAL.fullmatch(name)
-    return found[1] if found else ""
+    """Returns the name that a partial file or folder was to get, or "" where it is none."""
+    match = _PARTIAL.fullmatch(name)
+    return match[1] if match else ""
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A name to write to; the file is at `path` afterwards, in place of the file there, or the write has failed and
-    nothing is left of it. It is on disk (fsync) before it gets its name."""
+    """Gives a name to write to; afterwards the file is at `path`, in place of a file there, or the write has failed and
+    nothing is left of it. It is on disk (fsync) before it gets its name: else a power cut could leave an empty file."""
     part = partial_beside(path)
     try:
         yield part
@@ -55,12 +56,13 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A new folder to write into; it is at `path` afterwards, or the work has failed and nothing is left of it.
+    """Gives a new folder to write into; afterwards it is at `path`, or the work has failed and nothing is left of it.
 
-    Raises: DataError where something stands in the way, before the work or after it.
+    Raises: DataError where `path` is taken, before the work or after it.
     """
     check_free(path)
     path = Path(os.path.realpath(path))
+    # Links are followed first: the folder is made where they lead, and they stay links.
     part = partial_beside(path)
     part.mkdir(parents=True)
     try:
@@ -73,24 +75,25 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def left_partials(path: Path) -> list[Path]:
-    """What killed writers of `path` have left beside it, which nobody else may be writing still."""
+    """Returns what killed writers of `path` have left beside it. Nobody may be writing `path` meanwhile."""
     if not path.parent.is_dir():
         return []
-    found = [(_PARTIAL.fullmatch(entry.name), entry) for entry in path.parent.iterdir()]
-    return sorted(entry for match, entry in found if match and match[1] == path.name)
+    return sorted(entry for entry in path.parent.iterdir() if path.name == partial_of(entry.name))
 
 
 def remove_partials(folder: Path, names: list[str]) -> None:
-    """Removes what killed processes were writing into a folder under these names, which the caller alone writes: it
-    holds the folder's lock. Others may be at work on other names, or have files that are called so."""
+    """Removes partial files of these names, which killed processes have left in a folder.
+
+    Only the caller writes these names: it holds the folder's lock. Others may be writing other names meanwhile.
+    """
     for entry in folder.iterdir():
         if partial_of(entry.name) in names:
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 
 def move_aside(folder: Path, names: list[str], into: str) -> Path | None:
-    """Moves those of a folder's entries that exist to `into`-1, or -2, … inside it → that folder; None where there are
-    none of them."""
+    """Moves those of a folder's entries that exist to `into`-1, or -2, … inside it, and returns that folder; None where
+    none exists."""
     present = [name for name in names if os.path.lexists(folder / name)]
     if not present:
         return None
@@ -102,25 +105,26 @@ def move_aside(folder: Path, names: list[str], into: str) -> Path | None:
 
 
 def numbered(path: Path, first: int) -> Path:
-    """The first of path-0, path-1, … (from the number `first`) where nothing is."""
+    """Returns the first of path-0, path-1, … (from the number `first`) that does not exist."""
     numbers = itertools.count(first)
     return next(each for number in numbers if not os.path.lexists(each := path.with_name(f"{path.name}-{number}")))
 
 
 def check_free(path: Path | str) -> None:
-    """Raises: DataError where a new folder cannot be put: something is there already, or a folder cannot be made."""
+    """Raises: DataError where a new folder cannot be made, or something exists already. An empty folder may exist."""
     if is_bucket(path):
         raise DataError(f"{path}: buckets are not supported yet; give a folder on a disk of this machine")
     real = Path(os.path.realpath(path))
     try:
         if real.is_dir() and any(real.iterdir()):
             raise DataError(f"{path}: already holds something; give another folder")
-        if os.path.islink(real):  # what it leads to was looked up: it leads round in a circle
+        if os.path.islink(real):  # realpath has followed all links but those in a circle
             raise DataError(f"{path}: a link that leads to itself; give another path")
         if os.path.ismount(real):
             raise DataError(f"{path}: a mounted disk, which a folder cannot replace; give a folder inside it")
         if real.exists() and not real.is_dir():
             raise DataError(f"{path}: a file where a folder is wanted; give another folder")
+        # The folder that exists and that new ones would be made in.
         above = next(folder for folder in real.parents if folder.exists())
     except OSError as error:
         raise DataError(f"{path}: cannot be a folder ({error.strerror}); give another one") from None

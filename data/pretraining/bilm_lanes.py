@@ -1,5 +1,5 @@
-"""ELMo's lanes: a split's words are one long row, read from either end, and row b of a batch goes on where row b of the
-batch before it stopped."""
+"""ELMo's lanes: a split's words are one long row, read from either end, and row b of a batch continues where row b of
+the batch before it stopped (bilm-tf, data.py, BidirectionalLMDataset: stateful truncated backpropagation)."""
 
 import threading
 
@@ -14,7 +14,7 @@ from contexture.data.layouts import Batch
 from contexture.data.pretraining.lm_windows import TokenStream
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MOST_BYTES, word_table
+from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MAX_BYTES, word_table
 from contexture.data.tokenizers.word_level import word_tokenizer
 
 FIELDS = {
@@ -27,25 +27,27 @@ FIELDS = {
     "next_weights_backward": "f32 BL",
     "valid": "f32 B",
 }
-"""The arrays of a batch of lanes. types: what is read of each different word of the batch, after three rows for
+"""The arrays of a batch of lanes. types: the characters of each distinct word of the batch, after three rows for
 nothing, `<S>` and `</S>`; index: the row of the word that is read; next: the word after it; the same for the lanes that
-read backward. next_weights: 0 where none is to be predicted; valid: 0 where a line only fills up a batch."""
+read backward. next_weights: 0 where none is to be predicted; valid: 0 where a sequence only fills up a batch."""
 SAMPLED = {"negatives": "i32 _S", "tries": "f32 _"}
-"""What training has besides, forward and backward: the words that the next one is told from, and how many draws gave so
-many different ones."""
+"""The further arrays of training, forward and backward: the sampled negatives, and how many draws it took until so many
+were distinct."""
 
 
 class _Lanes:
     """What training and held-out lanes share.
 
     A split with N ids is a circle, `a b </S> c </S>`, which begins again behind its end. At each of its N places a word
-    is read and the one at the next place is predicted. What is read at a `</S>` is the `<S>` of the sentence behind it,
-    so that each sentence is read as `<S> a b` and predicted as `a b </S>`. Backward the circle runs the other way: at a
-    `</S>` that is what is read, and `<S>` what is predicted there, so that a sentence is `</S> b a` and `b a <S>`.
+    is read and the one at the next place is predicted. The shards store one id between two sentences, where the
+    original has two, `</S>` and `<S>`; it stands for whichever the direction needs:
+
+        forward    read `<S> a b`,  predicted `a b </S>`
+        backward   read `</S> b a`, predicted `b a <S>`
     """
 
     def __init__(self, shards: Shards, config: DataConfig, split: str, lanes: int) -> None:
-        """Raises: DataError where the split holds no text, or less than a word a lane, or other tokens than words."""
+        """Raises: DataError where the split holds no text, fewer words than lanes, or other tokens than words."""
         self._words = word_tokenizer(shards.tokenizer)
         self.tokenizer: Tokenizer = self._words
         self.fields = dict(FIELDS)
@@ -66,15 +68,18 @@ class _Lanes:
         self.rows_read = 0
         """Rows read so far, by all threads."""
         self.longer_tables = 0
-        """How many batches had more different words than `data.word_types`, by all threads."""
+        """Batches with more distinct words than `data.word_types`, by all threads."""
         self._lock = threading.Lock()
 
-    def _lines(self, forward_B: I64, backward_B: I64, inside_BL: NDArray[np.bool_], rows: I64) -> Batch:
-        """Lines of a whole batch that begin at these places, the backward ones counted from the circle's end, and of
-        them these rows. Where they are not inside, nothing is read and nothing predicted."""
+    def _sequences(self, forward_B: I64, backward_B: I64, inside_BL: NDArray[np.bool_], rows: I64) -> Batch:
+        """Reads a whole batch whose sequences begin at these places, the backward ones counted from the circle's end,
+        and returns these rows of it. Nothing is read or predicted where inside_BL is false."""
         begin, end, unk, size = self._words.begin, self._words.end, self._words.unk, self._words.size
         forward, backward = self._read(forward_B, False), self._read(backward_B, True)
-        read_BL, read_backward_BL = (np.where(inside_BL, line[:, :-1], 0) for line in (forward, backward))
+        read_BL, read_backward_BL = (np.where(inside_BL, ids[:, :-1], 0) for ids in (forward, backward))
+        # Each distinct word goes through the character CNN once, for both directions and for all rows: devices that
+        # read other rows of the batch have the same table. Ids up to unk are <S>, </S> and <UNK>. No text holds <UNK>:
+        # a word that the vocabulary lacks has an id of its own behind it, and is read by its characters.
         known = np.unique(np.concatenate([read_BL, read_backward_BL]))
         known = known[known > unk]
         types = word_table(self._char_ids[known], self._types)
@@ -82,10 +87,12 @@ class _Lanes:
             self.rows_read += len(rows)
             self.longer_tables += len(types) > self._types
         inside_BL = inside_BL[rows]
-        next_BL, next_backward_BL = (np.where(line < size, line, unk)[rows, 1:] for line in (forward, backward))
+        # A word that the vocabulary lacks is predicted as <UNK>.
+        next_BL, next_backward_BL = (np.where(ids < size, ids, unk)[rows, 1:] for ids in (forward, backward))
         next_backward_BL[next_backward_BL == end] = begin
         return {
             "types": types,
+            # The stored </S> is read as <S> (row 1 of types) forward, and as itself (row 2) backward.
             "index": _index(read_BL[rows], known, {end: 1}),
             "next": np.where(inside_BL, next_BL, 0).astype(np.int32),
             "next_weights": inside_BL.astype(np.float32),
@@ -98,27 +105,29 @@ class _Lanes:
     def _read(self, starts_B: I64, backward: bool) -> NDArray[np.int64]:
         """Stretches of the circle with the word after each: where they begin → ids [B, L+1]."""
         width = self.length + 1
+        # A backward stretch is the same text read forward and turned over at the end.
         if backward:
             starts_B = self.pairs - width - starts_B
         places = ((starts_B[:, None] + np.arange(width)) % self.pairs).ravel()
+        # Every place is looked up, since a stretch may run over the circle's end; those that adjoin are one read.
         apart = np.flatnonzero(np.append(True, places[1:] != places[:-1] + 1))
         ids = self.row.read(places[apart], np.diff(np.append(apart, len(places)))).astype(np.int64)
         return ids.reshape(-1, width)[:, :: -1 if backward else 1]
 
 
 class LaneBatches(_Lanes):
-    """ELMo's pretraining batches: of B lanes, each way, lane b begins b · (N // B) places from the circle's beginning,
-    and each step goes on by `length` words.
+    """ELMo's pretraining batches: B lanes each way. Lane b begins b · (N // B) places from the circle's beginning, and
+    each step advances by `length` words.
 
-    When a lane comes to where the next one began, it goes on there: what is carried from batch to batch is always what
-    truly stood before. Nothing is left out, and nothing but the negatives is drawn by chance.
+    When a lane comes to where the next one began, it continues there: the state that is carried from batch to batch
+    always comes from the words before. Nothing is left out, and only the negatives are random.
 
-    Differs: bilm-tf draws the order of its files, and of the lines within each, and the backward lanes have an order of
-    their own. Here the text stays in its order.
+    Differs: bilm-tf shuffles its files, and the lines within each, and the backward lanes have an order of their own.
+    Here the text stays in its order.
     """
 
     def __init__(self, shards: Shards, config: DataConfig, *, seed: int) -> None:
-        """Raises: DataError as _Lanes, and where there are not more words than negatives."""
+        """Raises: DataError as _Lanes, and where the vocabulary has no more words than data.negatives."""
         super().__init__(shards, config, "train", config.batch)
         self.seed = seed
         if config.negatives:
@@ -131,50 +140,52 @@ class LaneBatches(_Lanes):
         self.examples_per_epoch = -(-self.pairs // self.length)
 
     def notes(self) -> list[str]:
-        """How often the table of distinct words was too small."""
+        """Says how often the table of distinct words was too small."""
         if not self.longer_tables:
             return []
         return [
             f"{self.longer_tables:,} batches had more distinct words than data.word-types={self._types}, and took a "
-            "larger table; raise it where that is often"
+            "larger table; raise it if that is often"
         ]
 
     def describe(self) -> str:
-        """What there is to train on, in a sentence."""
+        """Describes the training data, in a sentence."""
         words, cut = self.split.tokens - self.split.sentences, self.shards.index["cut"]
         unknown = int(self.shards.unigrams()[self._words.unk]) / words
         facts = [
             f"{words:,} words ({unknown:.1%} not in the vocabulary) in {self.split.sentences:,} sentences",
-            f"a pass is {self.examples_per_epoch:,} lines forward and as many backward",
+            f"an epoch is {self.examples_per_epoch:,} sequences forward and as many backward",
         ]
         if cut["times"]:
             words, times = f"{cut['words']:,}", f"{cut['times']:,}"
-            facts.append(f"words longer than {MOST_BYTES} bytes are cut: {words}, {times} times in all text")
+            facts.append(f"words longer than {MAX_BYTES} bytes are cut: {words}, {times} times in all text")
         return "; ".join(facts)
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for; the
-        types are those of the whole batch."""
+        """Returns the rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for.
+        The types are those of the whole batch."""
         lanes_B = np.arange(self.batch)
         rows = lanes_B if rows is None else np.asarray(rows, np.int64)
         starts_B = (lanes_B * (self.pairs // self.batch) + step * self.length) % self.pairs
-        batch = self._lines(starts_B, starts_B, np.ones((self.batch, self.length), np.bool_), rows)
+        batch = self._sequences(starts_B, starts_B, np.ones((self.batch, self.length), np.bool_), rows)
         if self.config.negatives:
             batch |= self._negatives(step)
         return batch
 
     def _negatives(self, step: int) -> Batch:
+        # One draw for each step and direction, shared by all words of the batch, as in TensorFlow's
+        # sampled_softmax_loss.
         keys = [rng.key(rng.NEGATIVES, self.seed, step, direction) for direction in range(2)]
-        found = [rng.distinct_log_uniform(key, self.config.negatives, self._words.size) for key in keys]
+        samples = [rng.distinct_log_uniform(key, self.config.negatives, self._words.size) for key in keys]
         return {
-            "negatives": np.stack([words for words, _ in found]).astype(np.int32),
-            "tries": np.array([tries for _, tries in found], np.float32),
+            "negatives": np.stack([words for words, _ in samples]).astype(np.int32),
+            "tries": np.array([tries for _, tries in samples], np.float32),
         }
 
 
 class HeldOutLanes(_Lanes):
-    """Every held-out word once in each direction, in `steps` batches to be read in their order: `lanes` lines carry
-    text, a contiguous part of it each, and go on from batch to batch; the others only fill up the batch."""
+    """Every held-out word once in each direction, in `steps` batches to be read in their order: the first `lanes` rows
+    carry text, a contiguous part of it each, and continue from batch to batch; the others only fill up the batch."""
 
     unit = "words"
 
@@ -182,28 +193,30 @@ class HeldOutLanes(_Lanes):
         """Raises: DataError as _Lanes."""
         super().__init__(shards, config, "dev", lanes)
         self.lanes, self.count = lanes, self.pairs
-        """Lines that carry text, and how many words they predict in each direction."""
+        """Rows that carry text, and how many words they predict in each direction."""
+        # The parts differ by a word at most; the first ones have the remainder.
         sizes = self.pairs // lanes + (np.arange(lanes) < self.pairs % lanes)
         self._sizes_B = np.append(sizes, np.zeros(self.batch - lanes, np.int64))
         self._begins_B = np.cumsum(self._sizes_B) - self._sizes_B
         self.steps = -(-int(sizes[0]) // self.length)
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """As in LaneBatches, for steps below `steps`, without negatives. Where a lane has come to its end, nothing more
-        is read and predicted."""
+        """Reads as LaneBatches does, for steps below `steps`, without negatives. Behind the end of a lane nothing is
+        read or predicted."""
         if not 0 <= step < self.steps:
             raise IndexError(f"held-out step {step} is not below {self.steps}")
         rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
         inside_BL = step * self.length + np.arange(self.length) < self._sizes_B[:, None]
         starts_B = np.where(inside_BL[:, 0], self._begins_B + step * self.length, 0)
         # The text begins with the `<S>` that is read at its last place, and backward with the `</S>` there.
-        batch = self._lines(starts_B - 1, starts_B, inside_BL, rows)
+        batch = self._sequences(starts_B - 1, starts_B, inside_BL, rows)
         batch["valid"] = (rows < self.lanes).astype(np.float32)
         return batch
 
 
 def _index(ids_BL: I64, known: I64, marks: dict[int, int]) -> NDArray[np.int32]:
-    """The rows of words in the table of types; 0 for the id 0, which stands where nothing is read."""
+    """Returns the rows of words in the table of types. marks: rows for special words. The id 0 has row 0: it stands
+    where nothing is read, and no text holds it."""
     index_BL = np.searchsorted(known, ids_BL) + FIRST_WORD
     for number, row in {0: 0, **marks}.items():
         index_BL[ids_BL == number] = row

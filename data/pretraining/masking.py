@@ -1,4 +1,5 @@
-"""What a masked language model must guess: BERT's choice of slots (create_pretraining_data.py; BERT, section 3.1)."""
+"""Masking for the masked language model: which tokens BERT predicts, and what is read in their place
+(create_pretraining_data.py, create_masked_lm_predictions; Devlin et al. 2018, section 3.1)."""
 
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ I32 = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Masked:
-    """tokens i32 BL with slots replaced; slots, labels i32 BP and weights f32 BP, where unused slots are 0, 0 and 0."""
+    """tokens i32 BL with slots replaced; slots, labels i32 BP and weights f32 BP; unused slots are 0 in all three."""
 
     tokens: I32
     slots: I32
@@ -33,28 +34,36 @@ def bert_masking(
     mask: int,
     vocab: int,
 ) -> Masked:
-    """Chooses min(P, max(1, round(length · fraction))) of a line's candidates, and makes 80 % of them [MASK], 10 % any
-    id of the vocabulary, and leaves 10 % as they are.
+    """Chooses min(P, max(1, round(length · fraction))) of a sequence's candidates; 80 % of them become [MASK], 10 % any
+    id of the vocabulary, and 10 % stay as they are.
 
     `lengths` count the special tokens, which are no candidates; halves round to even. The choice depends on (seed, the
-    line's number) alone. Slots ascend.
+    sequence's number) alone. Slots ascend.
 
-    Differs: the original masks a line once, before training; here each pass masks it anew. The original may mask fewer
-    pieces than wanted where it joins whole words; here are no whole words.
+    Differs: the original masks a sequence once, before training; here each epoch masks it anew. Each piece is chosen
+    alone, as in the original's default; its whole-word masking, which may mask fewer pieces than asked for, is left
+    out.
     """
     B, L = tokens_BL.shape
     P = predictions
+    # The original shuffles the candidates and takes the first `count`. The same choice without a generator that walks
+    # from sequence to sequence: each place draws a number of its own, and the `count` smallest are chosen.
     choice_B = rng.random_bits(rng.key(rng.MASK_CHOICE, seed), numbers_B)
-    # The place in the low bits keeps all numbers of a line apart, so that exactly `count` are the smallest.
+    # The place in the low bits keeps all numbers of a sequence apart, so that exactly `count` are the smallest.
     low = np.uint64((1 << max(L - 1, 1).bit_length()) - 1)
     lots_BL = rng.random_bits(choice_B[:, None], np.arange(L)[None, :]) & ~low | np.arange(L, dtype=np.uint64)
+    # [CLS], [SEP] and padding get the largest number, which is never chosen.
     lots_BL[~candidates_BL] = np.uint64(0xFFFFFFFFFFFFFFFF)
+    # rint rounds halves to even, as Python's round does in the original.
     count_B = np.minimum(P, np.maximum(1, np.rint(lengths_B * masked_fraction).astype(np.int64)))
     count_B = np.minimum(count_B, candidates_BL.sum(1))
+    # partition finds the P smallest without sorting all L; the count-th of them is the last number chosen.
     smallest_BP = np.partition(lots_BL, P - 1, axis=1)[:, :P] if P < L else lots_BL.copy()
     smallest_BP.sort(axis=1)
     last_B = smallest_BP[np.arange(B), np.maximum(count_B, 1) - 1]
     chosen_BL = (lots_BL <= last_B[:, None]) & (count_B > 0)[:, None]
+    # nonzero goes row by row and from left to right, so the slots ascend. Row b has count_B[b] of them: exactly as many
+    # as used_BP has in that row, which lets one boolean assignment fill all rows.
     rows, columns = np.nonzero(chosen_BL)
     used_BP = np.arange(P)[None, :] < count_B[:, None]
 
@@ -64,6 +73,9 @@ def bert_masking(
     labels = tokens_BL[rows, columns]
     labels_BP[used_BP] = labels
 
+    # What becomes of a slot, by three numbers of its own: [MASK] or not (80 %), else kept or replaced (half of 20 %
+    # each), and the id that replaces it, which may be any of the vocabulary, special tokens included, as in the
+    # original. Numbered 3 · place + part, they belong to the place, whatever other slots are chosen.
     action_B = rng.random_bits(rng.key(rng.MASK_ACTION, seed), numbers_B)
     first, second, third = (rng.random_bits(action_B[rows], 3 * columns + part) for part in range(3))
     replaced = np.where(rng.uniform(second) < 0.5, labels, rng.randint(third, vocab))

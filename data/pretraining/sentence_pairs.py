@@ -1,4 +1,5 @@
-"""Streams: which sentences make which training line, worked out from lengths alone, for any line in any order."""
+"""BERT's sentence pairs: which sentences make which training sequence, planned from lengths alone, so that any sequence
+can be read in any order; and the batches made of them."""
 
 import contextlib
 import hashlib
@@ -9,8 +10,6 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,23 +37,31 @@ FIELDS = {
     "valid": "f32 B",
 }
 """The arrays of a pretraining batch: dtype and dims. is_random: 0 the second span is the next, 1 it is random; valid: 0
-where a line only fills up a batch."""
+where a sequence only fills up a batch."""
 WINDOW = 16
-"""Blocks whose lines are shuffled together."""
+"""Blocks whose sequences are shuffled together."""
 _KEPT = 3
+"""Windows, and orders of epochs, that are kept planned: readers that run ahead are in two or three at a time."""
 _GUESS = 32
+"""Sentences whose lengths are read first to find where a random span ends."""
+_PLANNED = np.dtype([(name, np.int64) for name in
+                     ("a_start", "a_length", "b_start", "b_length", "b_target", "is_random")])  # fmt: skip
+"""A sequence as `_walk` appends it to an array of whole numbers; the fields are those of Plan."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Lines planned, each field [n]. A random second span begins at sentence b_start of a document that has b_length
-    sentences from there on, and takes sentences until it has `wanted` tokens; else b is a span of tokens, like a."""
+    """Planned sequences, each field [n].
+
+    A random second span begins at sentence b_start of a document that has b_length sentences from there on, and takes
+    sentences until it has b_target tokens. Any other is a span of tokens, like the first.
+    """
 
     a_start: I64
     b_start: I64
     a_length: NDArray[np.int32]
     b_length: NDArray[np.int32]
-    wanted: NDArray[np.int32]
+    b_target: NDArray[np.int32]
     is_random: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -67,14 +74,15 @@ class Plan:
 class SentencePairs:
     """BERT's pairs of spans (create_pretraining_data.py, create_instances_from_document), endless and in any order.
 
-    A pass walks every document with a generator keyed (seed, pass, document), which is asked in the original's order.
-    Line `n` belongs to pass `n // examples_per_epoch`. A pass takes the blocks of the shards in an order of its own and
-    shuffles the lines within each WINDOW of them; so any line is found by arithmetic, and its window planned.
+    An epoch walks every document with a generator keyed (seed, epoch, document), asked in the original's order.
+    Sequence `n` belongs to epoch `n // examples_per_epoch`. An epoch takes the blocks of the shards in an order of its
+    own and shuffles the sequences within each WINDOW of them; so any sequence is found by arithmetic, and its window
+    planned.
 
-    Differs: in the original each pass has as many lines as it happens to have. Here a block gives as many lines in
-    every pass as it has in pass 0; where another pass has more of them, some are left out, and where it has less, some
-    come twice. Tokens that are too many are cut by numbers keyed (seed, line), not by the document's generator
-    (`layouts.truncate_randomly`).
+    Differs: in the original each epoch (a round of dupe_factor) has as many sequences as it happens to have. Here a
+    block gives as many sequences in every epoch as it has in epoch 0; where another epoch has more of them, some are
+    left out, and where it has fewer, some come twice. Tokens that are too many are cut by numbers keyed (seed,
+    sequence), not by the document's generator (`layouts.truncate_randomly`).
     """
 
     def __init__(
@@ -87,8 +95,8 @@ class SentencePairs:
         seed: int,
         cancel: CancelToken = NEVER,
     ) -> None:
-        """Raises: DataError where the split holds no documents, or none that give a line; what `cancel` raises to stop
-        the counting of a pass."""
+        """Raises: DataError where the split holds no documents, or none that give a sequence; what `cancel` raises to
+        stop the counting of an epoch."""
         self.shards = shards
         self.split = shards.splits[split]
         self.length, self.short_fraction, self.seed = length, short_fraction, seed
@@ -98,7 +106,7 @@ class SentencePairs:
         self._windows: OrderedDict[tuple[int, int], Plan] = OrderedDict()
         self._orders: OrderedDict[int, tuple[I64, I64]] = OrderedDict()
         self.quotas = self._quotas(cancel)
-        """Lines that each block gives in a pass, i64 [blocks]."""
+        """Sequences that each block gives in an epoch, i64 [blocks]."""
         self.examples_per_epoch = int(self.quotas.sum())
         if not self.examples_per_epoch:
             raise DataError(
@@ -107,12 +115,14 @@ class SentencePairs:
             )
 
     def pairs(self, numbers: I64) -> SpanPairs:
-        """Lines by their numbers, i64 [n], from 0 on without end. Safe to call from several threads."""
+        """Returns the sequences with these numbers, i64 [n], from 0 on without end; safe to call from any thread."""
         parts: list[tuple[NDArray[np.intp], Plan]] = []
-        passes, places = np.divmod(numbers, self.examples_per_epoch)
-        for e in np.unique(passes).tolist():
+        epochs, places = np.divmod(numbers, self.examples_per_epoch)
+        # A batch mostly lies in one window. At the end of a window or an epoch it takes rows of several, which are put
+        # back into the order asked for.
+        for e in np.unique(epochs).tolist():
             _, ends = self._order(e)
-            mine = np.flatnonzero(passes == e)
+            mine = np.flatnonzero(epochs == e)
             windows = np.searchsorted(ends, places[mine], side="right")
             for w in np.unique(windows).tolist():
                 rows = mine[windows == w]
@@ -125,77 +135,107 @@ class SentencePairs:
         return self._resolved(_joined(plans).take(back))
 
     def plan(self, block: int, e: int) -> Plan:
-        """Every line of a block in pass e, in the order of its documents."""
+        """Returns every sequence of a block in epoch e, in the order of its documents."""
         first, last = self.split.blocks[block : block + 2]
         bounds = self.split.bounds(first, last)
-        found = array("q")
+        planned = array("q")
+        # Documents that lie side by side in the shards share one read of their sentences' offsets. Held-out documents
+        # between them break the run.
         runs = np.append(np.flatnonzero(np.append(True, bounds[1:, 0] != bounds[:-1, 1])), len(bounds))
         for begin, end in zip(runs[:-1].tolist(), runs[1:].tolist(), strict=True):
             offsets = self.shards.offsets(int(bounds[begin, 0]), int(bounds[end - 1, 1])).tolist()
             ends = (bounds[begin:end, 1] - bounds[begin, 0]).tolist()
-            self._walk(e, first + begin, offsets, ends, found)
-        table = np.frombuffer(found, np.int64).reshape(-1, 6)
-        a, a_length, b, b_length, wanted, is_random = (table[:, column] for column in range(6))
-        small = np.int32
-        narrow = a_length.astype(small), b_length.astype(small), wanted.astype(small)
-        return Plan(a.copy(), b.copy(), *narrow, is_random.astype(bool))
+            self._walk(e, first + begin, offsets, ends, planned)
+        table = np.frombuffer(planned, _PLANNED)
+        return Plan(
+            a_start=table["a_start"].copy(),
+            b_start=table["b_start"].copy(),
+            a_length=table["a_length"].astype(np.int32),
+            b_length=table["b_length"].astype(np.int32),
+            b_target=table["b_target"].astype(np.int32),
+            is_random=table["is_random"].astype(bool),
+        )
 
-    def _walk(self, e: int, document: int, offsets: list[int], ends: list[int], found: array) -> None:
-        """Adjoining documents, from `document` on, by where their sentences begin (`offsets`) and where they end."""
+    def _walk(self, e: int, document: int, offsets: list[int], ends: list[int], planned: "array[int]") -> None:
+        """Plans the sequences of adjoining documents, from number `document` on, and appends each to `planned` with the
+        fields of _PLANNED.
+
+        offsets: where each of their sentences begins among all tokens, and where the last one ends. ends: by its place
+        in offsets, the sentence behind each document's last.
+
+        This replays create_instances_from_document as CPython runs it: the same questions to random.Random, in the same
+        order, with the same answers. A call more or fewer changes every sequence behind it, and so what a seed means.
+        """
         generator = random.Random()
-        seed_, chance, bits = generator.seed, generator.random, generator.getrandbits
-        most, documents, bounds = self.length - 3, self.split.documents, self.split.document
-        salt = rng.key(rng.DOCUMENT, self.seed, e)
-        short = self.short_fraction
+        # Methods bound once: the loop below goes over the whole text in every epoch.
+        seed_generator, uniform, random_bits = generator.seed, generator.random, generator.getrandbits
+        max_tokens, documents, bounds = self.length - 3, self.split.documents, self.split.document
+        epoch_key = rng.key(rng.DOCUMENT, self.seed, e)
+        short_fraction = self.short_fraction
 
-        def below(limit: int) -> int:  # randint(0, limit - 1), bit by bit as random.Random draws it
+        def below(limit: int) -> int:
+            """randint(0, limit - 1) as CPython draws it: the bits that `limit` takes, again until they are below it.
+            The library's own goes through three calls for each number."""
             width = limit.bit_length()
-            number = bits(width)
+            number = random_bits(width)
             while number >= limit:
-                number = bits(width)
+                number = random_bits(width)
             return number
 
         first = 0
         for last in ends:
-            seed_(rng.key(salt, document))
-            target = 2 + below(most - 1) if chance() < short else most
+            seed_generator(rng.key(epoch_key, document))
+            # target_seq_length: mostly all that fits, and now and then (short_seq_prob) randint(2, max_num_tokens).
+            target = 2 + below(max_tokens - 1) if uniform() < short_fraction else max_tokens
             while first < last:
+                # current_chunk: sentences first … stop-1, until they have `target` tokens or the document ends. The
+                # original adds their lengths one by one; in sorted offsets the same place is found by bisection.
                 start = offsets[first]
                 stop = bisect_left(offsets, start + target, first + 1, last)
+                # a_end = randint(1, len(chunk) - 1) sentences are the first span; a lone one is it without a draw.
                 middle = first + 1 + (below(stop - first - 1) if stop - first > 1 else 0)
                 begin = offsets[middle]
-                if stop - first == 1 or chance() < 0.5:
+                # A chunk of one sentence has nothing that follows, so its second span is random without a draw: more
+                # than half of all are.
+                if stop - first == 1 or uniform() < 0.5:
+                    # Up to ten tries for another document; the tenth is taken, whatever it is.
                     for _ in range(10):
                         other = below(documents)
                         if other != document:
                             break
+                    # From a random sentence on until target - len(tokens_a) tokens. That end needs the lengths of the
+                    # other document, and no draw: `_resolved` finds it for the sequences that are read.
                     sentence, end = bounds(other)
                     sentence += below(end - sentence)
-                    found.extend((start, begin - start, sentence, end - sentence, target - (begin - start), 1))
+                    planned.extend((start, begin - start, sentence, end - sentence, target - (begin - start), 1))
+                    # The chunk's other sentences were not used: the next chunk begins with them.
                     first = middle
                 else:
-                    found.extend((start, begin - start, begin, offsets[stop] - begin, 0, 0))
+                    # The second span is the rest of the chunk.
+                    planned.extend((start, begin - start, begin, offsets[stop] - begin, 0, 0))
                     first = stop
             document += 1
 
     def _resolved(self, plan: Plan) -> SpanPairs:
-        """Reads the sentence lengths that random second spans need."""
+        """Returns the spans of tokens: reads where the sentences of random second spans begin and end."""
         b_start, b_length = plan.b_start.copy(), plan.b_length.astype(np.int64)
         rows = np.flatnonzero(plan.is_random)
-        sentences, left, wanted = (x[rows].tolist() for x in (plan.b_start, plan.b_length, plan.wanted))
-        for row, sentence, count, tokens in zip(rows.tolist(), sentences, left, wanted, strict=True):
+        sentences, counts, targets = (x[rows].tolist() for x in (plan.b_start, plan.b_length, plan.b_target))
+        for row, sentence, count, target in zip(rows.tolist(), sentences, counts, targets, strict=True):
+            # A few sentences mostly suffice; more are read only where these are too short.
             guess = min(count, _GUESS)
             offsets = self.shards.offsets(sentence, sentence + guess)
-            while guess < count and offsets[-1] - offsets[0] < tokens:
+            while guess < count and offsets[-1] - offsets[0] < target:
                 guess = min(count, guess * 8)
                 offsets = self.shards.offsets(sentence, sentence + guess)
             start = offsets[0]
-            end = offsets[min(int(offsets[1:].searchsorted(start + tokens)) + 1, guess)]
+            # Behind the first sentence with which the span has its tokens; the first one is always taken.
+            end = offsets[min(int(offsets[1:].searchsorted(start + target)) + 1, guess)]
             b_start[row], b_length[row] = start, end - start
         return SpanPairs(plan.a_start, plan.a_length.astype(np.int64), b_start, b_length, plan.is_random)
 
     def _order(self, e: int) -> tuple[I64, I64]:
-        """The blocks in the order of pass e, and after how many lines each of its windows ends."""
+        """Returns the blocks in the order of epoch e, and after how many sequences each of its windows ends."""
         with self._lock:
             if e not in self._orders:
                 order = rng.permutation(rng.key(rng.BLOCK_ORDER, self.seed, e), len(self.quotas))
@@ -206,33 +246,34 @@ class SentencePairs:
             return self._orders[e]
 
     def _window(self, e: int, w: int) -> Plan:
-        """The lines of a window in the order they are read."""
+        """Returns the sequences of a window in the order they are read."""
         order, _ = self._order(e)
         with self._lock:
             if (e, w) in self._windows:
                 self._windows.move_to_end((e, w))
             else:
                 blocks = order[w * WINDOW : (w + 1) * WINDOW].tolist()
-                lines = _joined([self._quota_of(block, e) for block in blocks])
-                shuffled = rng.permutation(rng.key(rng.WINDOW_ORDER, self.seed, e, w), len(lines))
-                self._windows[e, w] = lines.take(shuffled)
+                plan = _joined([self._quota_of(block, e) for block in blocks])
+                shuffled = rng.permutation(rng.key(rng.WINDOW_ORDER, self.seed, e, w), len(plan))
+                self._windows[e, w] = plan.take(shuffled)
                 if len(self._windows) > _KEPT:
                     self._windows.popitem(last=False)
             return self._windows[e, w]
 
     def _quota_of(self, block: int, e: int) -> Plan:
-        """As many of the block's lines as it gives in every pass."""
+        """Returns as many of the block's sequences as it gives in every epoch."""
         plan, quota = self.plan(block, e), int(self.quotas[block])
         if len(plan) == quota:
             return plan
+        # The same number in each epoch makes a sequence's number arithmetic: no epoch before it need be walked.
         chosen = rng.permutation(rng.key(rng.SURPLUS, self.seed, e, block), len(plan))
         if len(plan) > quota:
             return plan.take(np.sort(chosen[:quota]))
         return plan.take(np.append(np.arange(len(plan)), np.resize(chosen, quota - len(plan))))
 
     def _quotas(self, cancel: CancelToken) -> I64:
-        """Counts the lines of each block in pass 0, once: the counts are kept with the shards where that is allowed."""
-        what = {"length": self.length, "short_fraction": self.short_fraction, "seed": self.seed}
+        """Counts the sequences of each block in epoch 0, once: the counts are kept with the shards if allowed."""
+        what: dict[str, object] = {"length": self.length, "short_fraction": self.short_fraction, "seed": self.seed}
         what |= {"split": self.split.name, "fingerprint": self.shards.fingerprint, "format": 1}
         blocks = len(self.split.blocks) - 1
         name = f"pairs-{self.split.name}-{self.length}-{self.short_fraction}-{self.seed}.json"
@@ -248,7 +289,9 @@ class SentencePairs:
             cancel.check()
             counts.append(len(self.plan(block, 0)))
         if any(counts):
-            _keep(file, json.dumps(_sealed(what, counts)))
+            # A folder that may not be written to is no error: the next run counts again.
+            with contextlib.suppress(OSError), atomic_file(file) as part:
+                part.write_text(json.dumps(_sealed(what, counts)), "utf-8")
         return np.array(counts, np.int64)
 
 
@@ -256,26 +299,20 @@ def _joined(plans: list[Plan]) -> Plan:
     return Plan(*(np.concatenate([getattr(plan, field.name) for plan in plans]) for field in fields(Plan)))
 
 
-def _sealed(what: dict[str, Any], lines: list[int]) -> dict[str, Any]:
-    """What is kept of the counts: them, what they were counted for, and a digest over both."""
-    content = {"for": what, "lines": lines}
+def _sealed(what: dict[str, object], counts: list[int]) -> dict[str, object]:
+    """Returns the JSON that keeps the counts: what they were counted for, the counts, and a digest over both."""
+    content = {"for": what, "lines": counts}
     return {**content, "sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
-def _keep(file: Path, text: str) -> None:
-    """Writes a file; where the folder cannot be written, nothing."""
-    with contextlib.suppress(OSError), atomic_file(file) as part:
-        part.write_text(text, "utf-8")
-
-
 class PairBatches:
-    """BERT's pretraining batches: step s, row r is line `s · batch + r` of the endless stream of sentence pairs."""
+    """BERT's pretraining batches: step s, row r is sequence `s · batch + r` of the endless stream of sentence pairs."""
 
     def __init__(
         self, shards: Shards, config: DataConfig, *, seed: int, split: str = "train", cancel: CancelToken = NEVER
     ) -> None:
         """Raises: DataError where the split holds no text, or the shards' tokenizer is not theirs; what `cancel` raises
-        to stop the counting of a pass."""
+        to stop the counting of an epoch."""
         self.fields = dict(FIELDS)
         self.tokenizer: Tokenizer = shards.tokenizer
         self.shards, self.config, self.seed, self.batch = shards, config, seed, config.batch
@@ -288,23 +325,25 @@ class PairBatches:
         self._lock = threading.Lock()
 
     def notes(self) -> list[str]:
-        """Nothing."""
+        """Returns no notes."""
         return []
 
     def describe(self) -> str:
-        """What there is to train on, in a sentence."""
+        """Describes the training data, in a sentence."""
         split = self.stream.split
         return (
             f"{split.tokens:,} tokens in {split.sentences:,} sentences of {split.documents:,} documents; "
-            f"a pass is {self.examples_per_epoch:,} lines"
+            f"an epoch is {self.examples_per_epoch:,} sequences"
         )
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """The rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for."""
+        """Returns the rows (numbers within the batch, all of them if None) of the step's batch, in the order asked
+        for."""
         rows = np.arange(self.config.batch_size_at(step)) if rows is None else np.asarray(rows, np.int64)
-        return self._lines(self.config.examples_before(step) + rows)
+        return self.sequences(self.config.examples_before(step) + rows)
 
-    def _lines(self, numbers: I64) -> Batch:
+    def sequences(self, numbers: I64) -> Batch:
+        """Returns the sequences with these numbers as a batch: planned, cut to length, laid out and masked."""
         config = self.config
         with self._lock:
             self.rows_read += len(numbers)
@@ -330,18 +369,18 @@ class PairBatches:
 
 
 class HeldOutPairs:
-    """Every held-out line once, in `steps` batches: pass 0 of the dev split, with masks that never change."""
+    """Every held-out sequence once, in `steps` batches: epoch 0 of the dev split, with masks that never change."""
 
     unit = "sequences"
 
     def __init__(self, shards: Shards, config: DataConfig, *, seed: int = 0, cancel: CancelToken = NEVER) -> None:
-        """Raises: DataError where nothing is held out; what `cancel` raises to stop the counting of a pass."""
+        """Raises: DataError where nothing is held out; what `cancel` raises to stop the counting of an epoch."""
         self._batches = PairBatches(shards, config, seed=seed, split="dev", cancel=cancel)
         self.fields = self._batches.fields
         self.tokenizer = self._batches.tokenizer
         self.batch = config.batch
         self.count = self._batches.examples_per_epoch
-        """Lines in all."""
+        """Sequences in all."""
         self.steps = -(-self.count // self.batch)
 
     @property
@@ -349,12 +388,12 @@ class HeldOutPairs:
         return self._batches.rows_read
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """As in PairBatches, for steps below `steps`; rows past the last line repeat line 0 with all weights 0."""
+        """Reads as PairBatches does, for steps below `steps`; rows past the last repeat sequence 0 with weights 0."""
         if not 0 <= step < self.steps:
             raise IndexError(f"held-out step {step} is not below {self.steps}")
         numbers = step * self.batch + (np.arange(self.batch) if rows is None else np.asarray(rows, np.int64))
         spare = numbers >= self.count
-        batch = self._batches._lines(np.where(spare, 0, numbers))
+        batch = self._batches.sequences(np.where(spare, 0, numbers))
         batch["valid"][spare] = 0.0
         batch["slot_weights"][spare] = 0.0
         return batch

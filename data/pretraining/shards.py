@@ -1,11 +1,11 @@
-"""Shards: tokenised text on disk, and its index of sentences, documents, splits and where it all came from.
+"""Shards: tokenised text on disk, with an index of its sentences, documents, splits and sources.
 
     tokens-00000.bin …   u16 (u32 where the vocabulary needs it), one long row of ids cut every PER_FILE of them
-    sentences.bin        u64 [sentences + 1], where each sentence begins in that row, and the end; in shards for windows
-                         a run of at most 64 tokens stands for a sentence; of lanes its end is counted too
-    train.bin, dev.bin   u64 [documents, 2], first sentence and the sentence after the last, a document a line
+    sentences.bin        u64 [sentences + 1], where each sentence begins in that row, and the end; shards for windows
+                         have runs of at most 64 tokens as sentences; in those for lanes a sentence includes its end
+    train.bin, dev.bin   u64 [documents, 2], each document's first sentence and the sentence after its last
     unigrams.bin         i64 [V], how often each id occurs in the train split
-    words.txt            of lanes: the words that the vocabulary lacks, V, V+1, …, a word a line
+    words.txt            lanes only: the words that the vocabulary lacks, V, V+1, …, a word a line
     tokenizer/           the tokenizer that made them
     index.json           "format": 1, counts, size and sha256 of each file and source, a fingerprint of all that; for
                          windows "stream" and "documents", as in data/config.py; for lanes "stream", and how many words
@@ -21,12 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.binary_files import I64, File, check_bytes, fingerprint_of, joined, misfit
+from contexture.data.binary_files import I64, File, FileEntry, check_bytes, fingerprint_of, joined, misfit
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
@@ -47,7 +47,7 @@ _SMALL = 1 << 20
 """Bytes up to which a file is read and compared with its sha256 whenever the shards are opened."""
 _MEND = "prepare the text again into another folder"
 _WORDS = 1 << 14
-"""Words whose letters are looked up together."""
+"""Words whose characters are looked up together."""
 
 _COUNTS = {"documents": int, "sentences": int, "tokens": int, "blocks": [int]}
 _INDEX = {
@@ -64,10 +64,68 @@ _INDEX = {
     "files": dict,
     "fingerprint": str,
 }
-"""The kind of everything in index.json: whole numbers are not negative, lists hold any number of one kind."""
+"""The type of everything in index.json: whole numbers are not negative, lists hold any number of one type."""
 _OF_LANES = {"unknown": {"words": int, "bytes": int}, "cut": {"words": int, "times": int}}
 _MADE_FOR = {"stream": ("sentence_pairs", "windows", "lanes"), "documents": ("blank_lines", "files")}
-"""What shards may be made for, as `data.config` has it; index.json need not say the first."""
+"""What shards may be made for, as in `data.config`; index.json may leave out the first."""
+
+
+class SplitCounts(TypedDict):
+    """A split's entry in index.json."""
+
+    documents: int
+    sentences: int
+    tokens: int
+    blocks: list[int]
+
+
+class SourceEntry(TypedDict):
+    """A source's entry in index.json."""
+
+    name: str
+    size: int
+    sha256: str
+    split: str
+    """The split that it was given for; with dev_fraction, both splits have some of it."""
+    sentences: list[int]
+    """Its first sentence, the first one held out, and the one after its last."""
+
+
+class UnknownWords(TypedDict):
+    """Words that the vocabulary of lanes lacks: how many, and the size of their file."""
+
+    words: int
+    bytes: int
+
+
+class CutWords(TypedDict):
+    """Words of lanes with more bytes than are read: how many, and how many times they occur."""
+
+    words: int
+    times: int
+
+
+class ShardsIndex(TypedDict):
+    """The content of index.json. `unknown` and `cut` are those of lanes alone."""
+
+    format: int
+    tokenizer: str
+    """The tokenizer's fingerprint."""
+    vocabulary: int
+    dtype: str
+    per_file: int
+    sentences: int
+    tokens: int
+    split_sentences: bool
+    dev_fraction: float
+    splits: dict[str, SplitCounts]
+    sources: list[SourceEntry]
+    files: dict[str, FileEntry]
+    fingerprint: str
+    stream: NotRequired[str]
+    documents: NotRequired[str]
+    unknown: UnknownWords
+    cut: CutWords
 
 
 @dataclass(frozen=True)
@@ -82,12 +140,12 @@ class Split:
     file: File
 
     def bounds(self, first: int, last: int) -> I64:
-        """First sentence and the one after the last of documents first … last-1 → i64 [n, 2]."""
+        """Returns the first sentence and the one after the last of documents first … last-1, i64 [n, 2]."""
         raw = self.file.read((last - first) * 16, first * 16)
         return np.frombuffer(raw, "<i8").reshape(-1, 2)
 
     def document(self, number: int) -> tuple[int, int]:
-        """Its first sentence and the one after its last."""
+        """Returns a document's first sentence and the one after its last."""
         raw = self.file.read(16, number * 16)
         return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
 
@@ -95,7 +153,8 @@ class Split:
 class Shards:
     """A folder of shards, opened for reading by any number of threads."""
 
-    def __init__(self, folder: Path, index: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, index: ShardsIndex) -> None:
+        """index: the content of index.json, as `_read_index` has checked it."""
         self.folder = folder
         self.index = index
         self.vocabulary: int = index["vocabulary"]
@@ -106,10 +165,10 @@ class Shards:
         the same for the same text and tokenizer on any machine."""
         self.tokenizer_fingerprint: str = index["tokenizer"]
         self.stream, self.documents = (str(index.get(name, may[0])) for name, may in _MADE_FOR.items())
-        """What they were prepared for: the stream (`data.config.Stream`), and what a document is (data.documents)."""
+        """The stream that they were prepared for (`data.config.Stream`), and what a document is (data.documents)."""
         self.labels: tuple[str, ...] = ()
         self.counts: tuple[int, ...] = ()
-        """Text has no labels; a task's examples (`tasks.example_store`) have some."""
+        """Empty: text has no labels. A task's examples (`tasks.example_store`) have some."""
         self.dtype = np.dtype(index["dtype"])
         self.splits = {name: _split(folder, name, index["splits"][name]) for name in SPLITS}
         self._per_file: int = index["per_file"]
@@ -118,7 +177,7 @@ class Shards:
 
     @staticmethod
     def is_at(folder: str | Path) -> bool:
-        """Whether the folder holds shards (of any format), and not just some index.json."""
+        """Returns whether the folder holds shards (of any format), and not just some index.json."""
         try:
             index = json.loads(read_plain(Path(folder) / INDEX))
         except (OSError, ValueError, RecursionError):
@@ -127,8 +186,9 @@ class Shards:
 
     @staticmethod
     def open(folder: str | Path) -> "Shards":
-        """Raises: DataError where there are no shards, or of another format, where the index is not as it was written,
-        or a file is missing, cut short, or (of the small ones; `verify` reads all) not as it was written."""
+        """Raises: DataError where there are no shards or they have another format, where the index is not as it was
+        written, where a file is missing or has another size, or where a small one has other bytes (`verify` reads
+        all)."""
         folder = Path(folder)
         index = _read_index(folder)
         for name, size in _sizes(index).items():
@@ -138,6 +198,7 @@ class Shards:
             if file.stat().st_size != size:
                 raise DataError(f"{file}: {file.stat().st_size} bytes where the index says {size}; {_MEND}")
         shards = Shards(folder, index)
+        # Small files are compared whole each time: a flipped bit in them would move whole documents.
         for name, size in _sizes(index).items():
             if size <= _SMALL:
                 shards._verify(name)
@@ -148,7 +209,8 @@ class Shards:
 
         Raises: DataError naming a file that is not as it was written; what `cancel` raises to stop the work.
         """
-        _ = self.tokenizer
+        _ = self.tokenizer  # its files have no digests: its own fingerprint is compared when it is loaded
+        # Reading and hashing release the interpreter's lock, so threads use all cores.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             try:
                 for _ in pool.map(lambda name: self._verify(name, cancel), self.index["files"]):
@@ -170,8 +232,8 @@ class Shards:
 
     @cached_property
     def char_ids(self) -> NDArray[np.uint16]:
-        """Of lanes: what is read of every word, the vocabulary's and those that it lacks
-        (`data.tokenizers.elmo_char_ids`) → u16 [n, 50].
+        """Returns the character ids of every word, u16 [n, 50], for lanes: first the vocabulary's words, then those
+        that it lacks, as their ids are numbered (`data.tokenizers.elmo_char_ids`).
 
         Raises: DataError where the words that it lacks are not as they were written.
         """
@@ -181,16 +243,19 @@ class Shards:
         rows = np.empty((len(words), WIDTH), np.uint16)
         for at in range(0, len(words), _WORDS):
             rows[at : at + _WORDS] = char_ids(words[at : at + _WORDS])
+        # The ids 0 and 1, <S> and </S>, are no text: their rows are marks.
         rows[:2] = BEGIN_ROW, END_ROW
         return rows
 
     def unigrams(self) -> I64:
-        """How often each id occurs in the train split → i64 [V]. Words that the vocabulary of lanes lacks count as its
-        `<UNK>`."""
+        """Returns how often each id occurs in the train split, i64 [V]. For lanes, words that the vocabulary lacks
+        count as its `<UNK>`."""
         return np.fromfile(self.folder / "unigrams.bin", "<i8")
 
     def spans(self, split: str) -> tuple[I64, I64]:
-        """Where the split's tokens lie in the row of all tokens, in their order: starts and lengths, i64 [n] each."""
+        """Returns where the split's tokens lie in the row of all tokens: starts and lengths in their order, i64 [n]
+        each."""
+        # Of each source the end is held out: its sentences first … cut-1 are train, cut … last-1 are dev.
         ends = []
         for source in self.index["sources"]:
             first, cut, last = source["sentences"]
@@ -201,7 +266,7 @@ class Shards:
         return joined(starts, stops - starts)
 
     def offsets(self, first: int, last: int) -> I64:
-        """Where sentences first … last begin among all tokens (last included, so that lengths are differences)."""
+        """Returns where sentences first … last begin among all tokens (last included: lengths are differences)."""
         return np.frombuffer(self._offsets.read((last - first + 1) * 8, first * 8), "<i8")
 
     def read(self, starts: I64, lengths: I64) -> NDArray[np.integer]:
@@ -211,6 +276,7 @@ class Shards:
         pieces = []
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
             file, at = divmod(start, per)
+            # A span may run on into the next files.
             while at + length > per:
                 pieces.append(files[file].read((per - at) * width, at * width))
                 file, at, length = file + 1, 0, length - (per - at)
@@ -218,11 +284,13 @@ class Shards:
         return np.frombuffer(b"".join(pieces), self.dtype)
 
     def sources_changed(self, config: DataConfig) -> str:
-        """A sentence saying how the text that `config` names differs by name or size from what was read, or ""."""
+        """Returns a sentence saying how the text that `config` names differs by name or size from the text that was
+        read, or ""."""
         if not config.path or os.path.realpath(config.path[0]) == os.path.realpath(self.folder):
             return ""
         named = [("train", path) for path in config.path] + [("dev", path) for path in config.dev]
         for split, source in ((split, source) for split, path in named for source in _still(path)):
+            # Names and sizes only: reading all of a large text again would take minutes.
             sizes = [s["size"] for s in self.index["sources"] if (s["split"], s["name"]) == (split, source.name)]
             if not sizes:
                 return f"{source} was not there when {self.folder} was prepared"
@@ -232,15 +300,16 @@ class Shards:
 
 
 def _still(path: str) -> list[Source]:
-    """What is still there: text that was prepared is no longer needed."""
+    """Returns the sources that still exist: text that was prepared is no longer needed."""
     try:
         return present(path)
     except DataError:
         return []
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
-    """Raises: DataError where it is missing, of another format, or not as it was written."""
+def _read_index(folder: Path) -> ShardsIndex:
+    """Returns the content of index.json. Raises: DataError where it is missing, of another format, or not as it was
+    written."""
     file = folder / INDEX
     try:
         index = json.loads(read_plain(file))
@@ -251,6 +320,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
         raise DataError(f"{file}: cannot be read ({error.strerror}); {_MEND}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{file}: not the index of shards; {_MEND}") from None
+    # The format first: what else another format holds is not known here.
     if type(format) is not int or format != FORMAT:
         raise DataError(f"{folder}: shards of format {format!r}, this reads format {FORMAT}; {_MEND}")
     if wrong := misfit(index, _INDEX):
@@ -263,6 +333,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
         raise DataError(f"{file}: {wrong} is missing or not what it should be; {_MEND}")
     if index["fingerprint"] != fingerprint_of(index):
         raise DataError(f"{file}: damaged, its content does not match its fingerprint; {_MEND}")
+    # The files that there must be, and their sizes, follow from the counts.
     kinds = {name: {"size": int, "sha256": str} for name in _sizes(index)}
     wrong = misfit(index["files"], kinds, "files.")
     if wrong or {name: index["files"][name]["size"] for name in index["files"]} != _sizes(index):
@@ -270,8 +341,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def _sizes(index: dict[str, Any]) -> dict[str, int]:
-    """The files of shards, the tokens in their order, and how many bytes each has."""
+def _sizes(index: ShardsIndex) -> dict[str, int]:
+    """Returns the files of shards, the tokens in their order, and how many bytes each has."""
     sizes = {"sentences.bin": (index["sentences"] + 1) * 8, "unigrams.bin": index["vocabulary"] * 8}
     sizes |= {f"{name}.bin": index["splits"][name]["documents"] * 16 for name in SPLITS}
     if index.get("stream") == "lanes":
@@ -280,6 +351,6 @@ def _sizes(index: dict[str, Any]) -> dict[str, int]:
     return sizes | {f"tokens-{at // per:05d}.bin": min(per, tokens - at) * width for at in range(0, tokens, per)}
 
 
-def _split(folder: Path, name: str, counts: dict[str, Any]) -> Split:
+def _split(folder: Path, name: str, counts: SplitCounts) -> Split:
     file, blocks = File(folder / f"{name}.bin"), tuple(counts["blocks"])
     return Split(name, counts["documents"], counts["sentences"], counts["tokens"], blocks, file)

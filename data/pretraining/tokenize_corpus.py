@@ -1,5 +1,5 @@
-"""Raw text → shards, whose files `data.pretraining.shards` describes: one pass, bounded memory, tokenising on all
-cores."""
+"""Raw text → shards (`data.pretraining.shards` describes their files): one pass over the text, in bounded memory,
+tokenising on all cores."""
 
 import hashlib
 import json
@@ -8,14 +8,24 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from contexture.data.binary_files import HashingWriter, Int64Writer, close_all, fingerprint_of
+from contexture.data.binary_files import I64, HashingWriter, Int64Writer, close_all, fingerprint_of
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
-from contexture.data.pretraining.shards import FORMAT, INDEX, PER_FILE, SPLITS, UNKNOWN, Shards
+from contexture.data.pretraining.shards import (
+    FORMAT,
+    INDEX,
+    PER_FILE,
+    SPLITS,
+    UNKNOWN,
+    Shards,
+    SourceEntry,
+)
+from contexture.data.pretraining.split_table import BLOCK_TOKENS, SplitTable
+from contexture.data.pretraining.token_files import TokenFiles
 from contexture.data.storage import atomic_folder, check_free
 from contexture.data.text.sources import Source, document_batches, expand, sentence_batches, shared
 from contexture.data.tokenizers.base import Tokenizer
@@ -28,11 +38,12 @@ logger = logging.getLogger(__name__)
 LONGEST_DOCUMENT = 16384
 """Sentences after which a document is cut in two (or after BLOCK_TOKENS), so that a file without blank lines is still
 walked in pieces."""
-BLOCK_SENTENCES, BLOCK_TOKENS = 32768, 1 << 20
-"""A block of documents, the unit of planning and shuffling, is closed when it holds this much of either."""
 RUN = 64
-"""Tokens of a run: what stands for a sentence where whole documents are tokenised."""
+"""Tokens of a run. Where whole documents are tokenised, runs take the place of sentences."""
 _COPY = 1 << 16
+"""Documents whose borders are read back at once."""
+_COUNTED = 1 << 22
+"""Held-out tokens whose ids are counted at once."""
 _MEND = "give another vocabulary, or learn one on this text"
 
 
@@ -47,24 +58,24 @@ def prepare(
 ) -> Shards:
     """Tokenises `config.path` (and `config.dev`) into the folder `to` and opens it.
 
-    The folder appears when it is whole. `config.dev_fraction` holds out the end
-    of each file, counted in sentences, in whole documents where there are several. Sentences without tokens and
-    documents without sentences are dropped. `progress` is called with the bytes read and the bytes in all (about, for a
-    TFDS set), for every line and at least every half megabyte; what it raises stops the work and leaves nothing behind.
+    The folder appears when it is whole. `config.dev_fraction` holds out the end of each file, in whole documents where
+    it has several. Sentences without tokens and documents without sentences are dropped. `progress` is called with the
+    bytes read and the bytes in all (approximate for a TFDS set), for every line and at least every half megabyte; an
+    exception that it raises stops the work and leaves nothing behind. Warns where many tokens of the text are unknown.
 
-    stream: how sequences will be drawn. For `windows` documents are tokenised whole, line ends and all, each with the
-    tokenizer's end behind it, and what is held out is counted in tokens. A single document is cut between two runs of
-    RUN tokens; its first part has no end then.
+    stream: how sequences will be drawn.
 
-    Warns where the vocabulary lacks much of the text.
-
-    For `lanes` the words of each sentence are written with the end behind them. Those that the vocabulary lacks get
-    numbers behind it, by first appearance, and their spelling is kept in the folder.
+        sentence_pairs  sentences are tokenised one by one, and held out by their number
+        windows         documents are tokenised whole, line ends included, each with the tokenizer's end behind it, and
+                        held out by their tokens; a single document is cut between two runs of RUN tokens, and its first
+                        part has no end then
+        lanes           sentences are words with an end behind them; words that the vocabulary lacks are numbered behind
+                        it, by first appearance, and their spelling is kept in the folder
 
     Differs: for sentence pairs, a document of more than LONGEST_DOCUMENT sentences is cut in two.
 
-    Raises: DataError for what `sources` refuses, text without a sentence, nothing to train on, a folder that is taken,
-    and for lanes a vocabulary that is not of words.
+    Raises: DataError for text that `sources` refuses, text without a sentence, nothing to train on, a folder that is
+    taken, and for lanes a vocabulary that is not of words.
     """
     check_free(Path(to))
     to = Path(os.path.realpath(to))
@@ -99,52 +110,30 @@ def prepare(
     return Shards.open(to)
 
 
-class _Table:
-    """The documents of one split."""
-
-    def __init__(self, path: Path) -> None:
-        self.rows = Int64Writer(path)
-        self.documents = self.sentences = self.tokens = self.pairs = 0
-        self.blocks = [0]
-        self._block = [0, 0]
-
-    def add(self, first: int, last: int, tokens: int) -> None:
-        self.rows.add(first, last)
-        self.documents += 1
-        self.sentences += last - first
-        self.tokens += tokens
-        self.pairs += last - first > 1
-        self._block[0] += last - first
-        self._block[1] += tokens
-        if self._block[0] >= BLOCK_SENTENCES or self._block[1] >= BLOCK_TOKENS:
-            self.blocks.append(self.documents)
-            self._block = [0, 0]
-
-    def summary(self) -> dict[str, Any]:
-        self.rows.flush()
-        blocks = self.blocks if self.blocks[-1] == self.documents else [*self.blocks, self.documents]
-        return {"documents": self.documents, "sentences": self.sentences, "tokens": self.tokens, "blocks": blocks}
-
-
 class _Writer:
     def __init__(self, folder: Path, tokenizer: Tokenizer, config: DataConfig, stream: Stream, per_file: int) -> None:
         self.folder, self.tokenizer, self.config, self.per_file = folder, tokenizer, config, per_file
         self.stream = stream
         self.numbering = CorpusVocabulary(word_tokenizer(tokenizer)) if stream == "lanes" else None
-        # how many words a vocabulary lacks is not known beforehand
+        # For lanes there may be any number of ids beyond the vocabulary's, and how many is known at the end alone.
         self.dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 and self.numbering is None else "<u4")
         self.sentences = self.tokens = 0
         self.starts = Int64Writer(folder / "sentences.bin")
         self.starts.add(0)
+        # After which sentence each document of the file being read ends; emptied for each file, removed at the end.
         self.borders = Int64Writer(folder / "borders.partial")
-        self.tables = {name: _Table(folder / f"{name}.bin") for name in SPLITS}
+        self.tables = {name: SplitTable(folder / f"{name}.bin") for name in SPLITS}
         self.unknown = UnknownTokens(tokenizer)
         self.unigrams = np.zeros(tokenizer.size, np.int64)
-        self.sources: list[dict[str, Any]] = []
-        self._pieces: list[HashingWriter] = []
+        self.sources: list[SourceEntry] = []
+        self._token_files = TokenFiles(folder, self.dtype, per_file)
         self._windows = stream == "windows"
 
     def add(self, source: Source, split: str, dev_fraction: float, seen: Callable[..., None]) -> None:
+        """Writes a source, and enters its documents in the tables of the splits.
+
+        A share of the whole source is held out, so documents are entered after its last sentence was written.
+        """
         digest, size, first = hashlib.sha256(), source.size, self.sentences
 
         def read(raw: bytes) -> None:
@@ -158,14 +147,21 @@ class _Writer:
             what = "text" if self._windows else "sentence"
             raise DataError(f"{source}: no {what} in the {source.kind}; it wants text in UTF-8")
         cut = self._share_out(first, whole, split, dev_fraction)
-        entry = {"name": source.name, "size": size, "sha256": digest.hexdigest(), "split": split}
-        self.sources.append({**entry, "sentences": [first, cut, self.sentences]})
+        self.sources.append(
+            {
+                "name": source.name,
+                "size": size,
+                "sha256": digest.hexdigest(),
+                "split": split,
+                "sentences": [first, cut, self.sentences],
+            }
+        )
 
     def _add_documents(self, source: Source, read: Callable[[bytes], None], seen: Callable[..., None]) -> int:
         """Writes whole documents, each with the end behind it, in runs → how many there are."""
         end = [] if self.tokenizer.end is None else [self.tokenizer.end]
         whole = 0
-        begun = run = self.tokens  # where the document and the run being written begin
+        document_start = run_start = self.tokens
         for batch in document_batches(source, self.config.documents, self.tokenizer.split_long, read):
             texts = [text for text in batch if text is not None]
             try:
@@ -174,28 +170,31 @@ class _Writer:
                 raise DataError(f"{source}: {error}") from None
             self.unknown.add(texts, parts)
             encoded = iter(parts)
-            lines: list[list[int]] = []
+            pieces: list[list[int]] = []
             at = self.tokens
             for text in batch:
                 if text is not None:
-                    lines.append(next(encoded))
-                    at += len(lines[-1])
-                elif at > begun:
-                    lines.append(end)
+                    pieces.append(next(encoded))
+                    at += len(pieces[-1])
+                elif at > document_start:  # a document without tokens is dropped, and has no end either
+                    pieces.append(end)
                     at += len(end)
-                    self._add_runs(run, at)
+                    self._add_runs(run_start, at)
                     self.borders.add(self.sentences)
-                    begun = run = at
+                    document_start = run_start = at
                     whole += 1
-            self._write(lines)
+            self._write(pieces)
             self.tokens = at
-            full = at - (at - run) % RUN
-            self._add_runs(run, full)
-            run = full
+            # The document continues in the next batch: only its full runs are entered, so that where runs end does not
+            # depend on how the text was read.
+            full = at - (at - run_start) % RUN
+            self._add_runs(run_start, full)
+            run_start = full
             seen()
         return whole
 
     def _add_runs(self, begin: int, end: int) -> None:
+        """Enters the runs of a document: RUN tokens each, the last one what is left."""
         if begin < end:
             ends = [*range(begin + RUN, end, RUN), end]
             self.sentences += len(ends)
@@ -204,83 +203,71 @@ class _Writer:
     def _add_sentences(self, source: Source, read: Callable[[bytes], None], seen: Callable[..., None]) -> int:
         """Writes sentences → how many documents the source itself tells apart."""
         whole = 0
-        begun, tokens = self.sentences, self.tokens  # where the document being written begins
+        first_sentence, first_token = self.sentences, self.tokens  # of the document being written
         fresh = True
         for batch in sentence_batches(source, self.config.split_sentences, read):
             for ids in self._tokenised(batch):
                 if ids is None:
                     fresh = True
-                    if self.sentences > begun:
+                    if self.sentences > first_sentence:
                         self.borders.add(self.sentences)
-                        begun, tokens = self.sentences, self.tokens
+                        first_sentence, first_token = self.sentences, self.tokens
                     continue
+                # `whole` counts the documents of the text, not the parts that long ones are cut into below: a file of
+                # one document may be split anywhere, whatever its length.
                 whole += fresh
                 fresh = False
                 self.sentences += 1
                 self.tokens += ids
                 self.starts.add(self.tokens)
-                if self.sentences - begun == LONGEST_DOCUMENT or self.tokens - tokens >= BLOCK_TOKENS:
+                too_long = self.tokens - first_token >= BLOCK_TOKENS
+                if self.sentences - first_sentence == LONGEST_DOCUMENT or too_long:
                     self.borders.add(self.sentences)
-                    begun, tokens = self.sentences, self.tokens
+                    first_sentence, first_token = self.sentences, self.tokens
             seen()
-        if self.sentences > begun:
+        if self.sentences > first_sentence:
             self.borders.add(self.sentences)
         return whole
 
     def _tokenised(self, batch: list[str | None]) -> Iterator[int | None]:
         """Writes the tokens of sentences; yields the length of each that has any, and None for a border."""
         texts = [text for text in batch if text is not None]
-        lines = (self.numbering or self.tokenizer).encode(texts)
+        sentences = (self.numbering or self.tokenizer).encode(texts)
         if self.numbering is None:  # for lanes, the shards say how many words the vocabulary lacks
-            self.unknown.add(texts, lines)
-        self._write(lines)
-        place = iter(lines)
+            self.unknown.add(texts, sentences)
+        self._write(sentences)
+        encoded = iter(sentences)
         for text in batch:
             if text is None:
                 yield None
-            elif length := len(next(place)):
+            elif length := len(next(encoded)):
                 yield length
 
-    def _write(self, lines: list[list[int]]) -> None:
-        """Writes tokens behind those that are counted."""
-        ids = np.fromiter(chain.from_iterable(lines), self.dtype, sum(map(len, lines)))
+    def _write(self, pieces: list[list[int]]) -> None:
+        """Writes tokens behind those that are counted in `self.tokens`, and counts their ids."""
+        ids = np.fromiter(chain.from_iterable(pieces), self.dtype, sum(map(len, pieces)))
         self.unigrams += self._counts(ids)
         if self.numbering is not None:
             self.numbering.count(ids)
-        written = 0
-        while written < len(ids):
-            number, at = divmod(self.tokens + written, self.per_file)
-            if not at:
-                self._close_tokens()
-                self._pieces.append(HashingWriter(self.folder / f"tokens-{number:05d}.bin"))
-            piece = ids[written : written + self.per_file - at]
-            self._pieces[-1].write(piece.tobytes())
-            written += len(piece)
+        self._token_files.write(ids)
 
-    def _counts(self, ids: np.ndarray) -> np.ndarray:
-        """How often each id of the vocabulary occurs; words that it lacks are those that are unknown."""
+    def _counts(self, ids: NDArray[np.integer]) -> I64:
+        """Returns how often each id of the vocabulary occurs. Words that it lacks count as its unknown token."""
         size = len(self.unigrams)
         return np.bincount(ids if self.numbering is None else self.numbering.known(ids), minlength=size)
 
-    def _close_tokens(self) -> None:
-        if self._pieces:
-            self._pieces[-1].file.close()
-
     def _share_out(self, first: int, whole: int, split: str, dev_fraction: float) -> int:
-        """Enters the file's documents in the tables of the splits → the first sentence held out."""
+        """Enters the documents of the source just written in the tables of the splits → the first sentence held out.
+
+        first: the source's first sentence; whole: how many documents the source itself tells apart.
+        """
+        # Borders and offsets are read back from the files, since a source may have more of them than fit in memory.
         self.borders.flush()
         self.starts.flush()
         last = self.sentences
         documents = os.fstat(self.borders.file.fileno()).st_size // 8
-        cut = first if split == "dev" else last
-        if dev_fraction and whole > 1:
-            cut = self._cut(first, last, documents, dev_fraction)
-        elif dev_fraction and last - first > 1:
-            if self._windows:
-                cut = first + round((self._wanted(first, last, dev_fraction) - self._offset(first)) / RUN)
-            else:
-                cut = last - round((last - first) * dev_fraction)
-            cut = min(max(cut, first + 1), last - 1)
+        cut = self._first_held_out(first, last, documents, whole, split, dev_fraction)
+        # Documents in front of the cut are for training, those behind it held out; one that it runs through is both.
         begin = first
         for at in range(0, documents, _COPY):
             raw = os.pread(self.borders.file.fileno(), _COPY * 8, at * 8)
@@ -290,25 +277,45 @@ class _Writer:
                     begin = cut
                 self._enter("train" if begin < cut else "dev", begin, end)
                 begin = end
+        # All ids were counted when they were written; the unigrams are those of the train split.
         end = self._offset(last)
-        for at in range(self._offset(cut), end, 1 << 22):
-            self.unigrams -= self._counts(self._read(at, min(at + (1 << 22), end)))
+        for at in range(self._offset(cut), end, _COUNTED):
+            self.unigrams -= self._counts(self._token_files.read(at, min(at + _COUNTED, end)))
         return cut
 
+    def _first_held_out(
+        self, first: int, last: int, documents: int, whole: int, split: str, dev_fraction: float
+    ) -> int:
+        """Returns where sentences first … last-1 are cut: the first one held out, `last` for none."""
+        if not dev_fraction or last - first < 2:
+            return first if split == "dev" else last
+        if whole > 1:
+            return self._cut(first, last, documents, dev_fraction)
+        # A single document is cut within, but for a sentence (or run) at least on both sides.
+        if self._windows:
+            # Runs have RUN tokens each (but for the last), so the tokens in front of the cut say which run it is.
+            tokens = self._held_out_start(first, last, dev_fraction) - self._offset(first)
+            cut = first + round(tokens / RUN)
+        else:
+            cut = last - round((last - first) * dev_fraction)
+        return min(max(cut, first + 1), last - 1)
+
     def _cut(self, first: int, last: int, documents: int, dev_fraction: float) -> int:
-        """The first border of a document from which at most the share remains, but for one document on both sides."""
-        wanted = self._wanted(first, last, dev_fraction)
+        """Returns the first border of a document from which at most the share remains, so that no document is cut. One
+        document at least stays on both sides."""
+        start = self._held_out_start(first, last, dev_fraction)
+        # Bisection over the borders in the file: documents - 2 is the last border with a document behind it.
         low, high = 0, documents - 2
         while low < high:
             middle = (low + high) // 2
-            if self._place(self._border(middle)) >= wanted:
+            if self._place(self._border(middle)) >= start:
                 high = middle
             else:
                 low = middle + 1
         return self._border(low)
 
-    def _wanted(self, first: int, last: int, dev_fraction: float) -> float:
-        """Where the share to hold out begins, counted in tokens for windows, else in sentences."""
+    def _held_out_start(self, first: int, last: int, dev_fraction: float) -> float:
+        """Returns where the share to hold out begins, counted in tokens for windows, else in sentences."""
         begin, end = self._place(first), self._place(last)
         return end - (end - begin) * dev_fraction
 
@@ -324,24 +331,14 @@ class _Writer:
     def _offset(self, sentence: int) -> int:
         return int.from_bytes(os.pread(self.starts.file.fileno(), 8, sentence * 8), "little")
 
-    def _read(self, start: int, end: int) -> np.ndarray:
-        if self._pieces:
-            self._pieces[-1].file.flush()
-        pieces = []
-        while start < end:
-            number, at = divmod(start, self.per_file)
-            count = min(end - start, self.per_file - at)
-            name = self.folder / f"tokens-{number:05d}.bin"
-            pieces.append(np.fromfile(name, self.dtype, count, offset=at * self.dtype.itemsize))
-            start += count
-        return np.concatenate(pieces)
-
     def close(self) -> None:
-        """Closes every file, as it is."""
-        close_all((self.borders, self.starts, *(table.rows for table in self.tables.values()), *self._pieces[-1:]))
+        """Closes every file without writing more."""
+        close_all(
+            (self.borders, self.starts, *(table.rows for table in self.tables.values()), *self._token_files.files[-1:])
+        )
 
     def finish(self) -> None:
-        """Checks what was read and writes the rest of the folder. Raises: DataError where nothing can be trained on."""
+        """Checks the text and writes the rest of the folder. Raises: DataError where nothing can be trained on."""
         train = self.tables["train"]
         if self._windows and train.tokens < 2:
             name = self.sources[0]["name"]
@@ -363,9 +360,15 @@ class _Writer:
             words[0].file.close()
         self.close()
         (self.folder / "borders.partial").unlink()
-        written = [self.starts, unigrams, *words, *(table.rows for table in self.tables.values()), *self._pieces]
+        written = [
+            self.starts,
+            unigrams,
+            *words,
+            *(table.rows for table in self.tables.values()),
+            *self._token_files.files,
+        ]
         self.tokenizer.save(self.folder / "tokenizer")
-        index: dict[str, Any] = {
+        index: dict[str, object] = {
             "format": FORMAT,
             "tokenizer": self.tokenizer.fingerprint,
             "vocabulary": self.tokenizer.size,

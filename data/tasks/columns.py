@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from contexture.data.text import tfds
 
 logger = logging.getLogger(__name__)
 
-# Usual names of columns, in lower case.
+# Usual names of columns, in lower case, as the data sets of GLUE, SQuAD, RACE, SWAG, COPA, CoNLL and TFDS have them.
 _PAIRS = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
@@ -34,56 +35,87 @@ _CHOICES = ("choices", "endings", "options", "alternatives")
 _CHOICE = re.compile(r"(choice|ending|option|alternative|solution|sol)_?(\d+)")
 
 
-def _columns(table: Table, task: TaskConfig, labelled: bool) -> Columns:
-    """Which columns are read: those that the task names, or those with usual names."""
+@dataclass(frozen=True)
+class _Role:
+    """What a column is read for: how messages call it, the option that names it, and the usual names of such columns.
+
+    prefer: of several columns with usual names the first in their order is taken; else the user must say which.
+    """
+
+    name: str
+    option: str
+    usual: tuple[str, ...]
+    prefer: bool = False
+
+
+_TEXT, _LABEL = _Role("text", "text", _TEXTS), _Role("label", "label", _LABELS)
+_ROLES = {
+    "classify": (_TEXT, _LABEL),
+    "regress": (_TEXT, _Role("label", "label", _NUMBERS, prefer=True)),
+    "tag": (_Role("words", "text", _WORDS, prefer=True), _Role("tags", "label", _TAGS, prefer=True)),
+    "choice": (_Role("text", "text", _CONTEXTS), _LABEL),
+}
+"""By kind of task: the text and the label. A pair has a second text besides, a choice its alternatives."""
+_FIRST_TEXT = _Role("text", "text", (*_TEXTS, *(first for first, _ in _PAIRS)))
+"""Of a pair whose second text is named."""
+
+
+def find_columns(table: Table, task: TaskConfig, labelled: bool) -> Columns:
+    """Returns the columns that are read: those that the task names, or those with usual names.
+
+    Raises: DataError where a column is missing, or several have usual names.
+    """
     tagged = task.kind == "tag"
+    text_role, label_role = _ROLES.get(task.kind, (_TEXT, _LABEL))
+    # Named by the user, or by the format (CoNLL); empty: to be found.
     text, second, label = task.text or table.usual[0], task.second, task.label or table.usual[1]
     names = _Names(table, task.kind, labelled)
     if table.names is None and not (text and (label or not labelled) and (task.choices or task.kind != "choice")):
         raise DataError(f"{table.where}: a file without a header wants positions; give {names.positions}")
     if labelled and table.usual[0] and table.width == 1:
         raise DataError(f"{table.head}: 1 column where a word and its tag are wanted; give every word its tag")
+
+    # The most telling names first: a column that is found is not looked at for the next role. So `question` is the text
+    # of a choice, whose alternatives are called choice1, …, and a pair's first text beside `sentence`.
     choices = task.choices or (names.choices((text, label)) if task.kind == "choice" else ())
-    if choices:
-        text = text or names.one("text", "text", _CONTEXTS, (*choices, label))
-    elif not text and tagged:
-        text = names.one("words", "text", _WORDS, (label,), prefer=True)
-    elif not text and second:
-        text = names.one("text", "text", (*_TEXTS, *(first for first, _ in _PAIRS)), (second, label))
-    elif not text:
-        text, second = names.texts((label,))
-    role = "words" if tagged else "first text" if second else "text"
-    columns = [names.column(text, role, "text")]
-    columns += [names.column(second, "second text", "second")] if second else []
-    if len(choices) == 1:
-        columns.append(names.column(choices[0], "alternatives", "choices"))
+    if text or choices or tagged:
+        text = names.resolve(text_role, text, (*choices, label))
+    elif second:
+        text = names.resolve(_FIRST_TEXT, text, (second, label))
     else:
-        columns += [names.column(name, f"alternative {n}", "choices") for n, name in enumerate(choices)]
+        text, second = names.texts((label,))
+    text_column = names.column(text, "words" if tagged else "first text" if second else "text", "text")
+    second_column = names.column(second, "second text", "second") if second else None
+    if len(choices) == 1:
+        choice_columns = [names.column(choices[0], "alternatives", "choices")]
+    else:
+        choice_columns = [names.column(name, f"alternative {n}", "choices") for n, name in enumerate(choices)]
+    label_column = None
     if labelled:
-        role, usual = {"tag": ("tags", _TAGS), "regress": ("label", _NUMBERS)}.get(task.kind, ("label", _LABELS))
-        label = label or names.one(role, "label", usual, (text, second, *choices), prefer=usual is not _LABELS)
-        columns.append(names.column(label, role, "label"))
+        label = names.resolve(label_role, label, (text, second, *choices))
+        label_column = names.column(label, label_role.name, "label")
+
+    columns = [column for column in (text_column, second_column, *choice_columns, label_column) if column]
     if choices:
         names.check_apart(columns)
     if not task.text or (labelled and not task.label) or choices != task.choices:
         name = table.where if table.where.startswith(tfds.PREFIX) else Path(table.where).name
         logger.info(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
-    more = columns[1 : 1 + len(choices)]
-    return Columns(columns[0], columns[1] if second else None, tuple(more), columns[-1] if labelled else None, tagged)
+    return Columns(text_column, second_column, tuple(choice_columns), label_column, tagged)
 
 
 class _Names:
-    """Finds columns of a table, by what the task calls them or by their usual names, and says what is amiss."""
+    """Finds columns of a table by the name that the task gives or by usual names, and words the errors."""
 
     def __init__(self, table: Table, kind: str, labelled: bool) -> None:
         self.table, self.names = table, table.names or ()
-        self.there = f"the columns are {listed(self.names)}" if self.names else "there are no columns"
+        self.columns_are = f"the columns are {listed(self.names)}" if self.names else "there are no columns"
         texts, label = ("--task.text 1 --task.choices 2 3", 4) if kind == "choice" else ("--task.text 1", 2)
         self.positions = f"{texts} --task.label {label}" if labelled else f"{texts} --task.header no"
         self.hint = f"; if this line is no header, give positions: {self.positions}" if table.headed else ""
 
     def column(self, asked: str, role: str, option: str) -> Column:
-        """A column by its name or its position. Raises: DataError where there is no such column."""
+        """Returns a column by its name or its position. Raises: DataError where no column is called so."""
         table, places = self.table, [place for place, name in enumerate(self.names) if name == asked]
         if len(places) == 1:
             return Column(role, places[0] if table.width else asked, f"column {asked!r}")
@@ -104,58 +136,64 @@ class _Names:
         return Column(role, place, f"column {asked}" + (f" {self.names[place]!r}" if self.names else ""))
 
     def _no_column(self, asked: str) -> DataError:
+        # Another case is the likeliest mistake of all.
         lowered = {name.lower(): name for name in self.names}
         near = did_you_mean(repr(asked), map(repr, self.names))
         if asked.lower() in lowered:
             near = f" (did you mean {lowered[asked.lower()]!r}?)"
         hint = "" if near else self.hint
-        return DataError(f"{self.table.head}: there is no column {asked!r}{near}; {self.there}{hint}")
+        return DataError(f"{self.table.head}: there is no column {asked!r}{near}; {self.columns_are}{hint}")
 
-    def one(self, role: str, option: str, usual: Sequence[str], used: Sequence[str], prefer: bool = False) -> str:
-        """The column with a usual name that is not used yet; of several the first, where that is to be preferred.
+    def resolve(self, role: _Role, named: str, used: Sequence[str]) -> str:
+        """Returns the column of a role: the one that was named, or one with a usual name that is not used yet.
 
-        Raises: DataError where there is none, or several.
+        Raises: DataError where no column has a usual name, or several have and none is preferred.
         """
-        found = self._usual(usual, used)
-        if len(found) > 1 and not prefer:
-            raise self._unclear(role, option, found)
-        if not found:
+        if named:
+            return named
+        columns = self._usual(role.usual, used)
+        if len(columns) > 1 and not role.prefer:
+            raise self._unclear(role.name, role.option, columns)
+        if not columns:
             raise DataError(
-                f"{self.table.head}: no column has a usual name of the {role} ({', '.join(usual[:3])}, …); "
-                f"{self.there}; name it with --task.{option}{self.hint}"
+                f"{self.table.head}: no column has a usual name of the {role.name} ({', '.join(role.usual[:3])}, …); "
+                f"{self.columns_are}; name it with --task.{role.option}{self.hint}"
             )
-        return found[0]
+        return columns[0]
 
     def texts(self, used: Sequence[str]) -> tuple[str, str]:
-        """The text and "", or the two texts of a pair."""
-        found = ((self._usual([first], used), self._usual([second], used)) for first, second in _PAIRS)
-        pairs = [(first[0], second[0]) for first, second in found if first and second]
+        """Returns the column of the text and "", or those of the two texts of a pair."""
+        columns = ((self._usual([first], used), self._usual([second], used)) for first, second in _PAIRS)
+        pairs = [(first[0], second[0]) for first, second in columns if first and second]
         if not pairs:
-            return self.one("text", "text", _TEXTS, used), ""
+            return self.resolve(_TEXT, "", used), ""
+        # A pair beside another, or beside a single text: which one is meant is a guess that nobody would notice.
         others = self._usual(_TEXTS, (*pairs[0], *used))
         if len(pairs) > 1 or others:
             raise self._unclear("text", "text", list(dict.fromkeys([*chain(*pairs), *others])))
         return pairs[0]
 
     def choices(self, used: Sequence[str]) -> tuple[str, ...]:
-        """The column of a list of alternatives, or the columns of one each, numbered from 0 or 1."""
-        found: dict[str, dict[int, str]] = {name: {0: name} for name in self._usual(_CHOICES, used)}
+        """Returns the column of a list of alternatives, or the columns of one each, numbered from 0 or 1."""
+        # Columns by what they are called without their number: {"ending": {0: "ending0", 1: "ending1"}}.
+        groups: dict[str, dict[int, str]] = {name: {0: name} for name in self._usual(_CHOICES, used)}
         for name in self.names:
             match = _CHOICE.fullmatch(name.lower())
             if match:
-                group, number = found.setdefault(match[1], {}), int(match[2])
+                group, number = groups.setdefault(match[1], {}), int(match[2])
                 if number in group:
                     raise self._unclear(f"alternative {number}", "choices", [group[number], name])
                 group[number] = name
-        if not found:
+        if not groups:
             raise DataError(
                 f"{self.table.head}: no columns have usual names of alternatives (choices; choice1 and choice2; …); "
-                f"{self.there}; name them with --task.choices{self.hint}"
+                f"{self.columns_are}; name them with --task.choices{self.hint}"
             )
-        if len(found) > 1:
-            several = [name for group in found.values() for name in group.values()]
+        if len(groups) > 1:
+            several = [name for group in groups.values() for name in group.values()]
             raise self._unclear("alternatives", "choices", several)
-        (group,) = found.values()
+        (group,) = groups.values()
+        # ending0, ending1, ending3: a gap means that one was overlooked.
         numbers = sorted(group)
         if numbers[0] > 1 or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
             raise DataError(
@@ -175,8 +213,8 @@ class _Names:
                     )
 
     def _usual(self, usual: Sequence[str], used: Sequence[str]) -> list[str]:
-        """The columns with these names, in the order of these."""
-        return [there for name in usual for there in self.names if there.lower() == name and there not in used]
+        """Returns the columns with these names, in the order of these."""
+        return [column for name in usual for column in self.names if column.lower() == name and column not in used]
 
-    def _unclear(self, role: str, option: str, found: Sequence[str]) -> DataError:
-        return DataError(f"{self.table.head}: {listed(found)} may each be the {role}; name it with --task.{option}")
+    def _unclear(self, role: str, option: str, columns: Sequence[str]) -> DataError:
+        return DataError(f"{self.table.head}: {listed(columns)} may each be the {role}; name it with --task.{option}")

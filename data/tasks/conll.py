@@ -16,37 +16,46 @@ _NO_WORD = re.compile(r"\d+[-.]\d+")
 
 
 def conll(path: Path) -> Table:
-    """A row is a sentence; a blank line ends it. One with a line of another width than most of the first lines, or that
-    is not UTF-8, comes as a DataError with file:line."""
+    """Returns a table whose rows are sentences; a blank line ends one.
+
+    A sentence with a line that is not UTF-8, or of another width than most of the first lines, comes as a DataError
+    with file:line.
+    """
     universal = path.suffix.lower() == ".conllu"
-    width, wanted = len(CONLLU), "CoNLL-U has 10; put tabs between them, _ where there is nothing"
+    width, expected = len(CONLLU), "CoNLL-U has 10; put tabs between them, _ where there is nothing"
     if not universal:
         number, width = usual_width((number, cells) for number, cells in _lines(path, universal) if cells is not None)
-        wanted = f"line {number} has {width}; give every word its tag"
-    rows = _sentences(path, universal, width, wanted)
+        expected = f"line {number} has {width}; give every word its tag"
+    rows = _sentences(path, universal, width, expected)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: no sentence in the file; give a word a line, and a blank line after each sentence")
     rows = chain([first], rows)
+    # The word and its tag: by name in CoNLL-U; in CoNLL, whose columns differ from task to task, the first and the
+    # last.
     if universal:
         return Table(str(path), f"{path}:{first[0]}", CONLLU, width, rows, ("form", "upos"))
     return Table(str(path), f"{path}:{first[0]}", None, width, rows, ("1", str(width)))
 
 
 def _lines(path: Path, universal: bool) -> Iterator[tuple[int, list[str] | DataError | None]]:
-    """(number, the columns; what is wrong with the line; None where it is blank)."""
+    """Yields (number, columns) of each line; a DataError instead where it is not UTF-8, None where it is blank."""
     for number, line, odd in decoded_lines(path):
         line = line.rstrip("\r\n")
         if not line.strip(" \t"):
             yield number, None
             continue
         cells = line.split("\t") if universal else _SPACES.split(line.strip(" \t"))
+        # CoNLL-2003 marks the begin of a document by a line of its own; CoNLL-U has comments.
         if cells[0] != "-DOCSTART-" and not (universal and line[0] == "#"):
             yield number, odd or cells
 
 
-def _sentences(path: Path, universal: bool, width: int, wanted: str) -> Iterator[tuple[int, Row | DataError]]:
-    """(line of the first word, a list of each column). wanted: whose width that is."""
+def _sentences(path: Path, universal: bool, width: int, expected: str) -> Iterator[tuple[int, Row | DataError]]:
+    """Yields (line of the first word, a list of each column) of each sentence, or its first error instead.
+
+    expected: what a message says of the width.
+    """
     words: list[list[str]] = []
     wrong: DataError | None = None  # in the sentence that is being read
     begins = 0
@@ -58,7 +67,7 @@ def _sentences(path: Path, universal: bool, width: int, wanted: str) -> Iterator
             continue
         if not isinstance(cells, DataError):
             if len(cells) != width:
-                cells = DataError(f"{path}:{number}: {counted(len(cells), 'column')} where {wanted}")
+                cells = DataError(f"{path}:{number}: {counted(len(cells), 'column')} where {expected}")
             elif universal and _NO_WORD.fullmatch(cells[0]):
                 continue
         begins = begins if words or wrong else number

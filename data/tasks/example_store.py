@@ -1,14 +1,13 @@
-"""Tokenised examples of a task: encoded once, from then on read by number.
+"""Tokenised examples of a task: encoded once, then read by number.
 
-    SPLIT-rows.bin      i64 [examples, 6]: where its first text begins among the tokens, its second (-1: none), where it
-                        ends, the number of its file, its line there, its answer (a label's number, the bits of a f64,
-                        or -1 for none); of task.kind=choice a row for each alternative, its text and the alternative
+    SPLIT-rows.bin      i64 [examples, 6], the fields of ROW; a choice has a row for each alternative: its text and the
+                        alternative
     SPLIT-tokens.bin    u16 (u32 where the vocabulary needs it), one long row of ids without special tokens
-    words.json          of an ELMo, whose ids are numbers of words: the words
+    words.json          for an ELMo, whose ids are numbers of words: the words
     SPLIT-tags.bin      i32 beside the tokens, for task.kind=tag: the tag's number at the piece that stands for a word,
                         else -1
     index.json          "format": 1, labels and their counts, sources, size and sha256 of each file, a fingerprint;
-                        "choices": how many alternatives, "symmetric": true, where they have a meaning
+                        "choices": how many alternatives, "symmetric": true, where they apply
 
 Read by position (pread), as shards are: nothing is held or mapped, so memory does not grow with the examples.
 `data.tasks.encode_examples` writes the folder.
@@ -19,12 +18,12 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Generic, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.binary_files import I64, File, check_bytes, fingerprint_of, joined, misfit
+from contexture.data.binary_files import I64, File, FileEntry, check_bytes, fingerprint_of, joined, misfit
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
@@ -36,8 +35,21 @@ FORMAT = 1
 INDEX = "index.json"
 WORDS = "words.json"
 SPLITS = ("train", "dev")
-A, B, END, FILE, LINE, ANSWER = range(6)
-"""The columns of rows."""
+ROW = np.dtype([(name, "<i8") for name in ("a", "b", "end", "file", "line", "answer")])
+"""What is stored of an example (of each alternative of a choice).
+
+    a       where its first text begins among the tokens
+    b       where its second text begins, -1 for none; the first ends there
+    end     where its last text ends
+    file    the number of its source
+    line    its line there
+    answer  its label's number, or for a regression the bits of a float64; -1 for none
+"""
+Rows: TypeAlias = NDArray[np.void]
+"""Examples as ROW."""
+Item = TypeVar("Item", bound=np.generic, covariant=True)
+Answers: TypeAlias = NDArray[np.int32 | np.float64]
+"""i32 (numbers of labels) or f64 (of a regression)."""
 _MEND = "delete the folder and start the command again"
 _INDEX = {
     "kind": str,
@@ -53,14 +65,50 @@ _INDEX = {
 }
 
 
+class SplitCounts(TypedDict):
+    """A split's entry in index.json."""
+
+    examples: int
+    tokens: int
+    longest: int
+
+
+class SourceEntry(TypedDict):
+    """A source's entry in index.json."""
+
+    name: str
+    size: int
+    sha256: str
+    split: str
+
+
+class ExamplesIndex(TypedDict):
+    """The content of index.json."""
+
+    format: int
+    kind: str
+    tokenizer: str
+    """The tokenizer's fingerprint."""
+    dtype: str
+    labels: list[str]
+    pair: bool
+    counts: list[int]
+    splits: dict[str, SplitCounts]
+    sources: list[SourceEntry]
+    files: dict[str, FileEntry]
+    fingerprint: str
+    choices: NotRequired[int]
+    symmetric: NotRequired[bool]
+
+
 class _Bytes(Protocol):
     def read(self, count: int, at: int) -> bytes: ...
 
 
 class Memory:
-    """Bytes by their place, as File gives them."""
+    """Bytes of an array by their place, as File reads those of a file."""
 
-    def __init__(self, array: np.ndarray) -> None:
+    def __init__(self, array: NDArray[np.generic]) -> None:
         self._bytes = array.tobytes()
 
     def read(self, count: int, at: int) -> bytes:
@@ -68,20 +116,19 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Column:
-    """Numbers by their place, `width` of them at each."""
+class Column(Generic[Item]):
+    """Items of a dtype by their place."""
 
     bytes: _Bytes
-    dtype: np.dtype
-    width: int = 1
+    dtype: np.dtype[Item]
 
-    def read(self, starts: I64, lengths: I64) -> NDArray[Any]:
-        """Spans joined: starts i64 [n], lengths i64 [n] → [sum of lengths] (or [sum, width])."""
+    def read(self, starts: I64, lengths: I64) -> NDArray[Item]:
+        """Spans joined: starts i64 [n], lengths i64 [n] → [sum of lengths]."""
+        # Examples that lie side by side are one read: evaluation reads a batch at once.
         starts, lengths = joined(starts, lengths)
-        size = self.dtype.itemsize * self.width
+        size = self.dtype.itemsize
         spans = zip((lengths * size).tolist(), (starts * size).tolist(), strict=True)
-        numbers = np.frombuffer(b"".join(self.bytes.read(count, at) for count, at in spans), self.dtype)
-        return numbers.reshape(-1, self.width) if self.width > 1 else numbers
+        return np.frombuffer(b"".join(self.bytes.read(count, at) for count, at in spans), self.dtype)
 
 
 @dataclass(frozen=True)
@@ -93,87 +140,94 @@ class ExampleSplit:
     sources: tuple[str, ...]
     examples: int
     longest: int
-    """Tokens of the longest example's line, special ones at its two ends not counted."""
-    rows: Column
-    tokens: Column
-    tags: Column | None
+    """Tokens of the longest sequence, special ones at its two ends not counted."""
+    rows: Column[np.void]
+    tokens: Column[np.integer]
+    tags: Column[np.int32] | None
     choices: int = 1
     """Rows of an example: one for each alternative of a choice."""
     symmetric: bool = False
     """Pairs are read in both orders."""
     char_ids: NDArray[np.uint16] | None = None
-    """Where tokens are words that are read letter by letter: what is read of each → [n, 50]."""
+    """Where tokens are words that are read by their characters: the character ids of each, u16 [n, 50]."""
 
     @property
     def pair(self) -> bool:
         """Whether its examples are pairs of texts."""
-        return self.examples > 0 and bool(self.take(np.zeros(1, np.int64))[0, B] >= 0)
+        return self.examples > 0 and bool(self.take(np.zeros(1, np.int64))["b"][0] >= 0)
 
-    def take(self, numbers: I64) -> I64:
-        """Rows of examples by their numbers → i64 [n · choices, 6]."""
+    def take(self, numbers: I64) -> Rows:
+        """Rows of examples by their numbers → ROW [n · choices]."""
         return self.rows.read(numbers * self.choices, np.full(len(numbers), self.choices))
 
-    def answers(self) -> NDArray[Any]:
-        """Every answer in order: numbers of labels i32 [n] (-1: none) or of tags (one a word), or numbers f64 [n]."""
+    def answers(self) -> Answers:
+        """Returns every answer in order: numbers of labels i32 [n] (-1: none) or of tags (one a word), or for a
+        regression f64 [n]."""
+        # In chunks, since a row is six times as large as its answer.
         parts = [self._answers(first) for first in range(0, self.examples, 1 << 16)]
         return np.concatenate(parts) if parts else np.empty(0, np.float64 if self.kind == "regress" else np.int32)
 
-    def _answers(self, first: int) -> NDArray[Any]:
+    def _answers(self, first: int) -> Answers:
         rows = self.take(np.arange(first, min(first + (1 << 16), self.examples)))
         if self.tags is not None:
-            tags = self.tags.read(rows[:, A], rows[:, END] - rows[:, A])
+            # Only the pieces that stand for words have tags; they lie in the order of the words.
+            tags = self.tags.read(rows["a"], rows["end"] - rows["a"])
             return tags[tags >= 0]
-        bits = rows[:: self.choices, ANSWER]
+        # Each alternative of a choice repeats its example's answer.
+        bits = rows["answer"][:: self.choices]
         return bits.copy().view(np.float64) if self.kind == "regress" else bits.astype(np.int32)
 
-    def origin(self, row: NDArray[np.int64]) -> str:
-        """ "train.tsv:7"."""
-        return f"{self.sources[int(row[FILE])]}:{int(row[LINE])}"
+    def origin(self, row: np.void) -> str:
+        """Returns the file and the line of an example: "train.tsv:7"."""
+        return f"{self.sources[int(row['file'])]}:{int(row['line'])}"
 
     def longer_than(self, length: int) -> int:
-        """How many examples do not fit a line of so many tokens."""
-        many = 0
+        """Returns how many examples do not fit a sequence of so many tokens."""
+        count = 0
         for first in range(0, self.examples, 1 << 16):
             rows = self.take(np.arange(first, min(first + (1 << 16), self.examples)))
+            # One alternative that is too long makes the example so.
             too_long = tokens_of(rows, self.char_ids is not None) + 2 > length
-            many += int(too_long.reshape(-1, self.choices).any(1).sum())
-        return many
+            count += int(too_long.reshape(-1, self.choices).any(1).sum())
+        return count
 
 
 def sha256_of(path: str) -> str:
-    """Of a file's bytes (hex); of a TFDS set "", for it has its own."""
+    """Returns the sha256 (hex) of a file's bytes; "" for a TFDS set, which has digests of its own."""
     if path.startswith("tfds:"):
         return ""
     with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def tokens_of(rows: I64, apart: bool) -> I64:
-    """Tokens of each row's line, the special ones at its two ends not counted, that between two texts counted; apart: a
-    pair's texts have a line each, and the longer one counts."""
-    whole, single = rows[:, END] - rows[:, A], rows[:, B] < 0
+def tokens_of(rows: Rows, apart: bool) -> I64:
+    """Returns the tokens of each row's sequence, without the special ones at its two ends, but with the one between two
+    texts. apart: a pair's texts have a sequence each, and the longer one counts."""
+    whole, single = rows["end"] - rows["a"], rows["b"] < 0
     if not apart:
+        # One more for the token between two texts.
         return whole + ~single
-    first = np.where(single, whole, rows[:, B] - rows[:, A])
+    first = np.where(single, whole, rows["b"] - rows["a"])
     return np.maximum(first, whole - first)
 
 
 class ExampleStore:
     """A folder of encoded examples, opened for reading by any number of threads."""
 
-    def __init__(self, folder: Path, index: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, index: ExamplesIndex) -> None:
         self.folder, self.index = folder, index
         self.kind: str = index["kind"]
         self.labels: tuple[str, ...] = tuple(index["labels"])
         self.counts: tuple[int, ...] = tuple(index["counts"])
-        """How often each label stands in train; for a regression nothing."""
+        """How often each label stands in train; empty for a regression."""
         self.pair: bool = index["pair"]
         """Whether the examples are pairs of texts."""
         self.choices: int = index.get("choices", 1)
         """Alternatives of an example, each a pair with its text; 1 where there is nothing to choose."""
         self.fingerprint: str = index["fingerprint"]
         self._char_ids, self.cut_words = None, 0
-        """cut_words: of the different words of all examples, how many are longer than what is read of them."""
+        """cut_words: how many of the distinct words of all examples have more bytes than are read."""
+        # An ELMo's words are needed whole, as characters; they are checked when they are read, other files by `verify`.
         if WORDS in index["files"]:
             check_bytes(folder / WORDS, index["files"][WORDS]["sha256"], _MEND)
             words = json.loads(read_plain(folder / WORDS))
@@ -189,7 +243,7 @@ class ExampleStore:
             tuple(source["name"] for source in self.index["sources"]),
             counts["examples"],
             counts["longest"],
-            Column(File(self.folder / f"{name}-rows.bin"), np.dtype("<i8"), 6),
+            Column(File(self.folder / f"{name}-rows.bin"), ROW),
             Column(File(self.folder / f"{name}-tokens.bin"), token),
             tags,
             self.choices,
@@ -199,7 +253,7 @@ class ExampleStore:
 
     @staticmethod
     def open(folder: Path) -> "ExampleStore":
-        """Raises: DataError where there is none, or it is not as it was written."""
+        """Raises: DataError where the folder holds no examples, or they are not as they were written."""
         file = folder / INDEX
         try:
             index = json.loads(read_plain(file))
@@ -213,17 +267,20 @@ class ExampleStore:
         if (wrong := misfit(index, _INDEX)) or index["fingerprint"] != fingerprint_of(index):
             raise DataError(f"{file}: damaged ({wrong or 'its content does not match its fingerprint'}); {_MEND}")
         for name, entry in index["files"].items():
-            there = os.path.getsize(folder / name) if (folder / name).is_file() else None
-            if there != entry["size"]:
+            size = os.path.getsize(folder / name) if (folder / name).is_file() else None
+            if size != entry["size"]:
                 raise DataError(f"{folder / name}: missing or not as long as it was written; {_MEND}")
-        return ExampleStore(folder, index)
+        return ExampleStore(folder, cast(ExamplesIndex, index))
 
     def sources_changed(self, task: TaskConfig) -> str:
-        """A sentence saying how the files that `task` names differ by name or content from what was read, or ""."""
+        """Returns a sentence saying how the files that `task` names differ by name or content from those that were
+        encoded, or ""."""
         for split, paths in (("train", task.train), ("dev", task.dev)):
             for path in paths:
+                # Files that are gone are no longer needed, and TFDS sets do not change.
                 if path.startswith("tfds:") or not os.path.isfile(path):
                     continue
+                # A file may lie elsewhere now; its content counts.
                 name = os.path.basename(path)
                 was = [s for s in self.index["sources"] if (s["split"], os.path.basename(s["name"])) == (split, name)]
                 if not was:
@@ -233,7 +290,7 @@ class ExampleStore:
         return ""
 
     def verify(self, cancel: CancelToken = NEVER) -> None:
-        """Reads every file once and compares it with what was written. Raises: DataError naming one that differs; what
+        """Reads every file once and compares it with its digest. Raises: DataError naming one that differs; what
         `cancel` raises to stop the work."""
         for name, entry in self.index["files"].items():
             check_bytes(self.folder / name, entry["sha256"], _MEND, cancel)

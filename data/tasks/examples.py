@@ -1,21 +1,21 @@
-"""Labelled examples: what a row of a user's file or of a TFDS set says, before it is cut into pieces."""
+"""Labelled examples: the content of a row of a user's file or of a TFDS set, before it is tokenised."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One text. label: as it is written (a class, or a number in words), None where there is none."""
+    """One text. label: as it is written (a class, or the digits of a number), None for none."""
 
     text: str
     label: str | None
     origin: str
-    """Where it stands: "train.tsv:7"."""
+    """Its file and line: "train.tsv:7"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two texts and what relates them."""
+    """Two texts and the label of the pair."""
 
     first: str
     second: str

@@ -1,29 +1,29 @@
-"""What is odd in a file of examples and does not end the work: counted, and said once."""
+"""Odd rows of a file of examples, which do not end the work: counted, and reported once."""
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers.unknown_tokens import UnknownTokens
+from contexture.data.tokenizers.unknown_tokens import Encoder, UnknownTokens
 
 logger = logging.getLogger(__name__)
 
-MOST_ODD = 0.01
+MAX_ODD = 0.01
 """The share of rows that may be odd. More than that is a mistake in the file as a whole, or in the options."""
 _FEW = 3
 """Odd rows that a short file may hold, where they are a tenth of it at most."""
 _SURE = 100
-"""Odd rows after which a file is given up before its end, where they are more than MOST_ODD of those read so far."""
+"""Odd rows after which reading stops before the end of the file, where they are more than MAX_ODD of those so far."""
 _MEND = "start from a run whose vocabulary covers them"
 
 
 class FileReport:
-    """Of one file. A row that cannot be read is left out. An empty text, and a text or a word that no token spells, is
-    read as the unknown token."""
+    """The odd rows of one file. A row that cannot be read is left out. An empty text, and a text or a word that no
+    token spells, is read as the unknown token."""
 
-    def __init__(self, name: str, tokenizer: Any, *, every_row: bool = False) -> None:
-        """every_row: no row may be left out, since each wants an answer in its place; and any text may be empty."""
+    def __init__(self, name: str, tokenizer: Encoder, *, every_row: bool = False) -> None:
+        """every_row: for predictions, where no row may be left out, since each needs an answer; any text may be
+        empty."""
         self.name, self.every_row = name, every_row
         self.rows = self.left_out = self.empty = self.unspelled = self.quoted = 0
         self._odd: list[DataError] = []
@@ -50,23 +50,26 @@ class FileReport:
         self.unspelled += 1
         self._unspelled = self._unspelled or f"{what} at {origin}"
 
-    def count_tokens(self, texts: Sequence[str], lines: Sequence[Sequence[int]]) -> None:
+    def count_tokens(self, texts: Sequence[str], encoded: Sequence[Sequence[int]]) -> None:
         """Counts the unknown tokens of texts."""
-        self._unknown.add(texts, lines)
+        self._unknown.add(texts, encoded)
 
     def _count(self, error: DataError) -> None:
         self._odd = self._odd or [error]
+        # So many are no accident: a file of gigabytes need not be read to its end to say so.
         if self.left_out + self.empty >= _SURE:
             self.check()
 
     def check(self) -> None:
-        """Raises: DataError, the first one, where more than MOST_ODD of the rows are odd, and more than a few."""
+        """Raises: DataError, the first one, where more than MAX_ODD of the rows are odd, and more than a few: the fault
+        is then in the file as a whole, or in the options, and training on the rest would hide it."""
+        # Where every row is answered, an empty text is an input like others.
         odd = self.left_out + (0 if self.every_row else self.empty)
-        if odd > max(MOST_ODD * self.rows, min(_FEW, self.rows // 10)):
+        if odd > max(MAX_ODD * self.rows, min(_FEW, self.rows // 10)):
             raise DataError(f"{self._odd[0]} ({odd:,} of {self.rows:,} rows are odd)" if odd > 1 else str(self._odd[0]))
 
     def finish(self) -> None:
-        """Warns of what was odd, a line for each kind. Raises: as `check`."""
+        """Warns of odd rows, a line for each kind. Raises: as `check`."""
         self.check()
         if self.left_out:
             logger.warning(f"{self.name}: left out {self.left_out:,} of {self.rows:,} rows; the first: "
@@ -86,7 +89,7 @@ class FileReport:
 
     @property
     def unknown(self) -> float:
-        """The share of unknown tokens."""
+        """Returns the share of unknown tokens."""
         return self._unknown.share
 
 

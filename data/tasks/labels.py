@@ -1,4 +1,4 @@
-"""What an example's label means: labels ↔ numbers, and the alternative that is right."""
+"""The meaning of labels: labels ↔ numbers, and the right alternative of a choice."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Text
 from contexture.data.tasks.tables import FIRST_ROWS, counted
 
 _LARGEST = 1e18
-"""Of a regression's numbers, either way: a loss in float32 is not finite where it sums the squares of larger ones."""
+"""Largest number of a regression, of either sign: in float32 a sum of squares of larger ones is not finite."""
 
 
 class Labels:
@@ -23,17 +23,18 @@ class Labels:
         self.closed, self.named = bool(known), named
 
     def number(self, label: str, origin: str) -> int:
-        """Raises: DataError for a label that the training set does not have."""
-        found = self.numbers.get(label)
-        if found is None and self.closed:
+        """Returns a label's number. Raises: DataError for a label that the training set does not have."""
+        number = self.numbers.get(label)
+        if number is None and self.closed:
             names = list(self.numbers)
             shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
             raise DataError(f"{origin}: label {label!r} is not one of {shown}{did_you_mean(label, names)}")
-        return self.numbers.setdefault(label, len(self.numbers)) if found is None else found
+        return self.numbers.setdefault(label, len(self.numbers)) if number is None else number
 
     def close(self) -> NDArray[np.int64]:
         """Sorts the labels (numbers by their value) and closes. Returns the new number of each old one."""
         order = sorted(self.numbers, key=_sort_key)
+        # Labels were numbered as they came; the files hold these numbers until they are rewritten.
         renumbered = np.empty(len(order), np.int64)
         for new, label in enumerate(order):
             renumbered[self.numbers[label]] = new
@@ -41,14 +42,15 @@ class Labels:
         self.closed = True
         return renumbered
 
-    def number_alternatives(self, many: int) -> None:
-        """Closes, with names 0, 1, … for so many alternatives where they have none."""
-        if not self.closed or not self.numbers:  # of an imported run nothing says how many there are
-            self.numbers = {str(number): number for number in range(many)}
+    def number_alternatives(self, count: int) -> None:
+        """Closes; `count` alternatives without names are called 0, 1, …"""
+        if not self.closed or not self.numbers:  # an imported run does not say how many it has
+            self.numbers = {str(number): number for number in range(count)}
             self.closed = True
 
 
 def _sort_key(label: str) -> tuple[float, str]:
+    """Numbers by their value, then all other labels (NaN among them) by their text."""
     try:
         value = float(label)
     except ValueError:
@@ -56,27 +58,27 @@ def _sort_key(label: str) -> tuple[float, str]:
     return (value, label) if value == value else (float("inf"), label)
 
 
-def usual_alternatives(found: Sequence[Example]) -> int:
-    """How many alternatives most of the first examples have."""
-    many = Counter(len(example.choices) if isinstance(example, ChoiceExample) else 0 for example in found[:FIRST_ROWS])
-    return many.most_common(1)[0][0]
+def usual_alternatives(examples: Sequence[Example]) -> int:
+    """Returns how many alternatives most of the first examples have."""
+    counts = Counter(len(x.choices) if isinstance(x, ChoiceExample) else 0 for x in examples[:FIRST_ROWS])
+    return counts.most_common(1)[0][0]
 
 
-def alternatives(found: Sequence[Example], labels: Labels) -> int:
-    """How many alternatives each example has. Raises: DataError for one that has more or fewer."""
-    labels.number_alternatives(usual_alternatives(found))
-    for example in found:
-        many = len(example.choices) if isinstance(example, ChoiceExample) else 0
-        if many != len(labels.numbers):
+def alternatives(examples: Sequence[Example], labels: Labels) -> int:
+    """Returns how many alternatives each example has. Raises: DataError for one that has more or fewer."""
+    labels.number_alternatives(usual_alternatives(examples))
+    for example in examples:
+        count = len(example.choices) if isinstance(example, ChoiceExample) else 0
+        if count != len(labels.numbers):
             raise DataError(
-                f"{example.origin}: {counted(many, 'alternative')} where {len(labels.numbers)} are wanted, one for "
+                f"{example.origin}: {counted(count, 'alternative')} where {len(labels.numbers)} are wanted, one for "
                 f"each of the labels {', '.join(labels.numbers)}; give every example as many"
             )
     return len(labels.numbers)
 
 
 def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> int:
-    """A label's number, the bits of a number, or -1 where there is none.
+    """Returns the answer as it is stored: a label's number, the bits of a regression's number, or -1 for none.
 
     Raises: DataError with file:line for an unknown label, a number that is none, a label that names no alternative.
     """
@@ -95,25 +97,28 @@ def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> i
         raise DataError(f"{origin}: {label!r} is not a number, which task.kind=regress wants")
     if abs(value) > _LARGEST:
         raise DataError(f"{origin}: {label!r} is beyond ±{_LARGEST:g}, whose square no float32 sums; scale the numbers")
+    # As an i64 it fits into the same column as the number of a label. Its bits are -1 for a NaN alone.
     return int(np.float64(value).view(np.int64))
 
 
 def _right(example: ChoiceExample, label: str, labels: Labels) -> int:
-    """Which alternative a label means, by its name (its number, where it was given none) or by its own text."""
-    found = {labels.numbers[label]} if label in labels.numbers else set()
-    if not found or not labels.named:
-        found |= {number for number, choice in enumerate(example.choices) if choice.strip() == label}
+    """Returns the alternative that a label means, by its name (or number) or by its own text."""
+    matches = {labels.numbers[label]} if label in labels.numbers else set()
+    # A label that is a name given by the user is that name alone. A number from 0 may also be an alternative's own text
+    # ("2" among sums): if the two differ, nobody can tell which was meant.
+    if not matches or not labels.named:
+        matches |= {number for number, choice in enumerate(example.choices) if choice.strip() == label}
     names = list(labels.numbers)
-    if not found:
+    if not matches:
         raise DataError(
             f"{example.origin}: label {label[:40]!r} is neither one of {', '.join(names)} nor an alternative's own text"
             f"{did_you_mean(label, [*names, *example.choices])}; count the alternatives from 0, or name them in their "
             "order: --task.labels 1 2"
         )
-    if len(found) > 1:
-        which = " or ".join(map(str, sorted(found)))
+    if len(matches) > 1:
+        which = " or ".join(map(str, sorted(matches)))
         raise DataError(
             f"{example.origin}: label {label[:40]!r} may mean alternative {which}, by number or by text; give numbers, "
             f"and say so: --task.labels {' '.join(names)}"
         )
-    return found.pop()
+    return matches.pop()

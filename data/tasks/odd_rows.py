@@ -1,8 +1,7 @@
-"""One row of a table as an Example, by the columns that are read."""
+"""One row of a table → an Example, by the columns that are read."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Tagged, Text
@@ -12,11 +11,14 @@ from contexture.data.tasks.tables import Row, counted
 
 @dataclass(frozen=True)
 class Column:
-    """A column that is read: what for, where it is in a row, and what it is called."""
+    """A column that is read."""
 
     role: str
-    key: Any
+    """What it is read for: "second text"."""
+    key: str | int
+    """Its name where rows are mappings, else its place from 0."""
     called: str
+    """How messages name it: "column 'premise'"."""
 
     def __str__(self) -> str:
         return f"the {self.role} ({self.called})"
@@ -24,6 +26,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Columns:
+    """The columns of a task. tagged: `text` holds words, and `label` a tag for each."""
+
     text: Column
     second: Column | None
     choices: tuple[Column, ...]
@@ -31,22 +35,27 @@ class Columns:
     tagged: bool
 
 
-def is_quoted(cell: str) -> bool:
-    """Whether a field of a *.tsv looks as a *.csv quotes it: in double quotes, those within it doubled."""
+def is_quoted(cell: object) -> bool:
+    """Returns whether a field of a *.tsv looks quoted as in a *.csv: in double quotes, those within it doubled."""
+    if not isinstance(cell, str):
+        return False
     return len(cell) > 2 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
 
 
 @dataclass(frozen=True)
 class RowReader:
-    """Makes an Example of one row. at: where it stands, for an error."""
+    """Makes an Example of one row."""
 
     at: str
+    """Where it stands, for an error: "data/train.tsv:7"."""
     origin: str
+    """Its id: "train.tsv:7"."""
     report: FileReport | None
 
     def example(self, row: Row, columns: Columns) -> Example:
         label, at = columns.label, self.at
         if columns.tagged:
+            # A list, or a string with spaces: both are usual in *.jsonl; CoNLL gives lists.
             words = self._sequence(row, columns.text, self._text)
             tags = self._sequence(row, label, lambda value, called: _label(value, called, at)) if label else None
             if tags is not None and len(words) != len(tags):
@@ -55,21 +64,22 @@ class RowReader:
                 )
             return Tagged(words, tags, self.origin)
         text = self._text(self._cell(row, columns.text), str(columns.text))
-        said = _label(self._cell(row, label), str(label), at) if label else None
+        label_text = _label(self._cell(row, label), str(label), at) if label else None
         if columns.choices:
-            return ChoiceExample(text, self._alternatives(row, columns.choices), said, self.origin)
+            return ChoiceExample(text, self._alternatives(row, columns.choices), label_text, self.origin)
         if columns.second is None:
-            return Text(text, said, self.origin)
-        return Pair(text, self._text(self._cell(row, columns.second), str(columns.second)), said, self.origin)
+            return Text(text, label_text, self.origin)
+        second = self._text(self._cell(row, columns.second), str(columns.second))
+        return Pair(text, second, label_text, self.origin)
 
-    def _cell(self, row: Row, column: Column) -> Any:
+    def _cell(self, row: Row, column: Column) -> object:
         try:
-            return row[column.key]
+            return row[column.key]  # pyright: ignore[reportArgumentType, reportCallIssue]  # the key fits its table
         except KeyError:
             raise DataError(f"{self.at}: {column} is missing; every line is to have the same keys") from None
 
-    def _sequence(self, row: Row, column: Column, read: Callable[[Any, str], str]) -> tuple[str, ...]:
-        """Words, or tags: a list of them, or a string with single spaces between them."""
+    def _sequence(self, row: Row, column: Column, read: Callable[[object, str], str]) -> tuple[str, ...]:
+        """Returns words, or tags, from a list of them or a string with single spaces between them."""
         value = self._cell(row, column)
         if isinstance(value, str):
             value = value.split(" ") if value.strip() else []
@@ -83,7 +93,7 @@ class RowReader:
         return tuple(read(each, f"{one} {place} ({column.called})") for place, each in enumerate(value, 1))
 
     def _alternatives(self, row: Row, columns: Sequence[Column]) -> tuple[str, ...]:
-        """A list of them in one column, or one in each of several."""
+        """Returns alternatives from a list in one column, or from one column each."""
         at = self.at
         if len(columns) > 1:
             return tuple(self._text(self._cell(row, column), str(column)) for column in columns)
@@ -97,10 +107,11 @@ class RowReader:
             raise DataError(f"{at}: {column} are {len(value)}; give at least two to choose from")
         return tuple(self._text(each, f"alternative {number} ({column.called})") for number, each in enumerate(value))
 
-    def _text(self, value: Any, called: str) -> str:
+    def _text(self, value: object, called: str) -> str:
         if not isinstance(value, str):
             raise DataError(f"{self.at}: {called} is {_shown(value)}, no string; give a string")
         if not value.strip():
+            # An empty text is a fact of many data sets and no reason to stop: it is counted and read as unknown.
             error = DataError(f"{self.at}: {called} is empty; fill it, or leave the row out")
             if self.report is None:
                 raise error
@@ -109,20 +120,21 @@ class RowReader:
         return value
 
 
-def _label(value: Any, called: str, at: str) -> str:
-    """A label as a file would say it; the white space around it is no part of it."""
+def _label(value: object, called: str, at: str) -> str:
+    """Returns a label as a text file would spell it, without the white space around it."""
     if value is None:
         raise DataError(f"{at}: {called} is missing; give every example one, or leave the row out")
+    # As JSON spells it; a bool is an int in Python, so it comes first.
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str | int | float):
         raise DataError(f"{at}: {called} is {_shown(value)}; give a string, a number, true or false")
-    if not (said := str(value).strip()):
+    if not (label := str(value).strip()):
         raise DataError(f"{at}: {called} is empty; fill it, or leave the row out")
-    return said
+    return label
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     kinds = {dict: "an object", list: "a list", bool: "true or false", str: "a string", type(None): "null"}
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"the number {str(value)[:40]}"

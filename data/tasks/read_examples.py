@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_not_packed, check_plain
-from contexture.data.tasks.columns import _columns
+from contexture.data.tasks.columns import find_columns
 from contexture.data.tasks.conll import conll
 from contexture.data.tasks.examples import Example
 from contexture.data.tasks.file_report import FileReport
@@ -22,7 +22,8 @@ _FILES = f"{', '.join(f'*{suffix}' for suffix in FORMATS[:-1])} or *{FORMATS[-1]
 
 
 def check_sources(paths: Iterable[str], what: str) -> None:
-    """Raises: DataError where one is missing, empty, of no known format, named twice, or a TFDS set not on disk."""
+    """Raises: DataError for a file that is missing, empty, of no known format or named twice, and for a TFDS set that
+    is not on disk."""
     sources: list[Source] = []
     for path in paths:
         if not path.startswith(tfds.PREFIX):
@@ -41,8 +42,14 @@ def check_sources(paths: Iterable[str], what: str) -> None:
         raise DataError(f"{twice}: {what} names this {twice.kind} twice; give every {twice.kind} once")
 
 
-def source_of(path: str) -> dict[str, Any]:
-    """What tells a source from another: {"name": "train.tsv", "size": its bytes}."""
+class NameAndSize(TypedDict):
+    name: str
+    size: int
+    """Bytes."""
+
+
+def source_of(path: str) -> NameAndSize:
+    """Returns what index.json says of a source: {"name": "train.tsv", "size": its bytes}."""
     source = open_source(path)
     return {"name": source.name, "size": source.size}
 
@@ -54,19 +61,18 @@ def examples(
     labelled: bool,
     report: FileReport | None = None,
 ) -> Iterator[Example]:
-    """The rows of a file or a TFDS set, in their order, in memory bounded by a row.
+    """Yields the rows of a file or a TFDS set as examples, in their order, in memory bounded by a row.
 
-    classify and regress give Text, or Pair where there is a second column; tag gives Tagged, choice gives Choice. Where
-    they are not `labelled`, labels and tags are None, and need no column. `say` reports which columns are read where
-    these were not all given.
+    classify and regress give Text, or Pair where there is a second column; tag gives Tagged, choice gives
+    ChoiceExample. Unless they are `labelled`, labels and tags are None, and need no column. The columns that are read
+    are logged where not all were given.
 
-    report: counts rows that are not what they should be, which are left out, and empty texts, which are kept.
+    report: counts invalid rows, which are left out, and empty texts, which are kept.
 
-    Raises: DataError with file:line for a row that is not what it should be and that no report takes, and for columns
-    that are not there.
+    Raises: DataError with file:line for an invalid row where no report counts it, and for missing columns.
     """
     table = _table(path, task)
-    columns = _columns(table, task, labelled)
+    columns = find_columns(table, task, labelled)
     name = table.where if path.startswith(tfds.PREFIX) else Path(path).name
     empty = True
     tabs = report is not None and path.lower().endswith(".tsv")
@@ -75,6 +81,7 @@ def examples(
         reader = RowReader(f"{table.where}:{number}", f"{name}:{number}", report)
         if report is not None:
             report.rows += 1
+        # CSV saved as *.tsv shows by its quotes, which stay in the text: worth a warning.
         if tabs and report is not None and not isinstance(row, DataError):
             report.quoted += sum(map(is_quoted, row))
         try:
@@ -82,6 +89,7 @@ def examples(
                 raise row
             example = reader.example(row, columns)
         except DataError as error:
+            # Where somebody counts odd rows, one of them does not end the work.
             if report is None:
                 raise
             report.leave_out(error)
@@ -92,7 +100,7 @@ def examples(
 
 
 def open_source(path: str) -> Source:
-    """A file or a TFDS set by its name. Raises: DataError for a set that is not on disk."""
+    """Returns a file or a TFDS set by its name. Raises: DataError for a set that is not on disk."""
     return tfds.open_split(path) if path.startswith(tfds.PREFIX) else TextFile(Path(path))
 
 
@@ -115,5 +123,6 @@ def _table(path: str, task: TaskConfig) -> Table:
 
 def _has_header(task: TaskConfig) -> bool:
     given = [column for column in (task.text, task.second, *task.choices, task.label) if column]
+    # Columns that are all given by position suggest that they have no names.
     by_position = bool(task.text and task.label) and all(map(str.isdecimal, given))
     return task.header == "yes" or (task.header == "auto" and not by_position)

@@ -1,4 +1,4 @@
-"""Tables in files (*.tsv, *.csv, *.jsonl): the names of their columns and their rows, in memory bounded by a row."""
+"""Tables in files (*.tsv, *.csv, *.jsonl): their columns' names and their rows, in memory bounded by a row."""
 
 import csv
 import re
@@ -7,46 +7,50 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from contexture.data.errors import DataError
 from contexture.data.text.sources import decoded_lines, json_records
 
 LONGEST_FIELD = 1 << 24
-"""Characters after which a field of a *.csv is taken for one whose quote is never closed."""
+"""Characters of a field of a *.csv: a longer one is taken for a quote that is never closed."""
 FIRST_ROWS = 100
-"""Rows that say together what columns there are, so that a first one that is odd is counted as any other."""
-_WANTED = 'every line of a *.jsonl is an object like {"text": "…", "label": "…"}'
+"""Rows from which the columns are told: a first row that is odd is then left out as any other."""
+_EXPECTED = 'every line of a *.jsonl is an object like {"text": "…", "label": "…"}'
 
-Row = Sequence[Any] | Mapping[str, Any]
+Cell: TypeAlias = object
+"""A string; in a *.jsonl any JSON value."""
+Row = Sequence[Cell] | Mapping[str, Cell]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a file or a TFDS set, whatever its format."""
+    """The rows of a file or a TFDS set, whatever its format."""
 
     where: str
     """The file's path, or the set's name."""
     head: str
-    """Where the names of its columns stand: "data/train.tsv:1"."""
+    """The place of the columns' names: "data/train.tsv:1"."""
     names: tuple[str, ...] | None
-    """Of the columns; None where they have only positions."""
+    """The columns' names; None where they have only positions."""
     width: int
     """Columns of a row. 0: a row is a mapping, by the names of the columns."""
     rows: Iterator[tuple[int, Row | DataError]]
-    """(number of its first line, or in its split; cells, or what is wrong with this one row). A cell of CoNLL is a
-    list, of all words of a sentence."""
+    """(number of its first line, or in its split; its cells, or its error). A cell of CoNLL is a list, of all words of
+    a sentence."""
     usual: tuple[str, str] = ("", "")
-    """The columns of texts and labels, where the format itself says which they are."""
+    """The columns of texts and labels, where the format itself fixes them."""
     headed: bool = False
-    """Whether the names come from a first line, which may be none."""
+    """Whether the names come from a first line, which may be no header."""
 
 
 def separated(path: Path, header: bool) -> Table:
-    """A *.tsv (no quotes, a line a row) or a *.csv (RFC 4180). Without a header there are as many columns as in most of
-    the first rows. A row of another width, or that is not UTF-8, comes as a DataError with file:line.
+    """Returns the table of a *.tsv (no quotes, a line a row) or a *.csv (RFC 4180).
 
-    Raises: DataError for what breaks the whole file.
+    Without a header there are as many columns as in most of the first rows. A row of another width, or that is not
+    UTF-8, comes as a DataError with file:line.
+
+    Raises: DataError for an error that affects the whole file.
     """
     read = _commas if path.suffix.lower() == ".csv" else _tabs
     rows = read(path)
@@ -64,6 +68,7 @@ def separated(path: Path, header: bool) -> Table:
 
     def checked() -> Iterator[tuple[int, Row | DataError]]:
         mend = "put a tab" if path.suffix.lower() == ".tsv" else "put a comma"
+        # An error belongs to its row: the caller decides whether it ends the work.
         for line, row in rows:
             if isinstance(row, DataError):
                 yield line, row
@@ -77,9 +82,10 @@ def separated(path: Path, header: bool) -> Table:
 
 
 def usual_width(rows: Iterable[tuple[int, Sequence[str] | DataError]]) -> tuple[int, int]:
-    """(the first line that has it, how many columns most of the first rows have); zeros where there is no row.
+    """Returns the first line of the usual width, and that width: the columns of most of the first rows. Zeros without
+    rows.
 
-    Raises: DataError, the first one, where there are no others.
+    Raises: DataError, the first one, where no row is without an error.
     """
     widths: Counter[int] = Counter()
     lines: dict[int, int] = {}
@@ -97,36 +103,38 @@ def usual_width(rows: Iterable[tuple[int, Sequence[str] | DataError]]) -> tuple[
 
 
 def objects(path: Path) -> Table:
-    """A *.jsonl: an object a line, whose keys are the columns: those that half of the first objects have. A line that
-    is no object comes as a DataError with file:line."""
+    """Returns the table of a *.jsonl, an object a line. The columns are the keys that half of the first objects have. A
+    line that is no object comes as a DataError with file:line."""
     keys: Counter[str] = Counter()
     lines: list[int] = []
     odd: DataError | None = None
-    for number, record in islice(json_records(path, _WANTED), FIRST_ROWS):
+    for number, record in islice(json_records(path, _EXPECTED), FIRST_ROWS):
         if isinstance(record, DataError):
             odd = odd or record
         else:
             keys.update(record.keys())
             lines.append(number)
     if not lines:
-        raise odd or DataError(f"{path}: no row in the file; {_WANTED}")
+        raise odd or DataError(f"{path}: no row in the file; {_EXPECTED}")
+    # Not the first object's keys alone: one odd object would then make all others odd.
     names = tuple(key for key, count in keys.items() if 2 * count >= len(lines))
-    return Table(str(path), f"{path}:{lines[0]}", names, 0, json_records(path, _WANTED))
+    return Table(str(path), f"{path}:{lines[0]}", names, 0, json_records(path, _EXPECTED))
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names of columns for a message: 'premise', 'hypothesis', …"""
+    """Returns names of columns for a message: 'premise', 'hypothesis', …"""
     shown = [repr(name if len(name) <= 40 else f"{name[:39]}…") for name in names[:16]]
     return ", ".join([*shown, "…"] if len(names) > 16 else shown)
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 column", "2 columns"."""
+    """Returns "1 column", "2 columns"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _tabs(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
     for number, line, wrong in decoded_lines(path):
+        # Nothing else is stripped: an empty cell at the end is a cell.
         line = line.removesuffix("\n").removesuffix("\r")
         if line.strip() or "\t" in line:
             yield number, wrong or line.split("\t")
@@ -134,8 +142,10 @@ def _tabs(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
 
 def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
     csv.field_size_limit(LONGEST_FIELD)
-    held: list[str] = []  # the lines of the row that is being read
-    odd: list[DataError] = []  # what is wrong with them
+    # The csv module takes lines and gives rows. A quoted field may hold line ends, so the lines of the row that is
+    # being read are held, with their errors, to say where it begins and what is wrong with it.
+    held: list[str] = []
+    odd: list[DataError] = []
 
     def fed() -> Iterator[str]:
         for _, line, wrong in decoded_lines(path):
@@ -155,22 +165,24 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
             return
         except csv.Error as error:
             raise _broken(path, first, held, str(error)) from None
+        # Blank lines are no rows.
         if cells and not (len(cells) == 1 and cells[0].isspace()):
             yield first, odd[0] if odd else cells
 
 
 def _broken(path: Path, first: int, held: list[str], reason: str) -> DataError:
-    """What csv's reader found wrong in the row of these lines."""
+    """Returns the error of csv's reader, in the row of these lines, with its line and how to mend it."""
     if "end of data" not in reason and "field limit" not in reason:
         if "expected after" in reason:
             reason = 'text after a closing quote; write a quote within a quoted field twice: ""'
         elif "new-line" in reason:
             reason = "a carriage return within a row; end lines with a line feed, or quote the field"
         return DataError(f"{path}:{first + len(held) - 1}: {reason}")
+    # A quote was opened and not closed: the line where it begins helps more than the line where the file ends.
     begins, inside = first, False
     for number, line in enumerate(held, first):
-        for found in re.finditer('""|"', line):
-            if found[0] == '"':
+        for quote in re.finditer('""|"', line):
+            if quote[0] == '"':
                 inside = not inside
                 begins = number if inside else begins
     reason = "is never closed" if "end of data" in reason else f"has more than {LONGEST_FIELD} characters"

@@ -1,4 +1,4 @@
-"""Words ↔ pieces: a tag belongs to a word, a token to a piece of it."""
+"""Words ↔ pieces: tags belong to words, and a model predicts them at pieces."""
 
 from collections.abc import Sequence
 
@@ -14,27 +14,33 @@ from contexture.data.tokenizers.word_level import UNK
 def cut_words(
     examples: Sequence[Tagged], tokenizer: Tokenizer | OpenVocabulary, report: FileReport
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """(the pieces of each example's words, joined; where among them each word is read).
+    """Returns the pieces of each example's words, joined, and the place among them of the piece that stands for each
+    word.
 
-    Each word is tokenised alone; its first piece stands for it (Devlin et al. 2018, section 5.3). A vocabulary that has
-    GPT-1's special tokens is read from left to right: there it is the last piece, which alone has seen the whole word.
-    Where spaces are part of the pieces, each word but the first has one before it. An ELMo reads words as they stand.
-    A word without a piece (a variation selector alone) is read as the unknown token, which `report` counts.
+        BERT   a word's first piece (Devlin et al. 2018, section 5.3)
+        GPT    its last piece: reading from left to right, that alone has seen the whole word
+        ELMo   words are not split
+
+    Words are tokenised alone. A word without a piece (a variation selector alone) is read as the unknown token, which
+    `report` counts.
 
     `["Jim", "Henson"]` → pieces `jim hen ##son`, places `0 1`.
     """
     if isinstance(tokenizer, OpenVocabulary):
-        lines = [tokenizer.number(example.words) for example in examples]
-        return lines, [[*range(len(line))] for line in lines]
+        numbers = [tokenizer.number(example.words) for example in examples]
+        return numbers, [[*range(len(words))] for words in numbers]
+    # A fine-tuned GPT is known by its special tokens. Where spaces are part of the pieces, each word but the first has
+    # one before it, as in running text.
     last, space = GPT_SPECIALS[-1] in tokenizer.specials, " " if tokenizer.lossless else ""
     written = [[f"{space if n else ''}{word}" for n, word in enumerate(example.words)] for example in examples]
+    # Each distinct word is encoded once.
     where = {word: example.origin for example, words in zip(examples, written, strict=True) for word in words}
     pieces = dict(zip(where, encode_checked(list(where), list(where.values()), tokenizer), strict=True))
     unknown = unknown_ids(tokenizer)
-    lines: list[list[int]] = []
+    sequences: list[list[int]] = []
     places: list[list[int]] = []
     for example, words in zip(examples, written, strict=True):
-        line: list[int] = []
+        sequence: list[int] = []
         place: list[int] = []
         for word in words:
             ids = pieces[word]
@@ -42,18 +48,18 @@ def cut_words(
                 if word.strip():  # an empty one is counted by its reader
                     report.read_unspelled(f"the word {word.strip()!r}", example.origin)
                 ids = unknown
-            begin = len(line)
-            line += ids
-            place.append(len(line) - 1 if last else begin)
-        lines.append(line)
+            begin = len(sequence)
+            sequence += ids
+            place.append(len(sequence) - 1 if last else begin)
+        sequences.append(sequence)
         places.append(place)
-    report.count_tokens([" ".join(example.words) for example in examples], lines)
-    return lines, places
+    report.count_tokens([" ".join(example.words) for example in examples], sequences)
+    return sequences, places
 
 
 def unknown_ids(tokenizer: Tokenizer | OpenVocabulary) -> list[int]:
-    """What stands for a text or a word without a piece: the unknown token; where a vocabulary has none, a space, else
-    its first token."""
+    """Returns the ids of a text or a word without a piece: the unknown token; where a vocabulary has none, a space,
+    else its first token."""
     if isinstance(tokenizer, OpenVocabulary):
         return tokenizer.number([UNK])
     if tokenizer.unk is not None and tokenizer.unk >= 0:
@@ -67,10 +73,11 @@ def unknown_ids(tokenizer: Tokenizer | OpenVocabulary) -> list[int]:
 def encode_checked(
     texts: Sequence[str], origins: Sequence[str], tokenizer: Tokenizer | OpenVocabulary
 ) -> list[list[int]]:
-    """The pieces of texts. Raises: DataError with the origin of one that has what the vocabulary cannot spell."""
+    """Returns the pieces of texts. Raises: DataError with the origin of a text that the vocabulary cannot spell."""
     try:
         return tokenizer.encode(texts)
     except (DataError, TypeError, UnicodeEncodeError):
+        # The error of a batch does not say which text it was: they are tried one by one.
         for text, origin in zip(texts, origins, strict=True):
             if not isinstance(text, str):
                 raise DataError(f"{origin}: {text!r} is no text") from None

@@ -4,8 +4,8 @@ import re
 
 # A sentence ends at these, with what closes quotes and brackets after them; CJK stops need no space to follow.
 _CLOSING = "\"'”’»)\\]}›"
-# A run of stops is tried once, from its first (the lookbehind), and gives nothing back (++, *+): if it ends no sentence
-# as a whole, no part of it does. So the time is linear in the length of the line.
+# A run of stops is tried once, from its first (the lookbehind), and without backtracking (++, *+): if it ends no
+# sentence as a whole, no part of it does. So the time is linear in the length of the line.
 _STOPS, _CJK_STOPS = ".!?…؟।۔", "。！？"
 _END = re.compile(
     rf"(?<![{_STOPS}])[{_STOPS}]++[{_CLOSING}]*+(?P<gap>\s++)(?=(?P<next>\S))"
@@ -46,8 +46,10 @@ def sentences(line: str) -> list[str]:
 
 
 def _abbreviated(before: str, follows: str) -> bool:
-    found = _LAST_WORD.search(before)
-    word = found[0] if found else ""
+    """Returns whether the stop between these texts belongs to an abbreviation."""
+    match = _LAST_WORD.search(before)
+    word = match[0] if match else ""
+    # An initial (J.), or letters with stops between them (e.g., U.S.).
     if len(word) == 1 or (len(word) > 2 and word[-2] == "."):
         return word[-1].isalpha()
     word = word.lower()

@@ -1,9 +1,9 @@
 """Raw text: files, folders and TFDS sets → lines with document borders → sentences, in bounded memory; or whole
-documents, exactly as they stand.
+documents, unchanged.
 
 A text file (*.txt) holds a sentence or a paragraph in each line and a blank line between documents; a *.jsonl file
-holds an object with "text" in each line, one document each, whose lines are its paragraphs. `data.text.tfds` says
-what a TFDS set holds.
+holds an object with "text" in each line, one document each, whose lines are its paragraphs. `data.text.tfds` describes
+TFDS sets.
 """
 
 import json
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, TypeAlias
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_not_packed, check_plain, open_plain
@@ -28,8 +28,12 @@ LONGEST_LINE = 1 << 19
 CHUNK = 1 << 16
 """Characters of a document after which `chunks` gives what it has, at the end of a line."""
 _BATCH = 1 << 19
+"""Characters that are given to a tokenizer at once."""
 _PART, _LONGEST_PART = 1 << 14, 1 << 20
-"""Characters that are tokenised together, and after which text without a place to cut it is cut anywhere."""
+"""Characters that are encoded alone, and after which text without a safe place is cut anywhere."""
+Seen: TypeAlias = Callable[[bytes], object]
+"""Called with all bytes as they are read: a digest's update, a counter."""
+JsonObject: TypeAlias = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -49,19 +53,19 @@ class TextFile:
 
     @property
     def parts(self) -> tuple[tuple[str, int, int], ...]:
-        """What of which file is read, as a TFDS split has it: all."""
+        """The parts that are read, as `tfds.Split.parts`: (file, first, end). A text file is read whole."""
         return ((os.path.realpath(self.path), 0, 1),)
 
     def __str__(self) -> str:
         return str(self.path)
 
-    def documents(self, seen: Callable[[bytes], Any] = len) -> Iterator[tuple[int, str]]:
-        """Its lines as (line number, line without outer spaces); an empty line marks a border between documents.
+    def documents(self, seen: Seen = len) -> Iterator[tuple[int, str]]:
+        """Yields the lines as (line number, line without outer spaces); an empty line is a border between documents.
 
-        Every byte goes through `seen` (a digest's update, a counter) as it is read, at most LONGEST_LINE at a time.
-        Memory is bounded by one line: that of a *.txt is cut at LONGEST_LINE bytes, that of a *.jsonl is one document.
+        Every byte goes through `seen` as it is read, at most LONGEST_LINE at a time. Memory is bounded by one line:
+        that of a *.txt is cut at LONGEST_LINE bytes, that of a *.jsonl is one document.
 
-        Raises: DataError with file:line for what is not UTF-8, or not the JSON that is wanted.
+        Raises: DataError with file:line where a line is not UTF-8, or not an object with a "text".
         """
         if self.path.suffix != ".jsonl":
             for number, line in lines(self.path, seen, cut_long=True):
@@ -73,12 +77,12 @@ class TextFile:
                     yield number, paragraph.strip()
             yield number, ""
 
-    def chunks(self, documents: str, seen: Callable[[bytes], Any] = len) -> Iterator[str]:
-        """The text of its documents exactly as it stands, in chunks to be joined; an empty one ends a document.
+    def chunks(self, documents: str, seen: Seen = len) -> Iterator[str]:
+        """Yields the text of the documents unchanged, in chunks to be joined; an empty one ends a document.
 
-        A document of a *.txt is the whole file (`documents` is "files"), or what stands between blank lines, which
-        belong to none ("blank_lines"). Line ends stay as they are, \\r\\n too; only a byte order mark is dropped.
-        Memory and `seen` as in `documents`.
+        A document of a *.txt is the whole file (`documents` is "files"), or the text between blank lines, which belong
+        to none ("blank_lines"). Line ends stay as they are, \\r\\n too; only a byte order mark is dropped. Memory and
+        `seen` as in `documents`.
 
         Raises: DataError as in `documents`.
         """
@@ -88,25 +92,27 @@ class TextFile:
             return
         held: list[str] = []
         size = before = 0
-        begun = False
+        in_document = False
         pieces = chain(lines(self.path, seen, cut_long=True), [(0, "")])
         for (number, piece), (after, _) in pairwise(pieces):
+            # A long line comes in pieces of one number. A piece is blank only as a whole line: white space in the
+            # middle of a long line ends no document.
             whole_line = before != number != after
             before = number
             blank = documents == "blank_lines" and whole_line and not piece.strip()
             if not blank:
                 held.append(piece)
                 size += len(piece)
-                begun = True
+                in_document = True
             if held and (blank or not after or size >= CHUNK):
                 yield "".join(held)
                 held, size = [], 0
-            if begun and (blank or not after):
+            if in_document and (blank or not after):
                 yield ""
-                begun = False
+                in_document = False
 
-    def _rows(self, seen: Callable[[bytes], Any]) -> Iterator[tuple[int, str]]:
-        """The texts of a *.jsonl file with their line numbers."""
+    def _rows(self, seen: Seen) -> Iterator[tuple[int, str]]:
+        """Yields the texts of a *.jsonl file with their line numbers."""
         for number, record in json_lines(self.path, _WANTED, seen):
             text = record.get("text")
             if not isinstance(text, str):
@@ -115,13 +121,13 @@ class TextFile:
 
 
 Source = TextFile | tfds.Split
-"""Both have a name, a size in bytes, parts that tell whether two hold the same, `documents` and `chunks`."""
+"""Both have a name, a size in bytes, parts to compare two by, `documents` and `chunks`."""
 
 
 def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") -> list[Source]:
-    """A file, several, folders, or TFDS sets → what is to be read; a folder stands for its sorted *.txt and *.jsonl.
+    """Files, folders and TFDS sets → the sources to read; a folder stands for its sorted *.txt and *.jsonl.
 
-    Raises: DataError naming what is missing, empty, or given twice.
+    Raises: DataError naming a source that is missing, empty, or given twice.
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     if not paths:
@@ -136,7 +142,7 @@ def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") ->
 
 
 def present(path: str | Path, what: str = "data.path") -> list[Source]:
-    """What lies there. Raises: DataError where nothing does, or no text."""
+    """Returns the sources at a path. Raises: DataError where none exists, or it is no text."""
     if str(path).startswith(tfds.PREFIX):
         return [tfds.open_split(str(path))]
     path = Path(path)
@@ -146,6 +152,7 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
     check_plain(path)
     if not path.is_dir():
         raise DataError(f"{path}: {what} names no such file or folder; check the path")
+    # Sorted, so that the same folder is the same text on every machine.
     inside = sorted(p for p in path.iterdir() if p.suffix in KINDS and p.is_file())
     if not inside and (path / "sentences.bin").is_file():
         raise DataError(
@@ -161,6 +168,7 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
 
 def _check_text(path: Path, what: str) -> None:
     """Raises: DataError for a compressed file, and for a table of examples."""
+    # Tables would be read as text without an error, and a model be trained on tabs and labels.
     check_not_packed(path)
     suffix = path.suffix.lower()
     if suffix in _TABLES:
@@ -173,7 +181,8 @@ def _check_text(path: Path, what: str) -> None:
 
 
 def shared(sources: Sequence[Source]) -> Source | None:
-    """The later of two that hold the same file, or some of the same rows of a TFDS set; None where no two do."""
+    """Returns the later of two sources with a file, or rows of a TFDS set, in common; None where no two have any."""
+    # Sorted by file and first row, parts that overlap stand next to each other.
     parts = sorted((*part, place) for place, source in enumerate(sources) for part in source.parts)
     for (file, _, end, place), (other, start, _, next_place) in pairwise(parts):
         if file == other and start < end:
@@ -182,7 +191,7 @@ def shared(sources: Sequence[Source]) -> Source | None:
 
 
 def texts(sources: Iterable[Source]) -> Iterator[str]:
-    """All lines of the sources, borders left out: what a tokenizer learns from."""
+    """Yields all lines of the sources without borders, for learning a vocabulary of sentences."""
     for source in sources:
         for _, line in source.documents():
             if line:
@@ -190,16 +199,16 @@ def texts(sources: Iterable[Source]) -> Iterator[str]:
 
 
 def whole_texts(sources: Iterable[Source], documents: str) -> Iterator[str]:
-    """All text of the sources with its line ends, in chunks: what a tokenizer of whole documents learns from."""
+    """Yields all text of the sources with its line ends, in chunks, for learning a vocabulary of whole documents."""
     for source in sources:
         for chunk in source.chunks(documents):
             if chunk:
                 yield chunk
 
 
-def sentence_batches(source: Source, split: bool, seen: Callable[[bytes], Any] = len) -> Iterator[list[str | None]]:
-    """Its sentences (its lines, where they are not to be split), None for a border between documents, in lists of about
-    half a million characters."""
+def sentence_batches(source: Source, split: bool, seen: Seen = len) -> Iterator[list[str | None]]:
+    """Yields a source's sentences (its lines, unless they are to be split), None for a border between documents, in
+    lists of about half a million characters."""
     batch: list[str | None] = []
     size = 0
     for _, line in source.documents(seen):
@@ -213,11 +222,10 @@ def sentence_batches(source: Source, split: bool, seen: Callable[[bytes], Any] =
 
 
 def document_batches(
-    source: Source, documents: str, cut: Callable[[str, int], list[str]], seen: Callable[[bytes], Any] = len
+    source: Source, documents: str, cut: Callable[[str, int], list[str]], seen: Seen = len
 ) -> Iterator[list[str | None]]:
-    """Its documents in parts that may be tokenised alone, None after each document, in lists of about half a million
-    characters. `cut` cuts a text into such parts of about so many characters; the last of them is not given before it
-    is known what follows it."""
+    """Yields a source's documents in parts that may be encoded alone, None after each document, in lists of about half
+    a million characters. cut: splits a text into such parts of about so many characters (`Tokenizer.split_long`)."""
     batch: list[str | None] = []
     size, rest = 0, ""
     for chunk in source.chunks(documents, seen):
@@ -225,6 +233,7 @@ def document_batches(
         rest = ""
         if not chunk:
             parts.append(None)
+        # The last part is held back: the next chunk may go on within its last word.
         elif len(last := parts[-1] or "") < _LONGEST_PART:
             rest = last
             parts.pop()
@@ -236,52 +245,50 @@ def document_batches(
     yield batch
 
 
-def json_lines(path: Path, wanted: str, seen: Callable[[bytes], Any] = len) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a *.jsonl file with their line numbers; blank lines are left out.
+def json_lines(path: Path, expected: str, seen: Seen = len) -> Iterator[tuple[int, JsonObject]]:
+    """Yields the objects of a *.jsonl file with their line numbers; blank lines are left out.
 
-    Raises: DataError with file:line for what is not UTF-8, no JSON, or no object; `wanted` says what was.
+    Raises: DataError with file:line where a line is not UTF-8, no JSON, or no object; `expected` ends its message.
     """
-    for number, record in json_records(path, wanted, seen):
+    for number, record in json_records(path, expected, seen):
         if isinstance(record, DataError):
             raise record
         yield number, record
 
 
-def json_records(
-    path: Path, wanted: str, seen: Callable[[bytes], Any] = len
-) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
+def json_records(path: Path, expected: str, seen: Seen = len) -> Iterator[tuple[int, JsonObject | DataError]]:
     """As `json_lines`, but a line that is not UTF-8, no JSON or no object comes as the DataError that names it."""
     for number, line, wrong in decoded_lines(path, seen):
         if line.strip():
-            yield number, wrong or _record(line, f"{path}:{number}", wanted)
+            yield number, wrong or _record(line, f"{path}:{number}", expected)
 
 
-def _record(line: str, at: str, wanted: str) -> dict[str, Any] | DataError:
+def _record(line: str, at: str, expected: str) -> JsonObject | DataError:
     try:
         record = json.loads(line)
+        # Half a character can only be written as an escape; it would fail much later, where text is encoded.
         json.dumps(record, ensure_ascii=False).encode() if "\\u" in line else None
     except UnicodeEncodeError:
-        return DataError(f"{at}: half a character (a lone \\ud800-\\udfff); {wanted}")
+        return DataError(f"{at}: half a character (a lone \\ud800-\\udfff); {expected}")
     except RecursionError:
-        return DataError(f"{at}: not JSON (nested too deep); {wanted}")
+        return DataError(f"{at}: not JSON (nested too deep); {expected}")
     except ValueError as error:
-        return DataError(f"{at}: not JSON ({getattr(error, 'msg', error)}); {wanted}")
-    return record if isinstance(record, dict) else DataError(f"{at}: no object; {wanted}")
+        return DataError(f"{at}: not JSON ({getattr(error, 'msg', error)}); {expected}")
+    return record if isinstance(record, dict) else DataError(f"{at}: no object; {expected}")
 
 
-def lines(path: Path, seen: Callable[[bytes], Any] = len, cut_long: bool = False) -> Iterator[tuple[int, str]]:
-    """The lines of a file in UTF-8, with their ends, each with its number. Raises: DataError for what is not UTF-8."""
+def lines(path: Path, seen: Seen = len, cut_long: bool = False) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a file in UTF-8, with their ends, each with its number. Raises: DataError for a line that is
+    not UTF-8."""
     for number, line, wrong in decoded_lines(path, seen, cut_long):
         if wrong:
             raise wrong
         yield number, line
 
 
-def decoded_lines(
-    path: Path, seen: Callable[[bytes], Any] = len, cut_long: bool = False
-) -> Iterator[tuple[int, str, DataError | None]]:
-    """(number, line, what is wrong with it): as `lines`, but one that is not UTF-8 comes with the DataError that names
-    it, its other characters whole."""
+def decoded_lines(path: Path, seen: Seen = len, cut_long: bool = False) -> Iterator[tuple[int, str, DataError | None]]:
+    """Yields (number, line, error): as `lines`, but a line that is not UTF-8 comes with the DataError that names it,
+    its other characters intact."""
     for number, raw in _raw_lines(path, seen, cut_long):
         try:
             yield number, raw.decode("utf-8"), None
@@ -292,15 +299,15 @@ def decoded_lines(
             yield number, raw.decode("utf-8", "replace"), wrong
 
 
-def _raw_lines(path: Path, seen: Callable[[bytes], Any], cut_long: bool) -> Iterator[tuple[int, bytes]]:
-    """Lines as bytes, each with its number; where that is asked, one over LONGEST_LINE comes in pieces, cut at a space
-    or a whole character."""
+def _raw_lines(path: Path, seen: Seen, cut_long: bool) -> Iterator[tuple[int, bytes]]:
+    """Yields lines as bytes, each with its number. cut_long: a line over LONGEST_LINE comes in pieces, cut at a space,
+    or at a whole character."""
     limit = LONGEST_LINE
     with open_plain(path) as file:
         number, rest, first = 1, bytearray(), True
         while piece := file.readline(limit):
             seen(piece)
-            if first:
+            if first:  # a byte order mark
                 piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
             rest += piece
             if rest.endswith(b"\n"):
@@ -309,6 +316,8 @@ def _raw_lines(path: Path, seen: Callable[[bytes], Any], cut_long: bool) -> Iter
                 number += 1
             elif cut_long and len(rest) >= limit:
                 raw = bytes(rest)
+                # Behind the last space (not one at the very beginning, which would leave an empty piece); where there
+                # is none, in front of a character that is not whole: back over the 10xxxxxx bytes to its first one.
                 cut = raw.rfind(b" ", 1) + 1
                 if not cut:
                     cut = len(raw)

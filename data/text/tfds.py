@@ -1,16 +1,16 @@
-"""TFDS sets that lie on disk, by names like "tfds:glue/sst2:train[:10%]": found, opened, and read row by row.
+"""TFDS sets on disk, by names like "tfds:glue/sst2:train[:10%]": looked for, opened, and read row by row.
 
-They are read by their number in the split (TFDS's data source of array_record files), so TensorFlow is not needed.
+Rows are read by their number in the split (TFDS's data source of array_record files), so TensorFlow is not needed.
 Nothing is ever downloaded.
 """
 
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,16 @@ _FEATURE = re.compile(r"tensorflow_datasets(\.core|\.public_api)?\.features(\.\w
 """The class of a column, as features.json names it."""
 _AT_ONCE = 64
 """Examples read together: several times as fast as one by one."""
+Cell: TypeAlias = object
+"""str, int, float, bool, None, or a list of them; features that nothing here reads stay as TFDS has them."""
+
+
+class Records(Protocol):
+    """A TFDS data source: examples by their numbers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitems__(self, numbers: list[int], /) -> Sequence[Mapping[str, object]]: ...
 
 
 @dataclass(frozen=True)
@@ -32,20 +42,20 @@ class Split:
 
     kind: ClassVar = "split"
     name: str
-    """As it was asked for, with its split: "tfds:glue/sst2:train"."""
+    """As the user gave it, with its split: "tfds:glue/sst2:train"."""
     size: int
-    """Bytes of the files that it lies in."""
+    """Bytes of its files."""
     parts: tuple[tuple[str, int, int], ...]
-    """Those files, and from which example to which each is read."""
-    features: dict[str, Any]
+    """Its files, with the first example that is read of each, and the one behind the last."""
+    features: Mapping[str, object]
     """TFDS's description of each column but `idx`, which only counts the rows."""
-    records: Any
+    records: Records
 
     def __str__(self) -> str:
         return self.name
 
-    def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(number, {column: value}): str, int, float, bool, lists of them; the name of a class, None for class -1.
+    def rows(self) -> Iterator[tuple[int, dict[str, Cell]]]:
+        """Yields (number, {column: value}). A class is its name, None for class -1, which marks a hidden label.
 
         Raises: DataError naming a row that cannot be read, or a text that is not UTF-8.
         """
@@ -56,7 +66,7 @@ class Split:
             except Exception as error:
                 raise self._damaged(at, error) from None
             for number, record in zip(numbers, records, strict=True):
-                row = {}
+                row: dict[str, Cell] = {}
                 for name, feature in self.features.items():
                     try:
                         row[name] = _plain(feature, record[name])
@@ -66,11 +76,11 @@ class Split:
                         raise self._damaged(number, error) from None
                 yield number, row
 
-    def documents(self, seen: Callable[[bytes], Any] = len) -> Iterator[tuple[int, str]]:
-        """Its text as (number, line without outer spaces); an empty line marks a border between documents.
+    def documents(self, seen: Callable[[bytes], object] = len) -> Iterator[tuple[int, str]]:
+        """Yields the text as (number, line without outer spaces); an empty line is a border between documents.
 
-        An example of several lines is a document of them; one of a single line is a line of the running document, as it
-        would be in a text file. Every text goes through `seen`, with a line's end.
+        An example of several lines is a document of them; one of a single line is a line of the current document, as in
+        a text file (lm1b has a sentence an example). Every text goes through `seen`, with a line's end.
         """
         for number, text in self._texts(seen):
             lines = [line.strip() for line in text.split("\n")]
@@ -80,19 +90,19 @@ class Split:
             else:
                 yield from ((number, line) for line in ("", *full, ""))
 
-    def chunks(self, documents: str, seen: Callable[[bytes], Any] = len) -> Iterator[str]:
-        """The text of each example, one document whatever `documents` says of files, exactly as it is; "" after each.
+    def chunks(self, documents: str, seen: Callable[[bytes], object] = len) -> Iterator[str]:
+        """Yields the text of each example unchanged, and "" after it: each is a document, whatever `documents` is.
 
         Every text goes through `seen`, with a line's end.
         """
         for _, text in self._texts(seen):
             yield from (text, "") if text else ()
 
-    def _texts(self, seen: Callable[[bytes], Any]) -> Iterator[tuple[int, str]]:
-        """The text of each example with its number."""
+    def _texts(self, seen: Callable[[bytes], object]) -> Iterator[tuple[int, str]]:
+        """Yields the text of each example with its number."""
         column = self._text_column()
         for number, row in self.rows():
-            text: str = row[column]
+            text = row[column]
             if not isinstance(text, str):
                 raise self._damaged(number, ValueError(f"{column!r} is missing"))
             seen(f"{text}\n".encode())
@@ -104,13 +114,13 @@ class Split:
     def _text_column(self) -> str:
         import tensorflow_datasets as tfds
 
-        found = [name for name, feature in self.features.items() if isinstance(feature, tfds.features.Text)]
-        if "text" in found:
+        texts = [name for name, feature in self.features.items() if isinstance(feature, tfds.features.Text)]
+        if "text" in texts:
             return "text"
-        if len(found) != 1:
-            several = f"several texts ({', '.join(found)}) and none of them is 'text'" if found else "no text"
+        if len(texts) != 1:
+            several = f"several texts ({', '.join(texts)}) and none of them is 'text'" if texts else "no text"
             raise DataError(f"{self.name}: the set has {several}; give one with a column 'text', or *.txt files")
-        return found[0]
+        return texts[0]
 
 
 def open_split(name: str) -> Split:
@@ -118,7 +128,8 @@ def open_split(name: str) -> Split:
 
     It is looked for in $TFDS_DATA_DIR, or else in ~/tensorflow_datasets.
 
-    Raises: DataError for what is no such name, not on disk, not as array_record, damaged, or has no such split.
+    Raises: DataError for another name, and for a set that is not on disk, not in array_record, damaged, or has no such
+    split.
     """
     match = _NAME.fullmatch(name.removeprefix(PREFIX))
     if match is None:
@@ -129,15 +140,16 @@ def open_split(name: str) -> Split:
 
     _check_features(folder / "features.json")
     try:
-        builder: Any = tfds.builder_from_directory(folder)
+        builder: Any = tfds.builder_from_directory(folder)  # TFDS has no types
         info: Any = builder.info
         splits, features = info.splits, {key: info.features[key] for key in sorted(info.features) if key != "idx"}
     except Exception as error:
         raise DataError(f"{folder}: damaged, no TFDS set ({_reason(error)}); prepare it again") from None
-    for wanted in re.findall(r"(?:^|\+)\s*(\w+)", spec):
-        if wanted not in splits and wanted != "all":
-            there = ", ".join(splits)
-            raise DataError(f"{name}: there is no split {wanted!r}{did_you_mean(wanted, splits)}; there are {there}")
+    for split in re.findall(r"(?:^|\+)\s*(\w+)", spec):
+        if split not in splits and split != "all":
+            existing = ", ".join(splits)
+            raise DataError(f"{name}: there is no split {split!r}{did_you_mean(split, splits)}; there are {existing}")
+    # train[:10%], train+test[50:]: TFDS reads the expression itself and says which rows of which files it means.
     try:
         instructions = splits[spec].file_instructions
     except Exception as error:
@@ -145,6 +157,7 @@ def open_split(name: str) -> Split:
         raise DataError(f"{name}: {spec!r} is no part of a split ({reason}); write it as train[:10%]") from None
     if sum(each.take for each in instructions) < 1:
         raise DataError(f"{name}: {spec!r} holds no example; write the part as train[:10%], or give a larger one")
+    # Other formats are read by TensorFlow alone.
     if "array_record" not in {each.value for each in info.available_file_formats()}:
         raise DataError(
             f"{name}: lies in {folder} as {info.file_format.value}, which needs TensorFlow; get it as array_record "
@@ -170,6 +183,7 @@ def _check_features(file: Path) -> None:
         tree = json.loads(read_plain(file))
     except (OSError, ValueError, RecursionError):
         return  # TFDS says what is wrong with it
+    # Depth-first without recursion: the file is not trusted yet, and may be nested as deep as JSON allows.
     nodes = [tree]
     while nodes:
         node = nodes.pop()
@@ -181,52 +195,55 @@ def _check_features(file: Path) -> None:
             continue  # no feature, but perhaps columns of any names
         if not _FEATURE.fullmatch(name):
             raise DataError(f"{file}: {name[:80]!r} is no feature of TFDS; prepare the set again")
-        for kind, told in node.items():
-            dtype = told.get("dtype") if isinstance(told, dict) else None
+        for kind, feature in node.items():
+            dtype = feature.get("dtype") if isinstance(feature, dict) else None
             dtype = "" if kind == "tensor" and dtype is None else dtype  # a tensor has to have one
             if dtype is not None and not _is_dtype(dtype):
                 raise DataError(f"{file}: {str(dtype)[:40]!r} is no dtype of a column; prepare the set again")
 
 
-def _is_dtype(name: Any) -> bool:
+def _is_dtype(name: object) -> bool:
     try:
         return isinstance(name, str) and np.dtype(name) is not None
     except (TypeError, ValueError, SyntaxError):
         return name in ("string", "bfloat16")
 
 
-def _folder(name: str, wanted: str, version: str | None) -> Path:
-    """Where the set lies. Raises: DataError where it does not."""
+def _folder(name: str, dataset: str, version: str | None) -> Path:
+    """Returns the folder of a set, by default of its newest version. Raises: DataError where it is not on disk."""
     root = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
-    found: dict[str, list[tuple[tuple[int, ...], Path]]] = {}
+    versions: dict[str, list[tuple[tuple[int, ...], Path]]] = {}
+    # ROOT/SET/VERSION, or with a configuration ROOT/SET/CONFIG/VERSION.
     for pattern in ("*/*/dataset_info.json", "*/*/*/dataset_info.json"):
         for file in root.glob(pattern):
             folder = file.parent
             if _VERSION.fullmatch(folder.name):
                 key = folder.parent.relative_to(root).as_posix()
-                found.setdefault(key, []).append((tuple(map(int, folder.name.split("."))), folder))
-    inside = sorted(key for key in found if key.startswith(f"{wanted.partition('/')[0]}/"))
-    if wanted not in found and "/" not in wanted and inside:
+                versions.setdefault(key, []).append((tuple(map(int, folder.name.split("."))), folder))
+    # A set with configurations may be given without one, where it has only one on disk.
+    inside = sorted(key for key in versions if key.startswith(f"{dataset.partition('/')[0]}/"))
+    if dataset not in versions and "/" not in dataset and inside:
         if len(inside) > 1:
             raise DataError(f"{name}: there are {', '.join(inside)}; name one of them, as tfds:{inside[0]}")
-        wanted = inside[0]
-    if wanted not in found:
-        near = did_you_mean(wanted, found) or (f" (there are {', '.join(inside)})" if inside else "")
+        dataset = inside[0]
+    if dataset not in versions:
+        near = did_you_mean(dataset, versions) or (f" (there are {', '.join(inside)})" if inside else "")
         raise DataError(
-            f"{name}: {wanted} is not in {root}{near}; set TFDS_DATA_DIR to the folder that it is in, or get it, on a "
-            f"machine with network: {_how_to_get(wanted, version)}"
+            f"{name}: {dataset} is not in {root}{near}; set TFDS_DATA_DIR to the folder that it is in, or get it, on a "
+            f"machine with network: {_how_to_get(dataset, version)}"
         )
     if version is None:
-        return max(found[wanted])[1]
-    for numbers, folder in found[wanted]:
+        return max(versions[dataset])[1]
+    for numbers, folder in versions[dataset]:
         if numbers == tuple(map(int, version.split("."))):
             return folder
-    there = ", ".join(folder.name for _, folder in sorted(found[wanted]))
-    raise DataError(f"{name}: there is no version {version} of {wanted} in {root}; there are {there}")
+    existing = ", ".join(folder.name for _, folder in sorted(versions[dataset]))
+    raise DataError(f"{name}: there is no version {version} of {dataset} in {root}; there are {existing}")
 
 
-def _how_to_get(wanted: str, version: str | None) -> str:
-    full = f"{wanted}:{version}" if version else wanted
+def _how_to_get(dataset: str, version: str | None) -> str:
+    """Returns the command that gets a set."""
+    full = f"{dataset}:{version}" if version else dataset
     return (
         'python -c "import tensorflow_datasets as tfds; '
         f"tfds.builder('{full}', file_format='array_record').download_and_prepare()\""
@@ -234,13 +251,13 @@ def _how_to_get(wanted: str, version: str | None) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What a library's error says at its end, where the reason stands."""
+    """Returns the last line of a library's error, where the reason stands."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:200] if lines else type(error).__name__
 
 
-def _plain(feature: Any, value: Any) -> Any:
-    """A value of a TFDS row as Python has it; arrays and nested features stay as they are."""
+def _plain(feature: Any, value: Any) -> Cell:
+    """Returns a value of a TFDS row as a Python object; arrays and nested features stay as they are."""
     import tensorflow_datasets as tfds
 
     kinds: Any = tfds.features
@@ -253,5 +270,5 @@ def _plain(feature: Any, value: Any) -> Any:
     if isinstance(value, str | dict | list) or np.ndim(value):
         return value
     kept = np.asarray(value, feature.np_dtype)[()]
-    # a float32 is told by its own shortest decimals: 3.8, and not 3.799999952316284
+    # A float32 has its own shortest decimals: 3.8, and not 3.799999952316284, which is the same number as a float64.
     return float(str(kept)) if isinstance(kept, np.floating) else kept.item()

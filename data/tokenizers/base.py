@@ -12,19 +12,19 @@ from contexture.data.tokenizers.wordpiece import WordPiece
 
 
 class Tokenizer(Protocol):
-    """What the rest of the house knows of a tokenizer. WordPiece alone has `cls`, `sep` and `mask` besides."""
+    """A tokenizer, as code outside this folder uses it. WordPiece alone has `cls`, `sep` and `mask` besides."""
 
     kind: str
     size: int
     """How many ids there are, `specials` counted."""
     pad: int
-    """An id that may stand in padding; 0 where the vocabulary has none for that."""
+    """The id for padding; 0 where the vocabulary has no token for it."""
     lossless: bool
     """Whether every text comes back from its ids as it was."""
     specials: Mapping[str, int]
-    """Tokens that were grown behind the vocabulary (`with_added_tokens`), and their ids."""
+    """Tokens that were added behind the vocabulary (`with_added_tokens`), and their ids."""
     fingerprint: str
-    """sha256 (hex) over all that makes the tokenizer."""
+    """sha256 (hex) over the vocabulary and all options."""
 
     @property
     def end(self) -> int | None:
@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
 
     @property
     def unk(self) -> int | None:
-        """What stands for text that no token spells; None where every text is spelled, or such text is an error."""
+        """The token for text that no other spells; None where every text is spelled, or such text is an error."""
         ...
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -45,22 +45,22 @@ class Tokenizer(Protocol):
         ...
 
     def token(self, id: int) -> str:
-        """What an id stands for, for people."""
+        """Returns the text of an id, for people."""
         ...
 
-    def split_long(self, text: str, most: int) -> list[str]:
-        """A long text in parts of about `most` characters (more where it cannot be cut), whose ids, joined, are those
-        of the whole."""
+    def split_long(self, text: str, limit: int) -> list[str]:
+        """Splits a text into parts of about `limit` characters (more where it cannot be cut) that may be encoded alone:
+        their ids, joined, are those of the whole."""
         ...
 
     def files(self) -> dict[str, bytes]:
-        """What `save` writes, by name."""
+        """Returns the files that `save` writes, by name."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes the folder beside its place and renames it there; one that holds the same is left as it is.
+        """Writes the files into a folder that appears whole; one that holds the same is left as it is.
 
-        Raises: DataError where something else stands in that place, or no folder can.
+        Raises: DataError where the folder holds something else, or cannot be made.
         """
         ...
 
@@ -80,7 +80,8 @@ class WithAddedTokens:
         return self.base.encode(texts)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Special tokens by their names, between them the text as it is without them."""
+        """Ids → text, added tokens by their names."""
+        # Ids between two added tokens are decoded all_names: a character's bytes may lie in several of them.
         texts: list[str] = []
         between: list[int] = []
         for number in ids:
@@ -94,8 +95,8 @@ class WithAddedTokens:
     def token(self, id: int) -> str:
         return self.base.token(id) if id < self.base.size else self.names[id - self.base.size]
 
-    def split_long(self, text: str, most: int) -> list[str]:
-        return self.base.split_long(text, most)
+    def split_long(self, text: str, limit: int) -> list[str]:
+        return self.base.split_long(text, limit)
 
     def files(self) -> dict[str, bytes]:
         files = self.base.files()
@@ -107,7 +108,8 @@ class WithAddedTokens:
 
 
 def with_added_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
-    """The same vocabulary with tokens behind it that no text spells: `with_added_tokens(tokenizer, ["_start_"])`.
+    """Returns the same vocabulary, with tokens behind it that no text spells: `with_added_tokens(tokenizer,
+    ["_start_"])`.
 
     Raises: DataError for WordPiece, which has its own, for words, for a name twice, and for no name.
     """
@@ -115,11 +117,12 @@ def with_added_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
         raise DataError(f"a wordpiece vocabulary has its own special tokens ({', '.join(wordpiece.SPECIAL)}); use them")
     if tokenizer.kind == Words.kind:
         raise DataError(f"no special tokens are added to a vocabulary of kind {Words.kind}; use it as it is")
+    # Tokens added twice stand behind one another in a single list.
     base, old = (tokenizer.base, tokenizer.names) if isinstance(tokenizer, WithAddedTokens) else (tokenizer, ())
-    together = [*old, *names]
+    all_names = [*old, *names]
     if not names or "" in names:
         raise DataError("a special token without a name; give each a name, like _start_")
-    if len(set(together)) < len(together):
-        name = next(name for name in together if together.count(name) > 1)
+    if len(set(all_names)) < len(all_names):
+        name = next(name for name in all_names if all_names.count(name) > 1)
         raise DataError(f"the special token {name!r} is there already; give each name once")
-    return WithAddedTokens(base, together)
+    return WithAddedTokens(base, all_names)

@@ -1,4 +1,4 @@
-"""Byte pairs as GPT has them: GPT-2's over bytes (`ByteBPE`), GPT-1's over the letters of words (`Gpt1BPE`).
+"""GPT's byte-pair encodings: GPT-2's over bytes (`ByteBPE`), GPT-1's over the letters of words (`Gpt1BPE`).
 
 Both read the published pair of files as they are: a JSON object that gives each token its id, and the merges, best
 first. The matching and learning run in the `tokenizers` library (Rust, all cores).
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
@@ -26,13 +26,16 @@ GPT1_FILES = ("encoder_bpe_40000.json", "vocab_40000.bpe")
 Merges = Sequence[tuple[str, str]]
 Cleaned = Literal["original", "transformers"]
 
+# GPT-2's bytes_to_unicode: a vocabulary in JSON and a list of merges cut at spaces need characters that can be printed.
 _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _ORDER = [*_PRINTED, *sorted(set(range(256)) - set(_PRINTED))]
 BYTES = {chr(byte if byte in _PRINTED else 0x100 + n - len(_PRINTED)): byte for n, byte in enumerate(_ORDER)}
-"""GPT-2's characters for bytes: those that can be printed stand for themselves, the others for U+0100 and on."""
+"""GPT-2's characters for bytes: printable ones are themselves, the others are U+0100 and on."""
 
-# No token of GPT-2's pattern holds white space after something else, or a mark after a letter or a digit.
+# Where a text may be cut and its parts encoded alone: no word of GPT-2's pattern holds white space after something
+# else, or a punctuation mark after a letter or a digit.
 _SAFE = re.compile(r"(?<=\S)(?=[ \t\r\n])|(?<=[^\W_])(?=[.,;:!?。，、；：！？])")
+# GPT-1's text_standardize. The original's first pattern means to hold a backslash, but without a raw string has none.
 _RUNS = re.compile(r'([-~!";?+,()/*\[\]{}|_])\1*')
 _BLANKS = re.compile(r"\s+")
 _LINES = re.compile(r" ?\n ?")
@@ -66,11 +69,12 @@ class ByteBPE:
 
     @staticmethod
     def open(folder: Path, names: tuple[str, str] = BYTE_FILES) -> "ByteBPE":
-        """Raises: DataError for a pair of files that is not whole, or do not belong together."""
+        """Raises: DataError where one of the two files is missing or damaged, or they do not belong together."""
         return ByteBPE(*read_pair(folder, *names), where=str(folder / names[0]))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
+        # Cut into words here, so that each distinct one is encoded once.
         return tokenizer_files.encode_words(
             [_SAFE.split(text) for text in texts], lambda words: _ids(self._tokenizer, words)
         )
@@ -80,31 +84,31 @@ class ByteBPE:
         return b"".join(self._bytes[number] for number in ids).decode("utf-8", "replace")
 
     def token(self, id: int) -> str:
-        """What an id stands for; bytes that are no character as \\xe2."""
+        """Returns the text of an id; bytes that are no character as \\xe2."""
         return self._bytes[id].decode("utf-8", "backslashreplace")
 
-    def split_long(self, text: str, most: int) -> list[str]:
-        """Cut before a space or line end that follows something else, or a mark that follows a letter."""
-        return tokenizer_files.cut(text, most, _SAFE)
+    def split_long(self, text: str, limit: int) -> list[str]:
+        """Splits before a space or line end that follows something else, or a mark that follows a letter."""
+        return tokenizer_files.cut(text, limit, _SAFE)
 
     def files(self) -> dict[str, bytes]:
         return _pair(self.kind, BYTE_FILES, self.vocabulary, self.merges)
 
     def save(self, folder: Path) -> None:
-        """Raises: DataError where something else stands in that place, or no folder can."""
+        """Raises: DataError where the folder holds something else, or cannot be made."""
         tokenizer_files.save(folder, self.files())
 
 
 class Gpt1BPE:
     """GPT-1's tokenizer (finetune-transformer-lm, text_utils.py): ftfy mends the text, dashes, dots and runs of marks
-    are made even, words are lower-cased and spelled by the merges; `</w>` ends a word, and a line end is one.
+    are normalised, words are lower-cased and spelled by the merges; `</w>` ends a word, and a line end is a word.
 
     The published vocabulary has no token that ends a text: documents follow each other without one.
 
     Differs: the original cut words with the spaCy of 2018; here white space and punctuation cut them.
 
-    cleaned `transformers`: instead of all that, text is cleaned and cut as BERT's (lower-cased, without accents), as
-    the tokenizer's port in transformers has it; line ends are lost.
+    cleaned `transformers`: instead of all that, text is cleaned and cut as for BERT (lower-cased, without accents), as
+    in the port in transformers; line ends are lost.
     """
 
     kind = "gpt1-bpe"
@@ -129,8 +133,9 @@ class Gpt1BPE:
         self.unk = ids["<unk>"]
         self.cleaned: Cleaned = cleaned
         self._options = {} if cleaned == "original" else {"cleaned": cleaned}
-        content: dict[str, Any] = {"vocabulary": self.vocabulary, "merges": self.merges, **self._options}
-        self.fingerprint = tokenizer_files.fingerprint(self.kind, **content)
+        self.fingerprint = tokenizer_files.fingerprint(
+            self.kind, vocabulary=self.vocabulary, merges=self.merges, **self._options
+        )
         model = models.BPE(ids, list(self.merges), unk_token="<unk>", end_of_word_suffix="</w>")
         self._tokenizer = tokenizers.Tokenizer(model)
         if cleaned == "original":
@@ -141,15 +146,15 @@ class Gpt1BPE:
 
     @staticmethod
     def open(folder: Path, names: tuple[str, str] = GPT1_FILES, cleaned: Cleaned = "original") -> "Gpt1BPE":
-        """Raises: DataError for a pair of files that is not whole, or do not belong together."""
+        """Raises: DataError where one of the two files is missing or damaged, or they do not belong together."""
         return Gpt1BPE(*read_pair(folder, *names), where=str(folder / names[0]), cleaned=cleaned)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens; what no token spells is `<unk>`."""
         if self.cleaned == "transformers":
             return _ids(self._tokenizer, list(texts))
-        lines = [standardized(text).lower().split(" ") for text in texts]
-        return tokenizer_files.encode_words(lines, lambda words: _ids(self._tokenizer, words))
+        words = [standardized(text).lower().split(" ") for text in texts]
+        return tokenizer_files.encode_words(words, lambda words: _ids(self._tokenizer, words))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids → words with spaces between."""
@@ -159,15 +164,15 @@ class Gpt1BPE:
     def token(self, id: int) -> str:
         return self.vocabulary[id]
 
-    def split_long(self, text: str, most: int) -> list[str]:
-        """Never cut: the clean-up looks at whole lines, and forgets the line ends that a text begins or ends with."""
+    def split_long(self, text: str, limit: int) -> list[str]:
+        """Never splits: the clean-up looks at whole lines, and drops the line ends that a text begins or ends with."""
         return [text]
 
     def files(self) -> dict[str, bytes]:
         return _pair(self.kind, GPT1_FILES, self.vocabulary, self.merges, **self._options)
 
     def save(self, folder: Path) -> None:
-        """Raises: DataError where something else stands in that place, or no folder can."""
+        """Raises: DataError where the folder holds something else, or cannot be made."""
         tokenizer_files.save(folder, self.files())
 
 
@@ -179,6 +184,7 @@ def standardized(text: str) -> str:
     """
     import ftfy
 
+    # Very long runs of combining marks are cut, so that normalising each part takes linear time.
     long = () if text.isascii() else _long_marks().finditer(text)
     cuts = [0, *(match.end() for match in long), len(text)]
     text = "".join(ftfy.fix_text(text[begin:end]) for begin, end in pairwise(cuts))
@@ -192,7 +198,7 @@ def standardized(text: str) -> str:
 def _long_marks() -> re.Pattern[str]:
     """Matches 30 combining marks in a row (Unicode's limit for stream-safe text, UAX #15) that more of them follow.
     Normalising the order of n marks takes time in n²."""
-    sure = range(0x20000)  # none has been given a place behind
+    sure = range(0x20000)  # Unicode has no combining marks behind these planes
     letters = [unicodedata.normalize("NFD", chr(code)) for code in sure]
     marks = "".join(chr(code) for code in sure if all(map(unicodedata.combining, letters[code])))
     return re.compile(f"[{marks}]{{30}}(?=[{marks}])")
@@ -202,8 +208,8 @@ def learn_byte_bpe(texts: Iterable[str], size: int) -> ByteBPE:
     """Learns at most `size` tokens: the 256 bytes, the most frequent joins (those met twice at least), and
     `<|endoftext|>`.
 
-    The same texts give the same vocabulary in every process: of joins that are equally frequent the one whose parts
-    are older comes first. Memory holds the distinct words alone.
+    The same texts give the same vocabulary in every process: among equally frequent joins the one with older parts
+    comes first. Memory holds only the distinct words.
 
     Raises: DataError where the texts are empty or the size has no room for the bytes; and whatever the texts raise.
     """
@@ -212,15 +218,18 @@ def learn_byte_bpe(texts: Iterable[str], size: int) -> ByteBPE:
     chunks = word_counts.count(texts, lambda text: word_counts.slices(_SAFE.split(text)))
     words: Counter[str] = Counter()
     splitter = _byte_words()
+    # Chunks are counted before GPT-2's pattern cuts them: the pattern then runs once for each distinct one.
     for chunk, count in chunks.items():
         for word, _ in splitter.pre_tokenize_str(chunk):
             words[word] += count
     if not words:
         raise DataError("no word in the text to learn a vocabulary from; give text")
+    # One less: <|endoftext|> stands behind all that is learned.
     trainer = trainers.BpeTrainer(vocab_size=size - 1, min_frequency=2, initial_alphabet=[*BYTES], show_progress=False)
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     learner.train_from_iterator(word_counts.repeated(words), trainer)
+    # The learned model is published as JSON only; its tokens are numbered in the order in which they were joined.
     learned = json.loads(learner.to_str())["model"]
     vocabulary = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
     return ByteBPE([*vocabulary, END], [(first, second) for first, second in learned["merges"]])
@@ -235,7 +244,7 @@ def _ids(tokenizer: tokenizers.Tokenizer, words: list[str]) -> list[list[int]]:
 
 
 def _bytes(token: str) -> bytes:
-    """The bytes that a token's characters stand for; a token of other characters stands for itself."""
+    """Returns the bytes that a token's characters stand for; a token of other characters is its own text."""
     known = all(character in BYTES for character in token)
     return bytes(BYTES[character] for character in token) if known else token.encode("utf-8", "replace")
 
@@ -250,41 +259,45 @@ def _pair(
 
 
 def read_pair(folder: Path, encoder: str, merges: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """(the tokens in the order of their ids, the merges)."""
+    """Returns the tokens in the order of their ids, and the merges."""
     for name, other in ((encoder, merges), (merges, encoder)):
         if not (folder / name).is_file():
             raise DataError(f"{folder / name}: missing beside {other}; put both files of a published pair there")
     lines = tokenizer_files.read_lines(folder / merges)
-    first = int(lines[0].startswith("#version") or not lines[0])  # the line of a version may be there or not
+    first = int(lines[0].startswith("#version") or not lines[0])  # a line with a version, or none
     numbered = [(f"{folder / merges}:{number}", line) for number, line in enumerate(lines[first:], first + 1)]
     entries = tokenizer_files.read_json(folder / encoder, hook=list)
     return checked_pair(entries, folder / encoder, numbered, folder / merges)
 
 
 def checked_pair(
-    entries: Any, encoder: Path, lines: Iterable[tuple[str, str]], merges: Path
+    entries: object, encoder: Path, lines: Iterable[tuple[str, str]], merges: Path
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """(the tokens in the order of their ids, the merges) of entries (token, id), and of lines: (where, the merge)."""
+    """Returns the tokens in the order of their ids, and the merges. entries: (token, id) each; lines: (where, merge).
+
+    Raises: DataError where they do not belong together.
+    """
     vocabulary = ordered(entries, encoder)
-    found = _merges(lines, set(vocabulary), encoder.name)
-    made = {first + second for first, second in found}
+    pairs = _merges(lines, set(vocabulary), encoder.name)
+    # Every token of several characters is the result of a merge; else the list of merges is not this vocabulary's.
+    made = {first + second for first, second in pairs}
     never = [x for x in vocabulary if len(x.removesuffix("</w>")) > 1 and x not in made and not is_added(x)]
     if never:
         raise DataError(
             f"{merges}: no merge makes {len(never):,} of the tokens in {encoder.name}, as {never[0]!r}; the file "
             "is cut off, or belongs to another vocabulary"
         )
-    return vocabulary, found
+    return vocabulary, pairs
 
 
 def is_added(token: str) -> bool:
-    """Whether it looks like a token that no merge makes: `<|endoftext|>`, `<unk>`."""
+    """Returns whether a token looks like one that no merge makes: `<|endoftext|>`, `<unk>`."""
     return re.fullmatch(r"<.+>", token) is not None
 
 
-def ordered(pairs: Any, file: Path) -> list[str]:
-    """Tokens in the order of their ids. Raises: DataError where pairs are not (token, id), or the ids do not run from 0
-    without a hole."""
+def ordered(pairs: object, file: Path) -> list[str]:
+    """Returns tokens in the order of their ids. Raises: DataError where pairs are not (token, id), or the ids do not
+    run from 0 without a hole."""
     entries = pairs if isinstance(pairs, list) else []
     if lone := [e[0] for e in entries if isinstance(e, tuple) and any("\ud800" <= c <= "\udfff" for c in str(e[0]))]:
         raise DataError(f"{file}: the token {lone[0]!r} is no text in UTF-8; give the file as it was published")
@@ -292,6 +305,7 @@ def ordered(pairs: Any, file: Path) -> list[str]:
         raise DataError(
             f'{file}: not a vocabulary; it wants one object that gives each token its id: {{"the": 262, …}}'
         )
+    # Pairs, not a dict: a token that stands twice in the file must be seen.
     tokens: dict[int, str] = {}
     for token, number in entries:
         if number in tokens:
@@ -307,7 +321,7 @@ def ordered(pairs: Any, file: Path) -> list[str]:
 
 
 def _merges(lines: Iterable[tuple[str, str]], vocabulary: set[str], encoder: str) -> list[tuple[str, str]]:
-    """Raises: DataError saying where there is no merge of the vocabulary."""
+    """Returns the merges of lines. Raises: DataError naming a line that is no merge of the vocabulary."""
     merges: list[tuple[str, str]] = []
     for where, line in lines:
         first, _, second = line.partition(" ")

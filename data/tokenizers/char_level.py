@@ -4,8 +4,10 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files
@@ -14,7 +16,7 @@ FILE = "characters.json"
 
 
 class Characters:
-    """Characters by their number in the vocabulary; another character is an error."""
+    """A token for each character; a character outside the vocabulary is an error."""
 
     kind = "characters"
     lossless = True
@@ -35,6 +37,7 @@ class Characters:
         self.characters = "".join(characters)
         self.size = len(characters)
         self.fingerprint = tokenizer_files.fingerprint(self.kind, characters=self.characters)
+        # A table by code point: a whole text is looked up at once. Its last entry, -1, is for all larger code points.
         codes = _codes(self.characters)
         self._ids = np.full(int(codes.max()) + 2, -1, np.int32)
         self._ids[codes] = np.arange(self.size)
@@ -46,13 +49,14 @@ class Characters:
         characters = tokenizer_files.read_json(file)
         if not isinstance(characters, list):
             raise DataError(f"{file}: not a vocabulary; it wants a list of characters")
-        return Characters(characters, str(file))
+        return Characters(cast(list[str], characters), str(file))  # which looks at each of them
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids. Raises: DataError for a character that is not in the vocabulary."""
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
+        # Larger code points than any in the vocabulary meet the last entry, which is -1.
         ids = self._ids[np.minimum(_codes(text), len(self._ids) - 1)]
         if len(ids) and ids.min() < 0:
             character = text[int(ids.argmin())]
@@ -68,9 +72,9 @@ class Characters:
     def token(self, id: int) -> str:
         return self.characters[id]
 
-    def split_long(self, text: str, most: int) -> list[str]:
-        """Cut anywhere."""
-        return [text[at : at + most] for at in range(0, len(text), most)] or [text]
+    def split_long(self, text: str, limit: int) -> list[str]:
+        """Splits anywhere."""
+        return [text[at : at + limit] for at in range(0, len(text), limit)] or [text]
 
     def files(self) -> dict[str, bytes]:
         return {
@@ -79,26 +83,28 @@ class Characters:
         }
 
     def save(self, folder: Path) -> None:
-        """Raises: DataError where something else stands in that place, or no folder can."""
+        """Raises: DataError where the folder holds something else, or cannot be made."""
         tokenizer_files.save(folder, self.files())
 
 
 def learn_characters(texts: Iterable[str], size: int) -> Characters:
-    """All characters of the texts, in the order of Unicode.
+    """Returns a vocabulary of all characters of the texts, in the order of Unicode.
 
     Raises: DataError where there are none, or more than `size`; and whatever the texts raise.
     """
-    found: set[str] = set()
+    characters: set[str] = set()
     for text in texts:
-        found.update(text)
-    if not found:
+        characters.update(text)
+    if not characters:
         raise DataError("no character in the text to learn a vocabulary from; give text")
-    if len(found) > size:
-        raise DataError(f"the text has {len(found)} different characters, a vocabulary of {size} no room for them; "
-                        f"give a size of {len(found)}, or learn a byte-bpe")  # fmt: skip
-    return Characters(sorted(found))
+    if len(characters) > size:
+        raise DataError(
+            f"the text has {len(characters)} different characters, a vocabulary of {size} no room for them; "
+            f"give a size of {len(characters)}, or learn a byte-bpe"
+        )
+    return Characters(sorted(characters))
 
 
-def _codes(text: str) -> np.ndarray:
-    """The text's characters by their numbers in Unicode."""
+def _codes(text: str) -> NDArray[np.uint32]:
+    """Returns the code points of a text."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

@@ -1,7 +1,9 @@
-"""What ELMo reads of a word: the bytes of its UTF-8, in a row of 50.
+"""ELMo's character ids: a word as the bytes of its UTF-8, in a row of 50 (bilm-tf, data.py, UnicodeCharsVocabulary).
 
-An id is a byte + 1, or one of the marks below; 0 stands where there is nothing. These are the ids that the original
-reads at inference; in training it has no 0, and all others are less by one.
+    begin of word, at most 48 bytes, end of word, padding …
+
+An id is a byte + 1, or one of the marks below; 0 stands where no word is. These are the ids that the original reads at
+inference; in training it has no 0, and all others are smaller by one.
 """
 
 from collections.abc import Sequence
@@ -9,22 +11,24 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_BYTES = 48
-"""Bytes of a word that are read; the others are cut off, also within a character."""
-WIDTH = MOST_BYTES + 2
+MAX_BYTES = 48
+"""Bytes of a word that are read; the others are cut off, even within a character, as in the original."""
+WIDTH = MAX_BYTES + 2
+# The original's 256 … 260, plus one.
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(257, 262)
 CHARACTERS = PADDING + 1
 """How many ids there are."""
 
 
 def _special(mark: int) -> NDArray[np.int32]:
+    """Returns the row of a word that is one mark."""
     row = np.full(WIDTH, PADDING, np.int32)
     row[:3] = BEGIN_WORD, mark, END_WORD
     return row
 
 
 BEGIN_ROW, END_ROW = _special(BEGIN_SENTENCE), _special(END_SENTENCE)
-"""What is read for `<S>` and `</S>`, which no text can spell."""
+"""The rows of `<S>` and `</S>`, which no text can spell."""
 
 
 FIRST_WORD = 3
@@ -32,8 +36,9 @@ FIRST_WORD = 3
 
 
 def word_table(char_ids: NDArray[np.integer], rows: int) -> NDArray[np.int32]:
-    """What is read of words, [n, 50], behind the rows of the marks → i32 [R, 50]; R is `rows`, doubled until all have
-    room."""
+    """The character ids of words, [n, 50], behind the rows of the marks → i32 [R, 50]; R is `rows`, doubled until all
+    have room."""
+    # A table that grew with each batch would be compiled anew each time; doubled, there are few shapes.
     while rows < FIRST_WORD + len(char_ids):
         rows *= 2
     table = np.zeros((rows, WIDTH), np.int32)
@@ -45,11 +50,12 @@ def word_table(char_ids: NDArray[np.integer], rows: int) -> NDArray[np.int32]:
 def char_ids(words: Sequence[str]) -> NDArray[np.int32]:
     """Words → i32 [n, 50]; an empty one, where no word is, gives zeros.
 
-    `["ab", ""]` → `259 98 99 260 261 261 …` and `0 0 0 …`. What spells `<S>` is a word like others.
+    `["ab", ""]` → `259 98 99 260 261 261 …` and `0 0 0 …`. A text that spells `<S>` is a word like others.
     """
+    # All words at once: their bytes are one array, of which each row takes its own, shifted by one for the begin.
     raw = [word.encode("utf-8", "ignore") for word in words]
     lengths = np.fromiter(map(len, raw), np.int64, len(raw))
-    kept = np.minimum(lengths, MOST_BYTES)
+    kept = np.minimum(lengths, MAX_BYTES)
     place = np.arange(WIDTH)
     inside = (place > 0) & (place <= kept[:, None])
     starts = np.cumsum(lengths) - lengths
@@ -63,16 +69,17 @@ def char_ids(words: Sequence[str]) -> NDArray[np.int32]:
 
 def are_cut(words: Sequence[str]) -> NDArray[np.bool_]:
     """Which words have more bytes than are read → bool [n]."""
-    sizes = (len(word.encode("utf-8", "ignore")) if len(word) * 4 > MOST_BYTES else 0 for word in words)
-    return np.fromiter(sizes, np.int64, len(words)) > MOST_BYTES
+    # A character has four bytes at most, so short words need not be encoded to know.
+    sizes = (len(word.encode("utf-8", "ignore")) if len(word) * 4 > MAX_BYTES else 0 for word in words)
+    return np.fromiter(sizes, np.int64, len(words)) > MAX_BYTES
 
 
 def words_from_char_ids(rows: NDArray[np.integer]) -> list[str]:
-    """The words again, for people: i32 [n, 50] → words, `<S>`, `</S>`, and "" for zeros."""
+    """Character ids → words, for people: i32 [n, 50] → words, `<S>`, `</S>`, and "" for zeros."""
     marks = {BEGIN_SENTENCE: "<S>", END_SENTENCE: "</S>"}
-    found = []
+    words = []
     for row in rows:
         inside = row[1 : 1 + int((row[1:] == END_WORD).argmax())]
         first = int(inside[0]) if len(inside) else 0
-        found.append(marks.get(first) or (inside - 1).astype(np.uint8).tobytes().decode("utf-8", "replace"))
-    return found
+        words.append(marks.get(first) or (inside - 1).astype(np.uint8).tobytes().decode("utf-8", "replace"))
+    return words

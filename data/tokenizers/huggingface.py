@@ -1,13 +1,12 @@
-"""Tokenizers as transformers' folders hold them: read as they are, and written so that it loads them again.
+"""Tokenizers in the folders of transformers: read, and written so that transformers loads them again.
 
 A folder has `tokenizer.json`, or BERT's `vocab.txt`, or a pair `vocab.json` and `merges.txt`; beside them
 `tokenizer_config.json`.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -25,23 +24,34 @@ _LONGEST_WORD = 100
 """transformers' limit, where the original has 200."""
 _LINE_END = "\u2028"
 _MORE = "additional_special_tokens"
+JsonObject: TypeAlias = dict[str, Any]
+Special: TypeAlias = dict[str, str | list[str]]
+"""The names of a folder's special tokens: {"pad_token": "[PAD]", …}, those without a name in a list under `_MORE`."""
 
 
-Special = dict[str, Any]
-"""What a folder calls its special tokens: {"pad_token": "[PAD]", …}, those without a name in a list under `_MORE`."""
+class AddedToken(TypedDict):
+    """A token that was added to a vocabulary, as tokenizer.json lists it."""
+
+    content: str
+    id: int
+    special: NotRequired[bool]
+    """False: text may spell it. In transformers it is then cut out of text before anything else."""
 
 
 def open_published(
     folder: Path, kind: str, vocabulary: str, lowercase: bool | None, notes: list[str]
 ) -> tuple[Tokenizer, Special]:
-    """The tokenizer of a folder of transformers, of a kind (wordpiece, byte-bpe or gpt1-bpe), which cuts text as its
-    fast tokenizer does, and its special tokens' names; or that of `vocabulary`, such a folder or a vocabulary's own
-    file. lowercase: of WordPiece, where it is known; else what the folder says, else whether the vocabulary has
-    capitals.
+    """Opens the tokenizer of a folder of transformers → (tokenizer, the names of its special tokens). It splits text as
+    the folder's fast tokenizer does.
+
+    kind        wordpiece, byte-bpe or gpt1-bpe
+    vocabulary  another such folder to take instead, or a vocabulary's own file
+    lowercase   of WordPiece; None: as the folder says, else whether the vocabulary has no capitals
+    notes       receives what the user should know
 
     Differs: a special or added token that text spells out is text.
 
-    Raises: DataError for what is missing, damaged, or cuts text in another way.
+    Raises: DataError for files that are missing, damaged, or split text in another way.
     """
     source = Path(vocabulary or folder)
     its = (_WHOLE, PAIR[0]) if vocabulary else (_WHOLE, PAIR[0], wordpiece.VOCABULARY)
@@ -49,6 +59,7 @@ def open_published(
         return _as_transformers(of_kind(open_vocabulary(source, lowercase, notes), kind, source)), {}
     settings = _object(source / _SETTINGS) if (source / _SETTINGS).is_file() else {}
     whole = _object(source / _WHOLE) if (source / _WHOLE).is_file() else None
+    # RoBERTa's way of reading a text's first word; GPT-2's vocabulary is meant here.
     if settings.get("add_prefix_space"):
         raise DataError(f"{source / _SETTINGS}: add_prefix_space is set, which is not known here; save it without")
     added = _added(source, whole)
@@ -69,7 +80,7 @@ def open_published(
 
 
 def _as_transformers(tokenizer: Tokenizer) -> Tokenizer:
-    """The same vocabulary, cutting text as transformers does."""
+    """Returns the same vocabulary, splitting text as transformers does."""
     if isinstance(tokenizer, WordPiece):
         return WordPiece(tokenizer.vocabulary, tokenizer.lowercase, longest_word=_LONGEST_WORD)
     if isinstance(tokenizer, Gpt1BPE):
@@ -77,7 +88,7 @@ def _as_transformers(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def _byte_pairs(folder: Path, kind: str, whole: dict[str, Any] | None, added: list[dict[str, Any]]) -> Tokenizer:
+def _byte_pairs(folder: Path, kind: str, whole: JsonObject | None, added: list[AddedToken]) -> Tokenizer:
     file = folder / (PAIR[0] if whole is None else _WHOLE)
     if whole is None:
         if not file.is_file():
@@ -93,6 +104,8 @@ def _byte_pairs(folder: Path, kind: str, whole: dict[str, Any] | None, added: li
         lines = [
             (f"{file}: merge {n}", m if isinstance(m, str) else " ".join(map(str, m))) for n, m in enumerate(given)
         ]
+    # Added tokens that look like special ones of the vocabulary (<|endoftext|>) belong to it, and the others stand
+    # behind it: from the first one that does not look so on.
     known = dict(entries)
     more = [(token["content"], token["id"]) for token in added if token["content"] not in known]
     own = next((n for n, (token, _) in enumerate(more) if not is_added(token)), len(more))
@@ -106,29 +119,30 @@ def _byte_pairs(folder: Path, kind: str, whole: dict[str, Any] | None, added: li
 
 
 _BERT_STEPS = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
-_STEPS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
+_STEPS: dict[str, tuple[JsonObject | None, JsonObject]] = {
     "wordpiece": (_BERT_STEPS, {"type": "BertPreTokenizer"}),
     "gpt1-bpe": ({**_BERT_STEPS, "lowercase": True}, {"type": "BertPreTokenizer"}),
     "byte-bpe": (None, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}),
 }
-"""What tokenizer.json says of how text is cleaned and cut, by kind."""
+"""The steps of tokenizer.json that clean text and cut it, by kind."""
 
 
-def _check_steps(file: Path, whole: Mapping[str, Any], kind: str) -> None:
+def _check_steps(file: Path, whole: JsonObject, kind: str) -> None:
     """Raises: DataError where text is cleaned or cut in another way than the kind's own."""
-    for name, wanted in zip(("normalizer", "pre_tokenizer"), _STEPS[kind], strict=True):
-        found = whole.get(name)
-        fits = found is None if wanted is None else isinstance(found, dict) and all(
-            found.get(key, value) == value for key, value in wanted.items()
+    for name, expected in zip(("normalizer", "pre_tokenizer"), _STEPS[kind], strict=True):
+        step = whole.get(name)
+        # Keys that are left out have these values as their defaults.
+        fits = step is None if expected is None else isinstance(step, dict) and all(
+            step.get(key, value) == value for key, value in expected.items()
         )  # fmt: skip
         if not fits:
             raise DataError(
-                f"{file}: its {name} is {str(found)[:80]}, and {kind} here has {wanted}; nothing else is known"
+                f"{file}: its {name} is {str(step)[:80]}, and {kind} here has {expected}; nothing else is known"
             )
 
 
 def open_vocabulary(file: Path, lowercase: bool | None, notes: list[str]) -> Tokenizer:
-    """A vocabulary as its makers published it; of WordPiece, lowercase is guessed where it is not known, and said."""
+    """Opens a vocabulary as its makers published it. For WordPiece, lowercase=None is guessed, with a note."""
     tokenizer = load_tokenizer(file, bool(lowercase))
     if isinstance(tokenizer, WordPiece) and lowercase is None:
         tokenizer = WordPiece(tokenizer.vocabulary, _guessed(tokenizer.vocabulary, notes), str(file))
@@ -136,7 +150,7 @@ def open_vocabulary(file: Path, lowercase: bool | None, notes: list[str]) -> Tok
 
 
 def of_kind(tokenizer: Tokenizer, kind: str, where: Path) -> Tokenizer:
-    """The same tokenizer. Raises: DataError where it is of another kind."""
+    """Returns the tokenizer itself. Raises: DataError where it is of another kind."""
     if tokenizer.kind != kind:
         raise DataError(f"{where}: a vocabulary of kind {tokenizer.kind}, and the model reads {kind}; give its own")
     return tokenizer
@@ -144,13 +158,18 @@ def of_kind(tokenizer: Tokenizer, kind: str, where: Path) -> Tokenizer:
 
 def _guessed(vocabulary: tuple[str, ...], notes: list[str]) -> bool:
     capitals = any(piece != piece.lower() for piece in vocabulary if piece.isalpha())
-    told = "has capitals: text keeps its case" if capitals else "has no capitals: text is lower-cased"
-    notes.append(f"the vocabulary {told} (--lowercase yes or no says otherwise)")
+    reason = "has capitals: text keeps its case" if capitals else "has no capitals: text is lower-cased"
+    notes.append(f"the vocabulary {reason} (--lowercase yes or no says otherwise)")
     return not capitals
 
 
 def _wordpiece(
-    folder: Path, settings: Any, whole: Any, added: list[dict[str, Any]], lowercase: bool | None, notes: list[str]
+    folder: Path,
+    settings: JsonObject,
+    whole: JsonObject | None,
+    added: list[AddedToken],
+    lowercase: bool | None,
+    notes: list[str],
 ) -> WordPiece:
     longest, normal = _LONGEST_WORD, {}
     if whole is not None:
@@ -167,20 +186,22 @@ def _wordpiece(
         raise _no_vocabulary(folder, wordpiece.VOCABULARY)
     known = {piece for piece, _ in entries}
     more = [(token["content"], token["id"]) for token in added if token["content"] not in known]
+    # vocab.txt numbers its lines, and there may be added tokens behind them; tokenizer.json gives every token its id.
     vocabulary = [piece for piece, _ in entries] if whole is None and not more else ordered([*entries, *more], file)
     if whole is not None and "" in vocabulary:  # of the Chinese vocabulary's line ends transformers strips two pieces
         vocabulary = [piece + _LINE_END if piece in ("", "##") else piece for piece in vocabulary]
-    said = {
+    # tokenizer_config.json comes first, then tokenizer.json, as in transformers.
+    options = {
         "lowercase": settings.get("do_lower_case", normal.get("lowercase")),
         "strip_accents": settings.get("strip_accents", normal.get("strip_accents")),
         "chinese": settings.get("tokenize_chinese_chars", True),
     }
     if lowercase is None:
-        lowercase = said["lowercase"]
+        lowercase = options["lowercase"]
     if not isinstance(lowercase, bool):
         lowercase = _guessed(tuple(vocabulary), notes)
-    if said["strip_accents"] not in (None, lowercase) or said["chinese"] is not True:
-        accents, chinese = (repr(said[name])[:40] for name in ("strip_accents", "chinese"))
+    if options["strip_accents"] not in (None, lowercase) or options["chinese"] is not True:
+        accents, chinese = (repr(options[name])[:40] for name in ("strip_accents", "chinese"))
         raise DataError(
             f"{folder}: the tokenizer has strip_accents={accents}, tokenize_chinese_chars={chinese}, lower-case "
             f"{lowercase}; here accents go with the case, and Chinese is parted"
@@ -192,18 +213,18 @@ def _no_vocabulary(folder: Path, other: str) -> DataError:
     return DataError(f"{folder}: no {_WHOLE} and no {other}; put one of them beside the model, or give --vocabulary")
 
 
-def _object(file: Path) -> dict[str, Any]:
-    found = tokenizer_files.read_json(file)
-    if not isinstance(found, dict):
+def _object(file: Path) -> JsonObject:
+    content = tokenizer_files.read_json(file)
+    if not isinstance(content, dict):
         raise DataError(f"{file}: not a JSON object; give the file as it was saved")
-    return found
+    return content
 
 
 Entries = list[tuple[str, int]]
 
 
-def _entries(file: Path, whole: Mapping[str, Any], kind: str) -> Entries:
-    """The model's tokens with their ids."""
+def _entries(file: Path, whole: JsonObject, kind: str) -> Entries:
+    """Returns the model's tokens with their ids."""
     model = whole.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(vocab, dict) or model.get("type", kind) != kind:
@@ -212,24 +233,25 @@ def _entries(file: Path, whole: Mapping[str, Any], kind: str) -> Entries:
     return list(vocab.items())
 
 
-def _added(folder: Path, whole: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The tokens that were added to a vocabulary, by their ids: {"content", "id", "special"}."""
+def _added(folder: Path, whole: JsonObject | None) -> list[AddedToken]:
+    """Returns the tokens that were added to a vocabulary, in the order of their ids."""
     file = folder / (_WHOLE if whole is not None else "added_tokens.json")
     if whole is not None:
-        found = whole.get("added_tokens") or []
+        tokens = whole.get("added_tokens") or []
     else:
-        found = [{"content": token, "id": n} for token, n in (_object(file) if file.is_file() else {}).items()]
-    for token in found if isinstance(found, list) else [None]:
+        tokens = [{"content": token, "id": n} for token, n in (_object(file) if file.is_file() else {}).items()]
+    for token in tokens if isinstance(tokens, list) else [None]:
         if not isinstance(token, dict) or type(token.get("id")) is not int or not isinstance(token.get("content"), str):
             raise DataError(f"{file}: added_tokens holds {str(token)[:60]!r}, no token with its id; give it as saved")
-    return sorted(found, key=lambda token: token["id"])
+    return sorted(cast(list[AddedToken], tokens), key=lambda token: token["id"])
 
 
 def transformers_files(tokenizer: Tokenizer, length: int, special: Special, notes: list[str]) -> dict[str, bytes]:
-    """The files from which transformers makes its fast tokenizer; length: the longest text of the model; special: what
-    its special tokens are called, beyond the kind's own.
+    """Returns the files from which transformers makes its fast tokenizer.
 
-    Raises: DataError for a kind that it has none of.
+    length: the longest text of the model; special: the names of special tokens beyond the kind's own.
+
+    Raises: DataError for a kind that transformers has no fast tokenizer for.
     """
     base, names = (tokenizer.base, list(tokenizer.names)) if isinstance(tokenizer, WithAddedTokens) else (tokenizer, [])
     if isinstance(base, WordPiece):
@@ -241,7 +263,8 @@ def transformers_files(tokenizer: Tokenizer, length: int, special: Special, note
     else:
         raise DataError(f"transformers has no fast tokenizer of kind {tokenizer.kind}; export a run with another one")
     made.add_special_tokens([tokenizers.AddedToken(name, normalized=False, special=True) for name in names])
-    named = {name: token for name, token in special.items() if name != _MORE and made.token_to_id(token) is not None}
+    tokens = {name: token for name, token in special.items() if isinstance(token, str)}
+    named = {name: token for name, token in tokens.items() if made.token_to_id(token) is not None}
     more = [name for name in dict.fromkeys([*special.get(_MORE, ()), *names]) if name not in named.values()]
     more = [name for name in more if made.token_to_id(name) is not None]
     made.add_special_tokens([*named.values(), *more])
@@ -250,10 +273,11 @@ def transformers_files(tokenizer: Tokenizer, length: int, special: Special, note
     return {_WHOLE: made.to_str(pretty=True).encode(), _SETTINGS: _json(settings), **files}
 
 
-Made = tuple[tokenizers.Tokenizer, dict[str, Any], dict[str, bytes]]
+Made = tuple[tokenizers.Tokenizer, JsonObject, dict[str, bytes]]
+"""A tokenizer of the library, the content of tokenizer_config.json, and further files."""
 
 
-def _json(tree: Any) -> bytes:
+def _json(tree: JsonObject) -> bytes:
     return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -271,9 +295,9 @@ def _bert_files(base: WordPiece) -> Made:
         special_tokens=[(CLS, base.cls), (SEP, base.sep)],
     )
     made.add_special_tokens([PAD, UNK, CLS, SEP, MASK])
-    # Its BertTokenizer knows one limit of a word's length; with another, the whole file is what it must read.
+    # transformers' BertTokenizer has one fixed limit of a word's length; another limit stands only in tokenizer.json.
     its_own = base.longest_word == _LONGEST_WORD
-    settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer" if its_own else "PreTrainedTokenizerFast"}
+    settings: JsonObject = {"tokenizer_class": "BertTokenizer" if its_own else "PreTrainedTokenizerFast"}
     settings |= {"pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
     settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     if its_own:
@@ -293,7 +317,7 @@ def _byte_files(base: ByteBPE) -> Made:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     made.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     made.post_processor = processors.ByteLevel(trim_offsets=False)  # pyright: ignore[reportAttributeAccessIssue]
-    settings: dict[str, Any] = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}
+    settings: JsonObject = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}
     if base.end is not None:
         made.add_special_tokens([END])
         settings |= {"bos_token": END, "eos_token": END, "unk_token": END}

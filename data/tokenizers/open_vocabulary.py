@@ -1,4 +1,8 @@
-"""Words outside a vocabulary, numbered behind it while text is read, so that an ELMo reads them by their characters."""
+"""Words outside a vocabulary, numbered behind it while text is read, so that an ELMo reads them by their characters.
+
+The original stores text and looks characters up while it trains. Here text is stored as numbers, so every word needs
+one, also those that the softmax does not know.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +15,7 @@ from contexture.data.tokenizers.word_level import Words, char_id_table
 
 
 class _AutoNumber(dict[str, int]):
-    """Numbers of words; one that is asked for and has none gets the next, and is noted in `new`."""
+    """Numbers of words. A word without one gets the next when it is looked up, and is appended to `new`."""
 
     def __init__(self, ids: Mapping[str, int], first: int) -> None:
         super().__init__(ids)
@@ -25,11 +29,12 @@ class _AutoNumber(dict[str, int]):
 
 class CorpusVocabulary:
     """Words → ids for lanes: those that the vocabulary lacks are numbered behind it, V, V+1, …, by first appearance, so
-    that they can be read letter by letter. Memory grows with the number of different words."""
+    that they can be read by their characters. Memory grows with the number of distinct words."""
 
     def __init__(self, tokenizer: Words) -> None:
         self._tokenizer = tokenizer
         self._ids = _AutoNumber(tokenizer.ids, tokenizer.size)
+        # Ids of words with more bytes than are read, and how many of `new` were looked at for that.
         self._long = np.flatnonzero(are_cut(tokenizer.vocabulary))
         self._looked_at = 0
         self._seen: set[int] = set()
@@ -37,41 +42,43 @@ class CorpusVocabulary:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Sentences → ids, the end behind each that has a word."""
+        # __getitem__ numbers a word that it has not seen (__missing__), so map needs no Python code for each word.
         number, words, end = self._ids.__getitem__, self._tokenizer.words, self._tokenizer.end
-        lines = [[*map(number, words(text))] for text in texts]
-        for line in lines:
-            if line:
-                line.append(end)
-        return lines
+        sentences = [[*map(number, words(text))] for text in texts]
+        for sentence in sentences:
+            if sentence:
+                sentence.append(end)
+        return sentences
 
     def count(self, ids: NDArray[np.integer]) -> None:
-        """Takes note of those among the ids whose words are cut."""
+        """Counts the ids whose words are cut."""
         new = self._ids.new[self._looked_at :]
-        found = np.flatnonzero(are_cut(new)) + self._tokenizer.size + self._looked_at
-        self._long = np.append(self._long, found)
+        cut = np.flatnonzero(are_cut(new)) + self._tokenizer.size + self._looked_at
+        self._long = np.append(self._long, cut)
         self._looked_at += len(new)
+        # Most text has no such word, and is then not searched.
         if len(self._long):
             long = ids[np.isin(ids, self._long)]
             self._seen.update(long.tolist())
             self._times += len(long)
 
     def known(self, ids: NDArray[np.integer]) -> NDArray[np.integer]:
-        """The same ids, `<UNK>` for those that the vocabulary lacks."""
+        """Returns the ids, with `<UNK>` for those that the vocabulary lacks."""
         return np.where(ids < self._tokenizer.size, ids, self._tokenizer.unk)
 
     def unknown(self) -> bytes:
-        """The words that the vocabulary lacks, in the order of their numbers, a word a line."""
+        """Returns the words that the vocabulary lacks, in the order of their numbers, a word a line."""
         return "".join(f"{word}\n" for word in self._ids.new).encode()
 
     def facts(self) -> dict[str, dict[str, int]]:
-        """How many words the vocabulary lacks, and of which (and how many times) not all bytes are read."""
+        """Returns how many words the vocabulary lacks, and how many words are cut and how many times."""
         lacking = {"words": len(self._ids.new), "bytes": len(self.unknown())}
         return {"unknown": lacking, "cut": {"words": len(self._seen), "times": self._times}}
 
 
 class OpenVocabulary:
-    """What stands for a vocabulary where words are only read, letter by letter: every word that comes has a number, by
-    first appearance, and none is unknown. Memory grows with the number of different words."""
+    """The words of a task, which an ELMo reads by their characters and never predicts: every word gets a number, by
+    first appearance, and none is unknown. Memory grows with the number of distinct words."""
 
     lossless = False
     specials: Mapping[str, int] = {}
@@ -92,13 +99,13 @@ class OpenVocabulary:
         return [self.number(self._words(text)) for text in texts]
 
     def number(self, words: Iterable[str]) -> list[int]:
-        """Words, each as it stands → their numbers."""
+        """Words → their numbers; no word is split."""
         return [*map(self._ids.__getitem__, words)]
 
     def char_ids(self) -> NDArray[np.uint16]:
-        """What is read of each word → u16 [n, 50]."""
+        """Returns the character ids of each word, u16 [n, 50]."""
         return char_id_table(self._ids.new)
 
     def file(self) -> bytes:
-        """The words, a JSON list: words to tag may hold white space."""
+        """Returns the words as a JSON list: words to tag may hold white space."""
         return json.dumps(list(self._ids.new), ensure_ascii=False).encode()

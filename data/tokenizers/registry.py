@@ -1,15 +1,15 @@
-"""Tokenizers of every kind: loaded from files, or learned from text."""
+"""Every kind of tokenizer: loaded from files, or learned from text."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain
 from contexture.data.tokenizers import byte_pair, sentencepiece_model, tokenizer_files, word_level, wordpiece
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
-from contexture.data.tokenizers.byte_pair import ByteBPE, Gpt1BPE, learn_byte_bpe
+from contexture.data.tokenizers.byte_pair import ByteBPE, Cleaned, Gpt1BPE, learn_byte_bpe
 from contexture.data.tokenizers.char_level import Characters, learn_characters
 from contexture.data.tokenizers.sentencepiece_model import SentencePiece, learn_sentencepiece
 from contexture.data.tokenizers.word_level import Words, learn_words
@@ -19,14 +19,36 @@ KINDS = ("wordpiece", "byte-bpe", "gpt1-bpe", "characters", *sentencepiece_model
 _NO_OPTIONS = "not the options of a tokenizer; make it again, or give the vocabulary's own file"
 
 
-def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "spaces") -> Tokenizer:
-    """Opens a folder written by `save`, or a published vocabulary as it is: vocab.txt of BERT (`lowercase` is for
-    that alone) or of ELMo, which begins with `<S>` (`split` is for that alone), encoder.json with vocab.bpe,
-    encoder_bpe_40000.json with vocab_40000.bpe, a *.model; or a folder with one of these.
+class SavedOptions(TypedDict):
+    """The content of a saved tokenizer's tokenizer.json. Options of one kind are there for that kind alone."""
 
-    Raises: DataError for what is missing, not UTF-8, of another format, or no vocabulary.
+    format: int
+    kind: str
+    lowercase: bool
+    """WordPiece's."""
+    longest_word: NotRequired[int]
+    """WordPiece's, where it is not the original's."""
+    cleaned: NotRequired[Cleaned]
+    """GPT-1's, where it is not the original's."""
+    split: str
+    """That of words."""
+    specials: NotRequired[list[str]]
+    """Tokens that were added."""
+
+
+def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "spaces") -> Tokenizer:
+    """Opens a folder written by `save`, or a published vocabulary: a folder with one of these files, or the file.
+
+        vocab.txt                                     WordPiece; `lowercase` is for it alone
+        vocab.txt that begins with `<S>`              ELMo's words; `split` is for it alone
+        encoder.json, vocab.bpe                       GPT-2's byte pairs
+        encoder_bpe_40000.json, vocab_40000.bpe       GPT-1's byte pairs
+        *.model                                       SentencePiece
+
+    Raises: DataError for a file that is missing, not UTF-8, of another format, or no vocabulary.
     """
     path = Path(path)
+    # One file of several names its folder.
     if path.name in (*byte_pair.BYTE_FILES, *byte_pair.GPT1_FILES, tokenizer_files.OPTIONS):
         path = path.parent
     if (path / tokenizer_files.OPTIONS).is_file():
@@ -37,14 +59,14 @@ def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "space
         if any((path / name).is_file() for name in names):
             return kind.open(path)
     if path.is_dir():
-        found = sorted(path.glob("*.model"))
-        if len(found) != 1:
+        candidates = sorted(path.glob("*.model"))
+        if len(candidates) != 1:
             files = ", ".join((wordpiece.VOCABULARY, *byte_pair.BYTE_FILES, *byte_pair.GPT1_FILES))
             raise DataError(
                 f"{path}: no such vocabulary; the folder holds no {files} and no single *.model; give a folder with "
                 "one of them"
             )
-        path = found[0]
+        path = candidates[0]
     check_plain(path)
     if not path.is_file():
         raise DataError(f"{path}: no such vocabulary; give a tokenizer folder, a vocab.txt or a *.model")
@@ -52,6 +74,7 @@ def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "space
 
 
 def _open_lines(file: Path, lowercase: bool, split: str) -> Tokenizer:
+    # BERT's and ELMo's vocabularies are both called vocab.txt; their first lines tell them apart.
     if not word_level.are_words(file):
         return WordPiece.open(file, lowercase)
     tokenizer = Words.open(file, split)
@@ -63,20 +86,20 @@ def _open_lines(file: Path, lowercase: bool, split: str) -> Tokenizer:
 
 
 LARGEST_LEARNED = 1 << 22
-"""Tokens: the libraries that learn a vocabulary set memory aside for all that are asked for, 132 bytes each, and end
-the process where there is not so much."""
+"""Tokens of a learned vocabulary: the libraries reserve 132 bytes for each beforehand, and end the process where memory
+does not suffice."""
 
 
 def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: str = "spaces") -> Tokenizer:
-    """A vocabulary of at most `size` tokens, the same from the same texts in every process; `lowercase` is WordPiece's,
-    `split` that of words.
+    """Learns a vocabulary of at most `size` tokens, the same from the same texts in every process. lowercase: of
+    WordPiece; split: of words.
 
-    Raises: DataError where the texts hold nothing, the size has no room or is too large; and whatever the texts raise.
+    Raises: DataError where the texts are empty or the size is too small or too large; and whatever the texts raise.
     """
     if size > LARGEST_LEARNED:
         raise DataError(
             f"a vocabulary of {size:,} tokens is too large to learn; give {LARGEST_LEARNED:,} at most, or a vocabulary "
-            "that is there: --data.tokenizer"
+            "that exists: --data.tokenizer"
         )
     if kind == WordPiece.kind:
         return learn_wordpiece(texts, size, lowercase)
@@ -93,11 +116,13 @@ def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: st
 
 
 def _open_saved(folder: Path) -> Tokenizer:
-    """Raises: DataError where tokenizer.json is not what `save` writes, and for a vocabulary that is not as it was."""
+    """Opens a folder written by `save`. Raises: DataError where tokenizer.json is not as `save` writes it, or the
+    vocabulary has changed."""
     file = folder / tokenizer_files.OPTIONS
     try:
-        options: dict[str, Any] = json.loads(tokenizer_files.read_text(file))
+        options: SavedOptions = json.loads(tokenizer_files.read_text(file))
         kind, format, names = options["kind"], options.get("format"), options.get("specials", [])
+        # Options of the kind; "specials" are of any kind.
         fits = kind != WordPiece.kind or (
             isinstance(options["lowercase"], bool) and type(options.get("longest_word", 1)) is int
         )
@@ -119,7 +144,7 @@ def _open_saved(folder: Path) -> Tokenizer:
     return with_added_tokens(tokenizer, names) if names else tokenizer
 
 
-def _open_kind(folder: Path, kind: str, options: Mapping[str, Any]) -> Tokenizer:
+def _open_kind(folder: Path, kind: str, options: SavedOptions) -> Tokenizer:
     if kind == WordPiece.kind:
         longest = options.get("longest_word", wordpiece.LONGEST_WORD)
         return WordPiece.open(folder / wordpiece.VOCABULARY, options["lowercase"], longest)

@@ -1,4 +1,4 @@
-"""SentencePiece: unigram pieces or byte pairs over text with its spaces, learned here or read from a *.model file."""
+"""SentencePiece: a unigram model or byte pairs over text with its spaces, learned here or read from a *.model file."""
 
 import io
 import re
@@ -14,22 +14,24 @@ FILE = "sentencepiece.model"
 KINDS = ("sentencepiece-unigram", "sentencepiece-bpe")
 _SPACE = "▁"
 """How pieces spell a space (U+2581)."""
+# A word with the spaces before it; a line end and the mark itself stand alone.
 _WORD = re.compile(rf"\n|{_SPACE}| *[^ \n{_SPACE}]+| +")
 _PLAIN = re.compile(rf"{_SPACE}*[^{_SPACE}]*")
+# Before a space that follows something else, and around a line end.
 _SAFE = re.compile(r"(?<=[^ ])(?= )|(?<=\n)|(?=\n)")
-# Fields of sentencepiece_model.proto: of TrainerSpec, and of NormalizerSpec.
+# Numbers of the fields of sentencepiece_model.proto that are read: of TrainerSpec, and of NormalizerSpec.
 _MODEL_TYPE, _BYTE_FALLBACK = 3, 35
 _RULES, _TABLE, _DUMMY_PREFIX, _FEWER_SPACES, _MARK_SPACES = 1, 2, 3, 4, 5
 _UNLEARNED = re.compile(rf"[\0\t\n{_SPACE}\u2585]+")
-"""What the learner keeps for itself; bytes spell it."""
+"""Characters that the learner reserves; bytes spell them."""
 
 
 class SentencePiece:
     """A model of the sentencepiece library.
 
-    One that keeps text as it is (no normalising, no space added or taken away, bytes for what no piece spells) and
-    holds no piece that goes over a space or line end, as those learned here, is `lossless`: every text comes back as it
-    was, and each word is encoded alone. Any other encodes and decodes as the library does.
+    A model that keeps text as it is (no normalising, no space added or taken away, bytes for text that no piece spells)
+    and has no piece across a space or line end is `lossless`: every text comes back as it was, and each word is encoded
+    alone. Models learned here are. Any other encodes and decodes as the library does.
 
     A control token spelled out in text is text.
     """
@@ -37,20 +39,20 @@ class SentencePiece:
     specials: Mapping[str, int] = {}
 
     def __init__(self, model: bytes, where: str = "model") -> None:
-        """Raises: DataError for what is no model, or one of other pieces than unigrams and byte pairs."""
+        """Raises: DataError where it is no model, or neither a unigram model nor one of byte pairs."""
         import sentencepiece
 
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.load_from_serialized_proto(model)
-            trained, normal, back = _specs(model)
+            trainer, normal, back = _specs(model)
             pieces = [self._processor.id_to_piece(number) for number in range(self._processor.get_piece_size())]
         except (RuntimeError, IndexError, ValueError, TypeError):  # also a piece that is not UTF-8
             raise DataError(f"{where}: no SentencePiece model, or a damaged one; give a *.model file") from None
         kinds = dict(enumerate(KINDS, 1))
-        if (kind := trained.get(_MODEL_TYPE, 1)) not in kinds:
+        if (kind := trainer.get(_MODEL_TYPE, 1)) not in kinds:
             raise DataError(f"{where}: a SentencePiece model of words or characters; give one of unigrams or bpe")
-        self.kind = kinds[kind]
+        self.kind = kinds[int(kind)]
         self.model = model
         self.size = self._processor.get_piece_size()
         if all(self._processor.is_control(n) or self._processor.is_unknown(n) for n in range(self.size)):
@@ -60,15 +62,17 @@ class SentencePiece:
         self.unk: int | None = self._processor.unk_id()
         self.fingerprint = tokenizer_files.fingerprint(self.kind, model=model.hex())
         self._bytes = [_bytes(piece, self._processor.is_byte(number)) for number, piece in enumerate(pieces)]
+        # No piece goes across a space or a line end: spaces stand at its beginning only.
         apart = all(_PLAIN.fullmatch(piece) and (piece == "\n" or "\n" not in piece) for piece in pieces)
-        apart = apart and self._processor.piece_to_id(_SPACE) != self.unk  # else a space is written as the mark's bytes
-        self.lossless = apart and bool(trained.get(_BYTE_FALLBACK)) and _keeps_text(normal, back)
+        # Without a piece for a space it would be written as the mark's bytes, and come back as the mark.
+        apart = apart and self._processor.piece_to_id(_SPACE) != self.unk
+        self.lossless = apart and bool(trainer.get(_BYTE_FALLBACK)) and _keeps_text(normal, back)
         marks = [f"<0x{byte:02X}>" for byte in _SPACE.encode()] if self.lossless else []
         self._mark = [self._processor.piece_to_id(mark) for mark in marks]
 
     @staticmethod
     def open(file: Path) -> "SentencePiece":
-        """Raises: DataError for what cannot be read, or is no model."""
+        """Raises: DataError where the file cannot be read, or is no model."""
         try:
             return SentencePiece(read_plain(file), str(file))
         except OSError as error:
@@ -81,9 +85,9 @@ class SentencePiece:
         return tokenizer_files.encode_words([_WORD.findall(text) for text in texts], self._encode_words)
 
     def _encode_words(self, words: list[str]) -> list[list[int]]:
-        """The mark for a space is no space where it stands in text: its bytes say so."""
-        found = zip(words, self._processor.encode(words), strict=True)
-        return [self._mark if word == _SPACE else ids for word, ids in found]
+        # The mark for a space that stands in text is no space: it is spelled by its bytes.
+        encoded = zip(words, self._processor.encode(words), strict=True)
+        return [self._mark if word == _SPACE else ids for word, ids in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids, control tokens too → text; bytes that are no character become U+FFFD."""
@@ -92,18 +96,18 @@ class SentencePiece:
         return b"".join(self._bytes[number] for number in ids).decode("utf-8", "replace")
 
     def token(self, id: int) -> str:
-        """What an id stands for; bytes that are no character as \\xe2."""
+        """Returns the text of an id; bytes that are no character as \\xe2."""
         return self._bytes[id].decode("utf-8", "backslashreplace")
 
-    def split_long(self, text: str, most: int) -> list[str]:
-        """Cut before spaces and around line ends; never cut where pieces may go over them."""
-        return tokenizer_files.cut(text, most, _SAFE) if self.lossless else [text]
+    def split_long(self, text: str, limit: int) -> list[str]:
+        """Splits before spaces and around line ends; never where pieces may go across them."""
+        return tokenizer_files.cut(text, limit, _SAFE) if self.lossless else [text]
 
     def files(self) -> dict[str, bytes]:
         return {FILE: self.model, tokenizer_files.OPTIONS: tokenizer_files.options(self.kind)}
 
     def save(self, folder: Path) -> None:
-        """Raises: DataError where something else stands in that place, or no folder can."""
+        """Raises: DataError where the folder holds something else, or cannot be made."""
         tokenizer_files.save(folder, self.files())
 
 
@@ -111,7 +115,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
     """Learns at most `size` pieces: `<pad>`, `<unk>`, `</s>` (which joins documents), the line end, the 256 bytes, and
     unigrams or byte pairs, which begin with a space or have none.
 
-    The same texts give the same model in every process. Memory holds the distinct words alone.
+    The same texts give the same model in every process. Memory holds only the distinct words.
 
     Raises: DataError where the texts hold no word or the size leaves no room for pieces; and whatever the texts raise.
     """
@@ -123,6 +127,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
+            # Words with their counts, sorted: the learner depends on the order of its input.
             sentence_iterator=(f"{word}\t{counts[word]}" for word in sorted(counts)),
             input_format="tsv",
             model_writer=model,
@@ -132,6 +137,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
             character_coverage=0.9995,
             required_chars=_SPACE,
             byte_fallback=True,
+            # Text stays as it is, so that the model is lossless.
             normalization_rule_name="identity",
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
@@ -151,26 +157,31 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
 
 
 def _learned(text: str) -> Iterator[str]:
-    """The words of a text, spaces before them."""
+    """Yields the words of a text, with the spaces before them."""
     for line in _UNLEARNED.split(text):
         yield from _WORD.findall(line)
 
 
 def _bytes(piece: str, is_byte: bool) -> bytes:
+    """Returns the bytes of a piece; one for a byte is spelled <0x41>."""
     return bytes([int(piece[3:5], 16)]) if is_byte else piece.replace(_SPACE, " ").encode()
 
 
 def _specs(model: bytes) -> list[dict[int, Value]]:
-    """The fields of a model's TrainerSpec, NormalizerSpec and denormalizer, which is a NormalizerSpec, too."""
-    parts = dict(message_fields(model))
-    specs = [spec for number in (2, 3, 5) if isinstance(spec := parts.get(number, b""), bytes)]
+    """Returns the fields of a ModelProto's TrainerSpec (2), NormalizerSpec (3), and NormalizerSpec of decoding (5).
+
+    The library reads these but does not show them.
+    """
+    fields = dict(message_fields(model))
+    specs = [spec for number in (2, 3, 5) if isinstance(spec := fields.get(number, b""), bytes)]
     if len(specs) < 3:
         raise ValueError("a number in place of a message")
     return [dict(message_fields(spec)) for spec in specs]
 
 
 def _keeps_text(normal: Mapping[int, Value], back: Mapping[int, Value]) -> bool:
-    """Whether the rules that a model reads and writes text by (NormalizerSpec) change nothing."""
+    """Returns whether the rules that a model encodes and decodes text by (NormalizerSpec) change nothing."""
+    # A field that is left out has its default, which is true for these three.
     if normal.get(_RULES, b"identity") != b"identity" or normal.get(_TABLE) or back.get(_TABLE):
         return False
     return not normal.get(_DUMMY_PREFIX, 1) and not normal.get(_FEWER_SPACES, 1) and bool(normal.get(_MARK_SPACES, 1))

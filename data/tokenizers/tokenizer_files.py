@@ -1,5 +1,5 @@
-"""The files of tokenizers: written as a folder that appears whole, read with errors that say where; and long texts cut
-where no token is, encoded word by word."""
+"""The files of tokenizers: written as a folder that appears whole, read with errors that say where. And what several
+kinds share: long texts are cut between tokens, and encoded word by word."""
 
 import hashlib
 import json
@@ -8,35 +8,42 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
 from contexture.data.storage import atomic_folder
 
 OPTIONS = "tokenizer.json"
-"""The file that says of what kind a saved tokenizer is."""
+"""The file with the kind and the options of a saved tokenizer."""
 FORMAT = 1
 
 
-def fingerprint(kind: str, **content: Any) -> str:
-    """sha256 (hex) over all that makes a tokenizer."""
+class HasKind(Protocol):
+    """Any tokenizer, as far as messages name it. `base.Tokenizer` says more, but imports the kinds."""
+
+    @property
+    def kind(self) -> str: ...
+
+
+def fingerprint(kind: str, **content: object) -> str:
+    """Returns the sha256 (hex) over a tokenizer's kind, vocabulary and options, as JSON."""
     return hashlib.sha256(json.dumps({"kind": kind, **content}).encode()).hexdigest()
 
 
-def options(kind: str, **more: Any) -> bytes:
-    """The content of tokenizer.json."""
+def options(kind: str, **more: object) -> bytes:
+    """Returns the content of tokenizer.json."""
     return as_options({"format": FORMAT, "kind": kind, **more})
 
 
-def as_options(tree: Mapping[str, Any]) -> bytes:
+def as_options(tree: Mapping[str, object]) -> bytes:
     return (json.dumps(tree, indent=1) + "\n").encode()
 
 
 def save(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes a tokenizer's files beside the folder's place and renames it there; nothing where they stand already.
+    """Writes a tokenizer's files into a folder that appears whole; does nothing where it holds the same files already.
 
-    Raises: DataError where something else stands in that place, or no folder can.
+    Raises: DataError where the folder holds something else, or cannot be made.
     """
     folder = Path(os.path.realpath(folder))
     if any(os.path.isfile(folder / name) for name in files):
@@ -49,7 +56,7 @@ def save(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def read_text(file: Path) -> str:
-    """A file in UTF-8; its lines end in \\n. Raises: DataError for what cannot be read, or is not UTF-8."""
+    """Returns a file in UTF-8, its line ends as \\n. Raises: DataError where it cannot be read, or is not UTF-8."""
     try:
         return read_plain(file).decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except OSError as error:
@@ -61,13 +68,17 @@ def read_text(file: Path) -> str:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Only \\n ends a line: published vocabularies hold pieces that are themselves Unicode line separators."""
+    """Returns the lines of a file in UTF-8."""
+    # Only \n ends a line: published vocabularies hold pieces that are themselves Unicode line separators, at which
+    # splitlines would split.
     return read_text(file).rstrip("\n").split("\n")
 
 
-def read_json(file: Path, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """`hook` makes something else than a dict of an object's pairs. Raises: DataError with file:line for what is not
-    JSON."""
+def read_json(file: Path, hook: Callable[[list[tuple[str, object]]], object] | None = None) -> object:
+    """Returns the content of a JSON file. hook: makes something else than a dict of an object's pairs.
+
+    Raises: DataError with file:line where it is not JSON.
+    """
     text = read_text(file)
     try:
         return json.loads(text, object_pairs_hook=hook)
@@ -78,20 +89,22 @@ def read_json(file: Path, hook: Callable[[list[tuple[str, Any]]], Any] | None = 
         raise DataError(f"{file}: not JSON ({why}); give the file as it was published") from None
 
 
-def cut(text: str, most: int, safe: re.Pattern[str]) -> list[str]:
-    """Parts of about `most` characters: each ends at the first place after so many where `safe` matches."""
+def cut(text: str, limit: int, safe: re.Pattern[str]) -> list[str]:
+    """Cuts a text into parts of about `limit` characters: each ends at the first place after so many where `safe`
+    matches."""
     parts: list[str] = []
     start = 0
-    while len(text) - start > most and (found := safe.search(text, start + most)):
-        parts.append(text[start : found.start()])
-        start = found.start()
+    while len(text) - start > limit and (match := safe.search(text, start + limit)):
+        parts.append(text[start : match.start()])
+        start = match.start()
     return [*parts, text[start:]]
 
 
 def encode_words(
-    lines: Sequence[Sequence[str]], encode: Callable[[list[str]], Sequence[Sequence[int]]]
+    texts: Sequence[Sequence[str]], encode: Callable[[list[str]], Sequence[Sequence[int]]]
 ) -> list[list[int]]:
-    """The words of each line → the line's ids; `encode` sees every distinct word once."""
-    distinct = list(dict.fromkeys(chain.from_iterable(lines)))
+    """The words of each text → the text's ids. `encode` gets every distinct word once: most words come again and again,
+    and are looked up instead."""
+    distinct = list(dict.fromkeys(chain.from_iterable(texts)))
     ids = dict(zip(distinct, encode(distinct), strict=True))
-    return [list(chain.from_iterable(map(ids.__getitem__, line))) for line in lines]
+    return [list(chain.from_iterable(map(ids.__getitem__, words))) for words in texts]

@@ -1,4 +1,5 @@
-"""Whole words by their number, as ELMo predicts them: vocab.txt with a word in each line."""
+"""Whole words by their number, as ELMo predicts them: vocab.txt with a word in each line (bilm-tf, data.py,
+Vocabulary)."""
 
 import re
 import sys
@@ -8,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,16 @@ BEGIN, END, UNK = SPECIAL = ("<S>", "</S>", "<UNK>")
 VOCABULARY = "vocab.txt"
 SPLITS = ("spaces", "punctuation")
 _NO_WORD = "!!!MAXTERMID"
-"""A line of published vocabularies that counts for nothing."""
+"""A line of published vocabularies that the original skips."""
 _SPACE = re.compile(r"\s")
 
 
 class Words:
-    """A vocabulary of words. `split` says what a word of a text is: what stands between white space ("spaces", for text
-    that was parted into words before, as the original wants it), or "punctuation": letters, digits and their marks
-    together, with an apostrophe, hyphen or full stop between them (don't, well-known, 3.5), and every other character
-    alone.
+    """A vocabulary of words. `split` says how a text is split into words.
+
+        spaces       at white space, for text that is tokenised already, as the original expects it
+        punctuation  letters, digits and their marks stay together, also around an apostrophe, hyphen or full stop
+                     (don't, well-known, 3.5); every other character is a word
 
     A text that spells `<S>`, `</S>` or `<UNK>` holds a word that the vocabulary lacks, never the special one.
 
@@ -60,7 +61,7 @@ class Words:
         self.vocabulary, self.split = tuple(vocabulary), split
         self.size = len(vocabulary)
         self.ids = {word: number for word, number in ids.items() if number >= len(SPECIAL)}
-        """Of the words that a text may hold."""
+        """Ids of the words that a text may hold: all but the special ones."""
         self.fingerprint = tokenizer_files.fingerprint(self.kind, split=split, vocabulary=self.vocabulary)
         self.words = _splitter(split)
         """Text → its words."""
@@ -84,27 +85,27 @@ class Words:
     def token(self, id: int) -> str:
         return self.vocabulary[id]
 
-    def split_long(self, text: str, most: int) -> list[str]:
-        """Cut before white space, which no word holds."""
-        return tokenizer_files.cut(text, most, _SPACE)
+    def split_long(self, text: str, limit: int) -> list[str]:
+        """Splits before white space, which no word holds."""
+        return tokenizer_files.cut(text, limit, _SPACE)
 
     def files(self) -> dict[str, bytes]:
         vocabulary = "".join(f"{word}\n" for word in self.vocabulary).encode()
         return {VOCABULARY: vocabulary, tokenizer_files.OPTIONS: tokenizer_files.options(self.kind, split=self.split)}
 
     def save(self, folder: Path) -> None:
-        """Raises: DataError where something else stands in that place, or no folder can."""
+        """Raises: DataError where the folder holds something else, or cannot be made."""
         tokenizer_files.save(folder, self.files())
 
 
 def are_words(file: Path) -> bool:
-    """Whether a vocab.txt is one of words: its first lines hold one of SPECIAL. Raises: DataError for a file that
-    cannot be read, or is not UTF-8."""
+    """Returns whether a vocab.txt is a vocabulary of words: its first lines hold one of SPECIAL, where BERT's hold
+    [PAD]. Raises: DataError for a file that cannot be read, or is not UTF-8."""
     return not set(SPECIAL).isdisjoint(line.strip(" \t\r") for line in tokenizer_files.read_lines(file)[: len(SPECIAL)])
 
 
-def word_tokenizer(tokenizer: Any) -> Words:
-    """The same tokenizer, known to be Words. Raises: DataError where it is of another kind."""
+def word_tokenizer(tokenizer: tokenizer_files.HasKind) -> Words:
+    """Returns the tokenizer, known to be Words. Raises: DataError where it is of another kind."""
     if not isinstance(tokenizer, Words):
         raise DataError(
             f"an ELMo reads a vocabulary of kind words, and this one is {tokenizer.kind}; give a vocab.txt "
@@ -114,8 +115,8 @@ def word_tokenizer(tokenizer: Any) -> Words:
 
 
 def learn_words(texts: Iterable[str], size: int, split: str = "spaces") -> Words:
-    """A vocabulary of at most `size` words: SPECIAL, then the most frequent first, those that are as frequent in the
-    order of Unicode. Memory grows with the number of different words.
+    """Learns a vocabulary of at most `size` words: SPECIAL, then the most frequent first, equally frequent ones in the
+    order of Unicode. Memory grows with the number of distinct words.
 
     Raises: DataError where the texts hold no word or the size leaves no room; and whatever the texts raise.
     """
@@ -123,6 +124,7 @@ def learn_words(texts: Iterable[str], size: int, split: str = "spaces") -> Words
     words = _splitter(split)
     for text in texts:
         counts.update(words(text))
+    # Text that spells a special word is no word of the vocabulary.
     for kept in (*SPECIAL, _NO_WORD):
         del counts[kept]
     if not counts:
@@ -137,11 +139,12 @@ def learn_words(texts: Iterable[str], size: int, split: str = "spaces") -> Words
 
 
 _TOGETHER = 1 << 14
-"""Words whose letters are looked up together."""
+"""Words whose characters are looked up together."""
 
 
 def char_id_table(words: Sequence[str]) -> NDArray[np.uint16]:
-    """What is read of each word (`data.tokenizers.elmo_char_ids`) → u16 [n, 50]."""
+    """Returns the character ids of each word (`data.tokenizers.elmo_char_ids`), u16 [n, 50]."""
+    # u16, half of what a batch has, and a part at a time: millions of words fit in memory.
     rows = np.empty((len(words), WIDTH), np.uint16)
     for at in range(0, len(words), _TOGETHER):
         rows[at : at + _TOGETHER] = char_ids(words[at : at + _TOGETHER])
@@ -155,14 +158,16 @@ def _splitter(split: str) -> Callable[[str], list[str]]:
 
 @cache
 def _pattern() -> re.Pattern[str]:
-    """A word, or another character with the marks on it. Joiners of zero width stand within words too."""
+    """Matches a word, or another character with the marks on it. Joiners of zero width stand within words too."""
+    # Python's \\w leaves out combining marks, without which words of many scripts would fall apart.
     marks = _class(lambda character: unicodedata.category(character)[0] == "M")
     letter = rf"(?:[^\W_]|{marks})"
     return re.compile(rf"{letter}+(?:['’.\-‐‑\u200c\u200d]{letter}+)*|\S{marks}*")
 
 
 def _class(belongs: Callable[[str], bool]) -> str:
-    """The characters of Unicode that belong, as a class of a regular expression."""
+    """Returns the characters of Unicode that belong, as a class of a regular expression."""
+    # Code points minus their ranks are equal within a run of neighbours: groupby finds the runs, each a range a-z.
     groups = groupby(enumerate(code for code in range(sys.maxunicode + 1) if belongs(chr(code))), lambda n: n[1] - n[0])
     spans = ([code for _, code in group] for _, group in groups)
     return f"[{''.join(chain.from_iterable((chr(span[0]), '-', chr(span[-1])) for span in spans))}]"

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
@@ -17,8 +16,9 @@ from contexture.data.tokenizers import tokenizer_files, word_counts
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200
-"""A word of more characters is [UNK] (max_input_chars_per_word); transformers has 100."""
+"""Characters beyond which a word is [UNK] (max_input_chars_per_word); transformers has 100."""
 VOCABULARY = "vocab.txt"
+# Spaces that decoding takes away: before a stop, and around an apostrophe.
 _CLEANED = re.compile(r" [.?!,]| ' ")
 _SPACE = re.compile(" ")
 
@@ -29,8 +29,8 @@ class WordPiece:
 
     A special token spelled out in text is text, as in the original.
 
-    Differs: characters for private use are dropped like control characters, U+2B820–2B91F are not spaced as CJK, and
-    marks, stops and format characters that Unicode got after 2015 are taken for letters, for so does the library.
+    Differs: the library drops characters for private use like control characters, does not space U+2B820–2B91F as CJK,
+    and takes marks, stops and format characters that came to Unicode after 2015 for letters.
     """
 
     kind = "wordpiece"
@@ -72,17 +72,18 @@ class WordPiece:
             raise DataError(f"{file}: holds special tokens alone; every text would be {UNK}; give a vocabulary of text")
         return WordPiece([] if lines == [""] else lines, lowercase, str(file), longest_word)
 
-    def _options(self) -> dict[str, Any]:
-        """What makes the tokenizer beside its vocabulary; that of the original goes unsaid."""
+    def _options(self) -> dict[str, bool | int]:
+        """Returns the options beside the vocabulary."""
+        # The original's limit is left out: vocabularies saved before there was another keep their fingerprints.
         longest = {} if self.longest_word == LONGEST_WORD else {"longest_word": self.longest_word}
         return {"lowercase": self.lowercase, **longest}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
-        return [line.ids for line in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Ids, special tokens too → text: pieces joined, and spaces taken away around English stops and apostrophes."""
+        """Ids, special tokens too → text: pieces joined, without spaces around English stops and apostrophes."""
         text = " ".join(self.vocabulary[number] for number in ids).replace(" ##", "")
         return _CLEANED.sub(lambda match: match[0].strip(), text)
 
@@ -90,24 +91,24 @@ class WordPiece:
         return self.vocabulary[id]
 
     def words(self, text: str) -> list[str]:
-        """The words that are then cut into pieces (the original's BasicTokenizer)."""
+        """Returns the words that are then cut into pieces (the original's BasicTokenizer)."""
         return [word for word, _ in self._splitter.pre_tokenize_str(self._normalizer.normalize_str(text))]
 
-    def split_long(self, text: str, most: int) -> list[str]:
-        """Cut before spaces, which no piece holds."""
-        return tokenizer_files.cut(text, most, _SPACE)
+    def split_long(self, text: str, limit: int) -> list[str]:
+        """Splits before spaces, which no piece holds."""
+        return tokenizer_files.cut(text, limit, _SPACE)
 
     def files(self) -> dict[str, bytes]:
         vocabulary = "".join(f"{piece}\n" for piece in self.vocabulary).encode()
         return {VOCABULARY: vocabulary, tokenizer_files.OPTIONS: tokenizer_files.options(self.kind, **self._options())}
 
     def save(self, folder: Path) -> None:
-        """Raises: DataError where something else stands in that place, or no folder can."""
+        """Raises: DataError where the folder holds something else, or cannot be made."""
         tokenizer_files.save(folder, self.files())
 
 
-def wordpiece(tokenizer: Any) -> WordPiece:
-    """The same tokenizer, known to be WordPiece. Raises: DataError where it is of another kind."""
+def wordpiece(tokenizer: tokenizer_files.HasKind) -> WordPiece:
+    """Returns the tokenizer, known to be WordPiece. Raises: DataError where it is of another kind."""
     if not isinstance(tokenizer, WordPiece):
         raise DataError(
             f"BERT reads a vocabulary of kind wordpiece, with [MASK] and its like, and this one is {tokenizer.kind}; "
@@ -119,10 +120,9 @@ def wordpiece(tokenizer: Any) -> WordPiece:
 def learn_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> WordPiece:
     """Learns a vocabulary of at most `size` pieces: SPECIAL, the characters, then the most frequent joins of pieces.
 
-    The same texts give the same vocabulary in every process: the library numbers characters inside words in the order
-    of a hash map, so all characters are named to it beforehand, sorted. Memory holds the distinct words alone.
+    The same texts give the same vocabulary in every process. Memory holds only the distinct words.
 
-    Differs: the original's learner was never published; this joins the most frequent pair first (as in byte pairs).
+    Differs: the original's learner was never published; this one joins the most frequent pair first (as byte pairs do).
 
     Raises: DataError where the texts hold no word or the size leaves no room for pieces; and whatever the texts raise.
     """
@@ -134,7 +134,10 @@ def learn_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> WordPie
         raise DataError(
             f"a vocabulary of {size} has no room beside the {len(SPECIAL)} special pieces; give a larger size"
         )
+    # Characters get three quarters of the room at most, so that there is some for joins.
     alphabet = _alphabet(counts, max(room * 3 // 4, min(room, 256)))
+    # The library numbers characters inside words in the order of a hash map, which differs from process to process.
+    # Named as special tokens beforehand, sorted, they have the same numbers in each.
     trainer = trainers.WordPieceTrainer(
         vocab_size=size, min_frequency=2, special_tokens=[*SPECIAL, *sorted(alphabet)], show_progress=False
     )
@@ -157,13 +160,14 @@ def _count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
     words: Counter[str] = Counter()
     for chunk, count in word_counts.count(texts, lambda text: normalizer.normalize_str(text).split()).items():
         for word, _ in splitter.pre_tokenize_str(chunk):
+            # Longer words are never looked up: encoding makes [UNK] of them.
             if len(word) <= LONGEST_WORD:
                 words[word] += count
     return words
 
 
 def _alphabet(counts: Counter[str], room: int) -> set[str]:
-    """The most frequent characters, as pieces that begin a word and, where they are found inside one, with `##`.
+    """Returns the most frequent characters, as pieces that begin a word and, where they stand inside one, with `##`.
 
     Rare characters yield to joins of frequent ones: those of CJK text alone could fill a vocabulary.
     """
@@ -174,6 +178,7 @@ def _alphabet(counts: Counter[str], room: int) -> set[str]:
             characters[character] += count
         inside.update(word[1:])
     pieces: set[str] = set()
+    # A character and its form with ## come in together or not at all: half of it would leave words unspelled.
     for character in sorted(characters, key=lambda c: (-characters[c], c)):
         forms = {character, "##" + character} if character in inside else {character}
         if len(pieces) + len(forms) > room:
@@ -183,7 +188,7 @@ def _alphabet(counts: Counter[str], room: int) -> set[str]:
 
 
 def _spelled(counts: Counter[str], alphabet: set[str]) -> Counter[str]:
-    """The words that the alphabet can spell."""
+    """Returns the words that the alphabet can spell."""
     return Counter(
         {
             word: count

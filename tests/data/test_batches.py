@@ -18,7 +18,7 @@ from contexture.data import rng
 from contexture.data.batches import check_fields, iterate
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.pretraining import tokenize_corpus
+from contexture.data.pretraining import split_table
 from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, PairBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
@@ -40,7 +40,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 @pytest.fixture(scope="module")
 def shards(config: DataConfig) -> Shards:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenize_corpus, "BLOCK_SENTENCES", 40)
+        patch.setattr(split_table, "BLOCK_SENTENCES", 40)
         return prepare(config, WordPiece(vocabulary(), True), Path(config.path[0]).parent / "shards")
 
 
@@ -74,7 +74,7 @@ def test_batches_are_the_slow_original_s(batches: PairBatches, shards: Shards, c
     N = batches.examples_per_epoch
     assert sum(map(len, slow.values())) == N
     pairs = batches.stream.pairs(np.arange(N))
-    lines = batches._lines(np.arange(N))
+    lines = batches.sequences(np.arange(N))
     tokens = _unmasked(lines)
     for number in range(N):
         a, b = (
@@ -161,7 +161,7 @@ def test_another_seed_makes_other_batches(shards: Shards, config: DataConfig, ba
 def test_a_line_is_masked_anew_in_each_pass(shards: Shards, config: DataConfig):
     batches = PairBatches(shards, config, seed=SEED)
     N = batches.examples_per_epoch
-    first, second = batches._lines(np.arange(N)), batches._lines(np.arange(N) + N)
+    first, second = batches.sequences(np.arange(N)), batches.sequences(np.arange(N) + N)
     plain = {tuple(line): row for row, line in enumerate(_unmasked(first).tolist())}
     same = [(plain[tuple(line)], row) for row, line in enumerate(_unmasked(second).tolist()) if tuple(line) in plain]
     assert len(same) > 10
@@ -223,7 +223,7 @@ def test_a_failure_in_a_reader_thread_reaches_the_trainer(shards: Shards, config
     def broken(numbers):
         raise DataError("the disk is gone")
 
-    batches._lines = broken
+    batches.sequences = broken
     with pytest.raises(DataError, match="the disk is gone"), iterate(batches, 0, 10) as steps:
         next(steps)
 

@@ -58,7 +58,7 @@ def test_a_line_is_described_with_its_guesses():
     told = describe(batch, 0, TOKENIZER)
     assert told == (
         "[CLS] w1 un{want→[MASK]}ed w2 [SEP] {w3→w3} [SEP]\n"
-        "(9 tokens; 7 in segment 0, 2 in segment 1; 2 to guess; the second span is random)"
+        "(9 tokens; 7 in segment 0, 2 in segment 1; 2 to predict; the second span is random)"
     )
     assert describe(bert_texts(TOKENIZER, ["w1"], 8), 0, TOKENIZER).startswith(
         "[CLS] w1 [SEP]\n(3 tokens; 3 in segment 0"

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.example_store import ANSWER, END, A, ExampleSplit, ExampleStore
+from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows
 from contexture.train.evaluation import task_metrics
 from contexture.train.losses import has_best
 
@@ -38,8 +38,8 @@ class PredictionCollector:
         for row, record in zip(rows, tell(rows, here), strict=True):
             yield {"id": self.split.origin(row), **record}
 
-    def _classes(self, rows: NDArray[np.int64], here: dict[str, NDArray[Any]]) -> list[Record]:
-        gold, scores_BC, labels = rows[:, ANSWER].astype(np.int32), here["scores"], self.split.labels
+    def _classes(self, rows: Rows, here: dict[str, NDArray[Any]]) -> list[Record]:
+        gold, scores_BC, labels = rows["answer"].astype(np.int32), here["scores"], self.split.labels
         predicted = scores_BC.argmax(-1).astype(np.int32)
         self._gold.append(gold)
         self._predicted.append(np.where(has_best(scores_BC), predicted, -1).astype(np.int32))
@@ -52,8 +52,8 @@ class PredictionCollector:
             for g, p, line in zip(gold.tolist(), predicted.tolist(), scores_BC, strict=True)
         ]
 
-    def _values(self, rows: NDArray[np.int64], here: dict[str, NDArray[Any]]) -> list[Record]:
-        bits = rows[:, ANSWER]
+    def _values(self, rows: Rows, here: dict[str, NDArray[Any]]) -> list[Record]:
+        bits = rows["answer"]
         gold, predicted = np.where(bits == -1, np.nan, bits.copy().view(np.float64)), here["values"].astype(np.float64)
         self._gold.append(gold)
         self._predicted.append(predicted)
@@ -62,10 +62,10 @@ class PredictionCollector:
             for g, p in zip(gold.tolist(), predicted.tolist(), strict=True)
         ]
 
-    def _tags(self, rows: NDArray[np.int64], here: dict[str, NDArray[Any]]) -> list[Record]:
+    def _tags(self, rows: Rows, here: dict[str, NDArray[Any]]) -> list[Record]:
         assert self.split.tags is not None
-        lengths = rows[:, END] - rows[:, A]
-        marks = self.split.tags.read(rows[:, A], lengths)
+        lengths = rows["end"] - rows["a"]
+        marks = self.split.tags.read(rows["a"], lengths)
         line = np.repeat(np.arange(len(rows)), lengths)
         place = np.arange(len(marks)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
         first = marks >= 0

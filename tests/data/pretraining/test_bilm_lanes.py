@@ -135,7 +135,7 @@ def test_a_batch_is_what_the_sentences_say(tmp_path: Path):
     assert batch["index_backward"].tolist() == [[2, 4, 2, 5, 3]]
     assert batch["next_backward"].tolist() == [[4, 0, 2, 3, 0]]
     assert batch["next_weights"].all() and batch["next_weights_backward"].all() and batch["valid"].tolist() == [1.0]
-    told = "a x <S> b <S> → <UNK> </S> b </S> a\n(5 words forward, as many backward; 5 different rows in the batch)"
+    told = "a x <S> b <S> → <UNK> </S> b </S> a\n(5 words forward, as many backward; 5 distinct rows in the batch)"
     assert describe(batch, 0, TOKENIZER) == told
 
 
@@ -259,7 +259,7 @@ def test_words_that_the_vocabulary_lacks_are_kept(tmp_path: Path):
     words = ["<UNK>", *LETTERS, "x", long, "<UNK>", "y", "new"]
     assert shards.char_ids[2:].tolist() == char_ids(words).tolist()
     assert LaneBatches(shards, _config(), seed=SEED).describe() == (
-        "6 words (83.3% not in the vocabulary) in 2 sentences; a pass is 3 lines forward and as many backward; "
+        "6 words (83.3% not in the vocabulary) in 2 sentences; an epoch is 3 sequences forward and as many backward; "
         "words longer than 48 bytes are cut: 1, 2 times in all text"
     )
 

@@ -327,7 +327,7 @@ def test_the_road_is_chosen_by_the_stream_and_says_what_there_is(shards: Shards)
     assert isinstance(batches, WindowBatches) and isinstance(held_out, HeldOutWindows) and held_out.batch == 3
     split = shards.splits["train"]
     assert batches.describe() == (
-        f"{split.tokens:,} tokens in {split.documents:,} documents; a pass is {split.tokens // 16 - 1:,} windows"
+        f"{split.tokens:,} tokens in {split.documents:,} documents; an epoch is {split.tokens // 16 - 1:,} windows"
     )
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from contexture.data.cancel import NEVER
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.pretraining import tokenize_corpus
+from contexture.data.pretraining import split_table, tokenize_corpus
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import left_partials
@@ -117,7 +117,7 @@ def test_long_documents_are_cut_in_two(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_blocks_are_runs_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tokenize_corpus, "BLOCK_SENTENCES", 40)
+    monkeypatch.setattr(split_table, "BLOCK_SENTENCES", 40)
     shards = _prepared(tmp_path, {"a.txt": random_documents(3, 60)})
     blocks, side = shards.splits["train"].blocks, shards.splits["train"]
     assert blocks[0] == 0 and blocks[-1] == side.documents and list(blocks) == sorted(set(blocks))

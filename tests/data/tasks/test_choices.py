@@ -127,14 +127,14 @@ def test_choices_are_encoded_once_and_read_by_position(tmp_path):
     assert train.examples + dev.examples == 40 and 3 <= dev.examples <= 20
     for name, split in found.splits.items():
         assert (found.folder / f"{name}-rows.bin").stat().st_size == split.examples * 3 * 6 * 8
-    held = [split.take(np.arange(split.examples))[::3, 4].tolist() for split in (train, dev)]
+    held = [split.take(np.arange(split.examples))["line"][::3].tolist() for split in (train, dev)]
     assert sorted(held[0] + held[1]) == list(range(1, 41)) and all(one == sorted(one) for one in held)
     (tmp_path / "a.jsonl").unlink()
     again = ExampleStore.open(tmp_path / "data")
     again.verify()
     batches, others = (TaskBatches(store, LETTERS, GPT, task, seed=3, family="gpt") for store in (found, again))
     assert batches.examples_per_epoch == train.examples
-    assert batches.describe() == f"{train.examples} examples in 3 lines of 8 tokens"
+    assert batches.describe() == f"{train.examples} examples in 3 sequences of 8 tokens"
     seen = [tuple(line) for step in range(train.examples) for line in batches.read(step)["tokens"][:, 0].tolist()]
     assert all(len(set(seen[train.examples * e :][: train.examples])) == train.examples for e in range(4))
     assert np.array_equal(others.read(7, np.array([2, 0]))["tokens"], batches.read(7)["tokens"][[2, 0]])

@@ -12,7 +12,7 @@ from contexture.data.batches import iterate
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import bert_texts
-from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights, line_length
+from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights, sequence_length
 from contexture.data.tasks.encode_examples import encode, encode_chunk, in_memory, same_shape
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tasks.examples import Pair, Tagged, Text
@@ -61,7 +61,7 @@ def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
     pairs = [(" ".join(a), " ".join(b) if b else None) for a, b in texts]
     found = [Text(a, "x", f"f:{n}") if b is None else Pair(a, b, "x", f"f:{n}") for n, (a, b) in enumerate(pairs)]
     split = in_memory(encode_chunk(found, "classify", TOKENIZER, Labels(["x"]), 0), "classify", ("x",), "f")
-    held_out = HeldOutTask(split, TOKENIZER, DATA, lines=4, length=length, family="bert")
+    held_out = HeldOutTask(split, TOKENIZER, DATA, batch=4, length=length, family="bert")
     wanted = bert_texts(TOKENIZER, [a if b is None else (a, b) for a, b in pairs], length)
     seen = 0
     for step in range(held_out.steps):
@@ -83,7 +83,7 @@ def test_a_tag_stands_at_its_word_s_first_piece(sentences, length):
     coded = encode_chunk(found, "tag", TOKENIZER, labels, 0)
     names = tuple(labels.numbers)
     split = in_memory(coded, "tag", names, "f")
-    held_out = HeldOutTask(split, TOKENIZER, DATA, lines=len(found), length=length, family="bert")
+    held_out = HeldOutTask(split, TOKENIZER, DATA, batch=len(found), length=length, family="bert")
     batch = held_out.read(0)
     for row, words in enumerate(sentences):
         wanted = [-1]
@@ -122,16 +122,18 @@ def test_three_rows_make_batches_of_four(tmp_path):
 
 
 def test_lines_are_as_long_as_the_longest_example(tmp_path):
-    assert [line_length(DATA, longest) for longest in (1, 6, 7, 13, 14, 15, 400)] == [8, 8, 16, 16, 16, 16, 16]
+    assert [sequence_length(DATA, longest) for longest in (1, 6, 7, 13, 14, 15, 400)] == [8, 8, 16, 16, 16, 16, 16]
     reader = batches(store(tmp_path, rows(("w1 " * 30, "a"), ("w2", "b"), ("w3 " * 14, "b"))))
-    assert reader.length == 16 and reader.describe() == "3 examples in lines of 16 tokens; 1 of them longer, and cut"
+    assert (
+        reader.length == 16 and reader.describe() == "3 examples in sequences of 16 tokens; 1 of them longer, and cut"
+    )
 
 
 def test_a_fraction_held_out_is_drawn_and_apart(tmp_path):
     found = store(tmp_path, rows(*((f"w{n}", "ab"[n % 2]) for n in range(60))), dev_fraction=0.2)
     splits = found.splits
     assert splits["train"].examples + splits["dev"].examples == 60 and 4 <= splits["dev"].examples <= 22
-    lines = [split.take(np.arange(split.examples))[:, 4] for split in splits.values()]
+    lines = [split.take(np.arange(split.examples))["line"] for split in splits.values()]
     assert sorted(np.concatenate(lines).tolist()) == list(range(2, 62))
     assert (np.diff(lines[1]) > 1).any()
 

@@ -246,7 +246,7 @@ def test_a_store_remembers_that_pairs_are_read_in_both_orders(tmp_path):
     found = ExampleStore.open(tmp_path / "data")
     batches = TaskBatches(found, LETTERS, GPT, task, seed=0, family="gpt")
     assert batches.fields["tokens"] == "i32 BAL" and batches.read(0)["tokens"].shape == (4, 2, 8)
-    assert batches.describe() == "2 examples in 2 lines of 8 tokens"
+    assert batches.describe() == "2 examples in 2 sequences of 8 tokens"
     task = TaskConfig(kind="classify", train=task.train)
     plain = encode(task, LETTERS, tmp_path / "plain")
     assert not {"choices", "symmetric"} & set(plain.index) and plain.fingerprint != found.fingerprint
@@ -273,7 +273,8 @@ def test_lines_are_described():
         "_start_ the cat⏎sat _delimiter_ on _classify_\n("
     )
     assert "; target 0.5)" in line(Pair("the cat", "sat", "0.5", "f:1"), "regress")
-    assert line(Pair("the", "cat", "no", "f:1"), "classify", symmetric=True).endswith("the first of 2 lines; label no)")
+    both = line(Pair("the", "cat", "no", "f:1"), "classify", symmetric=True)
+    assert both.endswith("the first of 2 sequences; label no)")
     assert line(ChoiceExample("the cat", ("on", "sat"), "yes", "f:1"), "choice").startswith(
         "_start_ the cat _delimiter_ sat _classify_\n("
     )

@@ -214,7 +214,7 @@ def test_three_rows_are_enough(classified, tmp_path):
 
 def test_texts_longer_than_the_model_are_cut_and_counted(classified, tmp_path):
     run, err = classified
-    assert "3 examples in lines of 16 tokens; 1 of them longer, and cut" in err
+    assert "3 examples in sequences of 16 tokens; 1 of them longer, and cut" in err
     code, out, err = told("predict", run, "--input", "long.tsv", "--to", tmp_path / "answers.jsonl", "--json")
     assert code == 0 and (json.loads(out)["examples"], json.loads(out)["truncated"]) == (3, 1)
     assert "truncated 1 of 3 examples to 16 tokens" in err

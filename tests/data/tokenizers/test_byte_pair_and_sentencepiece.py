@@ -236,7 +236,7 @@ def test_learning_is_the_same_in_every_process():
 
 
 def test_learning_forgets_the_rarest_words_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(word_counts, "MOST_WORDS", 50)
+    monkeypatch.setattr(word_counts, "MAX_WORDS", 50)
     texts = ["".join(f" word{number}" for number in range(at, at + 20)) + " often" for at in range(0, 400, 20)]
     tokenizer = learn("byte-bpe", texts, 300, True)
     assert [tokenizer.token(number) for number in _whole(tokenizer, " often word7")][0] == " often"
