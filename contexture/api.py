@@ -59,7 +59,7 @@ def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None)
     """
     from contexture.train.evaluation.predict import Predictor
 
-    return Predictor(run, step=step)(texts)
+    return [dict(record) for record in Predictor(run, step=step)(texts)]
 
 
 def call_with_fields(name: str, request: Callable[P, R], function: Callable[[R], T]) -> Callable[P, T]:
@@ -100,7 +100,7 @@ def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> Res
     """
     from contexture.train.evaluation.evaluate import evaluate_run as work
 
-    return work(request, cancel)
+    return dict(work(request, cancel))
 
 
 def fill_masks(request: FillRequest) -> list[list[Result]]:

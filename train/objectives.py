@@ -6,7 +6,7 @@ cut into microbatches; so parts add up exactly, over microbatches, devices and p
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from contexture.models.model import FAMILIES, Outputs
 from contexture.train.config import Run
 from contexture.train.losses import Sum, cross_entropy, has_best
 
-Batch = dict[str, Any]
+Batch: TypeAlias = dict[str, jax.Array]
 
 
 class Objective(Protocol):
@@ -329,8 +329,10 @@ class WithMixPenalty:
         return {**self.task.weights(batch), "mix_penalty": jnp.maximum(batch["valid"].sum(), 1e-9)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
-        lines = batch["valid"].sum()  # each part of a batch brings its share
-        return {**self.task.sums(outputs, batch), "mix_penalty": Sum(outputs.mix_squares * lines, lines)}
+        assert outputs.mix_squares is not None
+        # The penalty counts once a batch: each microbatch adds it in proportion to its examples.
+        examples = batch["valid"].sum()
+        return {**self.task.sums(outputs, batch), "mix_penalty": Sum(outputs.mix_squares * examples, examples)}
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
         return self.task.predictions(outputs)

@@ -1,7 +1,7 @@
 """One training step and one evaluation step, jitted over the mesh, and the state that they hand on."""
 
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 import flax.struct
 import jax
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from contexture.models.layers.dropout import dropout_key
-from contexture.models.model import Model, example
+from contexture.models.layers.dropout import DropoutKey, dropout_key
+from contexture.models.model import Model, Outputs, example
 from contexture.models.shapes import Params, dims_of, path_of
 from contexture.models.sharding import constrain
 from contexture.train import mesh as meshes
@@ -19,6 +19,7 @@ from contexture.train.losses import Sum
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss, means
 from contexture.train.optim import learning_rate, lr_multipliers, optimizer
 
+T = TypeVar("T")
 Carry: TypeAlias = Params
 """What each sequence of a batch hands on to the same sequence of the next one (ELMo's LSTM states); {} without it."""
 Metrics: TypeAlias = dict[str, jax.Array]
@@ -71,7 +72,7 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
     The state given is donated. metrics are scalars that are the same on every device.
     """
     tx, dims = optimizer(run.optim), {name: kind.partition(" ")[2] for name, kind in batch_fields(run).items()}
-    mesh = cast(NamedSharding, shardings.step).mesh
+    mesh = cast(Mesh, cast(NamedSharding, shardings.step).mesh)
     on_one_cpu = [device.platform for device in mesh.devices.flat] == ["cpu"]
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
@@ -84,10 +85,9 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
         ) -> tuple[jax.Array, tuple[dict[str, Sum], Carry]]:
             if multipliers is not None:
                 params = _stop_frozen(params, multipliers)
-            variables = {"params": params, "carry": carry}
-            outputs, mutated = model.apply(variables, part, dropout_key(run.seed, state.step, row_B), mutable=["carry"])
+            outputs, carry = _forward(model, params, part, carry, dropout_key(run.seed, state.step, row_B))
             sums = objective.sums(outputs, part)
-            return loss(objective, sums, weights), (sums, mutated.get("carry", {}))
+            return loss(objective, sums, weights), (sums, carry)
 
         grad_fn = jax.grad(part_loss, has_aux=True)
         grads, sums, carry = _accumulate(grad_fn, state, batch, dims, run.optim.accumulate)
@@ -116,6 +116,14 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
         return new, {**metrics, "skipped": new.skipped, "skipped_in_row": new.skipped_in_row}
 
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, meshes.replicated(mesh)))
+
+
+def _forward(
+    model: Model, params: Params, batch: Batch, carry: Carry, key: DropoutKey | None
+) -> tuple[Outputs, Carry]:  # fmt: skip
+    """Returns (the model's outputs, the next carry)."""
+    outputs, mutated = model.apply({"params": params, "carry": carry}, batch, key, mutable=["carry"])
+    return cast(Outputs, outputs), cast(dict[str, Carry], mutated).get("carry", {})
 
 
 def _stop_frozen(params: Params, multipliers: Params) -> Params:
@@ -159,7 +167,7 @@ def _accumulate(
     return grads, sums, _join(carry)
 
 
-def _split(rows: Params, parts: int) -> Params:
+def _split(rows: T, parts: int) -> T:
     """Splits each array BX into [parts, B/parts, X]: part m holds the rows m, m + parts, m + 2·parts, …
 
     Strided, so that every device has rows of each part where it holds them already.
@@ -167,7 +175,7 @@ def _split(rows: Params, parts: int) -> Params:
     return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0), rows)
 
 
-def _join(rows: Params) -> Params:
+def _join(rows: T) -> T:
     """Undoes _split: [parts, B/parts, X] → BX."""
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), rows)
 
@@ -215,8 +223,8 @@ def evaluation_step(model: Model, objective: Objective, mesh: Mesh) -> Evaluatio
     """
 
     def step(params: Params, batch: Batch, carry: Carry) -> tuple[dict[str, Sum], Predictions, Carry]:
-        outputs, mutated = model.apply({"params": params, "carry": carry}, batch, mutable=["carry"])
-        return objective.sums(outputs, batch), objective.predictions(outputs), mutated.get("carry", {})
+        outputs, carry = _forward(model, params, batch, carry, None)
+        return objective.sums(outputs, batch), objective.predictions(outputs), carry
 
     jitted = jax.jit(step, out_shardings=meshes.replicated(mesh))
 

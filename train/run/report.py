@@ -11,8 +11,9 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -23,7 +24,10 @@ from contexture.data.visible import visible
 from contexture.train.run.console import console
 
 logger = logging.getLogger(__name__)
-Record = dict[str, Any]
+Figure: TypeAlias = int | float | str | None
+"""A number as JSON holds it; None for one that is not finite."""
+Record: TypeAlias = dict[str, Any]
+"""A line of metrics.jsonl: `step` (int), `split` (str), and figures by their names (float, int or None)."""
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
@@ -49,9 +53,9 @@ def _parsed(line: bytes) -> Record | None:
     return record if whole else None
 
 
-def plain(value: Any) -> Any:
-    """A figure as JSON has it: integers whole, floats in full precision, null for what is not finite."""
-    number = value if isinstance(value, str) else value.item() if hasattr(value, "item") else value
+def plain(value: Figure | np.ndarray | np.generic) -> Figure:
+    """Returns a figure as JSON holds it: integers whole, floats in full precision, None if it is not finite."""
+    number = value.item() if isinstance(value, np.ndarray | np.generic) else value
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
