@@ -192,7 +192,7 @@ def _config(**values: Any) -> Callable[[Path], None]:
         (_config(hidden_act="swish"), "bert_config.json: hidden_act is 'swish', not one of gelu, relu"),
         (_config(initializer_range=0), "bert_config.json: model.init-std=0.0 is not above 0 and below 1"),
         (_bytes("bert_config.json", lambda raw: b"[]"), "bert_config.json: not a JSON object"),
-        (_bytes("vocab.txt", lambda raw: raw.rstrip() + b"\nextra\n"), "has 16 pieces, the model 15 rows"),
+        (_bytes("vocab.txt", lambda raw: raw.rstrip() + b"\nextra\n"), "has 16 tokens, the model 15 rows"),
         (_bytes("vocab.txt", lambda raw: b""), "vocab.txt: the vocabulary is empty"),
     ],
 )  # fmt: skip

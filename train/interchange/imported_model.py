@@ -47,7 +47,7 @@ def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where:
     """
     if tokenizer.size > model.vocab:
         raise DataError(
-            f"{where}: the vocabulary has {tokenizer.size:,} pieces, the model {model.vocab:,} rows; give its own"
+            f"{where}: the vocabulary has {tokenizer.size:,} tokens, the model {model.vocab:,} rows; give its own"
         )
     bert, room = isinstance(model, BertConfig), getattr(model, "length", 128)
     length = room if kind != "off" else min(room, 128 if bert else 1024)
