@@ -1,5 +1,6 @@
 """Losses as sums, so that microbatches add up to the whole batch."""
 
+import math
 from typing import TypeVar, cast
 
 import flax.struct
@@ -40,3 +41,15 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
 def has_best(scores: Array) -> Array:
     """Scores (…, C) → whether one is strictly greater than all others: without one (a tie, NaN) there is no hit."""
     return cast(Array, (scores == scores.max(-1, keepdims=True)).sum(-1) == 1)
+
+
+def means(sums: dict[str, Sum]) -> dict[str, jax.Array]:
+    """Returns the metrics: total / weight of each, and exp of that for a perplexity."""
+    metrics = {name: s.total / jnp.maximum(s.weight, 1e-9) for name, s in sums.items()}
+    return {name: jnp.exp(x) if name.endswith("perplexity") else x for name, x in metrics.items()}
+
+
+def mean(name: str, total: float, weight: float) -> float:
+    """Returns the metric of totals that were added up on the host, as `means`."""
+    value = float(total / max(weight, 1e-9))
+    return math.exp(min(value, 700.0)) if name.endswith("perplexity") else value

@@ -15,8 +15,8 @@ from contexture.models.shapes import Params, dims_of, path_of
 from contexture.models.sharding import constrain
 from contexture.train import mesh as meshes
 from contexture.train.config import Run
-from contexture.train.losses import Sum
-from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss, means
+from contexture.train.losses import Sum, means
+from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss
 from contexture.train.optim import learning_rate, lr_multipliers, optimizer
 
 T = TypeVar("T")

@@ -96,6 +96,8 @@ TRAINING = (
          "models/test_logits.py::test_a_hit_is_a_label_whose_logit_is_greater_than_all_others"),
         ("loss.a-tie-is-the-best", "keepdims=True)).sum(-1) == 1", "keepdims=True)).sum(-1) >= 1",
          "models/test_logits.py::test_a_hit_is_a_label_whose_logit_is_greater_than_all_others"),
+        ("perplexity.no-exponential", 'jnp.exp(x) if name.endswith("perplexity") else x', "x",
+         "train/test_objectives.py"),
     ),
     *mutants_of(
         "train/objectives.py",
@@ -119,8 +121,6 @@ TRAINING = (
         ("objective.slots-unweighted", '"mlm_loss": Sum((mlm_BP * slots_BP).sum()', '"mlm_loss": Sum(mlm_BP.sum()',
          "train/test_objectives.py"),
         ("objective.span-not-halved", "((start_B + end_B) / 2 * batch", "((start_B + end_B) * batch",
-         "train/test_objectives.py"),
-        ("perplexity.no-exponential", 'jnp.exp(x) if name.endswith("perplexity") else x', "x",
          "train/test_objectives.py"),
     ),
     *mutants_of(
@@ -288,8 +288,8 @@ TRAINING = (
          "for number, theirs in enumerate(everyone[:1], 1):", _AGREE),
         ("agree.missing-facts-pass", "for name in everyone[0] | theirs:", "for name in everyone[0] & theirs.keys():",
          _AGREE),
-        ("together.failure-of-another-passes", "exchange(said)):\n        if text:",
-         "exchange(said)):\n        if text and number == 0:",
+        ("together.failure-of-another-passes", "exchange(message)):\n        if text:",
+         "exchange(message)):\n        if text and number == 0:",
          "train/distributed/test_agreement.py::test_a_failure_of_one_process_is_raised_in_all"),
     ),
     *mutants_of(

@@ -35,8 +35,8 @@ from contexture.train.evaluation.held_out import baseline, open_request
 from contexture.train.evaluation.predictions import PredictionCollector, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.task_metrics import LabelRow
-from contexture.train.losses import Sum
-from contexture.train.objectives import Objective, batch_fields, batch_sizes, mean, objective_of
+from contexture.train.losses import Sum, mean
+from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
 from contexture.train.options import MeshConfig
 from contexture.train.run.folder import make_folder
 from contexture.train.run.report import Figure, plain
