@@ -227,10 +227,8 @@ class Tag:
         }
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
-        """tags i32 BL; scores f32 BL, their probabilities (with a CRF: their marginals); may_hit bool BL.
-
-        may_hit: the tag is better than all others, not one of a tie (with a CRF: not NaN).
-        """
+        """tags i32 BL; scores f32 BL, their probabilities (with a CRF: their marginals); may_hit bool BL, False for a
+        tag that is one of a tie (with a CRF: for NaN)."""
         answer = outputs.heads["tag"]
         if isinstance(answer, CrfOutput):
             scores_BL = jnp.take_along_axis(answer.marginals_BLC, answer.best_BL[:, :, None], 2)[:, :, 0]

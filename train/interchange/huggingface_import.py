@@ -1,4 +1,4 @@
-"""Models as transformers saves them: config.json, weights and tokenizer, read."""
+"""Import of models as transformers saves them: config.json, weights and tokenizer."""
 
 import re
 from collections.abc import Mapping
@@ -115,25 +115,25 @@ def _task_of(file: Path, tree: Mapping[str, Any], parts: list[str], classes: int
     if not classes:
         return "off"
     suffixes = {"ForSequenceClassification": "classify", "ForTokenClassification": "tag", "ForMultipleChoice": "choice"}
-    found = next((kind for suffix, kind in suffixes.items() if _architecture(tree).endswith(suffix)), "")
-    if not found:
-        said = str(tree.get("architectures"))[:80]
-        raise DataError(f"{file}: architectures is {said}, and a classifier wants one of …{', …'.join(suffixes)}")
+    task = next((kind for suffix, kind in suffixes.items() if _architecture(tree).endswith(suffix)), "")
+    if not task:
+        given = str(tree.get("architectures"))[:80]
+        raise DataError(f"{file}: architectures is {given}, and a classifier wants one of …{', …'.join(suffixes)}")
     problem = lookup(file, tree, "problem_type", {"single_label_classification": "classify", "regression": "regress",
                                                   "": ""}, "")  # fmt: skip
-    if found == "choice" and classes != 1 or problem == "regress" and classes != 1:
-        raise DataError(f"{file}: its classifier has {classes} rows, and one number is what {found} reads here")
-    return (problem or ("regress" if classes == 1 else "classify")) if found == "classify" else found
+    if task == "choice" and classes != 1 or problem == "regress" and classes != 1:
+        raise DataError(f"{file}: its classifier has {classes} rows, and one number is what {task} reads here")
+    return (problem or ("regress" if classes == 1 else "classify")) if task == "classify" else task
 
 
 def _labels(file: Path, tree: Mapping[str, Any], task: str, classes: int) -> tuple[str, ...]:
     """The names of a task's classes, as many as its head has."""
     if task not in ("classify", "tag"):
         return ()
-    said = tree.get("id2label") or {}
-    if not isinstance(said, dict) or not said.keys() <= {str(number) for number in range(classes)}:
-        raise DataError(f"{file}: id2label is {str(said)[:60]}, and the classifier's {classes} classes count from 0")
-    labels = tuple(said.get(str(number), f"LABEL_{number}") for number in range(classes))
+    given = tree.get("id2label") or {}
+    if not isinstance(given, dict) or not given.keys() <= {str(number) for number in range(classes)}:
+        raise DataError(f"{file}: id2label is {str(given)[:60]}, and the classifier's {classes} classes count from 0")
+    labels = tuple(given.get(str(number), f"LABEL_{number}") for number in range(classes))
     if not all(isinstance(label, str) and label.isprintable() and label for label in labels):
         raise DataError(f"{file}: id2label holds what is no name; give each class one")
     if len(set(labels)) < classes:

@@ -130,13 +130,13 @@ def build(config: Callable[..., Any], where: Path, fields: Mapping[str, Any]) ->
 
 def typed_value(where: Path, tree: Mapping[str, Any], name: str, kind: type, usual: Any = None) -> Any:
     """A value of a JSON object, of its kind; `usual` where it is absent or null. Raises: DataError for another kind."""
-    found = tree.get(name)
-    found = usual if found is None else found
-    if kind is float and type(found) is int and abs(found) < 1 << 53:
-        found = float(found)
-    if type(found) is not kind:
-        raise DataError(f"{where}: {name} is {str(found)[:60]!r}, not of kind {kind.__name__}; give the model's own")
-    return found
+    value = tree.get(name)
+    value = usual if value is None else value
+    if kind is float and type(value) is int and abs(value) < 1 << 53:
+        value = float(value)
+    if type(value) is not kind:
+        raise DataError(f"{where}: {name} is {str(value)[:60]!r}, not of kind {kind.__name__}; give the model's own")
+    return value
 
 
 def lookup(where: Path, tree: Mapping[str, Any], name: str, known: Mapping[str, Any], usual: str) -> Any:
