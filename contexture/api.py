@@ -63,7 +63,7 @@ def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None)
     """
     from contexture.train.evaluation.predict import Predictor
 
-    return Predictor(run, step=step)(texts)
+    return [dict(record) for record in Predictor(run, step=step)(texts)]
 
 
 def call_with_fields(name: str, request: Callable[P, R], function: Callable[[R], T]) -> Callable[P, T]:
@@ -104,7 +104,7 @@ def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> Res
     """
     from contexture.train.evaluation import evaluate
 
-    return evaluate.evaluate_run(request, cancel)
+    return dict(evaluate.evaluate_run(request, cancel))
 
 
 def fill_masks(request: FillRequest) -> list[list[TokenScore]]:

@@ -1,8 +1,8 @@
-"""What goes wrong in training, as an exception for each kind; `DataError` is beside the data."""
+"""The exceptions of training; `DataError` is in data/errors.py."""
 
 
 class ConfigError(ValueError):
-    """The user's words do not fit together: what is wrong with the value got, what was wanted, how to mend it."""
+    """The user's options do not fit together; the message gives the value, the expected one, and how to mend it."""
 
 
 class CheckpointError(Exception):

@@ -1,4 +1,4 @@
-"""The training loop, top to bottom: pretraining and fine-tuning are this one."""
+"""The training loop, from top to bottom, of pretraining and fine-tuning alike."""
 
 import dataclasses
 import logging
@@ -7,14 +7,14 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypedDict
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from contexture.data.batches import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
-from contexture.data.describe import describe as describe_line
+from contexture.data.describe import describe as describe_row
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import is_bucket
 from contexture.data.tasks.example_store import ExampleStore
@@ -48,9 +48,18 @@ from contexture.train.step import State, create, evaluation_step, train_step
 logger = logging.getLogger(__name__)
 
 
+class Evaluated(TypedDict, total=False):
+    """What a checkpoint keeps of the evaluation after its step; `unevaluated` if that was put off by a signal."""
+
+    held_out_loss: float
+    rank: float
+    metric: str
+    unevaluated: bool
+
+
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What a run is made of, once its folder, devices and data are settled."""
+    """All that a run trains with, once its folder, devices and data are known."""
 
     run: Run
     mesh: Mesh
@@ -61,19 +70,19 @@ class TrainingSetup:
     batches: Batches
     held_out: HeldOut | None
     baseline: dict[str, float]
-    """What guessing gives on the held-out lines."""
+    """The held-out metrics of a guess."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Those of the task, or ()."""
+        """The labels of the task, or ()."""
         return self.store.labels
 
 
 def train(run: Run, recipe: Run, signals: Signals) -> Path:
-    """Train `run` in its folder, from its newest good checkpoint where there is one; `recipe` is what it came from.
+    """Trains `run` in its folder, from its newest good checkpoint if there is one, and returns the folder.
 
-    Returns the folder. Raises ConfigError, DataError, CheckpointError; Diverged after optim.max_skipped steps in a row
-    without finite numbers; Interrupted on SIGTERM and Ctrl-C, with everything saved.
+    recipe: the run before the user's options. Raises ConfigError, DataError, CheckpointError; Diverged after
+    optim.max_skipped steps in a row without finite numbers; Interrupted on SIGTERM and Ctrl-C, with everything saved.
     """
     if not run.dir:
         raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
@@ -82,6 +91,7 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
     folder = Path(run.dir)
     run = run_file.with_absolute_paths(run)
     signals.check()
+    # Before jax starts its threads.
     cpu_memory.tune_cpu_allocator(activation_floats(run))
     with processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
         try:
@@ -104,6 +114,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         first = jax.process_index() == 0
+        # Process 0 owns the folder. Text that does not exist is refused before the folder is made.
         if first:
             data.check_text(run, folder)
             stack.enter_context(directories.lock_run_dir(folder))
@@ -111,20 +122,23 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
         stack.enter_context(logged_to(report.console))
         stack.callback(report.close)
+        # Data and model.
         parts, identity = _prepare(run, folder, mesh, report, signals)
-        asked, run = run, parts.run
+        given, run = run, parts.run
         report.steps = run.steps
         make, shapes, shardings = create(parts.model, run, mesh)
-        if run.evaluate.metric != "loss":  # known before the hours begin
-            known = measured(parts.model, parts.objective, run, shapes.params, parts.store)
-            value_to_minimise(run.evaluate.metric, dict.fromkeys(known, 0.0))
-        _log_summary(parts, asked, recipe, report, shapes)
-        parts.batches.rows_read = 0
+        if run.evaluate.metric != "loss":
+            # A metric that is not measured is refused now, not at the first evaluation.
+            names = measured(parts.model, parts.objective, run, shapes.params, parts.store)
+            value_to_minimise(run.evaluate.metric, dict.fromkeys(names, 0.0))
+        _log_summary(parts, given, recipe, report, shapes)
+        parts.batches.rows_read = 0  # the summary has read one
 
+        # The state: of the newest good checkpoint, else initialised, by another run's parameters if the user says so.
         checkpoints = Checkpoints(folder, mesh, run.save, identity, run.evaluate.metric)
         stack.callback(checkpoints.abandon)
-        wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-        restored = checkpoints.restore_latest(wanted)
+        expected = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+        restored = checkpoints.restore_latest(expected)
         signals.check()
         state = restored[0] if restored else make()
         if not restored and run.init.run:
@@ -132,6 +146,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
             signals.check()
         start = int(state.step)
         logger.info(f"resuming from step {start}" if restored else "starting at step 0")
+        # The progress beside the state: metrics.jsonl up to this step, and the best evaluation.
         unevaluated = restored is not None and restored[1].get("unevaluated", False)
         report.start(start, run.save.every, evaluated=not unevaluated)
         signals.check()
@@ -150,53 +165,56 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
 
 
 def _prepare(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) -> tuple[TrainingSetup, str]:
-    """Folder, tokenizer, data, model; and the run's identity. Process 0 makes what is missing, the others wait for it,
-    and fail with it."""
+    """Returns (folder, tokenizer, data and model; the run's fingerprint).
+
+    Process 0 makes what does not exist yet. The others wait for it, and fail with it.
+    """
     if jax.process_index() == 0:
         old = directories.open_or_create(run, folder)
         tokenizer, store = data.open_data(run, folder, signals)
         store.verify(signals)
-        lines = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals).examples_per_epoch
-        directories.check_not_shortened(run, folder, old, lines)
+        examples = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals).examples_per_epoch
+        directories.check_not_shortened(run, folder, old, examples)
         directories.write_run_json(folder, run, tokenizer, store, old)
         processes.publish("prepared", "")
     else:
         processes.wait_for("prepared")
         tokenizer, store = data.open_data(run, folder, signals)
         if not Path(os.path.realpath(store.folder)).is_relative_to(os.path.realpath(folder)):
-            store.verify(signals)  # a copy of its own
+            store.verify(signals)  # data outside the run's folder may be a copy of this machine's own
     agree_on_content(folder, run, tokenizer, store)
     lanes = run.evaluate.batch or run.data.batch
     identity = run_file.fingerprint(run, tokenizer.fingerprint, store.fingerprint)
     batches = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals)
-    lines = meshes.round_up_to_devices(mesh, lanes)
-    held_out = open_held_out(store, tokenizer, run.data, run.task, run.family, lines, lanes, signals)
+    batch = meshes.round_up_to_devices(mesh, lanes)
+    held_out = open_held_out(store, tokenizer, run.data, run.task, run.family, batch, lanes, signals)
     if held_out is None and (run.evaluate.patience or run.evaluate.metric != "loss"):
         name = "patience" if run.evaluate.patience else "metric"
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
-    guessed = baseline(held_out, store, signals) if held_out else {}
+    guess = baseline(held_out, store, signals) if held_out else {}
+    # The run as it is trained: epochs become steps, and what was left to the data is filled in.
     run = run_file.resolve_schedule(run, batches.examples_per_epoch)
     run = run_file.with_data_facts(run, words=tokenizer.size, pair=isinstance(store, ExampleStore) and store.pair)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
     model = model_of(run, store.labels)
-    parts = TrainingSetup(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guessed)
+    parts = TrainingSetup(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guess)
     return parts, identity
 
 
-def _log_summary(parts: TrainingSetup, asked: Run, recipe: Run, report: Report, shapes: State) -> None:
-    """What one wants to know before the hours begin."""
+def _log_summary(parts: TrainingSetup, given: Run, recipe: Run, report: Report, shapes: State) -> None:
+    """Logs what a user may want to check before a long training: options, parameters, data, the first sequence."""
     run = parts.run
-    changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(asked, recipe).items()]
+    changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(given, recipe).items()]
     logger.info("differs from its recipe: " + (" ".join(changed) or "nothing"))
     logger.info(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
-    if note := run_file.warmup_note(asked, run):
+    if note := run_file.warmup_note(given, run):
         logger.warning(note)
     if unknown := unknown_peak(parts.mesh.devices.flat[0]):
         logger.warning(unknown)
     shardings = jax.tree.leaves(meshes.parameter_shardings(parts.mesh, shapes.params))
     rows = []
-    for (path, x), place in zip(by_path(shapes.params).items(), shardings, strict=True):
-        rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _cut(place.spec)))
+    for (path, x), sharding in zip(by_path(shapes.params).items(), shardings, strict=True):
+        rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _axes(sharding.spec)))
     report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
     passes = run.data.examples_before(run.steps) / parts.batches.examples_per_epoch
     held = f"{parts.held_out.count:,} {parts.held_out.unit}" if parts.held_out else "nothing"
@@ -207,12 +225,13 @@ def _log_summary(parts: TrainingSetup, asked: Run, recipe: Run, report: Report, 
         named = [(name, f"{count:,}") for name, count in zip(parts.labels, parts.store.counts, strict=True)]
         report.table("labels", ("label", "in train"), named)
     if report.speaks:
-        line = parts.batches.read(0, np.array([0]))
-        check_fields(line, batch_fields(run))
-        logger.info("the first sequence:\n" + describe_line(line, 0, parts.tokenizer, parts.labels, run.task.kind))
+        batch = parts.batches.read(0, np.array([0]))
+        check_fields(batch, batch_fields(run))
+        logger.info("the first sequence:\n" + describe_row(batch, 0, parts.tokenizer, parts.labels, run.task.kind))
 
 
-def _cut(spec: Any) -> str:
+def _axes(spec: PartitionSpec) -> str:
+    """Returns the mesh axes of each dim: 'fsdp, tensor', '–, data·fsdp'."""
     return ", ".join("–" if axis is None else "·".join((axis,) if isinstance(axis, str) else axis) for axis in spec)
 
 
@@ -227,7 +246,7 @@ def _run_steps(
     report: Report,
     signals: Signals,
 ) -> int:
-    """From step `start` to the last, or to where patience ends: step, report, evaluate, save. Returns that step.
+    """Trains from step `start` to the last one, or until patience ends, and returns that step.
 
     unevaluated: the run was stopped in the evaluation that belongs to step `start`, which is done first.
     """
@@ -240,7 +259,7 @@ def _run_steps(
     pending: list[tuple[int, dict[str, jax.Array]]] = []  # metrics of steps, still on the device
 
     def _log(ready: list[tuple[int, dict[str, jax.Array]]]) -> None:
-        """Fetches metrics of steps and writes them down. Raises Diverged."""
+        """Fetches the metrics of steps and records them. Raises Diverged."""
         records = meter.records([n for n, _ in ready], jax.device_get([metrics for _, metrics in ready]))
         del pending[: len(ready)]
         in_row = [record.pop("skipped_in_row") for record in records]
@@ -250,7 +269,7 @@ def _run_steps(
                 raise Diverged(_diverged(record["step"], run, checkpoints))
 
     def _measure(step: int) -> dict[str, float] | None:
-        """The held-out metrics after a step, written down; None where a signal came before they were there."""
+        """Returns the held-out metrics after a step, recorded; None if a signal came before they were complete."""
         assert held_out is not None
         cancel = signals.while_training
         try:
@@ -261,24 +280,26 @@ def _run_steps(
         meter.reset()
         return metrics
 
-    def _evaluate(step: int) -> dict[str, Any] | None:
-        """`_measure`, and whether it is the best so far: what a checkpoint keeps of it."""
+    def _evaluate(step: int) -> Evaluated | None:
+        """Measures, updates the best so far, and returns what the checkpoint keeps of it; None as `_measure`."""
         if (metrics := _measure(step)) is None:
             return None
         rank = value_to_minimise(run.evaluate.metric, metrics)
         best.update(step, rank)
         return {"held_out_loss": metrics["loss"], "rank": rank, "metric": run.evaluate.metric}
 
-    def _save(step: int, judged: dict[str, Any]) -> None:
-        meta = {"seed": run.seed, "lines_read": examples_before(step), "best": dataclasses.asdict(best), **judged}
-        held_out_loss = meta.pop("held_out_loss", None)
+    def _save(step: int, evaluated: Evaluated) -> None:
+        meta = {"seed": run.seed, "lines_read": examples_before(step), "best": dataclasses.asdict(best), **evaluated}
+        held_out_loss = evaluated.get("held_out_loss")
+        meta.pop("held_out_loss", None)
+        # The checkpoint before is on disk now: its records may be written, and none is held for two intervals.
         checkpoints.wait()
-        report.release(_safe(checkpoints, run))  # all of it is written before it is needed no more
+        report.release(_safe(checkpoints, run))
         checkpoints.save(step, state, meta, held_out_loss)
 
     def _leave(state: str) -> NoReturn:
         stopped = Interrupted(signals.stop(), state)
-        processes.finished(stopped.code)  # all processes leave at this place
+        processes.finished(stopped.code)  # all processes leave here, so none is missed
         raise stopped
 
     def _patience_ended() -> bool:
@@ -286,9 +307,9 @@ def _run_steps(
 
     # An evaluation that a signal cut short is done first. A model that is trained further is measured before.
     if held_out and unevaluated:
-        if (judged := _evaluate(start)) is None:
+        if (result := _evaluate(start)) is None:
             _leave(signals.state)
-        checkpoints.add_evaluation(start, {"best": dataclasses.asdict(best), **judged})
+        checkpoints.add_evaluation(start, {"best": dataclasses.asdict(best), **result})
     if held_out and not start and run.task.kind == "off" and run.init.run and not run.init.random:
         if _measure(0) is None:
             _leave(signals.state)
@@ -314,22 +335,24 @@ def _run_steps(
                 _log(pending[:-1])
 
             # Evaluate. A signal before or in it leaves the evaluation to the next start.
-            judged = {}
+            evaluated: Evaluated = {}
             if evaluates:
-                judged = None if stop else _evaluate(done)
-                if judged is None:
-                    judged, stop = {"unevaluated": True}, signals.stop()
+                if not stop and (result := _evaluate(done)) is not None:
+                    evaluated = result
+                else:
+                    evaluated["unevaluated"], stop = True, signals.stop()
                 last = last or _patience_ended()
 
             # Save, and leave where a signal or patience says so.
             if saves or stop:
-                _save(done, judged)
+                _save(done, evaluated)
             if stop:
                 checkpoints.wait()
                 report.release(done)
                 _leave(f"saved step {done} in {run.dir}; the same command resumes from there")
             if last:
                 break
+    # The last checkpoint is on disk before the last records: a kill in between repeats steps and loses none.
     checkpoints.wait()
     report.release(run.steps)
     checkpoints.close()
@@ -343,7 +366,10 @@ def _run_steps(
 
 
 def _safe(checkpoints: Checkpoints, run: Run) -> int:
-    """The last step whose figures may be written down: one interval beyond the newest checkpoint on disk."""
+    """Returns the last step whose records may be written: one interval beyond the newest checkpoint on disk.
+
+    A killed run repeats the steps after its checkpoint. Their records are cut off then; these are at most so many.
+    """
     return checkpoints.finished + run.save.every
 
 

@@ -1,15 +1,19 @@
-"""Losses as sums, so that parts of a batch add up exactly."""
+"""Losses as sums, so that microbatches add up to the whole batch."""
 
-from typing import Any
+import math
+from typing import TypeVar, cast
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+Array = TypeVar("Array", jax.Array, np.ndarray)
 
 
 @flax.struct.dataclass
 class Sum:
-    """A total and the weight it stands for; the mean is total / weight."""
+    """A total and its weight; the mean is total / weight."""
 
     total: jax.Array
     weight: jax.Array
@@ -19,22 +23,33 @@ class Sum:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Logits (…, V) and labels i32 (…) → the loss of each in nats, and whether it is a hit (0, 1).
+    """loss = log Σ exp(logits) - logits[label] in nats, and whether it is a hit (0, 1): (…, V), i32 (…) → (…), (…).
 
     A hit, in every accuracy of the project: the label's logit is strictly greater than all others. A tie is no hit, so
-    that a model which tells nothing apart scores nothing; neither is NaN.
-
-    The label's logit is picked by comparison, not by a gather, so that a vocabulary cut over devices stays cut.
+    that a model which gives all labels the same logit scores 0; neither is NaN.
     """
     logits = logits.astype(jnp.float32)
+    # The label's logit is selected by comparison, not by a gather: a vocabulary that is sharded stays sharded.
     is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == labels[..., None]
     label, others = jnp.where(is_label, logits, -jnp.inf).max(-1), jnp.where(is_label, -jnp.inf, logits).max(-1)
+    # Less the greatest logit: no exponential overflows, and the loss is the same.
     shifted = logits - jax.lax.stop_gradient(jnp.maximum(label, others))[..., None]
     chosen = jnp.where(is_label, shifted, 0.0).sum(-1)
     return jnp.log(jnp.exp(shifted).sum(-1)) - chosen, (label > others).astype(jnp.float32)
 
 
-def has_best(scores: Any) -> Any:
-    """Scores (…, C), of jax or numpy → whether one is strictly greater than all others: a prediction without that, out
-    of a tie or of NaN, is no hit."""
-    return (scores == scores.max(-1, keepdims=True)).sum(-1) == 1
+def has_best(scores: Array) -> Array:
+    """Scores (…, C) → whether one is strictly greater than all others: without one (a tie, NaN) there is no hit."""
+    return cast(Array, (scores == scores.max(-1, keepdims=True)).sum(-1) == 1)
+
+
+def means(sums: dict[str, Sum]) -> dict[str, jax.Array]:
+    """Returns the metrics: total / weight of each, and exp of that for a perplexity."""
+    metrics = {name: s.total / jnp.maximum(s.weight, 1e-9) for name, s in sums.items()}
+    return {name: jnp.exp(x) if name.endswith("perplexity") else x for name, x in metrics.items()}
+
+
+def mean(name: str, total: float, weight: float) -> float:
+    """Returns the metric of totals that were added up on the host, as `means`."""
+    value = float(total / max(weight, 1e-9))
+    return math.exp(min(value, 700.0)) if name.endswith("perplexity") else value

@@ -1,40 +1,45 @@
-"""Devices: the mesh, where each array lives on it, and which lines of a batch a process reads."""
+"""Devices: the mesh, where each array lives on it, and which sequences of a batch a process reads."""
 
 import math
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from contexture.models.shapes import by_path, dims_of, path_of
+from contexture.models.shapes import Params, by_path, dims_of, path_of
 from contexture.models.sharding import MESH_AXES, partition_spec
 from contexture.train.errors import ConfigError
 from contexture.train.options import MeshConfig
 from contexture.train.run.limits import check_limits
 
+T = TypeVar("T")
+Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]
 _EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}
-"""What to install, by the platform that was asked for."""
+"""The extra to install, by the platform in JAX_PLATFORMS."""
 
 
 def prepare_jax(dtype: str) -> None:
-    """What is set once a process: compiled programs are kept between starts, unless the user has said otherwise; and
-    float32 means float32 on every chip. Raises ConfigError where the system's limits are too low, or where there is no
-    device."""
+    """Sets jax up, once a process: compiled programs are kept between starts, unless the user has set that otherwise.
+
+    Raises ConfigError if there is no device, MemoryError or OSError if the system's limits are too low.
+    """
     check_limits()
     if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
         home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         jax.config.update("jax_compilation_cache_dir", os.path.join(home, "contexture", "jax"))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    # By default TPUs and recent GPUs multiply float32 matrices with fewer bits.
     if dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "float32")
     find_devices()  # before anything else asks jax for them
 
 
-def build(config: MeshConfig, devices: list[Any] | None = None) -> Mesh:
-    """The mesh data × fsdp × tensor over all devices. Raises ConfigError where they do not fit."""
+def build(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
+    """Returns the mesh data × fsdp × tensor over all devices. Raises ConfigError if their number does not fit."""
     devices = find_devices() if devices is None else devices
     model = config.fsdp * config.tensor
     data = config.data or max(len(devices) // model, 1)
@@ -43,97 +48,114 @@ def build(config: MeshConfig, devices: list[Any] | None = None) -> Mesh:
             f"mesh data × fsdp × tensor = {data} × {config.fsdp} × {config.tensor} = {data * model} "
             f"does not fit {len(devices)} device{'s' if len(devices) > 1 else ''}; their product must be the same"
         )
+    # Auto: XLA derives the sharding of intermediate arrays from those of parameters, batches and `constrain`.
     shape = (data, config.fsdp, config.tensor)
     return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
-def find_devices() -> list[Any]:
-    """All devices. Raises ConfigError, whatever jax raises where it cannot start what JAX_PLATFORMS names."""
+def find_devices() -> list[Device]:
+    """Returns all devices. Raises ConfigError, whatever jax raises if it cannot start the platform asked for."""
     try:
         return jax.devices()
-    except Exception as error:  # jax raises RuntimeError, AssertionError, and what plug-ins raise
-        wanted = os.environ.get("JAX_PLATFORMS", "")
-        named = f" for JAX_PLATFORMS={wanted}" if wanted else ""
+    except Exception as error:  # RuntimeError, AssertionError, and the exceptions of plug-ins
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        named = f" for JAX_PLATFORMS={platforms}" if platforms else ""
         why = next((line for line in str(error).splitlines() if line.strip()), "none can be started")
-        extra = next((extra for name, extra in _EXTRAS.items() if name in wanted), "")
+        extra = next((extra for name, extra in _EXTRAS.items() if name in platforms), "")
         mend = f"install the extra [{extra}], or unset JAX_PLATFORMS" if extra else "set JAX_PLATFORMS=cpu"
         raise ConfigError(f"jax finds no device{named}: {why}; {mend}") from None
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Whole on every device."""
+    """Returns the sharding of an array that is whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def sharding(mesh: Mesh, dims: str, shape: tuple[int, ...]) -> NamedSharding:
-    """Where an array with these dims lives."""
+    """Returns the sharding of an array with these dims, by the rules of models.sharding."""
     return NamedSharding(mesh, partition_spec(dims, shape, dict(mesh.shape)))
 
 
-def parameter_shardings(mesh: Mesh, parameters: Any) -> Any:
-    """A sharding for each parameter, by its path alone."""
+def parameter_shardings(mesh: Mesh, parameters: Params) -> Params:
+    """Returns a tree with the sharding of each parameter, by its path alone."""
     return jax.tree_util.tree_map_with_path(lambda k, x: sharding(mesh, dims_of(path_of(k)), x.shape), parameters)
 
 
-def state_shardings(mesh: Mesh, state: Any, parameters: Any) -> Any:
-    """A sharding for each array of a training state: one whose path ends with a parameter's path, and that has its
-    shape (an Adam moment), lives where the parameter lives; a carry by its own dims; the rest is on every device."""
-    places = jax.tree.leaves(parameter_shardings(mesh, parameters))
-    where = {path: (x.shape, s) for (path, x), s in zip(by_path(parameters).items(), places, strict=True)}
+def state_shardings(mesh: Mesh, state: T, parameters: Params) -> T:
+    """Returns a tree with the sharding of each array of a training state.
 
-    def find(keys: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    An optimizer's moment lives where its parameter lives, so that an update needs no message; a carry by its own dims;
+    all else (counts) is whole on every device.
+    """
+    shardings = jax.tree.leaves(parameter_shardings(mesh, parameters))
+    known = {path: (x.shape, s) for (path, x), s in zip(by_path(parameters).items(), shardings, strict=True)}
+
+    def find(keys: tuple[object, ...], leaf: jax.Array) -> NamedSharding:
         if (path := path_of(keys)).startswith("carry/"):
             return sharding(mesh, dims_of(path), leaf.shape)
+        # The path of a moment ends with that of its parameter: opt/1/mu/backbone/… The shape tells it from other
+        # arrays that an optimizer may keep for a parameter, as a factored moment.
         for start in range(len(keys)):
-            shape, place = where.get(path_of(keys[start:]), (None, None))
-            if place is not None and shape == leaf.shape:
-                return place
+            shape, found = known.get(path_of(keys[start:]), (None, None))
+            if found is not None and shape == leaf.shape:
+                return found
         return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(find, state)
 
 
-def round_up_to_devices(mesh: Mesh, lines: int) -> int:
-    """At least so many lines, and as many for each device."""
-    shares = mesh.shape["data"] * mesh.shape["fsdp"]
-    return -(-lines // shares) * shares
+def _batch_devices(mesh: Mesh) -> int:
+    """Returns among how many devices a batch is divided; those along `tensor` compute the same sequences."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def round_up_to_devices(mesh: Mesh, sequences: int) -> int:
+    """Returns the least batch of at least so many sequences that has as many for each device."""
+    devices = _batch_devices(mesh)
+    return -(-sequences // devices) * devices
 
 
 def check_batch(mesh: Mesh, batch: int, parts: int, name: str) -> None:
-    """Raises ConfigError unless every part of a batch can be dealt out evenly to the devices."""
-    shares = mesh.shape["data"] * mesh.shape["fsdp"]
-    if batch % (parts * shares):
-        cut = f"optim.accumulate × mesh.data × mesh.fsdp = {parts} × {mesh.shape['data']} × {mesh.shape['fsdp']}"
-        raise ConfigError(f"{name}={batch} is not a multiple of {cut} = {parts * shares}; change one of them")
+    """Raises ConfigError unless each of the `parts` microbatches has as many sequences for every device."""
+    devices = _batch_devices(mesh)
+    if batch % (parts * devices):
+        product = f"optim.accumulate × mesh.data × mesh.fsdp = {parts} × {mesh.shape['data']} × {mesh.shape['fsdp']}"
+        raise ConfigError(f"{name}={batch} is not a multiple of {product} = {parts * devices}; change one of them")
 
 
 def local_rows(mesh: Mesh, batch: int) -> np.ndarray:
-    """The numbers of the lines of a batch that this process's devices hold, ascending."""
+    """Returns the numbers of the sequences of a batch that this process's devices hold, ascending."""
+    # Devices along `tensor` hold the same sequences: each is read once.
     held = sharding(mesh, "B", (batch,)).addressable_devices_indices_map((batch,))
     return np.unique(np.concatenate([np.arange(batch)[index] for index in held.values() if index is not None]))
 
 
-def shard_batch(mesh: Mesh, batch: dict[str, np.ndarray], fields: dict[str, str], lines: int) -> dict[str, jax.Array]:
-    """This process's lines of a batch, as global arrays cut over the mesh: {"tokens": (8, 128)} of (16, 128) in all.
-    A field whose dims do not begin with B is the whole batch's, and the same in every process."""
-    placed = {}
+def shard_batch(
+    mesh: Mesh, batch: dict[str, np.ndarray], fields: dict[str, str], sequences: int
+) -> dict[str, jax.Array]:
+    """Returns global arrays, sharded over the mesh, from this process's rows of a batch of so many sequences.
+
+    {"tokens": (8, 128)} here may be half of (16, 128) in all. A field whose dims do not begin with B is of the whole
+    batch, and the same in every process.
+    """
+    arrays = {}
     for name, local in batch.items():
         dims = fields[name].partition(" ")[2]
         if dims[0] == "B":
-            shape = (lines, *local.shape[1:])
-            where = sharding(mesh, dims, shape)
-            placed[name] = jax.make_array_from_process_local_data(where, local, shape)
+            shape = (sequences, *local.shape[1:])
+            arrays[name] = jax.make_array_from_process_local_data(sharding(mesh, dims, shape), local, shape)
         else:
-            where = sharding(mesh, dims, local.shape)
-            placed[name] = jax.make_array_from_callback(local.shape, where, lambda index, x=local: x[index])
-    return placed
+            arrays[name] = jax.make_array_from_callback(
+                local.shape, sharding(mesh, dims, local.shape), lambda index, x=local: x[index]
+            )
+    return arrays
 
 
 def describe(mesh: Mesh) -> str:
-    """'8 cpu devices as data 2 × fsdp 2 × tensor 2 (2 processes)'."""
+    """Returns a line for people: '8 cpu devices as data 2 × fsdp 2 × tensor 2, 2 processes'."""
     device = mesh.devices.flat[0]
     layout = " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     processes = jax.process_count()
     shared = f", {processes} processes" if processes > 1 else ""
-    many = math.prod(mesh.shape.values())
-    return f"{many} {device.device_kind} device{'s' if many > 1 else ''} as {layout}{shared}"
+    count = math.prod(mesh.shape.values())
+    return f"{count} {device.device_kind} device{'s' if count > 1 else ''} as {layout}{shared}"

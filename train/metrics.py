@@ -1,4 +1,4 @@
-"""Which way each metric of the project is better, and the rank by which the best checkpoint is chosen."""
+"""Whether a lower or a higher value of each metric is better, and the rank that the best checkpoint is chosen by."""
 
 from typing import Literal
 
@@ -20,12 +20,13 @@ BETTER: dict[str, Literal["lower", "higher"]] = {
 
 
 def rank(metric: str, value: float) -> float:
-    """A metric's value as the best checkpoint is chosen by it: the lower, the better. Raises KeyError for a metric
-    without a line in BETTER."""
+    """Returns a metric's rank, the lower the better. Raises KeyError for a metric that BETTER lacks."""
     return value if BETTER[metric] == "lower" else -value
 
 
 def saved_rank(metric: str, value: float | None) -> float | None:
-    """The rank that a checkpoint holds, put right: versions without BETTER turned the sign of perplexities and
-    penalties, which are never negative."""
+    """Returns the rank that a checkpoint holds, corrected.
+
+    Versions without BETTER turned the sign of perplexities and penalties, which are never negative.
+    """
     return abs(value) if value is not None and BETTER.get(metric) == "lower" else value

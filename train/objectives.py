@@ -1,12 +1,13 @@
-"""What a run optimises: pairs the fields of a batch with what a model's heads answer.
+"""What a run optimises: each objective pairs the outputs of a model's heads with the fields of a batch.
 
-The loss is Σ coefficient · total / weight over the terms, each term's weight taken over the whole batch before it is
-cut into microbatches; so parts add up exactly, over microbatches, devices and processes.
+    loss = Σ coefficient · total / weight      over the terms
+
+Each term's weight is taken over the whole batch before it is divided into microbatches. So the losses of the parts add
+up exactly, over microbatches, devices and processes.
 """
 
-import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,16 @@ from contexture.models.model import FAMILIES, Outputs
 from contexture.train.config import Run
 from contexture.train.losses import Sum, cross_entropy, has_best
 
-Batch = dict[str, Any]
+Batch: TypeAlias = dict[str, jax.Array]
 
 
 class Objective(Protocol):
-    """The contract. `fields` is what is read of a batch beyond what the backbone reads."""
+    """The contract of an objective.
+
+    heads   names of the heads that it trains
+    fields  batch fields that it reads beyond those of the backbone: {"labels": "i32 B"}
+    terms   terms of its loss → their coefficients
+    """
 
     @property
     def heads(self) -> tuple[str, ...]: ...
@@ -33,21 +39,21 @@ class Objective(Protocol):
     def terms(self) -> dict[str, float]: ...
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
-        """Each term's weight over the whole batch; reads the batch's fields only."""
+        """Returns each term's weight over the whole batch, from the batch's fields alone."""
         ...
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
-        """Each term, and what else is measured, over a part of the batch."""
+        """Returns each term, and all other metrics, over a part of the batch."""
         ...
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
-        """What is answered for each line, a B first; {} where only sums are wanted."""
+        """Returns the predictions for each sequence, with B as their first dim; {} for a pretraining."""
         ...
 
 
 @dataclass(frozen=True)
 class MlmNsp:
-    """Masked tokens and next sentence (BERT, section 3.1): the mean over predicted slots plus the mean over lines."""
+    """Masked tokens and next sentence (BERT, section 3.1): the mean over slots plus the mean over sequences."""
 
     heads: tuple[str, ...] = ("mlm", "nsp")
     fields: dict[str, str] = field(
@@ -66,14 +72,14 @@ class MlmNsp:
         return {"mlm_loss": batch["slot_weights"].sum() + 1e-5, "nsp_loss": jnp.maximum(batch["valid"].sum(), 1.0)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
-        slots_BP, lines_B = batch["slot_weights"], batch["valid"]
+        slots_BP, valid_B = batch["slot_weights"], batch["valid"]
         mlm_BP, mlm_hit_BP = cross_entropy(outputs.heads["mlm"], batch["labels"])
         nsp_B, nsp_hit_B = cross_entropy(outputs.heads["nsp"], batch["is_random"])
         return {
             "mlm_loss": Sum((mlm_BP * slots_BP).sum(), slots_BP.sum()),
-            "nsp_loss": Sum((nsp_B * lines_B).sum(), lines_B.sum()),
+            "nsp_loss": Sum((nsp_B * valid_B).sum(), valid_B.sum()),
             "mlm_accuracy": Sum((mlm_hit_BP * slots_BP).sum(), slots_BP.sum()),
-            "nsp_accuracy": Sum((nsp_hit_B * lines_B).sum(), lines_B.sum()),
+            "nsp_accuracy": Sum((nsp_hit_B * valid_B).sum(), valid_B.sum()),
         }
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
@@ -82,7 +88,7 @@ class MlmNsp:
 
 @dataclass(frozen=True)
 class NextTokenObjective:
-    """The next token at every place (GPT): the mean over all that are predicted."""
+    """The next token at every position (GPT): the mean over all that are predicted."""
 
     heads: tuple[str, ...] = ("lm",)
     fields: dict[str, str] = field(
@@ -95,7 +101,8 @@ class NextTokenObjective:
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
         scored = outputs.heads["lm"]
-        weights_BL = batch["next_weights"].reshape(scored.loss_BL.shape)  # of alternatives folded
+        # The alternatives of an example are sequences of their own to the head: BAL → (B·A)L.
+        weights_BL = batch["next_weights"].reshape(scored.loss_BL.shape)
         return {
             "lm_loss": Sum(scored.total, weights_BL.sum()),
             "lm_accuracy": Sum((scored.hit_BL * weights_BL).sum(), weights_BL.sum()),
@@ -107,9 +114,11 @@ class NextTokenObjective:
 
 @dataclass(frozen=True)
 class BiLmObjective:
-    """The next word in both directions (ELMo; Peters et al. 2018, section 3.1): half the sum of their means. Its
-    perplexity, that of both, is `sampled` where a batch brings the words to compare with, else `full`: the first is far
-    lower and says little of the second."""
+    """The next word in both directions (ELMo; Peters et al. 2018, section 3.1): half the sum of their means.
+
+    The perplexity of both directions is `sampled` if a batch brings the words to compare with (training), else `full`
+    (evaluation). A sampled one is far lower, and says little about the full one.
+    """
 
     heads: tuple[str, ...] = ("bilm",)
     fields: dict[str, str] = field(
@@ -143,7 +152,7 @@ class BiLmObjective:
 
 @dataclass(frozen=True)
 class Classify:
-    """A class for each line (BERT, section 4.1): cross entropy, each example weighted by its label."""
+    """A class for each example (BERT, section 4.1): cross entropy, each example weighted by its label."""
 
     heads: tuple[str, ...] = ("classify",)
     fields: dict[str, str] = field(default_factory=lambda: {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"})
@@ -153,21 +162,21 @@ class Classify:
         return {"classify_loss": jnp.maximum(batch["weights"].sum(), 1e-9)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
-        weights_B, lines_B = batch["weights"], batch["valid"]
+        weights_B, valid_B = batch["weights"], batch["valid"]
         loss_B, hit_B = cross_entropy(outputs.heads["classify"], batch["labels"])
         return {
             "classify_loss": Sum((loss_B * weights_B).sum(), weights_B.sum()),
-            "accuracy": Sum((hit_B * lines_B).sum(), lines_B.sum()),
+            "accuracy": Sum((hit_B * valid_B).sum(), valid_B.sum()),
         }
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
-        """scores f32 BC: the share that the softmax gives each label."""
+        """scores f32 BC: the probability of each label."""
         return {"scores": jax.nn.softmax(outputs.heads["classify"])}
 
 
 @dataclass(frozen=True)
 class Regress:
-    """A number for each line: its squared error."""
+    """A number for each example: its squared error."""
 
     heads: tuple[str, ...] = ("regress",)
     fields: dict[str, str] = field(default_factory=lambda: {"targets": "f32 B", "valid": "f32 B"})
@@ -187,8 +196,10 @@ class Regress:
 
 @dataclass(frozen=True)
 class Tag:
-    """A tag for each word, read at its first piece (BERT, section 5.3; a GPT reads its last): cross entropy, weighted
-    by the tag."""
+    """A tag for each word: cross entropy, weighted by the tag; with a CRF, the likelihood of the whole sequence.
+
+    A word's tag is predicted at its first token (BERT, section 5.3), by a GPT, which sees no later ones, at its last.
+    """
 
     heads: tuple[str, ...] = ("tag",)
     fields: dict[str, str] = field(
@@ -204,6 +215,7 @@ class Tag:
         words_BL = (batch["tags"] >= 0) * batch["valid"][:, None]
         answer = outputs.heads["tag"]
         if isinstance(answer, CrfOutput):
+            # A sequence whose chain is NaN has no best tags: none of its words is a hit.
             total, finite_B1 = (answer.loss_B * batch["valid"]).sum(), jnp.isfinite(answer.loss_B)[:, None]
             hit_BL = (answer.best_BL == batch["tags"]) & finite_B1
         else:
@@ -215,8 +227,8 @@ class Tag:
         }
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
-        """tags i32 BL, and the share that the softmax gives each (of a chain: all chains with that tag together),
-        scores f32 BL; may_hit bool BL: not out of a tie (of a chain: not out of NaN)."""
+        """tags i32 BL; scores f32 BL, their probabilities (with a CRF: their marginals); may_hit bool BL, False for a
+        tag that is one of a tie (with a CRF: for NaN)."""
         answer = outputs.heads["tag"]
         if isinstance(answer, CrfOutput):
             scores_BL = jnp.take_along_axis(answer.marginals_BLC, answer.best_BL[:, :, None], 2)[:, :, 0]
@@ -228,7 +240,7 @@ class Tag:
 
 @dataclass(frozen=True)
 class ChoiceObjective:
-    """The right one of a line's alternatives: cross entropy over them (Radford et al. 2018, section 3.3)."""
+    """The right one of an example's alternatives: cross entropy over them (Radford et al. 2018, section 3.3)."""
 
     heads: tuple[str, ...] = ("choice",)
     fields: dict[str, str] = field(default_factory=lambda: {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"})
@@ -238,22 +250,22 @@ class ChoiceObjective:
         return {"choice_loss": jnp.maximum(batch["weights"].sum(), 1e-9)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
-        weights_B, lines_B = batch["weights"], batch["valid"]
+        weights_B, valid_B = batch["weights"], batch["valid"]
         loss_B, hit_B = cross_entropy(outputs.heads["choice"], batch["labels"])
         return {
             "choice_loss": Sum((loss_B * weights_B).sum(), weights_B.sum()),
-            "accuracy": Sum((hit_B * lines_B).sum(), lines_B.sum()),
+            "accuracy": Sum((hit_B * valid_B).sum(), valid_B.sum()),
         }
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
-        """scores f32 BA: the share that the softmax gives each alternative."""
+        """scores f32 BA: the probability of each alternative."""
         return {"scores": jax.nn.softmax(outputs.heads["choice"])}
 
 
 @dataclass(frozen=True)
 class SpanObjective:
-    """Where an answer begins and ends in its line: half the sum of both cross entropies over all tokens (BERT, section
-    4.2; run_squad.py)."""
+    """The first and the last token of an answer: half the sum of both cross entropies over all tokens of the sequence
+    (BERT, section 4.2; run_squad.py)."""
 
     heads: tuple[str, ...] = ("span",)
     fields: dict[str, str] = field(
@@ -271,14 +283,16 @@ class SpanObjective:
         return {"span_loss": Sum(((start_B + end_B) / 2 * batch["weights"]).sum(), batch["weights"].sum())}
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
-        """logits f32 BLC, of the start and of the end."""
+        """logits f32 BLC of each token: C = 0 that the answer begins there, 1 that it ends there."""
         return {"logits": outputs.heads["span"]}
 
 
 @dataclass(frozen=True)
 class WithLmLoss:
-    """A task's objective and, beside it, that of predicting the examples' own words: L3 = L2 + weight · L1 (Radford et
-    al. 2018, equation 5). L1 is the mean over each sequence, then over sequences, as in the original's code."""
+    """L3 = L2 + weight · L1 (Radford et al. 2018, equation 5): a task's loss, and that of its examples' own words.
+
+    L1 is the mean over each sequence, then over sequences, as in the original's code.
+    """
 
     task: Objective
     weight: float
@@ -307,8 +321,7 @@ class WithLmLoss:
 
 @dataclass(frozen=True)
 class WithMixPenalty:
-    """A task's objective and, once a step, weight times the sum of the squared mixing weights of its head, which keeps
-    the mix near an even one (Peters et al. 2018, section 3.3)."""
+    """loss + weight · Σ mixing weight², which keeps the mix of layers near an even one (Peters et al. 2018, 3.3)."""
 
     task: Objective
     weight: float
@@ -329,8 +342,10 @@ class WithMixPenalty:
         return {**self.task.weights(batch), "mix_penalty": jnp.maximum(batch["valid"].sum(), 1e-9)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
-        lines = batch["valid"].sum()  # each part of a batch brings its share
-        return {**self.task.sums(outputs, batch), "mix_penalty": Sum(outputs.mix_squares * lines, lines)}
+        assert outputs.mix_squares is not None
+        # The penalty counts once a batch: each microbatch adds it in proportion to its examples.
+        examples = batch["valid"].sum()
+        return {**self.task.sums(outputs, batch), "mix_penalty": Sum(outputs.mix_squares * examples, examples)}
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
         return self.task.predictions(outputs)
@@ -349,48 +364,36 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def objective_of(run: Run) -> Objective:
-    """What a run optimises."""
+    """Returns the objective of a run, with the terms that its options add."""
     objective = OBJECTIVES[run.objective]
     objective = WithLmLoss(objective, run.task.lm_weight) if run.task.lm_weight else objective
     return WithMixPenalty(objective, run.head.mix_l2) if run.head.mix_l2 else objective
 
 
 def batch_fields(run: Run) -> dict[str, str]:
-    """All that a run's batches must hold: what its backbone reads and what its objective reads beyond it."""
+    """Returns all fields of a run's batches: those of its backbone and those of its objective."""
     if run.task.kind not in ("off", "span"):
         return task_fields(run.task.kind, run.family, run.task.symmetric, run.head.pair)
     if run.objective == "bilm":
-        drawn = {"negatives": "i32 _S", "tries": "f32 _"} if run.data.negatives else {}
-        return {**elmo.LANE_FIELDS, **OBJECTIVES[run.objective].fields, **drawn}
+        sampled = {"negatives": "i32 _S", "tries": "f32 _"} if run.data.negatives else {}
+        return {**elmo.LANE_FIELDS, **OBJECTIVES[run.objective].fields, **sampled}
     packed = {"packs": "i32 BL", "positions": "i32 BL"} if run.objective == "lm" and run.data.packed else {}
     return {**FAMILIES[type(run.model)].fields, **packed, **OBJECTIVES[run.objective].fields}
 
 
-def batch_sizes(run: Run, lines: int, choices: int = 2) -> dict[str, int]:
-    """The letters of a batch of so many lines: {"B": 32, "L": 128, "P": 20}; P where slots are predicted, A where lines
-    have alternatives; R, W, S where words are read by their characters."""
+def batch_sizes(run: Run, batch: int, choices: int = 2) -> dict[str, int]:
+    """Returns the sizes by letter of a batch of so many examples: {"B": 32, "L": 128, "P": 20}."""
     fields = batch_fields(run)
     slots = {"P": run.data.slots} if "slots" in fields else {}
     alternatives = {"A": choices} if "A" in fields.get("tokens", fields.get("index", "")) else {}
     words = {}
     if "types" in fields:
-        types = run.data.word_types or 2 * lines * run.data.length + elmo.FIRST_WORD
+        # At most all words of a batch, in both directions, are distinct.
+        types = run.data.word_types or 2 * batch * run.data.length + elmo.FIRST_WORD
         words = {"R": types, "W": WORD_CHARS, "_": 2, **({"S": run.data.negatives} if run.data.negatives else {})}
-    return {"B": lines, "L": run.data.length, **slots, **alternatives, **words}
+    return {"B": batch, "L": run.data.length, **slots, **alternatives, **words}
 
 
 def loss(objective: Objective, sums: dict[str, Sum], weights: dict[str, jax.Array]) -> jax.Array:
     """Σ coefficient · total / weight over the terms."""
     return jnp.stack([c * sums[name].total / weights[name] for name, c in objective.terms.items()]).sum()
-
-
-def means(sums: dict[str, Sum]) -> dict[str, jax.Array]:
-    """What was measured: total / weight of each, and of a perplexity its exponential."""
-    found = {name: s.total / jnp.maximum(s.weight, 1e-9) for name, s in sums.items()}
-    return {name: jnp.exp(x) if name.endswith("perplexity") else x for name, x in found.items()}
-
-
-def mean(name: str, total: float, weight: float) -> float:
-    """The same of one that was added up on the host."""
-    value = float(total / max(weight, 1e-9))
-    return math.exp(min(value, 700.0)) if name.endswith("perplexity") else value

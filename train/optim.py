@@ -1,7 +1,7 @@
 """Optimizers and schedules. The learning rate is a function of the step alone; an update is p -= lr·update."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,25 +9,33 @@ import numpy as np
 import optax
 
 from contexture.data.errors import did_you_mean
-from contexture.models.shapes import by_path, path_of
+from contexture.models.shapes import Params, by_path, path_of
 from contexture.train.errors import ConfigError
 from contexture.train.options import OptimConfig
 
+Multipliers: TypeAlias = Params
+"""The learning rate's multiplier of each parameter, an array that broadcasts over it."""
+
 
 def learning_rate(config: OptimConfig, steps: int, step: jax.Array) -> jax.Array:
-    """The rate of step (0-based, before the update), in float32.
+    """The learning rate of step t (0-based, before the update), in float32; W steps of warm-up, T steps in all:
 
-    `bert`: peak·t/W while t < W, then peak·(1 - t/T), so that it falls from peak·(W-1)/W to peak·(1 - W/T) at t = W.
-    `linear`, `cosine`: peak·(t+1)/W while t < W, then down to final_lr·peak at T, or at decay_steps.
-    `gpt1`: peak·t/W while t ≤ W, times 1 - t/T throughout (finetune-transformer-lm, opt.py): 0 in the first step.
+        bert            peak·t/W while t < W, then peak·(1 - t/T)
+        linear, cosine  peak·(t+1)/W while t < W, then down to final_lr·peak at T, or at decay_steps
+        gpt1            peak·t/W while t ≤ W, times 1 - t/T throughout (finetune-transformer-lm, opt.py)
+
+    `bert` and `gpt1` begin at 0: as in the originals, the first step changes nothing. `bert` counts its fall from step
+    0, so at t = W it drops from peak·(W-1)/W to peak·(1 - W/T) (google-research/bert, optimization.py).
     """
     t, W, T = step.astype(jnp.float32), float(config.warmup), float(steps)
     if config.schedule == "gpt1":
+        # The original's warm-up may end between two steps, so a fraction is not rounded to steps.
         W = config.warmup_fraction * T or W
         return config.peak_lr * jnp.where(t > W, 1.0, t / max(W, 1e-9)) * (1.0 - jnp.minimum(t, T) / T)
     if config.schedule == "bert":
         rising, falling = t / max(W, 1.0), 1.0 - jnp.minimum(t, T) / T
     else:
+        # The fraction of the fall that is done: 0 at the end of the warm-up, 1 at the last step and behind it.
         done = jnp.clip((t - W) / max((config.decay_steps or T) - W, 1.0), 0.0, 1.0)
         shape = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + jnp.cos(math.pi * done))
         rising, falling = (t + 1.0) / max(W, 1.0), config.final_lr + (1.0 - config.final_lr) * shape
@@ -37,64 +45,81 @@ def learning_rate(config: OptimConfig, steps: int, step: jax.Array) -> jax.Array
 class Moments(NamedTuple):
     """Adam's running means of the gradient and of its square."""
 
-    mu: Any
-    nu: Any
+    mu: optax.Params
+    nu: optax.Params
 
 
 def _scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """m/(sqrt(v) + eps), without bias correction (google-research/bert, optimization.py)."""
+    """m/(sqrt(v) + eps), without bias correction (google-research/bert, optimization.py).
 
-    def init(params: Any) -> Moments:
+    Without it the first updates are too large by up to 1/sqrt(1 - b2); the warm-up makes up for that.
+    """
+
+    def init(params: optax.Params) -> optax.OptState:
         return Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
 
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Moments]:
-        mu = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.mu, grads)
-        nu = jax.tree.map(lambda v, g: b2 * v + (1.0 - b2) * jnp.square(g), state.nu, grads)
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        state = cast(Moments, state)
+        mu = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.mu, updates)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1.0 - b2) * jnp.square(g), state.nu, updates)
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu), Moments(mu, nu)
 
-    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformation(init, update)
 
 
 class CountedMoments(NamedTuple):
     """Moments, and how many updates they have seen."""
 
-    mu: Any
-    nu: Any
+    mu: optax.Params
+    nu: optax.Params
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def _scale_by_gpt1_adam(
     b1: float, b2: float, eps: float, decay: float, no_decay: tuple[str, ...]
 ) -> optax.GradientTransformation:
-    """sqrt(1 - b2^t)/(1 - b1^t) · (m/(sqrt(v) + eps) + decay·p) (finetune-transformer-lm, opt.py)."""
+    """sqrt(1 - b2^t)/(1 - b1^t) · (m/(sqrt(v) + eps) + decay·p) (finetune-transformer-lm, opt.py).
 
-    def init(params: Any) -> CountedMoments:
+    Unlike AdamW's, the bias correction also scales the decay, and not eps.
+    """
+
+    def init(params: optax.Params) -> optax.OptState:
         zeros = jax.tree.map(jnp.zeros_like, params)
         return CountedMoments(zeros, jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
 
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, CountedMoments]:
-        mu = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.mu, grads)
-        nu = jax.tree.map(lambda v, g: b2 * v + (1.0 - b2) * jnp.square(g), state.nu, grads)
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        assert params is not None
+        state = cast(CountedMoments, state)
+        mu = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.mu, updates)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1.0 - b2) * jnp.square(g), state.nu, updates)
+        # The count is of updates made, not of steps: a skipped step keeps the old state.
         t = (state.count + 1).astype(jnp.float32)
         correction = jnp.sqrt(1.0 - b2**t) / (1.0 - b1**t)
         pull = jax.tree.map(lambda p, d: decay * d * p, params, decayed(params, no_decay))
-        updates = jax.tree.map(lambda m, v, w: correction * (m / (jnp.sqrt(v) + eps) + w), mu, nu, pull)
-        return updates, CountedMoments(mu, nu, state.count + 1)
+        corrected = jax.tree.map(lambda m, v, w: correction * (m / (jnp.sqrt(v) + eps) + w), mu, nu, pull)
+        return corrected, CountedMoments(mu, nu, state.count + 1)
 
-    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+    return optax.GradientTransformation(init, update)
 
 
-def decayed(params: Any, no_decay: tuple[str, ...]) -> Any:
-    """True for each parameter that weight decay pulls on: whose path holds none of the words."""
+def decayed(params: optax.Params, no_decay: tuple[str, ...]) -> optax.Params:
+    """Returns a mask: True for each parameter that weight decay pulls on, whose path holds none of the words."""
     return jax.tree_util.tree_map_with_path(lambda k, _: not any(word in path_of(k) for word in no_decay), params)
 
 
-def lr_multipliers(config: OptimConfig, params: Any) -> Any | None:
-    """What share of the learning rate each parameter has: an array that broadcasts over it, 0 where it is not trained;
-    None where all have the whole.
+def lr_multipliers(config: OptimConfig, params: Params) -> Multipliers | None:
+    """Returns the learning rate's multiplier of each parameter, 0 if it is frozen; None if all are 1.
 
-    With N layers, layer n (from 0) has `layer_decay`^(N - 1 - n) and the embeddings `layer_decay`^N; all else is above
-    the layers. (Howard and Ruder 2018, section 3.2; per layer.)
+        layer n of N (from 0)  layer_decay^(N - 1 - n)
+        embeddings             layer_decay^N
+        heads and pooler       1
+
+    (Howard and Ruder 2018, section 3.2; per layer.) Raises ConfigError for frozen parameters that do not exist, and if
+    all are frozen.
     """
     if not config.frozen and not config.frozen_layers and config.layer_decay == 1.0:
         return None
@@ -109,39 +134,45 @@ def lr_multipliers(config: OptimConfig, params: Any) -> Any | None:
                 f"optim.frozen={word} is in the path of no parameter{did_you_mean(word, parts)}; "
                 "`contexture show RUN` lists the paths"
             )
-    share_N = config.layer_decay ** np.arange(layers - 1, -1, -1.0)
-    share_N[: config.frozen_layers] = 0.0
+    multiplier_N = config.layer_decay ** np.arange(layers - 1, -1, -1.0)
+    multiplier_N[: config.frozen_layers] = 0.0
 
-    def share(keys: tuple[Any, ...], x: Any) -> np.ndarray:
+    def multiplier(keys: tuple[object, ...], x: jax.Array) -> np.ndarray:
         path = path_of(keys)
         if any(word in path for word in config.frozen):
             return np.zeros((1,) * len(x.shape), np.float32)
         if path.startswith("backbone/layers/"):
-            return share_N.reshape(-1, *(1,) * (len(x.shape) - 1)).astype(np.float32)
+            # All layers are stacked in one array: the multiplier broadcasts along its first dim.
+            return multiplier_N.reshape(-1, *(1,) * (len(x.shape) - 1)).astype(np.float32)
         bottom = path.startswith("backbone/embeddings/")
         value = 0.0 if bottom and config.frozen_layers else config.layer_decay**layers if bottom else 1.0
         return np.full((1,) * len(x.shape), value, np.float32)
 
-    found = jax.tree_util.tree_map_with_path(share, params)
-    if not any(x.any() for x in jax.tree.leaves(found)):
+    multipliers = jax.tree_util.tree_map_with_path(multiplier, params)
+    if not any(x.any() for x in jax.tree.leaves(multipliers)):
         raise ConfigError(f"optim.frozen={' '.join(config.frozen)} leaves nothing to train; name fewer parameters")
-    return found
+    return multipliers
 
 
-def _clip(most: float) -> optax.GradientTransformation:
-    """The gradient times most/|gradient| where that is less than 1, as TensorFlow's clip_by_global_norm. One factor for
-    all is multiplied within Adam's own loops; optax's quotient of each number is written first, and read again."""
+def _clip(limit: float) -> optax.GradientTransformation:
+    """gradient · min(1, limit/|gradient|), as TensorFlow's clip_by_global_norm.
 
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        norm = optax.tree.norm(grads)
-        share = jnp.where(norm < most, 1.0, most / norm)
-        return jax.tree.map(lambda g: (g * share).astype(g.dtype), grads), state
+    One factor for all, which XLA multiplies within Adam's own loops. optax divides each number instead, and XLA writes
+    the quotients to memory and reads them again.
+    """
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # pyright: ignore[reportArgumentType]
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        norm = optax.tree.norm(updates)
+        factor = jnp.where(norm < limit, 1.0, limit / norm)
+        return jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:
-    """clip → Adam or Adagrad → + decay·p; times -lr where it is applied. A step is no update where it was skipped.
+    """Returns clip → Adam or Adagrad → + decay·p; the training step multiplies the result with -lr.
 
     Differs: the original clips each TPU core's own gradient before the cores' gradients are summed; here the whole
     batch's gradient is clipped, so that a step does not depend on the number of devices.
@@ -151,8 +182,10 @@ def optimizer(config: OptimConfig) -> optax.GradientTransformation:
         betas, decay = (config.b1, config.b2, config.eps), (config.weight_decay, config.no_decay)
         return optax.chain(clip, _scale_by_gpt1_adam(*betas, *decay))
     if config.name == "adagrad":
+        # ELMo's original multiplies its loss with the number of unrolled steps, and clips that gradient.
         clip = optax.chain(optax.scale(config.gradient_scale), clip)
     adam = {
+        # As in TensorFlow's Adagrad: the sums of squares start at 1, and there is no eps.
         "adagrad": lambda: optax.scale_by_rss(initial_accumulator_value=1.0, eps=0.0),
         "bert": lambda: _scale_by_bert_adam(config.b1, config.b2, config.eps),
         "adamw": lambda: optax.scale_by_adam(config.b1, config.b2, config.eps),

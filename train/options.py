@@ -12,7 +12,7 @@ from typing import Literal
 class OptimConfig:
     """AdamW in three forms, and Adagrad. `adamw`: Loshchilov & Hutter 2019. `bert`: the original's, without bias
     correction. `gpt1`: the original's, whose bias correction falls on the decay too and not on eps. `adagrad`: ELMo's,
-    its sums of squares begun with 1, without eps (Duchi et al. 2011)."""
+    its sums of squares starting at 1, without eps (Duchi et al. 2011)."""
 
     name: Literal["bert", "adamw", "gpt1", "adagrad"] = "bert"
     peak_lr: float = 1e-4
@@ -24,7 +24,7 @@ class OptimConfig:
     warmup_fraction: float = 0.0
     """Instead of warmup: this share of all steps."""
     final_lr: float = 0.0
-    """What `linear` and `cosine` end at, as a share of peak-lr."""
+    """The rate that `linear` and `cosine` end at, as a fraction of peak-lr."""
     decay_steps: int = 0
     """The step at which `linear` and `cosine` end; 0: the last."""
     b1: float = 0.9
@@ -42,7 +42,7 @@ class OptimConfig:
     clip: float = 1.0
     """Maximum global gradient norm; 0: no clipping."""
     gradient_scale: float = 1.0
-    """What adagrad multiplies the gradient with before it is clipped; ELMo's original has the length of a line."""
+    """adagrad multiplies the gradient with this before clipping; ELMo's original takes the length of a sequence."""
     accumulate: int = 1
     """Parts that a batch is worked through in, one after the other; the step is the same. An ELMo's distinct words are
     those of the whole batch, and are read anew in each part."""

@@ -1,4 +1,4 @@
-"""run.json: a run written down and read back, the fields that may change when it resumes, and its fingerprint."""
+"""run.json: writing and reading a run, the fields that may change when it resumes, and its fingerprint."""
 
 import dataclasses
 import hashlib
@@ -47,7 +47,7 @@ class Imported:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What run.json holds: a run, and what its data and its files turned out to be."""
+    """The content of run.json: a run, and facts about its data and its files."""
 
     run: Run
     versions: dict[str, str] = field(default_factory=dict)
@@ -68,8 +68,11 @@ class RunRecord:
 
 
 def with_data_facts(run: Run, *, words: int = 0, pair: bool | None = None) -> Run:
-    """The same run, an ELMo knowing its data: its softmax has one row for each of the vocabulary's `words`, since a row
-    without a word would never be a target; its head knows whether examples are a `pair`. Raises ConfigError."""
+    """Returns the run with what an ELMo needs to know of its data; other families as they are.
+
+    Its softmax has one row for each of the vocabulary's `words`, since a row without a word would never be a target.
+    Its head has other parameters for examples that are a `pair`. Raises ConfigError for a number that is no size.
+    """
     if not isinstance(run.model, ElmoConfig):
         return run
     pair = run.task.kind != "off" and bool(pair)
@@ -81,21 +84,23 @@ def with_data_facts(run: Run, *, words: int = 0, pair: bool | None = None) -> Ru
 
 
 def may_change(name: str) -> bool:
-    """Whether a field may differ when a run resumes. Where text and vocabulary lie may: that they are the same is seen
-    from their fingerprints. All else is the run itself."""
+    """Returns whether a field may differ when a run resumes.
+
+    The paths of text and vocabulary may: their fingerprints show whether they are the same.
+    """
     return name in _MAY_CHANGE or name.split(".")[0] in _MAY_CHANGE
 
 
 def to_json(run: Run) -> dict[str, Any]:
-    """The tree as plain JSON, the model's family named."""
+    """Returns a run as a JSON value, with the model's family as a field."""
     tree = dataclasses.asdict(run)
     return {**tree, "model": {"family": run.family, **tree["model"]}}
 
 
-def from_json(tree: dict[str, Any], where: str) -> Run:
-    """The typed tree again. Raises ConfigError naming the field that is unknown or of the wrong kind."""
+def from_json(tree: object, where: str) -> Run:
+    """Returns the run of a JSON value. Raises ConfigError that names the field that is unknown or of the wrong kind."""
     model = tree.get("model") if isinstance(tree, dict) else None
-    if not isinstance(model, dict):
+    if not isinstance(tree, dict) or not isinstance(model, dict):
         raise ConfigError(f"{where}: the configuration is not an object with a model, but {str(tree)[:60]!r}")
     tree, model = dict(tree), dict(model)
     family = model.pop("family", None)
@@ -111,14 +116,14 @@ def from_json(tree: dict[str, Any], where: str) -> Run:
 
 
 def with_absolute_paths(run: Run) -> Run:
-    """The same run with its files named from the root, so that its folder can be opened from anywhere."""
+    """Returns the run with absolute paths, so that its folder can be opened from anywhere."""
 
     def absolute(section: Any, *names: str) -> Any:
-        found: dict[str, Any] = {}
+        paths: dict[str, Any] = {}
         for name in names:
             value = getattr(section, name)
-            found[name] = _absolute(value) if isinstance(value, str) else tuple(map(_absolute, value))
-        return dataclasses.replace(section, **found)
+            paths[name] = _absolute(value) if isinstance(value, str) else tuple(map(_absolute, value))
+        return dataclasses.replace(section, **paths)
 
     data, task = absolute(run.data, "path", "dev", "tokenizer"), absolute(run.task, "train", "dev", "test")
     return dataclasses.replace(run, data=data, task=task, init=absolute(run.init, "run"))
@@ -129,11 +134,12 @@ def _absolute(path: str) -> str:
 
 
 def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:
-    """The same run, its length in steps: `epochs` epochs, `warmup_fraction` of them, an evaluation an epoch.
+    """Returns the run with its length in steps; counted in epochs, it is evaluated after each.
 
-    As the original counts: steps = int(lines / batch · epochs), warm-up = int(steps · fraction); at least one step.
-    GPT-1's schedule counts its warm-up in parts of a step, so its fraction stays as it is. A warm-up as long as the run
-    or longer becomes a tenth of it.
+        steps = int(examples / batch · epochs), at least 1      warm-up = int(steps · warmup_fraction)
+
+    as BERT's original counts them. GPT-1's schedule counts its warm-up in parts of a step, so its fraction stays as it
+    is. A warm-up as long as the run or longer becomes a tenth of it.
     """
     steps = run.steps or max(int(examples_per_epoch / run.data.batch * run.epochs), 1)
     if steps > MAX_SIZE:
@@ -153,15 +159,17 @@ def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:
 
 
 def _warmup_within(steps: int, warmup: int) -> int:
-    """The steps of the warm-up. One that leaves no step after it is a tenth of all steps instead. This depends on both
-    numbers alone, and run.json keeps the warm-up as given: a resumed run has the same schedule, and a run made longer
-    has the schedule that a run of that length has from the start."""
+    """Returns the steps of the warm-up: as given, or a tenth of all steps if it would leave no step after it.
+
+    This depends on both numbers alone, and run.json keeps the warm-up as given. So a resumed run has the same schedule,
+    and a run made longer has the schedule that a run of that length has from the start.
+    """
     return warmup if warmup < steps else steps // 10
 
 
-def warmup_note(asked: Run, run: Run) -> str:
-    """A line for a warm-up that `resolve_schedule` made shorter than the one asked for, or ""."""
-    optim = asked.optim
+def warmup_note(given: Run, run: Run) -> str:
+    """Returns a warning if `resolve_schedule` made the warm-up shorter than the one given, else ""."""
+    optim = given.optim
     if optim.warmup_fraction or optim.warmup == run.optim.warmup:
         return ""
     return (
@@ -171,15 +179,17 @@ def warmup_note(asked: Run, run: Run) -> str:
 
 
 def predictions_of(run: Run) -> int:
-    """data.max_predictions as a number, so that a run whose number was given equals one that follows its length to the
-    same. A run that predicts no masked tokens keeps the default of the first run.json files."""
+    """Returns data.max_predictions as a number: a run whose number is given equals one whose length gives the same.
+
+    A run that predicts no masked tokens keeps the default of the first run.json files.
+    """
     return run.data.slots if run.objective == "mlm_nsp" else run.data.max_predictions or PREDICTIONS
 
 
 def fingerprint(run: Run, tokenizer: str, data: str) -> str:
-    """One word for all that makes a run's numbers: its fixed fields and the fingerprints of tokenizer and data.
+    """Returns one hash of all that a run's numbers depend on: its fixed fields, the tokenizer and the data.
 
-    Fields left at their default are not counted, so that a field added later changes no existing run.
+    Fields at their default do not count, so that a field added later changes no existing run.
     """
     usual = default_fields(run) | {"data.predictions": PREDICTIONS}
     values = format_1_fields(run) | {"data.predictions": predictions_of(run)}
@@ -224,13 +234,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def difference(run: Run, other: Run) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two runs differ: name → (run's value, other's value)."""
+    """Returns the fields in which two runs differ: name → (run's value, other's value)."""
     mine, others = fields(run), fields(other)
     return {k: (mine.get(k), others.get(k)) for k in mine | others if mine.get(k) != others.get(k)}
 
 
-def write_json(path: Path, tree: Any) -> None:
-    """Write, then rename: the file is there whole or not at all."""
+def write_json(path: Path, tree: object) -> None:
+    """Writes a JSON file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as part:
         part.write_text(visible_json(json.dumps(tree, indent=1, ensure_ascii=False)) + "\n", "utf-8")
@@ -242,7 +252,7 @@ _FACTS = {"words": int, "pair": bool, "labels": [str], "counts": [int], "tokeniz
 
 
 def write(directory: Path, record: RunRecord) -> None:
-    """Writes run.json, where it does not hold the same already."""
+    """Writes run.json, unless it holds the same already: then its time stays that of the last change."""
     tree: dict[str, Any] = {"format": FORMAT, "config": to_json(record.run)}
     for each in dataclasses.fields(record)[1:]:
         value, default = getattr(record, each.name), each.default
@@ -257,7 +267,7 @@ def write(directory: Path, record: RunRecord) -> None:
 
 
 def read(directory: Path) -> RunRecord:
-    """What run.json of a run's folder holds. Raises ConfigError where the folder is no run's."""
+    """Returns the record of a run's folder. Raises ConfigError if the folder is no run's."""
     path = directory / "run.json"
     if is_bucket(directory):
         raise ConfigError(f"{directory}: buckets are not supported yet; give a folder on a disk of this machine")

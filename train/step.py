@@ -1,165 +1,238 @@
-"""One training step and one evaluation step, jitted over the mesh; and the state they turn over."""
+"""One training step and one evaluation step, jitted over the mesh, and the state that they hand on."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias, TypeVar, cast
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
-from contexture.models.layers.dropout import dropout_key
-from contexture.models.model import Model, example
-from contexture.models.shapes import dims_of, path_of
+from contexture.models.layers.dropout import DropoutKey, dropout_key
+from contexture.models.model import Model, Outputs, example
+from contexture.models.shapes import Params, dims_of, path_of
 from contexture.models.sharding import constrain
 from contexture.train import mesh as meshes
 from contexture.train.config import Run
-from contexture.train.losses import Sum
-from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss, means
+from contexture.train.losses import Sum, means
+from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss
 from contexture.train.optim import learning_rate, lr_multipliers, optimizer
+
+T = TypeVar("T")
+Carry: TypeAlias = Params
+"""What each sequence of a batch hands on to the same sequence of the next one (ELMo's LSTM states); {} without it."""
+Metrics: TypeAlias = dict[str, jax.Array]
+Predictions: TypeAlias = dict[str, jax.Array]
+GradFn: TypeAlias = Callable[[Params, Batch, jax.Array, Carry], tuple[Params, tuple[dict[str, Sum], Carry]]]
+"""(params, batch, numbers of its sequences, carry) → (gradient, (sums, next carry))."""
+TrainStep: TypeAlias = Callable[["State", Batch], tuple["State", Metrics]]
+EvaluationStep: TypeAlias = Callable[[Params, Batch, Carry | None], tuple[dict[str, Sum], Predictions, Carry]]
 
 
 @flax.struct.dataclass
 class State:
-    """All that a step changes. step counts every step, the skipped ones too; carry is what each line of the batch hands
-    on to the same line of the next one, where a model has such a thing."""
+    """All that a training step changes.
+
+    step            steps so far, the skipped ones included
+    opt             the optimizer's moments
+    skipped         steps so far whose loss or gradient was not finite
+    skipped_in_row  the skipped steps since the last one that was not
+    """
 
     step: jax.Array
-    params: Any
-    opt: Any
+    params: Params
+    opt: optax.OptState
     skipped: jax.Array
     skipped_in_row: jax.Array
-    carry: Any = flax.struct.field(default_factory=dict)
+    carry: Carry = flax.struct.field(default_factory=dict)
 
 
 def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], State, State]:
-    """How a fresh state is born already cut over the mesh: (make, its shapes, its shardings)."""
+    """Returns (make, shapes, shardings) of a fresh state: `make()` returns it sharded over the mesh from the start."""
     sizes = batch_sizes(run, 1)
     tx = optimizer(run.optim)
 
     def make() -> State:
-        made = model.init(jax.random.key(run.seed), example(batch_fields(run), sizes))
-        zero, params = jnp.zeros((), jnp.int32), made["params"]
-        carry = jax.tree.map(lambda x: jnp.zeros((run.data.batch, *x.shape[1:]), x.dtype), made.get("carry", {}))
+        variables = model.init(jax.random.key(run.seed), example(batch_fields(run), sizes))
+        zero, params = jnp.zeros((), jnp.int32), variables["params"]
+        # The example is a batch of one sequence: its carry has the shapes of all but the first dim.
+        carry = jax.tree.map(lambda x: jnp.zeros((run.data.batch, *x.shape[1:]), x.dtype), variables.get("carry", {}))
         return State(zero, params, tx.init(params), zero, zero, carry)
 
+    # Only shapes are computed here; the compiled `make` creates each array where it lives, never whole on one device.
     shapes = jax.eval_shape(make)
     shardings = meshes.state_shardings(mesh, shapes, shapes.params)
     return jax.jit(make, out_shardings=shardings), shapes, shardings
 
 
-def _parts(rows: Any, parts: int) -> Any:
-    """Each array BX as [parts, B/parts, X]: part m holds the rows m, m + parts, m + 2·parts, …"""
-    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0), rows)
-
-
-def _joined(rows: Any) -> Any:
-    """The way back: [parts, B/parts, X] as BX."""
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), rows)
-
-
-def _after(params: Any) -> jax.Array:
-    """True, once these are there. What waits for it is written over in place: moments and parameters are both made of
-    the old moments, and a CPU's XLA, which knows of no order between the two, would copy those first. Nothing is more
-    than inf, NaN neither, but XLA does not reckon with that. On one device alone: of an array that is cut over several
-    a single number is a message."""
-    return jnp.stack([~(x[(0,) * x.ndim] > jnp.inf) for x in jax.tree.leaves(params) if x.size]).all()
-
-
-def train_step(
-    model: Model, objective: Objective, run: Run, shardings: State
-) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
-    """(state, batch) → (state, metrics): loss, gradient, update; nothing is changed where they are not finite.
+def train_step(model: Model, objective: Objective, run: Run, shardings: State) -> TrainStep:
+    """Returns the jitted step (state, batch) → (state, metrics); loss or gradient that are not finite change nothing.
 
     The state given is donated. metrics are scalars that are the same on every device.
     """
-    tx, parts = optimizer(run.optim), run.optim.accumulate
-    mesh: Any = shardings.step.mesh  # pyright: ignore[reportAttributeAccessIssue]
+    tx, dims = optimizer(run.optim), {name: kind.partition(" ")[2] for name, kind in batch_fields(run).items()}
+    mesh = cast(Mesh, cast(NamedSharding, shardings.step).mesh)
     on_one_cpu = [device.platform for device in mesh.devices.flat] == ["cpu"]
-    dims = {name: kind.partition(" ")[2] for name, kind in batch_fields(run).items()}
 
-    def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
-        whole = objective.weights(batch)
-        shares = lr_multipliers(run.optim, state.params)
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        # Taken over the whole batch, so that the losses of its parts add up to its own.
+        weights = objective.weights(batch)
+        multipliers = lr_multipliers(run.optim, state.params)
 
-        def part_loss(params: Any, part: Batch, row_B: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
-            if shares is not None:  # what is not trained needs no gradient
-                params = jax.tree.map(lambda p, s: p if s.any() else jax.lax.stop_gradient(p), params, shares)
-            variables = {"params": params, "carry": carry}
-            outputs, left = model.apply(variables, part, dropout_key(run.seed, state.step, row_B), mutable=["carry"])
+        def part_loss(
+            params: Params, part: Batch, row_B: jax.Array, carry: Carry
+        ) -> tuple[jax.Array, tuple[dict[str, Sum], Carry]]:
+            if multipliers is not None:
+                params = _stop_frozen(params, multipliers)
+            outputs, carry = _forward(model, params, part, carry, dropout_key(run.seed, state.step, row_B))
             sums = objective.sums(outputs, part)
-            return loss(objective, sums, whole), (sums, left.get("carry", {}))
+            return loss(objective, sums, weights), (sums, carry)
 
-        gradient = jax.grad(part_loss, has_aux=True)
-        rows = {name: x for name, x in batch.items() if dims[name][0] == "B"}
-        row_B = jnp.arange(next(iter(rows.values())).shape[0])
-        if parts == 1:
-            grads, (sums, carry) = gradient(state.params, batch, row_B, state.carry)
-        else:
-            alike = {name: x for name, x in batch.items() if name not in rows}
-
-            def of_part(part: tuple[Batch, jax.Array, Any]) -> tuple[Any, Any]:
-                lines = {name: constrain(x, dims[name]) for name, x in part[0].items()}
-                grads, (sums, carry) = gradient(state.params, {**alike, **lines}, *part[1:])
-                return (grads, sums), carry
-
-            def add(total: Any, part: tuple[Batch, jax.Array, Any]) -> tuple[Any, Any]:
-                found, carry = of_part(part)
-                return jax.tree.map(jnp.add, total, found), carry
-
-            every = (_parts(rows, parts), row_B.reshape(-1, parts).T, _parts(state.carry, parts))
-            first = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
-                lambda: of_part(jax.tree.map(lambda x: x[0], every))[0]))  # fmt: skip
-            (grads, sums), carry = jax.lax.scan(add, first, every)
-            carry = _joined(carry)
+        grad_fn = jax.grad(part_loss, has_aux=True)
+        grads, sums, carry = _accumulate(grad_fn, state, batch, dims, run.optim.accumulate)
+        # Each gradient lives where its parameter lives: the sum over devices may then be a reduce-scatter.
         grads = jax.tree_util.tree_map_with_path(lambda k, g: constrain(g, dims_of(path_of(k))), grads)
+        if multipliers is not None:
+            # Layers share one array, of which stop_gradient cannot spare a part. A frozen layer's gradient must not
+            # count in the norm either.
+            grads = jax.tree.map(lambda g, m: g * (m > 0), grads, multipliers)
 
-        if shares is not None:  # of the layers in one array, some may be frozen
-            grads = jax.tree.map(lambda g, s: g * (s > 0), grads, shares)
-
-        total, norm, lr = loss(objective, sums, whole), optax.tree.norm(grads), learning_rate(
-            run.optim, run.steps, state.step)  # fmt: skip
+        total, norm = loss(objective, sums, weights), optax.tree.norm(grads)
+        lr = learning_rate(run.optim, run.steps, state.step)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
-        updates, opt = tx.update(grads, state.opt, state.params)
-        if shares is not None:
-            updates = jax.tree.map(lambda u, s: u * s, updates, shares)
-        params = jax.tree.map(lambda p, u: (p - lr * u).astype(p.dtype), state.params, updates)
-        params = jax.tree.map(lambda new, old: jnp.where(finite, new, old), params, state.params)
-        then = finite & _after(params) if on_one_cpu else finite
-        opt = jax.tree.map(lambda new, old: jnp.where(then, new, old), opt, state.opt)
-        whole_carry = jnp.stack([jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(carry))]).all()
+        params, opt = _apply_update(tx, state, grads, lr, multipliers, finite, on_one_cpu)
+        # NaN in a hidden state would never leave it again: such a carry starts over from zeros.
+        carry_finite = _all_finite(carry)
         new = State(
             step=state.step + 1,
             params=params,
             opt=opt,
             skipped=state.skipped + jnp.where(finite, 0, 1),
             skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
-            carry=jax.tree.map(lambda x: jnp.where(whole_carry, x, jnp.zeros_like(x)), carry),
+            carry=jax.tree.map(lambda x: jnp.where(carry_finite, x, jnp.zeros_like(x)), carry),
         )
-        measured = {"loss": total, **means(sums), "learning_rate": lr, "grad_norm": norm}
-        return new, {**measured, "skipped": new.skipped, "skipped_in_row": new.skipped_in_row}
+        metrics = {"loss": total, **means(sums), "learning_rate": lr, "grad_norm": norm}
+        return new, {**metrics, "skipped": new.skipped, "skipped_in_row": new.skipped_in_row}
 
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, meshes.replicated(mesh)))
 
 
-def evaluation_step(
-    model: Model, objective: Objective, mesh: Mesh
-) -> Callable[[Any, Batch, Any], tuple[dict[str, Sum], dict[str, jax.Array], Any]]:
-    """(params, batch, what the batch before has carried on, None before the first) → (sums, predictions for each line,
-    whole on every process, what is carried on), without dropout."""
+def _forward(
+    model: Model, params: Params, batch: Batch, carry: Carry, key: DropoutKey | None
+) -> tuple[Outputs, Carry]:  # fmt: skip
+    """Returns (the model's outputs, the next carry)."""
+    outputs, mutated = model.apply({"params": params, "carry": carry}, batch, key, mutable=["carry"])
+    return cast(Outputs, outputs), cast(dict[str, Carry], mutated).get("carry", {})
 
-    def step(params: Any, batch: Batch, carry: Any) -> tuple[dict[str, Sum], dict[str, jax.Array], Any]:
-        outputs, left = model.apply({"params": params, "carry": carry}, batch, mutable=["carry"])
-        predictions: Any = objective.predictions(outputs)
-        return objective.sums(outputs, batch), predictions, left.get("carry", {})
+
+def _stop_frozen(params: Params, multipliers: Params) -> Params:
+    """Stops the gradient at parameters that are frozen whole: the backward pass need not reach them."""
+    return jax.tree.map(lambda p, m: p if m.any() else jax.lax.stop_gradient(p), params, multipliers)
+
+
+def _accumulate(
+    grad_fn: GradFn, state: State, batch: Batch, dims: dict[str, str], parts: int
+) -> tuple[Params, dict[str, Sum], Carry]:
+    """Σ over `parts` microbatches of (gradient, sums), and the carry of the whole batch.
+
+    Each microbatch runs after the one before, so that only its activations are in memory. dims: of the batch's fields.
+    """
+    by_row = {name: x for name, x in batch.items() if dims[name][0] == "B"}
+    # Dropout is drawn by a sequence's number in the whole batch: the masks do not depend on how it is divided.
+    row_B = jnp.arange(next(iter(by_row.values())).shape[0])
+    if parts == 1:
+        grads, (sums, carry) = grad_fn(state.params, batch, row_B, state.carry)
+        return grads, sums, carry
+    # Fields of the whole batch (ELMo's distinct words) are the same in every microbatch.
+    shared = {name: x for name, x in batch.items() if name not in by_row}
+    microbatches = (_split(by_row, parts), row_B.reshape(-1, parts).T, _split(state.carry, parts))
+
+    def run_part(part: tuple[Batch, jax.Array, Carry]) -> tuple[tuple[Params, dict[str, Sum]], Carry]:
+        fields, row_B, carry = part
+        fields = {name: constrain(x, dims[name]) for name, x in fields.items()}
+        grads, (sums, carry) = grad_fn(state.params, {**shared, **fields}, row_B, carry)
+        return (grads, sums), carry
+
+    def add(
+        totals: tuple[Params, dict[str, Sum]], part: tuple[Batch, jax.Array, Carry]
+    ) -> tuple[tuple[Params, dict[str, Sum]], Carry]:
+        terms, carry = run_part(part)
+        return jax.tree.map(jnp.add, totals, terms), carry
+
+    # The totals start at zeros of the shapes that one microbatch gives; eval_shape computes nothing.
+    shapes = jax.eval_shape(lambda: run_part(jax.tree.map(lambda x: x[0], microbatches))[0])
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    (grads, sums), carry = jax.lax.scan(add, zeros, microbatches)
+    return grads, sums, _join(carry)
+
+
+def _split(rows: T, parts: int) -> T:
+    """Splits each array BX into [parts, B/parts, X]: part m holds the rows m, m + parts, m + 2·parts, …
+
+    Strided, so that every device has rows of each part where it holds them already.
+    """
+    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0), rows)
+
+
+def _join(rows: T) -> T:
+    """Undoes _split: [parts, B/parts, X] → BX."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), rows)
+
+
+def _apply_update(
+    tx: optax.GradientTransformation,
+    state: State,
+    grads: Params,
+    lr: jax.Array,
+    multipliers: Params | None,
+    finite: jax.Array,
+    on_one_cpu: bool,
+) -> tuple[Params, optax.OptState]:
+    """p - lr·multiplier·update, and the optimizer's new moments; both as they were where `finite` is False."""
+    updates, opt = tx.update(grads, state.opt, state.params)
+    if multipliers is not None:
+        updates = jax.tree.map(lambda u, m: u * m, updates, multipliers)
+    params = jax.tree.map(lambda p, u: (p - lr * u).astype(p.dtype), state.params, updates)
+    params = jax.tree.map(lambda new, old: jnp.where(finite, new, old), params, state.params)
+    keeps = finite & _after(params) if on_one_cpu else finite
+    opt = jax.tree.map(lambda new, old: jnp.where(keeps, new, old), opt, state.opt)
+    return params, opt
+
+
+def _after(params: Params) -> jax.Array:
+    """Always True, but computed from `params`: forces XLA to compute the parameters before it overwrites the moments.
+
+    New parameters and new moments are both made of the old moments, which are donated. XLA on a CPU knows of no order
+    between the two, and would copy the old moments (twice the parameters) to be safe. With this dependency the
+    parameters come first, and the moments are overwritten in place.
+    """
+    # Nothing is greater than inf, NaN neither, but XLA does not simplify the comparison. Of each array one number is
+    # enough. On several devices that number would be a message, so the trick is for one device alone.
+    return jnp.stack([~(x[(0,) * x.ndim] > jnp.inf) for x in jax.tree.leaves(params) if x.size]).all()
+
+
+def _all_finite(carry: Carry) -> jax.Array:
+    return jnp.stack([jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(carry))]).all()
+
+
+def evaluation_step(model: Model, objective: Objective, mesh: Mesh) -> EvaluationStep:
+    """Returns the jitted (params, batch, carry) → (sums, predictions, next carry), without dropout.
+
+    carry: of the batch before; None before the first. All results are whole on every process.
+    """
+
+    def step(params: Params, batch: Batch, carry: Carry) -> tuple[dict[str, Sum], Predictions, Carry]:
+        outputs, carry = _forward(model, params, batch, carry, None)
+        return objective.sums(outputs, batch), objective.predictions(outputs), carry
 
     jitted = jax.jit(step, out_shardings=meshes.replicated(mesh))
 
-    def begun(params: Any, batch: Batch, carry: Any) -> tuple[dict[str, Sum], dict[str, jax.Array], Any]:
+    def with_carry(params: Params, batch: Batch, carry: Carry | None) -> tuple[dict[str, Sum], Predictions, Carry]:
+        # The first batch gets zeros of the shapes that the step hands on, so that one program serves all batches.
         if carry is None:
             shapes = jax.eval_shape(lambda: step(params, batch, {}))[2]
             carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jitted(params, batch, carry)
 
-    return begun
+    return with_carry

@@ -47,7 +47,7 @@ def predict_command(argv: list[str]) -> Result:
 
         predictor = Predictor(request.run, step=request.step or None, batch=request.batch)
         columns = {name: getattr(request, name) for name in ("text", "second", "choices", "header")}
-        return predict_file(predictor, request.input, Path(request.to), columns, signals)
+        return dict(predict_file(predictor, request.input, Path(request.to), columns, signals))
 
 
 def fill_command(argv: list[str]) -> Result:
@@ -119,7 +119,7 @@ def import_command(argv: list[str]) -> Result:
     from contexture.train.interchange.convert import import_model
 
     with listening(NOTHING_WRITTEN) as signals:
-        return import_model(
+        imported = import_model(
             request.format,
             Path(request.path),
             Path(request.to),
@@ -129,6 +129,7 @@ def import_command(argv: list[str]) -> Result:
             gelu=request.gelu,
             word_splitter=request.word_splitter,
         )
+        return dict(imported)
 
 
 def export_command(argv: list[str]) -> Result:
@@ -137,7 +138,7 @@ def export_command(argv: list[str]) -> Result:
     from contexture.train.interchange.convert import export_model
 
     with listening(NOTHING_WRITTEN) as signals:
-        return export_model(Path(request.run), request.format, Path(request.to), request.step or None, signals)
+        return dict(export_model(Path(request.run), request.format, Path(request.to), request.step or None, signals))
 
 
 def evaluate_command(argv: list[str]) -> Result | None:
@@ -150,4 +151,4 @@ def evaluate_command(argv: list[str]) -> Result | None:
         result = evaluate_run(request, signals)
     import jax
 
-    return result if jax.process_index() == 0 else None
+    return dict(result) if jax.process_index() == 0 else None

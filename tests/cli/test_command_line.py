@@ -147,7 +147,7 @@ def test_a_vocabulary_larger_than_the_model_is_refused(capsys, tmp_path, text_fo
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(200))]))
     words = pretrain("--dir", tmp_path / "run", "--data.path", text_folder, "--data.tokenizer", vocabulary)
     code, last = said(capsys, *words)
-    assert code == 2 and "the vocabulary has 205 pieces, more than model.vocab=150" in last, last
+    assert code == 2 and "the vocabulary has 205 tokens, more than model.vocab=150" in last, last
 
 
 def test_text_that_changed_is_refused(capsys, tmp_path, text_folder, tiny_words):

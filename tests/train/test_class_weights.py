@@ -10,8 +10,8 @@ from contexture.data.tasks.encode_examples import encode
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
 from contexture.models.encoding import Encoding
 from contexture.models.model import Outputs
-from contexture.train.losses import cross_entropy
-from contexture.train.objectives import OBJECTIVES, loss, means
+from contexture.train.losses import cross_entropy, means
+from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import assert_differs, close
 
 WEIGHTS_C = np.array([1.0, 2.5, 0.5], np.float32)

@@ -9,8 +9,8 @@ import pytest
 from contexture.models.encoding import Encoding
 from contexture.models.heads.chunked_softmax import TokenLosses
 from contexture.models.model import Outputs
-from contexture.train.losses import Sum
-from contexture.train.objectives import OBJECTIVES, loss, mean, means
+from contexture.train.losses import Sum, mean, means
+from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import assert_differs, close
 
 NOTHING = Encoding(jnp.zeros((1, 1, 1)), jnp.ones((1, 1), jnp.int32))

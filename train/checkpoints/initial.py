@@ -1,5 +1,4 @@
-"""The checkpoint that a run begins with where its parameters come from elsewhere: written one array at a time, so that
-a model is never in memory whole."""
+"""The first checkpoint of an imported run, written one array at a time: a model is never in memory whole."""
 
 import asyncio
 import json
@@ -15,22 +14,22 @@ from orbax.checkpoint import type_handlers
 
 from contexture.models.interchange.renaming import nested
 from contexture.models.shapes import by_path
+from contexture.train.checkpoints.digests import host_digest
 from contexture.train.checkpoints.manager import FORMAT, text_digest
 from contexture.train.checkpoints.orbax_logging import quiet_orbax
 
 Array = np.ndarray
 _CHUNK_BYTES = 16 << 20
-"""What is read at once of an array later, at most: so a device reads little more than its own share."""
-_BLOCK = 1 << 20
+"""The largest piece of an array that is read at once later: a device reads little more than its own part."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A float32 array that is made when it is its turn."""
+    """A float32 array that is made when it is written. Orbax plans the file from its shape and dtype."""
 
     shape: tuple[int, ...]
     make: Callable[[], Array]
-    dtype: np.dtype[Any] = np.dtype(np.float32)
+    dtype: np.dtype[np.float32] = np.dtype(np.float32)
 
     @property
     def ndim(self) -> int:
@@ -46,7 +45,10 @@ class Leaf:
 
 
 class _OneByOne(type_handlers.NumpyHandler):
-    """Writes leaves as numpy arrays, each before the next is made."""
+    """Writes leaves as numpy arrays, each before the next is made.
+
+    Orbax starts one coroutine for each array. The semaphore lets one of them at a time make its array.
+    """
 
     def __init__(self) -> None:
         super().__init__(deepcopy_host_arrays=False)
@@ -59,26 +61,15 @@ class _OneByOne(type_handlers.NumpyHandler):
                 try:
                     await super()._open_and_write(value.make(), tspec, ts_context)
                 except BaseException as error:
+                    # Orbax would replace the error by its own; and no further array needs to be made.
                     self.failed.append(error)
                     raise
 
 
-def digest(x: Array) -> int:
-    """What train.checkpoints.manager gives an array of 4-byte numbers, here on the host."""
-    flat = np.ascontiguousarray(x).reshape(-1).view(np.uint32)
-    total = 0
-    for start in range(0, flat.size, _BLOCK):
-        bits = flat[start : start + _BLOCK]
-        place = (np.arange(start, start + bits.size, dtype=np.uint64) & 0xFFFFFFFF).astype(np.uint32)
-        place = place * np.uint32(2654435761) + np.uint32(1)
-        total += int(((bits ^ (bits >> 15)) * (place | 1)).sum(dtype=np.uint64))
-    return total & 0xFFFFFFFF
-
-
 def write_first(run: Path, leaves: Mapping[str, Leaf], seed: int) -> None:
-    """Writes checkpoints/0 of a run that is not there yet: parameters by their paths, and no optimizer.
+    """Writes checkpoints/0 of a new run: parameters by their paths, and no optimizer.
 
-    Raises what making a leaf raises, and OSError.
+    Raises OSError, and the errors of making a leaf.
     """
     quiet_orbax()
     words: dict[str, int] = {}
@@ -86,18 +77,19 @@ def write_first(run: Path, leaves: Mapping[str, Leaf], seed: int) -> None:
     def made(path: str, leaf: Leaf) -> Leaf:
         def make() -> Array:
             array = leaf.make()
-            words[path] = digest(array)
+            words[path] = host_digest(array)
             return array
 
         return Leaf(leaf.shape, make)
 
+    # The largest first: what fits with it in memory fits with all others.
     ordered = dict(sorted(leaves.items(), key=lambda item: -item[1].nbytes))
     tree = nested({f"params/{path}": made(f"params/{path}", leaf) for path, leaf in ordered.items()})
-    there = by_path(tree)
+    by_name = by_path(tree)
     step = run / "checkpoints" / "0"
     handler = _OneByOne()
     registry = type_handlers.create_type_handler_registry((Leaf, handler))
-    chunked = nested({path: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for path in there})
+    chunked = nested({path: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for path in by_name})
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as writer:
             writer.save((step / "state").absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunked))
@@ -105,11 +97,12 @@ def write_first(run: Path, leaves: Mapping[str, Leaf], seed: int) -> None:
         if handler.failed:
             raise handler.failed[0] from None
         raise
-    shapes = {path: list(leaf.shape) for path, leaf in there.items()}
-    said = {"format": FORMAT, "step": 0, "identity": "", "held_out_loss": None, "seed": seed, "lines_read": 0}
-    meta = {**said, "shapes": shapes}
-    words_of: dict[str, Any] = {"arrays": words, "meta": text_digest(meta)}
-    words_of["self"] = text_digest(words_of)
-    for name, item in (("meta", meta), ("digest", words_of)):
+    shapes = {path: list(leaf.shape) for path, leaf in by_name.items()}
+    # The items of train.checkpoints.manager, in the order of their digests: arrays, meta, digest.
+    meta = {"format": FORMAT, "step": 0, "identity": "", "held_out_loss": None, "seed": seed, "lines_read": 0}
+    meta["shapes"] = shapes
+    digest: dict[str, object] = {"arrays": words, "meta": text_digest(meta)}
+    digest["self"] = text_digest(digest)
+    for name, item in (("meta", meta), ("digest", digest)):
         (step / name).mkdir()
         (step / name / "metadata").write_text(json.dumps(item), "utf-8")

@@ -1,13 +1,13 @@
-"""What an evaluation found of a checkpoint that was saved before it: a stopped run saves first, and is evaluated when
-it goes on.
+"""The evaluation of a checkpoint that was saved before it: a stopped run saves first, and evaluates when it resumes.
 
-It stands in a file of its own in the checkpoint's folder, `evaluated.json`, so that the checkpoint itself is never
-written a second time: there is no moment at which a kill could lose it. Where the file is missing or damaged, the
-checkpoint says that it is unevaluated, and is evaluated when the run goes on.
+It is kept in a file of its own in the checkpoint's folder, `evaluated.json`, so that the checkpoint itself is never
+written a second time: there is no moment at which a kill could lose it. Without that file, or if it is damaged, the
+checkpoint's meta says `unevaluated`, and the evaluation is done when the run resumes.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +18,27 @@ from contexture.data.storage import atomic_file
 _NAME = "evaluated.json"
 
 
-def text_digest(tree: Any) -> str:
-    """The digest of what JSON can hold."""
+def text_digest(tree: object) -> str:
+    """Returns the digest of a JSON value, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
-def write(checkpoint: Path, found: dict[str, Any]) -> None:
-    """Keeps what an evaluation found of a checkpoint. Raises OSError."""
+def write(checkpoint: Path, evaluated: Mapping[str, object]) -> None:
+    """Writes the evaluation of a checkpoint. Raises OSError."""
+    # `of` names the checkpoint by the digest of its digests: the file is void beside any other checkpoint.
     of = (checkpoint / "digest" / "metadata").read_text("utf-8")
-    tree = {"of": text_digest(json.loads(of)), "found": found}
+    tree = {"of": text_digest(json.loads(of)), "found": evaluated}
     with atomic_file(checkpoint / _NAME) as part:
         part.write_text(json.dumps({**tree, "self": text_digest(tree)}) + "\n", "utf-8")
 
 
 def with_evaluation(checkpoint: Path, meta: dict[str, Any], digest: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says of itself, with what was found of it later. digest: its item of that name, whole."""
+    """Returns the meta of a checkpoint with a later evaluation, if there is one. digest: the item of that name."""
     if not meta.get("unevaluated"):
         return meta
     try:
         tree = json.loads(read_plain(checkpoint / _NAME))
-        whole = tree.pop("self") == text_digest(tree) and tree["of"] == text_digest(digest)
+        good = tree.pop("self") == text_digest(tree) and tree["of"] == text_digest(digest)
     except (OSError, DataError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return meta
-    return {name: value for name, value in meta.items() if name != "unevaluated"} | tree["found"] if whole else meta
+    return {name: value for name, value in meta.items() if name != "unevaluated"} | tree["found"] if good else meta

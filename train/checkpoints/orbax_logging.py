@@ -1,22 +1,25 @@
-"""Orbax says each failure many times; here its printers are silenced."""
+"""Silences Orbax, which prints each failure many times."""
 
 import functools
 import logging
 import sys
 import threading
 import traceback
+import types
 import warnings
 from typing import Any
 
 
 @functools.cache
 def quiet_orbax() -> None:
-    """Orbax raises what fails, and prints it too: from its writing threads at once, from coroutines and event loops
-    left behind by the hundred, some of them much later. Here it is raised, once, in one line; these printers are
-    silenced, for the rest of the process, and no others."""
+    """Silences Orbax's messages about failures, for the rest of the process, and no others.
+
+    Orbax raises its failures, and prints them too: from its writing threads at once, and by the hundred from coroutines
+    and event loops that are left behind, some of them much later. One line for the error that was raised is enough.
+    """
     thread_hook, unraisable_hook, hook = threading.excepthook, sys.unraisablehook, sys.excepthook
 
-    def of_orbax(value: BaseException | None, trace: Any) -> bool:
+    def of_orbax(value: BaseException | None, trace: types.TracebackType | None) -> bool:
         late = "Event loop is closed" in str(value)
         return late or any("orbax" in frame.filename for frame in traceback.extract_tb(trace))
 
@@ -28,7 +31,7 @@ def quiet_orbax() -> None:
         if not of_orbax(failed.exc_value, failed.exc_traceback):
             unraisable_hook(failed)
 
-    def raised(kind: Any, value: BaseException, trace: Any) -> None:
+    def raised(kind: type[BaseException], value: BaseException, trace: types.TracebackType | None) -> None:
         if "Event loop is closed" not in str(value):
             hook(kind, value, trace)
 

@@ -1,18 +1,19 @@
-"""Parameters out of a run's folder: what one training gives to whatever comes after."""
+"""Parameters taken from the folder of a run: for evaluation, for predictions, and as the start of another run."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from contexture.models.interchange.renaming import nested
 from contexture.models.model import Model, build
-from contexture.models.shapes import by_path, dims_of, path_of
+from contexture.models.shapes import Params, by_path, dims_of, path_of
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints import manager
@@ -21,13 +22,20 @@ from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.objectives import objective_of
 from contexture.train.optim import lr_multipliers
 from contexture.train.run.data import read_tokenizer
+from contexture.train.run_file import RunRecord
 from contexture.train.step import State, create
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+Shapes: TypeAlias = dict[str, list[int]]
+"""The shapes of parameters by their paths."""
+ShowTable: TypeAlias = Callable[[str, Iterable[str], Iterable[Iterable[str]]], None]
+"""Shows a table: (title, columns, rows)."""
 _MAY_GROW = "VLT"
+"""Dims of which another run may have more: tokens, positions, segments."""
 _TABLES = ("backbone/embeddings/tokens", "heads_lm/table")
-"""Those with a row for each piece, which a task of a GPT grows."""
+"""Parameters with a row for each token, which a GPT's task adds tokens to."""
 
 
 @dataclass(frozen=True)
@@ -35,29 +43,35 @@ class Loaded:
     """A model with trained parameters, and the step they are of."""
 
     model: Model
-    params: Any
+    params: Params
     step: int
 
 
 def model_of(run: Run, labels: tuple[str, ...]) -> Model:
-    """The model of a run, with the heads that its objective trains; labels: those of its task."""
+    """Returns the model of a run with the heads that its objective trains. labels: those of its task."""
     return build(run.model, objective_of(run).heads, max(len(labels), 1), run.head)
 
 
 def find_step(folder: Path, step: int | None) -> list[int]:
-    """The steps to try, best first. Raises ConfigError where the run has no checkpoint, or not that of `step`."""
-    found = manager.steps(folder / "checkpoints")
-    if not found:
+    """Returns the steps of the checkpoints to try, best first.
+
+    Raises ConfigError if the run has no checkpoint, or none of `step`.
+    """
+    existing = manager.steps(folder / "checkpoints")
+    if not existing:
         raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
-    if step is not None and step not in found:
+    if step is not None and step not in existing:
         raise ConfigError(
-            f"{folder} holds no checkpoint of step {step}; those there are of step {', '.join(map(str, found))}"
+            f"{folder} holds no checkpoint of step {step}; those there are of step {', '.join(map(str, existing))}"
         )
-    return [step] if step is not None else found[::-1]
+    return [step] if step is not None else existing[::-1]
 
 
-def _first_good(folder: Path, step: int | None, read: Callable[[Path], Any]) -> Any:
-    """What `read` gives for the first checkpoint that it can read. Raises CheckpointError where none is good."""
+def _first_good(folder: Path, step: int | None, read: Callable[[Path], T]) -> T:
+    """Returns the result of `read` for the first checkpoint that it can read.
+
+    Raises CheckpointError if none is good.
+    """
     bad = []
     for number in find_step(folder, step):
         try:
@@ -69,36 +83,40 @@ def _first_good(folder: Path, step: int | None, read: Callable[[Path], Any]) -> 
 
 
 def load_parameters(folder: Path, run: Run, labels: tuple[str, ...], mesh: Mesh, step: int | None = None) -> Loaded:
-    """The parameters alone (no optimizer) of a step, or of the newest good checkpoint, cut over the mesh.
+    """Returns the parameters alone (no optimizer) of a step, or of the newest good checkpoint, sharded over the mesh.
 
-    Raises ConfigError where there is no such step, CheckpointError where none is good.
+    Raises ConfigError if there is no such step, CheckpointError if none is good.
     """
     model = model_of(run, labels)
     _, shapes, shardings = create(model, run, mesh)
-    wanted = _wanted(shapes.params, shardings.params)
+    expected = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes.params, shardings.params
+    )
 
     def read(directory: Path) -> Loaded:
-        params, meta = manager.restore(directory, wanted, mesh, "params")
+        params, meta = manager.restore(directory, expected, mesh, "params")
         return Loaded(model, params, meta["step"])
 
     return _first_good(folder, step, read)
 
 
-def _wanted(shapes: Any, shardings: Any) -> Any:
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-
-
 @dataclass(frozen=True)
 class Account:
-    """What becomes of every parameter: path → its shape. grown: (its shape there, its shape here)."""
+    """What becomes of every parameter, by path.
 
-    kept: dict[str, list[int]]
-    new: dict[str, list[int]]
+    kept     its shape, in both runs
+    new      its shape; the source lacks it
+    grown    (its shape in the source, its shape now)
+    dropped  its shape in the source; the new run lacks it
+    """
+
+    kept: Shapes
+    new: Shapes
     grown: dict[str, tuple[list[int], list[int]]]
-    dropped: dict[str, list[int]]
+    dropped: Shapes
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """For a table: what, parameters, which; the kept ones as one row for backbone and each head."""
+        """Returns the rows of a table (what, parameter, shape); the kept ones as one row for each head and backbone."""
         rows = []
         for top in dict.fromkeys(path.partition("/")[0] for path in self.kept):
             inside = [shape for path, shape in self.kept.items() if path.partition("/")[0] == top]
@@ -112,39 +130,40 @@ def _times(shape: list[int]) -> str:
     return "×".join(map(str, shape)) or "1"
 
 
-def account(there: dict[str, list[int]], here: dict[str, list[int]], run: Run, same_task: bool) -> Account:
-    """Which parameters of `there` (the run that is begun from) go into those `here`.
+def account(stored: Shapes, expected: Shapes, run: Run, same_task: bool) -> Account:
+    """Returns which of the `stored` parameters of `run.init.run` go into those that `run` expects.
 
-    Heads may come and go; everything else must be accounted for: raises ConfigError for a tensor that is not.
+    Heads may come and go. Raises ConfigError for any other parameter that has no counterpart of its shape.
     """
     source = run.init.run
+    # A head fits by its shape also where its classes are others: a task's is kept only for the same task.
     kinds = ("classify", "regress", "tag", "choice") if same_task else ()
     heads = {"heads_mlm", "heads_nsp", "heads_bilm", "heads_lm", *(f"heads_{kind}" for kind in kinds)}
-    found = Account({}, {}, {}, {})
-    for path, shape in there.items():
+    result = Account({}, {}, {}, {})
+    for path, shape in stored.items():
         top = path.partition("/")[0]
-        if top.startswith("heads_") and (path not in here or top not in heads or run.init.drop_heads):
-            found.dropped[path] = shape
-        elif path not in here:
+        if top.startswith("heads_") and (path not in expected or top not in heads or run.init.drop_heads):
+            result.dropped[path] = shape
+        elif path not in expected:
             raise ConfigError(f"{source} holds {path} {shape}, for which this model has no place; give the same model")
-        elif here[path] == shape:
-            found.kept[path] = shape
-        elif run.init.grow and _grows(path, shape, here[path]):
-            found.grown[path] = shape, here[path]
+        elif expected[path] == shape:
+            result.kept[path] = shape
+        elif run.init.grow and _grows(path, shape, expected[path]):
+            result.grown[path] = shape, expected[path]
         else:
             other = "give the same head, or --init.drop-heads" if top.startswith("heads_") else "give the same model"
-            mend = "allow it with --init.grow" if _grows(path, shape, here[path]) else other
-            raise ConfigError(f"{source} holds {path} {shape}, this model wants {here[path]}; {mend}")
-    for path, shape in here.items():
-        if path not in found.kept and path not in found.grown:
+            mend = "allow it with --init.grow" if _grows(path, shape, expected[path]) else other
+            raise ConfigError(f"{source} holds {path} {shape}, this model wants {expected[path]}; {mend}")
+    for path, shape in expected.items():
+        if path not in result.kept and path not in result.grown:
             if not path.startswith("heads_"):
                 raise ConfigError(f"{source} lacks {path} {shape}, which this model wants; give the same model")
-            found.new[path] = shape
-    return found
+            result.new[path] = shape
+    return result
 
 
 def _grows(path: str, old: list[int], new: list[int]) -> bool:
-    """Whether only rows are added: of the vocabulary, the positions, the segments."""
+    """Returns whether only rows are added: of the vocabulary, the positions, the segments."""
     if len(old) != len(new):
         return False
     pairs = zip(dims_of(path), old, new, strict=True)
@@ -152,58 +171,95 @@ def _grows(path: str, old: list[int], new: list[int]) -> bool:
 
 
 def begin_from(
-    run: Run, labels: tuple[str, ...], pieces: int, fresh: State, mesh: Mesh, table: Callable[..., None]
+    run: Run, labels: tuple[str, ...], vocab_size: int, fresh: State, mesh: Mesh, show_table: ShowTable
 ) -> State:
-    """The state `fresh` with the parameters of `run.init.run` put in where they have a place; tells what became of
-    each. Of the token table's rows, of which the vocabulary has `pieces` now, those are taken that stood for a token
-    there.
+    """Returns the state `fresh` with the parameters of `run.init.run` where it has them; shows what becomes of each.
 
-    Raises ConfigError for a parameter that is not accounted for, CheckpointError where no checkpoint is good.
+    vocab_size: tokens of the new run's vocabulary. Raises ConfigError for a parameter that is not accounted for,
+    CheckpointError if no checkpoint is good.
     """
     folder = Path(run.init.run)
     if run.init.random:
         logger.info(f"took the model and vocabulary of {folder}; its parameters are initialised randomly")
         return fresh
-    source = run_file.read(folder)
-    same_task = source.run.task.kind == run.task.kind and source.labels == labels
-    grown = run.family == "gpt" and run.task.kind != "off"  # by the special tokens of a task's sequences
-    known = read_tokenizer(folder, source).size if grown else pieces
-    here = by_path(fresh.params)
+    record = run_file.read(folder)
+    same_task = record.run.task.kind == run.task.kind and record.labels == labels
+    source_vocab = _source_vocab_size(run, folder, record, vocab_size)
 
     def read(directory: Path) -> State:
-        shapes = manager.read_meta_together(directory)["shapes"]
-        there = {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}
-        rows = dict(there)
-        if pieces > known:  # what stands behind was never trained for a token
-            rows |= {path: [known, *there[path][1:]] for path in _TABLES if path in there}
-        found = account(rows, {path: list(x.shape) for path, x in here.items()}, run, same_task)
-        taken = [path for path in here if path in found.kept or path in found.grown]
-        wanted: dict[str, Any] = {}
-        for path in taken:
-            *above, name = path.split("/")
-            place = wanted
-            for part in above:
-                place = place.setdefault(part, {})
-            shape = tuple(there[path])
-            where = meshes.sharding(mesh, dims_of(path), shape)
-            place[name] = jax.ShapeDtypeStruct(shape, here[path].dtype, sharding=where)
-        restored, meta = manager.restore(directory, wanted, mesh, "params", part=True)
-        values = by_path(restored)
-        if pieces > known:
-            values |= {path: values[path][:known] for path in _TABLES if path in values}
-        params = jax.tree_util.tree_map_with_path(lambda keys, x: _put(x, values.get(path_of(keys))), fresh.params)
-        table(f"parameters from {folder}, step {meta['step']}", ("what", "parameter", "shape"), found.rows())
-        shares = {} if pieces == known else by_path(lr_multipliers(run.optim, params))
-        if not np.any(shares.get(_TABLES[0], 1.0)):
-            logger.warning(f"{pieces - known} new token embeddings are frozen at their random initial values")
+        # Plan: what goes where, from shapes alone. Nothing large is read before all is accounted for.
+        stored = _stored_shapes(directory)
+        plan = account(_without_spare_rows(stored, vocab_size, source_vocab), _shapes(fresh.params), run, same_task)
+        # Load what is taken, as it is stored; then merge it into the fresh parameters.
+        source, step = _load(directory, [*plan.kept, *plan.grown], stored, fresh.params, mesh)
+        if vocab_size > source_vocab:
+            source |= {path: source[path][:source_vocab] for path in _TABLES if path in source}
+        params = _merge(fresh.params, source)
+        show_table(f"parameters from {folder}, step {step}", ("what", "parameter", "shape"), plan.rows())
+        _warn_of_frozen_tokens(run, params, vocab_size - source_vocab)
         return fresh.replace(params=params)  # pyright: ignore[reportAttributeAccessIssue]
 
     return _first_good(folder, run.init.step or None, read)
 
 
-def _put(x: jax.Array, value: jax.Array | None) -> jax.Array:
-    """value in the place of x, or in its first rows."""
-    if value is None or value.shape == x.shape:
-        return x if value is None else value
-    put = jax.jit(lambda x, v: x.at[tuple(slice(n) for n in v.shape)].set(v), out_shardings=x.sharding)
-    return put(x, value)
+def _source_vocab_size(run: Run, folder: Path, record: RunRecord, vocab_size: int) -> int:
+    """Returns how many tokens of the new vocabulary the source was trained on.
+
+    Only a GPT's task adds tokens, those that mark its sequences (Radford et al. 2018, section 3.3).
+    """
+    adds_tokens = run.family == "gpt" and run.task.kind != "off"
+    return read_tokenizer(folder, record).size if adds_tokens else vocab_size
+
+
+def _stored_shapes(directory: Path) -> Shapes:
+    shapes = manager.read_meta_together(directory)["shapes"]
+    return {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}
+
+
+def _shapes(params: Params) -> Shapes:
+    return {path: list(x.shape) for path, x in by_path(params).items()}
+
+
+def _without_spare_rows(stored: Shapes, vocab_size: int, source_vocab: int) -> Shapes:
+    """Returns the shapes as if the token tables ended with the source's vocabulary, where tokens are added.
+
+    A table may have more rows than the vocabulary has tokens. Those rows were never trained: new tokens do not get
+    them.
+    """
+    if vocab_size <= source_vocab:
+        return stored
+    return stored | {path: [source_vocab, *stored[path][1:]] for path in _TABLES if path in stored}
+
+
+def _load(
+    directory: Path, paths: Iterable[str], stored: Shapes, params: Params, mesh: Mesh
+) -> tuple[dict[str, jax.Array], int]:
+    """Returns (the parameters of these paths with the shapes that are stored, the checkpoint's step)."""
+    dtypes = {path: x.dtype for path, x in by_path(params).items()}
+
+    def expected(path: str) -> jax.ShapeDtypeStruct:
+        shape = tuple(stored[path])
+        sharding = meshes.sharding(mesh, dims_of(path), shape)
+        return jax.ShapeDtypeStruct(shape, dtypes[path], sharding=sharding)
+
+    tree = nested({path: expected(path) for path in paths})
+    restored, meta = manager.restore(directory, tree, mesh, "params", part=True)
+    return by_path(restored), meta["step"]
+
+
+def _merge(params: Params, source: Mapping[str, jax.Array]) -> Params:
+    """Returns the parameters with those of the source in their place, or in their first rows where they grew."""
+
+    def put(x: jax.Array, value: jax.Array | None) -> jax.Array:
+        if value is None or value.shape == x.shape:
+            return x if value is None else value
+        put_rows = jax.jit(lambda x, v: x.at[tuple(slice(n) for n in v.shape)].set(v), out_shardings=x.sharding)
+        return put_rows(x, value)
+
+    return jax.tree_util.tree_map_with_path(lambda keys, x: put(x, source.get(path_of(keys))), params)
+
+
+def _warn_of_frozen_tokens(run: Run, params: Params, new_tokens: int) -> None:
+    multipliers = by_path(lr_multipliers(run.optim, params)) if new_tokens else {}
+    if not np.any(multipliers.get(_TABLES[0], 1.0)):
+        logger.warning(f"{new_tokens} new token embeddings are frozen at their random initial values")

@@ -1,4 +1,4 @@
-"""What jax's native code does when a job fails (it writes a stack trace and aborts the process), made one line."""
+"""One line in place of the stack trace that jax's native code writes, before it aborts the process of a failed job."""
 
 import contextlib
 import ctypes
@@ -15,14 +15,14 @@ from typing import Any
 from jax._src import distributed
 
 _held: list[bytes] = []
-"""What native code has written since the coordination service failed."""
+"""The lines that native code has written since the coordination service failed."""
 _handlers: list[Any] = []
-"""Kept, since C code calls them."""
+"""Referenced here, so that they are not collected: C code calls them."""
 
 
 def nobody_came(count: str | None, address: str, minutes: float) -> str:
-    """One line for a job that did not come together, from what jax writes before it aborts."""
-    time.sleep(0.5)  # that is on its way through the filter
+    """Returns one line for a job whose processes did not all join, from the text that jax writes before it aborts."""
+    time.sleep(0.5)  # until that text has passed the filter's pipe
     written = b"".join(_held).decode("utf-8", "replace")
     missing = re.findall(r"^\d+$", written.partition("timed out task names:")[2].partition("RPC:")[0], re.MULTILINE)
     missing = sorted(set(missing), key=int)
@@ -34,14 +34,18 @@ def nobody_came(count: str | None, address: str, minutes: float) -> str:
 
 @contextlib.contextmanager
 def register_within(seconds: int) -> Iterator[None]:
-    """Has process 0 wait so long for the others, and name those that do not come: jax gives this no name of its own."""
+    """Sets how long process 0 waits for the others to join, before it names those that are missing.
+
+    jax.distributed.initialize has no argument for this. So its native library is replaced, for as long as this lasts,
+    by a proxy that adds the argument to the one call that takes it.
+    """
     library = distributed._jax  # pyright: ignore[reportPrivateImportUsage]
 
     class Patient:
         def __getattr__(self, name: str) -> Any:
-            found = getattr(library, name)
+            attribute = getattr(library, name)
             limited = name == "get_distributed_runtime_service"
-            return functools.partial(found, cluster_register_timeout=seconds) if limited else found
+            return functools.partial(attribute, cluster_register_timeout=seconds) if limited else attribute
 
     distributed._jax = Patient()  # pyright: ignore[reportPrivateImportUsage,reportAttributeAccessIssue]
     try:
@@ -51,8 +55,11 @@ def register_within(seconds: int) -> Iterator[None]:
 
 
 def divert_native_errors() -> None:
-    """What native code writes to stderr passes through a filter, which holds back what jax's coordination service
-    writes once it fails (a stack trace, just before it aborts the process); Python's own stderr goes around it."""
+    """Filters the stderr of native code: text of a failing coordination service (a stack trace) is held back.
+
+    Native code writes to file descriptor 2, which becomes a pipe to a thread. Python's sys.stderr gets a copy of the
+    old descriptor, and is not filtered.
+    """
     sys.stderr.flush()
     terminal = os.dup(2)
     reading, writing = os.pipe()
@@ -61,6 +68,7 @@ def divert_native_errors() -> None:
     sys.stderr = os.fdopen(terminal, "w", encoding=sys.stderr.encoding, errors="replace", buffering=1)
 
     def forward() -> None:
+        # From the first such line on: the abort follows, and all further text belongs to it.
         held = False
         with os.fdopen(reading, "rb") as lines:
             for line in lines:
@@ -71,7 +79,10 @@ def divert_native_errors() -> None:
 
 
 def answer_aborts(end: Callable[[], None]) -> None:
-    """Calls `end`, which ends the process with a line, where jax aborts it (SIGABRT, mostly raised by a thread of its
-    own): when process 0 dies or does not come."""
+    """Calls `end`, which ends the process with one line, when jax aborts it: process 0 died or did not come.
+
+    The handler is set by C's signal(). One of Python's would only set a flag, for the main thread to look at later; but
+    SIGABRT mostly comes from a thread of jax, and the process ends when C's handler returns.
+    """
     _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: end()))
     ctypes.CDLL(None).signal(int(signal.SIGABRT), _handlers[-1])

@@ -1,9 +1,17 @@
 """Several processes of one job: they join, agree on what they run, and notice when one of them is gone.
 
-The processes talk through the key-value store of jax's coordination service, which process 0 runs. What JAX itself does
-when a process dies is of no use to a user: the others hang in a collective, or are aborted by C++ code with a stack
-trace. So each process has a thread that writes a heartbeat and reads the others', and that ends the process with one
-line: who is gone, and from which checkpoint the job resumes.
+The processes talk through the key-value store of jax's coordination service, which process 0 runs:
+
+    contexture/alive/N     heartbeat of process N, with its host
+    contexture/end/N       exit code and line with which all shall end, set by the process N that failed
+    contexture/heard/N     process N has read such a line
+    contexture/done/N      process N has finished, and is not missed
+    contexture/suspicious  a process has met an error that another's death may have caused
+    contexture/exchange/…  values to compare (`exchange`)
+
+When a process dies, JAX itself leaves the others hanging in a collective, or C++ code aborts them with a stack trace.
+So each process has a thread that writes a heartbeat and reads the others', and that ends the process with one line: who
+is gone, and from which checkpoint the job resumes.
 """
 
 import contextlib
@@ -16,7 +24,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -31,7 +39,7 @@ from contexture.train.run.signals import Interrupted
 
 T = TypeVar("T")
 _QUIET_START = 10.0
-"""Seconds of waiting for the others of which nothing is printed."""
+"""Seconds of waiting for the others before a line is printed."""
 
 
 class _InAll(Exception):
@@ -43,16 +51,15 @@ class _Disagreement(ConfigError, _InAll):
 
 
 class _Job:
-    """What this process knows of its job."""
+    """The state of this process's job."""
 
     config = MeshConfig()
     saved_steps: Callable[[], list[int]] = staticmethod(list)
     suspicious = False
-    """Whether the main thread has met an error that another process may have caused."""
+    """True if the main thread has met an error that another process may have caused."""
     finished = False
     exit_code = 0
     rounds = itertools.count()
-    on_abort: Any = None
     contact = 0.0
     """When process 0 answered last."""
 
@@ -73,7 +80,7 @@ def _me() -> int:
 
 
 def _count() -> int:
-    """How many processes the job has; known without asking for devices, as jax.process_count() does."""
+    """Returns how many processes the job has, without initialising devices as jax.process_count() does."""
     from jax._src import distributed
 
     return distributed.global_state.num_processes
@@ -84,10 +91,9 @@ def _name(number: int) -> str:
 
 
 def initialize(config: MeshConfig) -> None:
-    """Join the other processes of this job, once, before any device is looked at. One process: nothing to do.
+    """Joins the other processes of this job, once, before any device is used. Does nothing for a single process.
 
-    Raises ConfigError where the job is not described, ProcessLost where the others do not come within
-    mesh.startup-minutes.
+    Raises ConfigError if the job is not described, ProcessLost if the others do not join within mesh.startup-minutes.
     """
     if not config.distributed or jax.distributed.is_initialized():
         return
@@ -96,7 +102,7 @@ def initialize(config: MeshConfig) -> None:
     address = os.environ.get("JAX_COORDINATOR_ADDRESS", "")
     # Signals are answered here until training begins; jax's handler takes over then (train.run.signals).
     jax.config.update("jax_enable_preemption_service", False)
-    # The watching thread is to find a dead process before jax does, which aborts.
+    # jax aborts when it finds a dead process: it gets four times the limit, so that the watching thread finds it first.
     patience = int(config.peer_minutes * 60) * 4 + 60
     waiting = threading.Timer(_QUIET_START, _say_waiting, (number, count, address, config))
     waiting.daemon = True
@@ -159,7 +165,7 @@ def _resume() -> str:
 
 
 def _end(code: int, line: str) -> NoReturn:
-    """End this process now. Leaving through the interpreter would wait for processes that are gone."""
+    """Ends this process now. The interpreter's own way out would wait for processes that are gone."""
     if _ending.acquire(blocking=False):
         with contextlib.suppress(Exception):
             print(" ".join(visible(line).split()), file=sys.stderr, flush=True)
@@ -177,7 +183,10 @@ def _interval() -> float:
 
 
 def _end_all(code: int, line: str, elsewhere: str) -> NoReturn:
-    """End this process with `line`, and all others with `elsewhere`; process 0, which they ask, goes last."""
+    """Ends this process with `line`, and all others with `elsewhere`.
+
+    Process 0 runs the service that they read this from, so it waits until all have read it.
+    """
     with contextlib.suppress(Exception):
         _set(f"end/{_me()}", json.dumps([code, elsewhere]))
         _set(f"heard/{_me()}", "")
@@ -192,13 +201,13 @@ def _set(name: str, text: str) -> None:
 
 
 def _all(folder: str) -> dict[int, str]:
-    """Process → what it has published under a name."""
-    found = _client().key_value_dir_get(f"contexture/{folder}/")
-    return {int(name.rpartition("/")[2]): text for name, text in found}
+    """Returns what the processes have published in a folder of the store: process → text."""
+    entries = _client().key_value_dir_get(f"contexture/{folder}/")
+    return {int(name.rpartition("/")[2]): text for name, text in entries}
 
 
 def _watch() -> None:
-    """Writes this process's heartbeat, and ends it where another has ended or gives no sign of life.
+    """Writes this process's heartbeat, and ends it if another has ended or gives no sign of life.
 
     Process 0 watches all others, which watch process 0 alone: the work grows with the number of processes, not with
     its square.
@@ -206,6 +215,7 @@ def _watch() -> None:
     limit, interval = _job.config.peer_minutes * 60, _interval()
     me, count = _me(), _count()
     host = f"{platform.node()}, pid {os.getpid()}"
+    # The last heartbeat of each watched process, and when it came by this clock: clocks of machines may differ.
     seen = {number: ("", time.monotonic()) for number in (range(1, count) if me == 0 else (0,))}
     for beat in itertools.count():
         if _job.finished:
@@ -221,7 +231,7 @@ def _watch() -> None:
             for number, (before, _) in seen.items():
                 if alive.get(number, "") != before:
                     seen[number] = (alive[number], time.monotonic())
-            # Where a collective has failed somewhere, a few missed heartbeats say who is gone.
+            # After a collective has failed somewhere, a few missed heartbeats are enough to know who is gone.
             patience = min(limit, 3 * interval + 1) if _job.suspicious or _get("suspicious") else limit
             for number, (text, since) in seen.items():
                 if time.monotonic() - since > patience and number not in done:
@@ -232,8 +242,10 @@ def _watch() -> None:
 
 
 def _watch_contact() -> None:
-    """Ends this process where process 0, which answers `_watch`, has not done so for too long: asked when it is stopped
-    or cut off, it lets one wait."""
+    """Ends this process if process 0 has not answered `_watch` for too long.
+
+    A call to a process that is stopped or cut off does not fail, but blocks, and `_watch` with it: hence this thread.
+    """
     limit = _job.config.peer_minutes * 60
     while _me() and not _job.finished:
         silent = time.monotonic() - _job.contact
@@ -243,7 +255,7 @@ def _watch_contact() -> None:
 
 
 def _get(name: str) -> str:
-    """What was published under a name, or ''."""
+    """Returns what was published under a name, or ''."""
     try:
         return _client().key_value_try_get(f"contexture/{name}")
     except jax.errors.JaxRuntimeError as error:
@@ -254,10 +266,10 @@ def _get(name: str) -> str:
 
 @contextlib.contextmanager
 def joined(config: MeshConfig, saved_steps: Callable[[], list[int]] = list) -> Iterator[None]:
-    """The work of a job: the processes join, and where one of them fails all end, with its line and its exit code.
+    """The work of a job: the processes join; if one of them fails all end, with its line and its exit code.
 
-    saved_steps: of the checkpoints; the job resumes from the newest. Does not return after an error in one of several
-    processes: the interpreter's own way out waits for all of them.
+    saved_steps: returns the steps of the checkpoints, from the newest of which the job resumes. After an error in one
+    of several processes this does not return: the interpreter's own way out would wait for all of them.
     """
     initialize(config)
     _job.saved_steps = saved_steps
@@ -270,7 +282,7 @@ def joined(config: MeshConfig, saved_steps: Callable[[], list[int]] = list) -> I
         if "--debug" in sys.argv:
             traceback.print_exception(error)
         if not isinstance(error, ConfigError | DataError | Diverged | Interrupted | KeyboardInterrupt):
-            # It may be the death of another process that has failed here: the watching thread finds out.
+            # The cause may be the death of another process: the watching thread gets time to find that out.
             _job.suspicious = True
             with contextlib.suppress(Exception):
                 _set("suspicious", "1")
@@ -280,28 +292,29 @@ def joined(config: MeshConfig, saved_steps: Callable[[], list[int]] = list) -> I
 
 
 def finished(code: int) -> None:
-    """This process has done its work, or stopped where all have agreed to: from now on nobody misses it."""
+    """Tells the others that this process has finished, or stopped where all have agreed to: nobody misses it now."""
     if jax.distributed.is_initialized() and _count() > 1:
         _set(f"done/{_me()}", "")
         _job.finished, _job.exit_code = True, code
 
 
 def publish(name: str, text: str) -> None:
-    """Process 0 hands a text to the others, which may be waiting for hours. One process: nothing."""
+    """Gives a text of process 0 to the others, which may be waiting for hours. Does nothing for a single process."""
     if _count() > 1:
         _set(name, text)
 
 
 def wait_for(name: str) -> str:
-    """What process 0 publishes under this name, waited for as long as that process lives."""
+    """Returns what process 0 publishes under this name; waits as long as that process lives."""
     return _wait(name, math.inf, 0)
 
 
 def exchange(text: str, minutes: float = math.inf) -> list[str]:
-    """The texts of all processes, in their order. Every process calls this at the same place of its work.
+    """Returns the texts of all processes, in their order. All must call this equally often, in the same order.
 
-    Raises ProcessLost where one has not come to that place within so many minutes. Without a limit it may work as long
-    as it lives: reading what is large takes one process longer than another."""
+    Raises ProcessLost if one has not called it within so many minutes. Without a limit it may take as long as it lives:
+    reading large files takes one process longer than another.
+    """
     count = _count()
     if count == 1:
         return [text]
@@ -311,7 +324,8 @@ def exchange(text: str, minutes: float = math.inf) -> list[str]:
 
 
 def _wait(name: str, deadline: float, number: int) -> str:
-    """What a process publishes under a name; the watching thread ends the wait where that process fails."""
+    """Returns what a process publishes under a name; the watching thread ends the wait if that process fails."""
+    # In short waits, so that the deadline is kept and the thread is not blocked in native code.
     while True:
         try:
             return _client().blocking_key_value_get(f"contexture/{name}", 5_000)
@@ -322,10 +336,10 @@ def _wait(name: str, deadline: float, number: int) -> str:
             raise ProcessLost(f"{_name(number)} did not come as far as the others in time; see what it printed")
 
 
-def agree(facts: dict[str, Any], mend: str, minutes: float = math.inf) -> None:
-    """Raises ConfigError in every process, naming the process and the fact, where one has another value than process 0.
+def agree(facts: Mapping[str, object], mend: str, minutes: float = math.inf) -> None:
+    """Raises ConfigError in every process if one has another value than process 0; it names process and fact.
 
-    facts: name → what JSON can hold. mend: what the user is to do where they differ. minutes: as in `exchange`.
+    facts: name → a JSON value. mend: the advice to the user. minutes: as in `exchange`.
     """
     mine = json.loads(json.dumps(facts, default=list))
     everyone = [json.loads(text) for text in exchange(json.dumps(mine), minutes)]
@@ -338,19 +352,22 @@ def agree(facts: dict[str, Any], mend: str, minutes: float = math.inf) -> None:
                 )
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 80 else text[:77] + "…"
 
 
 def together(work: Callable[[], T], failure: type[Exception]) -> T:
-    """`work()`, which touches no other process, done in all; where it raises `failure` in one, it is raised in all."""
-    result, said = None, ""
+    """Returns `work()`, done in all processes; if it raises `failure` in one of them, it is raised in all.
+
+    Otherwise the others would wait in the next collective for the one that failed. The work itself must wait for none.
+    """
+    result, message = None, ""
     try:
         result = work()
     except failure as error:
-        said = str(error) or type(error).__name__
-    for number, text in enumerate(exchange(said)):
+        message = str(error) or type(error).__name__
+    for number, text in enumerate(exchange(message)):
         if text:
             raise failure(text if _count() == 1 else f"{_name(number)}: {text}")
     return result  # pyright: ignore[reportReturnType]

@@ -1,7 +1,8 @@
-"""The best evaluation so far, and what a guess by frequency alone would reach."""
+"""The best evaluation so far, and the metrics of a guess by frequency alone."""
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,23 @@ from contexture.train.errors import ConfigError
 
 
 def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, float]:
-    """What guessing by frequency alone gives on labels, of which labels_V says how many are each token: the loss in
-    nats of the training text's distribution (one added to every count), the accuracy of always naming its commonest
-    token."""
-    share_V = (counts_V + 1.0) / (counts_V.sum() + len(counts_V))
+    """p = (count + 1) / Σ (count + 1) of the training text; loss = -Σ labels · log p / Σ labels, in nats.
+
+    counts_V, labels_V: how often each token occurs in the training text and is to be predicted. The accuracy is that of
+    always predicting the most frequent token.
+    """
+    # Add-one smoothing: a token that the training text lacks must not make the loss infinite.
+    prob_V = (counts_V + 1.0) / (counts_V.sum() + len(counts_V))
     return {
-        "unigram_loss": float(-(np.log(share_V) * labels_V).sum() / labels_V.sum()),
+        "unigram_loss": float(-(np.log(prob_V) * labels_V).sum() / labels_V.sum()),
         "unigram_accuracy": float(labels_V[counts_V.argmax()] / labels_V.sum()),
     }
 
 
 def value_to_minimise(metric: str, figures: dict[str, float]) -> float:
-    """What the best checkpoint is chosen by: the metric's value, turned so that the lower is the better.
+    """Returns a metric's value, its sign turned if higher is better: the best checkpoint has the lowest.
 
-    Raises ConfigError where the metric was not measured, or where it is not known which way it is better.
+    Raises ConfigError for a metric that was not measured, or whose better direction is not known.
     """
     if metric not in figures:
         raise ConfigError(f"evaluate.metric={metric} is not measured{did_you_mean(metric, figures)}; there are "
@@ -39,7 +43,7 @@ def value_to_minimise(metric: str, figures: dict[str, float]) -> float:
 
 @dataclasses.dataclass
 class Best:
-    """The best evaluation so far, and how many have come after it without a better one."""
+    """The best evaluation so far, and the number of evaluations after it."""
 
     metric: str = "loss"
     rank: float | None = None
@@ -47,12 +51,12 @@ class Best:
     evals_without_improvement: int = 0
 
     @classmethod
-    def stored(cls, tree: dict[str, Any]) -> "Best":
-        """What a checkpoint keeps of it; the first checkpoints called the count `waited`."""
+    def stored(cls, tree: Mapping[str, Any]) -> "Best":
+        """Returns the one that a checkpoint holds; the first checkpoints called the count `waited`."""
         return cls(**{"evals_without_improvement" if name == "waited" else name: x for name, x in tree.items()})
 
     def update(self, step: int, rank: float) -> None:
-        """Takes the evaluation of a step."""
+        """Takes the evaluation of a step. Of equals the first is the best; NaN is never better."""
         if math.isfinite(rank) and (self.rank is None or rank < self.rank):
             self.rank, self.step, self.evals_without_improvement = rank, step, 0
         else:

@@ -1,4 +1,4 @@
-"""Answers to new examples, of a file of any size or at hand."""
+"""Predictions for new examples: of a file of any size, or given in Python."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Required, TypedDict
 
 import jax
 from jax.sharding import Mesh
@@ -27,7 +27,7 @@ from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import Loaded, find_step, load_parameters
 from contexture.train.errors import ConfigError
-from contexture.train.evaluation.predictions import PredictionCollector
+from contexture.train.evaluation.predictions import Prediction, PredictionCollector
 from contexture.train.objectives import objective_of
 from contexture.train.options import MeshConfig
 from contexture.train.run.data import read_tokenizer
@@ -37,11 +37,37 @@ from contexture.train.step import evaluation_step
 logger = logging.getLogger(__name__)
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
-"""Tokens of a line: the least of these that holds a chunk's longest example, so that few programs are compiled."""
+"""Lengths of sequences: the least that holds a chunk's longest example is taken, so that few programs are compiled."""
+
+
+class FilePrediction(TypedDict, total=False):
+    """The record of one example of a file: what was read of it, beside its Prediction."""
+
+    id: Required[str]
+    text: str
+    second: str
+    choices: list[str]
+    words: list[str]
+    label: str | float
+    prediction: str | float
+    labels: list[str]
+    predictions: list[str]
+    scores: dict[str, float] | list[float]
+
+
+class PredictFileResult(TypedDict):
+    """The predictions of a file. unknown: the fraction of tokens that are the unknown one."""
+
+    run: str
+    step: int
+    examples: int
+    truncated: int
+    unknown: float
+    predictions: str
 
 
 class Predictor:
-    """A fine-tuned run, ready to answer: `Predictor("runs/intents")(["Where is my card?"])`."""
+    """A fine-tuned run, ready to predict: `Predictor("runs/intents")(["Where is my card?"])`."""
 
     report: FileReport | None = None
     """Counts what is odd in the examples of a file."""
@@ -53,8 +79,8 @@ class Predictor:
         step: int | None = None,
         batch: int = 64,
     ) -> None:
-        """Raises ConfigError where the folder is no fine-tuned run or holds no checkpoint, CheckpointError where no
-        checkpoint is good, DataError for a batch of no lines or too many."""
+        """Raises ConfigError if the folder is no fine-tuned run or holds no checkpoint, CheckpointError if no
+        checkpoint is good, DataError for a batch of no sequences or too many."""
         check_batch(batch)
         self.folder = Path(run)
         record = run_file.read(self.folder)
@@ -73,81 +99,110 @@ class Predictor:
         self.batch = meshes.round_up_to_devices(self.mesh, batch)
         with jax.set_mesh(self.mesh):
             self.loaded: Loaded = load_parameters(self.folder, self.run, self.labels, self.mesh, step)
-        self.cut = 0
-        """Examples so far that were longer than the model, and cut."""
+        self.truncated = 0
+        """Examples so far that were longer than the model's sequences."""
         self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
 
-    def __call__(self, texts: Sequence[Any]) -> list[dict[str, Any]]:
-        """Texts (str), pairs (tuple of two), for tags lists of words, for choices (text, [alternative, …]) →
-        {"prediction", "scores"} each, in order.
+    def __call__(self, texts: Sequence[object]) -> list[Prediction]:
+        """Texts → {"prediction", "scores"} each, in order.
 
-        A text or a word that the vocabulary cannot spell is read as the unknown token.
+        A text is a str, or a pair of str; for tags a list of words, for choices (text, [alternative, …]). A text or a
+        word that the vocabulary cannot spell is read as the unknown token. Raises DataError for anything else.
         """
         if isinstance(texts, str):
             raise DataError("give a list of texts, also for one: [text]")
-        found = [self._example(text, f"text:{number}") for number, text in enumerate(texts)]
-        return [record for chunk in chunks(found) for record in self.answer(chunk)]
+        given = [self._example(text, f"text:{number}") for number, text in enumerate(texts)]
+        return [record for chunk in chunks(given) for record in self.answer(chunk)]
 
-    def _example(self, text: Any, origin: str) -> Example:
+    def _example(self, text: object, origin: str) -> Example:
         if self.run.task.kind == "choice":
             return self._choice(text, origin)
-        parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, list | tuple) else ()
-        if not parts or not all(isinstance(part, str) for part in parts):
+        given = [text] if isinstance(text, str) else list(text) if isinstance(text, list | tuple) else []
+        parts = [part for part in given if isinstance(part, str)]
+        if not parts or len(parts) < len(given):
             raise DataError(f"{origin}: {text!r} is not a text, a pair of texts or, for tags, a list of words")
         if self.run.task.kind == "tag":
-            return Tagged(tuple(text.split()) if isinstance(text, str) else parts, None, origin)
+            return Tagged(tuple(text.split() if isinstance(text, str) else parts), None, origin)
         if len(parts) > 2:
             raise DataError(f"{origin}: {len(parts)} texts are neither one nor a pair")
-        texts = list(map(str, parts))
-        return Text(texts[0], None, origin) if len(texts) == 1 else Pair(texts[0], texts[1], None, origin)
+        return Text(parts[0], None, origin) if len(parts) == 1 else Pair(parts[0], parts[1], None, origin)
 
-    def _choice(self, item: Any, origin: str) -> ChoiceExample:
+    def _choice(self, item: object, origin: str) -> ChoiceExample:
         text, choices = item if isinstance(item, list | tuple) and len(item) == 2 else (None, None)
         choices = choices if isinstance(choices, list | tuple) else ()
         if not isinstance(text, str) or not choices or not all(isinstance(choice, str) for choice in choices):
             raise DataError(f"{origin}: {item!r} is not a text with a list of alternatives: (text, [one, another])")
         return ChoiceExample(text, tuple(choices), None, origin)
 
-    def answer(self, found: Sequence[Example]) -> Iterator[dict[str, Any]]:
-        """A record for each example of a chunk, in order."""
-        kind, length = self.run.task.kind, self.run.data.length
+    def answer(self, given: Sequence[Example]) -> Iterator[Prediction]:
+        """Yields a record for each example of a chunk, in order."""
+        # Encoded as the training examples were, but in memory.
+        kind, origin = self.run.task.kind, given[0].origin
         numbers = reader(self.tokenizer)
         labels = Labels(self.labels or (() if kind == "choice" else ("",)))
-        coded = encode_chunk(found, kind, numbers, labels, 0, self.report)
-        same_shape(coded, self.pair, found[0].origin)
-        source = found[0].origin.rpartition(":")[0]
+        encoded = encode_chunk(given, kind, numbers, labels, 0, self.report)
+        same_shape(encoded, self.pair, origin)
         char_ids = numbers.char_ids() if isinstance(numbers, OpenVocabulary) else None
         names = tuple(labels.numbers) if kind == "choice" else self.labels
-        split = in_memory(coded, kind, names, source, self.run.task.symmetric, char_ids)
-        length = min(next((n for n in LENGTHS if n >= split.longest + 2), length), length)
-        self.cut += split.longer_than(length)
+        split = in_memory(encoded, kind, names, origin.rpartition(":")[0], self.run.task.symmetric, char_ids)
+        # + 2: the special tokens in front of a sequence and behind it.
+        limit = self.run.data.length
+        length = min(next((n for n in LENGTHS if n >= split.longest + 2), limit), limit)
+        self.truncated += split.longer_than(length)
         held_out = HeldOutTask(split, self.tokenizer, self.run.data, self.batch, length=length, family=self.run.family)
-        answers = PredictionCollector(held_out, labelled=False)
+        collector = PredictionCollector(held_out, labelled=False)
         rows = meshes.local_rows(self.mesh, self.batch)
         with jax.set_mesh(self.mesh), iterate(held_out, 0, held_out.steps, rows) as stream:
             for number, local in stream:
                 batch = meshes.shard_batch(self.mesh, local, held_out.fields, self.batch)
                 predictions = jax.device_get(self._step(self.loaded.params, batch, {})[1])
-                yield from answers.add(number, predictions)
+                yield from collector.add(number, predictions)
 
 
 def predict_file(
     predictor: Predictor,
     source: str,
     to: Path,
-    columns: dict[str, Any],
+    columns: dict[str, str],
     cancel: CancelToken = NEVER,
-) -> dict[str, Any]:
-    """Writes a JSON line for each example of a file: what was read, the prediction, the scores. Memory is bounded.
+) -> PredictFileResult:
+    """Writes a JSON line for each example of a file: its text, the prediction, the scores. Memory is bounded.
 
-    columns: task.text, task.second, task.choices, task.header where the file has others than the training set. The file
-    is there whole or not at all. Raises DataError for the user's file.
+    columns: task.text, task.second, task.choices, task.header if the file has others than the training set. The file
+    appears whole or not at all. Raises ConfigError for a place where it cannot be, DataError for the user's file.
     """
     check_sources((source,), "input")
     try:
         task = dataclasses.replace(predictor.run.task, **{name: word for name, word in columns.items() if word})
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    to = _free_file(source, to)
+    count = 0
+    report = predictor.report = FileReport(os.path.basename(source), reader(predictor.tokenizer), every_row=True)
+    with atomic_file(to) as part, open(part, "w", encoding="utf-8") as file:
+        for chunk in chunks(examples(source, task, labelled=False, report=report)):
+            cancel.check()
+            for example, prediction in zip(chunk, predictor.answer(chunk), strict=True):
+                # The text follows the id: a person who reads the file sees what was asked first.
+                record: FilePrediction = {"id": prediction["id"], **_texts(example), **prediction}
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                count += 1
+    if predictor.truncated:
+        limit = predictor.run.data.length
+        logger.warning(f"truncated {predictor.truncated:,} of {count:,} examples to {limit} tokens")
+    report.finish()
+    return {
+        "run": str(predictor.folder),
+        "step": predictor.loaded.step,
+        "examples": count,
+        "truncated": predictor.truncated,
+        "unknown": report.unknown,
+        "predictions": str(to),
+    }
+
+
+def _free_file(source: str, to: Path) -> Path:
+    """Returns the path to write to, its folder made. Raises ConfigError if nothing can be written there."""
     if os.path.isdir(to):
         raise ConfigError(f"{to} is a folder; give a file as --to, as in {to}/predictions.jsonl")
     if to.exists() and not to.is_file():
@@ -156,27 +211,21 @@ def predict_file(
         raise ConfigError(f"--to {to} is the input itself; give another file")
     if to.exists():
         raise ConfigError(f"--to {to} is there already; give another name, or move the file away")
+    # A link is followed: the rename would replace the link itself.
     if not is_bucket(to):
         to = Path(os.path.realpath(to))
     make_folder(to.parent, "--to")
-    count = 0
-    report = predictor.report = FileReport(os.path.basename(source), reader(predictor.tokenizer), every_row=True)
-    with atomic_file(to) as part, open(part, "w", encoding="utf-8") as file:
-        for chunk in chunks(examples(source, task, labelled=False, report=report)):
-            cancel.check()
-            for example, record in zip(chunk, predictor.answer(chunk), strict=True):
-                told = {"id": record.pop("id"), **_read(example), **record}
-                file.write(json.dumps(told, ensure_ascii=False) + "\n")
-                count += 1
-    if predictor.cut:
-        line = predictor.run.data.length
-        logger.warning(f"truncated {predictor.cut:,} of {count:,} examples to {line} tokens")
-    report.finish()
-    told = {"examples": count, "truncated": predictor.cut, "unknown": report.unknown, "predictions": str(to)}
-    return {"run": str(predictor.folder), "step": predictor.loaded.step, **told}
+    return to
 
 
-def _read(example: Example) -> dict[str, Any]:
+class _Texts(TypedDict, total=False):
+    text: str
+    second: str
+    choices: list[str]
+    words: list[str]
+
+
+def _texts(example: Example) -> _Texts:
     if isinstance(example, ChoiceExample):
         return {"text": example.text, "choices": list(example.choices)}
     if isinstance(example, Tagged):

@@ -1,7 +1,7 @@
-"""What a model answers to a task's examples: gathered by their numbers, scored, and told."""
+"""A model's predictions for the examples of a task: collected by their numbers, scored, and written as records."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Required, TypeAlias, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,37 +9,54 @@ from numpy.typing import NDArray
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows
 from contexture.train.evaluation import task_metrics
+from contexture.train.evaluation.task_metrics import LabelRow, Tags
 from contexture.train.losses import has_best
 
-Record = dict[str, Any]
+Numbers: TypeAlias = NDArray[np.int32] | NDArray[np.float64]
+"""A number for each example or word: of its label (i32), or its target (f64)."""
+
+
+class Prediction(TypedDict, total=False):
+    """The record of one example, with its label if the file has one.
+
+    Classes: label, prediction, {label: probability}. Numbers: label, prediction. Tags: one of each for each word; the
+    prediction is "" for a word that was truncated.
+    """
+
+    id: Required[str]
+    label: str | float
+    prediction: str | float
+    labels: list[str]
+    predictions: list[str]
+    scores: dict[str, float] | list[float]
 
 
 class PredictionCollector:
-    """Gathers the predictions of every batch of a HeldOutTask; memory holds two numbers for each example or word.
+    """Collects the predictions of every batch of a HeldOutTask; memory holds two numbers for each example or word.
 
     Records name the first of several labels that score alike; the metrics count no hit there (`losses.has_best`).
     """
 
     def __init__(self, held_out: HeldOutTask, labelled: bool = True) -> None:
         self.held_out, self.split, self.labelled = held_out, held_out.split, labelled
-        self._gold: list[NDArray[Any]] = []
-        self._predicted: list[NDArray[Any]] = []
+        self._gold: list[Numbers] = []
+        self._predicted: list[Numbers] = []
         self._words: list[NDArray[np.int64]] = []
         """Words of each example, for tags."""
 
-    def add(self, step: int, predictions: dict[str, NDArray[Any]]) -> Iterator[Record]:
-        """Takes the predictions of a batch (lines first) and gives a record for each of its examples:
-        {"id": "dev.tsv:7", "prediction": …, and scores}, with its label where the file has one."""
+    def add(self, step: int, predictions: dict[str, np.ndarray]) -> Iterator[Prediction]:
+        """Takes the predictions of a batch, and yields {"id": "dev.tsv:7", …} for each of its examples."""
         numbers = self.held_out.numbers(step)
+        # An example with alternatives has a row for each; all of them have its answer.
         rows = self.split.take(numbers)[:: self.split.choices]
-        here = {name: array[: len(numbers)] for name, array in predictions.items()}
-        classes = {"classify": self._classes, "choice": self._classes}
-        tell = {**classes, "regress": self._values, "tag": self._tags}[self.split.kind]
-        for row, record in zip(rows, tell(rows, here), strict=True):
-            yield {"id": self.split.origin(row), **record}
+        # The last batch is filled up with sequences that are no examples.
+        outputs = {name: array[: len(numbers)] for name, array in predictions.items()}
+        records = {"classify": self._classes, "choice": self._classes, "regress": self._values, "tag": self._tags}
+        for row, record in zip(rows, records[self.split.kind](rows, outputs), strict=True):
+            yield cast(Prediction, {"id": self.split.origin(row), **record})
 
-    def _classes(self, rows: Rows, here: dict[str, NDArray[Any]]) -> list[Record]:
-        gold, scores_BC, labels = rows["answer"].astype(np.int32), here["scores"], self.split.labels
+    def _classes(self, rows: Rows, outputs: dict[str, np.ndarray]) -> list[dict[str, object]]:
+        gold, scores_BC, labels = rows["answer"].astype(np.int32), outputs["scores"], self.split.labels
         predicted = scores_BC.argmax(-1).astype(np.int32)
         self._gold.append(gold)
         self._predicted.append(np.where(has_best(scores_BC), predicted, -1).astype(np.int32))
@@ -47,14 +64,15 @@ class PredictionCollector:
             {
                 **({"label": labels[g]} if g >= 0 else {}),
                 "prediction": labels[p],
-                "scores": dict(zip(labels, (round(x, 6) for x in line.tolist()), strict=True)),
+                "scores": dict(zip(labels, (round(x, 6) for x in scores_C.tolist()), strict=True)),
             }
-            for g, p, line in zip(gold.tolist(), predicted.tolist(), scores_BC, strict=True)
+            for g, p, scores_C in zip(gold.tolist(), predicted.tolist(), scores_BC, strict=True)
         ]
 
-    def _values(self, rows: Rows, here: dict[str, NDArray[Any]]) -> list[Record]:
-        bits = rows["answer"]
-        gold, predicted = np.where(bits == -1, np.nan, bits.copy().view(np.float64)), here["values"].astype(np.float64)
+    def _values(self, rows: Rows, outputs: dict[str, np.ndarray]) -> list[dict[str, object]]:
+        # The column of answers is i64: of a regression it holds the bits of a float64, or -1 for none.
+        bits, predicted = rows["answer"], outputs["values"].astype(np.float64)
+        gold = np.where(bits == -1, np.nan, bits.copy().view(np.float64))
         self._gold.append(gold)
         self._predicted.append(predicted)
         return [
@@ -62,66 +80,73 @@ class PredictionCollector:
             for g, p in zip(gold.tolist(), predicted.tolist(), strict=True)
         ]
 
-    def _tags(self, rows: Rows, here: dict[str, NDArray[Any]]) -> list[Record]:
+    def _tags(self, rows: Rows, outputs: dict[str, np.ndarray]) -> list[dict[str, object]]:
         assert self.split.tags is not None
+        # The split has a mark for each token: a tag at the token that stands for its word, below 0 at all others.
         lengths = rows["end"] - rows["a"]
         marks = self.split.tags.read(rows["a"], lengths)
-        line = np.repeat(np.arange(len(rows)), lengths)
-        place = np.arange(len(marks)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
-        first = marks >= 0
-        marks, line, place = marks[first], line[first], place[first]
-        seen = place < self.held_out.length - 1  # what was cut has no answer
-        at = np.where(seen, place - self.held_out.shift, 0)
-        predicted = np.where(seen, here["tags"][line, at], -1).astype(np.int32)
-        share = np.where(seen, here["scores"][line, at], 0.0)
-        words = np.bincount(line, minlength=len(rows))
+        # The example of each token, and its position in the sequence: one special token stands in front.
+        example = np.repeat(np.arange(len(rows)), lengths)
+        position = np.arange(len(marks)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
+        tagged = marks >= 0
+        marks, example, position = marks[tagged], example[tagged], position[tagged]
+        # A truncated word has no prediction; reading at position 0 keeps the arrays rectangular.
+        present = position < self.held_out.length - 1
+        column = np.where(present, position - self.held_out.shift, 0)
+        predicted = np.where(present, outputs["tags"][example, column], -1).astype(np.int32)
+        scores = np.where(present, outputs["scores"][example, column], 0.0)
+        words = np.bincount(example, minlength=len(rows))
         self._gold.append(marks)
-        self._predicted.append(np.where(here["may_hit"][line, at], predicted, -1).astype(np.int32))
+        self._predicted.append(np.where(outputs["may_hit"][example, column], predicted, -1).astype(np.int32))
         self._words.append(words)
+        # Index -1 is the last name: "", for no prediction.
         names = np.array([*self.split.labels, ""], object)
-        cuts = np.cumsum(words)[:-1]
-        told = names[marks], names[predicted], share.astype(np.float64).round(6)
-        answers = zip(*(np.split(x, cuts) for x in told), strict=True)
+        ends = np.cumsum(words)[:-1]
+        columns = names[marks], names[predicted], scores.astype(np.float64).round(6)
         return [
             {
                 **({"labels": gold.tolist()} if self.labelled else {}),
-                "predictions": said.tolist(),
-                "scores": sure.tolist(),
+                "predictions": predictions.tolist(),
+                "scores": scores.tolist(),
             }
-            for gold, said, sure in answers
+            for gold, predictions, scores in zip(*(np.split(x, ends) for x in columns), strict=True)
         ]
 
-    def gathered(self) -> tuple[Any, Any]:
-        """(gold, predicted) of all examples in order: numbers of labels i32 [n], numbers f64 [n], or lists of tags."""
-        gold, predicted = np.concatenate(self._gold), np.concatenate(self._predicted)
-        if self.split.kind != "tag":
-            return gold, predicted
+    def _numbers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (gold, predicted) of all examples or words in order."""
+        return np.concatenate(self._gold), np.concatenate(self._predicted)
+
+    def _tag_names(self) -> tuple[Tags, Tags]:
+        """Returns (gold, predicted) as a list of tags for each example."""
         names = np.array([*self.split.labels, ""], object)
-        cuts = np.cumsum(np.concatenate(self._words))[:-1]
-        return [x.tolist() for x in np.split(names[gold], cuts)], [x.tolist() for x in np.split(names[predicted], cuts)]
+        ends = np.cumsum(np.concatenate(self._words))[:-1]
+        gold, predicted = ([x.tolist() for x in np.split(names[numbers], ends)] for numbers in self._numbers())
+        return gold, predicted
 
     def figures(self) -> dict[str, float]:
-        """The metrics of the kind of task, over all that was added."""
-        gold, predicted = self.gathered()
+        """Returns the metrics of the kind of task, over all that was added."""
         if self.split.kind == "regress":
-            return task_metrics.regressed(gold, predicted)
-        of = task_metrics.tagged if self.split.kind == "tag" else task_metrics.classified
-        return of(gold, predicted, self.split.labels)
+            return task_metrics.regressed(*self._numbers())
+        if self.split.kind == "tag":
+            return task_metrics.tagged(*self._tag_names(), self.split.labels)
+        return task_metrics.classified(*self._numbers(), self.split.labels)
 
-    def table(self) -> list[dict[str, Any]]:
-        """A row for each label: precision, recall, F1, count."""
-        return task_metrics.label_table(self.split.kind, *self.gathered(), self.split.labels)
+    def table(self) -> list[LabelRow]:
+        """Returns a row for each label: precision, recall, F1, count."""
+        if self.split.kind == "tag":
+            return task_metrics.tag_table(*self._tag_names(), self.split.labels)
+        return task_metrics.class_table(*self._numbers(), self.split.labels) if self.split.kind != "regress" else []
 
 
-def guess(store: ExampleStore, split: ExampleSplit) -> dict[str, float]:
-    """What answering the same to everything gives on a split: majority_accuracy, or mean_mse of a regression."""
+def majority_baseline(store: ExampleStore, split: ExampleSplit) -> dict[str, float]:
+    """Returns the metric of one answer to everything, training's best: majority_accuracy, or mean_mse of numbers."""
     if store.kind == "regress":
         return task_metrics.mean_guess(float(store.splits["train"].answers().mean()), split.answers())
     return task_metrics.majority(store.counts, split.answers())
 
 
-def names(kind: str, labels: tuple[str, ...]) -> list[str]:
-    """What `PredictionCollector.figures` gives for a kind of task."""
+def metric_names(kind: str, labels: tuple[str, ...]) -> list[str]:
+    """Returns the names of `PredictionCollector.figures` for a kind of task, by scoring a smallest example of it."""
     if kind == "regress":
         return list(task_metrics.regressed(np.arange(2.0), np.arange(2.0)))
     if kind == "tag":

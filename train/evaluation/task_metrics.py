@@ -1,25 +1,43 @@
 """Metrics of labelled tasks that are no sums over examples, by scikit-learn, scipy and seqeval.
 
-Those libraries are imported where they are used, since they take a second. What divides by zero is 0. Nothing to score,
-or predictions that do not fit the gold, is a ValueError.
+    precision = hits / predicted      recall = hits / gold      F1 = 2·precision·recall / (precision + recall)
+
+for one label, or for the entities of one type. A division by zero gives 0. No examples, or predictions that do not fit
+the gold, are a ValueError. The libraries are imported where they are used, since importing them takes a second.
 """
 
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 
-Tags = Sequence[Sequence[str]]  # a tag for each word of each row; "" where the model gave none
-Row = dict[str, Any]
+Tags: TypeAlias = Sequence[Sequence[str]]
+"""A tag for each word of each example; "" where the model predicted none."""
+Rates: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Precision, recall, F1 and count in gold, of each label."""
+
+
+class LabelRow(TypedDict):
+    """The rates of one label, or of one type of entities."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    count: int
 
 
 def classified(gold: np.ndarray, predicted: np.ndarray, labels: Sequence[str]) -> dict[str, float]:
-    """Numbers of labels i32 [n], a predicted -1 (none given) always wrong → accuracy, f1_macro, f1_weighted, matthews.
+    """Numbers of labels i32 [n] → accuracy, f1_macro, f1_weighted, matthews; a predicted -1, for none, is always wrong.
 
-    f1_macro is the mean over the labels that occur in gold or predicted; f1_weighted counts each as often as gold has
-    it. Where there are two labels, also f1, precision and recall of the second.
+        f1_macro     mean of F1 over the labels that occur in gold or predicted
+        f1_weighted  Σ count in gold · F1 / n
+        matthews     (TP·TN - FP·FN) / sqrt((TP+FP)(TP+FN)(TN+FP)(TN+FN)) of two labels (CoLA's metric); of more,
+                     (c·n - Σ pₖ·gₖ) / sqrt((n² - Σ pₖ²)(n² - Σ gₖ²)): c hits, pₖ predictions and gₖ golds of label k
+
+    For two labels also f1, precision and recall of the second, the positive one.
     """
     from sklearn.metrics import matthews_corrcoef
 
@@ -39,29 +57,40 @@ def classified(gold: np.ndarray, predicted: np.ndarray, labels: Sequence[str]) -
 
 
 def regressed(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Numbers f64 [n] → pearson and spearman, mse, mae. A correlation is nan where it is not defined: one example, all
-    gold or all predicted alike, or a prediction that is not finite."""
+    """Numbers f64 [n] → pearson, spearman, mse, mae.
+
+        pearson   Σ (g - mean g)(p - mean p) / sqrt(Σ (g - mean g)² · Σ (p - mean p)²)
+        spearman  pearson of the ranks, equal numbers sharing the mean of theirs
+
+    A correlation is nan if it is not defined: one example, all gold or all predicted alike, or a prediction that is not
+    finite.
+    """
     from scipy import stats
 
-    correlations: tuple[Any, Any] = stats.pearsonr, stats.spearmanr
     gold, predicted = _paired(np.asarray(gold, np.float64), np.asarray(predicted, np.float64))
     varied = all(np.isfinite(values).all() and values.min() < values.max() for values in (gold, predicted))
     with _silent(), np.errstate(all="ignore"):
-        pearson, spearman = (float(of(gold, predicted).statistic) if varied else float("nan") for of in correlations)
+        correlations = [
+            float(np.asarray(correlation(gold, predicted))[0]) if varied else float("nan")  # [1] is the p-value
+            for correlation in (stats.pearsonr, stats.spearmanr)
+        ]
         return {
-            "pearson": pearson,
-            "spearman": spearman,
+            "pearson": correlations[0],
+            "spearman": correlations[1],
             "mse": float(np.square(gold - predicted).mean()),
             "mae": float(np.abs(gold - predicted).mean()),
         }
 
 
 def tagged(gold: Tags, predicted: Tags, labels: Sequence[str] = ()) -> dict[str, float]:
-    """Rows of tags → accuracy per word and f1_macro over the tags that occur; for an entity scheme, to be seen from
-    labels and the tags themselves, also entity_precision, entity_recall and entity_f1 over whole entities.
+    """Tags of examples → accuracy per word, and f1_macro over the tags that occur.
 
-    A word without a prediction, "", is always wrong, and outside any entity. Entities are found as conlleval finds
-    them: an I- after nothing or after another type begins one.
+    If labels and tags are of an entity scheme, also CoNLL's span metrics entity_precision, entity_recall and entity_f1:
+    a predicted entity is a hit if its type, its first and its last word are those of a gold one, and hits are counted
+    over all types together (micro average). As in conlleval, an I- after nothing or after another type begins an
+    entity.
+
+    A word without a prediction, "", is always wrong, and outside any entity.
     """
     names = _names(gold, predicted, labels)
     flat_gold, flat_predicted = _fitting(numbers(gold, names), numbers(predicted, names), names)
@@ -71,44 +100,46 @@ def tagged(gold: Tags, predicted: Tags, labels: Sequence[str] = ()) -> dict[str,
         "f1_macro": _macro(flat_gold, flat_predicted, f1),
     }
     if is_entity_scheme(names):
-        precision, recall, f1, _ = _entity_rates(_chunks(gold), _chunks(predicted), average="micro")
+        precision, recall, f1, _ = _entity_rates(_known_to_seqeval(gold), _known_to_seqeval(predicted), average="micro")
         figures |= {"entity_precision": float(precision), "entity_recall": float(recall), "entity_f1": float(f1)}
     return figures
 
 
 def is_entity_scheme(labels: Sequence[str]) -> bool:
-    """Whether tags mark where entities begin and go on (IOB, BIOES, BILOU): each is O or B-, I-, E-, S-, L- or U- and a
-    type, and some is B- or I-."""
+    """Returns whether tags mark how entities begin and continue (IOB, BIOES, BILOU).
+
+    Each must be O, or B-, I-, E-, S-, L- or U- and a type, and one at least B- or I-.
+    """
     marked = [label for label in labels if label != "O"]
     fits = all(len(label) > 2 and label[0] in "BIESLU" and label[1] == "-" for label in marked)
     return fits and any(label[0] in "BI" for label in marked)
 
 
-def label_table(kind: str, gold: Any, predicted: Any, labels: Sequence[str]) -> list[Row]:
-    """What `classified` ("classify", "choice") or `tagged` ("tag") was given → {label, precision, recall, f1, count in
-    gold}, in the order of labels, then what occurs besides. An entity scheme has a row for each type. Numbers have no
-    rows."""
-    if kind == "regress":
-        return []
-    if kind != "tag":
-        return _rows(labels, *_rates(*_fitting(gold, predicted, labels), len(labels)))
+def class_table(gold: np.ndarray, predicted: np.ndarray, labels: Sequence[str]) -> list[LabelRow]:
+    """Returns a row for each label, in order; the arguments are those of `classified`."""
+    return _rows(labels, _rates(*_fitting(gold, predicted, labels), len(labels)))
+
+
+def tag_table(gold: Tags, predicted: Tags, labels: Sequence[str]) -> list[LabelRow]:
+    """Returns a row for each tag, or of an entity scheme for each type: those of labels in order, then others that
+    occur."""
     names = _names(gold, predicted, labels)
     if not is_entity_scheme(names):
-        flat_gold, flat_predicted = _fitting(numbers(gold, names), numbers(predicted, names), names)
-        return _rows(names, *_rates(flat_gold, flat_predicted, len(names)))
+        return class_table(numbers(gold, names), numbers(predicted, names), names)
     from seqeval.metrics.sequence_labeling import get_entities
 
-    chunks = _chunks(gold), _chunks(predicted)
-    found = sorted({entity[0] for rows in chunks for entity in get_entities(rows)})  # in the order of seqeval's rates
-    rows = {row["label"]: row for row in _rows(found, *_entity_rates(*chunks, average=None))}
-    nothing = {"precision": 0.0, "recall": 0.0, "f1": 0.0, "count": 0}
+    gold_tags, predicted_tags = _known_to_seqeval(gold), _known_to_seqeval(predicted)
+    # seqeval gives its rates in the sorted order of the types that occur.
+    occurring = sorted({entity[0] for tags in (gold_tags, predicted_tags) for entity in get_entities(tags)})
+    rates = _entity_rates(gold_tags, predicted_tags, average=None)
+    rows = {row["label"]: row for row in _rows(occurring, rates)}
     types = dict.fromkeys(name[2:] for name in names if name != "O")
-    return [rows.get(name) or {"label": name, **nothing} for name in types]
+    return [rows.get(name) or {"label": name, "precision": 0.0, "recall": 0.0, "f1": 0.0, "count": 0} for name in types]
 
 
 def majority(train_counts: Sequence[int], gold: np.ndarray) -> dict[str, float]:
-    """How often training has each label, and gold numbers i32 [n] → majority_accuracy, of always naming training's
-    commonest label (the first of several). Tags become numbers by `numbers`."""
+    """Training's count of each label, and gold numbers i32 [n] → majority_accuracy: of always predicting training's
+    most frequent label (the first of several). Tags become numbers by `numbers`."""
     if not len(train_counts) or not np.size(gold):
         raise ValueError("nothing to score: no labels or no examples")
     return {"majority_accuracy": float((np.asarray(gold) == int(np.argmax(train_counts))).mean())}
@@ -122,7 +153,7 @@ def mean_guess(train_mean: float, gold: np.ndarray) -> dict[str, float]:
 
 
 def numbers(rows: Tags, labels: Sequence[str]) -> np.ndarray:
-    """The tags of all rows, one after the other, as numbers of labels i32 [words]; -1 for what is none of them."""
+    """Returns the tags of all examples, concatenated, as numbers of labels i32 [words]; -1 for what is no label."""
     number = {label: i for i, label in enumerate(labels)}
     return np.array([number.get(tag, -1) for row in rows for tag in row], np.int32)
 
@@ -144,7 +175,10 @@ def _fitting(gold: np.ndarray, predicted: np.ndarray, labels: Sequence[str]) -> 
 
 
 def _names(gold: Tags, predicted: Tags, labels: Sequence[str]) -> list[str]:
-    """The labels in their order, then the other tags that occur, sorted; checks that the rows fit word by word."""
+    """Returns the labels in their order, then the other tags that occur, sorted.
+
+    Raises ValueError unless gold and predicted have the same words.
+    """
     if [len(row) for row in gold] != [len(row) for row in predicted]:
         raise ValueError("gold and predicted have not the same words: their rows differ in number or length")
     if any("" in row for row in gold):
@@ -153,8 +187,7 @@ def _names(gold: Tags, predicted: Tags, labels: Sequence[str]) -> list[str]:
     return [*labels, *sorted(occurring)]
 
 
-def _rates(gold: np.ndarray, predicted: np.ndarray, labels: int) -> tuple[np.ndarray, ...]:
-    """Precision, recall, F1 and count in gold of each label."""
+def _rates(gold: np.ndarray, predicted: np.ndarray, labels: int) -> Rates:
     from sklearn.metrics import precision_recall_fscore_support
 
     with _silent():
@@ -162,23 +195,24 @@ def _rates(gold: np.ndarray, predicted: np.ndarray, labels: int) -> tuple[np.nda
 
 
 def _macro(gold: np.ndarray, predicted: np.ndarray, f1: np.ndarray) -> float:
+    # A label that does not occur has F1 0 by definition, which says nothing about the model. -1 is no label.
     present = np.union1d(gold, predicted)
     return float(f1[present[present >= 0]].mean())
 
 
-def _entity_rates(gold: list[list[str]], predicted: list[list[str]], average: str | None) -> Any:
+def _entity_rates(gold: list[list[str]], predicted: list[list[str]], average: str | None) -> Rates:
     from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
     return precision_recall_fscore_support(gold, predicted, average=average, zero_division=0)  # type: ignore
 
 
-def _chunks(rows: Tags) -> list[list[str]]:
-    """Tags as seqeval knows them: BILOU's last and unit are its end and single."""
-    as_known = {"L": "E", "U": "S"}
-    return [[as_known.get(tag[0], tag[0]) + tag[1:] if tag else "O" for tag in row] for row in rows]
+def _known_to_seqeval(examples: Tags) -> list[list[str]]:
+    """Returns tags in seqeval's letters: BILOU's L (last) and U (unit) are its E (end) and S (single)."""
+    letters = {"L": "E", "U": "S"}
+    return [[letters.get(tag[0], tag[0]) + tag[1:] if tag else "O" for tag in tags] for tags in examples]
 
 
-def _rows(labels: Sequence[str], *rates: np.ndarray) -> list[Row]:
+def _rows(labels: Sequence[str], rates: Rates) -> list[LabelRow]:
     return [
         {"label": label, "precision": float(precision), "recall": float(recall), "f1": float(f1), "count": int(count)}
         for label, precision, recall, f1, count in zip(labels, *rates, strict=True)
@@ -187,7 +221,7 @@ def _rows(labels: Sequence[str], *rates: np.ndarray) -> list[Row]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without what the libraries say of few examples, many labels or values nearly alike."""
+    """Suppresses the libraries' warnings of few examples, many labels or values nearly alike."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

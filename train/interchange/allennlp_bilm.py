@@ -4,24 +4,27 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain, read_plain
+from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import SPECIAL, VOCABULARY, Words
 from contexture.models import elmo
 from contexture.models.config import WORD_CHARS, ElmoConfig
 from contexture.models.interchange.name_tables import bilm
-from contexture.models.interchange.renaming import NameTable, Shape, shapes_of, to_theirs
+from contexture.models.interchange.renaming import NameTable, Shape, Tree, shapes_of, to_theirs
 from contexture.models.layers.char_cnn import CHARACTERS
+from contexture.models.shapes import Params
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.interchange.imported_model import ImportedModel
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig
+from contexture.train.run_file import Imported, RunRecord
 
 logger = logging.getLogger(__name__)
 
@@ -61,19 +64,25 @@ def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> ImportedMode
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
     missing = f"the softmax over {tokenizer.size:,} words is not in such files and was initialised randomly"
-    return ImportedModel(run, tokenizer, table, sizes, tensors, missing_note=missing, provenance={"format": "bilm"})
+    return ImportedModel(
+        run, tokenizer, table, sizes, tensors, missing_note=missing, provenance=Imported(format="bilm")
+    )
 
 
-def bilm_family(folder: Path, run: Run) -> None:
+def check_bilm_family(folder: Path, run: Run) -> None:
     """Raises: ConfigError for a run of another family."""
     if not isinstance(run.model, ElmoConfig):
         raise ConfigError(f"{folder} is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe")
 
 
-def bilm_files(run: Run, params: Any, tokenizer: Any) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
-    """(options.json and vocab.txt, the tensors of weights.hdf5) of an ELMo's run."""
-    config: Any = run.model
-    tensors = to_theirs(table_of(config), {"backbone": params["backbone"]}, elmo.sizes(config))
+def bilm_files(
+    record: RunRecord, params: Params, tokenizer: Tokenizer
+) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
+    """Returns (options.json and vocab.txt, the tensors of weights.hdf5) of an ELMo's run."""
+    run, config = record.run, record.run.model
+    assert isinstance(config, ElmoConfig)
+    backbone = cast(Tree, {"backbone": params["backbone"]})
+    tensors = to_theirs(table_of(config), backbone, elmo.sizes(config))
     options = (json.dumps(_bilm_options(config), indent=1) + "\n").encode()
     logger.warning("this format holds no softmax; not exported")
     if run.data.word_splitter != "spaces":
@@ -84,10 +93,11 @@ def bilm_files(run: Run, params: Any, tokenizer: Any) -> tuple[dict[str, bytes],
     return {"options.json": options, VOCABULARY: tokenizer.files()[VOCABULARY]}, tensors
 
 
-def write_hdf5(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write_bilm_weights(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes weights.hdf5."""
     import h5py
 
-    with h5py.File(file, "w") as opened:
+    with h5py.File(folder / "weights.hdf5", "w") as opened:
         for name, tensor in tensors.items():
             opened.create_dataset(name, data=tensor.astype(np.float32))
 

@@ -26,14 +26,16 @@ from contexture.train.interchange.imported_model import (
 )  # fmt: skip
 from contexture.train.interchange.tf_checkpoint import find_prefix, open_bundle
 from contexture.train.interchange.weight_files import open_npy, read_json
+from contexture.train.run_file import Imported
 
 _GPT1_PARTS = 10
 _GPT1_HEADS = 12
 
 
-def _read_config(folder: Path, name: str, wanted: str) -> tuple[Path, dict[str, Any]]:
+def _read_config(folder: Path, name: str, expected: str) -> tuple[Path, dict[str, object]]:
+    """Returns (the file, its JSON object). expected: the files of such a folder, for the error."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give the one that holds {wanted}")
+        raise DataError(f"{folder}: no such folder; give the one that holds {expected}")
     tree = read_json(folder / name)
     if not isinstance(tree, dict):
         raise DataError(f"{folder / name}: not a JSON object; give the original's")
@@ -72,14 +74,14 @@ def open_bert_tf(
     labels = tuple(map(str, range(classes))) if task == "classify" else ()
     sizes, table = bert.sizes(config, classes), BERT_TF_FORMAT.table(parts)
     kept = checked(BERT_TF_FORMAT, names, tensors, table, sizes)
-    if passed := sum(map(BERT_TF_FORMAT.is_ignored, tensors.shapes)):
-        notes.append(f"{passed} tensors of the optimizer are passed over")
+    if ignored := sum(map(BERT_TF_FORMAT.is_ignored, tensors.shapes)):
+        notes.append(f"ignored {ignored} tensors of the optimizer")
     if act == "erf" and tree.get("hidden_act", "gelu") == "gelu":
         notes.append("gelu is taken as the one with erf, the code's until February 2019 (--gelu tanh: the later one)")
     where = Path(vocabulary) if vocabulary else folder / VOCABULARY
     tokenizer = of_kind(open_vocabulary(where, lowercase, notes), WordPiece.kind, where)
-    provenance = {"format": "bert-tf", "config": tree, "parts": tuple(parts)}
-    return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, provenance)
+    provenance = Imported(format="bert-tf", config=tree, parts=tuple(parts))
+    return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, provenance, labels)
 
 
 def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> ImportedModel:
@@ -100,8 +102,8 @@ def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> I
     kept = checked(GPT2_TF_FORMAT, names, tensors, table, sizes)
     where = Path(vocabulary) if vocabulary else folder
     tokenizer = of_kind(open_vocabulary(where, None, notes), ByteBPE.kind, where)
-    provenance = {"format": "gpt2-tf", "config": tree, "parts": ("lm",)}
-    return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, kept, (), provenance)
+    provenance = Imported(format="gpt2-tf", config=tree, parts=("lm",))
+    return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, kept, provenance)
 
 
 def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> ImportedModel:
@@ -124,18 +126,19 @@ def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> 
         "heads": _GPT1_HEADS, "norm": "post", "init": "released", "position_std": 0.02,
     })  # fmt: skip
     sizes, table = gpt.sizes(config), GPT1_NPY_FORMAT.table(("lm",))
-    rows = param_mappings(table, sizes)
-    named: dict[str, Shape] = {place.names[0]: place.their_shape for place in rows if not place.layered}
+    # The files hold numbers without names, in the order of the table: positions and tokens, then layer by layer.
+    mappings = param_mappings(table, sizes)
+    expected: dict[str, Shape] = {m.names[0]: m.their_shape for m in mappings if not m.layered}
     for layer in range(config.layers):
-        named |= {place.names[layer]: place.their_shape for place in rows if place.layered}
-    for (name, wanted), got in zip(named.items(), shapes, strict=True):
-        if tuple(got) != wanted:
-            raise DataError(f"{file}: {name} is {got}, and {list(wanted)} is wanted; give the original's")
+        expected |= {m.names[layer]: m.their_shape for m in mappings if m.layered}
+    for (name, shape), got in zip(expected.items(), shapes, strict=True):
+        if tuple(got) != shape:
+            raise DataError(f"{file}: {name} is {got}, and {list(shape)} is wanted; give the original's")
     tensors = checked(
-        GPT1_NPY_FORMAT, {name: name for name in named}, open_npy(folder, _GPT1_PARTS, named), table, sizes
+        GPT1_NPY_FORMAT, {name: name for name in expected}, open_npy(folder, _GPT1_PARTS, expected), table, sizes
     )
     where = Path(vocabulary) if vocabulary else folder
     tokenizer = of_kind(open_vocabulary(where, None, notes), Gpt1BPE.kind, where)
-    count = sum(math.prod(shape) for shape in named.values())
-    provenance = {"format": "gpt1-npy", "config": {"numbers": count}, "parts": ("lm",)}
-    return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, tensors, (), provenance)
+    count = sum(math.prod(shape) for shape in expected.values())
+    provenance = Imported(format="gpt1-npy", config={"numbers": count}, parts=("lm",))
+    return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, tensors, provenance)

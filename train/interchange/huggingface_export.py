@@ -1,7 +1,9 @@
-"""Runs as folders that transformers loads: config.json, weights and its fast tokenizer's files."""
+"""Export of runs to folders that transformers loads: config.json, weights and the files of its fast tokenizer."""
 
 import json
 import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,10 @@ from contexture.data.tokenizers.huggingface import transformers_files
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.interchange.renaming import nested, param_mappings, to_theirs
 from contexture.models.model import FAMILIES
-from contexture.models.shapes import by_path, dims_of
+from contexture.models.shapes import Params, by_path, dims_of
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.interchange.huggingface_import import BOOKS, PREFIXES, TABLE_PREFIXES
+from contexture.train.interchange.huggingface_import import FORMATS, PREFIXES, TABLE_PREFIXES
 from contexture.train.objectives import objective_of
 from contexture.train.run_file import RunRecord
 
@@ -22,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 _ACT = {"erf": "gelu", "tanh": "gelu_new", "relu": "relu"}
 _NAMES = {"bert": "Bert", "ernie": "Ernie", "gpt2": "GPT2", "openai-gpt": "OpenAIGPT"}
-# Its classes, and what each holds beside the backbone; the first of which a run has all is taken.
+# transformers' classes, and the parts that each holds beside the backbone. The first whose parts a run has is taken, so
+# classes with more parts come before those with fewer.
 _CLASSES: dict[str, tuple[tuple[str, frozenset[str]], ...]] = {
     "bert": (
         ("ForPreTraining", frozenset({"pooler", "mlm", "nsp"})),
@@ -45,51 +48,95 @@ _CLASSES: dict[str, tuple[tuple[str, frozenset[str]], ...]] = {
 }
 
 
-def hf_files(record: RunRecord, params: Any, tokenizer: Tokenizer) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
-    """(the files of a folder that transformers loads, by name; the tensors of model.safetensors).
+def hf_files(record: RunRecord, params: Params, tokenizer: Tokenizer) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
+    """Returns (the files of a folder that transformers loads, by name; the tensors of model.safetensors).
 
-    Raises: ConfigError for what it has no class for, DataError for a vocabulary that it has no tokenizer for.
+    Raises: ConfigError for a run that it has no class for, DataError for a vocabulary that it has no tokenizer for.
     """
     run, imported = record.run, record.imported
     if not isinstance(run.model, BertConfig | GptConfig):
         raise ConfigError("transformers has no ELMo; export it as bilm")
-    leaves = {path: np.asarray(x) for path, x in by_path(params).items()}
     notes: list[str] = []
     files = transformers_files(tokenizer, run.model.length, imported.special if imported else {}, notes)
     for note in notes:
         logger.warning(note)
     if imported and imported.format == "hf":
+        # A model that came from transformers goes back with its own configuration, settings unknown here included.
         kind, config, vocab = imported.config.get("model_type", "bert"), imported.config, run.model.vocab
     else:
         vocab = tokenizer.size
         kind, config = _hf_config(run, vocab, tokenizer, record.labels)
+    leaves = {path: np.asarray(x) for path, x in by_path(params).items()}
+    parts = _parts(record, leaves)
+    class_name, held = _class_of(kind, parts)
+    leaves = _exported_leaves(leaves, class_name, held, parts, vocab)
+    tensors = _tensors(record, kind, class_name, held, leaves, vocab)
+    config = {**config, "architectures": [class_name]}
+    files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    return files, tensors
+
+
+def write_hf_weights(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes model.safetensors."""
+    from safetensors.numpy import save_file
+
+    file = folder / "model.safetensors"
+    save_file(dict(tensors), file, metadata={"format": "pt"})
+    # The library lets nobody but the user read it; it gets the rights of the other files.
+    file.chmod((folder / "config.json").stat().st_mode)
+
+
+def _parts(record: RunRecord, leaves: Mapping[str, np.ndarray]) -> list[str]:
+    """Returns the parts of a run beside the backbone: those that its files held, or that its training has trained."""
+    if record.imported and record.imported.parts is not None:
+        return list(record.imported.parts)
     pooler = ["pooler"] if "backbone/pooler/bias" in leaves else []
-    known = imported.parts if imported else None
-    parts = [*objective_of(run).heads, *pooler] if known is None else list(known)
-    name, held = _class_of(kind, parts)
-    behind = sorted(path for path in leaves if _part(path) not in ("backbone", *held))
-    if lost := [path for path in behind if _part(path) in parts]:
-        logger.warning(f"{name} has no place for {', '.join(lost)}; not exported")
-    tied, biases = run.model.tied, getattr(run.model, "biases", True)
-    sizes = {**FAMILIES[type(run.model)].sizes(run.model, max(len(record.labels), 1)), "V": vocab}
+    return [*objective_of(record.run).heads, *pooler]
+
+
+def _exported_leaves(
+    leaves: Mapping[str, np.ndarray], class_name: str, held: frozenset[str], parts: list[str], vocab: int
+) -> dict[str, np.ndarray]:
+    """Returns the parameters that the class holds, without rows that stand for no token; warns of trained others."""
+    left_out = sorted(path for path in leaves if _part(path) not in ("backbone", *held))
+    if lost := [path for path in left_out if _part(path) in parts]:
+        logger.warning(f"{class_name} has no place for {', '.join(lost)}; not exported")
+    return {path: _cut(path, x, vocab) for path, x in leaves.items() if path not in left_out}
+
+
+def _tensors(
+    record: RunRecord,
+    kind: str,
+    class_name: str,
+    held: Iterable[str],
+    leaves: dict[str, np.ndarray],
+    vocab: int,
+) -> dict[str, np.ndarray]:
+    """Returns the tensors of model.safetensors by the names that the class gives them."""
+    model = record.run.model
+    sizes = {**FAMILIES[type(model)].sizes(model, max(len(record.labels), 1)), "V": vocab}
     if "span" in held or "nsp" in held:
         sizes["C"] = 2
-    table = BOOKS[kind].table(sorted(held), tied)
-    kept = {path: _cut(path, x, vocab) for path, x in leaves.items() if path not in behind}
-    if not biases:
-        kept |= {p.ours: np.zeros(p.shape, np.float32) for p in param_mappings(table, sizes) if p.ours.endswith("bias")}
+    tied = getattr(model, "tied", True)
+    table = FORMATS[kind].table(sorted(held), tied)
+    if not getattr(model, "biases", True):
+        biases = [mapping for mapping in param_mappings(table, sizes) if mapping.ours.endswith("bias")]
+        leaves = leaves | {mapping.ours: np.zeros(mapping.shape, np.float32) for mapping in biases}
         logger.info("wrote zeros for the biases that transformers' classes have and this run lacks")
     try:
-        tensors = to_theirs(table, nested(kept), sizes)
+        tensors = to_theirs(table, nested(leaves), sizes)
     except ValueError as error:
         raise ConfigError(f"transformers has no class for this run: {error}") from None
     if tied:
+        # safetensors refuses one tensor under two names; transformers ties them again when it loads.
         tensors = {name: x for name, x in tensors.items() if name not in dict(table.repeats)}
-    whole, prefix = TABLE_PREFIXES[kind], "" if name == _NAMES[kind] + "Model" else PREFIXES[kind]
-    tensors = {prefix + n.removeprefix(whole) if n.startswith(whole) else n: x for n, x in tensors.items()}
-    config = {**config, "architectures": [name]}
-    files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-    return files, tensors
+    # The table's names are those of a model with a head: a bare backbone has no prefix, and ERNIE's is its own.
+    table_prefix = TABLE_PREFIXES[kind]
+    prefix = "" if class_name == _NAMES[kind] + "Model" else PREFIXES[kind]
+    return {
+        prefix + name.removeprefix(table_prefix) if name.startswith(table_prefix) else name: x
+        for name, x in tensors.items()
+    }
 
 
 def _part(path: str) -> str:
@@ -99,13 +146,16 @@ def _part(path: str) -> str:
 
 
 def _cut(path: str, x: np.ndarray, vocab: int) -> np.ndarray:
-    """Without the rows that stand for no token."""
+    """Returns a parameter without the rows that stand for no token, which only this project's tables have."""
     dims = dims_of(path)
     return x[(slice(None),) * dims.index("V") + (slice(vocab),)] if "V" in dims else x
 
 
 def _class_of(kind: str, parts: list[str]) -> tuple[str, frozenset[str]]:
-    """(transformers' class, which of these parts it holds). Raises: ConfigError where it has none for a task's head."""
+    """Returns (transformers' class, which of these parts it holds).
+
+    Raises: ConfigError if it has none for a task's head.
+    """
     known = _CLASSES["bert" if kind == "ernie" else kind]
     suffix, held = next((suffix, held) for suffix, held in known if held <= set(parts))
     if lost := sorted(set(parts) - held - {"pooler", "mlm", "nsp", "lm"}):
@@ -118,7 +168,7 @@ def _class_of(kind: str, parts: list[str]) -> tuple[str, frozenset[str]]:
 
 
 def _hf_config(run: Run, vocab: int, tokenizer: Tokenizer, labels: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """(model_type, config.json) of a run that was trained here."""
+    """Returns (model_type, config.json) of a run that was trained here."""
     c = run.model
     task: dict[str, Any] = {}
     if labels:

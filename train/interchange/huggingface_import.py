@@ -1,4 +1,4 @@
-"""Models as transformers saves them: config.json, weights and tokenizer, read."""
+"""Import of models as transformers saves them: config.json, weights and tokenizer."""
 
 import re
 from collections.abc import Mapping
@@ -24,11 +24,12 @@ from contexture.train.interchange.imported_model import (
     typed_value,
 )  # fmt: skip
 from contexture.train.interchange.weight_files import open_folder, read_json
+from contexture.train.run_file import Imported
 
 _GELU = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh",
          "relu": "relu"}  # fmt: skip
 _AFN = {"gelu": "tanh", "relu": "relu"}
-BOOKS = {"bert": BERT_HF_FORMAT, "ernie": BERT_HF_FORMAT, "gpt2": GPT2_HF_FORMAT, "openai-gpt": GPT1_HF_FORMAT}
+FORMATS = {"bert": BERT_HF_FORMAT, "ernie": BERT_HF_FORMAT, "gpt2": GPT2_HF_FORMAT, "openai-gpt": GPT1_HF_FORMAT}
 PREFIXES = {"bert": "bert.", "ernie": "ernie.", "gpt2": "transformer.", "openai-gpt": "transformer."}
 TABLE_PREFIXES = {**PREFIXES, "ernie": PREFIXES["bert"]}
 _VOCABULARIES = {"bert": "wordpiece", "ernie": "wordpiece", "gpt2": "byte-bpe", "openai-gpt": "gpt1-bpe"}
@@ -47,30 +48,37 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, not
     if not isinstance(tree, dict):
         raise DataError(f"{file}: not a JSON object; give the model's own")
     guess = "bert" if "type_vocab_size" in tree else ""  # the first ones do not say
-    kind = lookup(file, tree, "model_type", {name: name for name in BOOKS}, guess)
-    book = BOOKS[kind]
-    config = _bert(file, tree) if book is BERT_HF_FORMAT else (_gpt2 if kind == "gpt2" else _gpt1)(file, tree, notes)
+    kind = lookup(file, tree, "model_type", {name: name for name in FORMATS}, guess)
+    checkpoint_format = FORMATS[kind]
+    config = (
+        _bert(file, tree)
+        if checkpoint_format is BERT_HF_FORMAT
+        else (_gpt2 if kind == "gpt2" else _gpt1)(file, tree, notes)
+    )
     tensors = open_folder(folder)
     names = _ours(tensors.shapes, kind, config.tied, tensors.where)
-    parts, classes = parts_of(book, names), rows_of_head(tensors.where, tensors, "classifier.weight", config.hidden)
+    parts, classes = (
+        parts_of(checkpoint_format, names),
+        rows_of_head(tensors.where, tensors, "classifier.weight", config.hidden),
+    )
     task = _task_of(file, tree, parts, classes)
-    names, parts = keep_task_head(book, names, parts, task, notes)
+    names, parts = keep_task_head(checkpoint_format, names, parts, task, notes)
     if isinstance(config, GptConfig) and task == "off" and "lm" not in parts:
         parts.append("lm")  # which has nothing of its own while it is tied
         config = build(GptConfig, file, {**vars(config), "tied": True})
     labels = _labels(file, tree, task, classes)
     sizes = FAMILIES[type(config)].sizes(config, classes if task in TASKS and task != "span" else 2)
-    table = book.table(parts, config.tied)
-    kept = checked(book, names, tensors, table, sizes)
+    table = checkpoint_format.table(parts, config.tied)
+    kept = checked(checkpoint_format, names, tensors, table, sizes)
     if kind == "gpt2" and task == "tag":
         notes.append("this head was trained without GPT-1's special tokens; fine-tune it before evaluate or predict")
-    if lowercase is not None and book is not BERT_HF_FORMAT:
+    if lowercase is not None and checkpoint_format is not BERT_HF_FORMAT:
         raise DataError(f"--lowercase is for a BERT, and {file} describes a {kind}; leave it out")
     tokenizer, special = open_published(folder, _VOCABULARIES[kind], vocabulary, lowercase, notes)
     alone = _architecture(tree) in ("GPT2Model", "OpenAIGPTModel")
     parts = [part for part in parts if part != "lm" or not alone]
-    provenance = {"format": "hf", "config": tree, "parts": tuple(parts), "special": special}
-    return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, labels, provenance)
+    provenance = Imported(format="hf", config=tree, parts=tuple(parts), special=special)
+    return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, provenance, labels)
 
 
 def _ours(shapes: Mapping[str, Any], kind: str, tied: bool, where: str) -> dict[str, str]:
@@ -107,25 +115,25 @@ def _task_of(file: Path, tree: Mapping[str, Any], parts: list[str], classes: int
     if not classes:
         return "off"
     suffixes = {"ForSequenceClassification": "classify", "ForTokenClassification": "tag", "ForMultipleChoice": "choice"}
-    found = next((kind for suffix, kind in suffixes.items() if _architecture(tree).endswith(suffix)), "")
-    if not found:
-        said = str(tree.get("architectures"))[:80]
-        raise DataError(f"{file}: architectures is {said}, and a classifier wants one of …{', …'.join(suffixes)}")
+    task = next((kind for suffix, kind in suffixes.items() if _architecture(tree).endswith(suffix)), "")
+    if not task:
+        given = str(tree.get("architectures"))[:80]
+        raise DataError(f"{file}: architectures is {given}, and a classifier wants one of …{', …'.join(suffixes)}")
     problem = lookup(file, tree, "problem_type", {"single_label_classification": "classify", "regression": "regress",
                                                   "": ""}, "")  # fmt: skip
-    if found == "choice" and classes != 1 or problem == "regress" and classes != 1:
-        raise DataError(f"{file}: its classifier has {classes} rows, and one number is what {found} reads here")
-    return (problem or ("regress" if classes == 1 else "classify")) if found == "classify" else found
+    if task == "choice" and classes != 1 or problem == "regress" and classes != 1:
+        raise DataError(f"{file}: its classifier has {classes} rows, and one number is what {task} reads here")
+    return (problem or ("regress" if classes == 1 else "classify")) if task == "classify" else task
 
 
 def _labels(file: Path, tree: Mapping[str, Any], task: str, classes: int) -> tuple[str, ...]:
     """The names of a task's classes, as many as its head has."""
     if task not in ("classify", "tag"):
         return ()
-    said = tree.get("id2label") or {}
-    if not isinstance(said, dict) or not said.keys() <= {str(number) for number in range(classes)}:
-        raise DataError(f"{file}: id2label is {str(said)[:60]}, and the classifier's {classes} classes count from 0")
-    labels = tuple(said.get(str(number), f"LABEL_{number}") for number in range(classes))
+    given = tree.get("id2label") or {}
+    if not isinstance(given, dict) or not given.keys() <= {str(number) for number in range(classes)}:
+        raise DataError(f"{file}: id2label is {str(given)[:60]}, and the classifier's {classes} classes count from 0")
+    labels = tuple(given.get(str(number), f"LABEL_{number}") for number in range(classes))
     if not all(isinstance(label, str) and label.isprintable() and label for label in labels):
         raise DataError(f"{file}: id2label holds what is no name; give each class one")
     if len(set(labels)) < classes:

@@ -1,7 +1,7 @@
 """A model of others on its way in: what every format gives, and how their JSON is read."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from contexture.models.interchange.renaming import CheckpointFormat, NameTable, 
 from contexture.train.config import Run
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig
+from contexture.train.run_file import Imported
 
 TASKS = ("classify", "regress", "tag", "choice", "span")
 
@@ -22,8 +23,11 @@ TASKS = ("classify", "regress", "tag", "choice", "span")
 class ImportedModel:
     """A run that is not written yet.
 
-    tensors: by the table's names. labels: of its task. provenance: what run.json keeps of where it comes from.
-    missing_note: how it is said that parameters are not in the files.
+    tensors       by the table's names
+    sizes         by letter
+    provenance    where the model comes from, as run.json keeps it
+    labels        of its task
+    missing_note  the warning before the list of parameters that the files lack
     """
 
     run: Run
@@ -31,8 +35,8 @@ class ImportedModel:
     table: NameTable
     sizes: Mapping[str, int]
     tensors: Tensors
+    provenance: Imported
     labels: tuple[str, ...] = ()
-    provenance: dict[str, Any] = field(default_factory=dict)
     missing_note: str = "not in these files; initialised randomly"
 
 
@@ -43,7 +47,7 @@ def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where:
     """
     if tokenizer.size > model.vocab:
         raise DataError(
-            f"{where}: the vocabulary has {tokenizer.size:,} pieces, the model {model.vocab:,} rows; give its own"
+            f"{where}: the vocabulary has {tokenizer.size:,} tokens, the model {model.vocab:,} rows; give its own"
         )
     bert, room = isinstance(model, BertConfig), getattr(model, "length", 128)
     length = room if kind != "off" else min(room, 128 if bert else 1024)
@@ -66,13 +70,17 @@ def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where:
 
 
 def checked(
-    book: CheckpointFormat, names: Mapping[str, str], tensors: Tensors, table: NameTable, sizes: Mapping[str, int]
+    checkpoint_format: CheckpointFormat,
+    names: Mapping[str, str],
+    tensors: Tensors,
+    table: NameTable,
+    sizes: Mapping[str, int],
 ) -> Tensors:
     """Those of the tensors that the table speaks of, under its names: table's name → theirs.
 
     Raises: DataError where one is missing, is in no row, or has another shape.
     """
-    kept = tensors.renamed({new: old for new, old in names.items() if not book.is_ignored(new)})
+    kept = tensors.renamed({new: old for new, old in names.items() if not checkpoint_format.is_ignored(new)})
     # before anything is made of the numbers that a configuration claims
     if sizes["N"] > len(kept.shapes):
         raise DataError(f"{tensors.where}: {len(kept.shapes)} tensors, too few for {sizes['N']:,} layers; give the "
@@ -84,19 +92,21 @@ def checked(
     return kept
 
 
-def parts_of(book: CheckpointFormat, names: Mapping[str, Any]) -> list[str]:
+def parts_of(checkpoint_format: CheckpointFormat, names: Mapping[str, Any]) -> list[str]:
     """The parts of a format, beside the backbone, that a file has a tensor of."""
-    return [part for part in book.parts if part != "backbone" and book.names(part) & names.keys()]
+    return [
+        part for part in checkpoint_format.parts if part != "backbone" and checkpoint_format.names(part) & names.keys()
+    ]
 
 
 def keep_task_head(
-    book: CheckpointFormat, names: Mapping[str, str], parts: list[str], task: str, notes: list[str]
+    checkpoint_format: CheckpointFormat, names: Mapping[str, str], parts: list[str], task: str, notes: list[str]
 ) -> tuple[dict[str, str], list[str]]:
     """(the names, the parts) of one objective: beside a task's head those of pretraining are left out, and said."""
     kept = [part for part in parts if part in (task, "pooler") or (task == "off" and part not in TASKS)]
-    theirs = set().union(*(book.names(part) for part in ("backbone", *kept)))
-    others = [part for part in parts if part not in kept and not book.names(part) <= theirs]
-    dropped = set().union(*(book.names(part) for part in others)) - theirs
+    theirs = set().union(*(checkpoint_format.names(part) for part in ("backbone", *kept)))
+    others = [part for part in parts if part not in kept and not checkpoint_format.names(part) <= theirs]
+    dropped = set().union(*(checkpoint_format.names(part) for part in others)) - theirs
     if dropped:
         notes.append(f"ignoring pretraining heads ({', '.join(others)}): the checkpoint also has a task head")
     return {name: old for name, old in names.items() if name not in dropped}, kept
@@ -120,13 +130,13 @@ def build(config: Callable[..., Any], where: Path, fields: Mapping[str, Any]) ->
 
 def typed_value(where: Path, tree: Mapping[str, Any], name: str, kind: type, usual: Any = None) -> Any:
     """A value of a JSON object, of its kind; `usual` where it is absent or null. Raises: DataError for another kind."""
-    found = tree.get(name)
-    found = usual if found is None else found
-    if kind is float and type(found) is int and abs(found) < 1 << 53:
-        found = float(found)
-    if type(found) is not kind:
-        raise DataError(f"{where}: {name} is {str(found)[:60]!r}, not of kind {kind.__name__}; give the model's own")
-    return found
+    value = tree.get(name)
+    value = usual if value is None else value
+    if kind is float and type(value) is int and abs(value) < 1 << 53:
+        value = float(value)
+    if type(value) is not kind:
+        raise DataError(f"{where}: {name} is {str(value)[:60]!r}, not of kind {kind.__name__}; give the model's own")
+    return value
 
 
 def lookup(where: Path, tree: Mapping[str, Any], name: str, known: Mapping[str, Any], usual: str) -> Any:

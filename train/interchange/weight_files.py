@@ -22,13 +22,19 @@ from contexture.models.interchange.renaming import Shape
 Array = np.ndarray
 _FLOATS = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 _SAFE = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
-_MOST_ITEMS = 1 << 48
+_MAX_ITEMS = 1 << 48
 _WHOLE = "give files that were written whole"
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """Of one model. kinds: numpy's name of each tensor's dtype. load: the numbers of one, as they lie there."""
+    """The tensors of one model.
+
+    where   the file or folder, for messages
+    shapes  by name
+    kinds   numpy's name of each tensor's dtype
+    load    returns the numbers of one tensor in the dtype of the file
+    """
 
     where: str
     shapes: Mapping[str, Shape]
@@ -44,13 +50,13 @@ class Tensors:
                 f"{self.where}: the tensor {name} is of kind {self.kinds[name]}, not one of {', '.join(_FLOATS)}; give "
                 "weights in one of them"
             )
-        found = self.load(name)
+        stored = self.load(name)
         with np.errstate(over="ignore"):
-            tensor = found.astype(np.float32, copy=False)
+            tensor = stored.astype(np.float32, copy=False)
         if not np.isfinite(tensor).all():
             raise DataError(f"{self.where}: the tensor {name} holds what is no number in float32; {_WHOLE}")
-        if found.dtype == np.float64 and found.size:
-            self.lost[name] = float(np.abs(found - tensor).max() / max(float(np.abs(found).max()), 1e-300))
+        if stored.dtype == np.float64 and stored.size:
+            self.lost[name] = float(np.abs(stored - tensor).max() / max(float(np.abs(stored).max()), 1e-300))
         return tensor
 
     def renamed(self, names: Mapping[str, str]) -> "Tensors":
@@ -247,4 +253,4 @@ def open_npy(folder: Path, parts: int, names: Mapping[str, Shape]) -> Tensors:
 
 def fits_in(shape: Shape, item: int, size: int) -> bool:
     """Whether an array of this shape takes exactly `size` bytes; no number is too large to be asked."""
-    return all(0 <= n < _MOST_ITEMS for n in shape) and math.prod(shape) * item == size
+    return all(0 <= n < _MAX_ITEMS for n in shape) and math.prod(shape) * item == size

@@ -1,4 +1,4 @@
-"""The text or the examples of a run, and its tokenizer: found where an earlier start has left them, else made."""
+"""The text or the examples of a run, and its tokenizer: opened if an earlier start has left them, else made."""
 
 import contextlib
 import logging
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 def open_data(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, Shards | ExampleStore]:
-    """The run's tokenizer and tokenised text or examples, made now where they are not there yet. `cancel` may raise to
-    stop it.
+    """Returns the run's tokenizer and its tokenised text or examples, making what does not exist yet.
 
-    Raises DataError for text or vocabulary that are not what they should be, ConfigError where they do not fit the run.
+    `cancel` may raise to stop it. Raises DataError for damaged or missing text or vocabulary, ConfigError for those
+    that do not fit the run.
     """
     return (_open_shards if run.task.kind == "off" else _open_examples)(run, directory, cancel)
 
@@ -42,82 +42,103 @@ def _open_examples(run: Run, directory: Path, cancel: CancelToken) -> tuple[Toke
         raise ConfigError("data.path is text to pretrain on; give a task's examples as --task.train and --task.dev")
     if not run.task.train:
         raise ConfigError("task.train is empty; give the examples to learn from: --task.train FILE")
-    here = directory / "data"
-    if here.exists():
-        store = ExampleStore.open(here)
+    folder = directory / "data"
+    if folder.exists():
+        store = ExampleStore.open(folder)
         if changed := store.sources_changed(run.task):
             raise ConfigError(f"{directory}: {changed}; put it back, or give another --dir")
         tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
     else:
         tokenizer = _tokenizer(run, directory, cancel)
         check_tokenizer(run, tokenizer)
-        store = encode(run.task, tokenizer, here, cancel)
+        store = encode(run.task, tokenizer, folder, cancel)
     if store.index["tokenizer"] != tokenizer.fingerprint:
-        raise ConfigError(f"{here} was encoded with another vocabulary than {directory / 'tokenizer'}; put it back")
+        raise ConfigError(f"{folder} was encoded with another vocabulary than {directory / 'tokenizer'}; put it back")
     return tokenizer, store
 
 
 def _open_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, Shards]:
-    prepared = _prepared_folder(run)
-    here = directory / "data"
+    shards, tokenizer = _resolve_shards(run, directory, cancel)
+    started = (directory / "tokenizer").exists()
+    check_stream(run, shards)
+    if not started:
+        check_tokenizer_kind(run, tokenizer.kind)
+    check_agreement(run, shards, tokenizer)
+    # Text that was prepared elsewhere brings its tokenizer. The run keeps a copy, and can predict without that folder.
+    if not started or _prepared_folder(run) is not None:
+        _keep_tokenizer(tokenizer, directory)
+    return tokenizer, shards
+
+
+def _resolve_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Shards, Tokenizer]:
+    """Returns the tokenised text and its tokenizer: of `contexture prepare`, of an earlier start, or made now."""
+    prepared, own = _prepared_folder(run), directory / "data"
     if prepared is not None:
         if run.data.dev or run.data.dev_fraction:
             raise ConfigError(
                 f"{prepared} was prepared with what it holds out; leave data.dev and data.dev-fraction out"
             )
         shards = Shards.open(prepared)
-        tokenizer = shards.tokenizer
-    elif here.exists():
-        shards = Shards.open(here)
+        return shards, shards.tokenizer
+    if own.exists():
+        shards = Shards.open(own)
         if changed := shards.sources_changed(run.data):
             raise ConfigError(f"{directory}: {changed}; put the text back, or give another --dir")
-        tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
-    else:
-        sources = expand(run.data.path, "data.path")
-        expand(run.data.dev, "data.dev") if run.data.dev else None  # refused before a vocabulary is learned
-        tokenizer = _tokenizer(run, directory, cancel)
-        check_tokenizer(run, tokenizer)
-        logger.info(f"tokenising {len(sources)} source(s) into {here}")
-        shards = prepare(run.data, tokenizer, here, lambda done, total: cancel.check(), stream=run.stream)
+        return shards, load_tokenizer(directory / "tokenizer", run.data.lowercase)
+    sources = expand(run.data.path, "data.path")
+    expand(run.data.dev, "data.dev") if run.data.dev else None  # refused before a vocabulary is learned
+    tokenizer = _tokenizer(run, directory, cancel)
+    check_tokenizer(run, tokenizer)
+    logger.info(f"tokenising {len(sources)} source(s) into {own}")
+    return prepare(run.data, tokenizer, own, lambda done, total: cancel.check(), stream=run.stream), tokenizer
+
+
+def check_stream(run: Run, shards: Shards) -> None:
+    """Raises ConfigError if the text was prepared for another family of models."""
     if shards.stream != run.stream:
         family = next(name for name, stream in STREAMS.items() if stream == shards.stream)
         raise ConfigError(
             f"{shards.folder} was prepared for the family {family}, and this model is of {run.family}; "
             f"prepare the text again: contexture prepare {run.family}.tiny --input F… --to DIR"
         )
-    if not (directory / "tokenizer").exists():
-        check_tokenizer_kind(run, tokenizer.kind)
-    asked = run.data
-    given = load_tokenizer(asked.tokenizer, asked.lowercase, asked.word_splitter) if asked.tokenizer else tokenizer
-    if given.fingerprint != tokenizer.fingerprint:
-        raise ConfigError(f"the text was tokenised with another vocabulary than {run.data.tokenizer}; leave it out")
-    lowercase = tokenizer.lowercase if isinstance(tokenizer, WordPiece) else asked.lowercase
-    split = tokenizer.split if isinstance(tokenizer, Words) else asked.word_splitter
+
+
+def check_agreement(run: Run, shards: Shards, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError if the run asks for another vocabulary, or another preparation, than the text has.
+
+    The options of preparation have no effect on text that is prepared already: one that says otherwise is refused,
+    not ignored.
+    """
+    config = run.data
+    if config.tokenizer:
+        given = load_tokenizer(config.tokenizer, config.lowercase, config.word_splitter)
+        if given.fingerprint != tokenizer.fingerprint:
+            raise ConfigError(f"the text was tokenised with another vocabulary than {config.tokenizer}; leave it out")
+    # A vocabulary that has no such property agrees with any option.
+    lowercase = tokenizer.lowercase if isinstance(tokenizer, WordPiece) else config.lowercase
+    splitter = tokenizer.split if isinstance(tokenizer, Words) else config.word_splitter
     sentences = ("split_sentences", shards.index["split_sentences"])
     of_stream = {"sentence_pairs": sentences, "windows": ("documents", shards.documents), "lanes": sentences}
-    for name, was in (("lowercase", lowercase), ("word_splitter", split), of_stream[shards.stream]):
-        if getattr(run.data, name) != was:
+    for name, was in (("lowercase", lowercase), ("word_splitter", splitter), of_stream[shards.stream]):
+        if getattr(config, name) != was:
             raise ConfigError(f"the text was prepared with {flag('data.' + name)} {was}; give the same")
     check_tokenizer(run, tokenizer)
-    if prepared is not None or not (directory / "tokenizer").exists():
-        _keep_tokenizer(tokenizer, directory)
-    return tokenizer, shards
 
 
 def open_shards(directory: Path, run: Run) -> Shards:
-    """The tokenised text that a run was trained on. Raises DataError where it is gone."""
+    """Returns the tokenised text that a run was trained on. Raises DataError if it does not exist any more."""
     return Shards.open(_prepared_folder(run) or directory / "data")
 
 
 def check_text(run: Run, directory: Path) -> None:
-    """Raises DataError where a new run, whose folder is not made yet, would find no text."""
+    """Raises DataError if a new run, whose folder is not made yet, would find no text."""
     if run.task.kind == "off" and not (directory / "run.json").exists() and _prepared_folder(run) is None:
         expand(run.data.path, "data.path")
         expand(run.data.dev, "data.dev") if run.data.dev else None
 
 
 def _prepared_folder(run: Run) -> Path | None:
-    """The folder of `contexture prepare` that data.path names, or None."""
+    """Returns the folder of `contexture prepare` that data.path names, or None."""
     if not run.data.path:
         raise ConfigError("data.path is empty; give the text to train on: --data.path FILE… or a folder")
     first = Path(run.data.path[0])
@@ -154,8 +175,12 @@ def _tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokenizer:
 
 
 def _keep_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Saves the run's vocabulary. One that a stopped start has left, and with which nothing was tokenised, is moved
-    aside where it is another."""
+    """Saves the run's vocabulary.
+
+    A different one, which a stopped start has left and nothing was trained with, is moved aside. Raises ConfigError if
+    the run was trained with a different one.
+    """
+    # The same vocabulary may be saved again; another one in its place is a DataError.
     with contextlib.suppress(DataError):
         tokenizer.save(directory / "tokenizer")
         return
@@ -171,7 +196,7 @@ def _keep_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def read_tokenizer(folder: Path, record: RunRecord) -> Tokenizer:
-    """A run's tokenizer. Raises ConfigError where nothing was trained, or with another tokenizer."""
+    """Returns a run's tokenizer. Raises ConfigError if nothing was trained, or with another tokenizer."""
     if not record.tokenizer:
         raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
     tokenizer = load_tokenizer(folder / "tokenizer", record.run.data.lowercase)

@@ -1,4 +1,4 @@
-"""How a command ends: what an error says to the user in one line, and the exit code that scripts rely on."""
+"""How a command ends: the line that an error shows to the user, and the exit code that scripts rely on."""
 
 import resource
 

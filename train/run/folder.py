@@ -1,5 +1,6 @@
-"""A run's folder: taken by one process at a time, described by run.json, with its tokenizer and its data."""
+"""A run's folder: locked by one process at a time, described by run.json."""
 
+import dataclasses
 import fcntl
 import logging
 import os
@@ -9,7 +10,7 @@ import secrets
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import is_bucket, move_aside, partial_of, remove_partials
@@ -25,17 +26,20 @@ logger = logging.getLogger(__name__)
 
 
 def lock_run_dir(directory: Path) -> IO[str]:
-    """Make the folder and hold it, so that no second run writes into it. Keep what is returned for as long as it runs.
+    """Makes the folder and locks it, so that no second run writes into it.
 
-    Raises ConfigError where another process holds it, CheckpointError where it cannot be written.
+    The lock lasts as long as the file that is returned is open. Raises ConfigError if another process holds it, or if
+    the folder is no run's, CheckpointError if it cannot be written.
     """
     if is_bucket(directory):
         raise ConfigError(f"dir={directory}: buckets are not supported yet; give a folder on a disk of this machine")
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file; give a folder as --dir")
+    # A link to a disk that is not mounted: a new run would start in its place.
     saved = directory / "checkpoints"
     if saved.is_symlink() and not saved.exists():
         raise ConfigError(f"{saved} is a link to {os.readlink(saved)}, which is not there; mount that disk first")
+    # A folder without run.json may hold what a start that was killed has left; anything else is somebody's files.
     if directory.is_dir() and not (directory / "run.json").exists():
         present = [entry.name for entry in directory.iterdir()]
         others = sorted(name for name in present if name != "lock" and partial_of(name) not in _WRITTEN)
@@ -51,6 +55,7 @@ def lock_run_dir(directory: Path) -> IO[str]:
         lock = open(directory / "lock", "a+", encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be written: {error.strerror}; give another --dir") from None
+    # flock is released by the system when the process ends, however it ends: no lock can outlive its run.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -58,6 +63,7 @@ def lock_run_dir(directory: Path) -> IO[str]:
         holder = lock.readline().strip() or "another process"
         lock.close()
         raise ConfigError(f"{directory} is in use by {holder}; wait for it, or give another --dir") from None
+    # The holder, for the message above, and a token by which the job's other processes recognise the folder.
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {platform.node()}\n{secrets.token_hex(16)}\n")
     lock.flush()
@@ -66,13 +72,13 @@ def lock_run_dir(directory: Path) -> IO[str]:
 
 
 def _is_lock(file: Path) -> bool:
-    """Whether `lock_run_dir` wrote this file: it is empty, or names a process."""
+    """Returns whether `lock_run_dir` wrote this file: it is empty, or names a process."""
     with open(file, "rb") as opened:
         return opened.read(8) in (b"", b"process ")
 
 
 def token(directory: Path) -> str:
-    """What the process that holds the folder wrote into it: processes that read the same see the same folder."""
+    """Returns the token that the holder wrote into the folder: processes that read the same see the same folder."""
     try:
         return (directory / "lock").read_text("utf-8").partition("\n")[2].strip()
     except OSError:
@@ -80,28 +86,29 @@ def token(directory: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What made a run: Python and the libraries that its numbers may depend on."""
-    found = {"python": platform.python_version()}
+    """Returns the versions of Python and of the libraries that a run's numbers may depend on."""
+    versions = {"python": platform.python_version()}
     libraries = "jax jaxlib flax optax orbax-checkpoint grain tokenizers sentencepiece ftfy numpy"
     for name in ("contexture", *libraries.split()):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 _OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "tensorboard", "loss.png", "evaluations"]
+"""What a run keeps in its folder beside run.json and the lock."""
 _WRITTEN = ["run.json", *_OF_A_RUN]
 
 
 def open_or_create(run: Run, directory: Path) -> RunRecord | None:
-    """The record of the run that was started here, or None where it is new; then writes its run.json.
+    """Returns the record of the run that was started here; for a new run writes run.json and returns None.
 
-    Other settings than those of run.json are refused once there is a checkpoint, naming the field; before that, all
-    that the folder holds is moved aside and the run starts over. Nothing is ever deleted. What a start that was stopped
-    has left (a vocabulary, tokenised text) is used where the settings are the same: text and vocabulary are checked
-    against their digests when they are opened, and a checkpoint's identity against both.
+    Settings other than those of run.json are refused once there is a checkpoint. Before that, all that the folder holds
+    is moved aside and the run starts over: nothing is ever deleted. With the same settings, the vocabulary and the
+    tokenised text of a start that was stopped are used again. They are checked against their digests when they are
+    opened, and a checkpoint's fingerprint against both.
 
     Raises ConfigError.
     """
@@ -116,6 +123,7 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
             )
         run = run_file.with_data_facts(run, words=old.words, pair=old.pair)
     changes = run_file.difference(run, existing) if existing is not None else {}
+    # 0 follows the length: two runs may differ in the option and not in the number.
     if existing is not None and "data.max_predictions" in changes:
         new, was = run_file.predictions_of(run), run_file.predictions_of(existing)
         changes["data.max_predictions"] = (new, was)
@@ -140,6 +148,8 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
             f"{directory} holds a run with {flag(fixed[0])} {was}, not {new}; "
             f"give {flag(fixed[0])} {was}, or another --dir"
         )
+    # Until data exists, nothing depends on the length. Steps of one run and epochs of another are compared later, when
+    # epochs are steps: check_not_shortened.
     for name in ("steps", "epochs") if old and old.data else ():
         if 0 < getattr(run, name) < getattr(existing, name):
             raise ConfigError(
@@ -153,28 +163,28 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
 
 
 def check_not_shortened(run: Run, directory: Path, old: RunRecord | None, examples_per_epoch: int) -> None:
-    """Raises ConfigError where the run, its epochs in steps, is shorter than the existing one or its newest step."""
-    steps = run_file.resolve_schedule(run, examples_per_epoch).steps
+    """Raises ConfigError if the run, its epochs in steps, ends before the existing one or its newest checkpoint."""
+    length = run_file.resolve_schedule(run, examples_per_epoch).steps
     if old and old.data:
         existing = run_file.resolve_schedule(old.run, examples_per_epoch).steps
-        if steps < existing:
+        if length < existing:
             raise ConfigError(
-                f"{directory} holds a run of {existing} steps, not {steps}; a run can only be made longer"
+                f"{directory} holds a run of {existing} steps, not {length}; a run can only be made longer"
             )
-    found = (entry.name for entry in (directory / "checkpoints").glob("[0-9]*"))
-    there = max((int(name) for name in found if re.fullmatch("[0-9]+", name)), default=0)
-    if there > steps:
-        raise ConfigError(f"{directory} is at step {there} already, beyond --steps {steps}")
+    newest = max(steps(directory / "checkpoints"), default=0)
+    if newest > length:
+        raise ConfigError(f"{directory} is at step {newest} already, beyond --steps {length}")
 
 
 def flag(name: str) -> str:
+    """Returns the option of a field: "data.batch" → "--data.batch"."""
     return "--" + name.replace("_", "-")
 
 
 def write_run_json(
     directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | ExampleStore, old: RunRecord | None
 ) -> None:
-    """Write run.json. Raises ConfigError where tokenizer or data are not those that the run was started with."""
+    """Writes run.json. Raises ConfigError if tokenizer or data are not those that the run was started with."""
     for name, now in (("tokenizer", tokenizer.fingerprint), ("data", data.fingerprint)):
         was = getattr(old, name, "")
         if was not in ("", now):
@@ -182,16 +192,16 @@ def write_run_json(
                 f"{directory}: the {name} is not the one that this run was started with "
                 f"(fingerprint {now[:12]}, was {was[:12]}); put it back, or give another --dir"
             )
-    facts: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint}
+    record = RunRecord(run=run, versions=versions(), tokenizer=tokenizer.fingerprint, data=data.fingerprint)
     if isinstance(data, ExampleStore):
-        facts |= {"labels": data.labels, "counts": data.counts, "pair": data.pair}
+        record = dataclasses.replace(record, labels=data.labels, counts=data.counts, pair=data.pair)
     if isinstance(run.model, ElmoConfig):
-        facts["words"] = tokenizer.size
-    run_file.write(directory, RunRecord(run=run, versions=versions(), **facts))
+        record = dataclasses.replace(record, words=tokenizer.size)
+    run_file.write(directory, record)
 
 
 def make_folder(folder: Path, option: str) -> None:
-    """Raises ConfigError where a file stands in the way, or nothing may be written."""
+    """Makes a folder for output. Raises ConfigError if a file is in the way, or nothing may be written."""
     if is_bucket(folder):
         raise ConfigError(f"{option} {folder}: buckets are not supported yet; give a folder on a disk of this machine")
     try:
@@ -205,7 +215,7 @@ def make_folder(folder: Path, option: str) -> None:
 
 
 def steps(directory: Path) -> list[int]:
-    """The steps that lie in a checkpoint folder, oldest first, good or not."""
+    """Returns the steps of a folder's checkpoints, good or damaged, oldest first."""
     if not directory.is_dir():
         return []
     folders = (entry.name for entry in directory.iterdir() if entry.is_dir())

@@ -31,7 +31,7 @@ def check_limits() -> None:
             f"too many open files would be needed: this process may have {hard} (ulimit -n); "
             f"allow {LEAST_OPEN_FILES} at least"
         )
-    wanted = _ENOUGH_FILES if hard < 0 else min(hard, _ENOUGH_FILES)
-    if 0 <= soft < wanted:
+    enough = _ENOUGH_FILES if hard < 0 else min(hard, _ENOUGH_FILES)
+    if 0 <= soft < enough:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))

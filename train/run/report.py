@@ -1,7 +1,7 @@
-"""What a run tells: metrics.jsonl, TensorBoard, the loss curve, and lines or a progress bar on stderr.
+"""The report of a run: metrics.jsonl, TensorBoard, the loss curve, and lines or a progress bar on stderr.
 
-`metrics.jsonl` holds each step exactly once: a line is written when the step's checkpoint interval is safe on disk,
-and lines beyond the restored step are cut off when a run goes on.
+`metrics.jsonl` holds each step exactly once: a line is written when the checkpoint that it needs is on disk, and lines
+beyond the restored step are removed when a run resumes.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -23,11 +24,14 @@ from contexture.data.visible import visible
 from contexture.train.run.console import console
 
 logger = logging.getLogger(__name__)
-Record = dict[str, Any]
+Figure: TypeAlias = int | float | str | None
+"""A number as JSON holds it; None for one that is not finite."""
+Record: TypeAlias = dict[str, Any]
+"""A line of metrics.jsonl: `step` (int), `split` (str), and figures by their names (float, int or None)."""
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """The records of a metrics.jsonl, in order, one at a time; a line torn by a crash or damaged is left out."""
+    """Yields the records of a metrics.jsonl in order; a line torn by a crash or damaged is left out."""
     for line in _lines(path):
         if (record := _parsed(line)) is not None:
             yield record
@@ -40,7 +44,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _parsed(line: bytes) -> Record | None:
-    """A record, or None where the line is torn or damaged."""
+    """Returns the record of a line, or None if it is torn or damaged."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -49,14 +53,14 @@ def _parsed(line: bytes) -> Record | None:
     return record if whole else None
 
 
-def plain(value: Any) -> Any:
-    """A figure as JSON has it: integers whole, floats in full precision, null for what is not finite."""
-    number = value if isinstance(value, str) else value.item() if hasattr(value, "item") else value
+def plain(value: Figure | np.ndarray | np.generic) -> Figure:
+    """Returns a figure as JSON holds it: integers whole, floats in full precision, None if it is not finite."""
+    number = value.item() if isinstance(value, np.ndarray | np.generic) else value
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
 class Report:
-    """What one run reports. Only process 0 logs and writes; the others are silent."""
+    """The report of one run. Only process 0 logs and writes; the others are silent."""
 
     def __init__(self, directory: Path, *, steps: int, speaks: bool, tensorboard: bool) -> None:
         self.directory, self.steps, self.speaks = directory, steps, speaks
@@ -71,7 +75,7 @@ class Report:
         self._shown = 0.0
 
     def table(self, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-        """A table on stderr."""
+        """Prints a table on stderr."""
         heads = map(visible, columns)
         table = Table(*heads, title=Text(visible(title)), title_justify="left", box=None, pad_edge=False)
         for row in rows:
@@ -79,11 +83,11 @@ class Report:
         self.console.print(table)
 
     def start(self, step: int, interval: int, evaluated: bool = True) -> None:
-        """Continue after `step` updates: records beyond it are cut off, since their steps will be done again; and its
-        evaluation's, where it is to be `evaluated` still.
+        """Continues after `step` updates: removes later records, whose steps will be done again.
 
-        A killed run leaves records of at most `interval` steps beyond its checkpoint. Where there are later ones (the
-        checkpoints were lost or damaged), or where lines are damaged, the old file is kept beside the new one.
+        If the step is not `evaluated`, the record of its evaluation goes too. A killed run leaves records of at most
+        `interval` steps beyond its checkpoint. If there are later ones (the checkpoints were lost or damaged), or
+        damaged lines, the old file is kept beside the new one.
         """
         if not self.speaks:
             return
@@ -162,7 +166,7 @@ class Report:
             self._bar = None
         for open_file in (self._events, self._file):
             if open_file is not None:
-                with contextlib.suppress(OSError):  # a full disk has been said by then
+                with contextlib.suppress(OSError):  # a full disk was reported when it was written to
                     open_file.close()
         self._events = self._file = None
 

@@ -1,11 +1,12 @@
 """How fast a run trains: tokens per second, and how much of the chip's peak (MFU) that is."""
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from contexture.models.model import FAMILIES
 from contexture.train.config import Run
 from contexture.train.objectives import batch_sizes
+from contexture.train.run.report import Record
 
 # Dense bf16 peak of one jax device in FLOP/s, without sparsity, by its exact device_kind (the vendors' data sheets; of
 # a V100, which has no bf16, float16). A device of TPU v2 and v3 is a core, half of a chip; one of v7x is one of two
@@ -44,57 +45,74 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """The device's dense bf16 peak in FLOP/s; None for a kind that is not in the table (a CPU, or a chip of other
-    speed under a similar name)."""
+    """Returns the device's dense bf16 peak in FLOP/s; None for a kind that is not in the table.
+
+    Kinds are compared whole: a chip of another speed may have a similar name.
+    """
     return PEAK_FLOPS.get(device_kind)
 
 
-def unknown_peak(device: Any) -> str:
-    """A line for an accelerator whose peak is not known, so that nobody waits for its utilisation; else ""."""
+class Device(Protocol):
+    """The facts that are read of a jax device."""
+
+    @property
+    def platform(self) -> str: ...
+    @property
+    def device_kind(self) -> str: ...
+
+
+def unknown_peak(device: Device) -> str:
+    """Returns a warning for an accelerator whose peak is not known, and that has no mfu therefore; else ""."""
     if device.platform == "cpu" or peak_flops(device.device_kind) is not None:
         return ""
     return f"the peak FLOP/s of {device.device_kind!r} is not known: there will be no mfu"
 
 
 def activation_floats(run: Run) -> float:
-    """About how many numbers a training step works on at once beside its parameters."""
+    """Returns about how many numbers a training step holds at once beside its parameters."""
     return FAMILIES[type(run.model)].activation_floats(
         run.model, batch_sizes(run, run.data.batch // run.optim.accumulate)
     )
 
 
 class ThroughputMeter:
-    """Turns fetched figures into records, with speed and time left."""
+    """Turns the fetched metrics of steps into records, with speed and time left."""
 
     def __init__(self, run: Run, devices: int, device_kind: str, start: int) -> None:
         self._steps = run.steps
-        self._then, self._step = time.perf_counter(), start
+        self._last_time, self._last_step = time.perf_counter(), start
         self._compiled = False
         self._data = run.data
         peak = peak_flops(device_kind)
         flops = FAMILIES[type(run.model)].training_flops(run.model, batch_sizes(run, 1))
-        self._share = flops / (peak * devices) if peak else None
+        # Of one sequence: the fraction of a second that all devices need for it at their peak.
+        self._peak_seconds = flops / (peak * devices) if peak else None
 
     def reset(self) -> None:
-        """What was done since the last records was no training."""
-        self._then = time.perf_counter()
+        """Leaves the time since the last records out of the next speed: it was not spent on training."""
+        self._last_time = time.perf_counter()
 
-    def records(self, steps: list[int], fetched: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """One record a step: `step`, `split`, its figures, tokens_per_second (padding counted), mfu."""
+    def records(self, steps: list[int], fetched: list[dict[str, Any]]) -> list[Record]:
+        """Returns one record for each step: `step`, `split`, its metrics, tokens_per_second (padding counted), mfu.
+
+        Steps run ahead of the host, so single steps cannot be timed: all get the mean speed since the last records.
+        """
         if not steps:
             return []
         now, last = time.perf_counter(), steps[-1]
-        seconds = (now - self._then) / max(last - self._step, 1)
-        lines = (self._data.examples_before(last) - self._data.examples_before(self._step)) / max(last - self._step, 1)
-        speed: dict[str, Any] = {}
-        if self._compiled:  # the first stretch holds the compilation
+        count = max(last - self._last_step, 1)
+        seconds = (now - self._last_time) / count
+        # A mean too: the batch may grow (data.ramp-from).
+        sequences = (self._data.examples_before(last) - self._data.examples_before(self._last_step)) / count
+        speed: dict[str, float] = {}
+        if self._compiled:  # the first records include the compilation
             speed = {
-                "tokens_per_second": lines * self._data.length / seconds,
+                "tokens_per_second": sequences * self._data.length / seconds,
                 "seconds_left": seconds * (self._steps - last),
             }
-            if self._share is not None:
-                speed["mfu"] = lines * self._share / seconds
-        self._then, self._step, self._compiled = now, last, True
+            if self._peak_seconds is not None:
+                speed["mfu"] = sequences * self._peak_seconds / seconds
+        self._last_time, self._last_step, self._compiled = now, last, True
         return [
             {"step": step, "split": "train", **figures, **speed} for step, figures in zip(steps, fetched, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""A run's vocabulary: learned on its text, and held against what its model reads."""
+"""A run's vocabulary: learned on its text, and checked against its model."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,8 +22,11 @@ def learn(
     documents: str = "files",
     split: str = "spaces",
 ) -> Tokenizer:
-    """A vocabulary of at most `size` pieces, learned on these files: WordPiece and words on their lines, the other
-    kinds on their documents with all line ends. `cancel` may raise to stop it."""
+    """Returns a vocabulary of at most `size` tokens, learned on these files.
+
+    WordPiece and words are learned on lines, the other kinds on whole documents: line ends are tokens too. `cancel` may
+    raise to stop it.
+    """
 
     def checked() -> Iterator[str]:
         for text in texts(files) if kind in (WordPiece.kind, Words.kind) else whole_texts(files, documents):
@@ -36,11 +39,11 @@ def learn(
 
 
 def check_tokenizer(run: Run, tokenizer: Tokenizer) -> None:
-    """Raises ConfigError where the model has fewer rows than the vocabulary has pieces, or reads another kind."""
-    _fits_kind(run, tokenizer.kind)
+    """Raises ConfigError if the model has fewer rows than the vocabulary has tokens, or reads another kind."""
+    _check_kind(run, tokenizer.kind)
     if tokenizer.size > run.model.vocab:
         raise ConfigError(
-            f"the vocabulary has {tokenizer.size} pieces, more than model.vocab={run.model.vocab}; "
+            f"the vocabulary has {tokenizer.size} tokens, more than model.vocab={run.model.vocab}; "
             f"give --model.vocab {tokenizer.size} or another --data.tokenizer"
         )
     if isinstance(tokenizer, Words) and tokenizer.split != run.data.word_splitter:
@@ -50,7 +53,7 @@ def check_tokenizer(run: Run, tokenizer: Tokenizer) -> None:
         )
 
 
-def _fits_kind(run: Run, kind: str) -> None:
+def _check_kind(run: Run, kind: str) -> None:
     if isinstance(run.model, BertConfig) and kind != WordPiece.kind:
         raise ConfigError(
             f"bert reads a vocabulary of kind wordpiece, with [MASK] and its like, and this one is {kind}; "
@@ -64,9 +67,11 @@ def _fits_kind(run: Run, kind: str) -> None:
 
 
 def check_tokenizer_kind(run: Run, kind: str) -> None:
-    """Raises ConfigError where nothing new is to be begun on a vocabulary of this kind: the model reads another one, or
-    could never be fine-tuned on it."""
-    _fits_kind(run, kind)
+    """Raises ConfigError for a vocabulary that no new run should start with.
+
+    The model reads another kind, or could never be fine-tuned with it.
+    """
+    _check_kind(run, kind)
     if isinstance(run.model, GptConfig) and kind in (WordPiece.kind, Words.kind):
         raise ConfigError(
             f"gpt cannot be fine-tuned on a vocabulary of kind {kind}, to which no tokens are added; learn another "

@@ -21,7 +21,7 @@ from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.char_level import Characters
 from contexture.train import mesh as meshes
 from contexture.train.evaluation.predict import Predictor, predict_file
-from contexture.train.evaluation.predictions import PredictionCollector, guess
+from contexture.train.evaluation.predictions import PredictionCollector, majority_baseline
 from contexture.train.options import MeshConfig
 from tests.data.tasks.test_gpt_layout import GPT, LETTERS, batch_of
 from tests.helpers import tfds_sets
@@ -279,7 +279,7 @@ def test_answers_to_choices_are_scored_by_example(tmp_path):
     ]
     assert answers.figures()["accuracy"] == pytest.approx(2 / 3)
     assert [(row["label"], row["count"]) for row in answers.table()] == [("one", 1), ("two", 2)]
-    assert guess(store, split) == {"majority_accuracy": pytest.approx(2 / 3)}
+    assert majority_baseline(store, split) == {"majority_accuracy": pytest.approx(2 / 3)}
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def predictor() -> Predictor:
     """One that never was trained: the longer an alternative, the more it is worth."""
     made = object.__new__(Predictor)
     made.run = SimpleNamespace(task=CHOICE, family="gpt", data=GPT, model=SimpleNamespace(length=16))  # type: ignore[assignment]
-    made.labels, made.pair, made.tokenizer, made.cut = ("0", "1"), True, LETTERS, 0
+    made.labels, made.pair, made.tokenizer, made.truncated = ("0", "1"), True, LETTERS, 0
     made.mesh = meshes.build(MeshConfig())
     made.folder, made.batch = Path("run"), meshes.round_up_to_devices(made.mesh, 3)
     made.loaded = SimpleNamespace(params={}, step=7)  # type: ignore[assignment]

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from contexture.train import mesh as meshes
-from contexture.train.checkpoints.manager import Checkpoints, best_step, digests, rank_of, read_meta, restore
+from contexture.train.checkpoints.digests import digests
+from contexture.train.checkpoints.manager import Checkpoints, best_step, rank_of, read_meta, restore
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.options import MeshConfig, SaveConfig
 from contexture.train.run.folder import steps

@@ -20,7 +20,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.evaluation import task_metrics
 from contexture.train.evaluation.best import Best, unigram_baseline, value_to_minimise
 from contexture.train.evaluation.evaluate import measured
-from contexture.train.evaluation.predictions import names
+from contexture.train.evaluation.predictions import metric_names
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
 from contexture.train.run.throughput import PEAK_FLOPS, ThroughputMeter, peak_flops, unknown_peak
 
@@ -66,7 +66,7 @@ def measured_by(run: Run) -> set[str]:
         lambda params: objective.sums(model.apply({"params": params}, batch, mutable=["carry"])[0], batch), params
     )
     no_store: Any = None  # read by the objective of held-out text alone
-    of_task = names(run.objective, labels) if labels or run.objective == "regress" else []
+    of_task = metric_names(run.objective, labels) if labels or run.objective == "regress" else []
     return {*trained, *measured(model, objective, run, params, no_store), *of_task}
 
 

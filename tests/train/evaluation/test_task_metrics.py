@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.train.evaluation.task_metrics import (
+    class_table,
     classified,
     is_entity_scheme,
-    label_table,
     majority,
     mean_guess,
     numbers,
     regressed,
+    tag_table,
     tagged,
 )
 
@@ -82,7 +83,7 @@ def test_classified_is_the_count_by_hand(case):
         wanted["precision"], wanted["recall"], wanted["f1"] = rates.get(1, (0.0, 0.0, 0.0, 0))[:3]
     arrays = np.array(gold, np.int32), np.array(predicted, np.int32)
     near(classified(*arrays, labels), wanted)
-    table = label_table("classify", *arrays, labels)
+    table = class_table(*arrays, labels)
     assert [row.pop("label") for row in table] == labels
     for i, row in enumerate(table):
         assert type(row["count"]) is int
@@ -165,7 +166,7 @@ def test_tagged_is_the_count_by_hand(case):
     gold, predicted = case
     rates, wanted = words_by_hand(gold, predicted)
     near(tagged(gold, predicted), wanted)
-    table = label_table("tag", gold, predicted, ["VERB", "NOUN"])
+    table = tag_table(gold, predicted, ["VERB", "NOUN"])
     assert [row["label"] for row in table] == ["VERB", "NOUN", *sorted(rates.keys() - {"VERB", "NOUN"})]
     for row in table:
         assert tuple(row.values())[1:] == pytest.approx(rates.get(row["label"], (0.0, 0.0, 0.0, 0)), abs=1e-9)
@@ -184,7 +185,7 @@ def test_entities_are_those_of_conlleval(case):
     wanted["entity_precision"], wanted["entity_recall"] = share(len(hits), len(said)), share(len(hits), len(asked))
     wanted["entity_f1"] = share(2 * len(hits), len(said) + len(asked))
     near(tagged(gold, predicted, IOB), wanted)
-    table = label_table("tag", gold, predicted, IOB)
+    table = tag_table(gold, predicted, IOB)
     assert [row["label"] for row in table] == ["PER", "the-place"]
     for row in table:
         hit, all_said, all_asked = (sum(span[0] == row["label"] for span in spans) for spans in (hits, said, asked))
@@ -220,7 +221,7 @@ def test_entity_schemes_are_told_from_other_tags():
 def test_a_scheme_without_entities_scores_nothing():
     figures = tagged([["O", "O"]], [["O", ""]], IOB)
     assert figures["accuracy"] == 0.5 and figures["entity_f1"] == 0.0
-    assert [row["count"] for row in label_table("tag", [["O"]], [["O"]], IOB)] == [0, 0]
+    assert [row["count"] for row in tag_table([["O"]], [["O"]], IOB)] == [0, 0]
 
 
 def test_baselines_say_one_thing_always():
@@ -232,7 +233,7 @@ def test_baselines_say_one_thing_always():
 def test_many_labels_in_few_examples_do_not_warn():
     gold = np.arange(30, dtype=np.int32)
     assert classified(gold, gold, [str(i) for i in gold])["accuracy"] == 1.0
-    assert all(row["f1"] == 1.0 for row in label_table("classify", gold, gold, [str(i) for i in gold]))
+    assert all(row["f1"] == 1.0 for row in class_table(gold, gold, [str(i) for i in gold]))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""Digests of arrays: one word for each, which changes with any of its numbers."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from contexture.models.shapes import path_of
+from contexture.train.mesh import replicated
+
+_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
+"""Bytes of an element → the type that its bits are read as; 8 bytes are two words."""
+_BLOCK = 1 << 20
+"""Elements that the host digests at once."""
+
+
+def _digest_one(x: jax.Array) -> jax.Array:
+    """Σ (bits ^ bits >> 15) · (hash of the index | 1) mod 2^32: it changes with any element's value or place.
+
+    A sum has no order, so the digest is the same however the array is sharded, and each device digests its own part.
+    An odd factor is invertible mod 2^32: no change of a single element is lost.
+    """
+    x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
+    b = jax.lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize]).astype(jnp.uint32)
+    # The row-major index of each element, computed from its coordinates, mixed by Knuth's multiplicative hash.
+    place = jnp.zeros((1,) * b.ndim, jnp.uint32)
+    for axis in range(b.ndim):
+        place = place * jnp.uint32(b.shape[axis]) + jax.lax.broadcasted_iota(jnp.uint32, b.shape, axis)
+    place = place * jnp.uint32(2654435761) + jnp.uint32(1)
+    return jnp.sum((b ^ (b >> 15)) * (place | 1), dtype=jnp.uint32)
+
+
+@functools.cache
+def _examine(mesh: Mesh) -> Callable[[list[jax.Array]], jax.Array]:
+    """Returns a jitted function: arrays → u32 [arrays, 2], the digest of each, and 1 if all its numbers are finite."""
+
+    def one(x: jax.Array) -> jax.Array:
+        finite = jnp.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.floating) else jnp.bool_(True)
+        return jnp.stack([_digest_one(x), finite.astype(jnp.uint32)])
+
+    return jax.jit(lambda leaves: jnp.stack([one(x) for x in leaves]), out_shardings=replicated(mesh))
+
+
+def digests(tree: object, mesh: Mesh) -> tuple[dict[str, int], list[str]]:
+    """Returns (path → digest of every array of a tree, the paths of those with numbers that are not finite).
+
+    Each device examines the part of an array that it holds; only the results leave it.
+    """
+    paths, leaves = zip(*jax.tree_util.tree_flatten_with_path(tree)[0], strict=True)
+    results = np.asarray(jax.device_get(_examine(mesh)(list(leaves))))
+    words = {path_of(path): int(word) for path, (word, _) in zip(paths, results, strict=True)}
+    return words, [path_of(path) for path, (_, finite) in zip(paths, results, strict=True) if not finite]
+
+
+def host_digest(x: np.ndarray) -> int:
+    """Returns the same digest of an array of 4-byte numbers, computed on the host, a block at a time."""
+    flat = np.ascontiguousarray(x).reshape(-1).view(np.uint32)
+    total = 0
+    for start in range(0, flat.size, _BLOCK):
+        bits = flat[start : start + _BLOCK]
+        place = (np.arange(start, start + bits.size, dtype=np.uint64) & 0xFFFFFFFF).astype(np.uint32)
+        place = place * np.uint32(2654435761) + np.uint32(1)
+        total += int(((bits ^ (bits >> 15)) * (place | 1)).sum(dtype=np.uint64))
+    return total & 0xFFFFFFFF

@@ -1,0 +1,190 @@
+"""The examples that an evaluation reads: held-out text of a pretraining; a task's own splits, or labelled files."""
+
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from contexture.data.batches import HeldOut, open_held_out
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.config import TaskConfig
+from contexture.data.pretraining.shards import Shards
+from contexture.data.storage import partial_beside
+from contexture.data.tasks.batches import HeldOutTask, class_weights
+from contexture.data.tasks.encode_examples import check_batch, encode
+from contexture.data.tasks.example_store import ExampleSplit, ExampleStore
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.word_level import word_tokenizer
+from contexture.train import mesh as meshes
+from contexture.train.distributed import processes
+from contexture.train.errors import ConfigError
+from contexture.train.evaluation.best import unigram_baseline
+from contexture.train.evaluation.predictions import majority_baseline
+from contexture.train.evaluation.request import EvaluationRequest
+from contexture.train.run.data import open_shards, read_tokenizer
+from contexture.train.run.folder import make_folder
+from contexture.train.run_file import RunRecord
+
+HeldOutData: TypeAlias = tuple[HeldOut, Shards | ExampleStore | None]
+"""The held-out batches, and what the run was trained on, or None if that is not there any more."""
+_LABELS = {"next": "next_weights", "next_backward": "next_weights_backward", "labels": "slot_weights"}
+"""Batch fields of tokens to predict, of any pretraining → their weights."""
+
+
+def open_request(
+    folder: Path, record: RunRecord, request: EvaluationRequest, mesh: Mesh, cancel: CancelToken
+) -> AbstractContextManager[HeldOutData]:
+    """Returns the held-out examples that a request asks for, to be used in a `with`.
+
+    Raises ConfigError for a request that does not fit the run, DataError for the user's files.
+    """
+    _check_request(folder, record, request)
+    # The lanes of an ELMo are sequences that carry text. How many there are must not depend on the number of devices.
+    lanes = request.batch or record.run.evaluate.batch or record.run.data.batch
+    batch = meshes.round_up_to_devices(mesh, lanes)
+    if record.run.task.kind == "off":
+        return nullcontext(_held_out_text(folder, record, batch, lanes, cancel))
+    return _held_out_task(folder, record, request, batch, cancel)
+
+
+def _check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -> None:
+    """Raises ConfigError or DataError for a request that does not fit the run, before anything is opened."""
+    run = record.run
+    if request.batch:
+        check_batch(request.batch)
+    if run.objective == "span":
+        raise ConfigError(f"{folder} answers questions out of texts, which is no task here yet; export it, or embed")
+    if run.task.kind == "off":
+        if request.files or request.split != "dev":
+            raise ConfigError(f"{folder} is a pretraining: it has its own held-out text (--split dev) and no task")
+        if not run.data.path:
+            raise ConfigError(f"{folder} was imported and holds no text; tune it to some: pretrain --init {folder} …")
+        return
+    if request.files and request.split == "train":
+        raise ConfigError("--split train and --task.dev both say what to look at; give one of them")
+    if request.split == "test" and not request.files and not run.task.test:
+        raise ConfigError(f"{folder} was trained without --task.test; give the file as --task.dev F")
+
+
+def _held_out_text(folder: Path, record: RunRecord, batch: int, lanes: int, cancel: CancelToken) -> HeldOutData:
+    run = record.run
+    shards = open_shards(folder, run)
+    shards.verify(cancel)
+    if shards.fingerprint != record.data:
+        raise ConfigError(f"{shards.folder} is not the text that {folder} was trained with; put it back")
+    tokenizer = read_tokenizer(folder, record)
+    held_out = open_held_out(shards, tokenizer, run.data, run.task, run.family, batch, lanes, cancel)
+    if held_out is None:
+        raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
+    return held_out, shards
+
+
+@contextmanager
+def _held_out_task(
+    folder: Path, record: RunRecord, request: EvaluationRequest, batch: int, cancel: CancelToken
+) -> Iterator[HeldOutData]:
+    run, tokenizer = record.run, read_tokenizer(folder, record)
+    store = _open_store(folder, record, cancel)
+
+    def held_out(split: ExampleSplit, labels: tuple[str, ...]) -> HeldOut:
+        # The loss weighs each label as in training, by training's counts.
+        weights = class_weights(run.task, labels, record.counts)
+        return HeldOutTask(split, tokenizer, run.data, batch, weights, family=run.family)
+
+    if files := request.files or (run.task.test if request.split == "test" else ()):
+        task = dataclasses.replace(run.task, train=(), dev=files, test=(), dev_fraction=0.0)
+        with _encoded(task, tokenizer, record, request, folder, cancel) as other:
+            yield held_out(other.splits["dev"], record.labels or other.labels), store
+        return
+    split = store.splits[request.split] if store is not None else None
+    if split is None or not split.examples:
+        raise ConfigError(f"{folder} holds no {request.split} examples; give a file: --task.dev F")
+    yield held_out(split, record.labels), store
+
+
+def _open_store(folder: Path, record: RunRecord, cancel: CancelToken) -> ExampleStore | None:
+    """Returns the examples that the run was trained on; None if it has none, as an imported run."""
+    if not (folder / "data").is_dir():
+        return None
+    store = ExampleStore.open(folder / "data")
+    store.verify(cancel)
+    if store.fingerprint != record.data:
+        raise ConfigError(f"{store.folder} is not the data that {folder} was trained with; put it back")
+    return store
+
+
+@contextmanager
+def _encoded(
+    task: TaskConfig,
+    tokenizer: Tokenizer,
+    record: RunRecord,
+    request: EvaluationRequest,
+    folder: Path,
+    cancel: CancelToken,
+) -> Iterator[ExampleStore]:
+    """Encodes other files with the run's labels, for as long as they are evaluated."""
+    with _temporary_folder(request, folder) as encoded:
+        # One process encodes, the others wait for it.
+        if jax.process_index() == 0:
+            encode(task, tokenizer, encoded, cancel, record.labels, record.pair)
+            processes.publish("encoded", "")
+        else:
+            processes.wait_for("encoded")
+        yield ExampleStore.open(encoded)
+
+
+@contextmanager
+def _temporary_folder(request: EvaluationRequest, folder: Path) -> Iterator[Path]:
+    """A folder to be made, which is removed afterwards; for several processes, one that all of them see."""
+    if jax.process_count() == 1:
+        with tempfile.TemporaryDirectory(prefix="contexture-") as temporary:
+            yield Path(temporary) / "encoded"
+        return
+    # /tmp is each machine's own. The results' folder is shared, as it must be for the results.
+    if jax.process_index() == 0:
+        shared = partial_beside(Path(os.path.realpath(request.to or folder / "evaluations")) / "encoded")
+        make_folder(shared.parent, "--to")
+        processes.publish("folder of encoded examples", str(shared))
+    else:
+        shared = Path(processes.wait_for("folder of encoded examples"))
+    try:
+        yield shared
+    finally:
+        if jax.process_index() == 0:
+            shutil.rmtree(shared, ignore_errors=True)
+
+
+def baseline(held_out: HeldOut, store: Shards | ExampleStore, cancel: CancelToken = NEVER) -> dict[str, float]:
+    """Returns the metrics of guessing by the training data's frequencies alone, without a model.
+
+    `cancel` may raise to stop the counting.
+    """
+    if isinstance(store, ExampleStore):
+        assert isinstance(held_out, HeldOutTask)
+        return majority_baseline(store, held_out.split)
+    return _text_baseline(held_out, store, cancel)
+
+
+def _text_baseline(held_out: HeldOut, shards: Shards, cancel: CancelToken) -> dict[str, float]:
+    # How often each token is to be predicted, over all held-out batches.
+    counts_V = np.zeros(shards.vocabulary, np.int64)
+    for step in range(held_out.steps):
+        cancel.check()
+        batch = held_out.read(step)
+        for labels in _LABELS.keys() & held_out.fields.keys():
+            predicted = batch[labels][batch[_LABELS[labels]] > 0]
+            counts_V += np.bincount(predicted, minlength=shards.vocabulary)
+    if shards.stream == "lanes":
+        # Read backwards, a sentence ends with its <S>. Training text is counted forwards alone: as its </S>.
+        words = word_tokenizer(shards.tokenizer)
+        counts_V[words.end] += counts_V[words.begin]
+        counts_V[words.begin] = 0
+    return unigram_baseline(shards.unigrams(), counts_V)
