@@ -73,7 +73,7 @@ def open_published(
         tokenizer = _byte_pairs(source, kind, whole, added)
     named = {name: token.get("content") if isinstance(token, dict) else token for name, token in settings.items()
              if name.endswith("_token")}  # fmt: skip
-    special: Special = {name: token for name, token in named.items() if isinstance(token, str)}
+    special = {name: token for name, token in named.items() if isinstance(token, str)}
     usual = {*special.values(), *wordpiece.SPECIAL, END, "<unk>"}
     more = [token["content"] for token in added if token.get("special", True) and token["content"] not in usual]
     return tokenizer, {**special, **({_MORE: more} if more else {})}

@@ -206,7 +206,7 @@ def read_hdf5(file: Path, wanted: Mapping[str, Shape], table: NameTable) -> Tens
     """The tensors of a file; each is looked at before any is read. Links are not followed, nor is what lies in another
     file.
 
-    Raises: DataError where one is missing, there is one more, or one has another shape, kind, or numbers that are none.
+    Raises: DataError if one is missing, there is one more, or one has another shape, kind, or numbers that are none.
     """
     import h5py
 

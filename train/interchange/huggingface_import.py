@@ -37,7 +37,7 @@ _HEADS = ("cls.", "classifier.", "qa_outputs.", "lm_head.", "score.", "multiple_
 
 
 def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, notes: list[str]) -> ImportedModel:
-    """A folder that transformers saved, of a BERT, an ERNIE 1.0, a GPT-1 or a GPT-2, with or without a head.
+    """Opens a folder that transformers saved, of a BERT, an ERNIE 1.0, a GPT-1 or a GPT-2, with or without a head.
 
     Raises: DataError for what is missing, damaged, or not known here.
     """
@@ -82,7 +82,10 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, not
 
 
 def _ours(shapes: Mapping[str, Any], kind: str, tied: bool, where: str) -> dict[str, str]:
-    """The table's name of each tensor → its name in the file: names of old releases, of a backbone saved alone."""
+    """Returns the table's name of each tensor → its name in the file.
+
+    Names differ in old releases, and in a backbone that was saved alone.
+    """
     names: dict[str, str] = {}
     prefix, whole = PREFIXES[kind], TABLE_PREFIXES[kind]
     for name in shapes:
@@ -127,7 +130,7 @@ def _task_of(file: Path, tree: Mapping[str, Any], parts: list[str], classes: int
 
 
 def _labels(file: Path, tree: Mapping[str, Any], task: str, classes: int) -> tuple[str, ...]:
-    """The names of a task's classes, as many as its head has."""
+    """Returns the names of a task's classes, as many as its head has."""
     if task not in ("classify", "tag"):
         return ()
     given = tree.get("id2label") or {}

@@ -1,4 +1,4 @@
-"""A model of others on its way in: what every format gives, and how their JSON is read."""
+"""A published model on its way to a run: what every importer returns, and how JSON is read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,9 +41,9 @@ class ImportedModel:
 
 
 def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where: Path) -> Run:
-    """A run of a published transformer at step 0. kind: of its task, `off` for a language model, `span`.
+    """Returns the run of a published transformer at step 0. kind: of its task, `off` for a language model, `span`.
 
-    Raises: DataError where they do not fit together.
+    Raises: DataError if they do not fit together.
     """
     if tokenizer.size > model.vocab:
         raise DataError(
@@ -76,9 +76,9 @@ def checked(
     table: NameTable,
     sizes: Mapping[str, int],
 ) -> Tensors:
-    """Those of the tensors that the table speaks of, under its names: table's name → theirs.
+    """Returns the tensors of a table under its names. names: the table's name → the file's.
 
-    Raises: DataError where one is missing, is in no row, or has another shape.
+    Raises: DataError if one is missing, is in no row, or has another shape.
     """
     kept = tensors.renamed({new: old for new, old in names.items() if not checkpoint_format.is_ignored(new)})
     # before anything is made of the numbers that a configuration claims
@@ -93,7 +93,7 @@ def checked(
 
 
 def parts_of(checkpoint_format: CheckpointFormat, names: Mapping[str, Any]) -> list[str]:
-    """The parts of a format, beside the backbone, that a file has a tensor of."""
+    """Returns the parts of a format, beside the backbone, that a file has a tensor of."""
     return [
         part for part in checkpoint_format.parts if part != "backbone" and checkpoint_format.names(part) & names.keys()
     ]
@@ -102,7 +102,8 @@ def parts_of(checkpoint_format: CheckpointFormat, names: Mapping[str, Any]) -> l
 def keep_task_head(
     checkpoint_format: CheckpointFormat, names: Mapping[str, str], parts: list[str], task: str, notes: list[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """(the names, the parts) of one objective: beside a task's head those of pretraining are left out, and said."""
+    """Returns (the names, the parts) of one objective: beside a task's head, heads of pretraining are left out with a
+    note."""
     kept = [part for part in parts if part in (task, "pooler") or (task == "off" and part not in TASKS)]
     theirs = set().union(*(checkpoint_format.names(part) for part in ("backbone", *kept)))
     others = [part for part in parts if part not in kept and not checkpoint_format.names(part) <= theirs]
@@ -113,7 +114,7 @@ def keep_task_head(
 
 
 def rows_of_head(where: str, tensors: Tensors, name: str, hidden: int) -> int:
-    """How many classes a head of [classes, hidden] has; 0 where there is none. Raises: DataError for another shape."""
+    """Returns how many classes a head of [classes, hidden] has; 0 without one. Raises: DataError for another shape."""
     shape = tuple(tensors.shapes.get(name, ()))
     if name in tensors.shapes and (len(shape) != 2 or shape[1] != hidden or shape[0] < 1):
         raise DataError(f"{where}: {name} is {list(shape)}, and CD = [classes, {hidden}] is wanted")
@@ -121,7 +122,7 @@ def rows_of_head(where: str, tensors: Tensors, name: str, hidden: int) -> int:
 
 
 def build(config: Callable[..., Any], where: Path, fields: Mapping[str, Any]) -> Any:
-    """A model's configuration. Raises: DataError for values that it refuses."""
+    """Returns a model's configuration. Raises: DataError for values that it refuses."""
     try:
         return config(**fields)
     except (ValueError, OverflowError) as error:
@@ -129,7 +130,7 @@ def build(config: Callable[..., Any], where: Path, fields: Mapping[str, Any]) ->
 
 
 def typed_value(where: Path, tree: Mapping[str, Any], name: str, kind: type, usual: Any = None) -> Any:
-    """A value of a JSON object, of its kind; `usual` where it is absent or null. Raises: DataError for another kind."""
+    """Returns a value of a JSON object; `usual` if it is absent or null. Raises: DataError for another kind."""
     value = tree.get(name)
     value = usual if value is None else value
     if kind is float and type(value) is int and abs(value) < 1 << 53:
@@ -140,7 +141,7 @@ def typed_value(where: Path, tree: Mapping[str, Any], name: str, kind: type, usu
 
 
 def lookup(where: Path, tree: Mapping[str, Any], name: str, known: Mapping[str, Any], usual: str) -> Any:
-    """What a word of a JSON object stands for. Raises: DataError for a word that is not known."""
+    """Returns the meaning of a word of a JSON object. Raises: DataError for a word that is not known."""
     word = tree.get(name) or usual
     if not isinstance(word, str) or word not in known:
         words = ", ".join(filter(None, known))
@@ -149,7 +150,7 @@ def lookup(where: Path, tree: Mapping[str, Any], name: str, known: Mapping[str, 
 
 
 def require_settings(where: Path, tree: Mapping[str, Any], **allowed: Any) -> None:
-    """Raises: DataError where a setting is another than the one that is known here."""
+    """Raises: DataError if a setting is another than the one that is known here."""
     for name, only in allowed.items():
         if tree.get(name, only) not in (only, None):
             raise DataError(f"{where}: {name} is {str(tree[name])[:60]!r}, and only {only!r} is known here")

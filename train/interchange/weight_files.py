@@ -44,7 +44,7 @@ class Tensors:
     """The tensors that were cut to float32, and by how much of their greatest number at most."""
 
     def read(self, name: str) -> Array:
-        """A tensor in float32. Raises: DataError where it is of no kind of floats, or holds what is no number."""
+        """Returns a tensor in float32. Raises: DataError for other kinds of numbers, and for NaN or infinity."""
         if self.kinds[name] not in _FLOATS:
             raise DataError(
                 f"{self.where}: the tensor {name} is of kind {self.kinds[name]}, not one of {', '.join(_FLOATS)}; give "
@@ -60,7 +60,7 @@ class Tensors:
         return tensor
 
     def renamed(self, names: Mapping[str, str]) -> "Tensors":
-        """Those named, under other names: new → old."""
+        """Returns some of the tensors under other names. names: new → old."""
         return Tensors(
             self.where,
             {new: self.shapes[old] for new, old in names.items()},
@@ -70,7 +70,7 @@ class Tensors:
         )
 
     def note(self) -> str:
-        """What became of the numbers, where they are not float32 in the file; else empty."""
+        """Returns a note about the conversion of numbers that are not float32 in the file; else ""."""
         kinds = sorted(set(self.kinds.values()) - {"float32"})
         if not kinds:
             return ""
@@ -82,7 +82,7 @@ class Tensors:
 
 @contextmanager
 def _damage(file: Path, what: str) -> Iterator[None]:
-    """What readers raise for damaged files as one line."""
+    """Turns the errors that readers raise for damaged files into a DataError of one line."""
     try:
         yield
     except (DataError, KeyboardInterrupt, SystemExit):
@@ -96,9 +96,9 @@ def _damage(file: Path, what: str) -> Iterator[None]:
 
 
 def open_folder(folder: Path) -> Tensors:
-    """The weights of a folder of transformers: safetensors, whole or in parts, else torch's pickles.
+    """Opens the weights of a folder of transformers: safetensors, in one file or several, else torch's pickles.
 
-    Raises: DataError where there are none, or they are damaged.
+    Raises: DataError if there are none, or they are damaged.
     """
     for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickles)):
         if (folder / name).is_file():
@@ -125,7 +125,7 @@ def _in_parts(index: Path, read: Callable[[list[Path], str], Tensors]) -> Tensor
 
 
 def read_json(file: Path) -> Any:
-    """Raises: DataError for what is no JSON."""
+    """Returns the JSON value of a file. Raises: DataError for a damaged file."""
     try:
         return json.loads(read_plain(file).decode("utf-8-sig"))
     except DataError:
@@ -138,7 +138,7 @@ def read_json(file: Path) -> Any:
 
 def _together(where: str, files: list[Path], found: Mapping[Path, Mapping[str, tuple[Shape, str]]],
               load: Callable[[Path, str], Array]) -> Tensors:  # fmt: skip
-    """The tensors of several files, each of which is in one of them."""
+    """Returns the tensors of several files as one. Raises: DataError for a name that is in two files."""
     place: dict[str, Path] = {}
     for file in files:
         for name in found[file]:
@@ -154,7 +154,7 @@ def _together(where: str, files: list[Path], found: Mapping[Path, Mapping[str, t
 
 
 def _safetensors(files: list[Path], where: str) -> Tensors:
-    """Each tensor is read from its file alone, which is not mapped into memory."""
+    """Opens safetensors. Each tensor is read from its file alone; files are not mapped into memory."""
     import ml_dtypes  # noqa: F401  (bfloat16 for numpy)
     from safetensors import safe_open
 
@@ -184,7 +184,7 @@ def _pickles(files: list[Path], where: str) -> Tensors:
         ) from None
 
     def opened(file: Path) -> Mapping[str, Any]:
-        with warnings.catch_warnings(action="ignore"):  # what is wrong is said by what is raised
+        with warnings.catch_warnings(action="ignore"):  # errors are raised, and reported by _damage
             return torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
 
     whole: dict[Path, Mapping[str, Any]] = {}  # the files of old, which cannot be mapped into memory
@@ -217,9 +217,9 @@ def _is_zip(file: Path) -> bool:
 
 
 def open_npy(folder: Path, parts: int, names: Mapping[str, Shape]) -> Tensors:
-    """Numbers that lie one behind the other in params_0.npy … of a folder, cut into tensors of these shapes, in order.
+    """Opens numbers that are concatenated in params_0.npy … of a folder, as tensors of these shapes, in order.
 
-    Raises: DataError where a part is missing or damaged, or they hold more or fewer numbers.
+    Raises: DataError if a part is missing or damaged, or they hold more or fewer numbers.
     """
     files = [folder / f"params_{number}.npy" for number in range(parts)]
     flat: list[Array] = []
@@ -252,5 +252,5 @@ def open_npy(folder: Path, parts: int, names: Mapping[str, Shape]) -> Tensors:
 
 
 def fits_in(shape: Shape, item: int, size: int) -> bool:
-    """Whether an array of this shape takes exactly `size` bytes; no number is too large to be asked."""
+    """Returns whether an array of this shape takes exactly `size` bytes, also for shapes of absurd numbers."""
     return all(0 <= n < _MAX_ITEMS for n in shape) and math.prod(shape) * item == size

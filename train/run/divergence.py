@@ -1,4 +1,4 @@
-"""Whether training has made a model worse than a guess: its first losses against its last ones."""
+"""Divergence: whether training has made a model worse than a guess, by its first and its last losses."""
 
 import math
 from collections import deque
@@ -14,7 +14,7 @@ make the squared errors of small batches differ much: a regression may be ten ti
 
 
 def uniform_loss(run: Run, classes: int) -> float:
-    """The loss in nats of a model that gives every answer the same probability, at least."""
+    """Returns the loss in nats of a model that gives every class the same probability; of a task, a lower bound."""
     words = math.log(run.model.vocab)
     lm = {"mlm_nsp": words + math.log(2), "lm": words, "bilm": 2 * words}
     if run.objective in lm:
@@ -23,7 +23,7 @@ def uniform_loss(run: Run, classes: int) -> float:
 
 
 def diverged_loss(records: Iterable[dict[str, Any]], guess: float, far: float = FAR) -> tuple[float, float] | None:
-    """(loss of the first step, mean loss of the last ten) where training has made the model useless; else None.
+    """Returns (loss of the first step, mean loss of the last ten) if training has made the model useless; else None.
 
     guess: the loss of a uniform guess, or of a regression the variance of its labels. The first step's loss comes
     before any update. The last mean has diverged where it is `far` times the first loss and `far` times the guess. A

@@ -33,8 +33,10 @@ def exit_of(error: BaseException) -> tuple[int, str]:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Whether the host's memory was too little, in the words of Python, of its loader, or of C++; where the address
-    space is limited, also an import that failed."""
+    """Returns whether the host had too little memory, by the messages of Python, of its loader, or of C++.
+
+    If the address space is limited, an import that failed counts too.
+    """
     text = str(error)
     words = ("Cannot allocate memory", "cannot allocate memory", "failed to map segment", "bad_alloc", "new thread")
     limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY

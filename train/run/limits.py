@@ -12,7 +12,7 @@ _ENOUGH_FILES = 1 << 16
 
 
 def check_address_space() -> None:
-    """Raises MemoryError where the address space is too small for jax to begin."""
+    """Raises MemoryError if the address space is too small for jax to begin."""
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= space < LEAST_ADDRESS_SPACE:
         raise MemoryError(
@@ -22,7 +22,7 @@ def check_address_space() -> None:
 
 
 def check_limits() -> None:
-    """Raises MemoryError or OSError where address space or file descriptors are too few to begin; takes the
+    """Raises MemoryError or OSError if address space or file descriptors are too few to begin; takes the
     descriptors that the system would give when asked."""
     check_address_space()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -8,7 +8,7 @@ from contexture.train.run.report import Record
 
 
 def draw_loss(records: Iterable[Record], path: Path, baseline: float | None = None) -> None:
-    """The loss curve as a PNG: every step's loss faint, their running mean, held-out loss, the unigram line."""
+    """Draws the loss curve as a PNG: each step's loss faint, their running mean, the held-out loss, the baseline."""
     curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for record in records:
         for name in ("mlm_loss", "loss"):

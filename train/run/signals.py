@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: noted, answered between two steps, so that nothing is lost. Needs no jax to be listening."""
+"""SIGTERM and Ctrl-C: noted, and answered between two steps, so that nothing is lost. Needs no jax."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ NAME = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop, and what it did until then is safe. No `except Exception` takes it for a failure."""
+    """The run was asked to stop, and its work until then is saved. No `except Exception` takes it for a failure."""
 
     def __init__(self, number: int, state: str) -> None:
         super().__init__(f"{NAME[signal.Signals(number)]}: {state}")
@@ -20,13 +20,15 @@ class Interrupted(BaseException):
 
 
 class Signals(CancelToken):
-    """Listens from creation to close. A signal is only noted: raised anywhere, it would break into imports and reads.
-    Before training, `check` raises it between two pieces of work; while training, `stop` tells of it between two steps
-    and between two batches of an evaluation.
-    A second signal that is Ctrl-C ends the process."""
+    """Listens for signals from creation to close.
+
+    A signal is only noted: raised anywhere, it would break into imports and reads. Before training, `check` raises it
+    between two pieces of work. While training, `stop` returns it between two steps, and between two batches of an
+    evaluation. A second signal that is Ctrl-C ends the process.
+    """
 
     def __init__(self, state: str = "stopped before training resumed; the same command resumes from there") -> None:
-        """state: what is true when `check` stops the work."""
+        """state: the end of the message when `check` stops the work."""
         self.state = state
         self.received = 0
         self._together = False
@@ -36,8 +38,10 @@ class Signals(CancelToken):
             self._before[number] = signal.signal(number, self._note)
 
     def share(self) -> None:
-        """Leave SIGTERM to jax.distributed, which makes all processes of a job agree on where to stop. To be called
-        right before the work that they do in step: until then a signal to one process ends the whole job."""
+        """Leaves SIGTERM to jax.distributed, which makes all processes of a job agree on where to stop.
+
+        Must be called right before the work that they do in step: until then a signal to one process ends the job.
+        """
         import jax
         from jax._src import distributed
 
@@ -55,12 +59,12 @@ class Signals(CancelToken):
             os.kill(os.getpid(), signal.SIGTERM)  # jax passes it on to the other processes
 
     def check(self) -> None:
-        """Raises Interrupted where a signal has come; to be called between two pieces of work before training."""
+        """Raises Interrupted if a signal has come; to be called between two pieces of work before training."""
         if self.received and not self._together:
             raise Interrupted(self.received, self.state)
 
     def stop(self) -> int:
-        """The signal to stop for, or 0. The processes of a job, which call this equally often, hear the same."""
+        """Returns the signal to stop for, or 0; the same in all processes of a job, which call this equally often."""
         if not self._together:
             return self.received
         from jax.experimental import multihost_utils
@@ -76,7 +80,7 @@ class Signals(CancelToken):
         return _WhileTraining(self)
 
     def close(self) -> None:
-        """Back to what was before."""
+        """Restores the handlers of before."""
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
@@ -87,6 +91,6 @@ class _WhileTraining(CancelToken):
         self.signals = signals
 
     def check(self) -> None:
-        """Raises Interrupted where `stop` has a signal."""
+        """Raises Interrupted if `stop` has a signal."""
         if number := self.signals.stop():
             raise Interrupted(number, self.signals.state)
