@@ -199,10 +199,11 @@ class SentencePairs:
                 # than half of all are.
                 if stop - first == 1 or uniform() < 0.5:
                     # Up to ten tries for another document; the tenth is taken, whatever it is.
-                    for _ in range(10):
-                        other = below(documents)
+                    other = below(documents)
+                    for _ in range(9):
                         if other != document:
                             break
+                        other = below(documents)
                     # From a random sentence on until target - len(tokens_a) tokens. That end needs the lengths of the
                     # other document, and no draw: `_resolved` finds it for the sequences that are read.
                     sentence, end = bounds(other)

@@ -16,7 +16,6 @@ MAX_BYTES = 48
 WIDTH = MAX_BYTES + 2
 # The original's 256 … 260, plus one.
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(257, 262)
-"""How many ids there are."""
 
 
 def _special(mark: int) -> NDArray[np.int32]:

@@ -40,7 +40,7 @@ def _batch() -> dict[str, np.ndarray]:
     }
 
 
-BATCH = _batch()
+BATCH: Any = _batch()
 
 
 @pytest.fixture(scope="module")

@@ -348,7 +348,7 @@ def test_a_sampled_perplexity_is_never_called_full(trained, params):
         with jax.set_mesh(trained.mesh):
             told = jax.eval_shape(step, trained.fresh, batches.read(0))[1]
         assert f"{name}_perplexity" in told and f"{other}_perplexity" not in told
-    held_out = HeldOutLanes(trained.shards, lanes_config(negatives=16), B)
+    held_out: Any = HeldOutLanes(trained.shards, lanes_config(negatives=16), B)
     model = build(CONFIG, trained.objective.heads)
     with jax.set_mesh(trained.mesh):
         evaluation = evaluation_step(model, trained.objective, trained.mesh)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contexture.data.tasks.example_store import ROW
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
 from contexture.models.encoding import Encoding
 from contexture.models.heads.chunked_softmax import next_token_loss
@@ -211,11 +212,11 @@ def test_logits_that_tell_nothing_apart_score_nothing(value: float):
 
 def test_a_prediction_out_of_a_tie_is_named_and_counts_as_no_hit():
     """The first of the labels that score alike is named; no metric of the evaluation counts it."""
-    rows = np.zeros((4, 8), np.int64)
+    rows = np.zeros(4, ROW)
     split: Any = SimpleNamespace(kind="classify", labels=("a", "b"), choices=1, take=lambda numbers: rows[numbers])
     split.origin = lambda row: "dev.tsv:1"
     answers = PredictionCollector(SimpleNamespace(split=split, numbers=lambda step: np.arange(4)))  # pyright: ignore[reportArgumentType]
     scores = np.array([[0.5, 0.5], [np.nan, np.nan], [0.4, 0.6], [0.6, 0.4]], np.float32)
-    named = [record["prediction"] for record in answers.add(0, {"scores": scores})]
+    named = [record.get("prediction") for record in answers.add(0, {"scores": scores})]
     assert named == ["a", "a", "b", "a"]
     assert answers.figures()["accuracy"] == 0.25

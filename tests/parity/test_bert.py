@@ -138,9 +138,7 @@ def _run_theirs(model: Any, batch: dict[str, np.ndarray]) -> tuple[dict[str, np.
     return answers, {name: p.grad.numpy() for name, p in model.named_parameters()}
 
 
-def _run_ours(
-    config: BertConfig, params: Any, batch: dict[str, np.ndarray]
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def _run_ours(config: BertConfig, params: Any, batch: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The loss here divides by the labelled slots alone, as transformers does, without the original's 1e-5."""
     model = build(config, ("mlm", "nsp"))
     ours = OBJECTIVE.weights(batch)

@@ -59,7 +59,7 @@ def table(kind: str) -> NameTable:
     return NameTable("transformers", rows + head)
 
 
-def batch_of(kind: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def batch_of(kind: str, rng: np.random.Generator) -> dict[str, Any]:
     lengths = np.array([L, 3, 9, L - 1, 5])
     mask = (np.arange(L) < lengths[:, None]).astype(np.int32)
     batch = {

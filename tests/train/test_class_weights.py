@@ -1,5 +1,7 @@
 """What an example counts: class weights in the loss, over the whole batch, however the batch is cut into parts."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ WEIGHTS_C = np.array([1.0, 2.5, 0.5], np.float32)
 NOTHING = Encoding(jnp.zeros((1, 1, 1)), jnp.ones((1, 1), jnp.int32))
 
 
-def _drawn(kind: str) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+def _drawn(kind: str) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Logits, the labels' numbers (-1: none) and the batch of 8 lines."""
     rng = np.random.default_rng(3)
     if kind == "classify":

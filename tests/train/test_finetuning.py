@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -130,7 +131,7 @@ def test_a_file_and_texts_at_hand_are_answered_alike(task_run, task_files, tmp_p
         said = [json.loads(line) for line in to.read_text("utf-8").splitlines()]
         assert len(said) == 97 and "label" not in said[0] and "labels" not in said[0]
         texts = [record.get("text") or record["words"] for record in said]
-        answers = Predictor(task_run(kind), batch=8)(texts)
+        answers: Any = Predictor(task_run(kind), batch=8)(texts)
         evaluated = contexture.evaluate(task_run(kind), to=str(tmp_path / f"{kind}-evaluated"))["predictions"]
         counted = [json.loads(line) for line in Path(evaluated).read_text("utf-8").splitlines()]
         name = "prediction" if kind == "classify" else "predictions"

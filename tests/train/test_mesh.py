@@ -6,10 +6,12 @@ import shutil
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from contexture.data.batches import Batches, open_batches
 from contexture.data.config import DataConfig, TaskConfig
@@ -82,7 +84,7 @@ def losses_on(
     accumulate: int,
     labels: tuple[str, ...] = (),
     begun: State | None = None,
-):
+) -> tuple[np.ndarray, Any, Mesh]:
     """(20 losses, the final state, the mesh), from the state `begun`, or one drawn on the mesh."""
     run = dataclasses.replace(run, optim=dataclasses.replace(run.optim, accumulate=accumulate))
     config = MeshConfig(data=shape[0], fsdp=shape[1], tensor=shape[2])

@@ -21,7 +21,7 @@ def _loss_of(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, labels[..., None], -1)[..., 0]
 
 
-def _found(name: str, heads: dict[str, Any], batch: dict[str, np.ndarray]) -> tuple[float, dict[str, float]]:
+def _found(name: str, heads: dict[str, Any], batch: dict[str, Any]) -> tuple[float, dict[str, float]]:
     objective = OBJECTIVES[name]
     sums = objective.sums(Outputs(NOTHING, heads), batch)
     total = loss(objective, sums, objective.weights(batch))

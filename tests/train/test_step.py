@@ -1,6 +1,7 @@
 """The step: what is skipped changes nothing, and its sums are those of the whole batch."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -137,6 +138,7 @@ def test_the_batch_a_step_wants_is_what_the_backbone_and_the_objective_read():
 def test_every_moment_has_its_parameter_s_place():
     mesh = meshes.build(MeshConfig(fsdp=2, tensor=2))
     model = build(RUN.model, OBJECTIVES[RUN.objective].heads)
+    shardings: Any
     _, shapes, shardings = create(model, RUN, mesh)
     places = {path_of(k): s.spec for k, s in jax.tree_util.tree_flatten_with_path(shardings.params)[0]}
     for moments in (shardings.opt[1].mu, shardings.opt[1].nu):

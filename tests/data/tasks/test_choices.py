@@ -296,7 +296,7 @@ def predictor() -> Predictor:
 
 
 def test_a_predictor_chooses(predictor: Predictor):
-    told = predictor([("b", ["c", "dd"]), ["b", ("eee", "f")]])
+    told: Any = predictor([("b", ["c", "dd"]), ["b", ("eee", "f")]])
     assert [(one["id"], one["prediction"]) for one in told] == [("text:0", "1"), ("text:1", "0")]
     assert told[0]["scores"] == {"0": 5 / 32, "1": 6 / 32} and "label" not in told[0]
     for item, message in (

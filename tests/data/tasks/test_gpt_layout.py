@@ -255,7 +255,7 @@ def test_a_store_remembers_that_pairs_are_read_in_both_orders(tmp_path):
 def test_both_orders_are_answered_once():
     split = split_of([Pair("b", "c", "x", "f:1"), Pair("d", "e", "y", "f:2")], "classify", symmetric=True)
     answers = PredictionCollector(HeldOutTask(split, LETTERS, GPT, 2, family="gpt"))
-    told = list(answers.add(0, {"scores": np.array([[0.75, 0.25], [0.5, 0.5]], np.float32)}))
+    told: list[Any] = list(answers.add(0, {"scores": np.array([[0.75, 0.25], [0.5, 0.5]], np.float32)}))
     assert [(one["id"], one["label"], one["prediction"]) for one in told] == [("f:1", "x", "x"), ("f:2", "y", "x")]
 
 

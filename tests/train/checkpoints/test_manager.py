@@ -29,8 +29,8 @@ def mesh():
 
 def _state(mesh: Any, step: int) -> State:
     rng, zero = np.random.default_rng(step), jnp.zeros((), jnp.int32)
-    params = {"backbone": {"norm": {"scale": rng.normal(size=5).astype(np.float32)}}}
-    opt = {"mu": {"backbone": {"norm": {"scale": rng.normal(size=5).astype(np.float32)}}}}
+    params: Any = {"backbone": {"norm": {"scale": rng.normal(size=5).astype(np.float32)}}}
+    opt: Any = {"mu": {"backbone": {"norm": {"scale": rng.normal(size=5).astype(np.float32)}}}}
     return jax.device_put(State(zero + step, params, opt, zero, zero), meshes.replicated(mesh))
 
 

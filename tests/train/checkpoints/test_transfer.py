@@ -76,7 +76,7 @@ def begin(run: Run, shape: tuple[int, int, int] = (1, 1, 1)):
     """(the parameters begun with by path, the drawn ones, what was told)."""
     mesh = meshes.build(MeshConfig(**dict(zip(("data", "fsdp", "tensor"), shape, strict=True))),
                         jax.devices()[: int(np.prod(shape))])  # fmt: skip
-    told: list[tuple[str, str, str]] = []
+    told: list[Any] = []
     with jax.set_mesh(mesh):
         make, _, _ = create(model_of(run, ()), run, mesh)
         fresh = make()

@@ -120,7 +120,8 @@ def test_a_chip_without_a_known_peak_has_no_utilisation():
 
 def test_an_accelerator_without_a_known_peak_is_named_in_one_line():
     def line(platform: str, kind: str) -> str:
-        return unknown_peak(SimpleNamespace(platform=platform, device_kind=kind))
+        device: Any = SimpleNamespace(platform=platform, device_kind=kind)
+        return unknown_peak(device)
 
     assert line("gpu", "NVIDIA L400").startswith("the peak FLOP/s of 'NVIDIA L400' is not known: ")
     assert line("gpu", "NVIDIA L40S") == line("cpu", "cpu") == ""

@@ -31,7 +31,7 @@ def test_a_run_of_format_1_loads_for_ever():
 
 
 def test_a_fine_tuned_run_of_format_1_answers_for_ever():
-    answers = Predictor(GOLDEN / "task_format_1")(["the old cat", "a river"])
+    answers: Any = Predictor(GOLDEN / "task_format_1")(["the old cat", "a river"])
     assert [answer["prediction"] for answer in answers] == ["thing", "thing"]
     found = [answer["scores"]["animal"] for answer in answers]
     assert_close(found, [0.454133, 0.451204], atol=1e-5)
@@ -63,7 +63,7 @@ def test_an_elmo_of_format_1_reads_for_ever(tmp_path):
 def test_an_elmo_fine_tuned_in_format_1_answers_for_ever():
     """Its layers mixed below and beside the task's biLSTM, its tags chained."""
     run = GOLDEN / "elmo_task_format_1"
-    answers = Predictor(run)([["Zoë", "paints", "the", "old", "sea", "."], ["that", "whale", "likes", "tales"]])
+    answers: Any = Predictor(run)([["Zoë", "paints", "the", "old", "sea", "."], ["that", "whale", "likes", "tales"]])
     said = [["DET", "NOUN", "VERB", "DET", "NOUN", "PUNCT"], ["DET", "ADJ", "NOUN", "PUNCT"]]
     assert [answer["predictions"] for answer in answers] == said
     assert_close(answers[1]["scores"], [0.564246, 0.786603, 0.947021, 0.866907], atol=1e-4)
@@ -78,7 +78,7 @@ def test_a_bert_of_format_2_fills_and_classifies_for_ever():
     assert_close([token["score"] for token in mask], [0.085755, 0.065431], atol=1e-5)
     record = run_file.read(GOLDEN / "task_format_2")
     assert (record.labels, record.counts, record.pair) == (("animal", "person"), (57, 69), False)
-    (answer,) = Predictor(GOLDEN / "task_format_2")(["the cat sees the moon ."])
+    answer: Any = Predictor(GOLDEN / "task_format_2")(["the cat sees the moon ."])[0]
     assert answer["prediction"] == "person"
     assert_close(answer["scores"]["person"], 0.585377, atol=1e-5)
 
