@@ -51,8 +51,8 @@ def sentence_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Ca
         split = word_tokenizer(tokenizer).words
 
         def words(text: str) -> SplitSentence:
-            found = split(text)
-            return SplitSentence(found, len(found), int(are_cut(found).sum()))
+            own = split(text)
+            return SplitSentence(own, len(own), int(are_cut(own).sum()))
 
         return words
     assert not isinstance(tokenizer, OpenVocabulary)
@@ -102,10 +102,10 @@ def embed(
     if stateful and not elmo:
         raise DataError("stateful is an ELMo's, and this run is of another family; leave it out")
     check_batch(batch)
-    wanted = _layer_numbers(layers, config.layers)
+    numbers = _layer_numbers(layers, config.layers)
     # The backbone alone. A batch is filled up to full height, and its length rounded up: few programs are compiled.
     model = build(replace(config, stateful=stateful) if elmo else config)
-    run, carry = jax.jit(partial(_states, model, tuple(wanted))), {}
+    run, carry = jax.jit(partial(_states, model, tuple(numbers))), {}
     for group in chunks(sentences, batch):
         cancel.check()
         fields = _fields(group, batch, tokenizer, config)

@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2018) and the smaller sizes of Turc et al. 2019, pretrained on masked tokens and next sentence.
 
-The paper's recipe (section 3.1, appendix A.2): 256 lines × 512 tokens, 1M steps, 90 % of them at length 128, Adam at
-1e-4 with 10,000 steps of warm-up, decay 0.01, dropout 0.1, on BooksCorpus and English Wikipedia.
+The paper's recipe (section 3.1, appendix A.2): 256 sequences × 512 tokens, 1M steps, 90 % of them at length 128, Adam
+at 1e-4 with 10,000 steps of warm-up, decay 0.01, dropout 0.1, on BooksCorpus and English Wikipedia.
 """
 
 import dataclasses

@@ -123,7 +123,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         stack.enter_context(logged_to(report.console))
         stack.callback(report.close)
         # Data and model.
-        parts, identity = _prepare(run, folder, mesh, report, signals)
+        parts, fingerprint = _prepare(run, folder, mesh, report, signals)
         given, run = run, parts.run
         report.steps = run.steps
         make, shapes, shardings = create(parts.model, run, mesh)
@@ -135,7 +135,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         parts.batches.rows_read = 0  # the summary has read one
 
         # The state: of the newest good checkpoint, else initialised, by another run's parameters if the user says so.
-        checkpoints = Checkpoints(folder, mesh, run.save, identity, run.evaluate.metric)
+        checkpoints = Checkpoints(folder, mesh, run.save, fingerprint, run.evaluate.metric)
         stack.callback(checkpoints.abandon)
         expected = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
         restored = checkpoints.restore_latest(expected)
@@ -184,7 +184,7 @@ def _prepare(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signal
             store.verify(signals)  # data outside the run's folder may be a copy of this machine's own
     agree_on_content(folder, run, tokenizer, store)
     lanes = run.evaluate.batch or run.data.batch
-    identity = run_file.fingerprint(run, tokenizer.fingerprint, store.fingerprint)
+    fingerprint = run_file.fingerprint(run, tokenizer.fingerprint, store.fingerprint)
     batches = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals)
     batch = meshes.round_up_to_devices(mesh, lanes)
     held_out = open_held_out(store, tokenizer, run.data, run.task, run.family, batch, lanes, signals)
@@ -198,7 +198,7 @@ def _prepare(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signal
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
     model = model_of(run, store.labels)
     parts = TrainingSetup(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guess)
-    return parts, identity
+    return parts, fingerprint
 
 
 def _log_summary(parts: TrainingSetup, given: Run, recipe: Run, report: Report, shapes: State) -> None:

@@ -96,9 +96,9 @@ def state_shardings(mesh: Mesh, state: T, parameters: Params) -> T:
         # The path of a moment ends with that of its parameter: opt/1/mu/backbone/… The shape tells it from other
         # arrays that an optimizer may keep for a parameter, as a factored moment.
         for start in range(len(keys)):
-            shape, found = known.get(path_of(keys[start:]), (None, None))
-            if found is not None and shape == leaf.shape:
-                return found
+            shape, placed = known.get(path_of(keys[start:]), (None, None))
+            if placed is not None and shape == leaf.shape:
+                return placed
         return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(find, state)

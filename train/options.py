@@ -66,9 +66,9 @@ class OptimConfig:
             may_be_low = name not in ("peak_lr", "eps", "layer_decay", "gradient_scale")
             may_be_high = name in ("final_lr", "layer_decay")
             if not (low < value < high or (may_be_low and value == low) or (may_be_high and value == high)):
-                wanted = f"{'at least' if may_be_low else 'above'} {low:g}"
-                limit = f" and {'at most' if may_be_high else 'below'} {high:g}"
-                raise ValueError(f"optim.{name.replace('_', '-')}={value} is not {wanted}{limit}")
+                bounds = f"{'at least' if may_be_low else 'above'} {low:g}"
+                bounds += f" and {'at most' if may_be_high else 'below'} {high:g}"
+                raise ValueError(f"optim.{name.replace('_', '-')}={value} is not {bounds}")
         if "backbone" in self.frozen and (self.layer_decay != 1.0 or self.frozen_layers):
             name = "frozen-layers" if self.frozen_layers else "layer-decay"
             raise ValueError(

@@ -111,16 +111,16 @@ def _with_vocab(config: ElmoConfig, vocab: int) -> ElmoConfig:
 
 
 def _one(path: Path, usual: str, pattern: str) -> Path:
-    """The file of the folder with its usual name, or the one that has a name of that kind."""
+    """Returns the file of the folder with its usual name, or the only one whose name fits the pattern."""
     if not path.is_dir():
         raise DataError(f"{path}: no such folder; give the one that holds options.json and the weights in hdf5")
-    found = [path / usual] if (path / usual).is_file() else sorted(path.glob(pattern))
-    for file in found:
+    files = [path / usual] if (path / usual).is_file() else sorted(path.glob(pattern))
+    for file in files:
         check_plain(file)
-    if len(found) != 1:
-        names = f", but {', '.join(file.name for file in found)}" if found else ""
+    if len(files) != 1:
+        names = f", but {', '.join(file.name for file in files)}" if files else ""
         raise DataError(f"{path}: not one {pattern}{names}; give a folder with {usual}")
-    return found[0]
+    return files[0]
 
 
 def _words(path: Path, vocabulary: str, split: str) -> Words:

@@ -232,10 +232,10 @@ def open_npy(folder: Path, parts: int, names: Mapping[str, Shape]) -> Tensors:
             flat.append(array)
     ends = np.cumsum([len(array) for array in flat])
     starts = dict(zip(names, np.cumsum([0, *map(math.prod, names.values())]).tolist(), strict=False))
-    wanted = sum(map(math.prod, names.values()))
-    if ends[-1] != wanted:
+    expected = sum(map(math.prod, names.values()))
+    if ends[-1] != expected:
         raise DataError(
-            f"{folder}: params_*.npy hold {ends[-1]:,} numbers, params_shapes.json wants {wanted:,}; {_WHOLE}"
+            f"{folder}: params_*.npy hold {ends[-1]:,} numbers, params_shapes.json wants {expected:,}; {_WHOLE}"
         )
 
     def load(name: str) -> Array:
