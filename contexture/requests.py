@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from contexture.data.config import LearnedKind
 from contexture.models.config import Sampling
 from contexture.train.evaluation.request import EvaluationRequest, Steps, Strings
 
@@ -45,9 +46,7 @@ class ShowRequest:
 class TokenizerRequest:
     """Learn a vocabulary from text."""
 
-    kind: tyro.conf.Positional[
-        Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"]
-    ]
+    kind: tyro.conf.Positional[LearnedKind]
     """BERT's word pieces, GPT-2's byte pairs, single characters, SentencePiece's unigrams or byte pairs, or ELMo's
     words."""
     input: tuple[str, ...]

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+LearnedKind = Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"]
+"""The kinds of vocabulary that can be learned from text."""
 Family = Literal["bert", "gpt", "elmo"]
 """A model family, as far as its data differ: which stream of text it is pretrained on, how a task's examples are laid
 out."""
@@ -29,9 +31,7 @@ class DataConfig:
     """WordPiece: lower-case and strip accents (the uncased models)."""
     split_sentences: bool = True
     """Lines may be paragraphs: split them into sentences. Off: every line is one sentence."""
-    vocabulary: Literal[
-        "wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"
-    ] = "wordpiece"
+    vocabulary: LearnedKind = "wordpiece"
     """The kind of vocabulary that is learned where data.tokenizer gives none."""
     word_splitter: Literal["spaces", "punctuation"] = "spaces"
     """ELMo: split text into words at spaces (tokenised text), or split punctuation off as well (raw text)."""

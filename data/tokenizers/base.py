@@ -81,7 +81,7 @@ class WithAddedTokens:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids → text, added tokens by their names."""
-        # Ids between two added tokens are decoded all_names: a character's bytes may lie in several of them.
+        # Ids between two added tokens are decoded together: a character's bytes may lie in several of them.
         texts: list[str] = []
         between: list[int] = []
         for number in ids:

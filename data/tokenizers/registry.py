@@ -3,8 +3,9 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, get_args
 
+from contexture.data.config import LearnedKind
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain
 from contexture.data.tokenizers import byte_pair, sentencepiece_model, tokenizer_files, word_level, wordpiece
@@ -15,7 +16,7 @@ from contexture.data.tokenizers.sentencepiece_model import SentencePiece, learn_
 from contexture.data.tokenizers.word_level import Words, learn_words
 from contexture.data.tokenizers.wordpiece import WordPiece, learn_wordpiece
 
-KINDS = ("wordpiece", "byte-bpe", "gpt1-bpe", "characters", *sentencepiece_model.KINDS, "words")
+KINDS = (*get_args(LearnedKind), Gpt1BPE.kind)
 _NO_OPTIONS = "not the options of a tokenizer; make it again, or give the vocabulary's own file"
 
 
@@ -111,7 +112,7 @@ def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: st
         return learn_sentencepiece(texts, size, kind)
     if kind == Words.kind:
         return learn_words(texts, size, split)
-    learned = ", ".join(known for known in KINDS if known != Gpt1BPE.kind)
+    learned = ", ".join(get_args(LearnedKind))
     raise DataError(f"a vocabulary of kind {kind!r} cannot be learned; choose one of {learned}")
 
 

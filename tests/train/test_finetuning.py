@@ -58,7 +58,7 @@ def test_one_knows_what_was_taken_over(capsys, words, tmp_path, tiny_run):
     for line in ("new heads_classify/kernel", "dropped heads_mlm/bias", "dropped heads_nsp/kernel"):
         assert line in told
     assert "classify.train.tsv: text from column 'text', label from column 'label'" in told
-    assert "160 examples in lines of" in told and "1 steps are 0.10 epochs; 97 examples held out" in told
+    assert "160 examples in sequences of" in told and "1 steps are 0.10 epochs; 97 examples held out" in told
 
 
 def test_the_same_task_keeps_its_head_and_another_drops_it(capsys, words, task_run, tmp_path):

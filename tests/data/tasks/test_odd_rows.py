@@ -15,7 +15,7 @@ from contexture.data.tasks.read_examples import examples
 from contexture.data.tokenizers.byte_pair import ByteBPE, Gpt1BPE
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.unknown_tokens import UnknownTokens
-from contexture.data.tokenizers.word_level import SPECIAL, Words
+from contexture.data.tokenizers.word_level import SPECIAL, Words, learn_words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.helpers.logs import logged
 from tests.helpers.slow_pairs import vocabulary
@@ -252,6 +252,14 @@ def test_unknown_tokens_are_counted_and_their_commonest_words_named():
     assert unknown.unknown == 2 and "train.tsv: 33.3% of the tokens are [UNK]" in line and line.endswith("; do this")
     assert "most often '☃' (2)" in line
     assert not UnknownTokens(TOKENIZER).warning("train.tsv", "")
+
+
+def test_a_vocabulary_of_words_lacks_words_and_not_their_letters():
+    tokenizer = learn_words(["a cat a cat"], 6)
+    unknown = UnknownTokens(tokenizer)
+    texts = ["a zebra cat", "the zebra"]
+    unknown.add(texts, tokenizer.encode(texts))
+    assert unknown.commonest() == [("zebra", 2), ("the", 1)]
 
 
 def test_text_that_the_vocabulary_does_not_know_is_said_before_fine_tuning(tmp_path):
