@@ -30,7 +30,7 @@ def fill(model: Model, params: Params, tokenizer: Tokenizer, text: str, top: int
     if len(parts) < 2:
         raise DataError(f"the text has no {MASK}; put one where a word is wanted: 'The cat {MASK} on the mat.'")
     if top < 1:
-        raise DataError(f"top={top} is not a positive number of pieces")
+        raise DataError(f"top={top} is not a positive number of tokens")
     tokenizer = wordpiece(tokenizer)
     top = min(top, tokenizer.size)
     # The text between the gaps is tokenised, and the mask's id put in by hand: spelled out in text, [MASK] is text.

@@ -22,7 +22,7 @@ def tiny() -> Run:
 
     contexture pretrain elmo.tiny --dir runs/elmo --data.path FILE
 
-    The architecture of the published models with fewer filters, and their Adagrad; punctuation is parted from words, so
+    The architecture of the published models with fewer filters, and their Adagrad; punctuation is split off words, so
     that raw text will do. For a small corpus on a CPU. (AdamW, --optim.name adamw, falls faster on the training text
     here and is left behind on held-out text: what is carried is never reset, and it comes to lean on it.) Expect: on
     nine novels, 1.2M words, a held-out perplexity of 157 after 800 steps, some three minutes of two cores, where the
@@ -82,7 +82,7 @@ def original() -> Run:
 
     contexture pretrain elmo.original --dir runs/elmo --data.path FOLDER --data.tokenizer vocab.txt
 
-    Peters et al. 2018, section 3.4, and the published code: the 1 Billion Word Benchmark, 10 passes of 3 × 128 lanes of
+    Peters et al. 2018, section 3.4, and the published code: the 1 Billion Word Benchmark, 10 epochs of 3 × 128 lanes of
     20 words, Adagrad at 0.2, 8,192 negatives. Expect: a perplexity of 39.7, the mean of both directions (paper), after
     about two weeks on three GTX 1080 (their README). Not yet run here.
     """

@@ -61,7 +61,7 @@ def gpt1() -> Run:
 
     contexture pretrain gpt.gpt1 --dir runs/gpt1 --data.path FOLDER --data.tokenizer VOCABULARY
 
-    Radford et al. 2018, section 4.1: BooksCorpus, 64 windows of 512 tokens, 100 passes, Adam at 2.5e-4 after 2,000
+    Radford et al. 2018, section 4.1: BooksCorpus, 64 windows of 512 tokens, 100 epochs, Adam at 2.5e-4 after 2,000
     steps of warm-up, falling to 0 by a cosine, dropout 0.1. Expect: a perplexity of 18.4 on its own held-out text
     (paper). Not yet run here.
     """

@@ -1,6 +1,6 @@
 """Fine-tuning: a run that learns a task from labelled examples (Devlin et al. 2018, section 4, appendix A.3).
 
-The paper's settings: batches of 32, 3 passes, a learning rate of 2e-5 to 5e-5 that rises over the first tenth of the
+The paper's settings: batches of 32, 3 epochs, a learning rate of 2e-5 to 5e-5 that rises over the first tenth of the
 steps, the pretraining's optimizer, dropout 0.1. `contexture finetune RUN --task NAME` takes one of these, with the
 model and vocabulary of RUN.
 
@@ -97,7 +97,7 @@ def mrpc() -> Run:
 
     contexture finetune RUN --task mrpc --dir runs/mrpc
 
-    5 passes. Expect: F1 89.0, accuracy 84.4. Not yet run here.
+    5 epochs. Expect: F1 89.0, accuracy 84.4. Not yet run here.
     """
     return _glue("mrpc", text="sentence1", second="sentence2", epochs=5.0)
 

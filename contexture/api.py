@@ -82,13 +82,17 @@ def call_with_fields(name: str, request: Callable[P, R], function: Callable[[R],
     call.__signature__ = inspect.Signature(fields, return_annotation=get_type_hints(function)["return"])  # pyright: ignore[reportAttributeAccessIssue]
     call.__name__ = call.__qualname__ = name
     options = "\n".join(f"    {name}: {text}" for name, text in _field_docs(request).items())
-    call.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n{options}\n"
+    if function.__doc__ and options:
+        call.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n{options}\n"
     return call
 
 
 def _field_docs(request: Any) -> dict[str, str]:
-    """Field → the string below it in the source of its class."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(request))).body[0]
+    """Returns field → the string below it in the source of its class; nothing where only bytecode is installed."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(request))).body[0]
+    except OSError:
+        return {}
     assert isinstance(body, ast.ClassDef)
     docs = {}
     for field, below in zip(body.body, body.body[1:], strict=False):

@@ -1,7 +1,7 @@
 """One request type for each command that trains nothing. The command line, the Python function and its documentation
 come from it. Needs no jax.
 
-Fields before `KW_ONLY` may be given by position in Python. `step=0` is the newest good checkpoint.
+Fields before `KW_ONLY` may be given by position in Python. In a request, `step=0` is the newest good checkpoint.
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -12,7 +12,7 @@ import tyro
 
 from contexture.data.config import LearnedKind
 from contexture.models.config import Sampling
-from contexture.train.evaluation.request import EvaluationRequest, Steps, Strings
+from contexture.train.evaluation.request import EvaluationRequest, Strings
 
 Place = str | Path
 """A file or a folder."""
@@ -90,7 +90,7 @@ class EvaluationArgs(EvaluationRequest):
 
     run: tyro.conf.Positional[Place]
     dev: Annotated[Strings, tyro.conf.arg(aliases=["--task.dev"], metavar="FILE …")] = ()
-    step: Annotated[Steps, tyro.conf.arg(metavar="STEP …|best|all")] = ()
+    step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="STEP …|best|all")] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class PredictionRequest:
     step: int = 0
     """Another checkpoint than the newest."""
     batch: int = 64
-    """Lines at a time."""
+    """Examples at a time."""
 
     def __post_init__(self) -> None:
         _check_place(self.to)
@@ -168,7 +168,8 @@ class GenerationRequest:
     """Another checkpoint than the newest."""
 
     def __post_init__(self) -> None:
-        if bool(self.prompt) == bool(self.input):
+        given = isinstance(self.prompt, str) or bool(self.prompt)  # also one prompt that is empty
+        if given == bool(self.input):
             raise ValueError("give --prompt TEXT, or --input FILE with a prompt in each line")
         _ = self.sampling
 

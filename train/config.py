@@ -63,7 +63,7 @@ class Run:
             name = "ramp-from" if self.data.ramp_from else "batch"
             raise ValueError(f"data.{name}={first} is not a multiple of optim.accumulate={self.optim.accumulate}")
         if self.data.ramp_from and not self.steps:
-            raise ValueError("data.ramp-from wants --steps, since a pass has no fixed number of them; leave epochs out")
+            raise ValueError("data.ramp-from wants --steps, since steps in an epoch vary; leave epochs out")
 
     @property
     def family(self) -> Family:

@@ -216,9 +216,9 @@ def _log_summary(parts: TrainingSetup, given: Run, recipe: Run, report: Report, 
     for (path, x), sharding in zip(by_path(shapes.params).items(), shardings, strict=True):
         rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _axes(sharding.spec)))
     report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
-    passes = run.data.examples_before(run.steps) / parts.batches.examples_per_epoch
+    epochs = run.data.examples_before(run.steps) / parts.batches.examples_per_epoch
     held = f"{parts.held_out.count:,} {parts.held_out.unit}" if parts.held_out else "nothing"
-    logger.info(f"{parts.batches.describe()}; {run.steps:,} steps are {passes:.2f} epochs; {held} held out")
+    logger.info(f"{parts.batches.describe()}; {run.steps:,} steps are {epochs:.2f} epochs; {held} held out")
     if parts.held_out:
         report_truncated(parts.held_out)
     if parts.labels:

@@ -149,7 +149,7 @@ class EvaluateConfig:
     """Held-out figures while training, where there is held-out text."""
 
     every: int = 0
-    """Steps between evaluations; 0: at the end, and after each pass where a run is counted in epochs."""
+    """Steps between evaluations; 0: at the end, and after each epoch where a run is counted in epochs."""
     batch: int = 0
     """Sequences at a time; 0: as in training."""
     metric: str = "loss"

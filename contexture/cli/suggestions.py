@@ -64,6 +64,8 @@ _OTHER_NAMES = {
     "vocab-size": "vocab",
     "tokens": "max-new-tokens max-tokens num-tokens",
 }
+_DERIVED = ("objective", "data.stream", "data.layout")
+"""Options of earlier versions, which follow from other settings now."""
 _HALF_PRECISION = ("bf16", "fp16", "amp", "half", "mixed-precision")
 
 
@@ -74,6 +76,8 @@ def suggest_option(word: str, known: Sequence[str]) -> str:
     asked = word.lstrip("-").partition("=")[0].replace("_", "-").lower()
     if not asked or len(asked) > LONGEST_NAME:
         return ""
+    if asked in _DERIVED:
+        return " (it follows from the model and the kind of task: leave it out)"
     section, _, last = asked.rpartition(".")
     # From the surest to the vaguest: another library's name, the same name in another section, a misspelled one.
     candidates = [name for name in known if asked in _OTHER_NAMES.get(name, "").split()]

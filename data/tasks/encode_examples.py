@@ -146,7 +146,7 @@ MAX_BATCH = 1 << 14
 """Sequences in one batch of a prediction: a mistyped number is refused, and takes no memory."""
 
 
-def check_batch(batch: int, unit: str = "lines") -> None:
+def check_batch(batch: int, unit: str = "sentences") -> None:
     """Raises: DataError for an empty batch, or one of more than MAX_BATCH."""
     if batch < 1:
         raise DataError(f"batch={batch} is not a positive number of {unit}")

@@ -46,11 +46,10 @@ class UnknownTokens:
         words = Counter(word for text in self._texts for word in split(text))
         unknown = sorted(self._unknown_of([*words]))
         # A word is unknown for a character that the vocabulary lacks, which is then what the user wants to know; or
-        # because it is too long; or as a whole, by a vocabulary of words. Such a vocabulary gives itself away: it
-        # knows words whose characters it does not know alone.
-        characters = self._unknown_of(sorted(set("".join(words))))
-        if characters & set("".join(words.keys() - set(unknown))):
-            characters = set()
+        # because it is too long; or as a whole, by a vocabulary of words. That one lacks letters alone, too, but they
+        # occur in the words that it knows.
+        known = set("".join(words.keys() - set(unknown)))
+        characters = self._unknown_of(sorted(set("".join(unknown)) - known))
         commonest = Counter[str]()
         for word in unknown:
             for one in [one for one in word if one in characters] or [word]:

@@ -132,7 +132,7 @@ def learn_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> WordPie
     room = size - len(SPECIAL)
     if room < 2:
         raise DataError(
-            f"a vocabulary of {size} has no room beside the {len(SPECIAL)} special pieces; give a larger size"
+            f"a vocabulary of {size} has no room beside the {len(SPECIAL)} special tokens; give a larger size"
         )
     # Characters get three quarters of the room at most, so that there is some for joins.
     alphabet = _alphabet(counts, max(room * 3 // 4, min(room, 256)))

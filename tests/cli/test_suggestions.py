@@ -65,6 +65,11 @@ def test_nothing_is_suggested_where_nothing_is_near(word: str):
     assert suggest_option(word, OPTIONS) == ""
 
 
+@pytest.mark.parametrize("word", ["--objective", "--data.stream", "--data.layout=gpt"])
+def test_an_option_that_follows_from_others_now_is_not_replaced(word: str):
+    assert suggest_option(word, OPTIONS) == " (it follows from the model and the kind of task: leave it out)"
+
+
 def test_every_option_with_other_names_exists():
     runs = (recipe("bert.tiny"), recipe("gpt.tiny"), recipe("elmo.tiny"), task("classify"))
     known = {name for run in runs for name in fields(run)}

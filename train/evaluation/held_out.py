@@ -59,9 +59,9 @@ def _check_request(folder: Path, record: RunRecord, request: EvaluationRequest) 
     """Raises ConfigError or DataError for a request that does not fit the run, before anything is opened."""
     run = record.run
     if request.batch:
-        check_batch(request.batch)
+        check_batch(request.batch, "examples")
     if run.objective == "span":
-        raise ConfigError(f"{folder} answers questions out of texts, which is no task here yet; export it, or embed")
+        raise ConfigError(f"{folder} is a question-answering model, which has no task here yet; export it, or embed")
     if run.task.kind == "off":
         if request.files or request.split != "dev":
             raise ConfigError(f"{folder} is a pretraining: it has its own held-out text (--split dev) and no task")
@@ -69,7 +69,7 @@ def _check_request(folder: Path, record: RunRecord, request: EvaluationRequest) 
             raise ConfigError(f"{folder} was imported and holds no text; tune it to some: pretrain --init {folder} …")
         return
     if request.files and request.split == "train":
-        raise ConfigError("--split train and --task.dev both say what to look at; give one of them")
+        raise ConfigError("--split train and --task.dev both choose the examples; give one of them")
     if request.split == "test" and not request.files and not run.task.test:
         raise ConfigError(f"{folder} was trained without --task.test; give the file as --task.dev F")
 

@@ -81,12 +81,12 @@ class Predictor:
     ) -> None:
         """Raises ConfigError if the folder is no fine-tuned run or holds no checkpoint, CheckpointError if no
         checkpoint is good, DataError for a batch of no sequences or too many."""
-        check_batch(batch)
+        check_batch(batch, "examples")
         self.folder = Path(run)
         record = run_file.read(self.folder)
         self.run = record.run
         if self.run.objective == "span":
-            raise ConfigError(f"{run} answers questions out of texts, which is no task here yet; export it, or embed")
+            raise ConfigError(f"{run} is a question-answering model, which has no task here yet; export it, or embed")
         if self.run.task.kind == "off":
             raise ConfigError(f"{run} was pretrained and not fine-tuned for a task: contexture finetune {run} --task …")
         find_step(self.folder, step)

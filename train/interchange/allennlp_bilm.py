@@ -38,10 +38,10 @@ _DAMAGE = (OSError, RuntimeError, KeyError, ValueError)
 
 
 def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> ImportedModel:
-    """A folder of options.json and weights in hdf5.
+    """Opens a folder of options.json and weights in hdf5.
 
-    The softmax is not in these files: it is drawn, over the words of `vocabulary` (the folder's vocab.txt where it has
-    one, else the three special ones). split: how the run parts words (`data.word_splitter`).
+    The softmax is not in these files: it starts random, over the words of `vocabulary` (its folder's vocab.txt
+    where it has one, else the three special ones). split: how the run splits text into words (`data.word_splitter`).
 
     Raises: DataError for files that are not what they should be, naming the option or the tensor.
     """

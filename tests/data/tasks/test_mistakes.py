@@ -269,7 +269,7 @@ def test_predict_refuses_in_one_clear_line_and_leaves_no_file(capsys, classified
 def test_fill_refuses_in_one_clear_line(capsys, classified):
     refused(capsys, ["fill", "base", "--text", "the cat"], "the text has no [MASK]; put one where a word is wanted")
     refused(capsys, ["fill", "base", "--text", f"the [MASK] {LONG}"], "tokens, the model takes 16; give a shorter one")
-    refused(capsys, ["fill", "base", "--text", "the [MASK]", "--top", "0"], "top=0 is not a positive number of pieces")
+    refused(capsys, ["fill", "base", "--text", "the [MASK]", "--top", "0"], "top=0 is not a positive number of tokens")
     refused(capsys, ["fill", classified[0], "--text", "the [MASK]"], "has no head for masked tokens; give a pretrained")
 
 
@@ -278,10 +278,11 @@ def test_evaluate_refuses_in_one_clear_line(capsys, classified):
     for words, line in (
         ([run, "--split", "test"], "classified was trained without --task.test; give the file as --task.dev F"),
         ([run, "--step", "9"], "classified holds no checkpoint of step 9"),
+        ([run, "--step", "1_0"], "--step 1_0: give the numbers of steps, `best`, or `all`"),
         ([run, "--step", "bst"], "--step bst: give the numbers of steps, `best`, or `all`"),
         ([run, "--task.dev", "wrong.tsv"], "wrong.tsv:2: label 'likse' is not one of hates, likes (did you mean"),
         ([run, "--task.dev", "nowhere.tsv"], "nowhere.tsv: task.dev names no such file"),
-        ([run, "--task.dev", "rows.tsv", "--split", "train"], "--split train and --task.dev both say what to look at"),
+        ([run, "--task.dev", "rows.tsv", "--split", "train"], "--split train and --task.dev both choose the examples"),
         ([run, "--split", "train", "--to", "rows.tsv"], "cannot be a folder, a file is in the way; give another --to"),
         (["base", "--task.dev", "rows.tsv"], "base is a pretraining: it has its own held-out text"),
         (["base", "--split", "test"], "base is a pretraining: it has its own held-out text"),

@@ -263,8 +263,8 @@ def test_what_the_texts_raise_comes_through_unchanged(kind: str):
         ("characters", [""], 300, "no character in the text to learn a vocabulary from; give text"),
         ("characters", ["abc"], 2, "the text has 3 different characters, a vocabulary of 2 no room .* a size of 3"),
         ("sentencepiece-bpe", [" \n\t"], 300, "no word in the text to learn a vocabulary from; give text"),
-        ("sentencepiece-unigram", SAMPLE, 262, "a vocabulary of 262 has no room for pieces beside .* a larger size"),
-        ("sentencepiece-bpe", SAMPLE, 100, "a vocabulary of 100 has no room for pieces beside .* a larger size"),
+        ("sentencepiece-unigram", SAMPLE, 262, "a vocabulary of 262 has no room for tokens beside .* a larger size"),
+        ("sentencepiece-bpe", SAMPLE, 100, "a vocabulary of 100 has no room for tokens beside .* a larger size"),
         ("gpt1-bpe", SAMPLE, 300, "of kind 'gpt1-bpe' cannot be learned; choose one of wordpiece, byte-bpe, character"),
     ],
 )
