@@ -35,11 +35,11 @@ class Imported:
 
     format: str
     """The format of its files, as `contexture import` names it."""
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     """The configuration that lay beside the weights, for an export to the same format."""
     parts: tuple[str, ...] | None = None
     """The heads, and `pooler`, that the files held; None where the format does not name them."""
-    special: dict[str, Any] = field(default_factory=dict)
+    special: dict[str, str | list[str]] = field(default_factory=dict)
     """The special tokens that the files named."""
     missing: tuple[str, ...] = ()
     """Parameters that the files lack, which were initialised randomly."""
@@ -91,7 +91,7 @@ def may_change(name: str) -> bool:
     return name in _MAY_CHANGE or name.split(".")[0] in _MAY_CHANGE
 
 
-def to_json(run: Run) -> dict[str, Any]:
+def to_json(run: Run) -> dict[str, object]:
     """Returns a run as a JSON value, with the model's family as a field."""
     tree = dataclasses.asdict(run)
     return {**tree, "model": {"family": run.family, **tree["model"]}}
@@ -233,7 +233,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def difference(run: Run, other: Run) -> dict[str, tuple[Any, Any]]:
+def difference(run: Run, other: Run) -> dict[str, tuple[object, object]]:
     """Returns the fields in which two runs differ: name → (run's value, other's value)."""
     mine, others = fields(run), fields(other)
     return {k: (mine.get(k), others.get(k)) for k in mine | others if mine.get(k) != others.get(k)}

@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
@@ -32,7 +31,7 @@ def write(checkpoint: Path, evaluated: Mapping[str, object]) -> None:
         part.write_text(json.dumps({**tree, "self": text_digest(tree)}) + "\n", "utf-8")
 
 
-def with_evaluation(checkpoint: Path, meta: dict[str, Any], digest: dict[str, Any]) -> dict[str, Any]:
+def with_evaluation(checkpoint: Path, meta: dict[str, object], digest: Mapping[str, object]) -> dict[str, object]:
     """Returns the meta of a checkpoint with a later evaluation, if there is one. digest: the item of that name."""
     if not meta.get("unevaluated"):
         return meta

@@ -62,7 +62,7 @@ def hf_files(record: RunRecord, params: Params, tokenizer: Tokenizer) -> tuple[d
         logger.warning(note)
     if imported and imported.format == "hf":
         # A model that came from transformers goes back with its own configuration, settings unknown here included.
-        kind, config, vocab = imported.config.get("model_type", "bert"), imported.config, run.model.vocab
+        kind, config, vocab = str(imported.config.get("model_type", "bert")), imported.config, run.model.vocab
     else:
         vocab = tokenizer.size
         kind, config = _hf_config(run, vocab, tokenizer, record.labels)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
@@ -15,6 +15,8 @@ from contexture.train.config import Run
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig
 from contexture.train.run_file import Imported
+
+T = TypeVar("T")
 
 TASKS = ("classify", "regress", "tag", "choice", "span")
 
@@ -92,7 +94,7 @@ def checked(
     return kept
 
 
-def parts_of(checkpoint_format: CheckpointFormat, names: Mapping[str, Any]) -> list[str]:
+def parts_of(checkpoint_format: CheckpointFormat, names: Mapping[str, object]) -> list[str]:
     """Returns the parts of a format, beside the backbone, that a file has a tensor of."""
     return [
         part for part in checkpoint_format.parts if part != "backbone" and checkpoint_format.names(part) & names.keys()
@@ -121,7 +123,7 @@ def rows_of_head(where: str, tensors: Tensors, name: str, hidden: int) -> int:
     return shape[0] if shape else 0
 
 
-def build(config: Callable[..., Any], where: Path, fields: Mapping[str, Any]) -> Any:
+def build(config: Callable[..., T], where: Path, fields: Mapping[str, object]) -> T:
     """Returns a model's configuration. Raises: DataError for values that it refuses."""
     try:
         return config(**fields)
@@ -129,18 +131,18 @@ def build(config: Callable[..., Any], where: Path, fields: Mapping[str, Any]) ->
         raise DataError(f"{where}: {error}; give the model's own") from None
 
 
-def typed_value(where: Path, tree: Mapping[str, Any], name: str, kind: type, usual: Any = None) -> Any:
+def typed_value(where: Path, tree: Mapping[str, object], name: str, kind: type[T], usual: T | None = None) -> T:
     """Returns a value of a JSON object; `usual` if it is absent or null. Raises: DataError for another kind."""
     value = tree.get(name)
     value = usual if value is None else value
     if kind is float and type(value) is int and abs(value) < 1 << 53:
         value = float(value)
-    if type(value) is not kind:
+    if type(value) is not kind or not isinstance(value, kind):  # a bool is an instance of int
         raise DataError(f"{where}: {name} is {str(value)[:60]!r}, not of kind {kind.__name__}; give the model's own")
     return value
 
 
-def lookup(where: Path, tree: Mapping[str, Any], name: str, known: Mapping[str, Any], usual: str) -> Any:
+def lookup(where: Path, tree: Mapping[str, object], name: str, known: Mapping[str, T], usual: str) -> T:
     """Returns the meaning of a word of a JSON object. Raises: DataError for a word that is not known."""
     word = tree.get(name) or usual
     if not isinstance(word, str) or word not in known:
@@ -149,7 +151,7 @@ def lookup(where: Path, tree: Mapping[str, Any], name: str, known: Mapping[str, 
     return known[word]
 
 
-def require_settings(where: Path, tree: Mapping[str, Any], **allowed: Any) -> None:
+def require_settings(where: Path, tree: Mapping[str, object], **allowed: object) -> None:
     """Raises: DataError if a setting is another than the one that is known here."""
     for name, only in allowed.items():
         if tree.get(name, only) not in (only, None):

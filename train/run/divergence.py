@@ -2,8 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from contexture.train.config import Run
 
@@ -22,7 +21,9 @@ def uniform_loss(run: Run, classes: int) -> float:
     return math.log(max(classes, 2)) + run.task.lm_weight * words
 
 
-def diverged_loss(records: Iterable[dict[str, Any]], guess: float, far: float = FAR) -> tuple[float, float] | None:
+def diverged_loss(
+    records: Iterable[Mapping[str, object]], guess: float, far: float = FAR
+) -> tuple[float, float] | None:
     """Returns (loss of the first step, mean loss of the last ten) if training has made the model useless; else None.
 
     guess: the loss of a uniform guess, or of a regression the variance of its labels. The first step's loss comes

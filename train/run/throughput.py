@@ -1,7 +1,8 @@
 """How fast a run trains: tokens per second, and how much of the chip's peak (MFU) that is."""
 
 import time
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from contexture.models.model import FAMILIES
 from contexture.train.config import Run
@@ -92,7 +93,7 @@ class ThroughputMeter:
         """Leaves the time since the last records out of the next speed: it was not spent on training."""
         self._last_time = time.perf_counter()
 
-    def records(self, steps: list[int], fetched: list[dict[str, Any]]) -> list[Record]:
+    def records(self, steps: list[int], fetched: list[Mapping[str, object]]) -> list[Record]:
         """Returns one record for each step: `step`, `split`, its metrics, tokens_per_second (padding counted), mfu.
 
         Steps run ahead of the host, so single steps cannot be timed: all get the mean speed since the last records.

@@ -67,7 +67,9 @@ def stop_at_random(process, folder: Path, number: int, rng: random.Random, last:
     process.send_signal(number)
 
 
-@pytest.mark.parametrize("delay", [0.15, 0.4, 0.8, 1.5])
+@pytest.mark.parametrize(
+    "delay", [0.15, pytest.param(0.4, marks=pytest.mark.long), pytest.param(0.8, marks=pytest.mark.long), 1.5]
+)
 def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, tiny_run, tmp_path, delay):
     """Also while libraries are being imported and checkpoints read, where an exception would do harm."""
     folder = tmp_path / "run"
@@ -84,7 +86,7 @@ def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, t
     ("training", "number"),
     [
         ("pretraining", signal.SIGKILL),
-        ("pretraining", signal.SIGTERM),
+        pytest.param("pretraining", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("pretraining", signal.SIGINT, marks=pytest.mark.long),
         pytest.param("fine-tuning", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("fine-tuning", signal.SIGTERM, marks=pytest.mark.long),
