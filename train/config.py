@@ -6,7 +6,6 @@
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from contexture.data.config import STREAMS, DataConfig, Family, Stream, TaskConfig
 from contexture.models.config import MAX_SIZE, BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
@@ -124,9 +123,10 @@ class Run:
                 raise ValueError("model.stateful has no meaning for a task, whose examples do not follow each other")
 
 
-def fields(kind: Any, prefix: str = "") -> dict[str, Any]:
-    """Every field of a config by its dotted name: {"optim.peak_lr": 1e-4, …}."""
-    flat: dict[str, Any] = {}
+def fields(kind: object, prefix: str = "") -> dict[str, object]:
+    """Returns every field of a config by its dotted name: {"optim.peak_lr": 1e-4, …}."""
+    flat: dict[str, object] = {}
+    assert dataclasses.is_dataclass(kind)
     for f in dataclasses.fields(kind):
         value = getattr(kind, f.name)
         if dataclasses.is_dataclass(value):

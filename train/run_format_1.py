@@ -4,6 +4,7 @@ A fingerprint is the same for ever, so it keeps counting fields by the names tha
 written.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from contexture.data.config import STREAMS
@@ -20,11 +21,12 @@ _DERIVED = ("objective", "data.stream", "data.layout")
 """Fields of format 1 that follow from the model's family and the kind of task."""
 
 
-def upgrade(tree: Any) -> Any:
-    """A run.json of format 1 as one of format 2. Values are not checked here."""
-    config = dict(tree.get("config") or {}) if isinstance(tree.get("config") or {}, dict) else tree["config"]
-    upgraded = {**tree, "format": 2, "config": config}
+def upgrade(tree: Mapping[str, object]) -> dict[str, object]:
+    """Returns a run.json of format 1 as one of format 2. Values are not checked here."""
+    upgraded: dict[str, object] = {**tree, "format": 2}
+    config = tree.get("config") or {}
     if isinstance(config, dict):
+        upgraded["config"] = config = dict(config)
         _upgrade_config(config)
     if "published" in tree:
         published = upgraded.pop("published")
@@ -46,8 +48,8 @@ def _upgrade_config(config: dict[str, Any]) -> None:
         config["task"] = {**config.get("task", {}), "kind": "span"}
 
 
-def format_1_fields(run: Run) -> dict[str, Any]:
-    """Every field of a run by the dotted name of format 1: {"data.split": "spaces", …}."""
+def format_1_fields(run: Run) -> dict[str, object]:
+    """Returns every field of a run by the dotted name of format 1: {"data.split": "spaces", …}."""
     names = {name: f"{name.split('.')[0]}.{was}" for name, was in _RENAMED.items()}
     flat = {names.get(name, name): value for name, value in fields(run).items()}
     if run.task.kind == "span":
@@ -56,7 +58,7 @@ def format_1_fields(run: Run) -> dict[str, Any]:
     return flat | dict(zip(_DERIVED, derived, strict=True))
 
 
-def default_fields(run: Run) -> dict[str, Any]:
-    """The values that fields of format 1 have by default, for the run's family of models."""
+def default_fields(run: Run) -> dict[str, object]:
+    """Returns the values that fields of format 1 have by default, for the run's family of models."""
     usual = format_1_fields(Run())
     return usual | {f"model.{name}": value for name, value in fields(type(run.model)()).items()}

@@ -156,7 +156,7 @@ def test_words_that_are_wrong_give_one_clear_line(elmo_run, text, tmp_path, caps
     assert sorted(tmp_path.iterdir()) == there and (tmp_path / "taken.npz").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("name", ["run_format_1", "gpt_format_1"])
+@pytest.mark.parametrize("name", ["run_format_1", pytest.param("gpt_format_1", marks=pytest.mark.long)])
 def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
     """Of a BERT with [CLS] and [SEP], whatever stands beside a line in its batch; what is too long is cut and
     counted; each pool is of the vectors that its name says."""

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_every_number_of_the_command_line_is_taken_or_refused_in_one_line(value)
         except (ConfigError, DataError) as error:
             assert len(str(error).splitlines()) == 1
         else:
-            found = fields(run)[option.replace("-", "_")]
+            found: Any = fields(run)[option.replace("-", "_")]
             assert found == found and (isinstance(found, float) or abs(found) < 2**31)
 
 

@@ -1,5 +1,6 @@
 """Batches: a function of (seed, step, row) alone, however many read, and equal to the slow original in every token."""
 
+import dataclasses
 import hashlib
 import os
 import subprocess
@@ -15,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data import rng
-from contexture.data.batches import check_fields, iterate
-from contexture.data.config import DataConfig
+from contexture.data.batches import check_fields, iterate, open_held_out
+from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.pretraining import split_table
 from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, PairBatches
@@ -187,6 +188,17 @@ def test_every_held_out_line_is_read_once_and_the_last_batch_is_filled_up(shards
     assert held_out.count == expected
     with pytest.raises(IndexError):
         held_out.read(held_out.steps)
+
+
+@pytest.mark.parametrize("batch", [3, 12])
+def test_held_out_text_knows_no_ramp(shards: Shards, config: DataConfig, batch: int):
+    """The ramp belongs to training: held-out text is read in batches of any size."""
+    ramped = dataclasses.replace(config, ramp_from=2, ramp_steps=6)
+    tokenizer = WordPiece(vocabulary(), True)
+    plain, other = (open_held_out(shards, tokenizer, each, TaskConfig(), "bert", batch) for each in (config, ramped))
+    assert plain is not None and other is not None and plain.steps == other.steps > 1
+    for name, x in plain.read(1).items():
+        assert len(x) == batch and np.array_equal(other.read(1)[name], x), name
 
 
 def test_no_held_out_text_is_refused(tmp_path: Path, config: DataConfig):

@@ -140,6 +140,7 @@ def test_a_signal_is_answered_while_text_is_counted(words, tmp_path, capsys, mon
     assert code == 75 and "stopped before training resumed" in err and len(calls) == 1, (err, len(calls))
 
 
+@pytest.mark.long
 def test_a_batch_that_grows_is_evaluated_as_one_that_does_not(words, tmp_path, capsys):
     """The ramp belongs to training: held-out text is read in batches of any size."""
     ramp = ["--data.ramp-from", "8", "--data.ramp-steps", "6", "--steps", "10", "--evaluate.batch", "12"]
