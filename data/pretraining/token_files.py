@@ -21,7 +21,7 @@ class TokenFiles:
         """Writes ids behind those that are there."""
         written = 0
         while written < len(ids):
-            # A file is begun by its first id, so there is none without any.
+            # A file is created when its first id is written, so no file is empty.
             number, at = divmod(self._count, self._per_file)
             if not at:
                 if self.files:

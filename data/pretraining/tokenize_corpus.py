@@ -69,8 +69,8 @@ def prepare(
         windows         documents are tokenised whole, line ends included, each with the tokenizer's end behind it, and
                         held out by their tokens; a single document is cut between two runs of RUN tokens, and its first
                         part has no end then
-        lanes           sentences are words with an end behind them; words that the vocabulary lacks are numbered behind
-                        it, by first appearance, and their spelling is kept in the folder
+        lanes           each sentence ends with </S>; words outside the vocabulary are numbered after it, by first
+                        appearance, and their spelling is kept in the folder
 
     Differs: for sentence pairs, a document of more than LONGEST_DOCUMENT sentences is cut in two.
 

@@ -237,7 +237,7 @@ class _Writer:
     def add(self, path: str, split: str, cancel: CancelToken) -> None:
         """Encodes a file, a chunk at a time."""
         source = source_of(path)
-        # Every example has an id of its own: two files of one name are told apart by their paths.
+        # Example ids are unique: files with the same name are distinguished by their paths.
         name = path if source["name"] in [other["name"] for other in self.sources] else source["name"]
         self.sources.append({"name": name, "size": source["size"], "sha256": sha256_of(path), "split": split})
         fraction = self.task.dev_fraction if split == "train" else 0.0

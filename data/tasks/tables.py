@@ -15,7 +15,7 @@ from contexture.data.text.sources import decoded_lines, json_records
 LONGEST_FIELD = 1 << 24
 """Characters of a field of a *.csv: a longer one is taken for a quote that is never closed."""
 FIRST_ROWS = 100
-"""Rows from which the columns are told: a first row that is odd is then left out as any other."""
+"""Rows from which the columns are detected, so that an odd first row is left out like any other."""
 _EXPECTED = 'every line of a *.jsonl is an object like {"text": "…", "label": "…"}'
 
 Cell: TypeAlias = object

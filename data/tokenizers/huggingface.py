@@ -186,7 +186,7 @@ def _wordpiece(
         raise _no_vocabulary(folder, wordpiece.VOCABULARY)
     known = {piece for piece, _ in entries}
     more = [(token["content"], token["id"]) for token in added if token["content"] not in known]
-    # vocab.txt numbers its lines, and there may be added tokens behind them; tokenizer.json gives every token its id.
+    # In vocab.txt a token's id is its line number, and added tokens follow; tokenizer.json gives every token its id.
     vocabulary = [piece for piece, _ in entries] if whole is None and not more else ordered([*entries, *more], file)
     if whole is not None and "" in vocabulary:  # of the Chinese vocabulary's line ends transformers strips two pieces
         vocabulary = [piece + _LINE_END if piece in ("", "##") else piece for piece in vocabulary]
