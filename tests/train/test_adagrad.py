@@ -63,15 +63,17 @@ def test_a_layer_moves_by_its_share_of_the_rate_and_a_frozen_one_not_at_all():
         jnp.asarray(rng.integers(5, 50, batch[name].shape), jnp.int32) for name in ("tokens", "labels")
     )
 
+    model = build(run.model, objective.heads)
+    with jax.set_mesh(mesh):
+        make, _, shardings = create(model, run, mesh)
+        begun = jax.device_get(make())
+    before = by_path(begun.params)
+
     def moved(**more) -> dict[str, np.ndarray]:
         changed = dataclasses.replace(run, optim=dataclasses.replace(run.optim, **more))
-        model = build(changed.model, objective.heads)
         with jax.set_mesh(mesh):
-            make, _, shardings = create(model, changed, mesh)
-            state = make()
-            before = by_path(jax.device_get(state.params))
-            state, _ = train_step(model, objective, changed, shardings)(state, batch)
-            after = by_path(jax.device_get(state.params))
+            state, _ = train_step(model, objective, changed, shardings)(jax.device_put(begun, shardings), batch)
+        after = by_path(jax.device_get(state.params))
         return {path: after[path].astype(np.float64) - before[path] for path in before}
 
     whole, part = moved(), moved(layer_decay=1 / 3, frozen_layers=1)

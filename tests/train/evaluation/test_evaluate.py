@@ -1,8 +1,10 @@
 """Evaluation is over the whole set, each example once, whatever the batch, the mesh and the processes."""
 
+import functools
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,25 +15,23 @@ from tests.helpers.commands import devices
 from tests.helpers.parity_rule import assert_close
 from tests.train.test_mesh import free_port
 
-KINDS = ("classify", "regress", "tag")
-
 
 def predictions(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "predictions.jsonl").read_text("utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
-def evaluated(task_run, tmp_path_factory) -> dict[tuple[str, int, int], tuple[dict, list[dict]]]:
-    """(kind, devices, batch) → (what evaluate says, its predictions)."""
-    found = {}
-    wanted = {1: [("classify", 7), *((kind, 64) for kind in KINDS)], 8: [("classify", 1), ("regress", 64), ("tag", 7)]}
-    for count, evaluations in wanted.items():
+def evaluated(task_run, tmp_path_factory) -> Callable[[str, int, int], tuple[dict, list[dict]]]:
+    """(kind, devices, batch) → (what evaluate says, its predictions). Each is done once."""
+
+    @functools.cache
+    def evaluate(kind: str, count: int, batch: int) -> tuple[dict, list[dict]]:
+        to = tmp_path_factory.mktemp("evaluated")
         with devices(count):
-            for kind, batch in evaluations:
-                to = tmp_path_factory.mktemp("evaluated")
-                result = contexture.evaluate(task_run(kind), batch=batch, to=str(to))
-                found[kind, count, batch] = result, predictions(to / "dev-60")
-    return found
+            result = contexture.evaluate(task_run(kind), batch=batch, to=str(to))
+        return result, predictions(to / "dev-60")
+
+    return evaluate
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def lines_of(file: Path) -> list[str]:
 
 
 def test_metrics_equal_an_independent_count(evaluated, task_files):
-    result, said = evaluated["classify", 1, 64]
+    result, said = evaluated("classify", 1, 64)
     gold = [line.split("\t")[1] for line in lines_of(task_files / "classify.dev.tsv")[1:]]
     assert len(gold) == 97 == result["examples"] and [r["label"] for r in said] == gold
     assert [r["id"] for r in said] == [f"classify.dev.tsv:{n}" for n in range(2, 99)]
@@ -79,7 +79,7 @@ def test_metrics_equal_an_independent_count(evaluated, task_files):
 
 
 def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
-    result, said = evaluated["regress", 1, 64]
+    result, said = evaluated("regress", 1, 64)
     gold = [json.loads(line)["score"] for line in lines_of(task_files / "regress.dev.jsonl")]
     answers = [r["prediction"] for r in said]
     errors = [(g - a) ** 2 for g, a in zip(gold, answers, strict=True)]
@@ -90,24 +90,29 @@ def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
     below = math.sqrt(sum((g - mean_g) ** 2 for g in gold) * sum((a - mean_a) ** 2 for a in answers))
     assert result["metrics"]["pearson"] == pytest.approx(top / below, abs=1e-6)
 
-    result, said = evaluated["tag", 1, 64]
+    result, said = evaluated("tag", 1, 64)
     words = [line.split("\t")[3] for line in lines_of(task_files / "tag.dev.conllu") if line]
     assert [tag for r in said for tag in r["labels"]] == words
     hits = [g == a for r in said for g, a in zip(r["labels"], r["predictions"], strict=True)]
     assert result["metrics"]["accuracy"] == pytest.approx(sum(hits) / len(words), abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_batch_and_devices_change_no_prediction(evaluated, kind):
-    whole, said = evaluated[kind, 1, 64]
-    for (other, count, batch), (result, records) in evaluated.items():
-        if other == kind:
-            same(result, records, whole, said, f"{count} devices, batch {batch}")
+@pytest.mark.parametrize(
+    ("kind", "count", "batch"),
+    [
+        ("classify", 1, 7),
+        pytest.param("classify", 8, 1, marks=pytest.mark.long),
+        pytest.param("regress", 8, 64, marks=pytest.mark.long),
+        ("tag", 8, 7),
+    ],
+)
+def test_batch_and_devices_change_no_prediction(evaluated, kind, count, batch):
+    same(*evaluated(kind, count, batch), *evaluated(kind, 1, 64), f"{count} devices, batch {batch}")
 
 
+@pytest.mark.long
 def test_two_processes_change_no_prediction(evaluated, by_two_processes):
-    (result, records), (whole, said) = by_two_processes, evaluated["classify", 1, 64]
-    same(result, records, whole, said, "two processes")
+    same(*by_two_processes, *evaluated("classify", 1, 64), "two processes")
 
 
 def same(result: dict, records: list[dict], whole: dict, said: list[dict], where: str) -> None:
