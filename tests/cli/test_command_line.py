@@ -94,7 +94,8 @@ def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, te
     last = said(capsys, "export", folder, "hf", "--to", tmp_path / "out")[1]
     assert last == f"ConfigError: {folder} holds no checkpoint yet; train it first"
     text.write_bytes((text_folder / "text0.txt").read_bytes())
-    assert cli.main([*words, "--steps", "6"]) == 0
+    code, last = said(capsys, *words, "--optim.frozen", "everything")  # refused once the vocabulary is learned
+    assert code == 2 and "optim.frozen=everything" in last, last
     assert len((folder / "tokenizer" / "vocab.txt").read_text().splitlines()) > 100
 
 
@@ -103,8 +104,9 @@ def test_a_folder_where_nothing_was_trained_starts_over(capsys, tmp_path, text_f
     words = pretrain("--dir", tmp_path / "run", "--data.path", text_folder, "--steps", "6")
     code, last = said(capsys, *words, "--optim.frozen", "everything")
     assert code == 2 and "optim.frozen=everything is in the path of no parameter" in last, last
-    assert cli.main([*words, "--seed", "5"]) == 0
-    assert "has other settings (--optim.frozen) and no training steps yet; starting over" in capsys.readouterr().err
+    assert cli.main([*words, "--seed", "5", "--optim.frozen-layers", "9"]) == 2
+    told = capsys.readouterr().err
+    assert "has other settings (--optim.frozen" in told and "and no training steps yet; starting over" in told, told
 
 
 def test_a_folder_that_holds_other_things_is_left_alone(capsys, tmp_path, text_folder, monkeypatch):

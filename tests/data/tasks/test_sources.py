@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import contexture
+from contexture.cli import main as cli
+from contexture.data.tasks.example_store import ROW
 from tests.conftest import TINY
 from tests.helpers.commands import done
 from tests.helpers.tfds_sets import build
@@ -93,6 +95,21 @@ def named(place: Path) -> Path:
     return place / "named"
 
 
+def test_a_file_and_a_set_of_the_same_sentences_are_the_same_examples(place, named):
+    """Encoded to the same bytes; another test trains on both."""
+    files = [place / f"sst2.{split}.tsv" for split in ("train", "validation")]
+    words = ["finetune", BASE, "--dir", place / "encoded", "--task.kind", "classify", *from_files(files)]
+    assert cli.main([*map(str, words), "--data.batch", "8", "--optim.frozen-layers", "99"]) == 2
+    for split in ("train", "dev"):
+        folders = (named / "data", place / "encoded" / "data")
+        tokens, others = ((folder / f"{split}-tokens.bin").read_bytes() for folder in folders)
+        assert tokens == others != b""
+        rows, theirs = (np.fromfile(folder / f"{split}-rows.bin", ROW) for folder in folders)
+        for name in ("a", "b", "end", "answer"):  # all but the line, which a set counts from 0
+            assert np.array_equal(rows[name], theirs[name]), name
+
+
+@pytest.mark.long
 def test_a_file_and_a_set_of_the_same_sentences_are_one_run(place, named):
     files = [place / f"sst2.{split}.tsv" for split in ("train", "validation")]
     finetune(place / "file", "--task.kind", "classify", "--optim.peak-lr", "2e-5", *from_files(files))

@@ -65,6 +65,7 @@ def test_a_word_s_gradient_goes_to_the_window_that_won():
         params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
         wide = module.clone(dtype=jnp.float64)
 
+        @jax.jit
         def total(params):
             out: Any = wide.apply({"params": params}, types)
             return jnp.sin(out).sum()

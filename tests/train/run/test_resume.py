@@ -28,6 +28,7 @@ from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create
 from tests.helpers.logs import logged
 
+
 def losses(folder: Path) -> list[tuple[int, float]]:
     return [(r["step"], r["loss"]) for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"]
 
