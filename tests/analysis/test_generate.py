@@ -51,11 +51,7 @@ def test_a_text_does_not_depend_on_its_batch(writer: Opened):
     prompts = ["the cat", "a", "the queen paints two apples. the", "my"]
     together = write(writer, prompts, seed=3)
     assert together == write(writer, prompts, seed=3, batch=2) != write(writer, prompts, seed=4)
-
-
-@pytest.mark.long
-def test_a_greedy_text_does_not_depend_on_its_batch(writer: Opened):
-    prompts, greedy = ["the cat", "a", "the queen paints two apples. the", "my"], Sampling(temperature=0.0)
+    greedy = Sampling(temperature=0.0)
     assert write(writer, prompts, greedy) == write(writer, prompts, greedy, batch=1)
 
 

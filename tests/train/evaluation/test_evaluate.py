@@ -110,7 +110,6 @@ def test_batch_and_devices_change_no_prediction(evaluated, kind, count, batch):
     same(*evaluated(kind, count, batch), *evaluated(kind, 1, 64), f"{count} devices, batch {batch}")
 
 
-@pytest.mark.long
 def test_two_processes_change_no_prediction(evaluated, by_two_processes):
     same(*by_two_processes, *evaluated("classify", 1, 64), "two processes")
 
