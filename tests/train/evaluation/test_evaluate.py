@@ -15,17 +15,20 @@ from tests.helpers.commands import devices
 from tests.helpers.parity_rule import assert_close
 from tests.train.test_mesh import free_port
 
+Evaluated = tuple[dict, list[dict]]
+"""(what evaluate says, its predictions)."""
+
 
 def predictions(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "predictions.jsonl").read_text("utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
-def evaluated(task_run, tmp_path_factory) -> Callable[[str, int, int], tuple[dict, list[dict]]]:
-    """(kind, devices, batch) → (what evaluate says, its predictions). Each is done once."""
+def evaluated(task_run, tmp_path_factory) -> Callable[[str, int, int], Evaluated]:
+    """(kind, devices, batch) → what they evaluate to. Each is done once."""
 
     @functools.cache
-    def evaluate(kind: str, count: int, batch: int) -> tuple[dict, list[dict]]:
+    def evaluate(kind: str, count: int, batch: int) -> Evaluated:
         to = tmp_path_factory.mktemp("evaluated")
         with devices(count):
             result = contexture.evaluate(task_run(kind), batch=batch, to=str(to))
@@ -35,7 +38,7 @@ def evaluated(task_run, tmp_path_factory) -> Callable[[str, int, int], tuple[dic
 
 
 @pytest.fixture(scope="module")
-def by_two_processes(door, task_run, tmp_path_factory) -> tuple[dict, list[dict]]:
+def by_two_processes(door, task_run, tmp_path_factory) -> Evaluated:
     to = tmp_path_factory.mktemp("two")
     environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
     words = ["evaluate", task_run("classify"), "--batch", "7", "--mesh.distributed", "--to", to, "--json"]
@@ -107,14 +110,15 @@ def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
     ],
 )
 def test_batch_and_devices_change_no_prediction(evaluated, kind, count, batch):
-    same(*evaluated(kind, count, batch), *evaluated(kind, 1, 64), f"{count} devices, batch {batch}")
+    same(evaluated(kind, count, batch), evaluated(kind, 1, 64), f"{count} devices, batch {batch}")
 
 
 def test_two_processes_change_no_prediction(evaluated, by_two_processes):
-    same(*by_two_processes, *evaluated("classify", 1, 64), "two processes")
+    same(by_two_processes, evaluated("classify", 1, 64), "two processes")
 
 
-def same(result: dict, records: list[dict], whole: dict, said: list[dict], where: str) -> None:
+def same(found: Evaluated, wanted: Evaluated, where: str) -> None:
+    (result, records), (whole, said) = found, wanted
     assert result["examples"] == 97 and [r["id"] for r in records] == [r["id"] for r in said], where
     for name, value in whole["metrics"].items():
         assert result["metrics"][name] == pytest.approx(value, abs=1e-6), (where, name)
