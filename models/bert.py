@@ -6,10 +6,13 @@ import jax.numpy as jnp
 
 from contexture.models.config import BertConfig
 from contexture.models.encoding import Encoding
-from contexture.models.layers.attention import Attention
+from contexture.models.layers.attention.choice import choose
+from contexture.models.layers.attention.mask import PADDED, AttentionMask
+from contexture.models.layers.attention.module import Attention
 from contexture.models.layers.blocks import FeedForward, Init, Linear, Norm, scan_layers
 from contexture.models.layers.dropout import DropoutKey, dropout
 from contexture.models.layers.embeddings import BertEmbeddings
+from contexture.models.sharding import platform
 
 # Dropout's sites: 0 for the embeddings, then layer · 3 + 1, 2, 3.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3
@@ -65,11 +68,11 @@ class Block(nn.Module):
         self.ffn_norm = Norm(c.eps, dtype)
 
     def __call__(
-        self, x_BLD: jax.Array, layer: jax.Array, bias_BHLM: jax.Array, dropout_key: DropoutKey | None
+        self, x_BLD: jax.Array, layer: jax.Array, mask: AttentionMask | jax.Array, dropout_key: DropoutKey | None
     ) -> jax.Array:
         # In a scan the layer's number is an array, and so is the site: one program draws every layer's own masks.
         rate, site = self.config.dropout, layer * _SITES_PER_LAYER
-        new_BLD = self.attention(x_BLD, bias_BHLM, dropout_key, site + _ATTENTION)
+        new_BLD = self.attention(x_BLD, mask, dropout_key, site + _ATTENTION)
         x_BLD = self.attention_norm(x_BLD + dropout(new_BLD, rate, dropout_key, site + _AFTER_ATTENTION))
         new_BLD = self.ffn(x_BLD)
         return self.ffn_norm(x_BLD + dropout(new_BLD, rate, dropout_key, site + _AFTER_FFN))
@@ -94,11 +97,13 @@ class Bert(nn.Module):
             batch["tokens"], batch["segments"], batch.get("positions"), dropout_key, _EMBEDDINGS
         )
         mask_BL = batch["mask"]
-        # The mask is over keys only, B11M. -10000 on a padded key's logit makes its weight 0 in float32. Padded queries
-        # attend all the same, as in the original; nothing reads their output.
-        bias_BHLM = (1.0 - mask_BL.astype(jnp.float32))[:, None, None, :] * -10000.0
+        # It is over keys only. Padded queries attend all the same, as in the original: nothing reads their output.
+        implementation = choose(c, platform()).name
+        mask = AttentionMask(tokens_BM=mask_BL, implementation=implementation)
+        if implementation == "reference":
+            mask = (1.0 - mask_BL.astype(jnp.float32))[:, None, None, :] * PADDED  # B11M
         out_BLD, layers = scan_layers(
-            Block, (c,), x_BLD, bias_BHLM, dropout_key, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
+            Block, (c,), x_BLD, mask, dropout_key, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
         )
         # [CLS] through a layer that pretraining trains with next-sentence prediction; classifiers start from it.
         pooled_BD = jnp.tanh(Linear("BD,D_->B_", size, kernel_init(c), dtype, name="pooler")(out_BLD[:, 0]))

@@ -87,6 +87,9 @@ class TransformerConfig:
     """Layers per iteration of the layer loop; 0: no loop (faster on a CPU), 1: smallest program."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes: nothing, all but the matrix products, or everything. Needs a loop."""
+    attention: Literal["auto", "reference", "pallas", "cudnn"] = "auto"
+    """What computes attention. reference: arrays of all weights. pallas: our kernels for TPU and GPU, which never store
+    them, with the same dropout. cudnn: NVIDIA's, without dropout. auto: the best for the device."""
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab", "length", "layers", "hidden", "heads", "ffn")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from contexture.models import gpt
 from contexture.models.config import GptConfig, Sampling
-from contexture.models.layers.attention import KVCache
+from contexture.models.layers.attention.module import KVCache
 from contexture.models.layers.blocks import Norm
 from contexture.models.shapes import Params, by_path
 

@@ -1,23 +1,28 @@
 """GPT's decoder: GPT-1 (Radford et al. 2018), GPT-2 (2019) and GPT-3 (Brown et al. 2020), by configuration."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from contexture.models.config import GptConfig
+from contexture.models.config import MAX_SIZE, GptConfig
 from contexture.models.encoding import Encoding
-from contexture.models.layers.attention import Attention, KVCache
+from contexture.models.layers.attention.choice import choose
+from contexture.models.layers.attention.mask import HIDDEN, AttentionMask
+from contexture.models.layers.attention.module import Attention, KVCache
 from contexture.models.layers.blocks import FeedForward, Init, Norm, scan_layers
 from contexture.models.layers.dropout import DropoutKey, dropout
 from contexture.models.layers.embeddings import GptEmbeddings
+from contexture.models.sharding import platform
 
 # Dropout's sites: 0 for the embeddings, then layer · 3 + 1, 2, 3.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3
 _SITES_PER_LAYER = 3
-_MASKED = -1e10
-"""Added to the logit of a key that must not be seen: its weight is then exactly 0."""
+Masks: TypeAlias = AttentionMask | tuple[jax.Array, ...]
+"""What attention may see: the rule for a kernel, or arrays of biases for dense and banded layers."""
 
 
 def kernel_init(config: GptConfig) -> Init:
@@ -73,10 +78,9 @@ def causal_biases(
     """
     distance_BLM = query_BL[:, :, None] - key_BM[:, None, :]
     dense_BLM = visible_BLM & (distance_BLM >= 0)
-    # Banded layers compute all pairs and mask most of them: the band saves no time here, it is for parity with GPT-3
-    # (Child et al. 2019).
+    # As arrays, banded layers compute all pairs and mask most of them (Child et al. 2019). Kernels skip them.
     masks = (dense_BLM, dense_BLM & (distance_BLM < config.local_window)) if config.local_window else (dense_BLM,)
-    return tuple(jnp.where(mask_BLM, 0.0, _MASKED)[:, None] for mask_BLM in masks)
+    return tuple(jnp.where(mask_BLM, 0.0, HIDDEN)[:, None] for mask_BLM in masks)
 
 
 class Block(nn.Module):
@@ -98,13 +102,11 @@ class Block(nn.Module):
         self.ffn = FeedForward(size, c.gelu, init, dtype, out_init, c.biases)
         self.ffn_norm = Norm(c.eps, dtype, c.biases)
 
-    def __call__(
-        self, x_BLD: jax.Array, layer: jax.Array, biases: tuple[jax.Array, ...], dropout_key: DropoutKey | None
-    ) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, layer: jax.Array, masks: Masks, dropout_key: DropoutKey | None) -> jax.Array:
         # In a scan the layer's number is an array, and so is the site: one program draws every layer's own masks.
-        bias_BHLM, site = _layer_bias(biases, layer), layer * _SITES_PER_LAYER
+        mask, site = _of_layer(masks, layer, self.config.local_window), layer * _SITES_PER_LAYER
         return self._sublayers(
-            x_BLD, lambda y: self.attention(y, bias_BHLM, dropout_key, site + _ATTENTION), dropout_key, site
+            x_BLD, lambda y: self.attention(y, mask, dropout_key, site + _ATTENTION), dropout_key, site
         )
 
     def step(
@@ -137,9 +139,13 @@ class Block(nn.Module):
         return self.ffn_norm(x_BLD + dropout(self.ffn(x_BLD), rate, dropout_key, site + _AFTER_FFN))
 
 
-def _layer_bias(biases: tuple[jax.Array, ...], layer: jax.Array) -> jax.Array:
+def _of_layer(masks: Masks, layer: jax.Array, local_window: int) -> AttentionMask | jax.Array:
+    if isinstance(masks, AttentionMask):
+        # One program serves both kinds of layers: the window of a dense one is longer than any text.
+        window = jnp.where(layer % 2 == 0, MAX_SIZE, local_window) if local_window else None
+        return replace(masks, window=window)
     # In a scan the layer's number is an array: both biases exist, and a select takes one.
-    return biases[0] if len(biases) == 1 else jnp.where(layer % 2 == 0, *biases)
+    return masks[0] if len(masks) == 1 else jnp.where(layer % 2 == 0, *masks)
 
 
 def embeddings(config: GptConfig) -> GptEmbeddings:
@@ -172,10 +178,13 @@ class Gpt(nn.Module):
         visible_BLM = jnp.ones((1, 1, 1), bool)
         if "packs" in batch:
             visible_BLM = batch["packs"][:, :, None] == batch["packs"][:, None, :]
-        biases = causal_biases(c, column_BL, column_BL, visible_BLM)
+        implementation = choose(c, platform()).name
+        masks: Masks = AttentionMask(packs_BL=batch.get("packs"), causal=True, implementation=implementation)
+        if implementation == "reference":
+            masks = causal_biases(c, column_BL, column_BL, visible_BLM)
         x_BLD, table_VD = embeddings(c)(tokens_BL, batch.get("positions"), dropout_key, _EMBEDDINGS)
         out_BLD, layers = scan_layers(
-            Block, (c,), x_BLD, biases, dropout_key, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
+            Block, (c,), x_BLD, masks, dropout_key, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
         )
         if c.norm == "pre":
             out_BLD = Norm(c.eps, jnp.dtype(c.dtype), c.biases, name="norm")(out_BLD)

@@ -55,6 +55,15 @@ def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]
     return PartitionSpec(*entries)
 
 
+def platform() -> str:
+    """Returns what the current mesh's devices are, or the default device without one: cpu, tpu, gpu (NVIDIA's), else
+    the device's own name. A mesh may be that of a machine which is only compiled for."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    kind = (jax.devices()[0] if device is None else device).device_kind
+    names = {"cpu": "cpu", "TPU": "tpu", "NVIDIA": "gpu", "Tesla": "gpu", "Quadro": "gpu", "GeForce": "gpu"}
+    return next((name for start, name in names.items() if kind.startswith(start)), kind)
+
+
 def batch_devices() -> int:
     """Returns how many devices of the current mesh share a batch; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -9,8 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from contexture.models.config import ModelConfig, TransformerConfig
+from contexture.models.layers.attention.choice import choose
 from contexture.models.shapes import Params, by_path, dims_of, path_of
-from contexture.models.sharding import MESH_AXES, partition_spec
+from contexture.models.sharding import MESH_AXES, partition_spec, platform
 from contexture.train.errors import ConfigError
 from contexture.train.options import MeshConfig
 from contexture.train.run.limits import check_limits
@@ -159,3 +161,14 @@ def describe(mesh: Mesh) -> str:
     shared = f", {processes} processes" if processes > 1 else ""
     count = math.prod(mesh.shape.values())
     return f"{count} {device.device_kind} device{'s' if count > 1 else ''} as {layout}{shared}"
+
+
+def describe_attention(model: ModelConfig) -> str:
+    """Returns what computes a model's attention on the current mesh, and why: "reference: no kernel for cpu"; "" for an
+    ELMo. Raises ConfigError if the devices cannot do what the configuration asks for."""
+    if not isinstance(model, TransformerConfig):
+        return ""
+    try:
+        return ": ".join(choose(model, platform()))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

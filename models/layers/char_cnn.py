@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from contexture.models.layers.blocks import Init, Linear
-from contexture.models.sharding import batch_devices, batch_shards, constrain
+from contexture.models.sharding import batch_devices, batch_shards, constrain, platform
 
 CHARACTERS = 261
 """256 bytes, begin and end of a sentence, begin and end of a word, padding."""
@@ -204,7 +204,7 @@ def _split_chunks(x: jax.Array, positions: int, width: int) -> jax.Array:
     devices = batch_shards(x.shape[0])
     rows = x.shape[0] // devices
     # An accelerator has the memory for larger chunks, and needs them to be busy.
-    limit = MAX_CONV_FLOATS if jax.default_backend() == "cpu" else 16 * MAX_CONV_FLOATS
+    limit = MAX_CONV_FLOATS if platform() == "cpu" else 16 * MAX_CONV_FLOATS
     chunks, size = chunk_sizes(rows, max(limit // (positions * width), 1))
     # [R] → [devices, R/devices] → [devices, chunks, size] → [chunks, devices, size] → [chunks, devices · size].
     x = x.reshape(devices, rows, *x.shape[1:])

@@ -48,7 +48,7 @@ def _mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-def _row_keys(dropout_key: DropoutKey, site: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+def row_words(dropout_key: DropoutKey, site: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """Returns two independent words for each row (start, stride), from (seed, step), site and row."""
     site = jnp.asarray(site).astype(jnp.uint32)
     words = []
@@ -62,8 +62,8 @@ def _row_keys(dropout_key: DropoutKey, site: jax.Array | int) -> tuple[jax.Array
     return words[0], words[1]
 
 
-def _element(start: jax.Array, stride: jax.Array, column: jax.Array) -> jax.Array:
-    """Returns the random word of a column: the row's counter, mixed in two rounds."""
+def random_word(start: jax.Array, stride: jax.Array, column: jax.Array) -> jax.Array:
+    """Returns the random word of a column, u32: the row's counter, mixed in two rounds."""
     # An odd stride is invertible modulo 2^32: the counter visits each value once, so no two columns share one.
     x = column * (stride | jnp.uint32(1)) + start
     x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
@@ -75,14 +75,20 @@ def _element(start: jax.Array, stride: jax.Array, column: jax.Array) -> jax.Arra
 
 def bits(dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...]) -> jax.Array:
     """Returns random words, u32, of shape (B, …)."""
-    start_B, stride_B = _row_keys(dropout_key, site)
+    start_B, stride_B = row_words(dropout_key, site)
     # column = the row-major index of an element within its sequence, built from iotas so that a sharded array counts
     # its own part without communication.
     column = jnp.zeros((1,) + shape[1:], jnp.uint32)
     for axis in range(1, len(shape)):
         column = column * jnp.uint32(shape[axis]) + jax.lax.broadcasted_iota(jnp.uint32, column.shape, axis)
     tail = (1,) * (len(shape) - 1)
-    return _element(start_B.reshape(-1, *tail), stride_B.reshape(-1, *tail), column)
+    return random_word(start_B.reshape(-1, *tail), stride_B.reshape(-1, *tail), column)
+
+
+def is_kept(word: jax.Array, rate: float) -> jax.Array:
+    """Returns which elements dropout keeps, by their random words."""
+    # P(word < rate · 2^32) = rate. The threshold is clipped because a rate next to 1 rounds to 2^32, which is no u32.
+    return word >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
 def dropout(x: jax.Array, rate: float, dropout_key: DropoutKey | None, site: jax.Array | int) -> jax.Array:
@@ -93,8 +99,7 @@ def dropout(x: jax.Array, rate: float, dropout_key: DropoutKey | None, site: jax
     """
     if dropout_key is None or rate == 0.0:
         return x
-    # P(word < rate · 2^32) = rate. The threshold is clipped because a rate next to 1 rounds to 2^32, which is no u32.
-    keep = bits(dropout_key, site, x.shape) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    keep = is_kept(bits(dropout_key, site, x.shape), rate)
     # Scaled in float32: 1/(1 - rate) rounded to bfloat16 would bias the mean.
     kept = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
     return jnp.where(keep, kept, jnp.zeros((), x.dtype))

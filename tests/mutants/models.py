@@ -16,6 +16,9 @@ _SKIP = f"{_LSTM}test_layers_stand_on_each_other_and_a_skip_adds_the_input_of_al
 _CNN = "models/layers/test_char_filters.py::test_a_word_is_the_largest_of_each_filter_through_highways_and_a_projection"
 _INIT = "models/test_elmo_init.py::test_every_parameter_is_drawn_as_the_original_draws_it"
 _DROPOUT = "models/layers/test_dropout.py::"
+_KERNELS = "models/layers/test_attention_kernels.py::"
+_KERNEL = f"{_KERNELS}test_a_kernel_is_the_reference"
+_TILED = f"{_KERNELS}test_a_text_of_several_tiles_is_the_reference"
 
 MODELS = (
     *mutants_of(
@@ -35,7 +38,7 @@ MODELS = (
          f"{_BLOCKS}test_a_feed_forward_is_two_maps_with_an_activation_between"),
     ),
     *mutants_of(
-        "models/layers/attention.py",
+        "models/layers/attention/reference.py",
         ("attention.no-scale", ".astype(jnp.float32) * q_BHLK.shape[-1] ** -0.5", ".astype(jnp.float32)", _ATTEND),
         ("attention.gradient-scale", "(dweights_BHLM - mean_BHL1) * q_BHLK.shape[-1] ** -0.5",
          "(dweights_BHLM - mean_BHL1)", _ATTEND),
@@ -44,13 +47,56 @@ MODELS = (
         ("attention.no-bias", "logits_BHLM + bias_BHLM, axis=-1", "logits_BHLM, axis=-1", _ATTEND),
         ("attention.no-dropout", "dropout(weights_BHLM, rate, dropout_key, site), v_BHMK)", "weights_BHLM, v_BHMK)",
          _ATTEND),
+    ),
+    *mutants_of(
+        "models/layers/attention/module.py",
         ("attention.cache-at-the-start", "(old, new.astype(old.dtype), start, axis=1)",
          "(old, new.astype(old.dtype), start * 0, axis=1)",
          "models/test_gpt.py::test_writing_a_token_at_a_time_is_reading_them_all"),
     ),
     *mutants_of(
+        "models/layers/attention/tiles.py",
+        ("attention.tile-no-padding", "logits += jnp.where(tokens != 0, 0.0, PADDED)", "logits += 0.0", _KERNEL),
+        ("attention.tile-a-key-behind", "jnp.where(query >= key, logits", "jnp.where(query >= key - 1, logits",
+         _KERNEL),
+        ("attention.tile-window-one-longer", "query - key < window, logits", "query - key <= window, logits", _KERNEL),
+        ("attention.tile-documents-see-each-other", "jnp.where(query_packs == key_packs, logits, HIDDEN)", "logits",
+         _KERNEL),
+        ("attention.tile-whole-tiles-of-keys", "jnp.where(key < s.length, logits, LOWEST)", "logits", _KERNEL),
+        ("attention.tile-heads-share-masks", "head.astype(jnp.uint32) * length +",
+         "head.astype(jnp.uint32) * 0 * length +",
+         f"{_KERNELS}test_masks_are_the_reference_s_bit_for_bit"),
+        ("attention.tile-diagonal-not-visited", "seen_BIJ &= longest_1IJ >= 0", "seen_BIJ &= longest_1IJ >= s.keys",
+         _KERNEL),
+        ("attention.tile-all-visited", "seen_BIJ &= longest_1IJ >= 0", "seen_BIJ &= longest_1IJ >= -10**6",
+         f"{_KERNELS}test_of_a_causal_text_tiles_behind_the_diagonal_are_not_visited"),
+        ("attention.tile-padding-alone-not-visited", "jnp.where(last_B == 0, s.length, last_B)", "last_B", _KERNEL),
+    ),
+    *mutants_of(
+        "models/layers/attention/tpu_kernel.py",
+        ("attention.tpu-sum-not-shrunk", "total[...] * shrink_1L + weights_ML.sum", "total[...] + weights_ML.sum",
+         _TILED),
+        ("attention.tpu-gradient-undropped", "jnp.where(kept_ML, x * (1.0 / (1.0 - s.rate)), 0.0) for x in",
+         "x for x in", _KERNEL),
+        ("attention.tpu-no-mean", "(dweights_ML - mean[0, 0]) * s.scale", "dweights_ML * s.scale", _KERNEL),
+    ),
+    *mutants_of(
+        "models/layers/attention/gpu_kernel.py",
+        ("attention.gpu-sum-not-shrunk", "total_L * shrink_L + weights_LM.sum(1)", "total_L + weights_LM.sum(1)",
+         _KERNEL),
+        ("attention.gpu-no-mean", "(dweights_LM - mean_L[:, None]) * tiles", "dweights_LM * tiles", _KERNEL),
+        ("attention.gpu-first-query-of-keys", "fori_loop(at.first_query_BJ[b, j],",
+         "fori_loop(at.first_query_BJ[b, j] + 1,",
+         _KERNEL),
+    ),
+    *mutants_of(
+        "models/layers/attention/flash.py",
+        ("attention.on-devices-begin-at-the-first-head", 'jax.lax.axis_index("tensor") * heads if',
+         'jax.lax.axis_index("tensor") * 0 if', f"{_KERNELS}test_devices_have_their_own_sequences_and_heads"),
+    ),
+    *mutants_of(
         "models/bert.py",
-        ("bert.weak-mask", "* -10000.0", "* -10.0", "models/test_bert.py::test_padding_changes_nothing"),
+        ("bert.weak-mask", "* PADDED", "* -10.0", "models/test_bert.py::test_padding_changes_nothing"),
         ("bert.no-residual", "return self.ffn_norm(x_BLD + dropout(", "return self.ffn_norm(dropout(", _BERT_GOLDEN),
         ("bert.residual-behind-the-norm", "x_BLD = self.attention_norm(x_BLD + dropout(",
          "x_BLD = x_BLD + self.attention_norm(dropout(", _BERT_GOLDEN),
@@ -79,8 +125,10 @@ MODELS = (
         ("gpt.does-not-see-itself", "(distance_BLM >= 0)", "(distance_BLM >= 1)", _GPT1),
         ("gpt.band-wider", "distance_BLM < config.local_window", "distance_BLM <= config.local_window",
          "models/test_gpt.py::test_a_band_holds_as_many_keys_as_it_says"),
-        ("gpt.bands-in-the-other-layers", "layer % 2 == 0", "layer % 2 == 1",
+        ("gpt.bands-in-the-other-layers", "jnp.where(layer % 2 == 0, *masks)", "jnp.where(layer % 2 == 1, *masks)",
          "models/test_gpt.py::test_a_band_holds_as_many_keys_as_it_says"),
+        ("gpt.bands-of-a-kernel-in-the-other-layers", "jnp.where(layer % 2 == 0, MAX_SIZE",
+         "jnp.where(layer % 2 == 1, MAX_SIZE", "train/test_mesh.py::test_a_run_goes_on_with_another_attention"),
         ("gpt.packs-see-those-before", 'batch["packs"][:, :, None] == batch', 'batch["packs"][:, :, None] >= batch',
          "models/test_gpt.py::test_packed_documents_are_documents_alone"),
         ("gpt.residual-init-by-layers", "scale = (2 * config.layers) ** -0.5", "scale = config.layers ** -0.5",

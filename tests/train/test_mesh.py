@@ -84,6 +84,7 @@ def losses_on(
     accumulate: int,
     labels: tuple[str, ...] = (),
     begun: State | None = None,
+    numbers: range = range(STEPS),
 ) -> tuple[np.ndarray, Any, Mesh]:
     """(20 losses, the final state, the mesh), from the state `begun`, or one drawn on the mesh."""
     run = dataclasses.replace(run, optim=dataclasses.replace(run.optim, accumulate=accumulate))
@@ -95,7 +96,7 @@ def losses_on(
         make, _, shardings = create(model, run, mesh)
         step = train_step(model, objective, run, shardings)
         state, losses = make() if begun is None else jax.device_put(begun, shardings), []
-        for number in range(STEPS):
+        for number in numbers:
             batch = meshes.shard_batch(mesh, batches.read(number), batches.fields, run.data.batch)
             state, metrics = step(state, batch)
             losses.append(metrics["loss"])
@@ -131,6 +132,16 @@ def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, 
         for array in ffn + moments:
             assert len(array.addressable_shards) == 8
             assert {4 * shard.data.nbytes for shard in array.addressable_shards} == {array.nbytes}
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 1, 1), marks=pytest.mark.long)])
+def test_a_run_goes_on_with_another_attention(run, batches, one_device, shape):
+    """Ten steps with arrays of weights, and ten with the kernel that stores none, under dropout: the same losses."""
+    half = STEPS // 2
+    _, state, _ = losses_on(run, batches, (1, 1, 1), 1, numbers=range(half))
+    kernel = dataclasses.replace(run, model=dataclasses.replace(run.model, attention="pallas"))
+    losses, _, _ = losses_on(kernel, batches, shape, 1, begun=jax.device_get(state), numbers=range(half, STEPS))
+    assert_close(losses, one_device[0][half:], rtol=1e-5)
 
 
 @pytest.fixture(scope="module")

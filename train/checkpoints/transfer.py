@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from contexture.models.config import TransformerConfig
 from contexture.models.interchange.renaming import nested
 from contexture.models.model import Model, build
 from contexture.models.shapes import Params, by_path, dims_of, path_of
@@ -85,8 +86,12 @@ def _first_good(folder: Path, step: int | None, read: Callable[[Path], T]) -> T:
 def load_parameters(folder: Path, run: Run, labels: tuple[str, ...], mesh: Mesh, step: int | None = None) -> Loaded:
     """Returns the parameters alone (no optimizer) of a step, or of the newest good checkpoint, sharded over the mesh.
 
+    The model gets the attention of the devices here, which need not be those that it was trained on.
+
     Raises ConfigError if there is no such step, CheckpointError if none is good.
     """
+    if isinstance(run.model, TransformerConfig):
+        run = replace(run, model=replace(run.model, attention="auto"))
     model = model_of(run, labels)
     _, shapes, shardings = create(model, run, mesh)
     expected = jax.tree.map(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.models.layers.attention import attend
+from contexture.models.layers.attention.reference import attend
 from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Linear, Norm, matmul
 from contexture.models.layers.dropout import dropout, dropout_key
 from tests.helpers.parity_rule import assert_close, close

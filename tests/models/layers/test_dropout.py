@@ -148,7 +148,7 @@ def test_streams_whose_starts_are_near_are_independent():
     assert len(near) > 300
     a_C, b_C = (
         np.asarray(
-            jax.jit(rooms._element)(starts[of, None], strides[of, None], np.arange(columns, dtype=np.uint32)[None])
+            jax.jit(rooms.random_word)(starts[of, None], strides[of, None], np.arange(columns, dtype=np.uint32)[None])
         )
         for of in (order[near], order[near + 1])
     )
@@ -164,7 +164,7 @@ def test_streams_whose_starts_are_near_are_independent():
 @jax.jit
 def _keys(made: DropoutKey) -> tuple[jax.Array, jax.Array]:
     """Each site's and row's start and stride."""
-    return jax.vmap(lambda site: rooms._row_keys(made, site))(jnp.arange(SITES))
+    return jax.vmap(lambda site: rooms.row_words(made, site))(jnp.arange(SITES))
 
 
 def test_bytes_are_uniform(words_SBC: np.ndarray):
@@ -194,8 +194,8 @@ def test_one_bit_of_row_site_column_or_key_changes_half_of_the_word():
     @jax.jit
     def word(key: jax.Array, row: jax.Array, site: jax.Array, column: jax.Array) -> jax.Array:
         def one(row: jax.Array, site: jax.Array, column: jax.Array) -> jax.Array:
-            start, stride = rooms._row_keys(DropoutKey(key, row[None]), site)
-            return rooms._element(start, stride, column)[0]
+            start, stride = rooms.row_words(DropoutKey(key, row[None]), site)
+            return rooms.random_word(start, stride, column)[0]
 
         return jax.vmap(one)(row, site, column)
 

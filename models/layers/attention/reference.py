@@ -1,17 +1,14 @@
-"""Multi-head attention (Vaswani et al. 2017, section 3.2)."""
+"""Attention as its formula reads, with the weights BHLM as an array: what kernels are measured against, and what a
+CPU runs (Vaswani et al. 2017, section 3.2)."""
 
 from typing import TypeAlias
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
-from contexture.models.layers.blocks import Init, Linear, custom_gradient, fused_projections
+from contexture.models.layers.blocks import custom_gradient
 from contexture.models.layers.dropout import DropoutKey, dropout
 
-KVCache: TypeAlias = tuple[jax.Array, jax.Array]
-"""The cached keys and values of one layer, BMHK each."""
 Residuals: TypeAlias = tuple[
     jax.Array, jax.Array, jax.Array, jax.Array, DropoutKey | None, jax.Array | int
 ]  # fmt: skip
@@ -92,44 +89,3 @@ def _attend_backward(rate: float, saved: Residuals, dy_BHLK: jax.Array) -> tuple
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
-
-
-class Attention(nn.Module):
-    """Self-attention: x_BLD, bias_BHLM → BLD.
-
-    out_init initialises the output projection; None: kernel_init, like the others.
-    """
-
-    sizes: dict[str, int]
-    rate: float
-    kernel_init: Init
-    dtype: DTypeLike
-    out_init: Init | None = None
-    biases: bool = True
-
-    def setup(self) -> None:
-        # Three maps with parameters of their own, as in published checkpoints; __call__ computes them as one product.
-        projection = ("BLD,DHK->BLHK", self.sizes, self.kernel_init, self.dtype, self.biases)
-        self.query, self.key, self.value = Linear(*projection), Linear(*projection), Linear(*projection)
-        self.out = Linear("BLHK,HKD->BLD", self.sizes, self.out_init or self.kernel_init, self.dtype, self.biases)
-
-    def __call__(
-        self, x_BLD: jax.Array, bias_BHLM: jax.Array, dropout_key: DropoutKey | None, site: jax.Array | int
-    ) -> jax.Array:
-        q_BLHK, k_BMHK, v_BMHK = fused_projections((self.query, self.key, self.value), x_BLD)
-        return self.out(attend(q_BLHK, k_BMHK, v_BMHK, bias_BHLM, rate=self.rate, dropout_key=dropout_key, site=site))
-
-    def step(
-        self, x_BLD: jax.Array, bias_BHLM: jax.Array, kv_cache: KVCache, start: jax.Array | int
-    ) -> tuple[jax.Array, KVCache]:
-        """Attends from L new tokens to all cached ones and each other, as bias allows → (x_BLD, the new cache).
-
-        The new keys and values are written to rows start, start + 1, … of the cache.
-        """
-        # The cache has its final length from the start, and unwritten rows are hidden by the bias: shapes stay the same
-        # from token to token, so that one compiled step serves all of them.
-        keys_BMHK, values_BMHK = (
-            jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
-            for old, new in zip(kv_cache, (self.key(x_BLD), self.value(x_BLD)), strict=True)
-        )
-        return self.out(attend(self.query(x_BLD), keys_BMHK, values_BMHK, bias_BHLM)), (keys_BMHK, values_BMHK)

@@ -1,0 +1,45 @@
+"""Which implementation of attention a device gets."""
+
+from typing import NamedTuple
+
+from contexture.models.config import GptConfig, TransformerConfig
+
+
+class Choice(NamedTuple):
+    name: str
+    """reference, pallas or cudnn."""
+    why: str
+
+
+def choose(config: TransformerConfig, platform: str) -> Choice:
+    """Returns what computes a model's attention on a platform (cpu, tpu, gpu), and why.
+
+    Raises: ValueError if what the configuration asks for does not go there.
+    """
+    without = _why_not_cudnn(config, platform)
+    if config.attention == "cudnn" and without:
+        raise ValueError(f"model.attention=cudnn does not go {without}; give --model.attention auto")
+    if config.attention == "pallas" and platform == "cpu":
+        return Choice("pallas", "as asked for; a CPU interprets the kernel, which is slow")
+    if config.attention != "auto":
+        return Choice(config.attention, "as asked for")
+    if platform == "tpu":
+        return Choice("pallas", "a kernel that never stores the weights, for TPUs")
+    if platform != "gpu":
+        return Choice("reference", f"no kernel for {platform}")
+    if without:
+        return Choice("pallas", f"a kernel that never stores the weights, for GPUs; cuDNN's does not go {without}")
+    return Choice("cudnn", "the fastest kernel on NVIDIA GPUs")
+
+
+def _why_not_cudnn(config: TransformerConfig, platform: str) -> str:
+    if platform != "gpu":
+        return f"on {platform}"
+    if config.attention_dropout:
+        return f"with model.attention-dropout={config.attention_dropout}"
+    if isinstance(config, GptConfig) and config.local_window:
+        return f"with model.local-window={config.local_window}"
+    if config.dtype != "bfloat16":
+        return f"with model.dtype={config.dtype}"
+    width = config.hidden // config.heads
+    return f"with heads of {width}" if width % 8 or width > 128 else ""

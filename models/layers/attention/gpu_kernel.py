@@ -1,0 +1,197 @@
+"""Attention as three Pallas kernels for GPUs, by Triton. The weights BHLM exist in registers alone, a tile at a time
+(Dao et al. 2022): an online softmax over the keys, and weights computed again in the backward pass.
+
+A program of the forward kernel has a block of queries, and goes over the keys that these may see. The backward pass has
+a kernel for the gradients of keys and values, whose programs have a block of keys, and one for that of the queries:
+each sum is formed by one program, in one order, so that the results are the same in every run.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
+
+from contexture.models.layers.attention.tiles import LOWEST, Index, Inputs, Ref, Scalars, Sizes, kept, masked
+
+ORDER = "BHLK"
+"""The order of the arrays' dims."""
+_SCALARS = len(Scalars._fields)
+
+
+def blocks(length: int, width: int, dtype: DTypeLike) -> tuple[int, int]:
+    """Returns the queries and keys of a tile: what fits registers and shared memory."""
+    block = 64 if width <= 128 and jnp.dtype(dtype).itemsize <= 2 else 32
+    return block, block
+
+
+def padded_width(width: int) -> int:
+    """Returns the width of a head in the arrays: Triton's tiles have powers of two, of at least 16."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    # In float32 by the plain units: Triton's usual TF32 has ten bits.
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
+
+
+class _Tiles:
+    """The tiles of one sequence and head, which a program's place in the grid gives it."""
+
+    def __init__(self, s: Sizes, at: Scalars, tokens: Ref, packs: Ref) -> None:
+        self.s, self.at, self.tokens, self.packs = s, at, tokens, packs
+        self.block, self.head, self.row = (pl.program_id(axis) for axis in range(3))
+
+    def _places(self, i: Index, j: Index) -> tuple[jax.Array, jax.Array]:
+        """Returns the numbers of a tile's queries and keys, (queries, keys) each."""
+        shape = (self.s.queries, self.s.keys)
+        query_LM = i * self.s.queries + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+        return query_LM, j * self.s.keys + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+
+    def logits(self, i: Index, j: Index, q_LK: jax.Array, k_MK: jax.Array) -> jax.Array:
+        """Returns a tile of logits with the mask applied, (queries, keys), float32."""
+        s, of_queries, of_keys = self.s, self.queries(i), self.keys(j)
+        none = jnp.zeros((1, 1), jnp.int32)
+        tokens_1M = self.tokens[of_keys][None] if s.padded else none
+        packs_L1, packs_1M = (
+            (self.packs[of_queries][:, None], self.packs[of_keys][None]) if s.packed else (none, none)
+        )  # fmt: skip
+        logits_LM = _dot(q_LK, k_MK.T) * s.scale
+        return masked(s, logits_LM, *self._places(i, j), self.at.window[0], tokens_1M, packs_L1, packs_1M)
+
+    def dropped(self, i: Index, j: Index, *tiles: jax.Array) -> tuple[jax.Array, ...]:
+        """Returns tiles of weights with dropout, by one mask."""
+        if not self.s.rate:
+            return tiles
+        at, b = self.at, self.row
+        kept_LM = kept(self.s, at.start_B[b], at.stride_B[b], at.first_head[0] + self.head, *self._places(i, j))
+        return tuple(jnp.where(kept_LM, x * (1.0 / (1.0 - self.s.rate)), 0.0) for x in tiles)
+
+    def queries(self, i: Index) -> pl.Slice | slice:
+        return pl.ds(i * self.s.queries, self.s.queries)
+
+    def keys(self, j: Index) -> pl.Slice | slice:
+        return pl.ds(j * self.s.keys, self.s.keys)
+
+
+def _forward(s: Sizes, *refs: Ref) -> None:
+    at, (q, k, v, tokens, packs, out, norm) = Scalars(*refs[:_SCALARS]), refs[_SCALARS:]
+    tiles = _Tiles(s, at, tokens, packs)
+    b, i = tiles.row, tiles.block
+    q_LK = q[tiles.queries(i)]
+
+    def add(j: Index, sums: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        before_L, total_L, sum_LK = sums
+        logits_LM = tiles.logits(i, j, q_LK, k[tiles.keys(j)])
+        # The online softmax: what was summed before shrinks with each new maximum.
+        high_L = jnp.maximum(before_L, logits_LM.max(1))
+        weights_LM, shrink_L = jnp.exp(logits_LM - high_L[:, None]), jnp.exp(before_L - high_L)
+        total_L = total_L * shrink_L + weights_LM.sum(1)
+        (weights_LM,) = tiles.dropped(i, j, weights_LM)
+        return high_L, total_L, sum_LK * shrink_L[:, None] + _dot(weights_LM.astype(v.dtype), v[tiles.keys(j)])
+
+    zero_L = jnp.zeros((s.queries,), jnp.float32)
+    begun = (zero_L + LOWEST, zero_L, jnp.zeros(q_LK.shape, jnp.float32))
+    high_L, total_L, sum_LK = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, begun)
+    out[tiles.queries(i)] = (sum_LK / total_L[:, None]).astype(out.dtype)
+    # Apart: the maximum plus the sum's logarithm would round where all keys are padding, and it is near PADDED.
+    norm[0, tiles.queries(i)], norm[1, tiles.queries(i)] = high_L, total_L
+
+
+def _gradients(
+    tiles: _Tiles, i: Index, j: Index, q_LK: jax.Array, k_MK: jax.Array, v_MK: jax.Array, dy_LK: jax.Array,
+    norm: Ref, mean: Ref,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """Returns a tile's weights with dropout, and the gradient of its logits, in the arrays' dtype."""
+    rows = tiles.queries(i)
+    high_L, total_L, mean_L = norm[0, rows], norm[1, rows], mean[0, rows]
+    weights_LM = jnp.exp(tiles.logits(i, j, q_LK, k_MK) - high_L[:, None]) / total_L[:, None]
+    dropped_LM, dweights_LM = tiles.dropped(i, j, weights_LM, _dot(dy_LK, v_MK.T))
+    dlogits_LM = weights_LM * (dweights_LM - mean_L[:, None]) * tiles.s.scale
+    return dropped_LM.astype(q_LK.dtype), dlogits_LM.astype(q_LK.dtype)
+
+
+def _backward_keys(s: Sizes, *refs: Ref) -> None:
+    at, (q, k, v, tokens, packs, dy, norm, mean, dk, dv) = Scalars(*refs[:_SCALARS]), refs[_SCALARS:]
+    tiles = _Tiles(s, at, tokens, packs)
+    b, j = tiles.row, tiles.block
+    k_MK, v_MK = k[tiles.keys(j)], v[tiles.keys(j)]
+
+    def add(i: Index, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        q_LK, dy_LK = q[tiles.queries(i)], dy[tiles.queries(i)]
+        dropped_LM, dlogits_LM = _gradients(tiles, i, j, q_LK, k_MK, v_MK, dy_LK, norm, mean)
+        return sums[0] + _dot(dlogits_LM.T, q_LK), sums[1] + _dot(dropped_LM.T, dy_LK)
+
+    zero_MK = jnp.zeros(k_MK.shape, jnp.float32)
+    sums = jax.lax.fori_loop(at.first_query_BJ[b, j], at.end_query_BJ[b, j], add, (zero_MK, zero_MK))
+    dk[tiles.keys(j)], dv[tiles.keys(j)] = (x.astype(dk.dtype) for x in sums)
+
+
+def _backward_queries(s: Sizes, *refs: Ref) -> None:
+    at, (q, k, v, tokens, packs, dy, norm, mean, dq) = Scalars(*refs[:_SCALARS]), refs[_SCALARS:]
+    tiles = _Tiles(s, at, tokens, packs)
+    b, i = tiles.row, tiles.block
+    q_LK, dy_LK = q[tiles.queries(i)], dy[tiles.queries(i)]
+
+    def add(j: Index, sum_LK: jax.Array) -> jax.Array:
+        k_MK, v_MK = k[tiles.keys(j)], v[tiles.keys(j)]
+        _, dlogits_LM = _gradients(tiles, i, j, q_LK, k_MK, v_MK, dy_LK, norm, mean)
+        return sum_LK + _dot(dlogits_LM, k_MK)
+
+    sum_LK = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, jnp.zeros(q_LK.shape, jnp.float32))
+    dq[tiles.queries(i)] = sum_LK.astype(dq.dtype)
+
+
+def _call(
+    kernel: Callable[..., None], s: Sizes, blocks: int, scalars: Scalars, arrays: tuple[jax.Array, ...],
+    results: list[jax.ShapeDtypeStruct], interpret: bool,
+) -> Sequence[jax.Array]:  # fmt: skip
+    """Runs a kernel over (blocks, heads, sequences). It sees whole arrays of one sequence and head, which Triton reads
+    a tile at a time."""
+
+    def whole(x: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
+        if x.ndim == 2:  # of a sequence
+            return pl.BlockSpec((None, x.shape[1]), lambda block, head, row: (row, 0))
+        return pl.BlockSpec((None, None, *x.shape[2:]), lambda block, head, row: (row, head, 0, 0))
+
+    numbers = [pl.BlockSpec(x.shape, lambda *_, n=x.ndim: (0,) * n) for x in scalars]
+    q = arrays[0]
+    return pl.pallas_call(
+        partial(kernel, s),
+        grid=(blocks, q.shape[1], q.shape[0]),
+        in_specs=[*numbers, *map(whole, arrays)],
+        out_specs=[whole(x) for x in results],
+        out_shape=results,
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+        name=kernel.__name__.strip("_"),
+    )(*scalars, *arrays)
+
+
+def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns y (BHLK) and norm (BH2L, float32): each query's largest logit, and its sum of exponentials less that."""
+    B, H, L, _ = inputs.q.shape
+    results = [_like(inputs.q), jax.ShapeDtypeStruct((B, H, 2, L), jnp.float32)]
+    y, norm = _call(_forward, s, s.query_blocks, scalars, inputs, results, interpret)
+    return y, norm
+
+
+def backward(
+    s: Sizes, scalars: Scalars, inputs: Inputs, y: jax.Array, norm: jax.Array, dy: jax.Array, interpret: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns dq, dk, dv (BHLK)."""
+    # Σ weights·dweights of a query is Σ y·dy, under dropout too.
+    mean_BH1L = (y.astype(jnp.float32) * dy.astype(jnp.float32)).sum(3)[:, :, None]
+    arrays = (*inputs, dy, norm, mean_BH1L)
+    results = [_like(inputs.k), _like(inputs.v)]
+    dk, dv = _call(_backward_keys, s, s.key_blocks, scalars, arrays, results, interpret)
+    (dq,) = _call(_backward_queries, s, s.query_blocks, scalars, arrays, [_like(inputs.q)], interpret)
+    return dq, dk, dv
+
+
+def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -1,0 +1,88 @@
+"""Multi-head attention (Vaswani et al. 2017, section 3.2)."""
+
+from typing import TypeAlias
+
+import flax.linen as nn
+import jax
+from jax.typing import DTypeLike
+
+from contexture.models.layers.attention import cudnn, reference
+from contexture.models.layers.attention.mask import AttentionMask
+from contexture.models.layers.blocks import Init, Linear, fused_projections
+from contexture.models.layers.dropout import DropoutKey
+from contexture.models.sharding import platform
+
+KVCache: TypeAlias = tuple[jax.Array, jax.Array]
+"""The cached keys and values of one layer, BMHK each."""
+
+
+def attend(
+    q_BLHK: jax.Array,
+    k_BMHK: jax.Array,
+    v_BMHK: jax.Array,
+    mask: AttentionMask | jax.Array,
+    *,
+    rate: float = 0.0,
+    dropout_key: DropoutKey | None = None,
+    site: jax.Array | int = 0,
+) -> jax.Array:
+    """dropout(softmax(q·k/sqrt(K) + mask))·v → BLHK: by the reference where the mask is an array that broadcasts to
+    BHLM, by a kernel where it is a rule."""
+    if not isinstance(mask, AttentionMask):
+        return reference.attend(q_BLHK, k_BMHK, v_BMHK, mask, rate=rate, dropout_key=dropout_key, site=site)
+    # cuDNN knows no documents; and no dropout, for which its kernel is not chosen.
+    if mask.implementation == "cudnn" and mask.packs_BL is None:
+        return cudnn.attend(q_BLHK, k_BMHK, v_BMHK, mask)
+    # Pallas takes as long to import as all of this package, and a CPU's user needs none of it.
+    from contexture.models.layers.attention import flash, gpu_kernel, tpu_kernel
+
+    on = platform()
+    return flash.attend(
+        q_BLHK, k_BMHK, v_BMHK, mask, rate=rate, dropout_key=dropout_key, site=site,
+        kernel=gpu_kernel if on == "gpu" else tpu_kernel, interpret=on == "cpu",
+    )  # fmt: skip
+
+
+class Attention(nn.Module):
+    """Self-attention: x_BLD, mask → BLD.
+
+    out_init initialises the output projection; None: kernel_init, like the others.
+    """
+
+    sizes: dict[str, int]
+    rate: float
+    kernel_init: Init
+    dtype: DTypeLike
+    out_init: Init | None = None
+    biases: bool = True
+
+    def setup(self) -> None:
+        # Three maps with parameters of their own, as in published checkpoints; __call__ computes them as one product.
+        projection = ("BLD,DHK->BLHK", self.sizes, self.kernel_init, self.dtype, self.biases)
+        self.query, self.key, self.value = Linear(*projection), Linear(*projection), Linear(*projection)
+        self.out = Linear("BLHK,HKD->BLD", self.sizes, self.out_init or self.kernel_init, self.dtype, self.biases)
+
+    def __call__(
+        self,
+        x_BLD: jax.Array,
+        mask: AttentionMask | jax.Array,
+        dropout_key: DropoutKey | None,
+        site: jax.Array | int,
+    ) -> jax.Array:
+        q_BLHK, k_BMHK, v_BMHK = fused_projections((self.query, self.key, self.value), x_BLD)
+        return self.out(attend(q_BLHK, k_BMHK, v_BMHK, mask, rate=self.rate, dropout_key=dropout_key, site=site))
+
+    def step(
+        self, x_BLD: jax.Array, bias_BHLM: jax.Array, kv_cache: KVCache, start: jax.Array | int
+    ) -> tuple[jax.Array, KVCache]:
+        """Attends from L new tokens to all cached ones and each other, as bias allows → (x_BLD, the new cache).
+
+        The new keys and values are written to rows start, start + 1, … of the cache.
+        """
+        # The cache has its final length from the start, and unwritten rows are hidden by the bias: shapes stay the same
+        # from token to token, so that one compiled step serves all of them.
+        keys_BMHK, values_BMHK = (
+            jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
+            for old, new in zip(kv_cache, (self.key(x_BLD), self.value(x_BLD)), strict=True)
+        )
+        return self.out(attend(self.query(x_BLD), keys_BMHK, values_BMHK, bias_BHLM)), (keys_BMHK, values_BMHK)

@@ -1,0 +1,138 @@
+"""What both kernels compute of a tile, a block of queries against a block of keys: its mask and its dropout; and which
+tiles they visit at all."""
+
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from contexture.models.layers.attention.mask import HIDDEN, PADDED
+from contexture.models.layers.dropout import is_kept, random_word
+
+Ref: TypeAlias = Any
+"""An array in a kernel's memory, which is read and written by its indices."""
+Index: TypeAlias = jax.Array | int
+"""The number of a block, a head or a sequence."""
+LOWEST = -1e30
+"""Stands for minus infinity: below every logit, and exp of a difference with it is 0, never NaN."""
+
+
+class Sizes(NamedTuple):
+    """What a kernel is compiled for."""
+
+    length: int
+    """Tokens of a sequence; the arrays are padded to whole blocks."""
+    queries: int
+    """Queries of a tile."""
+    keys: int
+    """Keys of a tile."""
+    query_blocks: int
+    key_blocks: int
+    scale: float
+    """1/sqrt(K)."""
+    rate: float
+    """The dropout's; 0: none."""
+    causal: bool
+    windowed: bool
+    padded: bool
+    packed: bool
+
+
+class Inputs(NamedTuple):
+    """The arrays of a device: q, k and v in the kernel's order of dims, with each sequence's tokens and documents."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    tokens_BM: jax.Array
+    packs_BM: jax.Array
+
+
+class Scalars(NamedTuple):
+    """Numbers that a kernel reads, i32 and u32. `first_head` and `window` are of shape (1,); the others begin with B.
+
+    Queries of block i see keys of the blocks from first_key_BI[b, i] on, before end_key_BI[b, i]; keys of block j are
+    seen by queries of the blocks from first_query_BJ[b, j] on, before end_query_BJ[b, j].
+    """
+
+    first_head: jax.Array
+    """The number of a device's first head, for the dropout's counters."""
+    window: jax.Array
+    start_B: jax.Array
+    stride_B: jax.Array
+    """The two words of each row (`dropout.row_words`)."""
+    first_key_BI: jax.Array
+    end_key_BI: jax.Array
+    first_query_BJ: jax.Array
+    end_query_BJ: jax.Array
+
+
+def visited(
+    s: Sizes, window: jax.Array, tokens_BM: jax.Array, packs_BM: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns the last four of `Scalars`: each block's range of blocks, outside which nothing is seen."""
+    first_1I1 = (jnp.arange(s.query_blocks) * s.queries)[None, :, None]
+    first_11J = (jnp.arange(s.key_blocks) * s.keys)[None, None]
+    # The distance back of a tile's last query to its first key, and of its first query to its last key.
+    longest_1IJ, shortest_1IJ = (first_1I1 + s.queries - 1) - first_11J, first_1I1 - (first_11J + s.keys - 1)
+    seen_BIJ = jnp.ones((len(tokens_BM), s.query_blocks, s.key_blocks), bool)
+    if s.causal:
+        seen_BIJ &= longest_1IJ >= 0
+    if s.windowed:
+        seen_BIJ &= shortest_1IJ < window
+    if s.padded:
+        key_1M = jnp.arange(1, tokens_BM.shape[1] + 1)[None]
+        last_B = jnp.where(tokens_BM != 0, key_1M, 0).max(1)
+        # Where all keys are padding all are seen, each as far below.
+        seen_BIJ &= first_11J < jnp.where(last_B == 0, s.length, last_B)[:, None, None]
+    if s.packed:
+        low_BI, high_BI = _extent(packs_BM, s.queries)
+        low_BJ, high_BJ = _extent(packs_BM, s.keys)
+        seen_BIJ &= (low_BI[:, :, None] <= high_BJ[:, None]) & (low_BJ[:, None] <= high_BI[:, :, None])
+    return *_range(seen_BIJ), *_range(seen_BIJ.swapaxes(1, 2))
+
+
+def _extent(packs_BM: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the smallest and the largest document of each block."""
+    blocks = packs_BM.reshape(len(packs_BM), -1, block)
+    return blocks.min(-1), blocks.max(-1)
+
+
+def _range(seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the first true place of the last dim and the one behind the last; 0 and 0 where none is true."""
+    some, places = seen.any(-1), seen.shape[-1]
+    end = places - jnp.argmax(seen[..., ::-1], -1)
+    return jnp.argmax(seen, -1).astype(jnp.int32), jnp.where(some, end, 0).astype(jnp.int32)
+
+
+def masked(
+    s: Sizes,
+    logits: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    window: jax.Array,
+    tokens: jax.Array,
+    query_packs: jax.Array,
+    key_packs: jax.Array,
+) -> jax.Array:
+    """Returns a tile's logits with the mask applied. Whatever belongs to queries or keys broadcasts to the tile, so
+    that either may be its rows: `query` and `key` are their numbers in the sequence."""
+    if s.padded:
+        logits += jnp.where(tokens != 0, 0.0, PADDED)
+    if s.causal:
+        logits = jnp.where(query >= key, logits, HIDDEN)
+    if s.windowed:
+        logits = jnp.where(query - key < window, logits, HIDDEN)
+    if s.packed:
+        logits = jnp.where(query_packs == key_packs, logits, HIDDEN)
+    if s.keys * s.key_blocks != s.length:
+        logits = jnp.where(key < s.length, logits, LOWEST)
+    return logits
+
+
+def kept(s: Sizes, start: jax.Array, stride: jax.Array, head: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns a tile's dropout mask, the very one that `dropout` draws for an array HLM: a weight's column is its
+    place there, row by row."""
+    length = jnp.uint32(s.length)
+    row = head.astype(jnp.uint32) * length + query.astype(jnp.uint32)
+    return is_kept(random_word(start, stride, row * length + key.astype(jnp.uint32)), s.rate)

@@ -1,0 +1,78 @@
+"""Which attention a device gets, what is refused, and that results do not depend on it."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+
+import contexture
+from contexture.models.config import BertConfig, GptConfig
+from contexture.models.layers.attention.choice import choose
+from tests.helpers.commands import said
+from tests.train.run.test_formats import GOLDEN
+
+BERT = BertConfig(dtype="bfloat16")
+GPT = GptConfig(dtype="bfloat16", attention_dropout=0.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "platform", "name", "why"),
+    [
+        (BERT, "cpu", "reference", "no kernel for cpu"),
+        (BERT, "tpu", "pallas", "for TPUs"),
+        (BERT, "gpu", "pallas", "cuDNN's does not go with model.attention-dropout=0.1"),
+        (GPT, "gpu", "cudnn", "the fastest kernel on NVIDIA GPUs"),
+        (dataclasses.replace(GPT, local_window=256), "gpu", "pallas", "does not go with model.local-window=256"),
+        (dataclasses.replace(GPT, dtype="float32"), "gpu", "pallas", "does not go with model.dtype=float32"),
+        (dataclasses.replace(GPT, hidden=12 * 136), "gpu", "pallas", "does not go with heads of 136"),
+        (BERT, "AMD Instinct MI300X", "reference", "no kernel for AMD Instinct MI300X"),
+        (dataclasses.replace(BERT, attention="reference"), "tpu", "reference", "as asked for"),
+        (dataclasses.replace(BERT, attention="pallas"), "cpu", "pallas", "interprets the kernel, which is slow"),
+    ],
+)
+def test_the_device_decides_unless_the_user_does(config: BertConfig | GptConfig, platform: str, name: str, why: str):
+    choice = choose(config, platform)
+    assert choice.name == name and why in choice.why
+
+
+@pytest.mark.parametrize(
+    ("config", "platform", "line"),
+    [
+        (GPT, "cpu", "model.attention=cudnn does not go on cpu; give --model.attention auto"),
+        (BERT, "gpu", "model.attention=cudnn does not go with model.attention-dropout=0.1"),
+    ],
+)
+def test_cudnn_where_it_does_not_go_is_refused(config: BertConfig | GptConfig, platform: str, line: str):
+    with pytest.raises(ValueError, match=line):
+        choose(dataclasses.replace(config, attention="cudnn"), platform)
+
+
+def test_a_run_asks_for_it_in_one_line_before_anything_is_written(capsys, text_folder: Path, tmp_path: Path):
+    words = [
+        "pretrain",
+        "gpt.tiny",
+        "--data.path",
+        text_folder,
+        "--dir",
+        tmp_path / "run",
+        "--model.attention",
+        "cudnn",
+    ]
+    code, err = said(capsys, *words)
+    assert code == 2 and err == "ConfigError: model.attention=cudnn does not go on cpu; give --model.attention auto"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_another_device_is_read_here(tmp_path: Path):
+    """Its attention is that of the devices here, whatever it was trained with."""
+    shutil.copytree(GOLDEN / "bert_format_2", tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    record["config"]["model"]["attention"] = "cudnn"
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    model, params, _ = contexture.load(tmp_path / "run")
+    assert isinstance(model.config, BertConfig) and model.config.attention == "auto"
+    _, wanted, _ = contexture.load(GOLDEN / "bert_format_2")
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, wanted))
