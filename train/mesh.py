@@ -7,6 +7,7 @@ from typing import TypeAlias, TypeVar
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from contexture.models.config import ModelConfig, TransformerConfig
@@ -19,6 +20,8 @@ from contexture.train.run.limits import check_limits
 
 T = TypeVar("T")
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]
+Shape: TypeAlias = tuple[int, int, int]
+"""Sizes of a mesh: data, fsdp, tensor."""
 _EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}
 """The extra to install, by the platform in JAX_PLATFORMS."""
 
@@ -51,8 +54,55 @@ def build(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
             f"does not fit {len(devices)} device{'s' if len(devices) > 1 else ''}; their product must be the same"
         )
     # Auto: XLA derives the sharding of intermediate arrays from those of parameters, batches and `constrain`.
-    shape = (data, config.fsdp, config.tensor)
-    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    return Mesh(arrange((data, config.fsdp, config.tensor), devices), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def arrange(shape: Shape, devices: Sequence[Device]) -> np.ndarray:
+    """Returns the devices as an array data × fsdp × tensor, so that an axis's devices are neighbours on the network.
+
+    Several slices of TPUs, joined by a slower network, share the batch: data, or else fsdp, is cut over them. Raises
+    ConfigError for a shape that the network does not allow, with the nearest that it does.
+    """
+    try:
+        return _arrange(shape, devices)
+    except (AssertionError, NotImplementedError, ValueError):
+        nearest = next((other for other in _others(shape) if _fits(other, devices)), None)
+        mend = "give " + _options(nearest) if nearest else "leave --mesh.fsdp and --mesh.tensor out"
+        raise ConfigError(f"the network of these devices holds no mesh of {_options(shape)}; {mend}") from None
+
+
+def _arrange(shape: Shape, devices: Sequence[Device]) -> np.ndarray:
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices > 1:
+        axis = 0 if shape[0] % slices == 0 else 1
+        outer = tuple(slices if number == axis else 1 for number in range(3))
+        inner = tuple(size // times for size, times in zip(shape, outer, strict=True))
+        return mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
+    try:
+        return mesh_utils.create_device_mesh(shape, devices)
+    except NotImplementedError:
+        # An axis of the network is cut in two: its devices stay neighbours, with fewer links between them.
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+
+
+def _fits(shape: Shape, devices: Sequence[Device]) -> bool:
+    try:
+        _arrange(shape, devices)
+    except (AssertionError, NotImplementedError, ValueError):
+        return False
+    return True
+
+
+def _others(shape: Shape) -> list[Shape]:
+    """Returns all shapes of as many devices, the nearest first: those that differ least in their axes' sizes."""
+    count = math.prod(shape)
+    sizes = [size for size in range(1, count + 1) if count % size == 0]
+    shapes = [(count // (f * t), f, t) for f in sizes for t in sizes if count % (f * t) == 0]
+    return sorted(shapes, key=lambda other: sum(abs(math.log(a / b)) for a, b in zip(other, shape, strict=True)))
+
+
+def _options(shape: Shape) -> str:
+    return " ".join(f"--mesh.{axis} {size}" for axis, size in zip(MESH_AXES, shape, strict=True))
 
 
 def find_devices() -> list[Device]:

@@ -1,5 +1,9 @@
 """How a mesh is laid out and a batch dealt out, by numbers alone."""
 
+import dataclasses
+import itertools
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -47,3 +51,43 @@ def test_this_process_reads_every_line_that_its_devices_hold():
     assert np.array_equal(placed["tokens"], lines["tokens"]) and np.array_equal(placed["tries"], lines["tries"])
     held = {shard.index[0].start or 0 for shard in placed["tokens"].addressable_shards}
     assert held == {0, 3, 6, 9} and len(jax.devices()) == 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A TPU, as far as a mesh asks for it: its place in the network."""
+
+    coords: tuple[int, int, int]
+    slice_index: int = 0
+    device_kind: str = "TPU v5"
+    platform: str = "tpu"
+    core_on_chip: int = 0
+    process_index: int = 0
+
+    @property
+    def id(self) -> int:
+        return hash((self.coords, self.slice_index))
+
+
+def chips(*sizes: int, slices: int = 1) -> list[Any]:
+    places = itertools.product(range(slices), *map(range, sizes))
+    return [Chip((x, y, z), number) for number, x, y, z in places]
+
+
+@pytest.mark.parametrize("shape", [(64, 1, 1), (1, 64, 1), (2, 32, 1), (8, 8, 1), (1, 8, 8), (4, 4, 4), (1, 2, 32)])
+def test_a_torus_holds_every_factorisation(shape: tuple[int, int, int]):
+    devices = chips(4, 4, 4)
+    mesh = meshes.arrange(shape, devices)
+    assert mesh.shape == shape and set(mesh.flat) == set(devices)
+
+
+def test_slices_share_the_batch_and_no_tensor():
+    """The slower network between them carries one sum of gradients a step."""
+    devices = chips(2, 2, 4, slices=2)
+    for shape, axis in (((2, 16, 1), 0), ((4, 4, 2), 0), ((1, 8, 4), 1)):
+        mesh = np.moveaxis(meshes.arrange(shape, devices), axis, 0)
+        halves = [{chip.slice_index for chip in half.flat} for half in np.split(mesh, 2)]
+        assert halves == [{0}, {1}], shape
+    with pytest.raises(ConfigError, match="holds no mesh of --mesh.data 1 --mesh.fsdp 1 --mesh.tensor 32; "
+                       "give --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 16"):  # fmt: skip
+        meshes.arrange((1, 1, 32), devices)
