@@ -178,7 +178,7 @@ class Gpt(nn.Module):
         visible_BLM = jnp.ones((1, 1, 1), bool)
         if "packs" in batch:
             visible_BLM = batch["packs"][:, :, None] == batch["packs"][:, None, :]
-        implementation = choose(c, platform()).name
+        implementation = choose(c, platform(), packed="packs" in batch).name
         masks: Masks = AttentionMask(packs_BL=batch.get("packs"), causal=True, implementation=implementation)
         if implementation == "reference":
             masks = causal_biases(c, column_BL, column_BL, visible_BLM)

@@ -56,12 +56,14 @@ def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]
 
 
 def platform() -> str:
-    """Returns what the current mesh's devices are, or the default device without one: cpu, tpu, gpu (NVIDIA's), else
-    the device's own name. A mesh may be that of a machine which is only compiled for."""
+    """Returns what the current mesh's devices are, or the default device without one: cpu, tpu, gpu (NVIDIA's), or
+    the name of another device, such as "TPU v3", which kernels are not made for. A mesh may be that of a machine which
+    is only compiled for."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     kind = (jax.devices()[0] if device is None else device).device_kind
-    names = {"cpu": "cpu", "TPU": "tpu", "NVIDIA": "gpu", "Tesla": "gpu", "Quadro": "gpu", "GeForce": "gpu"}
-    return next((name for start, name in names.items() if kind.startswith(start)), kind)
+    if kind in ("TPU v2", "TPU v3") or not kind.startswith(("TPU", "NVIDIA")):
+        return kind
+    return "tpu" if kind.startswith("TPU") else "gpu"
 
 
 def batch_devices() -> int:

@@ -113,7 +113,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
 
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
-        meshes.describe_attention(run.model)  # refused before the folder is made
+        meshes.describe_attention(run.model, run.data.packed)  # refused before the folder is made
         first = jax.process_index() == 0
         # Process 0 owns the folder. Text that does not exist is refused before the folder is made.
         if first:
@@ -208,7 +208,7 @@ def _log_summary(parts: TrainingSetup, given: Run, recipe: Run, report: Report, 
     changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(given, recipe).items()]
     logger.info("differs from its recipe: " + (" ".join(changed) or "nothing"))
     logger.info(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
-    if attention := meshes.describe_attention(run.model):
+    if attention := meshes.describe_attention(run.model, run.data.packed):
         logger.info(f"attention: {attention}")
     if note := run_file.warmup_note(given, run):
         logger.warning(note)

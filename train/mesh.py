@@ -60,7 +60,7 @@ def build(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
 def arrange(shape: Shape, devices: Sequence[Device]) -> np.ndarray:
     """Returns the devices as an array data × fsdp × tensor, so that an axis's devices are neighbours on the network.
 
-    Several slices of TPUs, joined by a slower network, share the batch: data, or else fsdp, is cut over them. Raises
+    Several slices of TPUs, joined by a slower network, share the batch: data and then fsdp are cut over them. Raises
     ConfigError for a shape that the network does not allow, with the nearest that it does.
     """
     try:
@@ -74,8 +74,9 @@ def arrange(shape: Shape, devices: Sequence[Device]) -> np.ndarray:
 def _arrange(shape: Shape, devices: Sequence[Device]) -> np.ndarray:
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices > 1:
-        axis = 0 if shape[0] % slices == 0 else 1
-        outer = tuple(slices if number == axis else 1 for number in range(3))
+        # Copies of the model first: they exchange one sum of gradients a step. A tensor is never cut over slices.
+        copies = math.gcd(shape[0], slices)
+        outer = (copies, slices // copies, 1)
         inner = tuple(size // times for size, times in zip(shape, outer, strict=True))
         return mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
     try:
@@ -213,12 +214,12 @@ def describe(mesh: Mesh) -> str:
     return f"{count} {device.device_kind} device{'s' if count > 1 else ''} as {layout}{shared}"
 
 
-def describe_attention(model: ModelConfig) -> str:
+def describe_attention(model: ModelConfig, packed: bool = False) -> str:
     """Returns what computes a model's attention on the current mesh, and why: "reference: no kernel for cpu"; "" for an
     ELMo. Raises ConfigError if the devices cannot do what the configuration asks for."""
     if not isinstance(model, TransformerConfig):
         return ""
     try:
-        return ": ".join(choose(model, platform()))
+        return ": ".join(choose(model, platform(), packed))
     except ValueError as error:
         raise ConfigError(str(error)) from None

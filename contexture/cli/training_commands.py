@@ -61,12 +61,12 @@ def show_command(argv: list[str]) -> Result:
 
     from contexture.models.model import example
     from contexture.models.shapes import count, dims_of, path_of
-    from contexture.train.checkpoints.transfer import model_of
+    from contexture.train.checkpoints.transfer import model_of, with_attention_of_this_device
     from contexture.train.mesh import find_devices
     from contexture.train.objectives import batch_fields, batch_sizes
 
     find_devices()
-    model = model_of(run, labels)
+    model = model_of(with_attention_of_this_device(run), labels)
     inputs = example(batch_fields(run), batch_sizes(run, 1))
     shapes = jax.eval_shape(lambda key: model.init(key, inputs)["params"], jax.random.key(0))
     leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]

@@ -88,6 +88,9 @@ def test_slices_share_the_batch_and_no_tensor():
         mesh = np.moveaxis(meshes.arrange(shape, devices), axis, 0)
         halves = [{chip.slice_index for chip in half.flat} for half in np.split(mesh, 2)]
         assert halves == [{0}, {1}], shape
+    for shape in ((2, 2, 4), (4, 4, 1), (1, 16, 1)):
+        four = chips(2, 2, 1, slices=4)
+        assert set(meshes.arrange(shape, four).flat) == set(four), shape
     with pytest.raises(ConfigError, match="holds no mesh of --mesh.data 1 --mesh.fsdp 1 --mesh.tensor 32; "
                        "give --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 16"):  # fmt: skip
         meshes.arrange((1, 1, 32), devices)

@@ -53,6 +53,13 @@ def model_of(run: Run, labels: tuple[str, ...]) -> Model:
     return build(run.model, objective_of(run).heads, max(len(labels), 1), run.head)
 
 
+def with_attention_of_this_device(run: Run) -> Run:
+    """Returns the run with the implementation of attention left to the devices here: it may come from others."""
+    if not isinstance(run.model, TransformerConfig):
+        return run
+    return replace(run, model=replace(run.model, attention="auto"))
+
+
 def find_step(folder: Path, step: int | None) -> list[int]:
     """Returns the steps of the checkpoints to try, best first.
 
@@ -90,8 +97,7 @@ def load_parameters(folder: Path, run: Run, labels: tuple[str, ...], mesh: Mesh,
 
     Raises ConfigError if there is no such step, CheckpointError if none is good.
     """
-    if isinstance(run.model, TransformerConfig):
-        run = replace(run, model=replace(run.model, attention="auto"))
+    run = with_attention_of_this_device(run)
     model = model_of(run, labels)
     _, shapes, shardings = create(model, run, mesh)
     expected = jax.tree.map(

@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 from contexture.models.config import GptConfig, TransformerConfig
 
+_LONGEST = 1 << 20
+"""Length times width of a head whose gradients the kernel for TPUs holds in fast memory, on the smallest of them."""
+
 
 class Choice(NamedTuple):
     name: str
@@ -11,18 +14,24 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose(config: TransformerConfig, platform: str) -> Choice:
-    """Returns what computes a model's attention on a platform (cpu, tpu, gpu), and why.
+def choose(config: TransformerConfig, platform: str, packed: bool = False) -> Choice:
+    """Returns what computes a model's attention on a platform (`sharding.platform`), and why.
+
+    packed: whether sequences hold several documents.
 
     Raises: ValueError if what the configuration asks for does not go there.
     """
-    without = _why_not_cudnn(config, platform)
+    without = _why_not_cudnn(config, platform, packed)
     if config.attention == "cudnn" and without:
         raise ValueError(f"model.attention=cudnn does not go {without}; give --model.attention auto")
+    if config.attention == "pallas" and platform not in ("cpu", "tpu", "gpu"):
+        raise ValueError(f"model.attention=pallas does not go on {platform}; give --model.attention auto")
     if config.attention == "pallas" and platform == "cpu":
         return Choice("pallas", "as asked for; a CPU interprets the kernel, which is slow")
     if config.attention != "auto":
         return Choice(config.attention, "as asked for")
+    if platform == "tpu" and config.length * (config.hidden // config.heads) > _LONGEST:
+        return Choice("reference", f"the kernel for TPUs has no room for {config.length} tokens")
     if platform == "tpu":
         return Choice("pallas", "a kernel that never stores the weights, for TPUs")
     if platform != "gpu":
@@ -32,12 +41,16 @@ def choose(config: TransformerConfig, platform: str) -> Choice:
     return Choice("cudnn", "the fastest kernel on NVIDIA GPUs")
 
 
-def _why_not_cudnn(config: TransformerConfig, platform: str) -> str:
+def _why_not_cudnn(config: TransformerConfig, platform: str, packed: bool) -> str:
     if platform != "gpu":
         return f"on {platform}"
+    if not isinstance(config, GptConfig):
+        return "with padding, which it takes on the right alone"
+    if packed:
+        return "with packed text"
     if config.attention_dropout:
         return f"with model.attention-dropout={config.attention_dropout}"
-    if isinstance(config, GptConfig) and config.local_window:
+    if config.local_window:
         return f"with model.local-window={config.local_window}"
     if config.dtype != "bfloat16":
         return f"with model.dtype={config.dtype}"

@@ -36,6 +36,7 @@ def attend(
 ) -> jax.Array:
     """dropout(softmax(q·k/sqrt(K) + mask))·v → BLHK by a kernel (`tpu_kernel`, `gpu_kernel`), with the dropout masks
     that the reference draws. `interpret` runs the kernel as plain operations, on any device and slowly."""
+    assert not mask.causal or mask.tokens_BM is None, "no model hides padding from causal attention"
     B, L, H, K = q_BLHK.shape
     drops = dropout_key is not None and rate > 0.0
     sizes = sizes_of(mask, L, K, q_BLHK.dtype, kernel, rate if drops else 0.0)

@@ -35,7 +35,7 @@ def padded_width(width: int) -> int:
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
     # In float32 by the plain units: Triton's usual TF32 has ten bits.
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
 
 

@@ -30,9 +30,8 @@ def attend(
     BHLM, by a kernel where it is a rule."""
     if not isinstance(mask, AttentionMask):
         return reference.attend(q_BLHK, k_BMHK, v_BMHK, mask, rate=rate, dropout_key=dropout_key, site=site)
-    # cuDNN knows no documents; and no dropout, for which its kernel is not chosen.
-    if mask.implementation == "cudnn" and mask.packs_BL is None:
-        return cudnn.attend(q_BLHK, k_BMHK, v_BMHK, mask)
+    if mask.implementation == "cudnn":  # chosen for causal attention without dropout, window and documents
+        return cudnn.attend(q_BLHK, k_BMHK, v_BMHK)
     # Pallas takes as long to import as all of this package, and a CPU's user needs none of it.
     from contexture.models.layers.attention import flash, gpu_kernel, tpu_kernel
 

@@ -93,7 +93,9 @@ def visited(
 
 
 def _extent(packs_BM: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the smallest and the largest document of each block."""
+    """Returns the smallest and the largest document of each block. Padding, document 0, counts as the last, after which
+    it stands: its block would else overlap all others."""
+    packs_BM = jnp.where(packs_BM == 0, jnp.iinfo(jnp.int32).max, packs_BM)
     blocks = packs_BM.reshape(len(packs_BM), -1, block)
     return blocks.min(-1), blocks.max(-1)
 

@@ -37,7 +37,9 @@ def padded_width(width: int) -> int:
 
 def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
     dims = (((contract[0],), (contract[1],)), ((), ()))
-    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+    # Said here, because a user's jax_default_matmul_precision may be one that the compiler has for float32 alone.
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    return jax.lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _places(s: Sizes, i: Index, j: Index) -> tuple[jax.Array, jax.Array]:

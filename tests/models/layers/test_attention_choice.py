@@ -23,7 +23,10 @@ GPT = GptConfig(dtype="bfloat16", attention_dropout=0.0)
     [
         (BERT, "cpu", "reference", "no kernel for cpu"),
         (BERT, "tpu", "pallas", "for TPUs"),
-        (BERT, "gpu", "pallas", "cuDNN's does not go with model.attention-dropout=0.1"),
+        (BERT, "gpu", "pallas", "cuDNN's does not go with padding, which it takes on the right alone"),
+        (dataclasses.replace(GPT, attention_dropout=0.1), "gpu", "pallas", "with model.attention-dropout=0.1"),
+        (BERT, "TPU v3", "reference", "no kernel for TPU v3"),
+        (dataclasses.replace(BERT, length=1 << 15), "tpu", "reference", "has no room for 32768 tokens"),
         (GPT, "gpu", "cudnn", "the fastest kernel on NVIDIA GPUs"),
         (dataclasses.replace(GPT, local_window=256), "gpu", "pallas", "does not go with model.local-window=256"),
         (dataclasses.replace(GPT, dtype="float32"), "gpu", "pallas", "does not go with model.dtype=float32"),
@@ -42,12 +45,20 @@ def test_the_device_decides_unless_the_user_does(config: BertConfig | GptConfig,
     ("config", "platform", "line"),
     [
         (GPT, "cpu", "model.attention=cudnn does not go on cpu; give --model.attention auto"),
-        (BERT, "gpu", "model.attention=cudnn does not go with model.attention-dropout=0.1"),
+        (BERT, "gpu", "model.attention=cudnn does not go with padding"),
     ],
 )
 def test_cudnn_where_it_does_not_go_is_refused(config: BertConfig | GptConfig, platform: str, line: str):
     with pytest.raises(ValueError, match=line):
         choose(dataclasses.replace(config, attention="cudnn"), platform)
+
+
+def test_packed_text_has_no_cudnn():
+    assert choose(GPT, "gpu", packed=True).name == "pallas"
+    with pytest.raises(ValueError, match="cudnn does not go with packed text"):
+        choose(dataclasses.replace(GPT, attention="cudnn"), "gpu", packed=True)
+    with pytest.raises(ValueError, match="pallas does not go on TPU v2"):
+        choose(dataclasses.replace(GPT, attention="pallas"), "TPU v2")
 
 
 def test_a_run_asks_for_it_in_one_line_before_anything_is_written(capsys, text_folder: Path, tmp_path: Path):
@@ -66,12 +77,13 @@ def test_a_run_asks_for_it_in_one_line_before_anything_is_written(capsys, text_f
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_another_device_is_read_here(tmp_path: Path):
+def test_a_run_of_another_device_is_read_and_shown_here(capsys, tmp_path: Path):
     """Its attention is that of the devices here, whatever it was trained with."""
     shutil.copytree(GOLDEN / "bert_format_2", tmp_path / "run")
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     record["config"]["model"]["attention"] = "cudnn"
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    assert said(capsys, "show", tmp_path / "run")[0] == 0
     model, params, _ = contexture.load(tmp_path / "run")
     assert isinstance(model.config, BertConfig) and model.config.attention == "auto"
     _, wanted, _ = contexture.load(GOLDEN / "bert_format_2")

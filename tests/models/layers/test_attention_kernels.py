@@ -190,3 +190,11 @@ def test_of_a_causal_text_tiles_behind_the_diagonal_are_not_visited():
     first_BI, end_BI, first_BJ, end_BJ = visited(s, jnp.int32(64), nothing, nothing)
     assert (np.asarray(end_BI)[0] == np.arange(16) + 1).all()
     assert (np.asarray(end_BI - first_BI)[0] <= 2).all() and (np.asarray(end_BJ - first_BJ)[0] <= 2).all()
+
+
+def test_of_packed_documents_padding_makes_no_block_visit_all():
+    packs_BL = jnp.asarray(np.r_[np.repeat(np.arange(1, 9), 124), np.zeros(8)][None], jnp.int32)
+    s = flash.sizes_of(AttentionMask(causal=True, packs_BL=packs_BL), 1000, 64, jnp.bfloat16, gpu_kernel, 0.0)
+    padded_BL = jnp.pad(packs_BL, ((0, 0), (0, 24)))
+    first_BI, end_BI, first_BJ, end_BJ = visited(s, jnp.int32(0), jnp.zeros_like(padded_BL), padded_BL)
+    assert np.asarray(end_BI - first_BI).max() <= 3 and np.asarray(end_BJ - first_BJ).max() <= 3
