@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from contexture.models.config import GptConfig
 from contexture.models.gpt import causal_biases
@@ -102,26 +100,6 @@ def test_a_text_of_several_tiles_is_the_reference():
     """Of the kernel for TPUs, whose tiles are larger than the lengths above."""
     mask = AttentionMask(causal=True, window=jnp.int32(400))
     assert_alike(tpu_kernel, drawn((1, 650, 1, 16), "float32"), mask, 0.1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kernel", KERNELS)
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_any_case_is_the_reference(kernel: str, data: st.DataObject):
-    length = data.draw(st.integers(1, 300) | st.sampled_from([512, 640, 1030]), label="length")
-    width = data.draw(st.sampled_from([8, 64, 80, 96, 128]), label="width")
-    B, H = data.draw(st.integers(1, 3), label="B"), data.draw(st.integers(1, 3), label="H")
-    dtype = data.draw(st.sampled_from(["float32", "bfloat16"]), label="dtype")
-    rate = data.draw(st.sampled_from([0.0, 0.1, 0.5]), label="rate")
-    rng = np.random.default_rng(data.draw(st.integers(0, 99), label="seed"))
-    if data.draw(st.booleans(), label="causal"):
-        window = data.draw(st.none() | st.integers(1, length), label="window")
-        packs = documents(rng, B, length) if data.draw(st.booleans(), label="packed") else None
-        mask = AttentionMask(packs_BL=packs, causal=True, window=None if window is None else jnp.int32(window))
-    else:
-        mask = AttentionMask(tokens_BM=tokens(rng, B, length))
-    assert_alike(KERNELS[kernel], drawn((B, length, H, width), dtype), mask, rate)
 
 
 def kept_by(attend: Any, length: int, heads: int, B: int, key: DropoutKey) -> np.ndarray:
