@@ -218,8 +218,8 @@ def test_a_sentence_is_encoded_alone_unless_asked_for(params):
     assert not carry
     alone = layers(run(params, batch, carry)[0])
     assert np.array_equal(alone, layers(run(params, batch)[0]))
-    begun, carry = run(params, other, stateful=True)
-    near(layers(begun), layers(first))
+    initial, carry = run(params, other, stateful=True)
+    near(layers(initial), layers(first))
     assert carry
     after = layers(run(params, batch, carry, stateful=True)[0])
     inside = batch["mask"].astype(bool)
@@ -228,10 +228,10 @@ def test_a_sentence_is_encoded_alone_unless_asked_for(params):
 
 
 @pytest.mark.long
-def test_a_stateful_model_begins_as_another_to_the_bit(params):
+def test_the_first_batch_of_a_stateful_model_is_that_of_a_stateless_one_to_the_bit(params):
     """Two programs, compiled as users compile them."""
-    begun, carry = run(params, elmo_lines(LINES), stateful=True)
-    assert np.array_equal(layers(begun), layers(run(params, elmo_lines(LINES))[0])) and carry
+    stateful, carry = run(params, elmo_lines(LINES), stateful=True)
+    assert np.array_equal(layers(stateful), layers(run(params, elmo_lines(LINES))[0])) and carry
 
 
 def test_what_is_carried_is_the_state_at_each_line_s_end(params):

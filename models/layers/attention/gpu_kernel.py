@@ -95,8 +95,8 @@ def _forward(s: Sizes, *refs: Ref) -> None:
         return high_L, total_L, sum_LK * shrink_L[:, None] + _dot(weights_LM.astype(v.dtype), v[tiles.keys(j)])
 
     zero_L = jnp.zeros((s.queries,), jnp.float32)
-    begun = (zero_L + LOWEST, zero_L, jnp.zeros(q_LK.shape, jnp.float32))
-    high_L, total_L, sum_LK = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, begun)
+    initial = (zero_L + LOWEST, zero_L, jnp.zeros(q_LK.shape, jnp.float32))
+    high_L, total_L, sum_LK = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, initial)
     out[tiles.queries(i)] = (sum_LK / total_L[:, None]).astype(out.dtype)
     # Apart: the maximum plus the sum's logarithm would round where all keys are padding, and it is near PADDED.
     norm[0, tiles.queries(i)], norm[1, tiles.queries(i)] = high_L, total_L

@@ -18,7 +18,7 @@ class AttentionMask:
     packs_BL   i32: the document of each token; queries see keys of their own document only
     window     i32, of no dims: with `causal`, how many keys up to its own a query sees. An array, so that one program
                serves the dense and the banded layers of a scan. None: all keys up to its own
-    causal     queries see no key behind them
+    causal     queries see no later key
     implementation  pallas or cudnn (`choice.choose`)
     """
 

@@ -104,12 +104,12 @@ def test_a_text_of_several_tiles_is_the_reference():
 
 def kept_by(attend: Any, length: int, heads: int, B: int, key: DropoutKey) -> np.ndarray:
     """The dropout mask that attention uses, BHLM: of equal logits, and values that show one key each."""
-    zeros, found = jnp.zeros((B, length, heads, length)), []
+    zeros = jnp.zeros((B, length, heads, length))
     v_BMHK = jnp.broadcast_to(jnp.eye(length)[None, :, None], zeros.shape)
     y_BLHK = attend(zeros, zeros, v_BMHK, rate=0.4, dropout_key=key, site=9)
-    found = np.asarray(y_BLHK.swapaxes(1, 2) != 0)
-    assert 0.5 < found.mean() < 0.7
-    return found
+    kept = np.asarray(y_BLHK.swapaxes(1, 2) != 0)
+    assert 0.5 < kept.mean() < 0.7
+    return kept
 
 
 @pytest.mark.parametrize("length", [64, 131])

@@ -48,8 +48,8 @@ def recorded(folder: Path) -> int:
     return max((r["step"] for r in read_metrics(folder / "metrics.jsonl")), default=0)
 
 
-def went_on_from(stderr: str) -> int | None:
-    """The step that a start told it goes on from; none where it was stopped before."""
+def resumed_step(stderr: str) -> int | None:
+    """Returns the step that a run resumed from, by its log; None if it was stopped before it logged one."""
     said = [line for line in stderr.splitlines() if line.startswith(("resuming from step", "starting at step"))]
     return int(said[0].split()[-1]) if said else None
 
@@ -108,18 +108,18 @@ def test_a_stopped_run_is_the_same_run(door, tmp_path, training, number, request
         process = door(*tiny_words, "--dir", folder, wait=False)
         stop_at_random(process, folder, number, rng, recorded(tiny_run))
         _, stderr = process.communicate(timeout=120)
-        begun = went_on_from(stderr)
-        assert begun is None or begun >= reached - 10
+        start = resumed_step(stderr)
+        assert start is None or start >= reached - 10
         reached = recorded(folder)
         if number != signal.SIGKILL:
             assert process.returncode in (75 if number == signal.SIGTERM else 130, 0), stderr
             assert "the same command resumes" in stderr or process.returncode == 0
     done = door(*tiny_words, "--dir", folder)
     assert done.returncode == 0, done.stderr
-    begun = went_on_from(done.stderr)
-    assert begun is not None and begun >= reached - 10
+    start = resumed_step(done.stderr)
+    assert start is not None and start >= reached - 10
     if number == signal.SIGTERM and reached:
-        assert begun == reached
+        assert start == reached
     assert_same_run(folder, tiny_run)
     if training == "ELMo":
         assert any(x.any() for x in carried(folder))
