@@ -55,8 +55,8 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
         data = dataclasses.replace(settings().data, path=(args.text or f"{folder}/text",))
         tokenizer = learn("words", texts(expand(data.path, "--text")), VOCABULARY, False, data.word_splitter)
         lanes = LaneBatches(prepare(data, tokenizer, Path(folder) / "shards"), data, seed=0)
-        found = [lanes.read(step) for step in range(STEPS)]
-    return [batch for batch in found if len(batch["types"]) == TYPES]
+        read = [lanes.read(step) for step in range(STEPS)]
+    return [batch for batch in read if len(batch["types"]) == TYPES]
 
 
 def torch_worker(args: argparse.Namespace, *, once: bool) -> Worker:
@@ -156,8 +156,8 @@ def ours(args: argparse.Namespace, *, once: bool) -> Worker:
         index, index_backward = np.arange(read.size, dtype=np.int32).reshape(read.shape)
         return {**batch, "types": batch["types"][read.reshape(-1)], "index": index, "index_backward": index_backward}
 
-    found = batches(args)
-    return trainer(settings(), found if once else [every_word(batch) for batch in found])
+    drawn = batches(args)
+    return trainer(settings(), drawn if once else [every_word(batch) for batch in drawn])
 
 
 WORKERS: Workers = {

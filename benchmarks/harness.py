@@ -37,19 +37,19 @@ MALLOC = {
 
 def parser(description: str | None, workers: Workers, *, steps: int, one_arena: bool) -> argparse.ArgumentParser:
     """The options that every benchmark has. one_arena: of the allocator, for steps of more than 64 MB."""
-    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--rounds", type=int, default=10)
-    found.add_argument("--steps", type=int, default=steps, help="steps per contender and round")
-    found.add_argument("--warmup", type=int, default=3, help="steps after the first one, before the rounds")
-    found.add_argument("--threads", type=int, default=2)
-    found.add_argument("--pause", type=float, default=0.3, help="seconds of rest before each measurement")
-    found.add_argument("--torch-adamw", choices=("fused", "foreach"), default="fused")
-    found.add_argument("--plain-malloc", action="store_true", help="leave the allocator as it is, for all")
-    found.set_defaults(malloc=MALLOC | ({"MALLOC_ARENA_MAX": "1"} if one_arena else {}))
-    found.add_argument("--only", nargs="+", choices=workers, default=list(workers), help="these contenders alone")
-    found.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    found.add_argument("--worker", choices=workers, help=argparse.SUPPRESS)
-    return found
+    arguments = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--rounds", type=int, default=10)
+    arguments.add_argument("--steps", type=int, default=steps, help="steps per contender and round")
+    arguments.add_argument("--warmup", type=int, default=3, help="steps after the first one, before the rounds")
+    arguments.add_argument("--threads", type=int, default=2)
+    arguments.add_argument("--pause", type=float, default=0.3, help="seconds of rest before each measurement")
+    arguments.add_argument("--torch-adamw", choices=("fused", "foreach"), default="fused")
+    arguments.add_argument("--plain-malloc", action="store_true", help="leave the allocator as it is, for all")
+    arguments.set_defaults(malloc=MALLOC | ({"MALLOC_ARENA_MAX": "1"} if one_arena else {}))
+    arguments.add_argument("--only", nargs="+", choices=workers, default=list(workers), help="these contenders alone")
+    arguments.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    arguments.add_argument("--worker", choices=workers, help=argparse.SUPPRESS)
+    return arguments
 
 
 def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:

@@ -174,7 +174,7 @@ def quality(args: argparse.Namespace) -> dict[str, Any]:
     from contexture.data.pretraining.lm_windows import TokenStream
     from contexture.data.pretraining.shards import Shards
 
-    found: dict[str, list[float]] = {"ours": [], "torch": []}
+    losses: dict[str, list[float]] = {"ours": [], "torch": []}
     with tempfile.TemporaryDirectory() as folder:
         rows: dict[str, np.ndarray] = {}
         for seed in range(args.seeds):
@@ -182,15 +182,15 @@ def quality(args: argparse.Namespace) -> dict[str, Any]:
             words = ["pretrain", RECIPE, "--dir", str(run), "--data.path", args.text, "--seed", str(seed)]
             if main(words):
                 raise SystemExit("our training failed; see its words above")
-            found["ours"].append(contexture.evaluate(run)["metrics"]["loss"])
+            losses["ours"].append(contexture.evaluate(run)["metrics"]["loss"])
             shards = Shards.open(run / "data")
             for split in ("train", "dev"):
                 row = TokenStream(shards, split)
                 rows[split] = row.read(np.array([0]), np.array([row.tokens])).astype(np.int64)
-            found["torch"].append(torch_loss(rows["train"], rows["dev"], seed))
-            print({name: values[-1] for name, values in found.items()}, file=sys.stderr)
-    means = {name: statistics.mean(values) for name, values in found.items()}
-    return {"losses": found, "means": means, "ours above torch": means["ours"] - means["torch"]}
+            losses["torch"].append(torch_loss(rows["train"], rows["dev"], seed))
+            print({name: values[-1] for name, values in losses.items()}, file=sys.stderr)
+    means = {name: statistics.mean(values) for name, values in losses.items()}
+    return {"losses": losses, "means": means, "ours above torch": means["ours"] - means["torch"]}
 
 
 def main() -> None:

@@ -63,13 +63,13 @@ def records(folder: Path) -> list[dict[str, Any]]:
         lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
     except FileNotFoundError:
         return []
-    found = []
+    records = []
     for line in lines:
         try:
-            found.append(json.loads(line))
+            records.append(json.loads(line))
         except ValueError:
             continue
-    return found
+    return records
 
 
 def newest(folder: Path) -> int:

@@ -116,8 +116,8 @@ def counted_words() -> Row:
         parts: list[tuple[float, float]] = []
         for part in ("dev", "test"):
             texts, gold = examples(part)
-            said = model.predict(texts)
-            parts.append((float((said == gold).mean()), float(f1_score(gold, said, average="macro"))))
+            predictions = model.predict(texts)
+            parts.append((float((predictions == gold).mean()), float(f1_score(gold, predictions, average="macro"))))
         dev, test = parts
         if dev[1] > best.dev[1]:
             best = Row("TF-IDF + logistic", "", dev, test, 0.0)
@@ -158,11 +158,11 @@ def compare(console: Console) -> None:
         f"{100 * (ours.test[1] - best.test[1]):+.1f} of F1 over the run from scratch that is best on dev. "
         "GPT does not see the word behind a mark, which BERT and ELMo do."
     )
-    said = run(f"layers {RUNS}/elmo-pretrained --to {RUNS}/layers.png --json", capture=True)
-    shares = json.loads(said)["mixes"][0]["weights"]
+    output = run(f"layers {RUNS}/elmo-pretrained --to {RUNS}/layers.png --json", capture=True)
+    shares = json.loads(output)["mixes"][0]["weights"]
     names = ("the words alone", *(f"layer {n}" for n in range(1, len(shares))))
-    told = ", ".join(f"{name} {share:.0%}" for name, share in zip(names, shares, strict=True))
-    console.print(f"What the task makes of ELMo's layers: {told} ({RUNS}/layers.png).")
+    shares_line = ", ".join(f"{name} {share:.0%}" for name, share in zip(names, shares, strict=True))
+    console.print(f"What the task makes of ELMo's layers: {shares_line} ({RUNS}/layers.png).")
 
 
 def pretrained(console: Console, result: dict) -> None:
@@ -187,8 +187,8 @@ def writing(console: Console, result: dict) -> None:
         f"(by frequency alone {dev['unigram_loss']:.3f}); it writes on from {', '.join(map(repr, PROMPTS))}:"
     )
     shown = " ".join(shlex.quote(prompt) for prompt in PROMPTS)
-    said = run(f"generate {GPT} --prompt {shown} --tokens 40 --temperature 0.7 --top-k 40 --json", capture=True)
-    for text in json.loads(said)["texts"]:
+    output = run(f"generate {GPT} --prompt {shown} --tokens 40 --temperature 0.7 --top-k 40 --json", capture=True)
+    for text in json.loads(output)["texts"]:
         console.print(f"  {text['prompt']}{text['text']}".replace("\n", "\n  "), highlight=False, markup=False)
 
 

@@ -214,11 +214,11 @@ def write_task(folder: Path, parts: dict[str, list[Paragraph]]) -> dict[str, int
     folder.mkdir(parents=True, exist_ok=True)
     counts: dict[str, int] = {}
     seen: set[str] = set()
-    for part, most in MOST.items():
+    for part, limit in MOST.items():
         rows = []
         for p in sorted(parts[part], key=lambda p: draw("order", p.text)):
             words, tags = tagged(p.text)
-            if 10 <= len(words) <= 60 and len(rows) < most and p.text.lower() not in seen:
+            if 10 <= len(words) <= 60 and len(rows) < limit and p.text.lower() not in seen:
                 seen.add(p.text.lower())
                 rows.append(json.dumps({"words": words, "tags": tags}, ensure_ascii=False) + "\n")
         (folder / f"{part}.jsonl").write_text("".join(rows), encoding="utf-8")

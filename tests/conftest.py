@@ -258,18 +258,18 @@ def _write_tasks(folder: Path) -> None:
         return f"{subject} {rng.choice(verbs)} {rng.choice(objects)}", subjects[subject]
 
     for split, count in (("train", 160), ("dev", 97)):
-        found = [sentence() for _ in range(count)]
+        sentences = [sentence() for _ in range(count)]
         with open(folder / f"classify.{split}.tsv", "w", encoding="utf-8") as file:
-            file.write("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in found))
+            file.write("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in sentences))
         with open(folder / f"pairs.{split}.csv", "w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["sentence1", "sentence2", "label"])
-            for (a, kind), (b, other) in zip(found, found[1:] + found[:1], strict=True):
+            for (a, kind), (b, other) in zip(sentences, sentences[1:] + sentences[:1], strict=True):
                 rows.writerow([a, b, "same" if kind == other else "other"])
         with open(folder / f"regress.{split}.jsonl", "w", encoding="utf-8") as file:
-            file.writelines(json.dumps({"text": t, "score": len(t.split()) / 4}) + "\n" for t, _ in found)
+            file.writelines(json.dumps({"text": t, "score": len(t.split()) / 4}) + "\n" for t, _ in sentences)
         with open(folder / f"tag.{split}.conllu", "w", encoding="utf-8") as file:
-            for text, _ in found:
+            for text, _ in sentences:
                 for n, word in enumerate(text.split(), 1):
                     file.write(f"{n}\t{word}\t_\t{tags.get(word, 'NOUN')}" + "\t_" * 6 + "\n")
                 file.write("\n")

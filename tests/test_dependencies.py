@@ -46,8 +46,8 @@ def _imported(folders: tuple[str, ...]) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module.partition(".")[0])
     installed = packages_distributions()
-    found = names - sys.stdlib_module_names - OURS
-    return {canonicalize_name(installed.get(name, [name])[0]) for name in found}
+    imported = names - sys.stdlib_module_names - OURS
+    return {canonicalize_name(installed.get(name, [name])[0]) for name in imported}
 
 
 def _names(requirements: Iterable[Requirement]) -> set[str]:
@@ -73,12 +73,12 @@ def test_what_the_extras_declare_is_imported_or_a_tool():
 
 def _locked(name: str) -> dict[str, set[str]]:
     """A lock's distributions and their versions: mostly one, or one for each range of Python versions."""
-    found: dict[str, set[str]] = defaultdict(set)
+    locked: dict[str, set[str]] = defaultdict(set)
     for line in (ROOT / name).read_text("utf-8").splitlines():
         (pin,) = (one := Requirement(line)).specifier
         assert pin.operator == "==", line
-        found[canonicalize_name(one.name)].add(pin.version)
-    return found
+        locked[canonicalize_name(one.name)].add(pin.version)
+    return locked
 
 
 def _misfits(requirements: Iterable[Requirement], lock: dict[str, set[str]]) -> list[str]:

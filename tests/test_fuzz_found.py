@@ -115,7 +115,7 @@ def test_a_refusal_in_one_line_breaks_no_law(tmp_path):
     assert Sandbox(Target("law", _makes, "a", mutate.of_bytes, read), tmp_path / "sandbox").run(b"case") is None
     with pytest.raises(Refused) as refused:
         command(["nothing"])
-    assert refused.value.code == 2 and "there is no command 'nothing'" in refused.value.said
+    assert refused.value.code == 2 and "there is no command 'nothing'" in refused.value.stderr
 
 
 def test_a_case_is_made_as_small_as_it_fails():

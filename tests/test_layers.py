@@ -27,12 +27,12 @@ HEAVY = {"jax", "flax", "optax", "orbax", "grain"}
 
 def _modules() -> dict[str, Path]:
     """Every module of the project by its name: {"contexture.models.bert": …/models/bert.py, …}."""
-    found = {}
+    modules = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            found[name if package == "contexture" else f"contexture.{name}"] = path
-    return found
+            modules[name if package == "contexture" else f"contexture.{name}"] = path
+    return modules
 
 
 MODULES = _modules()

@@ -24,12 +24,12 @@ storage settle agree together slots logits tfds""".split()
 def _functions(file: Path) -> dict[str, bool]:
     """The tests of a file, and whether each of them is left out of the quick suite."""
     tree = ast.parse(file.read_text("utf-8"))
-    found = {}
+    functions = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             marks = [ast.unparse(mark) for mark in node.decorator_list]
-            found[node.name] = any(mark in ("pytest.mark.long", "pytest.mark.parity") for mark in marks)
-    return found
+            functions[node.name] = any(mark in ("pytest.mark.long", "pytest.mark.parity") for mark in marks)
+    return functions
 
 
 def _quick_suite() -> dict[str, dict[str, bool]]:
@@ -113,16 +113,16 @@ VERDICTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("many", [3, pytest.param(7, marks=pytest.mark.long)])
-def test_a_fault_is_seen_or_survives_and_the_tree_is_only_read(small, capsys, many):
-    wanted = dict(list(VERDICTS.items())[:many])
+@pytest.mark.parametrize("count", [3, pytest.param(7, marks=pytest.mark.long)])
+def test_a_fault_is_seen_or_survives_and_the_tree_is_only_read(small, capsys, count):
+    expected = dict(list(VERDICTS.items())[:count])
     before = {file: file.read_bytes() for file in small.rglob("*") if file.is_file() and ".git" not in file.parts}
-    assert runner.main(["--jobs", "2", "--only", *wanted]) == 1
-    said = capsys.readouterr().out
-    told = [line.partition("] ")[2] for line in said.splitlines() if f"/{many}] " in line]
-    assert {line.split()[-1]: line.partition("  ")[0].strip() for line in told} == wanted
-    assert "'a / b' stands 0 times" in said and "1 SURVIVED" in said
-    assert ("they fail without the fault" in said) == ("area.red" in wanted)
+    assert runner.main(["--jobs", "2", "--only", *expected]) == 1
+    output = capsys.readouterr().out
+    lines = [line.partition("] ")[2] for line in output.splitlines() if f"/{count}] " in line]
+    assert {line.split()[-1]: line.partition("  ")[0].strip() for line in lines} == expected
+    assert "'a / b' stands 0 times" in output and "1 SURVIVED" in output
+    assert ("they fail without the fault" in output) == ("area.red" in expected)
     after = {file: file.read_bytes() for file in small.rglob("*") if file.is_file() and ".git" not in file.parts}
     assert {file: after[file] for file in before} == before
     assert {file.relative_to(small) for file in after.keys() - before.keys()} == {Path(".cache/mutants.json")}
@@ -150,12 +150,12 @@ def test_what_is_known_is_not_run_again_until_something_changes(small, capsys, m
 
 def test_modules_of_another_checkout_are_refused(tmp_path):
     assert foreign(ROOT) == []
-    found = foreign(tmp_path)
-    assert any(name.startswith("tests.mutants.row (") for name in found)
+    modules = foreign(tmp_path)
+    assert any(name.startswith("tests.mutants.row (") for name in modules)
 
 
-@pytest.mark.parametrize(("code", "found"), [(0, "SURVIVED"), (1, "killed"), (2, "killed"), (-11, "killed"),
+@pytest.mark.parametrize(("code", "outcome"), [(0, "SURVIVED"), (1, "killed"), (2, "killed"), (-11, "killed"),
                                              (3, "BROKEN TESTS"), (4, "BROKEN TESTS"), (5, "BROKEN TESTS"),
                                              (None, "killed (timeout)")])  # fmt: skip
-def test_an_exit_code_of_pytest_has_one_meaning(code, found):
-    assert runner.verdict(code, "")[0] == found
+def test_an_exit_code_of_pytest_has_one_meaning(code, outcome):
+    assert runner.verdict(code, "")[0] == outcome

@@ -15,7 +15,7 @@ from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.requests import EmbeddingRequest
 from tests.conftest import ROOT
 from tests.helpers.cancel import Calling
-from tests.helpers.commands import said
+from tests.helpers.commands import run_command
 from tests.helpers.parity_rule import assert_close, assert_differs, close
 
 Opened = tuple[Any, Any, Any]
@@ -56,9 +56,9 @@ def in_hdf5(file: Path) -> dict[str, np.ndarray]:
 
 def test_both_kinds_of_file_hold_every_line_s_vectors(elmo_run, text, whole, tmp_path):
     """By the line's number, [layers, words, width], in single precision; a word that is cut is counted."""
-    told = [contexture.embed(elmo_run, text, tmp_path / name, batch=7) for name in ("v.hdf5", "v.npz")]
+    summaries = [contexture.embed(elmo_run, text, tmp_path / name, batch=7) for name in ("v.hdf5", "v.npz")]
     lines = [line.split() for line in TEXT]
-    for result, name in zip(told, ("v.hdf5", "v.npz"), strict=True):
+    for result, name in zip(summaries, ("v.hdf5", "v.npz"), strict=True):
         words = sum(map(len, lines))
         counts = {"lines": len(TEXT), "tokens": words, "words": words, "truncated": 2}
         assert result == {"to": str(tmp_path / name), **counts}
@@ -67,15 +67,15 @@ def test_both_kinds_of_file_hold_every_line_s_vectors(elmo_run, text, whole, tmp
     other = in_hdf5(tmp_path / "v.hdf5")
     assert one.keys() == other.keys() == {str(number) for number in range(len(TEXT))}
     for number, words in enumerate(lines):
-        found = one[str(number)]
-        assert found.dtype == np.float32 and found.shape == (3, len(words), 12)
-        assert np.array_equal(found, other[str(number)]) and np.array_equal(found, whole[number])
+        vectors = one[str(number)]
+        assert vectors.dtype == np.float32 and vectors.shape == (3, len(words), 12)
+        assert np.array_equal(vectors, other[str(number)]) and np.array_equal(vectors, whole[number])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["v.hdf5", "v.npz"]
 
 
 def test_the_first_layer_is_the_words_twice(whole):
-    for found in whole:
-        assert np.array_equal(found[0, :, :6], found[0, :, 6:])
+    for vectors in whole:
+        assert np.array_equal(vectors[0, :, :6], vectors[0, :, 6:])
     assert whole[0][0, 0].any()
     assert_differs(whole[0][1, :, :6], whole[0][1, :, 6:])
     assert_differs(whole[3][0, 4], whole[3][0, 5])
@@ -89,29 +89,29 @@ def test_a_word_that_is_cut_is_its_first_bytes(opened: Opened, whole):
     assert np.array_equal(list(vectors_of(*opened, lines, batch=7))[2], whole[2])
 
 
-def near(got: np.ndarray, wanted: np.ndarray) -> None:
+def near(got: np.ndarray, expected: np.ndarray) -> None:
     """Of a line without words there is nothing to compare."""
-    assert got.shape == wanted.shape
-    if wanted.size:
-        assert_close(got, wanted, rtol=0, atol=1e-6)
+    assert got.shape == expected.shape
+    if expected.size:
+        assert_close(got, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch", [1, 64])
 def test_the_batch_changes_no_vector(opened: Opened, whole, batch):
-    for got, wanted in zip(vectors_of(*opened, map(str.split, TEXT), batch=batch), whole, strict=True):
-        near(got, wanted)
+    for got, expected in zip(vectors_of(*opened, map(str.split, TEXT), batch=batch), whole, strict=True):
+        near(got, expected)
 
 
 def test_layers_and_pools_are_parts_of_all(opened: Opened, whole):
     lines = [line.split() for line in TEXT]
     for layers, chosen in (("last", 2), ("0,2", [0, 2]), ("1", [1]), ("2,0", [2, 0])):
-        for got, wanted in zip(vectors_of(*opened, lines, layers=layers, batch=7), whole, strict=True):
-            near(got, wanted[chosen])
+        for got, expected in zip(vectors_of(*opened, lines, layers=layers, batch=7), whole, strict=True):
+            near(got, expected[chosen])
     for pool in ("mean", "mean-words", "last"):
-        for got, wanted in zip(vectors_of(*opened, lines, pool=pool, batch=7), whole, strict=True):
+        for got, expected in zip(vectors_of(*opened, lines, pool=pool, batch=7), whole, strict=True):
             assert got.shape == (3, 12)
-            if wanted.shape[1]:
-                assert_close(got, wanted[:, -1] if pool == "last" else wanted.mean(1), rtol=0, atol=1e-6)
+            if expected.shape[1]:
+                assert_close(got, expected[:, -1] if pool == "last" else expected.mean(1), rtol=0, atol=1e-6)
             else:
                 assert not got.any()
     assert next(vectors_of(*opened, lines, layers="last", pool="mean", batch=7)).shape == (12,)
@@ -126,7 +126,7 @@ def test_lines_are_alone_unless_the_model_is_stateful(elmo_run, opened: Opened, 
     alone, on = in_hdf5(tmp_path / "alone.hdf5"), in_hdf5(tmp_path / "on.hdf5")
     for first, second in (("0", "2"), ("1", "3")):
         assert np.array_equal(alone[first], alone[second])
-        close(alone[first], on[first], most=1e-6)
+        close(alone[first], on[first], tolerance=1e-6)
         assert_differs(on[first][1:], on[second][1:], 1e-3)
 
 
@@ -148,12 +148,12 @@ def test_lines_are_alone_unless_the_model_is_stateful(elmo_run, opened: Opened, 
 def test_words_that_are_wrong_give_one_clear_line(elmo_run, text, tmp_path, capsys, words, line):
     (tmp_path / "taken.npz").write_bytes(b"mine")
     (tmp_path / "latin.txt").write_bytes("caf\ncafé\n".encode("latin-1"))
-    there = sorted(tmp_path.iterdir())
+    existing = sorted(tmp_path.iterdir())
     given = {"--input": text, "--to": tmp_path / "v.npz"}
     given |= {words[0]: words[1].replace("TMP", str(tmp_path))}
-    code, err = said(capsys, "embed", elmo_run, *(word for pair in given.items() for word in pair))
+    code, err = run_command(capsys, "embed", elmo_run, *(word for pair in given.items() for word in pair))
     assert code == 2 and line in err and len(err.splitlines()) == 1, err
-    assert sorted(tmp_path.iterdir()) == there and (tmp_path / "taken.npz").read_bytes() == b"mine"
+    assert sorted(tmp_path.iterdir()) == existing and (tmp_path / "taken.npz").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("name", ["run_format_1", pytest.param("gpt_format_1", marks=pytest.mark.long)])
@@ -165,29 +165,29 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
     file.write_text("\n".join(lines) + "\n", "utf-8")
     model, params, tokenizer = contexture.load(run)
     bert, length = name == "run_format_1", model.backbone.config.length
-    told = contexture.embed(run, file, tmp_path / "v.npz", batch=2)
-    found = np.load(tmp_path / "v.npz")
+    summary = contexture.embed(run, file, tmp_path / "v.npz", batch=2)
+    actual = np.load(tmp_path / "v.npz")
     kept = [ids[: length - 2 * bert] for ids in tokenizer.encode(lines)]
     assert (
-        told["words"] == sum(map(len, kept))
-        and told["truncated"] == sum(map(len, tokenizer.encode(lines))) - told["words"]
+        summary["words"] == sum(map(len, kept))
+        and summary["truncated"] == sum(map(len, tokenizer.encode(lines))) - summary["words"]
     )
-    assert told["truncated"] > 0 and told["tokens"] == told["words"] + 2 * bert * len(lines)
-    assert told["tokens"] == sum(found[name].shape[1] for name in found.files)
+    assert summary["truncated"] > 0 and summary["tokens"] == summary["words"] + 2 * bert * len(lines)
+    assert summary["tokens"] == sum(actual[name].shape[1] for name in actual.files)
     for number, ids in enumerate(kept):
         row = [wordpiece(tokenizer).cls, *ids, wordpiece(tokenizer).sep] if bert else ids
-        vectors = found[str(number)]
+        vectors = actual[str(number)]
         assert vectors.shape == (model.backbone.config.layers + 1, len(row), model.backbone.config.hidden)
         if not row:
             continue
         batch = {"tokens": np.array([row], np.int32), "mask": np.ones((1, len(row)), np.int32)}
         batch["segments"] = np.zeros_like(batch["tokens"])
         out: Any = model.clone(heads={}).apply({"params": params}, batch, states=True)
-        wanted = np.stack([x[0] for x in out.encoding.states])
-        close(vectors, wanted)
+        expected = np.stack([x[0] for x in out.encoding.states])
+        close(vectors, expected)
     own = slice(1, -1) if bert else slice(None)
-    wanted = {"mean": lambda x: x.mean(0), "mean-words": lambda x: x[own].mean(0), "last": lambda x: x[own][-1]}
-    for pool, of in (wanted | ({"cls": lambda x: x[0]} if bert else {})).items():
+    expected = {"mean": lambda x: x.mean(0), "mean-words": lambda x: x[own].mean(0), "last": lambda x: x[own][-1]}
+    for pool, of in (expected | ({"cls": lambda x: x[0]} if bert else {})).items():
         to = tmp_path / f"{pool}.npz"
         counted = contexture.embed(
             run,
@@ -197,12 +197,12 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
             layers="last",
             batch=2,
         )
-        assert {**counted, "to": ""} == {**told, "to": ""}
+        assert {**counted, "to": ""} == {**summary, "to": ""}
         pooled = np.load(to)
         for number in ("0", "2"):
-            assert_close(pooled[number], of(found[number][-1]), rtol=1e-5, atol=1e-6)
+            assert_close(pooled[number], of(actual[number][-1]), rtol=1e-5, atol=1e-6)
         if pool == "mean" and bert:  # the empty line has two tokens and no word
-            assert_close(pooled["1"], found["1"][-1].mean(0), rtol=1e-5, atol=1e-6)
+            assert_close(pooled["1"], actual["1"][-1].mean(0), rtol=1e-5, atol=1e-6)
         else:
             assert pool == "cls" or not pooled["1"].any()
 
@@ -216,7 +216,7 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
 )
 def test_what_a_family_does_not_have_is_said(text, tmp_path, capsys, name, words, line):
     run = ROOT / "tests" / "golden" / name
-    code, err = said(capsys, "embed", run, "--input", text, "--to", tmp_path / "v.npz", *words)
+    code, err = run_command(capsys, "embed", run, "--input", text, "--to", tmp_path / "v.npz", *words)
     assert code == 2 and line in err and len(err.splitlines()) == 1, err
     assert not list(tmp_path.iterdir())
 

@@ -75,10 +75,10 @@ def test_a_text_ends_at_the_end_token_before_a_stop_text_or_at_its_length(writer
     free = generate(*writer, ["the"], Sampling(temperature=0.0), tokens=20)[0]
     assert free["stopped"] == "length" and free["tokens"] == 20
     word = free["text"][5:8]
-    told: list[str] = []
+    pieces: list[str] = []
     cut = generate(*writer, ["the"], Sampling(temperature=0.0), tokens=20, stop=[word, "never"],
-                   show=lambda line, text: told.append(text))[0]  # fmt: skip
-    assert cut["stopped"] == "stop" and cut["text"] == free["text"][: free["text"].index(word)] == "".join(told)
+                   show=lambda line, text: pieces.append(text))[0]  # fmt: skip
+    assert cut["stopped"] == "stop" and cut["text"] == free["text"][: free["text"].index(word)] == "".join(pieces)
     ids = np.array(tokenizer.encode(["the" + free["text"]])[0])
     table[tokenizer.end] = table[ids[-1]] * 3  # the end is now likelier than that token
     backbone = params["backbone"]
@@ -114,8 +114,8 @@ def test_what_is_kept_is_what_the_definitions_say(seed: int, k: int, p: float, e
             nucleus.append(i)
             total += share
         kept = [i for i in kept if logits[i] >= logits[nucleus[-1]]]
-    found = decode.filter_logits(jnp.asarray(logits[None]), Sampling(top_k=k, top_p=p, exclusive=exclusive))[0]
-    assert np.flatnonzero(np.isfinite(found)).tolist() == sorted(kept)
+    filtered = decode.filter_logits(jnp.asarray(logits[None]), Sampling(top_k=k, top_p=p, exclusive=exclusive))[0]
+    assert np.flatnonzero(np.isfinite(filtered)).tolist() == sorted(kept)
 
 
 def test_samples_have_the_shares_of_the_softmax():
@@ -131,15 +131,15 @@ def test_what_is_told_joins_to_the_text(whole: str, stop: list[str], data: st.Da
     """Bytes come in bursts that may cut a character or a stop text: what was told is a beginning of what is told."""
     raw = whole.encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=5)))
-    told = ""
+    streamed = ""
     for end in [*cuts, len(raw)]:
         text = raw[:end].decode("utf-8", "replace")
-        found = [at for word in stop if (at := text.find(word)) >= 0]
-        text = text[: min(found)] if found else text
-        ready = text[: len(text) if found else _settled_length(text, tuple(stop))]
-        assert ready.startswith(told) and whole.startswith(ready)
-        told = ready
-        if found:
+        places = [at for word in stop if (at := text.find(word)) >= 0]
+        text = text[: min(places)] if places else text
+        ready = text[: len(text) if places else _settled_length(text, tuple(stop))]
+        assert ready.startswith(streamed) and whole.startswith(ready)
+        streamed = ready
+        if places:
             break
 
 
@@ -154,7 +154,7 @@ def test_a_score_is_the_sum_over_every_token_once(writer: Opened, stride: int):
     """Against a model read anew for each token with the context that its window has."""
     model, params, tokenizer = writer
     documents, length = [TEXT, "my cat", TEXT[:40]], 16
-    found = score(*writer, documents, length=length, stride=stride, batch=3)
+    result = score(*writer, documents, length=length, stride=stride, batch=3)
     step, nats, tokens = stride or length, 0.0, 0
     table = params["backbone"]["embeddings"]["tokens"]
     read = jax.jit(lambda batch: model.clone(heads={}).apply({"params": params}, batch).encoding.hidden_BLD)
@@ -172,12 +172,12 @@ def test_a_score_is_the_sum_over_every_token_once(writer: Opened, stride: int):
                 tokens += 1
             scored = start + len(part) - 1
             start += step
-    assert found["tokens"] == tokens and found["documents"] == 3
-    assert_close(found["loss"], nats / tokens, rtol=1e-5)
-    assert_close(found["perplexity"], math.exp(nats / tokens), rtol=1e-4)
+    assert result["tokens"] == tokens and result["documents"] == 3
+    assert_close(result["loss"], nats / tokens, rtol=1e-5)
+    assert_close(result["perplexity"], math.exp(nats / tokens), rtol=1e-4)
     words, size = sum(len(d.split()) for d in documents), sum(map(len, documents))
-    assert_close(found["word_perplexity"], math.exp(nats / words), rtol=1e-3)
-    assert_close(found["bits_per_byte"], nats / math.log(2) / size, rtol=1e-5)
+    assert_close(result["word_perplexity"], math.exp(nats / words), rtol=1e-3)
+    assert_close(result["bits_per_byte"], nats / math.log(2) / size, rtol=1e-5)
 
 
 def test_mistakes_of_writing_and_scoring_are_one_clear_line(writer: Opened):
@@ -216,8 +216,8 @@ def test_the_commands_write_and_score(gpt_run, door, tmp_path):
     plain = door("generate", gpt_run, "--prompt", "The cat", "--tokens", "9", "--seed", "1")
     assert plain.stdout == "The cat" + texts[0]["text"] + "\n" and texts[0]["tokens"] == 9
     (tmp_path / "a.txt").write_text("The cat sees the river.\n\nMy brother paints.\n", "utf-8")
-    found = contexture.score(gpt_run, str(tmp_path / "a.txt"), documents="blank_lines")
-    assert found["documents"] == 2 and 1 < found["perplexity"] < 300
+    result = contexture.score(gpt_run, str(tmp_path / "a.txt"), documents="blank_lines")
+    assert result["documents"] == 2 and 1 < result["perplexity"] < 300
 
 
 @pytest.mark.parametrize(
@@ -269,10 +269,10 @@ def test_characters_count_what_is_scored_alone(tmp_path):
     )
     done("pretrain", "gpt.tiny", "--data.path", tmp_path / "a.txt", *words.split(), "--dir", tmp_path / "r")
     (tmp_path / "b.txt").write_text("ab\n\na\n\nbab\n\n", "utf-8")
-    found = contexture.score(tmp_path / "r", str(tmp_path / "b.txt"), documents="blank_lines")
-    assert found["documents"] == 3 and found["tokens"] == found["bytes"]
-    assert_close(found["bits_per_byte"], found["loss"] / math.log(2), rtol=1e-6)
-    assert "neither scored nor counted" in found["convention"]
+    result = contexture.score(tmp_path / "r", str(tmp_path / "b.txt"), documents="blank_lines")
+    assert result["documents"] == 3 and result["tokens"] == result["bytes"]
+    assert_close(result["bits_per_byte"], result["loss"] / math.log(2), rtol=1e-6)
+    assert "neither scored nor counted" in result["convention"]
 
 
 def test_a_tiny_temperature_is_the_likeliest():

@@ -67,8 +67,8 @@ def test_every_number_of_the_command_line_is_taken_or_refused_in_one_line(value)
         except (ConfigError, DataError) as error:
             assert len(str(error).splitlines()) == 1
         else:
-            found: Any = fields(run)[option.replace("-", "_")]
-            assert found == found and (isinstance(found, float) or abs(found) < 2**31)
+            stored: Any = fields(run)[option.replace("-", "_")]
+            assert stored == stored and (isinstance(stored, float) or abs(stored) < 2**31)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.conftest import ROOT, TINY
 pytestmark = pytest.mark.usefixtures("one_device")
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+def last_line_of(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     """(exit code, the last line on stderr) of one command in this process."""
     code = cli.main([str(word) for word in words])
     lines = capsys.readouterr().err.strip().splitlines()
@@ -58,17 +58,22 @@ def pretrain(*words: object) -> list[str]:
     ],
 )
 def test_words_that_are_wrong_give_one_clear_line(capsys, tmp_path, words, line):
-    code, last = said(capsys, *pretrain("--dir", tmp_path / "run", *words))
+    code, last = last_line_of(capsys, *pretrain("--dir", tmp_path / "run", *words))
     assert code == 2 and line in last, last
     assert not any(tmp_path.iterdir())
 
 
 def test_unknown_commands_and_recipes_are_guessed(capsys):
-    assert said(capsys, "pretrian", "bert.tiny")[1].endswith("(did you mean pretrain?); contexture --help lists them")
-    code, last = said(capsys, "pretrain", "bert.tinny")
+    assert last_line_of(capsys, "pretrian", "bert.tiny")[1].endswith(
+        "(did you mean pretrain?); contexture --help lists them"
+    )
+    code, last = last_line_of(capsys, "pretrain", "bert.tinny")
     assert code == 2 and "did you mean bert.tiny?" in last
-    assert said(capsys, "pretrain")[0] == 2
-    assert said(capsys, *pretrain()) == (2, "ConfigError: dir is empty; say where the run shall live: --dir RUN")
+    assert last_line_of(capsys, "pretrain")[0] == 2
+    assert last_line_of(capsys, *pretrain()) == (
+        2,
+        "ConfigError: dir is empty; say where the run shall live: --dir RUN",
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,7 @@ def test_unknown_commands_and_recipes_are_guessed(capsys):
 )
 def test_files_that_are_wrong_give_one_clear_line(capsys, tmp_path, content, line):
     (tmp_path / "text.txt").write_bytes(content)
-    code, last = said(capsys, *pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "text.txt"))
+    code, last = last_line_of(capsys, *pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "text.txt"))
     assert code == 2 and line in last, last
 
 
@@ -90,11 +95,11 @@ def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, te
     text, folder = tmp_path / "text.txt", tmp_path / "run"
     text.write_bytes(b"Only one sentence here.\n\nAnd one more.\n")
     words = pretrain("--dir", folder, "--data.path", text)
-    assert said(capsys, *words)[0] == 2
-    last = said(capsys, "export", folder, "hf", "--to", tmp_path / "out")[1]
+    assert last_line_of(capsys, *words)[0] == 2
+    last = last_line_of(capsys, "export", folder, "hf", "--to", tmp_path / "out")[1]
     assert last == f"ConfigError: {folder} holds no checkpoint yet; train it first"
     text.write_bytes((text_folder / "text0.txt").read_bytes())
-    code, last = said(capsys, *words, "--optim.frozen", "everything")  # refused once the vocabulary is learned
+    code, last = last_line_of(capsys, *words, "--optim.frozen", "everything")  # refused once the vocabulary is learned
     assert code == 2 and "optim.frozen=everything" in last, last
     assert len((folder / "tokenizer" / "vocab.txt").read_text().splitlines()) > 100
 
@@ -102,18 +107,20 @@ def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, te
 def test_a_folder_where_nothing_was_trained_starts_over(capsys, tmp_path, text_folder):
     """Also where the text was prepared, and other settings are wanted now."""
     words = pretrain("--dir", tmp_path / "run", "--data.path", text_folder, "--steps", "6")
-    code, last = said(capsys, *words, "--optim.frozen", "everything")
+    code, last = last_line_of(capsys, *words, "--optim.frozen", "everything")
     assert code == 2 and "optim.frozen=everything is in the path of no parameter" in last, last
     assert cli.main([*words, "--seed", "5", "--optim.frozen-layers", "9"]) == 2
-    told = capsys.readouterr().err
-    assert "has other settings (--optim.frozen" in told and "and no training steps yet; starting over" in told, told
+    stderr = capsys.readouterr().err
+    assert "has other settings (--optim.frozen" in stderr and "and no training steps yet; starting over" in stderr, (
+        stderr
+    )
 
 
 def test_a_folder_that_holds_other_things_is_left_alone(capsys, tmp_path, text_folder, monkeypatch):
     shutil.copytree(text_folder, tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     for words in (["--dir", "."], ["--dir", ".", "--data.dev-fraction", "0.1"]):
-        code, last = said(capsys, *pretrain("--data.path", "data", *words))
+        code, last = last_line_of(capsys, *pretrain("--data.path", "data", *words))
         assert code == 2 and "holds data and no run.json" in last, last
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data"]
 
@@ -127,7 +134,7 @@ def test_another_model_in_an_old_folder_is_refused_by_name(capsys, tiny_words, t
         (["--optim.peak-lr", "1"], "--optim.peak-lr 0.002, not 1.0"),
         (["--steps", "30"], "--steps 40, not 30; a run can only be made longer"),
     ):
-        code, last = said(capsys, *tiny_words, "--dir", tiny_run, *words)
+        code, last = last_line_of(capsys, *tiny_words, "--dir", tiny_run, *words)
         assert code == 2 and f"holds a run {'of' if 'steps' in name else 'with'} {name}" in last, last
     assert (tiny_run / "run.json").read_bytes() == before
 
@@ -138,7 +145,7 @@ def test_another_vocabulary_in_an_old_folder_is_refused(capsys, tiny_words, tiny
     vocabulary = folder / "tokenizer" / "vocab.txt"
     pieces = vocabulary.read_text().splitlines()
     vocabulary.write_text("\n".join([*pieces[:-2], pieces[-1], pieces[-2]]) + "\n")
-    code, last = said(capsys, *tiny_words, "--dir", folder)
+    code, last = last_line_of(capsys, *tiny_words, "--dir", folder)
     assert code == 2 and "the tokenizer is not the one that this run was started with" in last, last
     with pytest.raises(cli.ConfigError, match="not the vocabulary that this run was trained with"):
         contexture.load(folder)
@@ -148,7 +155,7 @@ def test_a_vocabulary_larger_than_the_model_is_refused(capsys, tmp_path, text_fo
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(200))]))
     words = pretrain("--dir", tmp_path / "run", "--data.path", text_folder, "--data.tokenizer", vocabulary)
-    code, last = said(capsys, *words)
+    code, last = last_line_of(capsys, *words)
     assert code == 2 and "the vocabulary has 205 tokens, more than model.vocab=150" in last, last
 
 
@@ -159,7 +166,7 @@ def test_text_that_changed_is_refused(capsys, tmp_path, text_folder, tiny_words)
     assert cli.main([*map(str, words), "--steps", "6", "--dir", str(folder)]) == 0
     with open(text / "text0.txt", "a") as file:
         file.write("More.\n")
-    code, last = said(capsys, *words, "--steps", "6", "--dir", folder)
+    code, last = last_line_of(capsys, *words, "--steps", "6", "--dir", folder)
     assert code == 2 and "text0.txt has" in last, last
 
 
@@ -167,7 +174,7 @@ def test_two_runs_in_one_folder_at_once_are_refused(door, capsys, tiny_words, tm
     first = door(*tiny_words, "--steps", "4000", "--dir", tmp_path / "run", wait=False)
     while not (tmp_path / "run" / "run.json").exists():
         time.sleep(0.05)
-    code, last = said(capsys, *tiny_words, "--dir", tmp_path / "run")
+    code, last = last_line_of(capsys, *tiny_words, "--dir", tmp_path / "run")
     first.kill()
     first.communicate()
     assert code == 2 and f"is in use by process {first.pid}" in last, last
@@ -176,7 +183,7 @@ def test_two_runs_in_one_folder_at_once_are_refused(door, capsys, tiny_words, tm
 def test_a_folder_that_cannot_be_written_is_refused(capsys, tiny_words):
     if not Path("/sys").is_dir():
         pytest.skip("needs Linux's /sys, which not even root may write")
-    code, last = said(capsys, *tiny_words, "--dir", "/sys/run")
+    code, last = last_line_of(capsys, *tiny_words, "--dir", "/sys/run")
     assert code == 1 and last.startswith("CheckpointError: /sys/run cannot be written"), last
 
 
@@ -197,7 +204,7 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(environment, capsys, ti
 def test_a_run_that_diverges_stops_with_its_last_good_checkpoint(capsys, tiny_words, tmp_path):
     words = [*tiny_words, "--optim.peak-lr", "1e18", "--optim.warmup", "0", "--save.every", "1", "--log.every", "1",
              "--optim.clip", "0", "--optim.max-skipped", "5", "--dir", tmp_path / "run"]  # fmt: skip
-    code, last = said(capsys, *words)
+    code, last = last_line_of(capsys, *words)
     assert code == 1 and "were not finite in the 5 steps up to step" in last, last
     folder = tmp_path / "run" / "checkpoints"
     assert any(folder.iterdir())
@@ -220,10 +227,10 @@ def test_commands_check_where_they_write_before_they_work(capsys, tmp_path, text
     (tmp_path / "file").write_text("x")
     for to in (text_folder, tmp_path / "file", tmp_path / "file" / "below"):
         for words in (["tokenizer", "wordpiece"], ["prepare", "bert.tiny"]):
-            code, last = said(capsys, *words, "--input", text_folder, "--to", to)
+            code, last = last_line_of(capsys, *words, "--input", text_folder, "--to", to)
             assert code == 2 and str(to) in last, last
     words = ["prepare", "bert.tiny", "--input", text_folder, "--to", tmp_path / "x", "--dev-fraction", 2]
-    code, last = said(capsys, *words)
+    code, last = last_line_of(capsys, *words)
     assert code == 2 and "data.dev-fraction=2.0 is not in [0, 1)" in last
 
 
@@ -267,7 +274,7 @@ def test_a_gpt_is_not_begun_on_word_pieces(capsys, tmp_path, text_folder, tiny_r
     file, line = tiny_run / "tokenizer", "gpt cannot be fine-tuned on a vocabulary of kind wordpiece"
 
     def refused(*words):
-        code, last = said(capsys, *words)
+        code, last = last_line_of(capsys, *words)
         assert code == 2 and line in last
 
     refused("prepare", "gpt.tiny", "--input", text_folder, "--to", tmp_path / "x", "--tokenizer", file)
@@ -298,7 +305,7 @@ def test_tokenizer_prepare_and_pretrain_from_shards(capsys, tmp_path, text_folde
     assert json.loads(capsys.readouterr().out)["dev"]["documents"] > 0
     assert cli.main([*pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "shards", "--steps", 6)]) == 0
     assert not (tmp_path / "run" / "data").exists()
-    code, last = said(capsys, *words)
+    code, last = last_line_of(capsys, *words)
     assert code == 2 and "already holds something" in last
 
 

@@ -144,15 +144,15 @@ def test_every_recipe_has_a_row():
 @pytest.mark.parametrize("name", TABLE)
 def test_a_recipe_has_the_numbers_that_were_published(name):
     source, *numbers = TABLE[name]
-    found = _numbers(recipes()[name]())
+    actual = _numbers(recipes()[name]())
     named = ("optim.peak_lr", "optim.warmup", "data.batch", "data.length", "steps", "epochs")
-    wanted = {**COMMON[source], **dict(zip(named, numbers, strict=True)), **BESIDES.get(name, {})}
-    assert {field: found[field] for field in wanted} == wanted, source
+    expected = {**COMMON[source], **dict(zip(named, numbers, strict=True)), **BESIDES.get(name, {})}
+    assert {field: actual[field] for field in expected} == expected, source
     for field, value in {"optim.warmup_fraction": 0.0, "optim.accumulate": 1, "optim.layer_decay": 1.0}.items():
-        assert found[field] == value
+        assert actual[field] == value
     if name in SIZES:
         layers, hidden, heads = SIZES[name]
-        sizes = tuple(found[f"model.{word}"] for word in ("layers", "hidden", "heads", "ffn"))
+        sizes = tuple(actual[f"model.{word}"] for word in ("layers", "hidden", "heads", "ffn"))
         assert sizes == (layers, hidden, heads, 4 * hidden)
 
 
@@ -166,8 +166,8 @@ def test_a_gpt_3_is_trained_on_the_tokens_of_its_paper(name):
     run = recipes()[name]()
     tokens = run.data.batch * run.data.length
     assert run.data.batch % 32 == 0 and tokens == pytest.approx(published * 1e6, rel=0.05)
-    for steps, wanted in ((run.steps, 300e9), (run.optim.decay_steps, 260e9), (run.optim.warmup, 375e6)):
-        assert steps * tokens == pytest.approx(wanted, abs=tokens / 2)
+    for steps, expected in ((run.steps, 300e9), (run.optim.decay_steps, 260e9), (run.optim.warmup, 375e6)):
+        assert steps * tokens == pytest.approx(expected, abs=tokens / 2)
 
 
 # task: peak rate, passes (Devlin et al. 2018, A.3; GLUE's passes and rate as transformers' Flax examples give them).
@@ -186,35 +186,35 @@ FINE_TUNING = {
 @pytest.mark.parametrize("name", task_recipes())
 def test_a_task_is_fine_tuned_as_bert_s_paper_says(name):
     assert task_recipes().keys() == TASKS.keys()
-    found, (peak_lr, epochs) = fields(task_recipes()[name]()), TASKS[name]
-    wanted = {**FINE_TUNING, "optim.peak_lr": peak_lr, "epochs": epochs}
-    assert {field: found[field] for field in wanted} == wanted
+    actual, (peak_lr, epochs) = fields(task_recipes()[name]()), TASKS[name]
+    expected = {**FINE_TUNING, "optim.peak_lr": peak_lr, "epochs": epochs}
+    assert {field: actual[field] for field in expected} == expected
 
 
 def test_a_gpt_is_fine_tuned_as_gpt_1_was():
     """finetune-transformer-lm, train.py: its defaults."""
     source = Run(model=GptConfig(vocab=40478, length=512))
-    found = fields(finetune_run(source, "runs/gpt", "classify", task_vocabulary=40481))
-    wanted = {
+    actual = fields(finetune_run(source, "runs/gpt", "classify", task_vocabulary=40481))
+    expected = {
         "optim.name": "gpt1", "optim.schedule": "gpt1", "optim.peak_lr": 6.25e-5, "optim.warmup_fraction": 0.002,
         "optim.b1": 0.9, "optim.b2": 0.999, "optim.eps": 1e-8, "optim.weight_decay": 0.01, "optim.clip": 1.0,
         "task.lm_weight": 0.5, "data.batch": 32, "epochs": 3.0, "model.vocab": 40481, "model.dropout": 0.1,
         "model.head_dropout": 0.1, "init.grow": True,
     }  # fmt: skip
-    assert {field: found[field] for field in wanted} == wanted
+    assert {field: actual[field] for field in expected} == expected
 
 
 @pytest.mark.parametrize("random", [False, True])
 def test_an_elmo_s_task_is_trained_over_a_frozen_mix(random):
     """Frozen and without dropout below, 0.5 above (AllenNLP's Elmo); all else is chosen here."""
-    found = fields(finetune_run(Run(model=ElmoConfig()), "runs/elmo", "classify", random=random))
-    wanted = {
+    actual = fields(finetune_run(Run(model=ElmoConfig()), "runs/elmo", "classify", random=random))
+    expected = {
         "optim.name": "adamw", "optim.schedule": "linear", "optim.peak_lr": 1e-3, "optim.warmup": 0,
         "optim.final_lr": 0.1, "optim.eps": 1e-8, "optim.weight_decay": 0.0, "optim.clip": 5.0, "epochs": 10.0,
         "optim.frozen": () if random else ("backbone",), "model.dropout": 0.1 if random else 0.0,
         "model.head_dropout": 0.5, "head.mix": "all", "head.cells": 128,
     }  # fmt: skip
-    assert {field: found[field] for field in wanted} == wanted
+    assert {field: actual[field] for field in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -230,6 +230,6 @@ def test_a_family_s_dropout_is_the_original_s_unless_said_otherwise(config, rate
 
 
 def test_a_run_s_defaults_are_bert_s():
-    found, wanted = _numbers(Run()), COMMON[BERT]
-    assert {field: found[field] for field in wanted} == wanted
+    actual, expected = _numbers(Run()), COMMON[BERT]
+    assert {field: actual[field] for field in expected} == expected
     assert OptimConfig().clip == 1.0 and OptimConfig().max_skipped == 10

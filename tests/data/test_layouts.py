@@ -55,8 +55,8 @@ def test_a_line_is_described_with_its_guesses():
         "slot_weights": np.array([[1.0, 1.0, 0.0]], np.float32),
         "is_random": np.array([1], np.int32),
     }
-    told = describe(batch, 0, TOKENIZER)
-    assert told == (
+    description = describe(batch, 0, TOKENIZER)
+    assert description == (
         "[CLS] w1 un{want→[MASK]}ed w2 [SEP] {w3→w3} [SEP]\n"
         "(9 tokens; 7 in segment 0, 2 in segment 1; 2 to predict; the second span is random)"
     )

@@ -35,8 +35,8 @@ def line(mark: str, size: int = SIZE) -> str:
 def test_a_long_line_of_marks_is_split_into_sentences_at_once(mark: str):
     """Nothing of it is lost, whatever comes behind."""
     for text in (line(mark), line(mark) + "x"):
-        found = sentences(text)
-        assert len("".join("".join(found).split())) == len("".join(text.split()))
+        split = sentences(text)
+        assert len("".join("".join(split).split())) == len("".join(text.split()))
 
 
 @pytest.mark.timeout(60)
@@ -78,10 +78,10 @@ def test_sentences_end_where_the_plain_pattern_says(monkeypatch: pytest.MonkeyPa
     rng = random.Random(0)
     letters = list(".!?…。！？\"')”’」 \n\t\u3000aA1,-")
     texts = ["".join(rng.choices(letters, k=rng.randint(0, 12))) + "x" for _ in range(30_000)]
-    found = [sentences(text) for text in texts]
+    split = [sentences(text) for text in texts]
     monkeypatch.setattr("contexture.data.text.sentences._END", _PLAIN)
-    assert found == [sentences(text) for text in texts]
-    assert sum(map(len, found)) > 1.2 * len(found)
+    assert split == [sentences(text) for text in texts]
+    assert sum(map(len, split)) > 1.2 * len(split)
 
 
 def test_what_closes_a_quote_at_the_end_of_a_line_belongs_to_its_sentence():
@@ -98,10 +98,10 @@ def test_a_clean_up_keeps_line_ends_and_makes_other_blanks_one_space():
 def tokenizers() -> dict[str, Tokenizer]:
     text = ["the cat sat on the mat. it's a well-known 3.5 km; " + string.printable.strip()] * 20
     sizes = dict(zip(KINDS[:5], (150, 300, 380, 380, 100), strict=True))
-    found = {kind: learn(kind, text, size, True, "punctuation") for kind, size in sizes.items()}
+    learned = {kind: learn(kind, text, size, True, "punctuation") for kind, size in sizes.items()}
     letters = string.printable.strip()
     pieces = ["<unk>", *letters, *(f"{letter}</w>" for letter in letters), "aa", "ab"]
-    return {**found, "gpt1-bpe": Gpt1BPE(pieces, [("a", "a"), ("a", "b")])}
+    return {**learned, "gpt1-bpe": Gpt1BPE(pieces, [("a", "a"), ("a", "b")])}
 
 
 def exhaust(items: Iterable[object]) -> None:

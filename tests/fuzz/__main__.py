@@ -36,7 +36,7 @@ class Row:
 
     cases: int = 0
     seconds: float = 0.0
-    found: dict[str, str] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
     note: str = ""
 
 
@@ -50,7 +50,7 @@ def keep(target: Target, case: bytes, broken: Broken) -> Path:
     file = FOUND / target.name / hashlib.sha256(case).hexdigest()[:16]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(case)
-    print(f"\n{target.name}: {broken.law}: {broken.where}\n  {' '.join(broken.said.split())[-400:]}\n"
+    print(f"\n{target.name}: {broken.law}: {broken.where}\n  {' '.join(broken.message.split())[-400:]}\n"
           f"  again: .venv/bin/python -m tests.fuzz --replay {file.relative_to(ROOT)}", flush=True)  # fmt: skip
     return file
 
@@ -73,7 +73,7 @@ def _listen(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> Non
 def fuzz(target: Target, seconds: float, seed: int, row: Row, known: set[str]) -> None:
     """One child after another, until the time is over."""
     first, start = 0, time.monotonic()
-    while (left := seconds - (time.monotonic() - start)) > 0.5 and len(row.found) < 20:
+    while (left := seconds - (time.monotonic() - start)) > 0.5 and len(row.faults) < 20:
         command = [sys.executable, "-m", "tests.fuzz.worker", target.name, str(seed), str(first), f"{left:.1f}"]
         child = subprocess.Popen(
             [*command, *known], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -96,27 +96,27 @@ def fuzz(target: Target, seconds: float, seed: int, row: Row, known: set[str]) -
                 break
             if line is None:
                 break
-            heard, told = time.monotonic(), json.loads(line)
-            if "note" in told:
-                row.note, done = told["note"], True
-            elif "done" in told:
+            heard, message = time.monotonic(), json.loads(line)
+            if "note" in message:
+                row.note, done = message["note"], True
+            elif "done" in message:
                 done = True
-            elif "broken" in told:
-                seen = Broken(*told["broken"])
+            elif "broken" in message:
+                seen = Broken(*message["broken"])
                 known.add(f"{seen.law}: {seen.where}")
-                row.found[f"{seen.law}: {seen.where}"] = str(keep(target, bytes.fromhex(told["case"]), seen))
+                row.faults[f"{seen.law}: {seen.where}"] = str(keep(target, bytes.fromhex(message["case"]), seen))
             else:
-                at, row.cases = told["at"], row.cases + (told["at"] - at)
+                at, row.cases = message["at"], row.cases + (message["at"] - at)
         code = child.wait()
         if not done:
-            said = "".join(complaints)[-1500:]
+            stderr = "".join(complaints)[-1500:]
             if code == 1:
-                raise RuntimeError(f"the child of {target.name} failed, which is no finding:\n{said}")
-            broken = Broken(why or "crash", f"exit {code}" if not why else "killed", said)
+                raise RuntimeError(f"the child of {target.name} failed, which is no finding:\n{stderr}")
+            broken = Broken(why or "crash", f"exit {code}" if not why else "killed", stderr)
             with tempfile.TemporaryDirectory(prefix="fuzz-") as base:
                 valid = Sandbox(target, Path(base)).seed
             known.add(f"{broken.law}: {broken.where}")
-            row.found[f"{broken.law}: {broken.where}: {at}"] = str(
+            row.faults[f"{broken.law}: {broken.where}: {at}"] = str(
                 keep(target, case_of(valid, target, seed, at), broken)
             )
             at += 1
@@ -133,7 +133,7 @@ def replay(file: Path) -> int:
         broken = Sandbox(target, Path(base)).run(file.read_bytes())
     print(f"{target.name}: {'keeps every law' if broken is None else f'{broken.law}: {broken.where}'}")
     if broken is not None:
-        print(broken.said)
+        print(broken.message)
     return int(broken is not None)
 
 
@@ -163,13 +163,14 @@ def main(words: list[str] | None = None) -> int:
         share: Any = max((end - time.monotonic()) / (len(chosen) - number), 1.0)
         fuzz(target, share, asked.seed, row, known)
         print(
-            f"{target.name:28} {row.cases:7} cases {row.seconds:6.0f} s {len(row.found):3} found {row.note}", flush=True
+            f"{target.name:28} {row.cases:7} cases {row.seconds:6.0f} s {len(row.faults):3} found {row.note}",
+            flush=True,
         )
-    total = sum(len(row.found) for row in rows.values())
+    total = sum(len(row.faults) for row in rows.values())
     print(f"\n{'target':28} {'cases':>7} {'found':>5}")
     for name, row in rows.items():
-        print(f"{name:28} {row.cases:7} {len(row.found):5} {row.note}")
-        for signature, file in row.found.items():
+        print(f"{name:28} {row.cases:7} {len(row.faults):5} {row.note}")
+        for signature, file in row.faults.items():
             print(f"    {signature}\n    {file}")
     print(f"{sum(row.cases for row in rows.values())} cases, {total} found")
     return int(total > 0)

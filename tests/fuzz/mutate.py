@@ -182,7 +182,7 @@ def _varint(number: int) -> bytes:
 
 def _fields(message: bytes) -> list[tuple[int, int, Any]]:
     """(field, form, value) of a protobuf message; ValueError or IndexError where it is none."""
-    at, found = 0, []
+    at, fields = 0, []
 
     def varint() -> int:
         nonlocal at
@@ -199,14 +199,14 @@ def _fields(message: bytes) -> list[tuple[int, int, Any]]:
         key = varint()
         field, form = key >> 3, key & 7
         if form == 0:
-            found.append((field, form, varint()))
+            fields.append((field, form, varint()))
             continue
         size = varint() if form == 2 else {1: 8, 5: 4}.get(form, -1)
         if size < 0 or at + size > len(message) or not field:
             raise ValueError
-        found.append((field, form, message[at : at + size]))
+        fields.append((field, form, message[at : at + size]))
         at += size
-    return found
+    return fields
 
 
 def _message(fields: list[tuple[int, int, Any]]) -> bytes:

@@ -61,15 +61,15 @@ class Broken:
 
     law: str
     where: str
-    said: str
+    message: str
 
 
 class Refused(Exception):
     """What a command said on stderr, and its exit code."""
 
-    def __init__(self, code: int, said: str) -> None:
-        super().__init__(said)
-        self.code, self.said = code, said
+    def __init__(self, code: int, stderr: str) -> None:
+        super().__init__(stderr)
+        self.code, self.stderr = code, stderr
 
 
 def command(words: list[str]) -> None:
@@ -85,7 +85,7 @@ def command(words: list[str]) -> None:
 
 def _listing(base: Path) -> dict[str, tuple[int, int, int]]:
     """Each file, folder and link under `base`, but what is under `to`."""
-    found = {}
+    listing = {}
     for folder, folders, files in os.walk(base):
         if folder == str(base):
             folders[:] = [name for name in folders if name not in ("to", "caches")]
@@ -94,10 +94,10 @@ def _listing(base: Path) -> dict[str, tuple[int, int, int]]:
             path = os.path.join(folder, name)
             status = os.lstat(path)
             is_folder = name in folders
-            found[os.path.relpath(path, base)] = (
+            listing[os.path.relpath(path, base)] = (
                 status.st_mode, 0 if is_folder else status.st_size, 0 if is_folder else status.st_mtime_ns,
             )  # fmt: skip
-    return found
+    return listing
 
 
 def _under(name: str, place: str) -> bool:
@@ -113,9 +113,9 @@ def _place(error: BaseException) -> str:
     return f"{type(error).__name__} at {os.path.basename(frame.filename)}:{frame.name}:{frame.lineno}"
 
 
-def _ours(said: str) -> str:
+def _ours(stderr: str) -> str:
     """The same of a traceback in text."""
-    lines = [line.strip() for line in said.splitlines()]
+    lines = [line.strip() for line in stderr.splitlines()]
     ours = [line for line in lines if line.startswith(f'File "{ROOT}/') and "/.venv/" not in line]
     last = ours[-1].split("/")[-1] if ours else ""
     return f"{(lines or [''])[-1][:60]} at {last}"
@@ -124,14 +124,14 @@ def _ours(said: str) -> str:
 def _judge(error: BaseException) -> Broken | None:
     """The law that a refusal breaks, or None."""
     if isinstance(error, Refused):
-        last = error.said.strip().splitlines()[-1] if error.said.strip() else ""
-        said = last
+        last = error.stderr.strip().splitlines()[-1] if error.stderr.strip() else ""
+        last_line = last
         if error.code not in (0, 1, 2):
-            return Broken("exit code", f"{error.code}", error.said[-600:])
+            return Broken("exit code", f"{error.code}", error.stderr[-600:])
         if not last:
-            return Broken("no line", f"exit {error.code}", error.said)
-        if "unexpected error" in said:
-            return Broken("unexpected error", _ours(error.said), error.said[-1500:])
+            return Broken("no line", f"exit {error.code}", error.stderr)
+        if "unexpected error" in last_line:
+            return Broken("unexpected error", _ours(error.stderr), error.stderr[-1500:])
         return None
     code, line = exit_of(error)
     if code not in (1, 2) or "unexpected error" in line:
@@ -234,11 +234,11 @@ class Clock:
     @staticmethod
     def _waits() -> dict[str, float]:
         """Thread → the seconds for which it has waited for a core."""
-        found = {}
+        options = {}
         for file in Path("/proc/self/task").glob("*/schedstat"):
             with contextlib.suppress(OSError):  # a thread that has ended since
-                found[file.parent.name] = int(file.read_text().split()[1]) / 1e9
-        return found
+                options[file.parent.name] = int(file.read_text().split()[1]) / 1e9
+        return options
 
 
 @contextlib.contextmanager

@@ -57,12 +57,12 @@ def main(name: str, of: int, first: int, seconds: float, known: set[str]) -> Non
             return tell(note=f"not on this machine: {error}")
         # What is imported and compiled at first is no case's time or memory.
         if first == 0 and (broken := sandbox.run(sandbox.seed, 60)) is not None:
-            tell(broken=[broken.law, "the valid file", broken.said], case=sandbox.seed.hex())
-        number, end, told = first, time.monotonic() + seconds, 0.0
+            tell(broken=[broken.law, "the valid file", broken.message], case=sandbox.seed.hex())
+        number, end, reported = first, time.monotonic() + seconds, 0.0
         while time.monotonic() < end:
-            if first == number or time.monotonic() - told > 0.2 or target.slow:
+            if first == number or time.monotonic() - reported > 0.2 or target.slow:
                 tell(at=number)
-                told = time.monotonic()
+                reported = time.monotonic()
             number = _one(sandbox, of, number, known, tell)
         tell(at=number)
         tell(done=True)
@@ -76,12 +76,12 @@ def _one(sandbox: Sandbox, of: int, number: int, known: set[str], tell: Callable
 
         def fails(less: bytes) -> bool:
             tell(at=number)
-            found = sandbox.run(less)
-            return found is not None and (found.law, found.where) == (broken.law, broken.where)
+            result = sandbox.run(less)
+            return result is not None and (result.law, result.where) == (broken.law, broken.where)
 
         if broken.law != "hang" and broken.law != "memory":
             case = smaller(case, fails, SMALLER)
-        tell(broken=[broken.law, broken.where, broken.said], case=case.hex())
+        tell(broken=[broken.law, broken.where, broken.message], case=case.hex())
     return number + 1
 
 

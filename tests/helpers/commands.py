@@ -23,7 +23,7 @@ def done(*words: object) -> None:
     assert cli.main([str(word) for word in words]) == 0, words
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     """(exit code, all of stderr) of one command in this process."""
     code = cli.main([str(word) for word in words])
     return code, capsys.readouterr().err.strip()

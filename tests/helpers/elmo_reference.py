@@ -105,12 +105,12 @@ def token_vectors(chars: Tensor, w: Weights, options: dict[str, Any]) -> Tensor:
     activation = {"relu": torch.relu, "tanh": torch.tanh}[cnn["activation"]]
     nothing = torch.zeros_like(w["char_embed"][:1])
     x_WE = torch.cat([nothing, w["char_embed"]])[chars]
-    found = []
+    pooled = []
     for n, (width, _) in enumerate(cnn["filters"]):
         windows_PEw = x_WE.unfold(-2, width, 1)
         y_PK = torch.einsum("...PEw,wEK->...PK", windows_PEw, w[f"CNN/W_cnn_{n}"][0]) + w[f"CNN/b_cnn_{n}"]
-        found.append(activation(y_PK.amax(-2)))
-    x_F = torch.cat(found, -1)
+        pooled.append(activation(y_PK.amax(-2)))
+    x_F = torch.cat(pooled, -1)
     for n in range(cnn["n_highway"]):
         carry_F = torch.sigmoid(x_F @ w[f"CNN_high_{n}/W_carry"] + w[f"CNN_high_{n}/b_carry"])
         new_F = torch.relu(x_F @ w[f"CNN_high_{n}/W_transform"] + w[f"CNN_high_{n}/b_transform"])
@@ -128,8 +128,8 @@ def zero_state(rows: int, w: Weights, options: dict[str, Any]) -> State:
     return [(like.new_zeros(rows, lstm["dim"]), like.new_zeros(rows, lstm["projection_dim"]))] * lstm["n_layers"]
 
 
-def clip(x: Tensor, most: float | None) -> Tensor:
-    return x if most is None else x.clamp(-most, most)
+def clip(x: Tensor, limit: float | None) -> Tensor:
+    return x if limit is None else x.clamp(-limit, limit)
 
 
 def cell(

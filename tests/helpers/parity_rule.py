@@ -10,33 +10,33 @@ from typing import Any
 import numpy as np
 
 
-def _pair(got: Any, wanted: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
-    got, wanted = np.asarray(got), np.asarray(wanted)
-    assert got.shape == wanted.shape, f"{name}: {got.shape}, not {wanted.shape}"
-    assert np.isfinite(got).all() and np.isfinite(wanted).all(), f"{name}: numbers that are not finite"
-    return got, wanted
+def _pair(got: Any, expected: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape, f"{name}: {got.shape}, not {expected.shape}"
+    assert np.isfinite(got).all() and np.isfinite(expected).all(), f"{name}: numbers that are not finite"
+    return got, expected
 
 
-def off(got: Any, wanted: Any, name: str = "") -> float:
+def off(got: Any, expected: Any, name: str = "") -> float:
     """max|got - wanted| / max|wanted|, of one shape. Fails on zeros alone."""
-    got, wanted = _pair(got, wanted, name)
-    most = np.abs(wanted).max()
-    assert 0 < most, f"{name}: zeros alone"
-    return float(np.abs(got - wanted).max() / most)
+    got, expected = _pair(got, expected, name)
+    tolerance = np.abs(expected).max()
+    assert 0 < tolerance, f"{name}: zeros alone"
+    return float(np.abs(got - expected).max() / tolerance)
 
 
-def close(got: Any, wanted: Any, name: str = "", most: float = 1e-5) -> None:
+def close(got: Any, expected: Any, name: str = "", tolerance: float = 1e-5) -> None:
     """max|got - wanted| <= most · max|wanted|, of one shape; zeros alone prove nothing, and fail."""
-    found = off(got, wanted, name)
-    assert found <= most, f"{name}: off by {found:.2e} of the largest"
+    actual = off(got, expected, name)
+    assert actual <= tolerance, f"{name}: off by {actual:.2e} of the largest"
 
 
-def assert_close(got: Any, wanted: Any, rtol: float = 1e-7, atol: float = 0.0, err_msg: str = "") -> None:
+def assert_close(got: Any, expected: Any, rtol: float = 1e-7, atol: float = 0.0, err_msg: str = "") -> None:
     """|got - wanted| <= atol + rtol·|wanted|, number by number; `wanted` may be one number for all."""
-    got, wanted = np.asarray(got), np.asarray(wanted)
-    got, wanted = _pair(got, np.broadcast_to(wanted, got.shape) if wanted.ndim == 0 else wanted, err_msg)
-    assert wanted.any(), f"{err_msg}: zeros alone"
-    np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol, err_msg=err_msg, equal_nan=False)
+    got, expected = np.asarray(got), np.asarray(expected)
+    got, expected = _pair(got, np.broadcast_to(expected, got.shape) if expected.ndim == 0 else expected, err_msg)
+    assert expected.any(), f"{err_msg}: zeros alone"
+    np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol, err_msg=err_msg, equal_nan=False)
 
 
 def assert_differs(got: Any, other: Any, least: float = 0.0, name: str = "") -> None:
@@ -47,6 +47,6 @@ def assert_differs(got: Any, other: Any, least: float = 0.0, name: str = "") -> 
 
 def worst(values: Iterable[Any]) -> float:
     """The largest of some numbers; NaN, infinity and none at all fail."""
-    found = np.asarray([float(x) for x in values])
-    assert found.size and np.isfinite(found).all(), f"not numbers alone: {found}"
-    return float(found.max())
+    differences = np.asarray([float(x) for x in values])
+    assert differences.size and np.isfinite(differences).all(), f"not numbers alone: {differences}"
+    return float(differences.max())

@@ -23,10 +23,10 @@ def instances_of(
 ) -> list[Instance]:
     """Every instance of one document, not yet cut to length."""
     document = documents[index]
-    most = length - 3
-    target = most
+    limit = length - 3
+    target = limit
     if generator.random() < short_fraction:
-        target = generator.randint(2, most)
+        target = generator.randint(2, limit)
     instances: list[Instance] = []
     chunk: list[Sentence] = []
     i = 0

@@ -21,7 +21,7 @@ from contexture.models.interchange.renaming import shapes_of
 from contexture.train.interchange import allennlp_bilm, convert
 from contexture.train.run.report import read_metrics
 from tests.conftest import ROOT
-from tests.helpers.commands import said
+from tests.helpers.commands import run_command
 
 OPTIONS: dict[str, Any] = {
     "lstm": {"use_skip_connections": True, "projection_dim": 6, "cell_clip": 3, "proj_clip": 3, "dim": 16,
@@ -34,10 +34,10 @@ Edit = Callable[[h5py.File], object]
 
 
 def tensors(file: Path) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
+    read: dict[str, np.ndarray] = {}
     with h5py.File(file) as opened:
-        opened.visititems(lambda name, x: found.update({name: x[()]}) if isinstance(x, h5py.Dataset) else None)
-    return found
+        opened.visititems(lambda name, x: read.update({name: x[()]}) if isinstance(x, h5py.Dataset) else None)
+    return read
 
 
 @pytest.fixture
@@ -57,14 +57,14 @@ def published(tmp_path: Path) -> Path:
 def test_what_was_published_comes_out_as_it_went_in(shared, published_elmo, tmp_path, capsys):
     """The original's own file: names, shapes, kinds and every bit; and the options that it has."""
     golden = shared / "data" / "golden_bilm_tf" / "model"
-    code, err = said(capsys, "export", published_elmo, "bilm", "--to", tmp_path / "out")
+    code, err = run_command(capsys, "export", published_elmo, "bilm", "--to", tmp_path / "out")
     assert code == 0 and "this format holds no softmax; not exported" in err
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["options.json", "vocab.txt", "weights.hdf5"]
     ours, theirs = tensors(tmp_path / "out" / "weights.hdf5"), tensors(golden / "lm_weights.hdf5")
     assert ours.keys() == theirs.keys()
-    for name, wanted in theirs.items():
+    for name, expected in theirs.items():
         got = ours[name]
-        assert (got.dtype, got.shape, got.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes()), name
+        assert (got.dtype, got.shape, got.tobytes()) == (expected.dtype, expected.shape, expected.tobytes()), name
     both = [json.loads((folder / "options.json").read_text("utf-8")) for folder in (tmp_path / "out", golden)]
     assert both[0] == both[1]
 
@@ -72,9 +72,9 @@ def test_what_was_published_comes_out_as_it_went_in(shared, published_elmo, tmp_
 def test_what_was_trained_goes_out_and_comes_back_bit_for_bit(elmo_run, tmp_path, capsys):
     """With its vocabulary; its softmax is initialised randomly, with a warning."""
     to, back = tmp_path / "out", tmp_path / "back"
-    told = convert.export_model(elmo_run, "bilm", to, 30)
-    assert told["step"] == 30
-    code, err = said(capsys, "import", "bilm", to, "--to", back)
+    summary = convert.export_model(elmo_run, "bilm", to, 30)
+    assert summary["step"] == 30
+    code, err = run_command(capsys, "import", "bilm", to, "--to", back)
     assert code == 0 and "was initialised randomly: heads_bilm/bias, heads_bilm/kernel" in err
     _, was, words = contexture.load(elmo_run, 30)
     now: Any
@@ -101,7 +101,7 @@ def test_an_imported_run_is_trained_on(door, published, elmo_run, elmo_words, tm
     words = [*known, *(f"word{number}" for number in range(60 - len(known)))]
     (published / "vocab.txt").write_text("\n".join(words) + "\n", "utf-8")
     run, more = tmp_path / "run", tmp_path / "more"
-    assert said(capsys, "import", "bilm", published, "--to", run)[0] == 0
+    assert run_command(capsys, "import", "bilm", published, "--to", run)[0] == 0
     done = door(*elmo_words, "--init.run", run, "--data.word-splitter", "spaces", "--dir", more)
     assert done.returncode == 0 and f"parameters from {run}, step 0" in done.stderr, done.stderr
     kept = [line for line in done.stderr.splitlines() if line.startswith(("kept", "new", "grown", "dropped"))]
@@ -112,7 +112,7 @@ def test_an_imported_run_is_trained_on(door, published, elmo_run, elmo_words, tm
 
 
 def test_without_a_vocabulary_there_are_three_words(published, tmp_path, capsys):
-    code, err = said(capsys, "import", "bilm", published, "--to", tmp_path / "run")
+    code, err = run_command(capsys, "import", "bilm", published, "--to", tmp_path / "run")
     assert code == 0 and "the softmax over 3 words is not in such files and was initialised randomly" in err
     assert contexture.load(tmp_path / "run")[2].size == 3
     assert cli.main(["show", str(tmp_path / "run"), "--json"]) == 0
@@ -165,10 +165,10 @@ def test_a_tensor_that_is_not_as_it_should_be_is_named(published, tmp_path, caps
 
 def refused(capsys: pytest.CaptureFixture[str], published: Path, folder: Path, line: str) -> None:
     """In one line, and nothing lies there afterwards."""
-    there = sorted(folder.iterdir())
-    code, err = said(capsys, "import", "bilm", published, "--to", folder / "run")
+    existing = sorted(folder.iterdir())
+    code, err = run_command(capsys, "import", "bilm", published, "--to", folder / "run")
     assert code == 2 and line in err and err.startswith("DataError: ") and len(err.splitlines()) == 1, err
-    assert sorted(folder.iterdir()) == there
+    assert sorted(folder.iterdir()) == existing
 
 
 @pytest.mark.parametrize("place", [None, 0, 8, 900, 4000, -1])
@@ -183,14 +183,14 @@ def test_flipped_bytes_of_a_file_of_weights_are_read_or_said(published):
     raw, rng = (published / "weights.hdf5").read_bytes(), np.random.default_rng(0)
     config = allennlp_bilm._bilm_config(published / "options.json")
     table = allennlp_bilm.table_of(config)
-    wanted, failed = shapes_of(table, elmo.sizes(config)), 0
+    expected, failed = shapes_of(table, elmo.sizes(config)), 0
     for place in rng.integers(0, min(len(raw), 12_000), 150):
         harmed = bytearray(raw)
         harmed[place] ^= 1 << int(rng.integers(8))
         (published / "weights.hdf5").write_bytes(harmed)
         try:
-            tensors = allennlp_bilm.read_hdf5(published / "weights.hdf5", wanted, table)
-            for name in wanted:
+            tensors = allennlp_bilm.read_hdf5(published / "weights.hdf5", expected, table)
+            for name in expected:
                 tensors.read(name)
         except DataError as error:
             failed += "weights.hdf5: " in str(error)
@@ -256,14 +256,14 @@ def test_nothing_is_left_of_what_was_not_finished(published, tmp_path, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(convert, "write_first", stop)
-    there = sorted(tmp_path.iterdir())
+    existing = sorted(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
         convert.import_model("bilm", published, tmp_path / "run")
-    assert sorted(tmp_path.iterdir()) == there
+    assert sorted(tmp_path.iterdir()) == existing
 
 
 def test_another_family_s_run_is_not_exported(tmp_path, capsys):
     run = ROOT / "tests" / "golden" / "run_format_1"
-    code, err = said(capsys, "export", run, "bilm", "--to", tmp_path / "out")
+    code, err = run_command(capsys, "export", run, "bilm", "--to", tmp_path / "out")
     assert code == 2 and "is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe" in err
     assert len(err.splitlines()) == 1 and not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models.config import BertConfig, GptConfig
 from contexture.train.interchange import tf_checkpoint
 from contexture.train.interchange.tf_checkpoint import open_bundle
-from tests.helpers.commands import said
+from tests.helpers.commands import run_command
 
 WIDTH, LENGTH, LAYERS, VOCAB = 24, 16, 2, 6
 LAYER = (
@@ -28,10 +28,10 @@ SHAPES = [[LENGTH, WIDTH], [VOCAB, WIDTH], *(LAYER * LAYERS)]
 
 def refused(capsys: pytest.CaptureFixture[str], folder: Path, kind: str, line: str, *more: str) -> None:
     """In one line, and nothing lies there afterwards."""
-    there = sorted(folder.parent.iterdir())
-    code, err = said(capsys, "import", kind, folder, "--to", folder.parent / "run", *more)
+    existing = sorted(folder.parent.iterdir())
+    code, err = run_command(capsys, "import", kind, folder, "--to", folder.parent / "run", *more)
     assert code == 2 and line in err and err.startswith("DataError: ") and len(err.splitlines()) == 1, err
-    assert sorted(folder.parent.iterdir()) == there
+    assert sorted(folder.parent.iterdir()) == existing
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def test_gpt1_s_shards_are_cut_into_its_tensors(gpt1, tmp_path):
                 ("ffn", "in", "kernel"), ("ffn", "in", "bias"), ("ffn", "out", "kernel"), ("ffn", "out", "bias"),
                 ("ffn_norm", "scale"), ("ffn_norm", "bias"))  # fmt: skip
         for path, tensor in zip(rest, its[3:], strict=True):
-            found: Any = layers
+            value: Any = layers
             for name in path:
-                found = found[name]
-            assert np.array_equal(found[layer], tensor[0] if tensor.ndim == 3 else tensor), path
+                value = value[name]
+            assert np.array_equal(value[layer], tensor[0] if tensor.ndim == 3 else tensor), path
     assert tokenizer.kind == "gpt1-bpe" and tokenizer.encode(["Ab a"]) == [[5, 3]]
     (text,) = contexture.generate(tmp_path / "run", "ab", tokens=3, temperature=0.0)
     assert text["prompt"] == "ab" and text["tokens"] == 3
@@ -145,7 +145,7 @@ def google(shared: Path, tmp_path: Path) -> Path:
 
 
 def test_google_s_checkpoint_is_a_run(google, tmp_path, capsys):
-    code, err = said(capsys, "import", "bert-tf", google, "--to", tmp_path / "run", "--lowercase", "yes")
+    code, err = run_command(capsys, "import", "bert-tf", google, "--to", tmp_path / "run", "--lowercase", "yes")
     assert code == 0 and "ignored 93 tensors of the optimizer" in err, err
     assert "gelu is taken as the one with erf" in err and "drawn" not in err
     params: Any
@@ -158,7 +158,7 @@ def test_google_s_checkpoint_is_a_run(google, tmp_path, capsys):
     kernel = tensors.load("bert/encoder/layer_1/attention/self/query/kernel")
     assert np.array_equal(params["backbone"]["layers"]["attention"]["query"]["kernel"][1].reshape(4, 4), kernel)
     assert np.array_equal(params["heads_nsp"]["kernel"].T, tensors.load("cls/seq_relationship/output_weights"))
-    code, err = said(capsys, "import", "bert-tf", google, "--to", tmp_path / "later", "--gelu", "tanh")
+    code, err = run_command(capsys, "import", "bert-tf", google, "--to", tmp_path / "later", "--gelu", "tanh")
     assert code == 0 and "gelu is taken" not in err
     assert contexture.load(tmp_path / "later")[0].backbone.config.gelu == "tanh"
 

@@ -25,7 +25,7 @@ from contexture.train.run.signals import Interrupted
 from contexture.train.run_file import read
 from tests.conftest import ROOT
 from tests.helpers.cancel import Calling
-from tests.helpers.commands import said
+from tests.helpers.commands import run_command
 
 GOLDEN = ROOT / "tests" / "golden"
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -56,10 +56,10 @@ def test_a_run_that_goes_out_comes_back_bit_for_bit(name: str, tmp_path: Path):
     golden = GOLDEN / name
     assert cli.main(["export", str(golden), "hf", "--to", str(tmp_path / "out")]) == 0
     assert cli.main(["import", "hf", str(tmp_path / "out"), "--to", str(tmp_path / "back")]) == 0
-    wanted, got = leaves(golden), leaves(tmp_path / "back")
+    expected, got = leaves(golden), leaves(tmp_path / "back")
     vocab = contexture.load(golden)[2].size
-    assert wanted.keys() == got.keys()
-    for path, x in wanted.items():
+    assert expected.keys() == got.keys()
+    for path, x in expected.items():
         rows = x[:vocab] if "tokens" in path or "mlm']['bias" in path else x
         assert np.array_equal(got[path], rows), path
     back, first = read(tmp_path / "back"), read(golden)
@@ -114,11 +114,11 @@ def test_an_imported_run_is_a_run_like_any_other(door, task_files, task_words, f
 def test_an_imported_run_is_not_begun_anew(folder, tmp_path, capsys):
     """A training in its folder would wipe it out."""
     run = tmp_path / "run"
-    assert said(capsys, "import", "hf", folder, "--to", run)[0] == 0
+    assert run_command(capsys, "import", "hf", folder, "--to", run)[0] == 0
     before = leaves(run)
     text = tmp_path / "text.txt"
     text.write_text("the cat sat .\n" * 50, "utf-8")
-    code, err = said(
+    code, err = run_command(
         capsys, "pretrain", "bert.tiny", "--dir", run, "--data.path", text, "--steps", 2, "--optim.warmup", 0
     )
     assert code == 2 and "was imported: begin from it, --init.run" in err and len(err.splitlines()) == 1, err
@@ -128,10 +128,10 @@ def test_an_imported_run_is_not_begun_anew(folder, tmp_path, capsys):
 
 def refused(capsys: pytest.CaptureFixture[str], folder: Path, line: str, *more: str) -> None:
     """In one line, and nothing lies there afterwards."""
-    there = sorted(folder.parent.iterdir())
-    code, err = said(capsys, "import", "hf", folder, "--to", folder.parent / "run", *more)
+    existing = sorted(folder.parent.iterdir())
+    code, err = run_command(capsys, "import", "hf", folder, "--to", folder.parent / "run", *more)
     assert code == 2 and line in err and err.startswith("DataError: ") and len(err.splitlines()) == 1, err
-    assert sorted(folder.parent.iterdir()) == there
+    assert sorted(folder.parent.iterdir()) == existing
 
 
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -179,8 +179,8 @@ def index_with(weight_map: Any) -> Change:
         file = folder / "part.safetensors"
         (folder / "model.safetensors").rename(file)
         names = dict.fromkeys(load_file(file), "part.safetensors")
-        found = weight_map(names) if callable(weight_map) else weight_map
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": found}), "utf-8")
+        weights = weight_map(names) if callable(weight_map) else weight_map
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}), "utf-8")
 
     return change
 
@@ -285,7 +285,7 @@ def test_heads_of_pretraining_beside_that_of_a_task_are_left_out_and_said(folder
     tensors_with(**{"classifier.weight": np.ones((3, 8), np.float32), "classifier.bias": np.ones(3, np.float32)})(
         folder
     )
-    code, err = said(capsys, "import", "hf", folder, "--to", tmp_path / "run")
+    code, err = run_command(capsys, "import", "hf", folder, "--to", tmp_path / "run")
     assert code == 0 and "ignoring pretraining heads (mlm, nsp): the checkpoint also has a task head" in err
     params: Any
     model, params, _ = contexture.load(tmp_path / "run")
@@ -325,7 +325,7 @@ def test_two_imports_into_one_folder_leave_one_whole_run(door, folder, tmp_path)
 def test_a_place_that_is_a_link_is_filled(folder, tmp_path, capsys):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert said(capsys, "import", "hf", folder, "--to", tmp_path / "link")[0] == 0
+    assert run_command(capsys, "import", "hf", folder, "--to", tmp_path / "link")[0] == 0
     assert (tmp_path / "real" / "run.json").is_file() and (tmp_path / "link").is_symlink()
 
 
@@ -384,7 +384,7 @@ def test_a_folder_that_is_none_and_options_of_other_formats_are_said(folder, tmp
         (("--word-splitter", "punctuation"), "--word-splitter has no meaning for hf; it is for bilm"),
         (("--gelu", "tanh"), "--gelu has no meaning for hf; it is for bert-tf"),
     ):
-        code, err = said(capsys, "import", "hf", folder, "--to", tmp_path / "run", *words)
+        code, err = run_command(capsys, "import", "hf", folder, "--to", tmp_path / "run", *words)
         assert code == 2 and line in err, err
 
 
@@ -396,5 +396,5 @@ def test_a_folder_that_is_none_and_options_of_other_formats_are_said(folder, tmp
     ],
 )
 def test_what_transformers_has_no_class_for_is_said(name: str, line: str, tmp_path: Path, capsys):
-    code, err = said(capsys, "export", GOLDEN / name, "hf", "--to", tmp_path / "out")
+    code, err = run_command(capsys, "export", GOLDEN / name, "hf", "--to", tmp_path / "out")
     assert code == 2 and line in err and len(err.splitlines()) == 1 and not list(tmp_path.iterdir()), err

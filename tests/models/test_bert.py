@@ -84,13 +84,13 @@ def scanned(params: Any) -> tuple[jax.Array, Any]:
     return _gradient(CONFIG, params)
 
 
-def _off(got: Any, wanted: Any) -> float:
+def _off(got: Any, expected: Any) -> float:
     """The largest difference, in parts of the largest number, over a tree."""
 
     def one(a: Any, b: Any) -> float:
         return off(np.asarray(a, np.float64), np.asarray(b, np.float64))
 
-    return worst(jax.tree.leaves(jax.tree.map(one, got, wanted)))
+    return worst(jax.tree.leaves(jax.tree.map(one, got, expected)))
 
 
 def test_padding_changes_nothing(params: Any, answer: Outputs):
@@ -102,8 +102,8 @@ def test_padding_changes_nothing(params: Any, answer: Outputs):
         read |= {name: np.where(read["mask"] == 1, read[name], x) for name, x in junk.items()}
         padded = _apply(CONFIG, params, BATCH | read, states=True)
         real = BATCH["mask"][..., None]
-        for got, wanted in zip(padded.encoding.states, answer.encoding.states, strict=True):
-            assert _off(got[:, :L] * real, wanted * real) <= near
+        for got, expected in zip(padded.encoding.states, answer.encoding.states, strict=True):
+            assert _off(got[:, :L] * real, expected * real) <= near
         assert _off(padded.heads, answer.heads) <= near
         assert _off(padded.encoding.pooled_BD, answer.encoding.pooled_BD) <= near
 

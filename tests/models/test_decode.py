@@ -31,17 +31,17 @@ LOGITS = jnp.asarray(np.log(SHARES)[None], jnp.float32)
     ids=str,
 )
 def test_what_is_left_to_choose_from(how, kept):
-    found = np.asarray(decode.filter_logits(LOGITS, Sampling(**how)))[0]
-    assert np.flatnonzero(np.isfinite(found)).tolist() == kept
-    assert np.array_equal(found[kept], np.asarray(LOGITS)[0, kept])
+    probs = np.asarray(decode.filter_logits(LOGITS, Sampling(**how)))[0]
+    assert np.flatnonzero(np.isfinite(probs)).tolist() == kept
+    assert np.array_equal(probs[kept], np.asarray(LOGITS)[0, kept])
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_a_temperature_makes_the_likely_likelier_or_less_likely(temperature):
     keys = jax.random.split(jax.random.key(0), 20_000)
     drawn = decode.sample(jnp.tile(LOGITS, (20_000, 1)), keys, Sampling(temperature=temperature))
-    wanted = SHARES ** (1 / temperature)
-    assert np.abs(np.bincount(drawn, minlength=5) / 20_000 - wanted / wanted.sum()).max() < 0.015
+    expected = SHARES ** (1 / temperature)
+    assert np.abs(np.bincount(drawn, minlength=5) / 20_000 - expected / expected.sum()).max() < 0.015
 
 
 def test_each_token_of_a_text_is_drawn_with_a_key_of_its_own():

@@ -101,13 +101,13 @@ def batches(shards: Shards) -> LaneBatches:
 def through(params: Any, steps: list[Any]) -> dict[str, np.ndarray]:
     """What each direction has at each place that its lanes come to: its hidden state, and how well it predicts the
     next word, [B, steps · L, J + 1]."""
-    carry, found = {}, {name: [] for name in DIRECTIONS}
+    carry, results = {}, {name: [] for name in DIRECTIONS}
     for batch in steps:
         outputs, carry = run(params, batch, carry)
         for name, half in zip(DIRECTIONS, np.split(np.asarray(outputs.encoding.hidden_BLD), 2, -1), strict=True):
             loss_BL = np.asarray(outputs.heads["bilm"][name].loss_BL)
-            found[name].append(np.concatenate([half, loss_BL[:, :, None]], -1))
-    return {name: np.concatenate(parts, 1) for name, parts in found.items()}
+            results[name].append(np.concatenate([half, loss_BL[:, :, None]], -1))
+    return {name: np.concatenate(parts, 1) for name, parts in results.items()}
 
 
 def test_no_direction_sees_a_word_on_the_side_that_it_predicts(params, text, batches):
@@ -179,7 +179,7 @@ def test_padding_changes_nothing(params):
     rng, used = np.random.default_rng(0), index.max() + 1
     noisy = np.where(mask, index, rng.integers(0, len(types), index.shape)).astype(np.int32)
     spelled_so = np.concatenate([types[:used], rng.integers(0, 262, types[used:].shape, np.int32)])
-    wanted = run(params, plain)[0]
+    expected = run(params, plain)[0]
     longer = {"index": np.pad(noisy, [(0, 0), (0, 9)]), "mask": np.pad(mask, [(0, 0), (0, 9)])}
     others = {
         "behind the end": ({"index": noisy}, 0.0),
@@ -193,9 +193,9 @@ def test_padding_changes_nothing(params):
         for row, words in enumerate(LINES):
             inside = (slice(None), row, slice(len(words)))
             if words:
-                assert_close(layers(got)[inside], layers(wanted)[inside], 0, atol, err_msg=name)
-        assert_close(got.encoding.pooled_BD[:6], wanted.encoding.pooled_BD, 0, atol, err_msg=name)
-    assert not wanted.encoding.pooled_BD[LINES.index([])].any()
+                assert_close(layers(got)[inside], layers(expected)[inside], 0, atol, err_msg=name)
+        assert_close(got.encoding.pooled_BD[:6], expected.encoding.pooled_BD, 0, atol, err_msg=name)
+    assert not expected.encoding.pooled_BD[LINES.index([])].any()
 
 
 def test_words_may_be_cut_where_padding_follows():
@@ -244,11 +244,11 @@ def test_what_is_carried_is_the_state_at_each_line_s_end(params):
 
 def test_two_steps_of_a_lane_are_one_of_twice_the_length(params, shards, batches):
     whole, carry = run(params, LaneBatches(shards, lanes_config(length=2 * L), seed=0).read(0))
-    found, carried = [], None
+    results, carried = [], None
     for step in range(2):
         outputs, carried = run(params, batches.read(step), carried)
-        found.append(layers(outputs))
-    near((np.concatenate(found, 2), carried), (layers(whole), carry))
+        results.append(layers(outputs))
+    near((np.concatenate(results, 2), carried), (layers(whole), carry))
 
 
 # The step
@@ -293,17 +293,17 @@ class Trained:
         """(the metrics of each step, the states before, between and behind them); poison: the step where a weight is no
         number; given: the states to start each step from, if not where the one before has ended."""
         step, batches = self.step(accumulate)
-        told, states = [], [self.fresh]
+        metrics, states = [], [self.fresh]
         with jax.set_mesh(self.mesh):
             for number in range(3):
                 batch = batches.read(number)
                 if number == poison:
                     batch["next_weights"][1, 2] = np.nan
                 start = jax.device_put(given[number] if given else states[-1], self.shardings)
-                found = jax.device_get(step(start, meshes.shard_batch(self.mesh, batch, batches.fields, B)))
-                states.append(found[0])
-                told.append(found[1])
-        return told, states
+                next_state = jax.device_get(step(start, meshes.shard_batch(self.mesh, batch, batches.fields, B)))
+                states.append(next_state[0])
+                metrics.append(next_state[1])
+        return metrics, states
 
 
 @pytest.fixture(scope="module")
@@ -320,16 +320,16 @@ def whole(trained: Trained) -> tuple[list[Any], list[Any]]:
 def test_a_step_in_parts_is_the_whole_step(trained, whole, parts):
     """Each part has its lanes' own masks and carry, and all of them the same negatives. Each step starts from the same
     state, since three steps in float32 carry the noise of the first on."""
-    told, states = trained(accumulate=parts, given=whole[1])
-    near(told, whole[0])
-    for got, wanted in zip(states[1:], whole[1][1:], strict=True):
-        near((got.params, got.carry), (wanted.params, wanted.carry))
+    metrics, states = trained(accumulate=parts, given=whole[1])
+    near(metrics, whole[0])
+    for got, expected in zip(states[1:], whole[1][1:], strict=True):
+        near((got.params, got.carry), (expected.params, expected.carry))
 
 
 def test_a_step_that_is_skipped_changes_no_parameter_and_keeps_the_carry_finite(trained, whole):
-    told, states = trained(poison=1)
-    assert [int(metrics["skipped"]) for metrics in told] == [0, 1, 1]
-    assert not np.isfinite(told[1]["loss"]) and np.isfinite(told[2]["loss"])
+    measured, states = trained(poison=1)
+    assert [int(metrics["skipped"]) for metrics in measured] == [0, 1, 1]
+    assert not np.isfinite(measured[1]["loss"]) and np.isfinite(measured[2]["loss"])
     before, after = states[1:3]
     same(before.params, after.params)
     same(before.opt, after.opt)
@@ -337,25 +337,25 @@ def test_a_step_that_is_skipped_changes_no_parameter_and_keeps_the_carry_finite(
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(states[-1]))
 
 
-def near(got: Any, wanted: Any) -> None:
+def near(got: Any, expected: Any) -> None:
     """Each array to a millionth of its largest number; counts are the same."""
-    for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(wanted), strict=True):
+    for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(expected), strict=True):
         if np.issubdtype(np.asarray(b).dtype, np.integer):
             assert np.array_equal(a, b), path
         else:
             close(a, b, str(path), 1e-6)
 
 
-def same(got: Any, wanted: Any) -> None:
-    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, got, wanted)))
+def same(got: Any, expected: Any) -> None:
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, got, expected)))
 
 
 def test_a_sampled_perplexity_is_never_called_full(trained, params):
     for negatives, name, other in ((16, "sampled", "full"), (0, "full", "sampled")):
         step, batches = trained.step(negatives=negatives)
         with jax.set_mesh(trained.mesh):
-            told = jax.eval_shape(step, trained.fresh, batches.read(0))[1]
-        assert f"{name}_perplexity" in told and f"{other}_perplexity" not in told
+            metrics = jax.eval_shape(step, trained.fresh, batches.read(0))[1]
+        assert f"{name}_perplexity" in metrics and f"{other}_perplexity" not in metrics
     held_out: Any = HeldOutLanes(trained.shards, lanes_config(negatives=16), B)
     model = build(CONFIG, trained.objective.heads)
     with jax.set_mesh(trained.mesh):
@@ -387,12 +387,12 @@ def test_the_original_s_vectors_for_its_own_sentences(shared, published_elmo, tm
     lines = [of[number] for number in range(10) for of in sentences]
     (tmp_path / "text.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")
     options: Any = {"layers": "last", "batch": 3, "stateful": True}
-    told = contexture.embed(published_elmo, tmp_path / "text.txt", tmp_path / "v.hdf5", **options)
-    assert told["lines"] == 30
+    summary = contexture.embed(published_elmo, tmp_path / "text.txt", tmp_path / "v.hdf5", **options)
+    assert summary["lines"] == 30
     with h5py.File(tmp_path / "v.hdf5") as ours:
         for k in range(3):
             with h5py.File(golden / f"lm_embeddings_{k}.hdf5") as theirs:
                 for number in range(10):
-                    wanted: Any = theirs[str(number)]
+                    expected: Any = theirs[str(number)]
                     got: Any = ours[str(3 * number + k)]
-                    assert_close(got[()], np.concatenate([*wanted[()]], -1), atol=1e-6, rtol=0)
+                    assert_close(got[()], np.concatenate([*expected[()]], -1), atol=1e-6, rtol=0)

@@ -123,10 +123,10 @@ def test_a_band_holds_as_many_keys_as_it_says(params: Any):
         assert changed == list(range(place, min(place + 3, L)))
 
 
-@pytest.mark.parametrize("most", [1, 3 * B * 61, 5 * B * 61, 1 << 30])
-def test_a_loss_in_parts_is_the_whole_loss(most: int, params: Any, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("limit", [1, 3 * B * 61, 5 * B * 61, 1 << 30])
+def test_a_loss_in_parts_is_the_whole_loss(limit: int, params: Any, monkeypatch: pytest.MonkeyPatch):
     """Value, hits and gradients are those of a softmax over all logits at once."""
-    monkeypatch.setattr(softmax, "MAX_LOGITS", most)
+    monkeypatch.setattr(softmax, "MAX_LOGITS", limit)
     rng = np.random.default_rng(2)
     x_BLD, table_VD = rng.standard_normal((B, L, 24), np.float32), rng.standard_normal((61, 24), np.float32)
     next_BL, weights_BL = BATCH["next"].copy(), jnp.asarray(BATCH["next_weights"])
@@ -143,11 +143,11 @@ def test_a_loss_in_parts_is_the_whole_loss(most: int, params: Any, monkeypatch: 
         return 3.0 * (loss_BL * weights_BL).sum(), (loss_BL, hit_BL)
 
     (a, scored), got = jax.value_and_grad(ours, (0, 1), has_aux=True)(x_BLD, table_VD)
-    (b, (loss_BL, hit_BL)), wanted = jax.value_and_grad(plain, (0, 1), has_aux=True)(x_BLD, table_VD)
+    (b, (loss_BL, hit_BL)), expected = jax.value_and_grad(plain, (0, 1), has_aux=True)(x_BLD, table_VD)
     assert_close(a, b, rtol=1e-6)
     assert_close(scored.loss_BL, loss_BL, rtol=1e-5, atol=1e-5)
     assert jnp.array_equal(scored.hit_BL, hit_BL) and bool(hit_BL[:, :3].all()) and not bool(hit_BL.all())
-    for x, y in zip(got, wanted, strict=True):
+    for x, y in zip(got, expected, strict=True):
         assert_close(x, y, rtol=1e-5, atol=1e-5)
 
 
@@ -209,8 +209,8 @@ def test_writing_a_token_at_a_time_is_reading_them_all(name: str, params: Any):
         places = lengths + step
         hidden, text = read(apart, text, BATCH["tokens"][np.arange(B), places][:, None], np.ones((B, 1), np.int32))
         assert_close(hidden[:, 0], whole[np.arange(B), places], rtol=2e-4, atol=2e-4)
-        wanted = jnp.einsum("BD,VD->BV", whole[np.arange(B), places], params["backbone"]["embeddings"]["tokens"])
-        assert_close(decode.logits(config, apart, hidden[:, 0]), wanted, rtol=1e-3, atol=1e-3)
+        expected = jnp.einsum("BD,VD->BV", whole[np.arange(B), places], params["backbone"]["embeddings"]["tokens"])
+        assert_close(decode.logits(config, apart, hidden[:, 0]), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("init", ["paper", "released"])

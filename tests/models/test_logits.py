@@ -126,9 +126,9 @@ def test_a_linear_map_s_float32_result_is_that_of_its_rounded_factors_and_so_are
 
     head = Linear("BD,DC->BC", sizes, init, jnp.bfloat16, out_dtype=jnp.float32)
     (_, got), gradient = jax.value_and_grad(total, (0, 1), has_aux=True)(x, params, head)
-    (_, wanted), true = jax.value_and_grad(plain, (0, 1), has_aux=True)(x, params)
+    (_, expected), true = jax.value_and_grad(plain, (0, 1), has_aux=True)(x, params)
     assert got.dtype == jnp.float32
-    assert_close(got, wanted, rtol=1e-6, atol=1e-5)
+    assert_close(got, expected, rtol=1e-6, atol=1e-5)
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(true), strict=True):
         assert a.dtype == b.dtype
         assert_close(np.float32(a), np.float32(b), rtol=2e-2, atol=2e-2 * np.abs(np.float32(b)).max())
@@ -143,9 +143,9 @@ def test_a_linear_map_s_float32_result_is_that_of_its_rounded_factors_and_so_are
     jax.tree.map(functools.partial(assert_close, rtol=0.0), second, first)
 
 
-@pytest.mark.parametrize("most", [1, 1 << 30])
-def test_the_softmax_over_words_adds_its_bias_in_float32(most: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("contexture.models.heads.chunked_softmax.MAX_LOGITS", most)
+@pytest.mark.parametrize("limit", [1, 1 << 30])
+def test_the_softmax_over_words_adds_its_bias_in_float32(limit: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("contexture.models.heads.chunked_softmax.MAX_LOGITS", limit)
     rng = np.random.default_rng(4)
     x_BLD = jnp.asarray(rng.standard_normal((B, L, 8)), jnp.bfloat16)
     table_VD = jnp.asarray(rng.standard_normal((9, 8)), jnp.bfloat16)
@@ -163,8 +163,8 @@ def test_the_softmax_over_words_adds_its_bias_in_float32(most: int, monkeypatch:
         scored = next_token_loss(x_BLD, table_VD, next_BL, weights_BL, bias_V)
         return scored.total, (scored.loss_BL, scored.hit_BL)
 
-    found, wanted = (jax.value_and_grad(f, has_aux=True)(bias_V) for f in (ours, plain))
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    actual, expected = (jax.value_and_grad(f, has_aux=True)(bias_V) for f in (ours, plain))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -173,14 +173,14 @@ def test_a_hit_is_a_label_whose_logit_is_greater_than_all_others():
     cases = [([1.0, 2.0, 3.0], 2, 1), ([1.0, 2.0, 3.0], 1, 0), ([3.0, 3.0, 1.0], 0, 0), ([3.0, 3.0, 1.0], 1, 0),
              ([0.0, 0.0, 0.0], 1, 0), ([nan, 2.0, 1.0], 1, 0), ([nan, 2.0, 1.0], 0, 0), ([nan, nan, nan], 0, 0),
              ([-inf, -inf, -inf], 0, 0), ([-inf, 1.0, -inf], 1, 1)]  # fmt: skip
-    logits, labels, wanted = (np.array(x) for x in zip(*cases, strict=True))
+    logits, labels, expected = (np.array(x) for x in zip(*cases, strict=True))
     _, hits = cross_entropy(jnp.asarray(logits, jnp.float32), jnp.asarray(labels, jnp.int32))
-    assert hits.tolist() == wanted.tolist()
+    assert hits.tolist() == expected.tolist()
     # the same through the softmax in parts, whose table gives these logits
     x_BLD, table_VD = jnp.asarray(logits, jnp.float32)[:, None], jnp.eye(3)
     finite, labels = np.isfinite(logits).all(1), jnp.asarray(labels)
     hit_BL = next_token_loss(x_BLD[finite], table_VD, labels[finite, None], jnp.ones((finite.sum(), 1))).hit_BL
-    assert hit_BL[:, 0].tolist() == wanted[finite].tolist()
+    assert hit_BL[:, 0].tolist() == expected[finite].tolist()
     poisoned = next_token_loss(x_BLD[~finite] * nan, table_VD, labels[~finite, None], jnp.ones(((~finite).sum(), 1)))
     assert not poisoned.hit_BL.any()
     assert has_best(logits.astype(np.float32)).tolist() == [True, True] + [False] * 7 + [True]
@@ -203,9 +203,9 @@ def test_logits_that_tell_nothing_apart_score_nothing(value: float):
     for name, objective in OBJECTIVES.items():
         one_each = {**batch, "labels": batch["labels"] if name == "mlm_nsp" else jnp.zeros(B, jnp.int32)}
         for whole in (objective, WithLmLoss(objective, 0.5), WithMixPenalty(objective, 0.5)):
-            for figure, found in whole.sums(outputs, one_each).items():
+            for figure, total in whole.sums(outputs, one_each).items():
                 if "accuracy" in figure:
-                    assert isinstance(found, Sum) and found.total == 0 and found.weight > 0, (name, figure)
+                    assert isinstance(total, Sum) and total.total == 0 and total.weight > 0, (name, figure)
                     counted.add(figure)
     assert counted == {"accuracy", "mlm_accuracy", "nsp_accuracy", "lm_accuracy"}
 

@@ -43,8 +43,8 @@ THEIRS = to_theirs(BERT_HF, PARAMS, SIZES)
 def test_published_round_trip():
     back = to_ours(BERT_HF, THEIRS, SIZES)
     assert jax.tree.structure(back) == jax.tree.structure(PARAMS)
-    for (path, got), wanted in zip(jax.tree.leaves_with_path(back), jax.tree.leaves(PARAMS), strict=True):
-        assert got.dtype == wanted.dtype and np.array_equal(got, wanted), path_of(path)
+    for (path, got), expected in zip(jax.tree.leaves_with_path(back), jax.tree.leaves(PARAMS), strict=True):
+        assert got.dtype == expected.dtype and np.array_equal(got, expected), path_of(path)
     again = to_theirs(BERT_HF, back, SIZES)
     assert again.keys() == THEIRS.keys() and all(np.array_equal(again[name], THEIRS[name]) for name in again)
 
@@ -160,8 +160,8 @@ def test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order(name):
     attention = np.squeeze(theirs[f"{prefix}attn{sep}c_attn{weight}"])
     for third, part in enumerate(("query", "key", "value")):
         assert layers["attention"][part]["kernel"][1, 5, 1, 2] == attention[5, 12 * third + 1 * 4 + 2]
-        found = layers["attention"][part]["bias"][1, 1, 2]
-        assert found == theirs[f"{prefix}attn{sep}c_attn{bias}"][12 * third + 1 * 4 + 2]
+        value = layers["attention"][part]["bias"][1, 1, 2]
+        assert value == theirs[f"{prefix}attn{sep}c_attn{bias}"][12 * third + 1 * 4 + 2]
     out = np.squeeze(theirs[f"{prefix}attn{sep}c_proj{weight}"])
     assert layers["attention"]["out"]["kernel"][1, 1, 2, 5] == out[1 * 4 + 2, 5]
     assert layers["ffn"]["in"]["kernel"][1, 5, 40] == np.squeeze(theirs[f"{prefix}mlp{sep}c_fc{weight}"])[5, 40]

@@ -109,12 +109,12 @@ def test_what_elmo_carries_has_dims():
 
 @pytest.mark.parametrize("name", PUBLISHED_GPT)
 def test_a_gpt_recipe_has_as_many_parameters_as_were_published(name: str, every_recipe_s_parameters):
-    c, wanted = recipes()[name]().model, PUBLISHED_GPT[name]
+    c, expected = recipes()[name]().model, PUBLISHED_GPT[name]
     assert isinstance(c, GptConfig)
     counted = sum(int(np.prod(shape)) for shape in every_recipe_s_parameters[name].values())
     D = c.hidden
     assert counted == (c.vocab + c.length) * D + c.layers * (12 * D * D + 13 * D) + 2 * D * (c.norm == "pre")
-    assert abs(counted / 1e6 - wanted) <= (0.005 if wanted < 1000 else 0.05 if wanted < 1e5 else 5)
+    assert abs(counted / 1e6 - expected) <= (0.005 if expected < 1000 else 0.05 if expected < 1e5 else 5)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -188,7 +188,7 @@ CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
 
 
 @pytest.mark.parametrize(
-    ("dims", "shape", "axes", "wanted"),
+    ("dims", "shape", "axes", "expected"),
     [
         ("NDF", (3, 8, 16), CUBE, (None, "fsdp", "tensor")),
         ("NFD", (3, 16, 8), CUBE, (None, "tensor", "fsdp")),
@@ -207,8 +207,8 @@ CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
         ("", (), CUBE, ()),
     ],
 )
-def test_an_array_is_cut_by_its_letters(dims, shape, axes, wanted):
-    assert partition_spec(dims, shape, axes) == PartitionSpec(*wanted)
+def test_an_array_is_cut_by_its_letters(dims, shape, axes, expected):
+    assert partition_spec(dims, shape, axes) == PartitionSpec(*expected)
 
 
 def test_no_axis_serves_twice_and_every_cut_divides(every_recipe_s_parameters):

@@ -81,7 +81,7 @@ def run_tests(tree: Path, ids: tuple[str, ...], timeout: float) -> tuple[int | N
         return None, ""
 
 
-def verdict(code: int | None, said: str) -> tuple[str, str]:
+def verdict(code: int | None, output: str) -> tuple[str, str]:
     """What an exit code of the mutated tests means; words where it means nothing."""
     if code is None:
         return TIMEOUT, ""
@@ -89,7 +89,7 @@ def verdict(code: int | None, said: str) -> tuple[str, str]:
         return SURVIVED, ""
     if code in (1, 2) or code < 0 or code > 128:  # a failure, an import that fails, a process that died
         return KILLED, ""
-    return BROKEN, said
+    return BROKEN, output
 
 
 class Runner:
@@ -135,8 +135,8 @@ class Runner:
             if key in self.kept:
                 return float(self.kept[key][0]), str(self.kept[key][1])
             started = time.monotonic()
-            code, said = run_tests(tree, row.ids(), 900.0)
-            wrong = "" if code == 0 else said or "no end in 900 s"
+            code, output = run_tests(tree, row.ids(), 900.0)
+            wrong = "" if code == 0 else output or "no end in 900 s"
             seconds = round(time.monotonic() - started, 1)
             if not wrong:
                 self.keep(key, seconds, "")
@@ -153,30 +153,30 @@ class Runner:
             return BROKEN, f"they fail without the fault:\n{wrong}"
         write(tree / row.file, mutated)
         try:
-            code, said = run_tests(tree, row.ids(), max(LEAST_TIMEOUT, 5 * seconds))
+            code, output = run_tests(tree, row.ids(), max(LEAST_TIMEOUT, 5 * seconds))
         finally:
             write(tree / row.file, whole)
-        return verdict(code, said)
+        return verdict(code, output)
 
     def work(self, row: Mutant) -> None:
         tree, started = self.trees.get(), time.monotonic()
         key = self.key(row)
         try:
             if key in self.kept and self.kept[key][0] in GOOD:
-                found, why, note = str(self.kept[key][0]), "", "known"
+                verdict, why, note = str(self.kept[key][0]), "", "known"
             else:
-                found, why = self.look(row, tree)
+                verdict, why = self.look(row, tree)
                 note = f"{time.monotonic() - started:.0f} s"
-                if found in GOOD:
-                    self.keep(key, found, row.name)
+                if verdict in GOOD:
+                    self.keep(key, verdict, row.name)
         except Exception as error:
-            found, why, note = BROKEN, f"{type(error).__name__}: {error}", "failed"
+            verdict, why, note = BROKEN, f"{type(error).__name__}: {error}", "failed"
         finally:
             self.trees.put(tree)
         with self.lock:
-            self.results[row.name] = found, time.monotonic() - started
-            print(f"[{len(self.results):3}/{self.total}] {found:12} {note:>6}  {row.name}", flush=True)
-            if found not in GOOD:
+            self.results[row.name] = verdict, time.monotonic() - started
+            print(f"[{len(self.results):3}/{self.total}] {verdict:12} {note:>6}  {row.name}", flush=True)
+            if verdict not in GOOD:
                 print(f"    {row.file}: {row.old!r} → {row.new!r}\n    {' '.join(row.ids())}\n    {why}", flush=True)
 
     def run(self) -> bool:
@@ -195,12 +195,12 @@ class Runner:
                 self.trees.put(tree)
             with ThreadPoolExecutor(self.jobs) as pool:
                 list(pool.map(self.work, self.rows))
-        counts = {word: sum(found == word for found, _ in self.results.values()) for word in
+        counts = {word: sum(verdict == word for verdict, _ in self.results.values()) for word in
                   (KILLED, TIMEOUT, SURVIVED, STALE, BROKEN)}  # fmt: skip
         slowest = sorted(self.results.items(), key=lambda item: -item[1][1])[:5]
         print(f"{', '.join(f'{n} {word}' for word, n in counts.items() if n)} in {time.monotonic() - started:.0f} s; "
               f"slowest: {', '.join(f'{name} {seconds:.0f} s' for name, (_, seconds) in slowest)}")  # fmt: skip
-        return all(found in GOOD for found, _ in self.results.values())
+        return all(verdict in GOOD for verdict, _ in self.results.values())
 
 
 def main(words: list[str] | None = None) -> int:

@@ -11,12 +11,12 @@ PACKAGES = ("contexture", "analysis", "configs", "data", "models", "train")
 
 def foreign(root: Path) -> list[str]:
     """Modules of ours that were imported from outside of root."""
-    found = []
+    modules = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.partition(".")[0] in ("contexture", "tests") and file and root not in Path(file).resolve().parents:
-            found.append(f"{name} ({file})")
-    return found
+            modules.append(f"{name} ({file})")
+    return modules
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

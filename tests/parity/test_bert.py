@@ -52,9 +52,9 @@ class Both:
     model: Any
     batch: dict[str, np.ndarray]
     tensors: dict[str, np.ndarray]
-    wanted: dict[str, np.ndarray]
+    expected: dict[str, np.ndarray]
     got: dict[str, np.ndarray]
-    wanted_grads: dict[str, np.ndarray]
+    expected_grads: dict[str, np.ndarray]
     got_grads: dict[str, np.ndarray]
 
 
@@ -172,31 +172,31 @@ def both(request: pytest.FixtureRequest) -> Both:
     tensors = {name: x.numpy().copy() for name, x in theirs.state_dict().items()}
     batch = _batch(config, np.random.default_rng(3))
     got, got_grads = _run_ours(config, to_ours(BERT_HF, tensors, bert.sizes(config)), batch)
-    wanted, wanted_grads = _run_theirs(theirs, batch)
-    return Both(config, theirs, batch, tensors, wanted, got, wanted_grads, got_grads)
+    expected, expected_grads = _run_theirs(theirs, batch)
+    return Both(config, theirs, batch, tensors, expected, got, expected_grads, got_grads)
 
 
-def _off(got: np.ndarray, wanted: np.ndarray) -> float:
-    return off_by(got, wanted)
+def _off(got: np.ndarray, expected: np.ndarray) -> float:
+    return off_by(got, expected)
 
 
 def test_every_state_and_answer_is_transformers_s(both: Both):
-    assert both.got.keys() == both.wanted.keys() and len(both.got) == both.config.layers + 7
-    off = {name: _off(both.got[name], wanted) for name, wanted in both.wanted.items()}
+    assert both.got.keys() == both.expected.keys() and len(both.got) == both.config.layers + 7
+    off = {name: _off(both.got[name], expected) for name, expected in both.expected.items()}
     assert worst(off.values()) <= 1e-5, off
 
 
 def test_every_gradient_is_transformers_s(both: Both):
     """All but the keys' biases, whose gradient is zero: they add the same to all that a query is compared with."""
-    assert both.wanted_grads.keys() == both.got_grads.keys() - dict(BERT_HF.repeats).keys()
+    assert both.expected_grads.keys() == both.got_grads.keys() - dict(BERT_HF.repeats).keys()
     off = {}
-    for name, wanted in both.wanted_grads.items():
+    for name, expected in both.expected_grads.items():
         if name.endswith("key.bias"):
-            scale = abs(both.wanted_grads[name.replace("key.bias", "query.bias")]).max()
-            assert abs(wanted).max() <= 1e-12 * scale
+            scale = abs(both.expected_grads[name.replace("key.bias", "query.bias")]).max()
+            assert abs(expected).max() <= 1e-12 * scale
             off[name] = abs(both.got_grads[name]).max() / scale
         else:
-            off[name] = _off(both.got_grads[name], wanted)
+            off[name] = _off(both.got_grads[name], expected)
     assert worst(off.values()) <= 1e-5, {name: x for name, x in off.items() if x > 1e-5}
 
 
@@ -221,8 +221,8 @@ def test_both_of_transformers_tanh_gelus_are_ours():
 
     x = np.linspace(-6, 6, 1001)
     for name, its in (("tanh", "gelu_new"), ("tanh", "gelu_pytorch_tanh"), ("erf", "gelu")):
-        wanted = transformers.activations.ACT2FN[its](torch.from_numpy(x)).numpy()
-        assert _off(np.asarray(ours[name](jnp.asarray(x, jnp.float32))), wanted) <= 1e-6
+        expected = transformers.activations.ACT2FN[its](torch.from_numpy(x)).numpy()
+        assert _off(np.asarray(ours[name](jnp.asarray(x, jnp.float32))), expected) <= 1e-6
 
 
 def test_the_rule_sees_a_small_fault(both: Both):
@@ -231,6 +231,6 @@ def test_the_rule_sees_a_small_fault(both: Both):
     tensors["bert.encoder.layer.0.output.dense.weight"][0, 0] += 0.02
     got, grads = _run_ours(both.config, to_ours(BERT_HF, tensors, bert.sizes(both.config)), both.batch)
     last = f"state {both.config.layers}"
-    assert _off(got[last], both.wanted[last]) > 1e-5
-    trained = (name for name in both.wanted_grads if "key.bias" not in name)
-    assert worst(_off(grads[name], both.wanted_grads[name]) for name in trained) > 1e-5
+    assert _off(got[last], both.expected[last]) > 1e-5
+    trained = (name for name in both.expected_grads if "key.bias" not in name)
+    assert worst(_off(grads[name], both.expected_grads[name]) for name in trained) > 1e-5

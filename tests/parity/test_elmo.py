@@ -64,13 +64,13 @@ def _ours(c: ElmoConfig, weights: Any) -> dict[str, Any]:
 
 def _theirs(c: ElmoConfig, params: Any) -> dict[str, np.ndarray]:
     params = jax.device_get(params)
-    found = to_theirs(_table(c), {"backbone": params["backbone"]}, elmo.sizes(c))
-    return {**found, "softmax/W": params["heads_bilm"]["kernel"], "softmax/b": params["heads_bilm"]["bias"]}
+    tensors = to_theirs(_table(c), {"backbone": params["backbone"]}, elmo.sizes(c))
+    return {**tensors, "softmax/W": params["heads_bilm"]["kernel"], "softmax/b": params["heads_bilm"]["bias"]}
 
 
-def _near(got: Any, wanted: Any, what: str) -> None:
-    wanted = wanted.detach().numpy() if hasattr(wanted, "detach") else np.asarray(wanted)
-    close(np.asarray(got, np.float64), wanted, what)
+def _near(got: Any, expected: Any, what: str) -> None:
+    expected = expected.detach().numpy() if hasattr(expected, "detach") else np.asarray(expected)
+    close(np.asarray(got, np.float64), expected, what)
 
 
 def _types() -> np.ndarray:
@@ -121,13 +121,13 @@ def test_two_steps_with_what_is_carried_are_the_reference_s(config: ElmoConfig, 
         theirs = {name: x.clone().requires_grad_() for name, x in weights.items()}
         chars = torch.from_numpy(batch["types"]).long()
         streams = ("", "_backward")
-        wanted, parts, states = reference.training_loss(
+        expected, parts, states = reference.training_loss(
             tuple(chars[torch.from_numpy(batch["index" + s]).long()] for s in streams),
             tuple(torch.from_numpy(batch["next" + s]).long() for s in streams),
             theirs, options, states, _masks(config, made) if rate else None, drawn,
         )  # fmt: skip
-        wanted.backward()
-        _near(value, wanted, "loss")
+        expected.backward()
+        _near(value, expected, "loss")
         for name, part in zip(("forward_loss", "backward_loss"), parts, strict=True):
             _near(sums[name].total / sums[name].weight, part, name)
         got = _theirs(config, gradient)
@@ -146,13 +146,13 @@ def _masks(c: ElmoConfig, made: Any) -> Any:
     """What dropout multiplies with, at the places where the original has it."""
     J, rate = c.projection, c.dropout
     out = dropout(jnp.ones((B, L, 2 * J)), rate, made, SITE)
-    found: tuple[list[Any], ...] = ([], [])
+    masks: tuple[list[Any], ...] = ([], [])
     for d in range(2):
         for n in range(c.layers):
-            found[d].append(dropout(jnp.ones((B, L, J)), rate, made, d * c.layers + n))
-        found[d].append(out[..., d * J : (d + 1) * J])
-    assert 0 < sum(float((x == 0).mean()) for x in found[0]) < len(found[0])
-    return tuple([torch.from_numpy(np.array(x, np.float64)) for x in of] for of in found)
+            masks[d].append(dropout(jnp.ones((B, L, J)), rate, made, d * c.layers + n))
+        masks[d].append(out[..., d * J : (d + 1) * J])
+    assert 0 < sum(float((x == 0).mean()) for x in masks[0]) < len(masks[0])
+    return tuple([torch.from_numpy(np.array(x, np.float64)) for x in of] for of in masks)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())

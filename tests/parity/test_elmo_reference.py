@@ -34,14 +34,14 @@ def normal(*shape: int, seed: int = 5) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def integers(most: int, *shape: int, seed: int = 6) -> Any:
-    return torch.randint(most, shape, generator=torch.Generator().manual_seed(seed))
+def integers(limit: int, *shape: int, seed: int = 6) -> Any:
+    return torch.randint(limit, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def assert_near(a: Any, b: Any, most: float = 1e-10) -> None:
+def assert_near(a: Any, b: Any, tolerance: float = 1e-10) -> None:
     assert a.shape == b.shape
     assert b.detach().abs().max() > 0, "zeros alone"
-    assert (a - b).abs().max() <= most
+    assert (a - b).abs().max() <= tolerance
 
 
 # The original's vectors
@@ -52,19 +52,19 @@ def golden_error(model: Path, options: dict[str, Any], w: elmo.Weights, stateful
     import h5py
 
     rows = json.loads((model / "lm_embeddings_sentences.json").read_text("utf-8"))
-    state, found = None, []
+    state, actual = None, []
     for call in range(10):
         chars, lengths = elmo.sentence_characters([row[call].split() for row in rows])
         layers, state = elmo.encode(chars, lengths, w, options, state if stateful else None)
         for k, length in enumerate(lengths.tolist()):
             with h5py.File(model / f"lm_embeddings_{k}.hdf5", "r") as file:
                 dataset: Any = file[str(call)]
-                wanted = torch.tensor(dataset[()]).double()
+                expected = torch.tensor(dataset[()]).double()
             got = torch.stack(layers[-1][k, 1 : length - 1].double().chunk(2, -1))
-            assert got.shape == wanted.shape
-            found.append(float((got - wanted).abs().max()))
-    assert len(found) == 30
-    return worst(found)
+            assert got.shape == expected.shape
+            actual.append(float((got - expected).abs().max()))
+    assert len(actual) == 30
+    return worst(actual)
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +96,8 @@ def test_the_originals_sentences_catch_each_mistake(golden: tuple[Path, dict[str
 def test_every_weight_of_the_original_is_named(golden: tuple[Path, dict[str, Any]]) -> None:
     model, options = golden
     shapes = {name: tuple(t.shape) for name, t in elmo.read_weights(model / "lm_weights.hdf5").items()}
-    wanted = elmo.weight_shapes(options, V)
-    assert shapes == {name: shape for name, shape in wanted.items() if not name.startswith("softmax/")}
+    expected = elmo.weight_shapes(options, V)
+    assert shapes == {name: shape for name, shape in expected.items() if not name.startswith("softmax/")}
 
 
 # torch's own layers
@@ -189,11 +189,11 @@ def test_token_vectors_are_those_of_torchs_convolution(activation: str, width: i
     chars = integers(262, 3, 2, 50)
     chars[0, 0] = 0
     embedded = torch.nn.functional.pad(w["char_embed"], (0, 0, 1, 0))[chars.flatten(0, 1)].mT
-    found = []
+    pooled = []
     for n in range(3):
         conv = torch.nn.functional.conv1d(embedded, w[f"CNN/W_cnn_{n}"][0].permute(2, 1, 0), w[f"CNN/b_cnn_{n}"])
-        found.append(getattr(torch, activation)(conv).amax(-1))
-    x = torch.cat(found, -1)
+        pooled.append(getattr(torch, activation)(conv).amax(-1))
+    x = torch.cat(pooled, -1)
     for n in range(2):
         gate, new = (
             torch.nn.functional.linear(x, w[f"CNN_high_{n}/W_{which}"].mT, w[f"CNN_high_{n}/b_{which}"])

@@ -20,8 +20,8 @@ def _models(norm: str, count: int):
     """Random models of odd sizes whose greedy texts of 40 tokens have at least 10 distinct ones."""
     import jax
 
-    found, seed = [], 0
-    while len(found) < count:
+    models, seed = [], 0
+    while len(models) < count:
         seed += 1
         assert seed < 20 * count, "too few random models write anything varied"
         rng = np.random.default_rng(seed)
@@ -55,8 +55,8 @@ def _models(norm: str, count: int):
                            ffn=4 * hidden, norm=norm)  # pyright: ignore  # fmt: skip
         tensors = {n: x.detach().float().numpy() for n, x in model.state_dict().items() if not n.endswith(".attn.bias")}
         params = to_ours(GPT2_HF if norm == "pre" else GPT1_HF, tensors, gpt.sizes(config))
-        found.append((config, jax.tree.map(jax.numpy.asarray, params), prompts, written))
-    return found
+        models.append((config, jax.tree.map(jax.numpy.asarray, params), prompts, written))
+    return models
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

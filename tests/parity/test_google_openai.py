@@ -65,18 +65,18 @@ def drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
-def same(got: Any, wanted: Any) -> None:
-    for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(wanted), strict=True):
+def same(got: Any, expected: Any) -> None:
+    for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(expected), strict=True):
         assert np.array_equal(a, b), path
 
 
 def test_the_golden_checkpoint_is_read_as_tensorflow_reads_it(shared: Path, tmp_path: Path):
     """Every tensor; and the run's parameters are those that TensorFlow read, by the names of the table."""
     golden = shared / "data" / "golden_keras_bert_ckpt"
-    wanted = read_by_tensorflow(golden / "bert_model.ckpt", tmp_path)
+    expected = read_by_tensorflow(golden / "bert_model.ckpt", tmp_path)
     tensors = open_bundle(golden / "bert_model.ckpt")
-    assert tensors.shapes.keys() == wanted.keys() and len(wanted) == 139
-    for name, x in wanted.items():
+    assert tensors.shapes.keys() == expected.keys() and len(expected) == 139
+    for name, x in expected.items():
         got = tensors.load(name)
         assert got.dtype == x.dtype and np.array_equal(got, x), name
     done("import", "bert-tf", golden, "--to", tmp_path / "run")
@@ -87,7 +87,7 @@ def test_the_golden_checkpoint_is_read_as_tensorflow_reads_it(shared: Path, tmp_
         params,
         bert.sizes(model.config),  # pyright: ignore[reportArgumentType]
     )
-    assert len(back) == 46 and all(np.array_equal(x, wanted[name]) for name, x in back.items())
+    assert len(back) == 46 and all(np.array_equal(x, expected[name]) for name, x in back.items())
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
@@ -97,13 +97,13 @@ def test_what_tensorflow_writes_is_read(kind: str, tmp_path: Path):
     write_by_tensorflow(tmp_path / "model.ckpt", {**given, "step": np.int64(7)}, kind)
     tensors = open_bundle(tmp_path / "model.ckpt")
     assert tensors.kinds == {**dict.fromkeys(given, kind), "step": "int64"}
-    wanted: Any = np.float32 if kind == "float32" else kind
+    expected: Any = np.float32 if kind == "float32" else kind
     import ml_dtypes
 
-    wanted = ml_dtypes.bfloat16 if kind == "bfloat16" else np.dtype(kind)
+    expected = ml_dtypes.bfloat16 if kind == "bfloat16" else np.dtype(kind)
     for name, x in given.items():
         assert tensors.shapes[name] == x.shape
-        assert np.array_equal(tensors.read(name), x.astype(wanted).astype(np.float32)), name
+        assert np.array_equal(tensors.read(name), x.astype(expected).astype(np.float32)), name
 
 
 @pytest.mark.parametrize(("parts", "objective"), [(("pooler", "classify"), "classify"), (("pooler", "span"), "span")])

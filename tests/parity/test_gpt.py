@@ -119,9 +119,9 @@ def test_every_state_loss_and_gradient_is_theirs(
     params = to_ours(table, theirs, gpt.sizes(config))
     back = to_theirs(table, params, gpt.sizes(config))
     assert back.keys() == theirs.keys() and all(np.array_equal(back[n], theirs[n]) for n in theirs)
-    wanted, wanted_grads = _run_theirs(model, batch)
+    expected, expected_grads = _run_theirs(model, batch)
     got, grads = _run_ours(config, params, batch)
     got_grads = to_theirs(table, grads, gpt.sizes(config))
-    for tensor, b in [*wanted.items(), *(("gradient of " + n, g) for n, g in wanted_grads.items())]:
+    for tensor, b in [*expected.items(), *(("gradient of " + n, g) for n, g in expected_grads.items())]:
         a = got_grads[tensor.removeprefix("gradient of ")] if tensor.startswith("gradient") else got[tensor]
         close(a, b, tensor)

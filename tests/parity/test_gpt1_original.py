@@ -86,8 +86,8 @@ def test_one_table_is_read_by_token_and_place_and_is_the_softmax(weights: dict[s
              "mask": np.ones((B, L), np.int32), "next_weights": np.ones((B, L), np.float32)}  # fmt: skip
     hidden, logits = _reference(weights, weights["we"], tokens[:, :-1])
     outputs: Any = build(CONFIG, ("lm",)).apply({"params": _params(weights)}, batch)
-    wanted = -np.log(np.take_along_axis(_softmax(logits), tokens[:, 1:, None], -1))[..., 0]
-    for a, b in ((outputs.encoding.hidden_BLD, hidden), (outputs.heads["lm"].loss_BL, wanted)):
+    expected = -np.log(np.take_along_axis(_softmax(logits), tokens[:, 1:, None], -1))[..., 0]
+    for a, b in ((outputs.encoding.hidden_BLD, hidden), (outputs.heads["lm"].loss_BL, expected)):
         close(a, b)
 
 

@@ -216,18 +216,18 @@ def test_what_transformers_saved_answers_the_same_and_comes_out_bit_for_bit(name
     vocabulary(tmp_path / "theirs", 0 if name in CLASSES else 2 if name.startswith("GPT2") else 1)
     done("import", "hf", tmp_path / "theirs", "--to", tmp_path / "run")
     done("export", tmp_path / "run", "hf", "--to", tmp_path / "back")
-    again, told = getattr(transformers, name).from_pretrained(
+    again, info = getattr(transformers, name).from_pretrained(
         tmp_path / "back", output_loading_info=True, attn_implementation="eager"
     )
-    assert not any(told.values()), told
+    assert not any(info.values()), info
     for padded in LENGTHS if name in CLASSES else ("unpadded",):
         batch = batch_of(name, model.config, padded)
-        wanted = theirs(name, model.float(), batch)
+        expected = theirs(name, model.float(), batch)
         for key, x in theirs(name, again.eval(), batch).items():
-            assert np.array_equal(x, wanted[key]), key
-        got, wanted = ours(name, tmp_path / "run", batch), theirs(name, model.double(), batch)
-        assert got.keys() == wanted.keys()
-        for key, value in wanted.items():
+            assert np.array_equal(x, expected[key]), key
+        got, expected = ours(name, tmp_path / "run", batch), theirs(name, model.double(), batch)
+        assert got.keys() == expected.keys()
+        for key, value in expected.items():
             close(got[key], value, key)
 
 
@@ -250,8 +250,8 @@ def test_its_auto_classes_load_what_comes_out_with_nothing_missing_or_unexpected
     vocabulary(tmp_path / "theirs", 0 if name in CLASSES else 2 if name.startswith("GPT2") else 1)
     done("import", "hf", tmp_path / "theirs", "--to", tmp_path / "run")
     done("export", tmp_path / "run", "hf", "--to", tmp_path / "back")
-    again, told = getattr(transformers, auto).from_pretrained(tmp_path / "back", output_loading_info=True)
-    assert type(again).__name__ == name and not any(told.values()), told
+    again, info = getattr(transformers, auto).from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert type(again).__name__ == name and not any(info.values()), info
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     _, _, own = contexture.load(tmp_path / "run")
     texts = ["ab cde the", "", "Café a\tb"]
@@ -295,8 +295,8 @@ def test_every_form_of_a_file_is_read_alike(form: str, tmp_path: Path):
         file.unlink()
         torch.save(state, tmp_path / "other" / "pytorch_model.bin", _use_new_zipfile_serialization=form != "old pickle")
     done("import", "hf", tmp_path / "other", "--to", tmp_path / "again")
-    wanted, got = arrays(tmp_path / "run"), arrays(tmp_path / "again")
-    assert got.keys() == wanted.keys() and all(np.array_equal(got[n], x) for n, x in wanted.items())
+    expected, got = arrays(tmp_path / "run"), arrays(tmp_path / "again")
+    assert got.keys() == expected.keys() and all(np.array_equal(got[n], x) for n, x in expected.items())
 
 
 @pytest.mark.parametrize(("dtype", "line"), [
@@ -316,8 +316,8 @@ def test_other_floats_are_read_and_what_is_lost_is_said(dtype: str, line: str, t
     assert line in capsys.readouterr().err
     params: Any
     _, params, _ = contexture.load(tmp_path / "run")
-    wanted = model.bert.embeddings.word_embeddings.weight.detach().float().numpy()
-    assert np.array_equal(params["backbone"]["embeddings"]["tokens"], wanted)
+    expected = model.bert.embeddings.word_embeddings.weight.detach().float().numpy()
+    assert np.array_equal(params["backbone"]["embeddings"]["tokens"], expected)
     done("export", tmp_path / "run", "hf", "--to", tmp_path / "back")
     again = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back")
     for (name, x), y in zip(model.state_dict().items(), again.state_dict().values(), strict=True):

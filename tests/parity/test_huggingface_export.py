@@ -37,8 +37,8 @@ GOLDEN = ROOT / "tests" / "golden"
 
 
 def loaded(auto: str, folder: Path) -> Any:
-    model, told = getattr(transformers, auto).from_pretrained(folder, output_loading_info=True)
-    assert not any(told.values()), told
+    model, info = getattr(transformers, auto).from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
     return model.double().eval()
 
 
@@ -59,11 +59,11 @@ def test_a_run_that_was_trained_here_answers_the_same_there(tmp_path: Path):
         assert np.array_equal(given["input_ids"], batch["tokens"])
         with torch.no_grad():
             out = theirs(**given)
-        wanted = {head: (out.seq_relationship_logits if head == "nsp" else out.logits).numpy()}
+        expected = {head: (out.seq_relationship_logits if head == "nsp" else out.logits).numpy()}
         if head == "nsp":
             logits = out.prediction_logits.numpy()[np.arange(2)[:, None], batch["slots"]]
-            wanted["mlm"] = logits
-        for head_name, value in wanted.items():
+            expected["mlm"] = logits
+        for head_name, value in expected.items():
             close(got.heads[head_name][..., : value.shape[-1]], value, head_name)
         labels = read(GOLDEN / name).labels or ("LABEL_0", "LABEL_1")
         assert tuple(theirs.config.id2label.values()) == labels
@@ -93,9 +93,9 @@ def test_a_gpt_that_was_made_here_answers_the_same_there(norm: Any, biases: bool
     theirs = loaded("AutoModelForTokenClassification" if auto == "tag" else "AutoModelForCausalLM", tmp_path)
     tokens_BL = rng.integers(0, 257, (3, 16), np.int32)
     with torch.no_grad():
-        wanted = theirs(torch.from_numpy(tokens_BL.astype(np.int64))).logits.numpy()
+        expected = theirs(torch.from_numpy(tokens_BL.astype(np.int64))).logits.numpy()
     model = model.clone(heads={}) if auto == "lm" else model
     batch = {"tokens": jnp.asarray(tokens_BL), "mask": jnp.ones((3, 16), jnp.int32)}
     out: Any = model.apply({"params": params}, batch)
     got = out.heads.get("tag", out.encoding.hidden_BLD @ params["backbone"]["embeddings"]["tokens"][:257].T)
-    close(got, wanted, "logits")
+    close(got, expected, "logits")

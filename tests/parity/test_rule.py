@@ -51,9 +51,9 @@ def test_the_worst_of_numbers_among_which_is_none_is_refused(values):
 
 def test_no_test_compares_numbers_by_a_rule_that_takes_nan():
     """Some say that NaN is NaN, `not allclose` that NaN differs from NaN; both have their rule in parity_rule."""
-    found = []
+    offenders = []
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr in _TAKE_NAN and "rule" not in file.stem:
-                found.append(f"{file.name}:{node.lineno}: {node.attr}")
-    assert not found, "use tests/helpers/parity_rule.py: " + ", ".join(found)
+                offenders.append(f"{file.name}:{node.lineno}: {node.attr}")
+    assert not offenders, "use tests/helpers/parity_rule.py: " + ", ".join(offenders)

@@ -76,8 +76,8 @@ def agree(both: Any, texts: list[str]) -> None:
     ours, theirs, again, saved = both
     mine = ours.encode(texts)
     for other in (theirs, again):
-        wanted = other(texts, add_special_tokens=False)["input_ids"] if texts else []
-        for text, a, b in zip(texts, mine, wanted, strict=True):
+        expected = other(texts, add_special_tokens=False)["input_ids"] if texts else []
+        for text, a, b in zip(texts, mine, expected, strict=True):
             assert a == b, text
             if ours.kind != "byte-bpe":
                 assert [ours.token(number) for number in a] == other.convert_ids_to_tokens(b), text

@@ -66,13 +66,13 @@ def test_a_layer_moves_by_its_share_of_the_rate_and_a_frozen_one_not_at_all():
     model = build(run.model, objective.heads)
     with jax.set_mesh(mesh):
         make, _, shardings = create(model, run, mesh)
-        begun = jax.device_get(make())
-    before = by_path(begun.params)
+        initial = jax.device_get(make())
+    before = by_path(initial.params)
 
     def moved(**more) -> dict[str, np.ndarray]:
         changed = dataclasses.replace(run, optim=dataclasses.replace(run.optim, **more))
         with jax.set_mesh(mesh):
-            state, _ = train_step(model, objective, changed, shardings)(jax.device_put(begun, shardings), batch)
+            state, _ = train_step(model, objective, changed, shardings)(jax.device_put(initial, shardings), batch)
         after = by_path(jax.device_get(state.params))
         return {path: after[path].astype(np.float64) - before[path] for path in before}
 

@@ -46,9 +46,9 @@ def test_a_loss_is_the_mean_over_the_weights_of_its_labels(kind):
     sums = objective.sums(outputs, batch)
     counted = labels >= 0
     weights = np.where(counted, WEIGHTS_C[labels], 0.0)
-    wanted = (weights * _losses(logits, labels)).sum() / weights.sum()
-    close(loss(objective, sums, objective.weights(batch)), wanted)
-    assert_differs(wanted, _losses(logits, labels)[counted].mean(), 1e-3)
+    expected = (weights * _losses(logits, labels)).sum() / weights.sum()
+    close(loss(objective, sums, objective.weights(batch)), expected)
+    assert_differs(expected, _losses(logits, labels)[counted].mean(), 1e-3)
     hits = (logits.argmax(-1) == labels)[counted]
     assert float(means(sums)["accuracy"]) == pytest.approx(hits.mean(), rel=1e-6)
 
@@ -59,17 +59,17 @@ def test_a_batch_holds_the_weight_of_each_label_and_none_of_what_fills_it_up(tmp
     data = DataConfig(batch=4, length=16, max_predictions=1)
     (tmp_path / "t.tsv").write_text("text\tlabel\nw\ta\nw w\tb\nwx\tb\n", "utf-8")
     task = TaskConfig(kind="classify", train=(str(tmp_path / "t.tsv"),), class_weights=("b=2.5", "a=0.5"))
-    found = encode(task, tokenizer, tmp_path / "classify")
-    batch = TaskBatches(found, tokenizer, data, task, seed=0, family="bert").read(0)
+    store = encode(task, tokenizer, tmp_path / "classify")
+    batch = TaskBatches(store, tokenizer, data, task, seed=0, family="bert").read(0)
     assert np.array_equal(batch["weights"], np.array([0.5, 2.5], np.float32)[batch["labels"]])
-    weights = class_weights(task, found.labels, found.counts)
-    held = HeldOutTask(found.splits["train"], tokenizer, data, 4, weights, family="bert").read(0)
+    weights = class_weights(task, store.labels, store.counts)
+    held = HeldOutTask(store.splits["train"], tokenizer, data, 4, weights, family="bert").read(0)
     assert held["weights"].tolist() == [0.5, 2.5, 2.5, 0.0]
     (tmp_path / "t.conll").write_text("w a\nwx b\n\nw b\n", "utf-8")
     task = TaskConfig(kind="tag", train=(str(tmp_path / "t.conll"),), class_weights=("b=2.5",))
-    found = encode(task, tokenizer, tmp_path / "tag")
-    weights = class_weights(task, found.labels, found.counts)
-    held = HeldOutTask(found.splits["train"], tokenizer, data, 3, weights, family="bert").read(0)
+    store = encode(task, tokenizer, tmp_path / "tag")
+    weights = class_weights(task, store.labels, store.counts)
+    held = HeldOutTask(store.splits["train"], tokenizer, data, 3, weights, family="bert").read(0)
     assert held["tag_weights"][:, :5].tolist() == [[0.0, 1.0, 2.5, 0.0, 0.0], [0.0, 2.5, 0.0, 0.0, 0.0], [0.0] * 5]
 
 
@@ -85,30 +85,30 @@ def test_parts_of_a_batch_are_weighted_by_the_whole_batch(kind):
         rows = slice(first, None, 3)  # parts of unlike weights
         part = {name: x[rows] for name, x in batch.items()}
         parts.append(loss(objective, objective.sums(Outputs(NOTHING, {kind: jnp.asarray(logits[rows])}), part), whole))
-    close(sum(map(float, parts)), total, most=1e-6)
+    close(sum(map(float, parts)), total, tolerance=1e-6)
 
 
 def test_a_line_without_weight_counts_for_nothing():
     logits, _, batch = _drawn("classify")
     objective = OBJECTIVES["classify"]
     batch["weights"][3] = batch["valid"][3] = 0.0
-    found = objective.sums(Outputs(NOTHING, {"classify": jnp.asarray(logits)}), batch)
+    sums = objective.sums(Outputs(NOTHING, {"classify": jnp.asarray(logits)}), batch)
     moved = objective.sums(Outputs(NOTHING, {"classify": jnp.asarray(logits).at[3].add(7.0)}), batch)
-    for name in found:
-        assert float(found[name].total) == float(moved[name].total) != 0.0
-        assert float(found[name].weight) == pytest.approx(batch["weights" if "loss" in name else "valid"].sum())
+    for name in sums:
+        assert float(sums[name].total) == float(moved[name].total) != 0.0
+        assert float(sums[name].weight) == pytest.approx(batch["weights" if "loss" in name else "valid"].sum())
 
 
 def test_balanced_weights_are_the_inverse_of_how_often_a_label_is():
     """n/(classes · count), as scikit-learn's: every class has the same weight in all."""
     task = TaskConfig(kind="classify", class_weights=("balanced",))
-    found = class_weights(task, ("a", "b", "c"), (30, 10, 20))
-    close(found, [60 / 90, 2.0, 1.0], most=1e-6)
-    close(found * [30, 10, 20], [20.0] * 3, most=1e-6)
+    weights = class_weights(task, ("a", "b", "c"), (30, 10, 20))
+    close(weights, [60 / 90, 2.0, 1.0], tolerance=1e-6)
+    close(weights * [30, 10, 20], [20.0] * 3, tolerance=1e-6)
 
 
 def test_cross_entropy_is_in_nats_and_a_hit_is_the_one_largest_logit():
     logits = np.array([[0.0, 0.0], [2.0, 1.0], [1.0, 3.0]], np.float32)
-    found, hit = cross_entropy(jnp.asarray(logits), jnp.asarray([0, 0, 0]))
-    close(found, [np.log(2), np.log1p(np.exp(-1)), np.log1p(np.exp(2))], most=1e-6)
+    losses, hit = cross_entropy(jnp.asarray(logits), jnp.asarray([0, 0, 0]))
+    close(losses, [np.log(2), np.log1p(np.exp(-1)), np.log1p(np.exp(2))], tolerance=1e-6)
     assert hit.tolist() == [0.0, 1.0, 0.0]  # a tie is no hit

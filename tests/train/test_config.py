@@ -104,8 +104,8 @@ def test_an_exit_code_says_whose_fault_it_was(error, code, monkeypatch, capsys):
 
     monkeypatch.setitem(cli.COMMANDS, "recipes", fails)
     assert cli.main(["recipes"]) == code
-    said = capsys.readouterr()
-    assert not said.out and len(said.err.splitlines()) == (code != 0) and "Traceback" not in said.err
+    captured = capsys.readouterr()
+    assert not captured.out and len(captured.err.splitlines()) == (code != 0) and "Traceback" not in captured.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

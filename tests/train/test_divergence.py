@@ -3,7 +3,7 @@
 import pytest
 
 from contexture.train.run.divergence import FAR_IN_REGRESSION, diverged_loss
-from tests.helpers.commands import said
+from tests.helpers.commands import run_command
 
 
 def _records(losses):
@@ -69,7 +69,7 @@ def test_a_regression_of_few_large_labels_is_no_failure(capsys, tiny_run, tmp_pa
         "--task.label",
         "score",
     ]
-    code, err = said(capsys, *words, "--data.batch", "4", "--steps", "30", "--dir", tmp_path / "run")
+    code, err = run_command(capsys, *words, "--data.batch", "4", "--steps", "30", "--dir", tmp_path / "run")
     assert code == 0, err
 
 
@@ -83,7 +83,7 @@ def test_a_run_that_ends_with_an_exploded_loss_is_saved_and_fails(capsys, tiny_w
     folder = tmp_path / "run"
     words = [*tiny_words, "--optim.peak-lr", "3", "--optim.warmup", "0", "--optim.name", "adamw", "--optim.clip", "0",
              "--dir", folder]  # fmt: skip
-    code, err = said(capsys, *words)
+    code, err = run_command(capsys, *words)
     last = err.splitlines()[-1]
     assert code == 1 and last.startswith("Diverged: the training loss rose from "), err
     assert "try a lower --optim.peak-lr" in last and "Traceback" not in err

@@ -58,8 +58,8 @@ def test_words_to_tag_may_hold_white_space_and_long_ones_are_counted(tmp_path: P
     config = DataConfig(batch=4, length=8, max_predictions=1, vocabulary="words")
     batch = HeldOutTask(store.splits["train"], WORDS, config, 4, family="elmo").read(0)
     assert words_from_char_ids(batch["types"][batch["index"][0]][:4]) == [*words[:3], "x" * 48]
-    told = TaskBatches(store, WORDS, config, TaskConfig(kind="tag"), seed=0, family="elmo").describe()
-    assert told.endswith("; 1 word longer than 48 bytes, cut"), told
+    description = TaskBatches(store, WORDS, config, TaskConfig(kind="tag"), seed=0, family="elmo").describe()
+    assert description.endswith("; 1 word longer than 48 bytes, cut"), description
 
 
 def test_a_pair_has_two_lines_and_a_long_text_is_cut(tmp_path: Path):
@@ -71,9 +71,9 @@ def test_a_pair_has_two_lines_and_a_long_text_is_cut(tmp_path: Path):
     assert split.longest == 6 and (split.longer_than(8), split.longer_than(7)) == (0, 1)
     batch = HeldOutTask(split, WORDS, config, 2, length=6, family="elmo").read(0)
     assert batch["index"].shape == (2, 2, 4) and len(batch["types"]) == 16  # 4, doubled twice
-    told = [[words_from_char_ids(batch["types"][i[m > 0]]) for i, m in zip(*line, strict=True)] for line in
+    lines = [[words_from_char_ids(batch["types"][i[m > 0]]) for i, m in zip(*line, strict=True)] for line in
             zip(batch["index"], batch["mask"], strict=True)]  # fmt: skip
-    assert told == [[["the", "cat", "sat", "on"], ["no", "!"]], [["one"], ["two", "three"]]]
+    assert lines == [[["the", "cat", "sat", "on"], ["no", "!"]], [["one"], ["two", "three"]]]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_a_chain_is_an_elmo_s():
 def test_mistakes_are_one_line(elmo_run: Path, task_files: Path, tmp_path: Path, capsys):
     train = str(task_files / "tag.train.conllu")
     finetune = ["finetune", str(elmo_run), "--task.kind", "tag", "--task.train", train, "--dir", str(tmp_path / "x")]
-    for words, said in (
+    for words, message in (
         ([*finetune, "--head.mix", "off"], "has no meaning for head.mix=off"),
         ([*finetune, "--head.crf", "--task.class-weights", "balanced"], "head.crf scores the tags"),
         ([*finetune, "--head.mix", "top", "--head.mix-l2", "0.1"], "head.mix-l2=0.1 has no meaning for head.mix=top"),
@@ -164,4 +164,4 @@ def test_mistakes_are_one_line(elmo_run: Path, task_files: Path, tmp_path: Path,
     ):
         assert cli.main(words) == 2, words
         error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert said in error and "not foreseen" not in error, error
+        assert message in error and "not foreseen" not in error, error

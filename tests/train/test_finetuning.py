@@ -33,7 +33,7 @@ def words(task_words):
     return lambda kind="classify": [*task_words(kind)[:-4], "--log.every", "4", "--steps", "8"]
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> str:
+def stderr_of(capsys: pytest.CaptureFixture[str]) -> str:
     """What was told on stderr, a space between words."""
     return " ".join(capsys.readouterr().err.split())
 
@@ -53,12 +53,12 @@ def test_a_task_is_learned(task_run):
 
 def test_one_knows_what_was_taken_over(capsys, words, tmp_path, tiny_run):
     assert finetune(words(), tmp_path / "run", "--steps", 1) == 0
-    told = said(capsys)
-    assert f"parameters from {tiny_run}, step 40" in told and "kept backbone/… (23 tensors)" in told
+    messages = stderr_of(capsys)
+    assert f"parameters from {tiny_run}, step 40" in messages and "kept backbone/… (23 tensors)" in messages
     for line in ("new heads_classify/kernel", "dropped heads_mlm/bias", "dropped heads_nsp/kernel"):
-        assert line in told
-    assert "classify.train.tsv: text from column 'text', label from column 'label'" in told
-    assert "160 examples in sequences of" in told and "1 steps are 0.10 epochs; 97 examples held out" in told
+        assert line in messages
+    assert "classify.train.tsv: text from column 'text', label from column 'label'" in messages
+    assert "160 examples in sequences of" in messages and "1 steps are 0.10 epochs; 97 examples held out" in messages
 
 
 def test_the_same_task_keeps_its_head_and_another_drops_it(capsys, words, task_run, tmp_path):
@@ -66,14 +66,14 @@ def test_the_same_task_keeps_its_head_and_another_drops_it(capsys, words, task_r
     head, kernel = "heads_classify/kernel", "backbone/layers/ffn/in/kernel"
     frozen = ["--optim.frozen", "classify", "--optim.frozen-layers", "1", "--optim.layer-decay", "0.5"]
     assert finetune([*from_run(words(), task_run()), *frozen], tmp_path / "same") == 0
-    assert "kept heads_classify/… (2 tensors)" in said(capsys)
+    assert "kept heads_classify/… (2 tensors)" in stderr_of(capsys)
     before, after = parameters(task_run()), parameters(tmp_path / "same")
     assert np.array_equal(before[head], after[head])
     assert [np.array_equal(before[kernel][n], after[kernel][n]) for n in range(2)] == [True, False]
     assert np.array_equal(before["backbone/embeddings/tokens"], after["backbone/embeddings/tokens"])
     assert finetune(from_run(words("pairs"), task_run()), tmp_path / "pairs", "--steps", 1) == 0
-    told = said(capsys)
-    assert "dropped heads_classify/kernel 32×3" in told and "new heads_classify/kernel 32×2" in told
+    messages = stderr_of(capsys)
+    assert "dropped heads_classify/kernel 32×3" in messages and "new heads_classify/kernel 32×2" in messages
 
 
 def test_class_weights_change_the_loss_and_not_what_is_counted(words, tmp_path):
@@ -92,8 +92,8 @@ def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tin
     assert finetune(patient, folder) == 0
     assert "done: 3 steps in" in capsys.readouterr().err
     assert finetune(patient, folder) == 0
-    told = said(capsys)
-    assert "resuming from step 3" in told and "stopped early: no better accuracy since step 1" in told
+    messages = stderr_of(capsys)
+    assert "resuming from step 3" in messages and "stopped early: no better accuracy since step 1" in messages
     assert [r["step"] for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"] == [1, 2, 3]
     assert contexture.evaluate(folder, step="best", to=str(tmp_path / "best"))["step"] == 1
     before, after = parameters(tiny_run), parameters(folder)
@@ -119,7 +119,7 @@ def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_fol
              *("--model.layers 2 --model.hidden 32 --model.heads 2 --model.ffn 64 --model.vocab 150 --steps 2 "
                "--data.length 32 --data.max-predictions 5 --data.batch 16 --optim.warmup 1").split()]  # fmt: skip
     assert cli.main([*map(str, words)]) == 0
-    assert "kept heads_mlm/… (5 tensors)" in said(capsys)
+    assert "kept heads_mlm/… (5 tensors)" in stderr_of(capsys)
     vocabularies = [(folder / "tokenizer" / "vocab.txt").read_bytes() for folder in (tiny_run, tmp_path / "run")]
     assert vocabularies[0] == vocabularies[1]
 
@@ -128,15 +128,15 @@ def test_a_file_and_texts_at_hand_are_answered_alike(task_run, task_files, tmp_p
     for kind, suffix in (("classify", "tsv"), ("tag", "conllu")):
         source, to = task_files / f"{kind}.dev.{suffix}", tmp_path / kind / "said.jsonl"
         assert cli.main(["predict", str(task_run(kind)), "--input", str(source), "--to", str(to)]) == 0
-        said = [json.loads(line) for line in to.read_text("utf-8").splitlines()]
-        assert len(said) == 97 and "label" not in said[0] and "labels" not in said[0]
-        texts = [record.get("text") or record["words"] for record in said]
+        written = [json.loads(line) for line in to.read_text("utf-8").splitlines()]
+        assert len(written) == 97 and "label" not in written[0] and "labels" not in written[0]
+        texts = [record.get("text") or record["words"] for record in written]
         answers: Any = Predictor(task_run(kind), batch=8)(texts)
         evaluated = contexture.evaluate(task_run(kind), to=str(tmp_path / f"{kind}-evaluated"))["predictions"]
         counted = [json.loads(line) for line in Path(evaluated).read_text("utf-8").splitlines()]
         name = "prediction" if kind == "classify" else "predictions"
-        assert [r[name] for r in said] == [r[name] for r in answers] == [r[name] for r in counted]
-        assert [r["id"] for r in said] == [r["id"] for r in counted]
+        assert [r[name] for r in written] == [r[name] for r in answers] == [r[name] for r in counted]
+        assert [r["id"] for r in written] == [r["id"] for r in counted]
     answer = contexture.predict(task_run(), ["the cat sees a red house"])[0]["prediction"]
     assert answer in ("animal", "person", "thing")
 
@@ -165,24 +165,26 @@ def test_it_goes_on_without_the_run_that_it_began_from(capsys, words, task_run, 
     asked = ["finetune", str(base), "--task.kind", "classify", "--task.train", *files]
     asked += ["--epochs", "3", "--data.batch", "8"]
     assert finetune(asked, folder) == 0
-    told = said(capsys)
-    assert "[/yes] 12" in told and "[no] 16" in told and "done: 10 steps" in told
+    messages = stderr_of(capsys)
+    assert "[/yes] 12" in messages and "[no] 16" in messages and "done: 10 steps" in messages
     shutil.rmtree(base)
-    assert finetune(asked, folder) == 0 and "resuming from step 10" in said(capsys)
+    assert finetune(asked, folder) == 0 and "resuming from step 10" in stderr_of(capsys)
     before = (folder / "run.json").read_bytes()
     assert finetune([*asked[:-4], *asked[-2:], "--steps", "7"], folder) == 2
-    assert "holds a run of 10 steps, not 7; a run can only be made longer" in said(capsys)
+    assert "holds a run of 10 steps, not 7; a run can only be made longer" in stderr_of(capsys)
     assert (folder / "run.json").read_bytes() == before
     Path(files[0]).write_text(Path(files[0]).read_text().replace("cat", "dog"))
-    assert finetune(asked, folder) == 2 and "same.tsv is not what it was when" in said(capsys)
+    assert finetune(asked, folder) == 2 and "same.tsv is not what it was when" in stderr_of(capsys)
     trained = contexture.evaluate(folder, split="train", to=str(tmp_path / "e"))["predictions"]
     assert len({json.loads(line)["id"] for line in Path(trained).read_text().splitlines()}) == 28
 
 
 def test_words_that_contradict_each_other(capsys, words, tmp_path):
     assert finetune([*words(), "--epochs", "3"], tmp_path / "run") == 2
-    assert "--steps and --epochs both say how long to train" in said(capsys)
-    assert finetune(words(), Path(words()[1])) == 2 and "is the run to begin from; give another --dir" in said(capsys)
+    assert "--steps and --epochs both say how long to train" in stderr_of(capsys)
+    assert finetune(words(), Path(words()[1])) == 2 and "is the run to begin from; give another --dir" in stderr_of(
+        capsys
+    )
     assert finetune([*words(), "--optim.warmup", "6"], tmp_path / "run", "--steps", "8") == 0
     rates = [r["learning_rate"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if r["split"] == "train"]
     assert rates[:6] == pytest.approx([5e-3 * n / 6 for n in range(1, 7)], rel=1e-5)

@@ -83,7 +83,7 @@ def losses_on(
     shape: tuple[int, int, int],
     accumulate: int,
     labels: tuple[str, ...] = (),
-    begun: State | None = None,
+    initial: State | None = None,
     numbers: range = range(STEPS),
 ) -> tuple[np.ndarray, Any, Mesh]:
     """(20 losses, the final state, the mesh), from the state `begun`, or one drawn on the mesh."""
@@ -95,7 +95,7 @@ def losses_on(
     with jax.set_mesh(mesh):
         make, _, shardings = create(model, run, mesh)
         step = train_step(model, objective, run, shardings)
-        state, losses = make() if begun is None else jax.device_put(begun, shardings), []
+        state, losses = make() if initial is None else jax.device_put(initial, shardings), []
         for number in numbers:
             batch = meshes.shard_batch(mesh, batches.read(number), batches.fields, run.data.batch)
             state, metrics = step(state, batch)
@@ -140,7 +140,7 @@ def test_a_run_goes_on_with_another_attention(run, batches, one_device, shape):
     half = STEPS // 2
     _, state, _ = losses_on(run, batches, (1, 1, 1), 1, numbers=range(half))
     kernel = dataclasses.replace(run, model=dataclasses.replace(run.model, attention="pallas"))
-    losses, _, _ = losses_on(kernel, batches, shape, 1, begun=jax.device_get(state), numbers=range(half, STEPS))
+    losses, _, _ = losses_on(kernel, batches, shape, 1, initial=jax.device_get(state), numbers=range(half, STEPS))
     assert_close(losses, one_device[0][half:], rtol=1e-5)
 
 
@@ -151,9 +151,9 @@ def elmo(text_folder: Path, tmp_path_factory: pytest.TempPathFactory):
     batches = batches_of(run, tmp_path_factory.mktemp("mesh") / "shards")
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
-        begun = jax.device_get(create(model_of(run, ()), run, mesh)[0]())
-    losses, state, _ = losses_on(run, batches, (1, 1, 1), 1, begun=begun)
-    return run, batches, begun, losses, jax.device_get(state)
+        initial = jax.device_get(create(model_of(run, ()), run, mesh)[0]())
+    losses, state, _ = losses_on(run, batches, (1, 1, 1), 1, initial=initial)
+    return run, batches, initial, losses, jax.device_get(state)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def elmo(text_folder: Path, tmp_path_factory: pytest.TempPathFactory):
     ],
 )
 def test_an_elmo_s_losses_and_carry_are_those_of_one_device(elmo, shape, accumulate):
-    run, batches, begun, wanted, whole = elmo
-    losses, state, _ = losses_on(run, batches, shape, accumulate, begun=begun)
-    assert_close(losses, wanted, rtol=1e-5)
+    run, batches, initial, expected, whole = elmo
+    losses, state, _ = losses_on(run, batches, shape, accumulate, initial=initial)
+    assert_close(losses, expected, rtol=1e-5)
     assert losses[-1] < losses[0]
     for got, one in zip(jax.tree.leaves(state.carry), jax.tree.leaves(whole.carry), strict=True):
         assert_close(got, one, rtol=0, atol=1e-4)
@@ -195,8 +195,8 @@ def test_a_task_s_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_file
     tagging = dataclasses.replace(run, task=task, data=dataclasses.replace(run.data, packed=False))
     examples = open_batches(store, tokenizer, tagging.data, task, run.family, 0)
     one, _, _ = losses_on(tagging, examples, (1, 1, 1), 1, store.labels)
-    many, _, _ = losses_on(tagging, examples, (2, 2, 2), 4, store.labels)
-    assert_close(many, one, rtol=1e-5)
+    count, _, _ = losses_on(tagging, examples, (2, 2, 2), 4, store.labels)
+    assert_close(count, one, rtol=1e-5)
     assert one[-1] < one[0]
 
 

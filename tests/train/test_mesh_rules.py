@@ -13,9 +13,9 @@ from contexture.train.errors import ConfigError
 from contexture.train.options import MeshConfig
 
 
-@pytest.mark.parametrize(("lines", "wanted"), [(1, 4), (4, 4), (5, 8), (97, 100)])
-def test_a_held_out_batch_is_rounded_up_to_as_many_for_each_device(lines, wanted):
-    assert meshes.round_up_to_devices(meshes.build(MeshConfig(fsdp=2, tensor=2)), lines) == wanted
+@pytest.mark.parametrize(("lines", "expected"), [(1, 4), (4, 4), (5, 8), (97, 100)])
+def test_a_held_out_batch_is_rounded_up_to_as_many_for_each_device(lines, expected):
+    assert meshes.round_up_to_devices(meshes.build(MeshConfig(fsdp=2, tensor=2)), lines) == expected
 
 
 @pytest.mark.parametrize(

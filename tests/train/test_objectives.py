@@ -37,15 +37,15 @@ def test_masked_tokens_and_next_sentence_are_two_means():
     batch = {"labels": labels, "is_random": is_random, "slot_weights": weights, "valid": np.ones(4, np.float32)}
     total, measured = _found("mlm_nsp", {"mlm": jnp.asarray(mlm), "nsp": jnp.asarray(nsp)}, batch)
     slots, lines = (_loss_of(mlm, labels) * weights).sum(), _loss_of(nsp, is_random).mean()
-    close(total, slots / (6 + 1e-5) + lines, most=1e-6)
-    close(measured["mlm_loss"], slots / 6, most=1e-6)
-    close(measured["nsp_loss"], lines, most=1e-6)
+    close(total, slots / (6 + 1e-5) + lines, tolerance=1e-6)
+    close(measured["mlm_loss"], slots / 6, tolerance=1e-6)
+    close(measured["nsp_loss"], lines, tolerance=1e-6)
     hits = (mlm.argmax(-1) == labels)[weights > 0].mean()
     assert measured["mlm_accuracy"] == pytest.approx(hits)
     none, _ = _found(
         "mlm_nsp", {"mlm": jnp.asarray(mlm), "nsp": jnp.asarray(nsp)}, batch | {"slot_weights": 0 * weights}
     )
-    close(none, lines, most=1e-6)  # 0/1e-5, not 0/0
+    close(none, lines, tolerance=1e-6)  # 0/1e-5, not 0/0
 
 
 def test_a_bilm_s_loss_is_half_of_both_and_its_perplexity_that_of_both():
@@ -67,7 +67,7 @@ def test_a_span_s_loss_is_half_the_sum_of_both_ends():
     weights = np.array([1, 1, 0], np.float32)
     batch = {"starts": starts, "ends": ends, "weights": weights, "valid": weights}
     both = (_loss_of(logits[..., 0], starts) + _loss_of(logits[..., 1], ends)) / 2
-    close(_found("span", {"span": jnp.asarray(logits)}, batch)[0], both[:2].mean(), most=1e-6)
+    close(_found("span", {"span": jnp.asarray(logits)}, batch)[0], both[:2].mean(), tolerance=1e-6)
 
 
 def test_a_regression_s_loss_is_the_squared_error_of_lines_that_count():

@@ -37,8 +37,8 @@ def test_the_other_schedules_rise_to_the_peak_and_fall_to_their_end(step, warmup
     config = OptimConfig(name="adamw", schedule=schedule, warmup=warmup, peak_lr=2.0, final_lr=final)
     done = max(step - warmup, 0) / max(T - warmup, 1)
     shape = 1 - done if schedule == "linear" else (1 + np.cos(np.pi * done)) / 2
-    wanted = 2.0 * ((step + 1) / warmup if step < warmup else final + (1 - final) * shape)
-    assert rate(config, step) == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    expected = 2.0 * ((step + 1) / warmup if step < warmup else final + (1 - final) * shape)
+    assert rate(config, step) == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert rate(config, T) == pytest.approx(2.0 * final, rel=1e-5, abs=1e-6)
 
 
@@ -59,8 +59,8 @@ def test_gpt_1_s_rate_falls_from_the_first_step_on_its_warm_up_included():
     config = OptimConfig(name="gpt1", schedule="gpt1", warmup=0, warmup_fraction=0.205, peak_lr=2.0)
     for step in (0, 1, 10, 20, 21, 50, 99):
         x = step / T
-        wanted = 2.0 * (x / 0.205 if x <= 0.205 else 1.0) * (1 - x)
-        assert rate(config, step) == pytest.approx(wanted, rel=1e-5, abs=1e-9), step
+        expected = 2.0 * (x / 0.205 if x <= 0.205 else 1.0) * (1 - x)
+        assert rate(config, step) == pytest.approx(expected, rel=1e-5, abs=1e-9), step
     assert rate(config, T) == rate(config, T + 9) == 0.0
 
 
@@ -109,8 +109,8 @@ def test_ten_updates_are_those_of_the_formula(name, clip):
         updates, state = tx.update(grad, state, now)
         lr = learning_rate(config, T, jnp.int32(step))
         now = jax.tree.map(lambda p, u, lr=lr: p - lr * u, now, updates)
-    for got, wanted in zip(jax.tree.leaves(now), reference(config, params, grads), strict=True):
-        assert_close(got, wanted, rtol=2e-5, atol=2e-6)
+    for got, expected in zip(jax.tree.leaves(now), reference(config, params, grads), strict=True):
+        assert_close(got, expected, rtol=2e-5, atol=2e-6)
 
 
 def test_norms_and_biases_are_not_decayed_and_the_words_are_a_choice():
@@ -132,25 +132,28 @@ def _shares(**more) -> dict[str, np.ndarray]:
         },
         "heads_tag": {"kernel": np.zeros((2, 3))},
     }
-    found = lr_multipliers(OptimConfig(**more), params)
-    leaves = jax.tree_util.tree_flatten_with_path(found)[0]
+    multipliers = lr_multipliers(OptimConfig(**more), params)
+    leaves = jax.tree_util.tree_flatten_with_path(multipliers)[0]
     return {path_of(k): x.ravel() for k, x in leaves}
 
 
 def test_each_layer_has_its_share_of_the_rate():
     assert lr_multipliers(OptimConfig(), {}) is None
-    found = _shares(layer_decay=0.5)
-    assert_close(found["backbone/layers/ffn/in/kernel"], [0.25, 0.5, 1.0])
-    assert found["backbone/embeddings/tokens"] == [0.125]
-    assert found["backbone/pooler/bias"] == found["heads_tag/kernel"] == [1.0]
+    multipliers = _shares(layer_decay=0.5)
+    assert_close(multipliers["backbone/layers/ffn/in/kernel"], [0.25, 0.5, 1.0])
+    assert multipliers["backbone/embeddings/tokens"] == [0.125]
+    assert multipliers["backbone/pooler/bias"] == multipliers["heads_tag/kernel"] == [1.0]
 
 
 def test_what_is_frozen_has_no_rate():
-    found = _shares(frozen_layers=2)
-    assert found["backbone/layers/ffn/in/kernel"].tolist() == [0.0, 0.0, 1.0]
-    assert found["backbone/embeddings/tokens"] == [0.0] and found["heads_tag/kernel"] == [1.0]
-    found = _shares(frozen=("backbone",))
-    assert not any(x.any() for path, x in found.items() if path.startswith("backbone")) and found["heads_tag/kernel"]
+    multipliers = _shares(frozen_layers=2)
+    assert multipliers["backbone/layers/ffn/in/kernel"].tolist() == [0.0, 0.0, 1.0]
+    assert multipliers["backbone/embeddings/tokens"] == [0.0] and multipliers["heads_tag/kernel"] == [1.0]
+    multipliers = _shares(frozen=("backbone",))
+    assert (
+        not any(x.any() for path, x in multipliers.items() if path.startswith("backbone"))
+        and multipliers["heads_tag/kernel"]
+    )
     with pytest.raises(ConfigError, match="optim.frozen-layers=4 is more than the model's 3 layers"):
         _shares(frozen_layers=4)
     with pytest.raises(ConfigError, match="leaves nothing to train"):

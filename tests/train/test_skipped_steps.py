@@ -46,10 +46,10 @@ class Cornered:
         return getattr(self.inner, name)
 
     def sums(self, outputs: Any, batch: Any) -> dict[str, Sum]:
-        found, name = self.inner.sums(outputs, batch), next(iter(self.inner.terms))
+        totals, name = self.inner.sums(outputs, batch), next(iter(self.inner.terms))
         flag = batch["valid"].max() - 1.0
         corner = jnp.sqrt(jnp.square(flag * outputs.encoding.hidden_BLD).sum())
-        return {**found, name: Sum(found[name].total + corner, found[name].weight)}
+        return {**totals, name: Sum(totals[name].total + corner, totals[name].weight)}
 
 
 @pytest.mark.parametrize("name", RUNS)

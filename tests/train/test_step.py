@@ -118,17 +118,17 @@ def test_a_step_in_parts_is_the_whole_step(stepper, parts):
     with jax.set_mesh(mesh):
         in_parts = train_step(build(run.model, objective.heads), objective, run, create(
             build(run.model, objective.heads), run, mesh)[2])  # fmt: skip
-        found = []
+        actual = []
         for step in (whole, in_parts):
             state, _ = step(make(), batch)  # its rate is 0
             state, metrics = step(state, batch)
-            found.append(jax.device_get((by_path(state.params), by_path(state.opt), metrics)))
-    for got, wanted in zip(found[1][:2], found[0][:2], strict=True):
-        for path, x in wanted.items():
+            actual.append(jax.device_get((by_path(state.params), by_path(state.opt), metrics)))
+    for got, expected in zip(actual[1][:2], actual[0][:2], strict=True):
+        for path, x in expected.items():
             if not path.endswith("attention/key/bias"):  # zero but for rounding
                 close(got[path], x, path, 1e-4)
     for name in ("loss", "mlm_loss", "nsp_loss", "grad_norm"):
-        close(found[1][2][name], found[0][2][name], name)
+        close(actual[1][2][name], actual[0][2][name], name)
 
 
 def test_the_batch_a_step_wants_is_what_the_backbone_and_the_objective_read():
@@ -150,17 +150,17 @@ def test_cross_entropy_is_minus_the_log_softmax():
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(4, 5, 11)).astype(np.float32) * 9, rng.integers(0, 11, (4, 5))
     loss, hit = cross_entropy(jnp.asarray(logits), jnp.asarray(labels, jnp.int32))
-    wanted = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), labels[..., None], -1)[..., 0]
-    assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
+    expected = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), labels[..., None], -1)[..., 0]
+    assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     hits = logits.argmax(-1) == labels
     assert np.array_equal(hit, hits) and hits.any() and not hits.all()
 
 
 def test_the_unigram_baseline_is_the_training_text_s_frequencies():
-    found = unigram_baseline(np.array([1, 5, 2]), np.array([1, 2, 1]))
+    losses = unigram_baseline(np.array([1, 5, 2]), np.array([1, 2, 1]))
     share = np.array([2, 6, 3]) / 11
-    assert found["unigram_loss"] == pytest.approx(-np.log(share[[1, 1, 2, 0]]).mean())
-    assert found["unigram_accuracy"] == 0.5
+    assert losses["unigram_loss"] == pytest.approx(-np.log(share[[1, 1, 2, 0]]).mean())
+    assert losses["unigram_accuracy"] == 0.5
 
 
 @pytest.mark.parametrize("metric", ["loss", "mlm_loss", "mse", "mae"])

@@ -202,7 +202,7 @@ def _bilm_options(config: ElmoConfig) -> dict[str, Any]:
     }
 
 
-def read_hdf5(file: Path, wanted: Mapping[str, Shape], table: NameTable) -> Tensors:
+def read_hdf5(file: Path, shapes: Mapping[str, Shape], table: NameTable) -> Tensors:
     """The tensors of a file; each is looked at before any is read. Links are not followed, nor is what lies in another
     file.
 
@@ -210,20 +210,20 @@ def read_hdf5(file: Path, wanted: Mapping[str, Shape], table: NameTable) -> Tens
     """
     import h5py
 
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     try:
         size = file.stat().st_size
         with h5py.File(file, "r") as opened:
 
             def note(name: str, item: Any) -> None:
                 if isinstance(item, h5py.Dataset):
-                    found[name] = item
+                    tensors[name] = item
 
             opened.visititems(note)
-            for name, shape in wanted.items():
-                if name not in found:
+            for name, shape in shapes.items():
+                if name not in tensors:
                     raise DataError(f"{file}: the tensor {name} {list(shape)} is missing; {table.name} has it")
-                item = found[name]
+                item = tensors[name]
                 if item.shape != shape:
                     raise DataError(
                         f"{file}: the tensor {name} is {list(item.shape or ())}, the options want {list(shape)}"
@@ -232,9 +232,9 @@ def read_hdf5(file: Path, wanted: Mapping[str, Shape], table: NameTable) -> Tens
                     raise DataError(f"{file}: the tensor {name} is of kind {item.dtype}, not numbers in this file")
                 if item.nbytes > size:
                     raise DataError(f"{file}: the tensor {name} claims {item.nbytes:,} bytes, more than the file has")
-            if more := sorted(found.keys() - wanted.keys()):
+            if more := sorted(tensors.keys() - shapes.keys()):
                 raise DataError(f"{file}: the tensor {more[0]} is in no row of {table.name}'s table; leave it out")
-            kinds = {name: found[name].dtype.name for name in wanted}
+            kinds = {name: tensors[name].dtype.name for name in shapes}
     except DataError:
         raise
     except _DAMAGE as error:
@@ -248,7 +248,7 @@ def read_hdf5(file: Path, wanted: Mapping[str, Shape], table: NameTable) -> Tens
         except _DAMAGE as error:
             raise _damaged(file, error) from None
 
-    return Tensors(str(file), dict(wanted), kinds, load)
+    return Tensors(str(file), dict(shapes), kinds, load)
 
 
 def _damaged(file: Path, error: BaseException) -> DataError:

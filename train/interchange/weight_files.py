@@ -136,19 +136,19 @@ def read_json(file: Path) -> Any:
         raise DataError(f"{file}: cannot be read as JSON ({str(error).splitlines()[0][:120]}); {_WHOLE}") from None
 
 
-def _together(where: str, files: list[Path], found: Mapping[Path, Mapping[str, tuple[Shape, str]]],
+def _together(where: str, files: list[Path], tensors: Mapping[Path, Mapping[str, tuple[Shape, str]]],
               load: Callable[[Path, str], Array]) -> Tensors:  # fmt: skip
     """Returns the tensors of several files as one. Raises: DataError for a name that is in two files."""
     place: dict[str, Path] = {}
     for file in files:
-        for name in found[file]:
+        for name in tensors[file]:
             if name in place:
                 raise DataError(f"{file}: the tensor {name[:100]} is in {place[name].name} too; {_WHOLE}")
             place[name] = file
     return Tensors(
         where,
-        {name: found[file][name][0] for name, file in place.items()},
-        {name: found[file][name][1] for name, file in place.items()},
+        {name: tensors[file][name][0] for name, file in place.items()},
+        {name: tensors[file][name][1] for name, file in place.items()},
         lambda name: load(place[name], name),
     )
 
@@ -158,11 +158,11 @@ def _safetensors(files: list[Path], where: str) -> Tensors:
     import ml_dtypes  # noqa: F401  (bfloat16 for numpy)
     from safetensors import safe_open
 
-    found: dict[Path, dict[str, tuple[Shape, str]]] = {}
+    tensors: dict[Path, dict[str, tuple[Shape, str]]] = {}
     for file in files:
         with _damage(file, "safetensors"), safe_open(file, "np") as opened:
             parts = {name: opened.get_slice(name) for name in opened.keys()}
-            found[file] = {
+            tensors[file] = {
                 name: (tuple(part.get_shape()), _SAFE.get(str(part.get_dtype()), str(part.get_dtype())))
                 for name, part in parts.items()
             }
@@ -171,7 +171,7 @@ def _safetensors(files: list[Path], where: str) -> Tensors:
         with _damage(file, "safetensors"), safe_open(file, "np") as opened:
             return opened.get_tensor(name)
 
-    return _together(where, files, found, load)
+    return _together(where, files, tensors, load)
 
 
 def _pickles(files: list[Path], where: str) -> Tensors:
@@ -188,7 +188,7 @@ def _pickles(files: list[Path], where: str) -> Tensors:
             return torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
 
     whole: dict[Path, Mapping[str, Any]] = {}  # the files of old, which cannot be mapped into memory
-    found: dict[Path, dict[str, tuple[Shape, str]]] = {}
+    tensors: dict[Path, dict[str, tuple[Shape, str]]] = {}
     for file in files:
         with _damage(file, "torch's weights"):
             state = opened(file)
@@ -198,7 +198,7 @@ def _pickles(files: list[Path], where: str) -> Tensors:
             )
             if not dense:
                 raise DataError(f"{file}: no dictionary of tensors by name; give a model's state_dict")
-            found[file] = {k: (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for k, x in state.items()}
+            tensors[file] = {k: (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for k, x in state.items()}
             if not _is_zip(file):
                 whole[file] = state
             del state
@@ -208,7 +208,7 @@ def _pickles(files: list[Path], where: str) -> Tensors:
             x = (whole[file] if file in whole else opened(file))[name].detach()
             return np.array((x.float() if x.dtype == torch.bfloat16 else x).numpy())  # a copy: the mapping goes
 
-    return _together(where, files, found, load)
+    return _together(where, files, tensors, load)
 
 
 def _is_zip(file: Path) -> bool:

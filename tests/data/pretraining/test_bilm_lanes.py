@@ -135,8 +135,10 @@ def test_a_batch_is_what_the_sentences_say(tmp_path: Path):
     assert batch["index_backward"].tolist() == [[2, 4, 2, 5, 3]]
     assert batch["next_backward"].tolist() == [[4, 0, 2, 3, 0]]
     assert batch["next_weights"].all() and batch["next_weights_backward"].all() and batch["valid"].tolist() == [1.0]
-    told = "a x <S> b <S> → <UNK> </S> b </S> a\n(5 words forward, as many backward; 5 distinct rows in the batch)"
-    assert describe(batch, 0, TOKENIZER) == told
+    description = (
+        "a x <S> b <S> → <UNK> </S> b </S> a\n(5 words forward, as many backward; 5 distinct rows in the batch)"
+    )
+    assert describe(batch, 0, TOKENIZER) == description
 
 
 def test_a_table_that_is_too_small_is_doubled(tmp_path: Path):
@@ -167,12 +169,12 @@ def test_every_held_out_word_is_predicted_once(tmp_path_factory, sentences, lane
         held_out.read(held_out.steps)
     assert held_out.lanes == lanes
     for way, expected in zip(("", "_backward"), _pairs(sentences), strict=True):
-        found = [[_read(step, way)[b] for step in steps] for b in range(lanes + filler)]
-        in_order = [pair for lane in found for step in lane for pair in step]
+        read = [[_read(step, way)[b] for step in steps] for b in range(lanes + filler)]
+        in_order = [pair for lane in read for step in lane for pair in step]
         assert in_order == expected and held_out.pairs == len(in_order)
-        sizes = [sum(map(len, lane)) for lane in found]
+        sizes = [sum(map(len, lane)) for lane in read]
         assert max(sizes[:lanes]) - min(sizes[:lanes]) <= 1 and not any(sizes[lanes:])
-        for lane, size in zip(found, sizes, strict=True):
+        for lane, size in zip(read, sizes, strict=True):
             left = [min(max(size - step * length, 0), length) for step in range(len(steps))]
             assert [len(step) for step in lane] == left
     for step in steps:
@@ -189,8 +191,8 @@ def test_the_figures_do_not_hang_on_how_lines_were_rounded_up(tmp_path: Path):
         a, b = exact.read(step), rounded.read(step)
         for way in ("", "_backward"):
             assert _read(a, way) == _read(b, way)[:3]
-    most = open_held_out(shards, tokenizer, _config(), off, "elmo", 2)
-    assert isinstance(most, HeldOutLanes) and most.lanes == 2
+    larger = open_held_out(shards, tokenizer, _config(), off, "elmo", 2)
+    assert isinstance(larger, HeldOutLanes) and larger.lanes == 2
     batches = open_batches(shards, tokenizer, _config(), off, "elmo", SEED)
     assert isinstance(batches, LaneBatches)
     for reader in (batches, rounded):
@@ -201,32 +203,32 @@ def test_the_figures_do_not_hang_on_how_lines_were_rounded_up(tmp_path: Path):
 
 def _slow_negatives(key: int, count: int, limit: int) -> tuple[list[int], int]:
     """One draw after the other until there are so many different ones."""
-    found: list[int] = []
+    negatives: list[int] = []
     tries = 0
-    while len(found) < count:
+    while len(negatives) < count:
         share = float(draws.uniform(draws.random_bits(key, np.array([tries])))[0])
         number = min(int(math.exp(share * math.log(limit + 1))) - 1, limit - 1)
         tries += 1
-        if number not in found:
-            found.append(number)
-    return found, tries
+        if number not in negatives:
+            negatives.append(number)
+    return negatives, tries
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 300), st.data(), st.integers(0, 2**40))
 def test_negatives_are_drawn_until_there_are_enough(limit: int, data: st.DataObject, key: int):
     count = data.draw(st.integers(1, min(limit - 1, 60)))
-    found, tries = draws.distinct_log_uniform(key, count, limit)
-    assert (found.tolist(), tries) == _slow_negatives(key, count, limit)
+    negatives, tries = draws.distinct_log_uniform(key, count, limit)
+    assert (negatives.tolist(), tries) == _slow_negatives(key, count, limit)
 
 
 def test_negatives_follow_the_law_of_zipf():
-    limit, many = 1000, 200_000
-    drawn = draws.log_uniform(draws.random_bits(draws.key(1), np.arange(many)), limit)
+    limit, count = 1000, 200_000
+    drawn = draws.log_uniform(draws.random_bits(draws.key(1), np.arange(count)), limit)
     expected = np.log((np.arange(limit) + 2) / (np.arange(limit) + 1)) / np.log(limit + 1)
     assert expected.sum() == pytest.approx(1) and drawn.min() == 0 and drawn.max() == limit - 1
-    counts, error = np.bincount(drawn, minlength=limit), np.sqrt(many * expected)
-    assert (np.abs(counts - many * expected) < 5 * error).all()
+    counts, error = np.bincount(drawn, minlength=limit), np.sqrt(count * expected)
+    assert (np.abs(counts - count * expected) < 5 * error).all()
 
 
 def test_negatives_belong_to_the_step_and_the_direction(tmp_path: Path):

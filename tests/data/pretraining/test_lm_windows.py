@@ -54,8 +54,8 @@ class Bytes:
     def token(self, id: int) -> str:
         return "<end>" if id == self.end else chr(id)
 
-    def split_long(self, text: str, most: int) -> list[str]:
-        return [text[at : at + most] for at in range(0, len(text), most)]
+    def split_long(self, text: str, limit: int) -> list[str]:
+        return [text[at : at + limit] for at in range(0, len(text), limit)]
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -69,10 +69,10 @@ class Words(Bytes):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [[zlib.crc32(word.encode()) % 256 for word in self._words(text)] for text in texts]
 
-    def split_long(self, text: str, most: int) -> list[str]:
+    def split_long(self, text: str, limit: int) -> list[str]:
         parts = [""]
         for word in self._words(text):
-            parts += [""] if len(parts[-1]) >= most else []
+            parts += [""] if len(parts[-1]) >= limit else []
             parts[-1] += word
         return parts
 
@@ -181,9 +181,9 @@ def test_every_kind_of_source_gives_the_same_documents(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5])
 def test_the_last_share_is_held_out(tmp_path: Path, fraction: float):
     one = "".join(chr(97 + n % 26) for n in range(3000))
-    many = "\n\n".join("d" * (20 + 7 * n) for n in range(30))
-    shards = _prepared(tmp_path, {"one.txt": one, "many.txt": many}, dev_fraction=fraction)
-    documents = [[*d.encode(), 256] for d in ([one] + [f"{d}\n" for d in many.split("\n\n")[:-1]] + ["d" * 223])]
+    count = "\n\n".join("d" * (20 + 7 * n) for n in range(30))
+    shards = _prepared(tmp_path, {"one.txt": one, "many.txt": count}, dev_fraction=fraction)
+    documents = [[*d.encode(), 256] for d in ([one] + [f"{d}\n" for d in count.split("\n\n")[:-1]] + ["d" * 223])]
     train, dev = _row(shards, "train"), _row(shards, "dev")
     at = next(n for n in range(len(train)) if train[n : n + 1] != documents[0][n : n + 1])
     assert abs((3001 - at) - fraction * 3001) <= RUN and dev[: 3001 - at] == documents[0][at:]

@@ -43,11 +43,11 @@ def _spans(shards: Shards, pairs: SpanPairs) -> list[Instance]:
 
 def _slow(documents: list[Document], e: int, length: int, short: float, seed: int) -> list[Instance]:
     """Pass e of a seed, in the order of the documents."""
-    found = []
+    instances = []
     for number in range(len(documents)):
         generator = Random(rng.key(rng.key(rng.DOCUMENT, seed, e), number))
-        found += instances_of(documents, number, length, short, generator)
-    return found
+        instances += instances_of(documents, number, length, short, generator)
+    return instances
 
 
 def _hashable(instances: list[Instance]) -> Counter:

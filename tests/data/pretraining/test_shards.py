@@ -46,13 +46,13 @@ def _prepared(folder: Path, files: dict[str, list[Document]], dev: tuple[str, ..
 def _documents(shards: Shards, split: str) -> list[Document]:
     """Reads everything back."""
     side = shards.splits[split]
-    found = []
+    documents = []
     for first, last in side.bounds(0, side.documents).tolist():
         offsets = shards.offsets(first, last)
         tokens = shards.read(offsets[:1], offsets[-1:] - offsets[:1]).tolist()
         borders = (offsets - offsets[0]).tolist()
-        found.append([tokens[a:b] for a, b in zip(borders, borders[1:], strict=False)])
-    return found
+        documents.append([tokens[a:b] for a, b in zip(borders, borders[1:], strict=False)])
+    return documents
 
 
 @settings(max_examples=30, deadline=None)

@@ -72,37 +72,37 @@ BY_POSITION = {"text": "1", "choices": ("2", "3"), "label": "4"}
 )
 def test_a_choice_is_read_from_any_table(tmp_path, name, content, task):
     config = TaskConfig(kind="choice", train=(write(tmp_path / name, content),), **task)
-    found = encode(config, LETTERS, tmp_path / "data")
+    actual = encode(config, LETTERS, tmp_path / "data")
     read = [
         (e.text, e.choices) for e in examples(config.train[0], config, labelled=True) if isinstance(e, ChoiceExample)
     ]
     assert read == [(text, choices) for text, choices, _ in ITEMS]
     unlabelled = list(examples(config.train[0], config, labelled=False))
     assert [example.label for example in unlabelled if isinstance(example, ChoiceExample)] == [None] * 3
-    train = found.splits["train"]
-    assert found.labels == task.get("labels", ("0", "1")) and found.counts == (1, 2) and found.pair
+    train = actual.splits["train"]
+    assert actual.labels == task.get("labels", ("0", "1")) and actual.counts == (1, 2) and actual.pair
     assert (train.examples, train.choices, train.answers().tolist()) == (3, 2, [1, 0, 1])
     first = 1 if task.get("text") == "1" and "header" not in task or name == "a.jsonl" else 2
     rows = train.take(np.array([2, 0]))
     assert [train.origin(row) for row in rows] == [f"{name}:{n}" for n in (first + 2, first + 2, first, first)]
-    batch = TaskBatches(found, LETTERS, GPT, config, seed=0, family="gpt").read(0, np.arange(3))
-    wanted = batch_of([ChoiceExample(text, choices, str(right), "f:1") for text, choices, right in ITEMS], "choice",
+    batch = TaskBatches(actual, LETTERS, GPT, config, seed=0, family="gpt").read(0, np.arange(3))
+    expected = batch_of([ChoiceExample(text, choices, str(right), "f:1") for text, choices, right in ITEMS], "choice",
                       labels=("0", "1"))  # fmt: skip
-    assert sorted(batch["tokens"].tolist()) == sorted(wanted["tokens"].tolist())
+    assert sorted(batch["tokens"].tolist()) == sorted(expected["tokens"].tolist())
 
 
 def test_columns_are_reported(tmp_path):
     path = write(tmp_path / "a.csv", table(",", "text,choice1,choice2,label"))
-    with logged() as said:
+    with logged() as messages:
         list(examples(path, CHOICE, labelled=True))
-    assert said == ["a.csv: text from column 'text', alternative 0 from column 'choice1', alternative 1 from column "
-                    "'choice2', label from column 'label'"]  # fmt: skip
+    assert messages == ["a.csv: text from column 'text', alternative 0 from column 'choice1', "
+                        "alternative 1 from column 'choice2', label from column 'label'"]  # fmt: skip
 
 
 def test_choices_of_tfds(tmp_path, monkeypatch):
     features: dict[str, Any] = tfds_sets.FEATURES
-    text, many = features["lm1b"]["text"], features["conll2003"]["tokens"]
-    monkeypatch.setitem(features, "endings_set", {"context": text, "endings": many, "label": np.int32})
+    text, count = features["lm1b"]["text"], features["conll2003"]["tokens"]
+    monkeypatch.setitem(features, "endings_set", {"context": text, "endings": count, "label": np.int32})
     monkeypatch.setitem(features, "solutions_set", {"goal": text, "sol1": text, "sol2": text, "label": np.int64})
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     tfds_sets.build(tmp_path, "endings_set", {"train": [{"context": "a", "endings": ["b", "c", "d"], "label": 2}]})
@@ -120,19 +120,19 @@ def test_choices_are_encoded_once_and_read_by_position(tmp_path):
     ]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     task = TaskConfig(kind="choice", train=(path,), dev_fraction=0.25)
-    found = encode(task, LETTERS, tmp_path / "data")
+    encoded = encode(task, LETTERS, tmp_path / "data")
     index = json.loads((tmp_path / "data" / "index.json").read_text())
     assert (index["format"], index["choices"], index["labels"]) == (1, 3, ["0", "1", "2"]) and "symmetric" not in index
-    train, dev = found.splits["train"], found.splits["dev"]
+    train, dev = encoded.splits["train"], encoded.splits["dev"]
     assert train.examples + dev.examples == 40 and 3 <= dev.examples <= 20
-    for name, split in found.splits.items():
-        assert (found.folder / f"{name}-rows.bin").stat().st_size == split.examples * 3 * 6 * 8
+    for name, split in encoded.splits.items():
+        assert (encoded.folder / f"{name}-rows.bin").stat().st_size == split.examples * 3 * 6 * 8
     held = [split.take(np.arange(split.examples))["line"][::3].tolist() for split in (train, dev)]
     assert sorted(held[0] + held[1]) == list(range(1, 41)) and all(one == sorted(one) for one in held)
     (tmp_path / "a.jsonl").unlink()
     again = ExampleStore.open(tmp_path / "data")
     again.verify()
-    batches, others = (TaskBatches(store, LETTERS, GPT, task, seed=3, family="gpt") for store in (found, again))
+    batches, others = (TaskBatches(store, LETTERS, GPT, task, seed=3, family="gpt") for store in (encoded, again))
     assert batches.examples_per_epoch == train.examples
     assert batches.describe() == f"{train.examples} examples in 3 sequences of 8 tokens"
     seen = [tuple(line) for step in range(train.examples) for line in batches.read(step)["tokens"][:, 0].tolist()]
@@ -232,9 +232,9 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path, name, content, task, messag
 def test_a_number_that_is_a_text_too_wants_to_be_told_apart(tmp_path):
     content = HEAD + "b,1,0,1\n"
     digits = with_added_tokens(Characters(list("b01 ")), ["_start_", "_delimiter_", "_classify_"])
-    said = refused(tmp_path / "a.csv", content, digits)
-    assert said == ("a.csv:2: label '1' may mean alternative 0 or 1, by number or by text; give numbers, and say so: "
-                    "--task.labels 0 1")  # fmt: skip
+    message = refused(tmp_path / "a.csv", content, digits)
+    assert message == ("a.csv:2: label '1' may mean alternative 0 or 1, by number or by text; give numbers, and say "
+                       "so: --task.labels 0 1")  # fmt: skip
     task = TaskConfig(kind="choice", train=(str(tmp_path / "a.csv"),), labels=("0", "1"))
     assert encode(task, digits, tmp_path / "data").splits["train"].answers().tolist() == [1]
 
@@ -296,9 +296,9 @@ def predictor() -> Predictor:
 
 
 def test_a_predictor_chooses(predictor: Predictor):
-    told: Any = predictor([("b", ["c", "dd"]), ["b", ("eee", "f")]])
-    assert [(one["id"], one["prediction"]) for one in told] == [("text:0", "1"), ("text:1", "0")]
-    assert told[0]["scores"] == {"0": 5 / 32, "1": 6 / 32} and "label" not in told[0]
+    answers: Any = predictor([("b", ["c", "dd"]), ["b", ("eee", "f")]])
+    assert [(one["id"], one["prediction"]) for one in answers] == [("text:0", "1"), ("text:1", "0")]
+    assert answers[0]["scores"] == {"0": 5 / 32, "1": 6 / 32} and "label" not in answers[0]
     for item, message in (
         ("b", "text:0: 'b' is not a text with a list of alternatives: (text, [one, another])"),
         (("b", "c"), "text:0: ('b', 'c') is not a text with a list"),

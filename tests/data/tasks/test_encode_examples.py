@@ -35,15 +35,15 @@ def rows(*pairs: tuple[str, str]) -> str:
     return "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in pairs)
 
 
-def batches(found: ExampleStore, seed: int = 0, **task) -> TaskBatches:
-    return TaskBatches(found, TOKENIZER, DATA, TaskConfig(kind=found.kind, **task), seed=seed, family="bert")  # type: ignore[arg-type]
+def batches(examples: ExampleStore, seed: int = 0, **task) -> TaskBatches:
+    return TaskBatches(examples, TOKENIZER, DATA, TaskConfig(kind=examples.kind, **task), seed=seed, family="bert")  # type: ignore[arg-type]
 
 
 def test_labels_are_sorted_counted_and_kept(tmp_path):
-    found = store(tmp_path, rows(("w1", "no"), ("w2", "yes"), ("w3", "maybe"), ("w4", "no")))
-    assert (found.labels, found.counts) == (("maybe", "no", "yes"), (1, 2, 1))
-    assert found.splits["train"].answers().tolist() == [1, 2, 0, 1]
-    found.verify()
+    encoded = store(tmp_path, rows(("w1", "no"), ("w2", "yes"), ("w3", "maybe"), ("w4", "no")))
+    assert (encoded.labels, encoded.counts) == (("maybe", "no", "yes"), (1, 2, 1))
+    assert encoded.splits["train"].answers().tolist() == [1, 2, 0, 1]
+    encoded.verify()
 
 
 def test_labels_that_are_numbers_are_sorted_as_numbers(tmp_path):
@@ -51,23 +51,23 @@ def test_labels_that_are_numbers_are_sorted_as_numbers(tmp_path):
 
 
 def test_labels_in_an_order_of_ones_own(tmp_path):
-    found = store(tmp_path, rows(("w1", "no"), ("w2", "yes")), labels=("yes", "unseen", "no"))
-    assert (found.labels, found.counts) == (("yes", "unseen", "no"), (1, 0, 1))
+    encoded = store(tmp_path, rows(("w1", "no"), ("w2", "yes")), labels=("yes", "unseen", "no"))
+    assert (encoded.labels, encoded.counts) == (("yes", "unseen", "no"), (1, 0, 1))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(WORDS, WORDS | st.none()), min_size=1, max_size=9), st.integers(8, 24))
 def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
     pairs = [(" ".join(a), " ".join(b) if b else None) for a, b in texts]
-    found = [Text(a, "x", f"f:{n}") if b is None else Pair(a, b, "x", f"f:{n}") for n, (a, b) in enumerate(pairs)]
-    split = in_memory(encode_chunk(found, "classify", TOKENIZER, Labels(["x"]), 0), "classify", ("x",), "f")
+    actual = [Text(a, "x", f"f:{n}") if b is None else Pair(a, b, "x", f"f:{n}") for n, (a, b) in enumerate(pairs)]
+    split = in_memory(encode_chunk(actual, "classify", TOKENIZER, Labels(["x"]), 0), "classify", ("x",), "f")
     held_out = HeldOutTask(split, TOKENIZER, DATA, batch=4, length=length, family="bert")
-    wanted = bert_texts(TOKENIZER, [a if b is None else (a, b) for a, b in pairs], length)
+    expected = bert_texts(TOKENIZER, [a if b is None else (a, b) for a, b in pairs], length)
     seen = 0
     for step in range(held_out.steps):
         batch = held_out.read(step)
         numbers = held_out.numbers(step)
-        for name, array in wanted.items():
+        for name, array in expected.items():
             assert np.array_equal(batch[name][: len(numbers)], array[numbers]), name
         assert batch["valid"].tolist() == [1.0] * len(numbers) + [0.0] * (4 - len(numbers))
         seen += len(numbers)
@@ -78,37 +78,37 @@ def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=6), st.integers(8, 20))
 def test_a_tag_stands_at_its_word_s_first_piece(sentences, length):
-    found = [Tagged(tuple(words), tuple(words), f"f:{n}") for n, words in enumerate(sentences)]
+    actual = [Tagged(tuple(words), tuple(words), f"f:{n}") for n, words in enumerate(sentences)]
     labels = Labels()
-    coded = encode_chunk(found, "tag", TOKENIZER, labels, 0)
+    coded = encode_chunk(actual, "tag", TOKENIZER, labels, 0)
     names = tuple(labels.numbers)
     split = in_memory(coded, "tag", names, "f")
-    held_out = HeldOutTask(split, TOKENIZER, DATA, batch=len(found), length=length, family="bert")
+    held_out = HeldOutTask(split, TOKENIZER, DATA, batch=len(actual), length=length, family="bert")
     batch = held_out.read(0)
     for row, words in enumerate(sentences):
-        wanted = [-1]
+        expected = [-1]
         for word in words:
             pieces = TOKENIZER.encode([word])[0]
-            wanted += [names.index(word)] + [-1] * (len(pieces) - 1)
-        wanted = wanted[: length - 1] + [-1] * max(0, length - len(wanted))
-        wanted += [-1] * (length - len(wanted))
-        assert batch["tags"][row].tolist() == wanted
+            expected += [names.index(word)] + [-1] * (len(pieces) - 1)
+        expected = expected[: length - 1] + [-1] * max(0, length - len(expected))
+        expected += [-1] * (length - len(expected))
+        assert batch["tags"][row].tolist() == expected
     assert np.array_equal(batch["tag_weights"], (batch["tags"] >= 0).astype(np.float32))
 
 
 def test_every_pass_has_every_example_once_in_an_order_of_its_own(tmp_path):
-    found = store(tmp_path, rows(*((f"w{n}", "ab"[n % 2]) for n in range(11))))
-    reader = batches(found)
+    encoded = store(tmp_path, rows(*((f"w{n}", "ab"[n % 2]) for n in range(11))))
+    reader = batches(encoded)
     seen = [tuple(line) for step in range(11) for line in reader.read(step)["tokens"].tolist()]
     passes = [seen[11 * e : 11 * (e + 1)] for e in range(4)]
     assert all(len(set(one)) == 11 and set(one) == set(passes[0]) for one in passes)
     assert passes[0] != passes[1] != passes[2]
-    assert [tuple(x) for x in batches(found, seed=1).read(0)["tokens"].tolist()] != seen[:4]
-    again = batches(found)
+    assert [tuple(x) for x in batches(encoded, seed=1).read(0)["tokens"].tolist()] != seen[:4]
+    again = batches(encoded)
     for step in (7, 3, 7):
         part = again.read(step, np.array([2, 0]))
         assert np.array_equal(part["tokens"], reader.read(step)["tokens"][[2, 0]])
-    with iterate(batches(found), 2, 6) as steps:
+    with iterate(batches(encoded), 2, 6) as steps:
         for step, batch in steps:
             assert np.array_equal(batch["tokens"], reader.read(step)["tokens"])
 
@@ -130,8 +130,8 @@ def test_lines_are_as_long_as_the_longest_example(tmp_path):
 
 
 def test_a_fraction_held_out_is_drawn_and_apart(tmp_path):
-    found = store(tmp_path, rows(*((f"w{n}", "ab"[n % 2]) for n in range(60))), dev_fraction=0.2)
-    splits = found.splits
+    encoded = store(tmp_path, rows(*((f"w{n}", "ab"[n % 2]) for n in range(60))), dev_fraction=0.2)
+    splits = encoded.splits
     assert splits["train"].examples + splits["dev"].examples == 60 and 4 <= splits["dev"].examples <= 22
     lines = [split.take(np.arange(split.examples))["line"] for split in splits.values()]
     assert sorted(np.concatenate(lines).tolist()) == list(range(2, 62))
@@ -139,9 +139,9 @@ def test_a_fraction_held_out_is_drawn_and_apart(tmp_path):
 
 
 def test_numbers_are_kept_to_the_bit(tmp_path):
-    found = store(tmp_path, rows(("w1", "3.8"), ("w2", "-0.1"), ("w3", "1e-30")), kind="regress")
-    assert found.splits["train"].answers().tolist() == [3.8, -0.1, 1e-30] and found.labels == ()
-    assert sorted(np.concatenate([batches(found).read(0)["targets"]]).tolist())[0] == pytest.approx(-0.1)
+    encoded = store(tmp_path, rows(("w1", "3.8"), ("w2", "-0.1"), ("w3", "1e-30")), kind="regress")
+    assert encoded.splits["train"].answers().tolist() == [3.8, -0.1, 1e-30] and encoded.labels == ()
+    assert sorted(np.concatenate([batches(encoded).read(0)["targets"]]).tolist())[0] == pytest.approx(-0.1)
 
 
 def test_class_weights():
@@ -176,8 +176,8 @@ def test_examples_that_are_wrong_give_one_clear_line_and_leave_nothing(tmp_path,
 
 
 def test_a_single_text_among_pairs_is_named():
-    found = [Pair("w1", "w2", None, "f:4"), Text("w3", None, "f:5"), Pair("w1", "w2", None, "f:6")]
-    coded = encode_chunk(found, "classify", TOKENIZER, Labels(["x"]), 0)
+    pairs = [Pair("w1", "w2", None, "f:4"), Text("w3", None, "f:5"), Pair("w1", "w2", None, "f:6")]
+    coded = encode_chunk(pairs, "classify", TOKENIZER, Labels(["x"]), 0)
     for pair, says in ((None, "f:5: a single text, and a pair of texts is what was learned from"),
                        (False, "f:4: a pair of texts, and a single text is what was learned from")):  # fmt: skip
         with pytest.raises(DataError, match=says):
@@ -194,16 +194,16 @@ def test_what_is_learned_from_is_not_held_out_too(tmp_path):
 
 
 def test_a_folder_that_was_harmed_is_known(tmp_path):
-    found = store(tmp_path, rows(("w1", "a"), ("w2", "b")))
-    for file in sorted(found.folder.iterdir()):
+    encoded = store(tmp_path, rows(("w1", "a"), ("w2", "b")))
+    for file in sorted(encoded.folder.iterdir()):
         whole = file.read_bytes()
         if not whole:
             continue
         file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
         with pytest.raises(DataError, match="delete the folder and start the command again"):
-            ExampleStore.open(found.folder).verify()
+            ExampleStore.open(encoded.folder).verify()
         file.write_bytes(whole[: len(whole) // 2])
         with pytest.raises(DataError, match="delete the folder and start the command again"):
-            ExampleStore.open(found.folder).verify()
+            ExampleStore.open(encoded.folder).verify()
         file.write_bytes(whole)
-    ExampleStore.open(found.folder).verify()
+    ExampleStore.open(encoded.folder).verify()

@@ -33,14 +33,14 @@ CHOICE = TaskConfig(kind="choice")
 
 
 def split_of(
-    found: list[Example], kind: str, tokenizer: Tokenizer = LETTERS, labels=("x", "y"), **more: Any
+    items: list[Example], kind: str, tokenizer: Tokenizer = LETTERS, labels=("x", "y"), **more: Any
 ) -> ExampleSplit:
-    coded = encode_chunk(found, kind, tokenizer, Labels(labels if kind != "regress" else ("",), named=True), 0)
+    coded = encode_chunk(items, kind, tokenizer, Labels(labels if kind != "regress" else ("",), named=True), 0)
     return in_memory(coded, kind, () if kind == "regress" else tuple(labels), "f", **more)
 
 
 def batch_of(
-    found: list[Example],
+    items: list[Example],
     kind: str,
     config: DataConfig = GPT,
     tokenizer: Tokenizer = LETTERS,
@@ -50,8 +50,8 @@ def batch_of(
     """All of them in one batch, whose fields have the names, types and ranks that are promised."""
     length = more.pop("length", 0)
     family: Family = "bert" if config is BERT else "gpt"
-    split = split_of(found, kind, tokenizer, **more)
-    held_out = HeldOutTask(split, tokenizer, config, lines or len(found), length=length, family=family)
+    split = split_of(items, kind, tokenizer, **more)
+    held_out = HeldOutTask(split, tokenizer, config, lines or len(items), length=length, family=family)
     assert held_out.fields == task_fields(kind, family, split.symmetric)
     batch = held_out.read(0)
     check_fields(batch, held_out.fields)
@@ -59,7 +59,7 @@ def batch_of(
     return batch
 
 
-def told(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+def to_lists(batch: dict[str, np.ndarray]) -> dict[str, Any]:
     return {name: array.tolist() for name, array in batch.items()}
 
 
@@ -72,7 +72,7 @@ def shares(*lengths: int, width: int = 8) -> list[list[float]]:
 
 
 def test_a_text_of_a_class():
-    assert told(batch_of([Text("bc", "y", "f:1"), Text("defg", "x", "f:2")], "classify")) == {
+    assert to_lists(batch_of([Text("bc", "y", "f:1"), Text("defg", "x", "f:2")], "classify")) == {
         "tokens": [[9, 1, 2, 11, 0, 0, 0, 0], [9, 3, 4, 5, 6, 11, 0, 0]],
         "mask": [[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0, 0]],
         "next": [[1, 2, 11, 0, 0, 0, 0, 0], [3, 4, 5, 6, 11, 0, 0, 0]],
@@ -84,7 +84,7 @@ def test_a_text_of_a_class():
 
 
 def test_a_pair_with_a_number():
-    assert told(batch_of([Pair("bc", "d", "2.5", "f:1")], "regress")) == {
+    assert to_lists(batch_of([Pair("bc", "d", "2.5", "f:1")], "regress")) == {
         "tokens": [[9, 1, 2, 10, 3, 11, 0, 0]],
         "mask": [[1, 1, 1, 1, 1, 1, 0, 0]],
         "next": [[1, 2, 10, 3, 11, 0, 0, 0]],
@@ -95,7 +95,7 @@ def test_a_pair_with_a_number():
 
 
 def test_a_pair_in_both_orders():
-    assert told(batch_of([Pair("bc", "d", "x", "f:1")], "classify", symmetric=True)) == {
+    assert to_lists(batch_of([Pair("bc", "d", "x", "f:1")], "classify", symmetric=True)) == {
         "tokens": [[[9, 1, 2, 10, 3, 11, 0, 0], [9, 3, 10, 1, 2, 11, 0, 0]]],
         "mask": [[[1, 1, 1, 1, 1, 1, 0, 0]] * 2],
         "next": [[[1, 2, 10, 3, 11, 0, 0, 0], [3, 10, 1, 2, 11, 0, 0, 0]]],
@@ -107,8 +107,8 @@ def test_a_pair_in_both_orders():
 
 
 def test_a_choice():
-    found: list[Example] = [ChoiceExample("bc", ("d", "ef", "g"), "ef", "f:1")]
-    assert told(batch_of(found, "choice", labels=("0", "1", "2"))) == {
+    items: list[Example] = [ChoiceExample("bc", ("d", "ef", "g"), "ef", "f:1")]
+    assert to_lists(batch_of(items, "choice", labels=("0", "1", "2"))) == {
         "tokens": [[[9, 1, 2, 10, 3, 11, 0, 0], [9, 1, 2, 10, 4, 5, 11, 0], [9, 1, 2, 10, 6, 11, 0, 0]]],
         "mask": [[[1] * 6 + [0] * 2, [1] * 7 + [0], [1] * 6 + [0] * 2]],
         "next": [[[1, 2, 10, 3, 11, 0, 0, 0], [1, 2, 10, 4, 5, 11, 0, 0], [1, 2, 10, 6, 11, 0, 0, 0]]],
@@ -120,8 +120,8 @@ def test_a_choice():
 
 
 def test_a_choice_as_bert_has_it():
-    found: list[Example] = [ChoiceExample("w1 w2", ("w3", "w4 w5"), "y", "f:1")]
-    assert told(batch_of(found, "choice", BERT, WORDS)) == {
+    items: list[Example] = [ChoiceExample("w1 w2", ("w3", "w4 w5"), "y", "f:1")]
+    assert to_lists(batch_of(items, "choice", BERT, WORDS)) == {
         "tokens": [[[2, 6, 7, 3, 8, 3, 0, 0], [2, 6, 7, 3, 9, 10, 3, 0]]],
         "segments": [[[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 0]]],
         "mask": [[[1] * 6 + [0] * 2, [1] * 7 + [0]]],
@@ -164,10 +164,10 @@ TEXTS = st.text("bcdefgh", min_size=1, max_size=20)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(TEXTS, TEXTS | st.none()), min_size=1, max_size=5), st.integers(5, 30))
 def test_special_tokens_stay_and_every_token_but_the_first_is_a_target(texts, length):
-    found: list[Example] = [
+    items: list[Example] = [
         Text(a, "x", f"f:{n}") if b is None else Pair(a, b, "x", f"f:{n}") for n, (a, b) in enumerate(texts)
     ]
-    batch = batch_of(found, "classify", length=length)
+    batch = batch_of(items, "classify", length=length)
     for row, (a, b) in enumerate(texts):
         first, second = LETTERS.encode([a])[0], LETTERS.encode([b or ""])[0]
         if b is None:
@@ -186,14 +186,14 @@ def test_special_tokens_stay_and_every_token_but_the_first_is_a_target(texts, le
 @settings(max_examples=40, deadline=None)
 @given(TEXTS, TEXTS, st.integers(5, 30))
 def test_a_pair_turned_round_gives_its_lines_turned_round(a, b, length):
-    there, back = (
+    existing, back = (
         batch_of([Pair(one, other, "x", "f:1")], "classify", symmetric=True, length=length)
         for one, other in ((a, b), (b, a))
     )
     for name in ("tokens", "mask", "next", "next_weights"):
-        assert np.array_equal(there[name][:, ::-1], back[name])
+        assert np.array_equal(existing[name][:, ::-1], back[name])
     one_way = batch_of([Pair(a, b, "x", "f:1")], "classify", length=length)
-    assert np.array_equal(there["tokens"][:, 0], one_way["tokens"])
+    assert np.array_equal(existing["tokens"][:, 0], one_way["tokens"])
 
 
 @settings(max_examples=30, deadline=None)
@@ -203,17 +203,17 @@ def test_a_pair_turned_round_gives_its_lines_turned_round(a, b, length):
     st.integers(8, 24),
 )
 def test_a_choice_is_its_pairs_whatever_the_batch(items, lines, length):
-    found: list[Example] = [
+    examples: list[Example] = [
         ChoiceExample(text, tuple(choices), "2", f"f:{n}") for n, (text, choices) in enumerate(items)
     ]
     pairs: list[Example] = [Pair(text, choice, "0", "f:1") for text, choices in items for choice in choices]
-    wanted = batch_of(pairs, "classify", labels=("0",), length=length)
-    split = split_of(found, "choice", labels=("0", "1", "2"))
+    expected = batch_of(pairs, "classify", labels=("0",), length=length)
+    split = split_of(examples, "choice", labels=("0", "1", "2"))
     held_out = HeldOutTask(split, LETTERS, GPT, lines, length=length, family="gpt")
     read = [(held_out.read(step), len(held_out.numbers(step))) for step in range(held_out.steps)]
     for name in ("tokens", "mask", "next", "next_weights"):
         rows = np.concatenate([batch[name][:count] for batch, count in read])
-        assert np.array_equal(rows.reshape(-1, length), wanted[name])
+        assert np.array_equal(rows.reshape(-1, length), expected[name])
     for batch, count in read:
         assert batch["labels"].tolist() == [2] * lines
         for name in ("next_weights", "weights", "valid"):
@@ -243,20 +243,20 @@ def test_a_store_remembers_that_pairs_are_read_in_both_orders(tmp_path):
     (tmp_path / "a.tsv").write_text("sentence1\tsentence2\tlabel\nb\tc\tx\nd\te\ty\n")
     task = TaskConfig(kind="classify", train=(str(tmp_path / "a.tsv"),), symmetric=True)
     encode(task, LETTERS, tmp_path / "data")
-    found = ExampleStore.open(tmp_path / "data")
-    batches = TaskBatches(found, LETTERS, GPT, task, seed=0, family="gpt")
+    store = ExampleStore.open(tmp_path / "data")
+    batches = TaskBatches(store, LETTERS, GPT, task, seed=0, family="gpt")
     assert batches.fields["tokens"] == "i32 BAL" and batches.read(0)["tokens"].shape == (4, 2, 8)
     assert batches.describe() == "2 examples in 2 sequences of 8 tokens"
     task = TaskConfig(kind="classify", train=task.train)
     plain = encode(task, LETTERS, tmp_path / "plain")
-    assert not {"choices", "symmetric"} & set(plain.index) and plain.fingerprint != found.fingerprint
+    assert not {"choices", "symmetric"} & set(plain.index) and plain.fingerprint != store.fingerprint
 
 
 def test_both_orders_are_answered_once():
     split = split_of([Pair("b", "c", "x", "f:1"), Pair("d", "e", "y", "f:2")], "classify", symmetric=True)
     answers = PredictionCollector(HeldOutTask(split, LETTERS, GPT, 2, family="gpt"))
-    told: list[Any] = list(answers.add(0, {"scores": np.array([[0.75, 0.25], [0.5, 0.5]], np.float32)}))
-    assert [(one["id"], one["label"], one["prediction"]) for one in told] == [("f:1", "x", "x"), ("f:2", "y", "x")]
+    answered: list[Any] = list(answers.add(0, {"scores": np.array([[0.75, 0.25], [0.5, 0.5]], np.float32)}))
+    assert [(one["id"], one["label"], one["prediction"]) for one in answered] == [("f:1", "x", "x"), ("f:2", "y", "x")]
 
 
 # Lines for people
@@ -265,8 +265,8 @@ def test_both_orders_are_answered_once():
 def test_lines_are_described():
     bytes_ = with_added_tokens(learn("byte-bpe", ["the cat sat on the mat " * 9], 300, False), list(LETTERS.specials))
 
-    def line(found: Example, kind: str, labels=("no", "yes"), **more: Any) -> str:
-        return describe(batch_of([found], kind, GPT, bytes_, labels=labels, **more), 0, bytes_, labels, kind)
+    def line(items: Example, kind: str, labels=("no", "yes"), **more: Any) -> str:
+        return describe(batch_of([items], kind, GPT, bytes_, labels=labels, **more), 0, bytes_, labels, kind)
 
     assert line(Text("the cat", "yes", "f:1"), "classify") == "_start_ the cat _classify_\n(4 tokens; label yes)"
     assert line(Pair("the cat\nsat", "on", "0.5", "f:1"), "regress").startswith(
@@ -284,8 +284,8 @@ def test_lines_are_described():
     assert line(Tagged(("the", "mats"), ("no", "yes"), "f:1"), "tag").startswith(
         "_start_ the/no mats/yes _classify_\n("
     )
-    found: list[Example] = [ChoiceExample("w1 w2", ("w3", "w4"), "y", "f:1")]
-    assert describe(batch_of(found, "choice", BERT, WORDS), 0, WORDS, ("x", "y"), "choice") == (
+    items: list[Example] = [ChoiceExample("w1 w2", ("w3", "w4"), "y", "f:1")]
+    assert describe(batch_of(items, "choice", BERT, WORDS), 0, WORDS, ("x", "y"), "choice") == (
         "[CLS] w1 w2 [SEP] w4 [SEP]\n"
         "(6 tokens; the right one of 2 alternatives; 4 in segment 0, 2 in segment 1; label y)"
     )

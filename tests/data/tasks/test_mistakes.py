@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from contexture.cli import main as cli
-from tests.cli.test_command_line import said
+from tests.cli.test_command_line import last_line_of
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -71,7 +71,7 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFDS_DATA_DIR", str(place / "sets"))
 
 
-def told(*words: object) -> tuple[int, str, str]:
+def run_captured(*words: object) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of one command in this process."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = cli.main([str(each) for each in words])
@@ -101,9 +101,9 @@ def classified(place: Path) -> tuple[Path, str]:
         train.write_text(FILES["short.tsv"])
         words = finetune("base", "--task.kind", "classify", "--task.train", train, "--task.dev", "rows.tsv",
                          "--dir", "classified")  # fmt: skip
-        assert told(*words)[0] == 2
+        assert run_captured(*words)[0] == 2
         train.write_text(FILES["long.tsv"])
-        code, _, err = told(*words)
+        code, _, err = run_captured(*words)
     assert code == 0, err
     return place / "classified", err
 
@@ -113,7 +113,7 @@ def tagged(place: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         words = ["--task.kind", "tag", "--task.train", "long.jsonl", "--task.dev", "held.jsonl", "--dir", "tagged"]
-        code, _, err = told(*finetune("base", *words))
+        code, _, err = run_captured(*finetune("base", *words))
     assert code == 0 and "1 of them longer, and cut" in err, err
     return place / "tagged"
 
@@ -203,9 +203,9 @@ def test_a_figure_that_is_not_measured_is_said_before_the_first_step(capsys, tmp
 
 def test_three_rows_are_enough(classified, tmp_path):
     run, _ = classified
-    code, out, err = told("evaluate", run, "--json")
+    code, out, err = run_captured("evaluate", run, "--json")
     assert code == 0 and json.loads(out)["examples"] == 3, err
-    code, out, err = told("predict", run, "--input", "rows.tsv", "--to", tmp_path / "answers.jsonl", "--json")
+    code, out, err = run_captured("predict", run, "--input", "rows.tsv", "--to", tmp_path / "answers.jsonl", "--json")
     assert code == 0 and json.loads(out)["examples"] == 3 and json.loads(out)["truncated"] == 0, err
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [answer["id"] for answer in answers] == ["rows.tsv:2", "rows.tsv:3", "rows.tsv:4"]
@@ -215,7 +215,7 @@ def test_three_rows_are_enough(classified, tmp_path):
 def test_texts_longer_than_the_model_are_cut_and_counted(classified, tmp_path):
     run, err = classified
     assert "3 examples in sequences of 16 tokens; 1 of them longer, and cut" in err
-    code, out, err = told("predict", run, "--input", "long.tsv", "--to", tmp_path / "answers.jsonl", "--json")
+    code, out, err = run_captured("predict", run, "--input", "long.tsv", "--to", tmp_path / "answers.jsonl", "--json")
     assert code == 0 and (json.loads(out)["examples"], json.loads(out)["truncated"]) == (3, 1)
     assert "truncated 1 of 3 examples to 16 tokens" in err
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
@@ -223,18 +223,20 @@ def test_texts_longer_than_the_model_are_cut_and_counted(classified, tmp_path):
 
 
 def test_words_that_were_cut_have_no_answer_and_count_as_wrong(tagged, tmp_path):
-    code, out, err = told("evaluate", tagged, "--json")
+    code, out, err = run_captured("evaluate", tagged, "--json")
     assert code == 0, err
     result = json.loads(out)
-    told_of = json.loads(Path(result["predictions"]).read_text())
-    answered = [said for said in told_of["predictions"] if said]
-    assert len(told_of["predictions"]) == 30 and 0 < len(answered) < 15
-    assert told_of["predictions"][len(answered) :] == [""] * (30 - len(answered))
+    record = json.loads(Path(result["predictions"]).read_text())
+    answered = [answer for answer in record["predictions"] if answer]
+    assert len(record["predictions"]) == 30 and 0 < len(answered) < 15
+    assert record["predictions"][len(answered) :] == [""] * (30 - len(answered))
     assert result["metrics"]["accuracy"] == pytest.approx(answered.count("X") / 30)
-    code, out, err = told("predict", tagged, "--input", "held.jsonl", "--to", tmp_path / "answers.jsonl", "--json")
+    code, out, err = run_captured(
+        "predict", tagged, "--input", "held.jsonl", "--to", tmp_path / "answers.jsonl", "--json"
+    )
     assert code == 0 and json.loads(out)["truncated"] == 1 and "truncated 1 of 1 examples" in err
     answer = json.loads((tmp_path / "answers.jsonl").read_text())
-    assert answer["predictions"] == told_of["predictions"] and answer["words"] == LONG.split()
+    assert answer["predictions"] == record["predictions"] and answer["words"] == LONG.split()
 
 
 def test_predict_refuses_in_one_clear_line_and_leaves_no_file(capsys, classified, tmp_path):
@@ -263,7 +265,7 @@ def test_predict_refuses_in_one_clear_line_and_leaves_no_file(capsys, classified
     shutil.copy(Path(run) / "run.json", "begun")
     refused(capsys, ["predict", "begun", "--input", "rows.tsv", "--to", to], "begun holds no checkpoint yet; train it")
     assert Path("rows.tsv").read_text() == ROWS
-    assert said(capsys, "predict", run, "--input", "other.tsv", "--to", to, "--text", "words") == (0, "")
+    assert last_line_of(capsys, "predict", run, "--input", "other.tsv", "--to", to, "--text", "words") == (0, "")
 
 
 def test_fill_refuses_in_one_clear_line(capsys, classified):

@@ -34,9 +34,9 @@ def _encode(folder: Path, content: str | bytes, name: str = "train.tsv", **more)
     file = folder / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     task = TaskConfig(train=(str(file),), **{"kind": "classify", **more})
-    with logged() as said:
+    with logged() as messages:
         store = encode(task, TOKENIZER, folder / "data")
-    return store, [line for line in said if line.startswith("warning: ")]
+    return store, [line for line in messages if line.startswith("warning: ")]
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def _encode(folder: Path, content: str | bytes, name: str = "train.tsv", **more)
     ],
 )  # fmt: skip
 def test_an_odd_row_of_a_table_is_counted_and_said_once(tmp_path, row, kept, line):
-    store, said = _encode(tmp_path, _tsv(row))
+    store, messages = _encode(tmp_path, _tsv(row))
     assert store.splits["train"].examples == 300 + kept
-    assert len(said) == bool(line) and line.format(tmp_path / "train.tsv") in "".join(said)
+    assert len(messages) == bool(line) and line.format(tmp_path / "train.tsv") in "".join(messages)
 
 
 @pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl", "train.conll"])
@@ -73,9 +73,9 @@ def test_a_row_that_is_not_utf_8_is_left_out(tmp_path, name):
     rows = [form.format(f"w{n % 9 + 1}", "ab"[n % 2]).encode() for n in range(200)]
     rows[50] = form.format("Curaçao", "a").encode("latin-1")
     kind = "tag" if "conll" in name else "classify"
-    store, said = _encode(tmp_path, first.encode() + b"".join(rows), name, kind=kind)
-    assert store.splits["train"].examples == 199 and len(said) == 1
-    assert "left out 1 of 200 rows" in said[0] and "not UTF-8 (byte 0xe7 at column " in said[0]
+    store, messages = _encode(tmp_path, first.encode() + b"".join(rows), name, kind=kind)
+    assert store.splits["train"].examples == 199 and len(messages) == 1
+    assert "left out 1 of 200 rows" in messages[0] and "not UTF-8 (byte 0xe7 at column " in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_an_odd_row_that_is_the_first_is_left_out_as_any_other(tmp_path, name, r
     }[name.partition(".")[2]]  # fmt: skip
     more = {"kind": "tag"} if "conll" in name else {} if "json" in name else {"text": "1", "label": "2"}
     rows = "".join(form.format(text, label) for text, label in GOOD)
-    store, said = _encode(tmp_path, row + rows.encode(), name, **more)
-    assert store.splits["train"].examples == 300 and store.labels == ("a", "b") and len(said) == 1
-    assert f"left out 1 of 301 rows; the first: {tmp_path / name}:1: {line}" in said[0]
+    store, messages = _encode(tmp_path, row + rows.encode(), name, **more)
+    assert store.splits["train"].examples == 300 and store.labels == ("a", "b") and len(messages) == 1
+    assert f"left out 1 of 301 rows; the first: {tmp_path / name}:1: {line}" in messages[0]
 
 
 @pytest.mark.parametrize("place", [0, 150])
@@ -114,10 +114,10 @@ def test_a_question_of_more_alternatives_than_the_others_is_left_out(tmp_path, p
     """Also as the first: the others are not the odd ones then."""
     rows = ['{"text": "w1", "choices": ["w2", "w3", "w4"], "label": 2}\n'] * 200
     rows.insert(place, '{"text": "w1", "choices": ["w2", "w3", "w4", "w5"], "label": 3}\n')
-    store, said = _encode(tmp_path, "".join(rows), "train.jsonl", kind="choice")
-    assert store.splits["train"].examples == 200 and store.labels == ("0", "1", "2") and len(said) == 1
-    wanted = f"train.jsonl:{place + 1}: 4 alternatives where 3 are wanted, one for each of the labels 0, 1, 2"
-    assert f"left out 1 of 201 rows; the first: {wanted}" in said[0]
+    store, messages = _encode(tmp_path, "".join(rows), "train.jsonl", kind="choice")
+    assert store.splits["train"].examples == 200 and store.labels == ("0", "1", "2") and len(messages) == 1
+    expected = f"train.jsonl:{place + 1}: 4 alternatives where 3 are wanted, one for each of the labels 0, 1, 2"
+    assert f"left out 1 of 201 rows; the first: {expected}" in messages[0]
 
 
 @pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl", "train.conll", "train.conllu"])
@@ -133,16 +133,16 @@ def test_a_header_that_is_not_utf_8_ends_the_work(tmp_path):
 
 
 def test_a_byte_order_mark_and_line_ends_of_windows_change_nothing(tmp_path):
-    store, said = _encode(tmp_path, b"\xef\xbb\xbf" + _tsv().replace("\n", "\r\n").encode())
-    assert store.splits["train"].examples == 300 and not said and store.labels == ("a", "b")
+    store, messages = _encode(tmp_path, b"\xef\xbb\xbf" + _tsv().replace("\n", "\r\n").encode())
+    assert store.splits["train"].examples == 300 and not messages and store.labels == ("a", "b")
 
 
 @pytest.mark.parametrize("score", ["nan", "inf", "", "four", "1e308", "-1e39", "2e19"])
 def test_a_label_that_is_no_number_is_left_out_of_a_regression(tmp_path, score):
     """Nor one so large that the sum of squares is infinite in float32, which would be the loss for good."""
     rows = "".join(f"w1\t{n / 7}\n" for n in range(200))
-    store, said = _encode(tmp_path, f"text\tlabel\n{rows}w2\t{score}\n", kind="regress")
-    assert store.splits["train"].examples == 200 and "left out 1 of 201 rows" in said[0]
+    store, messages = _encode(tmp_path, f"text\tlabel\n{rows}w2\t{score}\n", kind="regress")
+    assert store.splits["train"].examples == 200 and "left out 1 of 201 rows" in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -150,21 +150,21 @@ def test_a_label_that_is_no_number_is_left_out_of_a_regression(tmp_path, score):
 )
 def test_an_odd_row_of_jsonl_is_left_out(tmp_path, row):
     rows = [f'{{"text": "{text}", "label": "{label}"}}' for text, label in GOOD]
-    store, said = _encode(tmp_path, "\n".join([*rows[:5], row, *rows[5:]]), "train.jsonl")
-    assert store.splits["train"].examples == 300 and "left out 1 of 301 rows" in said[0]
+    store, messages = _encode(tmp_path, "\n".join([*rows[:5], row, *rows[5:]]), "train.jsonl")
+    assert store.splits["train"].examples == 300 and "left out 1 of 301 rows" in messages[0]
 
 
 def test_a_sentence_with_a_broken_line_is_left_out(tmp_path):
     good = "".join(f"w{n % 9 + 1} X\nw2 Y\n\n" for n in range(150))
-    store, said = _encode(tmp_path, good + "w1 X\nw2\nw3 X\n\n" + good, "train.conll", kind="tag")
-    assert store.splits["train"].examples == 300 and "left out 1 of 301 rows" in said[0] and ":452:" in said[0]
+    store, messages = _encode(tmp_path, good + "w1 X\nw2\nw3 X\n\n" + good, "train.conll", kind="tag")
+    assert store.splits["train"].examples == 300 and "left out 1 of 301 rows" in messages[0] and ":452:" in messages[0]
 
 
 def test_a_held_out_label_that_training_lacks_is_left_out(tmp_path):
     (tmp_path / "dev.tsv").write_text(_tsv("w1\tc"))
-    store, said = _encode(tmp_path, _tsv(), dev=(str(tmp_path / "dev.tsv"),))
+    store, messages = _encode(tmp_path, _tsv(), dev=(str(tmp_path / "dev.tsv"),))
     assert store.splits["dev"].examples == 300
-    assert "dev.tsv: left out 1 of 301 rows" in said[0] and "label 'c' is not one of a, b" in said[0]
+    assert "dev.tsv: left out 1 of 301 rows" in messages[0] and "label 'c' is not one of a, b" in messages[0]
 
 
 @pytest.mark.parametrize("row", ["w1", "w1\t", "\ta"])
@@ -174,22 +174,22 @@ def test_more_odd_rows_than_one_in_a_hundred_end_the_work(tmp_path, row):
     assert [path.name for path in tmp_path.iterdir()] == ["train.tsv"]
 
 
-@pytest.mark.parametrize(("rows", "most"), [(9, 0), (10, 1), (19, 1), (20, 2), (60, 3), (300, 3), (500, 5)])
-def test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work(tmp_path, rows, most):
+@pytest.mark.parametrize(("rows", "limit"), [(9, 0), (10, 1), (19, 1), (20, 2), (60, 3), (300, 3), (500, 5)])
+def test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work(tmp_path, rows, limit):
     """One in a hundred; of a short file three, but no more than one in ten."""
     good = "".join(f"w{n % 9 + 1}\t{'ab'[n % 2]}\n" for n in range(rows))
-    for odd in (most, most + 1):
+    for odd in (limit, limit + 1):
         (tmp_path / "t.tsv").write_text("text\tlabel\n" + "".join(good.splitlines(True)[odd:]) + "w1\n" * odd)
         report = FileReport("t.tsv", TOKENIZER)
         list(examples(str(tmp_path / "t.tsv"), TaskConfig(kind="classify"), labelled=True, report=report))
-        if odd > most:
+        if odd > limit:
             with pytest.raises(DataError, match=r"t\.tsv:\d+: 1 column where the header has 2"):
                 report.finish()
         else:
-            with logged() as said:
+            with logged() as messages:
                 report.finish()
-            told = [f"warning: t.tsv: left out {odd} of {rows} rows"] if odd else []
-            assert [line.partition("; ")[0] for line in said] == told
+            warnings = [f"warning: t.tsv: left out {odd} of {rows} rows"] if odd else []
+            assert [line.partition("; ")[0] for line in messages] == warnings
 
 
 def test_a_file_of_odd_rows_ends_the_work_early(tmp_path):
@@ -201,25 +201,29 @@ def test_a_file_of_odd_rows_ends_the_work_early(tmp_path):
 
 
 def test_each_kind_of_odd_row_is_told_with_its_own_first_place(tmp_path):
-    _, said = _encode(tmp_path, _tsv("\ta", "w1", "\u200b\ta"))
-    assert len(said) == 3 and "left out 1 of 303 rows; the first: " in said[0] and "train.tsv:10: 1 column" in said[0]
-    assert "1 empty text read as unknown; the first is at train.tsv:9" in said[1]
-    assert "the first is the text '\\u200b' at train.tsv:11" in said[2]
+    _, messages = _encode(tmp_path, _tsv("\ta", "w1", "\u200b\ta"))
+    assert (
+        len(messages) == 3
+        and "left out 1 of 303 rows; the first: " in messages[0]
+        and "train.tsv:10: 1 column" in messages[0]
+    )
+    assert "1 empty text read as unknown; the first is at train.tsv:9" in messages[1]
+    assert "the first is the text '\\u200b' at train.tsv:11" in messages[2]
 
 
 def test_an_empty_word_is_counted_as_empty_alone(tmp_path):
     rows = '{"words": ["w1", "w2"], "tags": ["X", "Y"]}\n' * 200
-    _, said = _encode(tmp_path, rows + '{"words": ["w1", ""], "tags": ["X", "Y"]}\n', "train.jsonl", kind="tag")
-    assert len(said) == 1 and "1 empty text read as unknown; the first is at train.jsonl:201" in said[0]
+    _, messages = _encode(tmp_path, rows + '{"words": ["w1", ""], "tags": ["X", "Y"]}\n', "train.jsonl", kind="tag")
+    assert len(messages) == 1 and "1 empty text read as unknown; the first is at train.jsonl:201" in messages[0]
 
 
 def test_where_every_row_wants_an_answer_empty_texts_keep_their_place(tmp_path):
     (tmp_path / "t.tsv").write_text("text\tx\nw1\t1\n\t2\nw2\t3\n")
     task = TaskConfig(kind="classify")
     report = FileReport("t.tsv", TOKENIZER, every_row=True)
-    found = list(examples(str(tmp_path / "t.tsv"), task, labelled=False, report=report))
-    assert [example.text for example in found if isinstance(example, Text)] == ["w1", "", "w2"]
-    coded = encode_chunk(found, "classify", TOKENIZER, Labels(["a"]), 0, report)
+    read = list(examples(str(tmp_path / "t.tsv"), task, labelled=False, report=report))
+    assert [example.text for example in read if isinstance(example, Text)] == ["w1", "", "w2"]
+    coded = encode_chunk(read, "classify", TOKENIZER, Labels(["a"]), 0, report)
     assert coded.tokens.tolist()[1] == TOKENIZER.unk
     (tmp_path / "t.tsv").write_text("text\tx\nw1\t1\nw2\n")
     with pytest.raises(DataError, match=r"t\.tsv:3: 1 column"):
@@ -235,8 +239,8 @@ def test_every_tokenizer_reads_a_word_without_a_piece(shared, word):
     assert isinstance(tokenizers[1], Gpt1BPE) and isinstance(tokenizers[2], ByteBPE)
     for tokenizer in tokenizers:
         report = FileReport("f", reader(tokenizer))
-        found = [Tagged(("w1", word, "w1"), ("X", "Y", "X"), "f:1")]
-        coded = encode_chunk(found, "tag", reader(tokenizer), Labels(), 0, report)
+        read = [Tagged(("w1", word, "w1"), ("X", "Y", "X"), "f:1")]
+        coded = encode_chunk(read, "tag", reader(tokenizer), Labels(), 0, report)
         assert coded.tags is not None and (coded.tags >= 0).sum() == 3
         text = encode_chunk(
             [Text(word, "X", "f:1"), Text("", "X", "f:2")], "classify", reader(tokenizer), Labels(), 0, report
@@ -263,8 +267,12 @@ def test_a_vocabulary_of_words_lacks_words_and_not_their_letters():
 
 
 def test_text_that_the_vocabulary_does_not_know_is_said_before_fine_tuning(tmp_path):
-    _, said = _encode(tmp_path, _tsv().replace("w3", "☃"))
-    assert len(said) == 1 and "of the tokens are [UNK]" in said[0] and "start from a run whose vocab" in said[0]
+    _, messages = _encode(tmp_path, _tsv().replace("w3", "☃"))
+    assert (
+        len(messages) == 1
+        and "of the tokens are [UNK]" in messages[0]
+        and "start from a run whose vocab" in messages[0]
+    )
     assert not _encode_again(tmp_path)
 
 

@@ -75,7 +75,7 @@ def test_columns_may_be_positions_and_then_there_is_no_header(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("task", "header", "told"),
+    ("task", "header", "message"),
     [
         (CLASSIFY, "sentence,label", "text from column 'sentence', label from column 'label'"),
         (CLASSIFY, "id,Question,Sentence,Label", "first text from column 'Question', second text from column"),
@@ -87,19 +87,19 @@ def test_columns_may_be_positions_and_then_there_is_no_header(tmp_path: Path):
         (TaskConfig(kind="classify", label="text"), "review,text", "text from column 'review', label from column"),
     ],
 )
-def test_usual_names_of_columns_are_found_and_told(tmp_path: Path, task: TaskConfig, header: str, told: str):
+def test_usual_names_of_columns_are_found_and_told(tmp_path: Path, task: TaskConfig, header: str, message: str):
     width = header.count(",") + 1
     path = _write(tmp_path / "a.csv", header + "\n" + ",".join(["1"] * width))
-    with logged() as said:
+    with logged() as messages:
         assert len(list(examples(path, task, labelled=True))) == 1
-    assert len(said) == 1 and said[0].startswith("a.csv: ") and told in said[0]
+    assert len(messages) == 1 and messages[0].startswith("a.csv: ") and message in messages[0]
 
 
 def test_columns_that_are_given_are_not_told(tmp_path: Path):
     path = _write(tmp_path / "a.csv", "a,b\n1,2\n")
-    with logged() as said:
+    with logged() as messages:
         list(examples(path, TaskConfig(kind="classify", text="a", label="b"), labelled=True))
-    assert not said
+    assert not messages
 
 
 def test_unlabelled_rows_need_no_label_and_have_none(tmp_path: Path):
@@ -116,8 +116,8 @@ def test_unlabelled_rows_need_no_label_and_have_none(tmp_path: Path):
 
 def test_words_and_tags_are_lists_or_strings(tmp_path: Path):
     content = '{"tokens": ["New York", "is"], "tags": ["B", "O"]}\n{"tokens": "a b", "tags": "X Y"}\n'
-    wanted = [Tagged(("New York", "is"), ("B", "O"), "a.jsonl:1"), Tagged(("a", "b"), ("X", "Y"), "a.jsonl:2")]
-    assert _read(tmp_path / "a.jsonl", content, TAG) == wanted
+    expected = [Tagged(("New York", "is"), ("B", "O"), "a.jsonl:1"), Tagged(("a", "b"), ("X", "Y"), "a.jsonl:2")]
+    assert _read(tmp_path / "a.jsonl", content, TAG) == expected
     assert _read(tmp_path / "a.tsv", "words\ttags\na b\tX Y\n", TAG) == [Tagged(("a", "b"), ("X", "Y"), "a.tsv:2")]
 
 
@@ -266,16 +266,16 @@ ROWS = st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=8)
 @given(rows=ROWS, newline=st.sampled_from(["\n", "\r\n"]))
 def test_texts_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, rows: Any, newline: str):
     folder = tmp_path_factory.getbasetemp()
-    wanted = [(text, label.strip()) for text, label in rows]
+    expected = [(text, label.strip()) for text, label in rows]
 
     def read(name: str, content: str) -> list[tuple[str, str]]:
         return [(row.text, row.label) for row in _read(folder / name, content)]
 
     written = io.StringIO(newline="")
     csv.writer(written, lineterminator=newline, quoting=csv.QUOTE_ALL).writerows([("text", "label"), *rows])
-    assert read("r.csv", written.getvalue()) == wanted
+    assert read("r.csv", written.getvalue()) == expected
     lines = [json.dumps({"text": text, "label": label}, ensure_ascii=len(text) % 2 == 0) for text, label in rows]
-    assert read("r.jsonl", newline.join(lines)) == wanted
+    assert read("r.jsonl", newline.join(lines)) == expected
     plain = [tuple(re.sub(r"[\t\r\n]", " ", cell) for cell in row) for row in rows]
     content = "".join(f"{text}\t{label}{newline}" for text, label in [("text", "label"), *plain])
     assert read("r.tsv", content) == [(text, label.strip()) for text, label in plain]

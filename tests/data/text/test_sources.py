@@ -144,13 +144,13 @@ def test_splitting_loses_nothing_but_spaces(line: str):
 
 def documents_of(text: str) -> list[str]:
     """The text between blank lines."""
-    found = [""]
+    texts = [""]
     for line in re.findall(r"[^\n]*\n|[^\n]+", text.removeprefix("\ufeff")):
         if line.strip():
-            found[-1] += line
-        elif found[-1]:
-            found.append("")
-    return [document for document in found if document]
+            texts[-1] += line
+        elif texts[-1]:
+            texts.append("")
+    return [document for document in texts if document]
 
 
 TEXT = st.text(st.sampled_from("ab cd. \n\n\n\r\t\ufeffä漢😀\u2028\x85"), max_size=120)
@@ -187,7 +187,7 @@ def test_text_without_a_place_to_cut_is_cut_all_the_same(tmp_path: Path, monkeyp
         monkeypatch.setattr(sources, name, value)
     (tmp_path / "a.txt").write_text("w" * 5000 + "\n\n" + "end")
     given = []
-    for batch in document_batches(TextFile(tmp_path / "a.txt"), "blank_lines", lambda text, most: [text]):
+    for batch in document_batches(TextFile(tmp_path / "a.txt"), "blank_lines", lambda text, limit: [text]):
         given += batch
     assert "".join(part or "|" for part in given) == "w" * 5000 + "\n|end|"
     assert max(len(part or "") for part in given) <= 300

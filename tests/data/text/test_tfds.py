@@ -74,16 +74,16 @@ def test_numbers_are_told_as_a_file_would():
     rows = _read("tfds:glue/stsb", REGRESS)
     assert rows[0] == Pair("A.", "B.", "3.8", "tfds:glue/stsb:train:0")
     assert [row.label for row in rows] == ["3.8", "5.0", "0.25"]
-    for label, told in (("stars", "4"), ("useful", "false")):
+    for label, text in (("stars", "4"), ("useful", "false")):
         task = TaskConfig(kind="classify", text="comment", label=label)
-        assert _read("tfds:opinions", task) == [Text("Fine", told, "tfds:opinions:train:0")]
+        assert _read("tfds:opinions", task) == [Text("Fine", text, "tfds:opinions:train:0")]
 
 
 def test_tags_are_told_by_their_names():
-    with logged() as said:
+    with logged() as messages:
         rows = list(examples("tfds:conll2003:train", TAG, labelled=True))
     assert rows == [Tagged(("Ann", "Lee", "é"), ("B-PER", "I-PER", "O"), "tfds:conll2003:train:0")]
-    assert said == ["tfds:conll2003:train: words from column 'tokens', tags from column 'ner'"]
+    assert messages == ["tfds:conll2003:train: words from column 'tokens', tags from column 'ner'"]
 
 
 def test_the_newest_version_is_read():
@@ -266,8 +266,8 @@ def test_one_line_goes_on_with_the_document_and_several_are_one(tmp_path: Path, 
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     _texts(tmp_path, "lm1b", [" a", "b\n", "", "c\r\n\n d\n", "e"])
     seen: list[bytes] = []
-    wanted = [(0, "a"), (1, "b"), (2, ""), (3, ""), (3, "c"), (3, "d"), (3, ""), (4, "e")]
-    assert list(open_split("tfds:lm1b").documents(seen.append)) == wanted
+    expected = [(0, "a"), (1, "b"), (2, ""), (3, ""), (3, "c"), (3, "d"), (3, ""), (4, "e")]
+    assert list(open_split("tfds:lm1b").documents(seen.append)) == expected
     assert b"".join(seen) == b" a\nb\n\n\nc\r\n\n d\n\ne\n"
 
 

@@ -57,21 +57,21 @@ def test_spaces_come_back_also_where_the_text_had_few_or_none(kind: str, text: s
 @settings(max_examples=300, deadline=None)
 @given(ANY | ODD)
 def test_what_is_lossless_comes_back_as_it_was(tokenizers: dict[str, Tokenizer], text: str):
-    found = {**tokenizers, "characters": Characters(sorted({*text, "x"}))}
-    kept = {kind for kind, tokenizer in found.items() if tokenizer.lossless}
+    each = {**tokenizers, "characters": Characters(sorted({*text, "x"}))}
+    kept = {kind for kind, tokenizer in each.items() if tokenizer.lossless}
     assert kept == set(KINDS) - {"wordpiece"}
     for kind in kept:
-        ids = _whole(found[kind], text)
-        assert found[kind].decode(ids) == text, kind
-        assert all(0 <= number < found[kind].size for number in ids)
-        assert found[kind].end not in ids and found[kind].unk not in ids
+        ids = _whole(each[kind], text)
+        assert each[kind].decode(ids) == text, kind
+        assert all(0 <= number < each[kind].size for number in ids)
+        assert each[kind].end not in ids and each[kind].unk not in ids
 
 
 @settings(max_examples=300, deadline=None)
 @given(ANY | ODD, st.integers(1, 12))
-def test_the_ids_of_parts_joined_are_those_of_the_whole(tokenizers: dict[str, Tokenizer], text: str, most: int):
+def test_the_ids_of_parts_joined_are_those_of_the_whole(tokenizers: dict[str, Tokenizer], text: str, limit: int):
     for kind, tokenizer in {**tokenizers, "characters": Characters(sorted({*text, "x"}))}.items():
-        parts = tokenizer.split_long(text, most)
+        parts = tokenizer.split_long(text, limit)
         assert "".join(parts) == text
         assert [number for ids in tokenizer.encode(parts) for number in ids] == _whole(tokenizer, text), kind
 

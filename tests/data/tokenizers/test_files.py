@@ -172,15 +172,15 @@ def test_a_model_that_changes_text_does_not_say_that_it_is_lossless(tmp_path: Pa
         {}, {"normalization_rule_name": "nfkc"}, {"add_dummy_prefix": True}, {"remove_extra_whitespaces": True},
         {"byte_fallback": False}, {"split_by_whitespace": False},
     ]  # fmt: skip
-    told = []
+    messages = []
     lines = "".join(SAMPLE * 3).splitlines()
     for change in changes:
         model = io.BytesIO()
         options = {"sentence_iterator": iter(lines), "model_writer": model, "hard_vocab_limit": False, **keeps}
         sentencepiece.SentencePieceTrainer.train(**{**options, "minloglevel": 3, **change})
         (tmp_path / "a.model").write_bytes(model.getvalue())
-        told.append(load_tokenizer(tmp_path / "a.model").lossless)
-    assert told == [True, False, False, False, False, False]
+        messages.append(load_tokenizer(tmp_path / "a.model").lossless)
+    assert messages == [True, False, False, False, False, False]
 
 
 def _said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

@@ -86,12 +86,12 @@ def test_raw_text_is_parted_from_its_punctuation():
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=40), st.sampled_from(["spaces", "punctuation"]), st.integers(1, 9))
-def test_no_character_of_a_text_is_lost(text: str, split: str, most: int):
+def test_no_character_of_a_text_is_lost(text: str, split: str, limit: int):
     tokenizer = Words(["<S>", "</S>", "<UNK>"], split)
-    found = tokenizer.words(text)
-    assert "".join(found) == "".join(text.split())
-    assert [word for part in tokenizer.split_long(text, most) for word in tokenizer.words(part)] == found
-    assert [tokenizer.words(word) for word in found] == [[word] for word in found]
+    words = tokenizer.words(text)
+    assert "".join(words) == "".join(text.split())
+    assert [word for part in tokenizer.split_long(text, limit) for word in tokenizer.words(part)] == words
+    assert [tokenizer.words(word) for word in words] == [[word] for word in words]
 
 
 @settings(max_examples=40, deadline=None)
@@ -189,8 +189,8 @@ def test_the_command_learns_words(capsys: pytest.CaptureFixture[str], tmp_path: 
         to = tmp_path / split
         words = ["tokenizer", "words", "--input", tmp_path / "a.txt", "--vocab-size", 9, "--to", to, "--json"]
         assert cli.main([str(word) for word in [*words, "--word-splitter", split]]) == 0
-        told, tokenizer = json.loads(capsys.readouterr().out), load_tokenizer(to)
-        assert tokenizer.fingerprint == learn_words(text.splitlines(), 9, split).fingerprint == told["fingerprint"]
+        summary, tokenizer = json.loads(capsys.readouterr().out), load_tokenizer(to)
+        assert tokenizer.fingerprint == learn_words(text.splitlines(), 9, split).fingerprint == summary["fingerprint"]
     assert isinstance(tokenizer, Words) and set(tokenizer.vocabulary[3:]) == {"old", ",", "cat", "sat", "it's", "."}
 
 
@@ -202,9 +202,9 @@ def test_elmo_is_prepared_with_words_alone(capsys: pytest.CaptureFixture[str], t
 
     words = ["prepare", "elmo.tiny", "--input", text_folder, "--dev-fraction", 0.2, "--to", tmp_path / "s", "--json"]
     assert cli.main([str(word) for word in words]) == 0
-    told, shards = json.loads(capsys.readouterr().out), Shards.open(tmp_path / "s")
-    assert told["fingerprint"] == shards.fingerprint and shards.stream == "lanes"
-    assert told["vocab_size"] == shards.tokenizer.size and "." in word_tokenizer(shards.tokenizer).ids
+    summary, shards = json.loads(capsys.readouterr().out), Shards.open(tmp_path / "s")
+    assert summary["fingerprint"] == shards.fingerprint and shards.stream == "lanes"
+    assert summary["vocab_size"] == shards.tokenizer.size and "." in word_tokenizer(shards.tokenizer).ids
     run = recipe("elmo.tiny")
     data = dataclasses.replace(run.data, path=(str(tmp_path / "s"),))
     tokenizer, opened = open_data(dataclasses.replace(run, data=data), tmp_path / "run", NEVER)

@@ -172,8 +172,8 @@ def test_learned_vocabulary_begins_with_the_special_pieces_and_spells_its_text()
 
 
 def test_learned_vocabulary_is_no_larger_than_asked():
-    many = ["".join(chr(0x4E00 + i) for i in range(3000))] * 2 + TEXT
-    assert learn_wordpiece(many, 500, lowercase=True).size <= 500
+    count = ["".join(chr(0x4E00 + i) for i in range(3000))] * 2 + TEXT
+    assert learn_wordpiece(count, 500, lowercase=True).size <= 500
     assert learn_wordpiece(TEXT, 20, lowercase=True).size <= 20
     assert learn_wordpiece(TEXT, 40, lowercase=True).size <= 40
     assert learn_wordpiece(TEXT, 100_000, lowercase=True).size < 200

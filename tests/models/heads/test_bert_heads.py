@@ -40,8 +40,8 @@ def test_a_masked_token_s_logits_are_a_dense_layer_its_activation_a_norm_and_a_b
     x = np.maximum(x, 0) if activation == "relu" else 0.5 * x * (1 + np.tanh(inner))
     x = x - x.mean(-1, keepdims=True)
     x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * p["norm"]["scale"] + p["norm"]["bias"]
-    wanted = x @ (np.asarray(encoding.table_VD) if tied else p["table"]).T + p["bias"]
-    close(module.apply({"params": params}, encoding, {"slots": slots}), wanted)
+    expected = x @ (np.asarray(encoding.table_VD) if tied else p["table"]).T + p["bias"]
+    close(module.apply({"params": params}, encoding, {"slots": slots}), expected)
     assert ("table" in p) is not tied
 
 
@@ -58,5 +58,5 @@ def test_a_masked_token_s_logits_are_a_dense_layer_its_activation_a_norm_and_a_b
 def test_other_heads_are_one_linear_map_without_dropout_in_evaluation(module, reads):
     encoding = _encoding()
     params, p = _drawn(module, {})
-    wanted = np.asarray(getattr(encoding, reads), np.float64) @ p["kernel"] + p["bias"]
-    close(module.apply({"params": params}, encoding, {}), wanted)
+    expected = np.asarray(getattr(encoding, reads), np.float64) @ p["kernel"] + p["bias"]
+    close(module.apply({"params": params}, encoding, {}), expected)

@@ -54,11 +54,11 @@ def test_a_mix_is_gamma_times_the_weighted_sum_of_layers(norm: bool):
     mix = ScalarMix(norm)
     got = mix.apply({"params": {"weights": weights, "gamma": gamma}}, layers, MASK)
     shares = np.exp(weights) / np.exp(weights).sum()
-    wanted = np.zeros((4, 4, 6))
+    expected = np.zeros((4, 4, 6))
     for share, layer in zip(shares, layers, strict=True):
         inside = layer[MASK > 0].astype(np.float64)  # one mean and variance over all words and features
-        wanted += share * ((layer - inside.mean()) / np.sqrt(inside.var() + 1e-12) if norm else layer)
-    assert_close(got, gamma * wanted, atol=1e-5)
+        expected += share * ((layer - inside.mean()) / np.sqrt(inside.var() + 1e-12) if norm else layer)
+    assert_close(got, gamma * expected, atol=1e-5)
     fresh: Any = mix.init(jax.random.key(0), layers, MASK)["params"]
     assert not fresh["weights"].any() and fresh["gamma"] == 1.0
 
@@ -95,11 +95,11 @@ def test_a_task_s_head_sees_words_alone(name: str, pair: bool, place: Any):
         return jnp.square(made.heads[name]).sum(), made.heads[name]
 
     gradient, few = jax.jit(jax.grad(total, has_aux=True))(params, _batch(pair))
-    _, many = jax.jit(total)(params, _batch(pair, 7))
+    _, more = jax.jit(total)(params, _batch(pair, 7))
     if name == "tag":
-        few, many = few * MASK[:, :, None], many[:, :4] * MASK[:, :, None]
+        few, more = few * MASK[:, :, None], more[:, :4] * MASK[:, :, None]
     assert few.shape == {"tag": (4, 4, 3), "classify": (2 if pair else 4, 3)}[name]
-    assert_close(few, many, atol=1e-6)
+    assert_close(few, more, atol=1e-6)
     still = [path for path, x in by_path(gradient).items() if not np.any(x) and "bias" not in path]
     assert not still or all("gamma" in path or "weights" in path for path in still)
     mixes = learned_mixes(params)
@@ -143,12 +143,12 @@ def test_the_last_state_is_what_the_heads_read(family: str):
 
 
 def test_settings_that_mean_nothing_are_refused():
-    for wrong, said in (
+    for wrong, message in (
         ({"crf": True}, "head.crf=True has no meaning for head.mix=off"),
         ({"mix": "all", "place": "both"}, "head.place=both wants a biLSTM"),
         ({"mix": "all", "mix_l2": -1.0}, "head.mix-l2=-1.0 is not a number from 0 on"),
         ({"mix": "all", "cells": -1}, "head.cells=-1 is not a number of cells"),
         ({"mix": "words", "mix_l2": 0.1}, "head.mix-l2=0.1 has no meaning for head.mix=words"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             HeadConfig(**wrong)  # pyright: ignore[reportArgumentType]

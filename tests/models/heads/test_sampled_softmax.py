@@ -50,7 +50,7 @@ def test_each_logit_has_the_log_of_its_expected_count_taken_off():
 
 def test_the_expected_count_of_a_word_falls_with_its_rank_and_is_a_chance():
     ids = np.arange(V)
-    found = np.asarray(expected_count(jnp.asarray(ids), jnp.float32(TRIES), V))
-    close(found, np.exp(_log_counts(ids)))
-    assert (np.diff(found) < 0).all() and 0 < found[-1] and found[0] < 1
+    result = np.asarray(expected_count(jnp.asarray(ids), jnp.float32(TRIES), V))
+    close(result, np.exp(_log_counts(ids)))
+    assert (np.diff(result) < 0).all() and 0 < result[-1] and result[0] < 1
     close(expected_count(jnp.asarray(ids), jnp.float32(1), V).sum(), 1.0)  # one draw finds one word

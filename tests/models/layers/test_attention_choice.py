@@ -11,7 +11,7 @@ import pytest
 import contexture
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.layers.attention.choice import choose
-from tests.helpers.commands import said
+from tests.helpers.commands import run_command
 from tests.train.run.test_formats import GOLDEN
 
 BERT = BertConfig(dtype="bfloat16")
@@ -72,7 +72,7 @@ def test_a_run_asks_for_it_in_one_line_before_anything_is_written(capsys, text_f
         "--model.attention",
         "cudnn",
     ]
-    code, err = said(capsys, *words)
+    code, err = run_command(capsys, *words)
     assert code == 2 and err == "ConfigError: model.attention=cudnn does not go on cpu; give --model.attention auto"
     assert not (tmp_path / "run").exists()
 
@@ -83,8 +83,8 @@ def test_a_run_of_another_device_is_read_and_shown_here(capsys, tmp_path: Path):
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     record["config"]["model"]["attention"] = "cudnn"
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))
-    assert said(capsys, "show", tmp_path / "run")[0] == 0
+    assert run_command(capsys, "show", tmp_path / "run")[0] == 0
     model, params, _ = contexture.load(tmp_path / "run")
     assert isinstance(model.config, BertConfig) and model.config.attention == "auto"
-    _, wanted, _ = contexture.load(GOLDEN / "bert_format_2")
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, wanted))
+    _, expected, _ = contexture.load(GOLDEN / "bert_format_2")
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, expected))

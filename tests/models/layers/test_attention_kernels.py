@@ -57,12 +57,12 @@ def assert_alike(kernel: ModuleType, arrays: Drawn, mask: AttentionMask, rate: f
     if rate:
         made["dropout_key"] = dropout_key(3, jnp.int32(5), jnp.arange(B) + 7)
     bias_BHLM = bias_of(mask, length)
-    found = results(lambda q, k, v: flash.attend(q, k, v, mask, kernel=kernel, interpret=True, **made), arrays)
-    wanted = results(lambda q, k, v: reference.attend(q, k, v, bias_BHLM, **made), arrays)
+    actual = results(lambda q, k, v: flash.attend(q, k, v, mask, kernel=kernel, interpret=True, **made), arrays)
+    expected = results(lambda q, k, v: reference.attend(q, k, v, bias_BHLM, **made), arrays)
     # bfloat16 has 8 bits: the reference rounds each weight, the kernels round sums of them.
-    most = 1e-5 if arrays[0].dtype == jnp.float32 else 2**-7
-    for name, a, b in zip(("y", "dq", "dk", "dv"), found, wanted, strict=True):
-        close(a, b, name, most)
+    limit = 1e-5 if arrays[0].dtype == jnp.float32 else 2**-7
+    for name, a, b in zip(("y", "dq", "dk", "dv"), actual, expected, strict=True):
+        close(a, b, name, limit)
 
 
 def tokens(rng: np.random.Generator, B: int, length: int) -> jax.Array:
@@ -117,15 +117,15 @@ def test_masks_are_the_reference_s_bit_for_bit(length: int):
     """Whatever the size of the tiles: 131 is cut in three by one kernel and is one padded tile for the other."""
     key = dropout_key(11, jnp.int32(2), jnp.arange(2) + 30)
     nothing = AttentionMask(tokens_BM=jnp.ones((2, length), jnp.int32))
-    wanted = kept_by(
+    expected = kept_by(
         lambda q, k, v, **more: reference.attend(q, k, v, jnp.zeros((1, 1, 1, 1)), **more), length, 3, 2, key
     )  # fmt: skip
     for kernel in KERNELS.values():
-        found = kept_by(
+        actual = kept_by(
             lambda q, k, v, of=kernel, **more: flash.attend(q, k, v, nothing, kernel=of, interpret=True, **more),
             length, 3, 2, key,
         )  # fmt: skip
-        assert np.array_equal(found, wanted)
+        assert np.array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -145,7 +145,7 @@ def test_devices_have_their_own_sequences_and_heads(kernel: str):
     with jax.set_mesh(mesh):
         shared = results(attend, arrays)
     for a, b in zip(shared, alone, strict=True):
-        close(a, b, most=1e-6)
+        close(a, b, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

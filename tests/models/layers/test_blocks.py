@@ -18,8 +18,8 @@ from tests.helpers.parity_rule import assert_close, close
 SIZES = {"D": 6, "H": 2, "K": 5, "F": 9}
 
 
-def near(found, wanted, share=1e-5):
-    close(np.asarray(found, np.float64), np.asarray(wanted, np.float64), most=share)
+def near(actual, expected, share=1e-5):
+    close(np.asarray(actual, np.float64), np.asarray(expected, np.float64), tolerance=share)
 
 
 @settings(deadline=None, max_examples=12)
@@ -28,9 +28,9 @@ def test_a_product_s_gradient_is_that_of_the_plain_one_whichever_factor_is_wider
     T, D, F = sizes
     draw = np.random.default_rng(T * 100 + D * 10 + F)
     x_TD, kernel_DF, dy_TF = (jnp.asarray(draw.normal(size=shape), dtype) for shape in ((T, D), (D, F), (T, F)))
-    found, back = jax.vjp(matmul, x_TD, kernel_DF)
+    result, back = jax.vjp(matmul, x_TD, kernel_DF)
     plain, plain_back = jax.vjp(jnp.matmul, x_TD, kernel_DF)
-    for a, b in zip((found, *back(dy_TF)), (plain, *plain_back(dy_TF)), strict=True):
+    for a, b in zip((result, *back(dy_TF)), (plain, *plain_back(dy_TF)), strict=True):
         assert a.dtype == b.dtype == dtype
         near(a, b, 1e-5 if a.itemsize == 4 else 1e-2)
 
@@ -63,9 +63,9 @@ def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate)
         weights = jax.nn.softmax(jnp.einsum("BLHK,BMHK->BHLM", q, k) / np.sqrt(K) + bias, axis=-1)
         return jnp.einsum("BHLM,BMHK->BLHK", dropout(weights, rate, sound, 2), v)
 
-    found, back = jax.vjp(lambda q, k, v: attend(q, k, v, bias, rate=rate, dropout_key=sound, site=2), q, k, v)
-    wanted, plain_back = jax.vjp(formula, *(x.astype(jnp.float32) for x in (q, k, v)))
-    pairs = zip(("y", *"qkv"), (found, *back(dy)), (wanted, *plain_back(dy.astype(jnp.float32))), strict=True)
+    actual, back = jax.vjp(lambda q, k, v: attend(q, k, v, bias, rate=rate, dropout_key=sound, site=2), q, k, v)
+    expected, plain_back = jax.vjp(formula, *(x.astype(jnp.float32) for x in (q, k, v)))
+    pairs = zip(("y", *"qkv"), (actual, *back(dy)), (expected, *plain_back(dy.astype(jnp.float32))), strict=True)
     for name, a, b in pairs:
         assert a.dtype == dtype
         if M == 1 and name in "qk":  # a single key has all the weight, whatever q and k are
@@ -79,26 +79,26 @@ def test_the_slope_of_an_activation_is_that_of_its_values(name):
     x = np.linspace(-9, 9, 4001)
     with jax.enable_x64(True):
         h, value = 1e-6, ACTIVATIONS[name]
-        wanted = (np.asarray(value(jnp.asarray(x + h))) - np.asarray(value(jnp.asarray(x - h)))) / (2 * h)
+        expected = (np.asarray(value(jnp.asarray(x + h))) - np.asarray(value(jnp.asarray(x - h)))) / (2 * h)
     for dtype, share in ((jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)):
         given = jnp.asarray(x, dtype)
-        found = jax.vjp(ACTIVATIONS[name], given)[1](jnp.ones_like(given))[0]
-        assert found.dtype == dtype
+        actual = jax.vjp(ACTIVATIONS[name], given)[1](jnp.ones_like(given))[0]
+        assert actual.dtype == dtype
         away = np.abs(x) > 1e-2  # relu has no slope at 0
-        near(np.asarray(found)[away], wanted[away], share)
+        near(np.asarray(actual)[away], expected[away], share)
 
 
 def test_activations_are_their_formulas():
     """Gelu by the error function and by tanh (Hendrycks and Gimpel 2016), and relu."""
     x = np.linspace(-6, 6, 1001)
     inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
-    wanted = {
+    expected = {
         "erf": [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x],
         "tanh": 0.5 * x * (1 + np.tanh(inner)),
         "relu": np.maximum(x, 0),
     }
-    assert wanted.keys() == ACTIVATIONS.keys()
-    for name, values in wanted.items():
+    assert expected.keys() == ACTIVATIONS.keys()
+    for name, values in expected.items():
         near(ACTIVATIONS[name](jnp.asarray(x, jnp.float32)), values, 1e-6)
 
 
@@ -114,10 +114,10 @@ def test_a_norm_and_its_gradient_are_those_of_the_formula(eps):
         return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + eps) * scale[None] + bias[None]
 
     norm, params = Norm(eps), {"scale": jnp.asarray(scale, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}
-    found, back = jax.vjp(lambda x: norm.apply({"params": params}, x), jnp.asarray(x, jnp.float32))
+    actual, back = jax.vjp(lambda x: norm.apply({"params": params}, x), jnp.asarray(x, jnp.float32))
     with jax.enable_x64(True):
-        wanted, plain_back = jax.vjp(formula, jnp.asarray(x))
-        near(found, wanted)
+        expected, plain_back = jax.vjp(formula, jnp.asarray(x))
+        near(actual, expected)
         near(back(jnp.asarray(dy, jnp.float32))[0], plain_back(jnp.asarray(dy))[0])
 
 

@@ -37,10 +37,10 @@ def test_the_rows_that_are_computed_are_little_more_than_the_word_types(devices:
     """At most a quarter more, and a row for each device; for any number of word types and any size of a part."""
     for types in (3, 64, 643, 6144, 6147, 20_003, 98_307):
         rows = -(-types // devices)
-        for most in (4, 7, 20, 56, 910, 10**6):
-            parts, size = chunk_sizes(rows, most)
-            assert size <= most and rows <= parts * size
-            assert devices * parts * size <= 1.25 * types + devices, (types, most)
+        for limit in (4, 7, 20, 56, 910, 10**6):
+            parts, size = chunk_sizes(rows, limit)
+            assert size <= limit and rows <= parts * size
+            assert devices * parts * size <= 1.25 * types + devices, (types, limit)
 
 
 def test_devices_share_the_rows_of_any_table(monkeypatch: pytest.MonkeyPatch):
@@ -58,12 +58,12 @@ def test_devices_share_the_rows_of_any_table(monkeypatch: pytest.MonkeyPatch):
 
     alone = jax.jit(jax.value_and_grad(total, has_aux=True))
     shared = jax.jit(jax.value_and_grad(total, has_aux=True))
-    wanted = jax.device_get(alone(params, types))
+    expected = jax.device_get(alone(params, types))
     with jax.set_mesh(mesh):
-        found = jax.device_get(shared(params, types))
+        actual = jax.device_get(shared(params, types))
         text = jax.jit(network.apply).lower(params, types).compile().as_text()
-    assert found[0][1].shape == (83, 4)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    assert actual[0][1].shape == (83, 4)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert_close(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
     rows = -(-83 // 8)
     parts, size = chunk_sizes(rows, 5)

@@ -42,11 +42,11 @@ def test_a_word_is_the_largest_of_each_filter_through_highways_and_a_projection(
     p = {path: np.asarray(x, np.float64) for path, x in by_path(params).items()}
     table = np.concatenate([np.zeros((1, E)), p["characters"]])
     x = table[types]
-    found = []
+    pooled = []
     for n, (width, _) in enumerate(FILTERS):
         windows = np.stack([x[:, at : at + width] for at in range(W - width + 1)], 1)
-        found.append(np.einsum("RPWE,WEF->RPF", windows, p[f"filters_{n}/kernel"]).max(1) + p[f"filters_{n}/bias"])
-    y = ACTIVATIONS[activation](np.concatenate(found, -1))
+        pooled.append(np.einsum("RPWE,WEF->RPF", windows, p[f"filters_{n}/kernel"]).max(1) + p[f"filters_{n}/bias"])
+    y = ACTIVATIONS[activation](np.concatenate(pooled, -1))
     for n in range(2):
         gate, new = (
             y @ p[f"highway_{n}/{part}/kernel"] + p[f"highway_{n}/{part}/bias"] for part in ("carry", "transform")

@@ -20,8 +20,8 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def _clip(x: np.ndarray, most: float) -> np.ndarray:
-    return np.clip(x, -most, most) if most else x
+def _clip(x: np.ndarray, limit: float) -> np.ndarray:
+    return np.clip(x, -limit, limit) if limit else x
 
 
 def _steps(z, cell, hidden, kernel, projection, cell_clip, projection_clip):
@@ -45,8 +45,8 @@ def _inputs() -> tuple[np.ndarray, ...]:
 def test_a_layer_is_its_equations(clips):
     z, cell, hidden, kernel, projection = _inputs()
     got = recur(*jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (z, (cell, hidden), kernel, projection)), *clips)
-    wanted = _steps(z, cell, hidden, kernel, projection, *clips)
-    for a, b, clip in zip(got, wanted, clips, strict=True):
+    expected = _steps(z, cell, hidden, kernel, projection, *clips)
+    for a, b, clip in zip(got, expected, clips, strict=True):
         close(a, b)
         assert not clip or (np.abs(b) == clip).any()
 
@@ -73,9 +73,9 @@ def test_a_layer_s_gradient_is_that_of_its_equations(clips):
         return (recur(z, first, kernel, projection, *clips)[1] * dy).sum()
 
     got = jax.grad(ours, (0, 1, 2, 3))(z, (cell, hidden), kernel, projection)
-    wanted = jax.grad(plain, (0, 1, 2))(z, kernel, projection)
+    expected = jax.grad(plain, (0, 1, 2))(z, kernel, projection)
     assert not any(np.any(x) for x in got[1])
-    for a, b in zip((got[0], *got[2:]), wanted, strict=True):
+    for a, b in zip((got[0], *got[2:]), expected, strict=True):
         close(a, b)
 
 

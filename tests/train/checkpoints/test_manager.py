@@ -38,9 +38,9 @@ def _wanted(mesh: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _state(mesh, 0))
 
 
-def _saved(folder: Path, mesh: Any, many: int = 3, **more: Any) -> Checkpoints:
+def _saved(folder: Path, mesh: Any, count: int = 3, **more: Any) -> Checkpoints:
     checkpoints = Checkpoints(folder, mesh, SaveConfig(max_to_keep=9), "the run")
-    for step in range(1, many + 1):
+    for step in range(1, count + 1):
         checkpoints.save(step, _state(mesh, step), {"lines_read": 8 * step, **more}, None)
     checkpoints.wait()
     checkpoints.close()
@@ -49,11 +49,11 @@ def _saved(folder: Path, mesh: Any, many: int = 3, **more: Any) -> Checkpoints:
 
 def test_what_is_read_is_what_was_saved(tmp_path, mesh):
     checkpoints = _saved(tmp_path, mesh)
-    with logged() as said:
+    with logged() as messages:
         state, meta = checkpoints.restore_latest(_wanted(mesh))  # pyright: ignore[reportGeneralTypeIssues]
-    assert (int(state.step), meta["step"], meta["lines_read"]) == (3, 3, 24) and not said
-    for got, wanted in zip(jax.tree.leaves(state.params), jax.tree.leaves(_state(mesh, 3).params), strict=True):
-        close(got, wanted, most=0.0)
+    assert (int(state.step), meta["step"], meta["lines_read"]) == (3, 3, 24) and not messages
+    for got, expected in zip(jax.tree.leaves(state.params), jax.tree.leaves(_state(mesh, 3).params), strict=True):
+        close(got, expected, tolerance=0.0)
 
 
 @pytest.mark.parametrize("item", ["digest", "meta"])
@@ -68,10 +68,10 @@ def test_a_word_changed_in_a_description_falls_back_to_the_step_before(tmp_path,
     else:
         tree["arrays"]["params/backbone/norm/scale"] ^= 1
     file.write_text(json.dumps(tree))
-    with logged() as said:
+    with logged() as messages:
         state, meta = checkpoints.restore_latest(_wanted(mesh))  # pyright: ignore[reportGeneralTypeIssues]
     assert int(state.step) == meta["step"] == 2
-    assert f"warning: checkpoint of step 3: item {item}: does not match its" in said[0]
+    assert f"warning: checkpoint of step 3: item {item}: does not match its" in messages[0]
     assert steps(tmp_path / "checkpoints") == [1, 2] and (tmp_path / "damaged" / "3-0").is_dir()
 
 
@@ -80,13 +80,13 @@ def test_arrays_that_are_others_do_not_match_their_digest(tmp_path, mesh):
     folder = tmp_path / "checkpoints"
     shutil.rmtree(folder / "3" / "state")
     shutil.copytree(folder / "2" / "state", folder / "3" / "state")
-    with logged() as said:
+    with logged() as messages:
         state, _ = checkpoints.restore_latest(_wanted(mesh))  # pyright: ignore[reportGeneralTypeIssues]
-    assert int(state.step) == 2 and "its values do not match their digest" in said[0]
+    assert int(state.step) == 2 and "its values do not match their digest" in messages[0]
 
 
 def test_where_no_checkpoint_is_good_nothing_is_begun_anew(tmp_path, mesh):
-    checkpoints = _saved(tmp_path, mesh, many=2)
+    checkpoints = _saved(tmp_path, mesh, count=2)
     for step in (1, 2):
         (tmp_path / "checkpoints" / str(step) / "digest" / "metadata").write_text("{}")
     with pytest.raises(CheckpointError, match="no good checkpoint is left in .*step 2: item digest.*step 1: item"):
@@ -96,7 +96,7 @@ def test_where_no_checkpoint_is_good_nothing_is_begun_anew(tmp_path, mesh):
 
 
 def test_a_checkpoint_of_another_run_or_step_is_refused(tmp_path, mesh):
-    _saved(tmp_path, mesh, many=1)
+    _saved(tmp_path, mesh, count=1)
     with pytest.raises(ConfigError, match="is of a run with other settings"):
         Checkpoints(tmp_path, mesh, SaveConfig(), "another run").restore_latest(_wanted(mesh))
     (tmp_path / "checkpoints" / "1").rename(tmp_path / "checkpoints" / "7")
@@ -121,7 +121,7 @@ def test_a_digest_sees_every_value_and_every_place(mesh):
 
 
 def test_numbers_that_are_not_finite_are_never_saved(tmp_path, mesh):
-    _saved(tmp_path, mesh, many=1)
+    _saved(tmp_path, mesh, count=1)
     checkpoints, state = Checkpoints(tmp_path, mesh, SaveConfig(), "the run"), _state(mesh, 2)
     for part in ("params", "opt"):
         broken = dataclasses.replace(state, **{part: jax.tree.map(lambda x: x.at[3].set(np.inf), getattr(state, part))})
@@ -133,7 +133,7 @@ def test_numbers_that_are_not_finite_are_never_saved(tmp_path, mesh):
 def test_a_write_that_fails_in_a_folder_that_was_moved_says_so(tmp_path, mesh, monkeypatch):
     """It was under way when the folder went: what the file system says of it is not what happened."""
     (tmp_path / "run").mkdir()
-    checkpoints = _saved(tmp_path / "run", mesh, many=1)
+    checkpoints = _saved(tmp_path / "run", mesh, count=1)
 
     def fail() -> None:
         raise OSError("Failed to rename the temporary folder")

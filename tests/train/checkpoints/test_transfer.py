@@ -35,20 +35,20 @@ def init(**more) -> Run:
 def test_heads_go_and_the_rest_stays():
     here = {**THERE, "heads_tag/kernel": [4, 5]}
     del here["heads_mlm/bias"]
-    found = account(THERE, here, RUN, same_task=False)
-    assert set(found.kept) == {"backbone/embeddings/tokens", "backbone/layers/ffn/in/kernel"}
-    assert found.new == {"heads_classify/kernel": [4, 3], "heads_tag/kernel": [4, 5]}
-    assert found.dropped == {"heads_mlm/bias": [10], "heads_classify/kernel": [4, 3]} and not found.grown
+    transferred = account(THERE, here, RUN, same_task=False)
+    assert set(transferred.kept) == {"backbone/embeddings/tokens", "backbone/layers/ffn/in/kernel"}
+    assert transferred.new == {"heads_classify/kernel": [4, 3], "heads_tag/kernel": [4, 5]}
+    assert transferred.dropped == {"heads_mlm/bias": [10], "heads_classify/kernel": [4, 3]} and not transferred.grown
     assert "heads_classify/kernel" in account(THERE, here, RUN, same_task=True).kept
     assert "heads_classify/kernel" in account(THERE, here, init(drop_heads=True), same_task=True).dropped
-    assert ("kept", "backbone/… (2 tensors)", "104") in found.rows()
+    assert ("kept", "backbone/… (2 tensors)", "104") in transferred.rows()
 
 
 def test_a_softmax_of_its_own_goes_along_and_grows():
-    there, here = ({"backbone/embeddings/tokens": [n, 4], "heads_lm/table": [n, 4]} for n in (10, 13))
-    assert account(there, there, RUN, same_task=False).kept == there
-    found = account(there, here, init(grow=True), same_task=False)
-    assert found.grown == {path: ([10, 4], [13, 4]) for path in there}
+    existing, here = ({"backbone/embeddings/tokens": [n, 4], "heads_lm/table": [n, 4]} for n in (10, 13))
+    assert account(existing, existing, RUN, same_task=False).kept == existing
+    transferred = account(existing, here, init(grow=True), same_task=False)
+    assert transferred.grown == {path: ([10, 4], [13, 4]) for path in existing}
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def begin(run: Run, shape: tuple[int, int, int] = (1, 1, 1)):
     """(the parameters begun with by path, the drawn ones, what was told)."""
     mesh = meshes.build(MeshConfig(**dict(zip(("data", "fsdp", "tensor"), shape, strict=True))),
                         jax.devices()[: int(np.prod(shape))])  # fmt: skip
-    told: list[Any] = []
+    messages: list[Any] = []
     with jax.set_mesh(mesh):
         make, _, _ = create(model_of(run, ()), run, mesh)
         fresh = make()
-        state = begin_from(run, (), run.model.vocab, fresh, mesh, lambda title, columns, rows: told.extend(rows))
+        state = begin_from(run, (), run.model.vocab, fresh, mesh, lambda title, columns, rows: messages.extend(rows))
 
-        return arrays(state.params), arrays(fresh.params), told
+        return arrays(state.params), arrays(fresh.params), messages
 
 
 def arrays(tree: Any) -> dict[str, np.ndarray]:
@@ -94,36 +94,36 @@ def stored(folder: Path) -> dict[str, np.ndarray]:
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         _, shapes, shardings = create(model_of(run, ()), run, mesh)
-        wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        expected = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
                               shapes.params, shardings.params)  # fmt: skip
-        params, _ = restore(folder / "checkpoints" / "40", wanted, mesh, "params")
+        params, _ = restore(folder / "checkpoints" / "40", expected, mesh, "params")
     return arrays(params)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
 def test_what_is_kept_is_kept_to_the_bit_on_any_mesh(source, tiny_run, shape):
-    found, _, told = begin(source, shape)
+    params, _, messages = begin(source, shape)
     was = stored(tiny_run)
-    assert found.keys() == was.keys() and {what for what, _, _ in told} == {"kept"}
-    assert all(np.array_equal(found[path], was[path]) for path in was)
+    assert params.keys() == was.keys() and {what for what, _, _ in messages} == {"kept"}
+    assert all(np.array_equal(params[path], was[path]) for path in was)
 
 
 def test_tables_grow_by_drawn_rows(source, tiny_run):
     model = dataclasses.replace(source.model, vocab=160, segments=3)
     run = dataclasses.replace(source, model=model, init=InitConfig(run=str(tiny_run), grow=True, drop_heads=True))
-    found, fresh, told = begin(run)
+    params, fresh, messages = begin(run)
     was = stored(tiny_run)
     for name, rows in (("tokens", was["backbone/embeddings/tokens"].shape[0]), ("segments", 2)):
         path = f"backbone/embeddings/{name}"
-        assert np.array_equal(found[path][:rows], was[path])
-        assert np.array_equal(found[path][rows:], fresh[path][rows:])
-    assert ("grown", "backbone/embeddings/segments", "2×32 → 3×32") in told
-    assert np.array_equal(found["heads_mlm/bias"], fresh["heads_mlm/bias"]) and was["heads_mlm/bias"].any()
+        assert np.array_equal(params[path][:rows], was[path])
+        assert np.array_equal(params[path][rows:], fresh[path][rows:])
+    assert ("grown", "backbone/embeddings/segments", "2×32 → 3×32") in messages
+    assert np.array_equal(params["heads_mlm/bias"], fresh["heads_mlm/bias"]) and was["heads_mlm/bias"].any()
 
 
 def test_from_scratch_nothing_is_taken(source, tiny_run):
-    found, fresh, told = begin(dataclasses.replace(source, init=InitConfig(run=str(tiny_run), random=True)))
-    assert all(np.array_equal(found[path], fresh[path]) for path in fresh) and not told
+    params, fresh, messages = begin(dataclasses.replace(source, init=InitConfig(run=str(tiny_run), random=True)))
+    assert all(np.array_equal(params[path], fresh[path]) for path in fresh) and not messages
 
 
 def test_a_damaged_checkpoint_is_skipped_and_said(source, tiny_run, tmp_path):
@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_skipped_and_said(source, tiny_run, tmp_path):
     shutil.copytree(tiny_run, tmp_path / "run")
     digest = tmp_path / "run" / "checkpoints" / "40" / "digest" / "metadata"
     digest.write_text(digest.read_text().replace("1", "2", 1))
-    found, _, _ = begin(dataclasses.replace(source, init=InitConfig(run=str(tmp_path / "run"))))
-    assert_differs(found["heads_mlm/bias"], stored(tiny_run)["heads_mlm/bias"])
+    params, _, _ = begin(dataclasses.replace(source, init=InitConfig(run=str(tmp_path / "run"))))
+    assert_differs(params["heads_mlm/bias"], stored(tiny_run)["heads_mlm/bias"])
     with pytest.raises(ConfigError, match="holds no checkpoint of step 7; those there are of step"):
         begin(dataclasses.replace(source, init=InitConfig(run=str(tiny_run), step=7)))

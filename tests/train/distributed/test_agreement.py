@@ -16,12 +16,12 @@ from contexture.train.run_file import RunRecord
 def test_a_fact_that_differs_between_processes_is_named_in_all(other, monkeypatch):
     facts = {"seed": 1, "text": "a"}
     name = next(name for name in ("seed", "text", "more") if facts.get(name) != other.get(name))
-    for told in ([facts, other], [facts, facts, other]):
+    for facts_of in ([facts, other], [facts, facts, other]):
         monkeypatch.setattr(
-            processes, "exchange", lambda mine, minutes=0.0, told=told: [json.dumps(fact) for fact in told]
+            processes, "exchange", lambda mine, minutes=0.0, facts_of=facts_of: [json.dumps(fact) for fact in facts_of]
         )
-        for mine in told:
-            with pytest.raises(ConfigError, match=f"process {len(told) - 1}.* has {name} .*; start them alike"):
+        for mine in facts_of:
+            with pytest.raises(ConfigError, match=f"process {len(facts_of) - 1}.* has {name} .*; start them alike"):
                 processes.agree(mine, "start them alike")
     monkeypatch.setattr(processes, "exchange", lambda mine, minutes=0.0: [mine] * 3)
     processes.agree(facts, "start them alike")

@@ -177,11 +177,11 @@ def test_the_coordinator_listens_on_the_address_given_alone(door, tiny_words, tm
 
 def listening(port: int) -> set[str]:
     """The local addresses on which something listens at a port, as Linux writes them (127.0.0.1 and ::1 here)."""
-    found = set()
+    ports = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             local, state = line.split()[1], line.split()[3]
             address, _, number = local.rpartition(":")
             if state == "0A" and int(number, 16) == port:
-                found.add(address)
-    return found
+                ports.add(address)
+    return ports

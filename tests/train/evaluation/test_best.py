@@ -73,14 +73,14 @@ def measured_by(run: Run) -> set[str]:
 def test_every_metric_that_is_measured_has_a_direction():
     runs = every_run()
     assert {run.objective for run in runs} == OBJECTIVES.keys()
-    found = set().union(*map(measured_by, runs))
+    measured = set().union(*map(measured_by, runs))
     baselines = {
         *unigram_baseline(np.ones(3), np.ones(3)),
         *task_metrics.majority([1, 2], np.array([0])),
         *task_metrics.mean_guess(0.0, np.array([1.0])),
     }
-    assert found | baselines == metrics.BETTER.keys()
-    assert {"full_perplexity", "sampled_perplexity", "mix_penalty", "entity_f1", "mae", "spearman"} <= found
+    assert measured | baselines == metrics.BETTER.keys()
+    assert {"full_perplexity", "sampled_perplexity", "mix_penalty", "entity_f1", "mae", "spearman"} <= measured
 
 
 @pytest.mark.parametrize("metric", metrics.BETTER)

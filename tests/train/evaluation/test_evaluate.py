@@ -56,25 +56,25 @@ def lines_of(file: Path) -> list[str]:
 
 
 def test_metrics_equal_an_independent_count(evaluated, task_files):
-    result, said = evaluated("classify", 1, 64)
+    result, answered = evaluated("classify", 1, 64)
     gold = [line.split("\t")[1] for line in lines_of(task_files / "classify.dev.tsv")[1:]]
-    assert len(gold) == 97 == result["examples"] and [r["label"] for r in said] == gold
-    assert [r["id"] for r in said] == [f"classify.dev.tsv:{n}" for n in range(2, 99)]
-    answers = [r["prediction"] for r in said]
-    assert all(r["scores"][r["prediction"]] == max(r["scores"].values()) for r in said)
+    assert len(gold) == 97 == result["examples"] and [r["label"] for r in answered] == gold
+    assert [r["id"] for r in answered] == [f"classify.dev.tsv:{n}" for n in range(2, 99)]
+    answers = [r["prediction"] for r in answered]
+    assert all(r["scores"][r["prediction"]] == max(r["scores"].values()) for r in answered)
     hits = Counter((g, a) for g, a in zip(gold, answers, strict=True))
     f1 = {}
     for label in sorted(set(gold) | set(answers)):
         true = hits[label, label]
-        named, there = answers.count(label), gold.count(label)
-        f1[label] = 2 * true / (named + there)
+        named, existing = answers.count(label), gold.count(label)
+        f1[label] = 2 * true / (named + existing)
     metrics = result["metrics"]
     assert metrics["accuracy"] == pytest.approx(sum(g == a for g, a in zip(gold, answers, strict=True)) / 97, abs=1e-6)
     assert metrics["f1_macro"] == pytest.approx(sum(f1.values()) / len(f1), abs=1e-6)
     for row in result["labels"]:
         assert row["f1"] == pytest.approx(f1.get(row["label"], 0.0), abs=1e-9)
         assert row["count"] == gold.count(row["label"])
-    loss = -sum(math.log(r["scores"][g]) for r, g in zip(said, gold, strict=True)) / 97
+    loss = -sum(math.log(r["scores"][g]) for r, g in zip(answered, gold, strict=True)) / 97
     assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
     train = Counter(line.split("\t")[1] for line in lines_of(task_files / "classify.train.tsv")[1:])
     commonest = max(sorted(train), key=lambda label: train[label])
@@ -82,9 +82,9 @@ def test_metrics_equal_an_independent_count(evaluated, task_files):
 
 
 def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
-    result, said = evaluated("regress", 1, 64)
+    result, answered = evaluated("regress", 1, 64)
     gold = [json.loads(line)["score"] for line in lines_of(task_files / "regress.dev.jsonl")]
-    answers = [r["prediction"] for r in said]
+    answers = [r["prediction"] for r in answered]
     errors = [(g - a) ** 2 for g, a in zip(gold, answers, strict=True)]
     assert result["metrics"]["mse"] == pytest.approx(sum(errors) / 97, abs=1e-6)
     assert result["metrics"]["loss"] == pytest.approx(sum(errors) / 97, abs=1e-6)
@@ -93,10 +93,10 @@ def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
     below = math.sqrt(sum((g - mean_g) ** 2 for g in gold) * sum((a - mean_a) ** 2 for a in answers))
     assert result["metrics"]["pearson"] == pytest.approx(top / below, abs=1e-6)
 
-    result, said = evaluated("tag", 1, 64)
+    result, answered = evaluated("tag", 1, 64)
     words = [line.split("\t")[3] for line in lines_of(task_files / "tag.dev.conllu") if line]
-    assert [tag for r in said for tag in r["labels"]] == words
-    hits = [g == a for r in said for g, a in zip(r["labels"], r["predictions"], strict=True)]
+    assert [tag for r in answered for tag in r["labels"]] == words
+    hits = [g == a for r in answered for g, a in zip(r["labels"], r["predictions"], strict=True)]
     assert result["metrics"]["accuracy"] == pytest.approx(sum(hits) / len(words), abs=1e-6)
 
 
@@ -117,12 +117,12 @@ def test_two_processes_change_no_prediction(evaluated, by_two_processes):
     same(by_two_processes, evaluated("classify", 1, 64), "two processes")
 
 
-def same(found: Evaluated, wanted: Evaluated, where: str) -> None:
-    (result, records), (whole, said) = found, wanted
-    assert result["examples"] == 97 and [r["id"] for r in records] == [r["id"] for r in said], where
+def same(actual: Evaluated, expected: Evaluated, where: str) -> None:
+    (result, records), (whole, expected_records) = actual, expected
+    assert result["examples"] == 97 and [r["id"] for r in records] == [r["id"] for r in expected_records], where
     for name, value in whole["metrics"].items():
         assert result["metrics"][name] == pytest.approx(value, abs=1e-6), (where, name)
-    for a, b in zip(records, said, strict=True):
+    for a, b in zip(records, expected_records, strict=True):
         for name in ("prediction", "predictions"):
             if isinstance(b.get(name), float):
                 assert a[name] == pytest.approx(b[name], abs=1e-5), where

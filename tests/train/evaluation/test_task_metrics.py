@@ -23,11 +23,11 @@ from contexture.train.evaluation.task_metrics import (
 quick = settings(max_examples=100, deadline=None, database=None)
 
 
-def near(got: dict, wanted: dict) -> None:
-    assert got.keys() == wanted.keys()
+def near(got: dict, expected: dict) -> None:
+    assert got.keys() == expected.keys()
     for name, value in got.items():
         assert type(value) is float, name
-        assert value == pytest.approx(wanted[name], rel=1e-9, abs=1e-9, nan_ok=True), name
+        assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), name
 
 
 def share(part: float, whole: float) -> float:
@@ -36,25 +36,25 @@ def share(part: float, whole: float) -> float:
 
 def by_hand(gold: list, predicted: list) -> dict:
     """Each thing's precision, recall, F1 and count in gold, from pairs counted one by one."""
-    hits, said, count = Counter(), Counter(predicted), Counter(gold)
+    hits, answered, count = Counter(), Counter(predicted), Counter(gold)
     for right, answer in zip(gold, predicted, strict=True):
         hits[right] += right == answer
     return {
         thing: (
-            share(hits[thing], said[thing]),
+            share(hits[thing], answered[thing]),
             share(hits[thing], count[thing]),
-            share(2 * hits[thing], said[thing] + count[thing]),
+            share(2 * hits[thing], answered[thing] + count[thing]),
             count[thing],
         )
-        for thing in said | count
+        for thing in answered | count
     }
 
 
 def matthews_by_hand(gold: list, predicted: list) -> float:
     """The correlation of the two one-hot tables: Σ over classes of their covariances."""
-    n, right, said, count = len(gold), sum(map(int.__eq__, gold, predicted)), Counter(predicted), Counter(gold)
-    both = right * n - sum(said[k] * count[k] for k in said)
-    spread = (n * n - sum(c * c for c in said.values())) * (n * n - sum(c * c for c in count.values()))
+    n, right, answered, count = len(gold), sum(map(int.__eq__, gold, predicted)), Counter(predicted), Counter(gold)
+    both = right * n - sum(answered[k] * count[k] for k in answered)
+    spread = (n * n - sum(c * c for c in answered.values())) * (n * n - sum(c * c for c in count.values()))
     return share(both, math.sqrt(spread))
 
 
@@ -73,16 +73,16 @@ def test_classified_is_the_count_by_hand(case):
     labels, gold, predicted = case
     rates = by_hand(gold, predicted)
     rates.pop(-1, None)
-    wanted = {
+    expected = {
         "accuracy": sum(map(int.__eq__, gold, predicted)) / len(gold),
         "f1_macro": sum(f1 for _, _, f1, _ in rates.values()) / len(rates),
         "f1_weighted": sum(f1 * count for _, _, f1, count in rates.values()) / len(gold),
         "matthews": matthews_by_hand(gold, predicted),
     }
     if len(labels) == 2:
-        wanted["precision"], wanted["recall"], wanted["f1"] = rates.get(1, (0.0, 0.0, 0.0, 0))[:3]
+        expected["precision"], expected["recall"], expected["f1"] = rates.get(1, (0.0, 0.0, 0.0, 0))[:3]
     arrays = np.array(gold, np.int32), np.array(predicted, np.int32)
-    near(classified(*arrays, labels), wanted)
+    near(classified(*arrays, labels), expected)
     table = class_table(*arrays, labels)
     assert [row.pop("label") for row in table] == labels
     for i, row in enumerate(table):
@@ -108,13 +108,13 @@ def pearson_by_hand(a: list[float], b: list[float]) -> float:
 @given(st.lists(st.tuples(*[st.integers(-20, 20).map(lambda i: i / 4)] * 2), min_size=1, max_size=30))
 def test_regressed_is_the_count_by_hand(pairs):
     gold, predicted = map(list, zip(*pairs, strict=True))
-    wanted = {
+    expected = {
         "pearson": pearson_by_hand(gold, predicted),
         "spearman": pearson_by_hand(ranks_by_hand(gold), ranks_by_hand(predicted)),
         "mse": math.fsum((a - b) ** 2 for a, b in pairs) / len(pairs),
         "mae": math.fsum(abs(a - b) for a, b in pairs) / len(pairs),
     }
-    near(regressed(np.array(gold), np.array(predicted)), wanted)
+    near(regressed(np.array(gold), np.array(predicted)), expected)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -164,8 +164,8 @@ def words_by_hand(gold: list[list[str]], predicted: list[list[str]]) -> tuple[di
 @given(tag_rows(["NOUN", "VERB", "ADJ", "O"]))
 def test_tagged_is_the_count_by_hand(case):
     gold, predicted = case
-    rates, wanted = words_by_hand(gold, predicted)
-    near(tagged(gold, predicted), wanted)
+    rates, expected = words_by_hand(gold, predicted)
+    near(tagged(gold, predicted), expected)
     table = tag_table(gold, predicted, ["VERB", "NOUN"])
     assert [row["label"] for row in table] == ["VERB", "NOUN", *sorted(rates.keys() - {"VERB", "NOUN"})]
     for row in table:
@@ -179,16 +179,19 @@ IOB = ["O", "B-PER", "I-PER", "B-the-place", "I-the-place"]
 @given(tag_rows(IOB))
 def test_entities_are_those_of_conlleval(case):
     gold, predicted = case
-    _, wanted = words_by_hand(gold, predicted)
-    asked, said = spans_by_hand(gold), spans_by_hand(predicted)
-    hits = set(asked) & set(said)
-    wanted["entity_precision"], wanted["entity_recall"] = share(len(hits), len(said)), share(len(hits), len(asked))
-    wanted["entity_f1"] = share(2 * len(hits), len(said) + len(asked))
-    near(tagged(gold, predicted, IOB), wanted)
+    _, expected = words_by_hand(gold, predicted)
+    asked, answered = spans_by_hand(gold), spans_by_hand(predicted)
+    hits = set(asked) & set(answered)
+    expected["entity_precision"], expected["entity_recall"] = (
+        share(len(hits), len(answered)),
+        share(len(hits), len(asked)),
+    )
+    expected["entity_f1"] = share(2 * len(hits), len(answered) + len(asked))
+    near(tagged(gold, predicted, IOB), expected)
     table = tag_table(gold, predicted, IOB)
     assert [row["label"] for row in table] == ["PER", "the-place"]
     for row in table:
-        hit, all_said, all_asked = (sum(span[0] == row["label"] for span in spans) for spans in (hits, said, asked))
+        hit, all_said, all_asked = (sum(span[0] == row["label"] for span in spans) for spans in (hits, answered, asked))
         rates = (share(hit, all_said), share(hit, all_asked), share(2 * hit, all_said + all_asked), all_asked)
         assert tuple(row.values())[1:] == pytest.approx(rates, abs=1e-9)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from contexture.cli import main as cli
-from tests.helpers.commands import said
+from tests.helpers.commands import run_command
 from tests.helpers.parity_rule import assert_close
 from tests.train.run.test_resume import assert_same_run, losses, parameters, recorded
 
@@ -95,8 +95,11 @@ FILES = {
 @pytest.mark.parametrize("kind", FILES)
 def test_a_harmed_file_is_the_same_run_or_one_line(one_device, tiny_words, tiny_run, tmp_path, capsys, kind, harm):
     """`others`: the lock, the events of TensorBoard and the picture of the loss, none of which a run needs."""
-    wanted = [name for name in ("lock", "loss.png") if kind == "others"]
-    files = [*(file.relative_to(tiny_run) for file in tiny_run.glob(FILES[kind]) if file.is_file()), *map(Path, wanted)]
+    expected = [name for name in ("lock", "loss.png") if kind == "others"]
+    files = [
+        *(file.relative_to(tiny_run) for file in tiny_run.glob(FILES[kind]) if file.is_file()),
+        *map(Path, expected),
+    ]
     assert files
     final = parameters(tiny_run)
     for file in files:
@@ -106,14 +109,17 @@ def test_a_harmed_file_is_the_same_run_or_one_line(one_device, tiny_words, tiny_
         good = content(folder, "checkpoints", "data", "tokenizer")
         good[hashlib.sha256((folder / file).read_bytes()).hexdigest()] -= 1
         HARMS[harm](folder / file, folder)
-        code, err = said(capsys, *tiny_words, "--dir", folder)
+        code, err = run_command(capsys, *tiny_words, "--dir", folder)
         if code:
             assert_one_line(code, err)
         else:
             same = zip(parameters(folder), final, strict=True)
             assert kind == "metrics" or recorded(folder) == 40, (file, err)
-            for got, wanted in same:  # the same program on one device, of another process: see test_unkillable for bits
-                assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+            for (
+                got,
+                expected,
+            ) in same:  # the same program on one device, of another process: see test_unkillable for bits
+                assert_close(got, expected, rtol=1e-4, atol=1e-5)
         assert not +(good - content(folder, ".")), (file, err)
 
 
@@ -159,7 +165,7 @@ def test_a_full_disk_ends_other_commands_with_one_line_and_no_file(tiny_run, sma
         "tokenizer": ["tokenizer", "byte-bpe", "--input", text_folder, "--vocab-size", "3000", "--to", place / "v"],
     }
     for name, words in commands.items():
-        code, err = said(capsys, *words)
+        code, err = run_command(capsys, *words)
         assert_one_line(code, err)
         assert list(place.iterdir()) == [], (name, list(place.iterdir()))
 
@@ -170,7 +176,7 @@ def test_a_read_only_disk_is_one_line_and_takes_nothing(tiny_words, tiny_run, sm
     small_disk("remount,ro")
     before = content(place, ".")
     for words in ([*tiny_words, "--dir", place / "run"], [*tiny_words, "--dir", place / "new"]):
-        code, err = said(capsys, *words)
+        code, err = run_command(capsys, *words)
         assert_one_line(code, err)
     assert content(place, ".") == before
     assert cli.main(["evaluate", str(place / "run")]) == 0
@@ -203,7 +209,7 @@ def test_a_second_run_in_one_folder_is_refused_and_the_first_goes_on(door, tiny_
     try:
         while not recorded(folder) and process.poll() is None:
             time.sleep(0.01)
-        code, err = said(capsys, *tiny_words, "--dir", folder)
+        code, err = run_command(capsys, *tiny_words, "--dir", folder)
         assert code == 2 and f"is in use by process {process.pid} on" in err, err
         _, stderr = process.communicate(timeout=120)
     finally:
@@ -226,7 +232,7 @@ def test_a_run_that_was_moved_between_two_starts_is_the_same_run(door, tiny_word
 def test_a_clock_that_is_set_back_changes_nothing(one_device, tiny_words, tmp_path, monkeypatch, capsys):
     """Between two starts, by a day, and files that are newer than now."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    assert said(capsys, *tiny_words, "--dir", whole)[0] == 0
+    assert run_command(capsys, *tiny_words, "--dir", whole)[0] == 0
     shutil.copytree(whole, folder)
     shutil.rmtree(folder / "checkpoints" / "40")
     process_time = time.time
@@ -234,7 +240,7 @@ def test_a_clock_that_is_set_back_changes_nothing(one_device, tiny_words, tmp_pa
     for file in (*text.iterdir(), *(file for file in folder.rglob("*") if file.is_file())):
         os.utime(file, (process_time() + 86400, process_time() + 86400))
     monkeypatch.setattr(time, "time", lambda: process_time() - 86400)
-    code, err = said(capsys, *tiny_words, "--dir", folder)
+    code, err = run_command(capsys, *tiny_words, "--dir", folder)
     assert code == 0 and "resuming from step 30" in err, err
     assert losses(folder) == losses(whole)
 

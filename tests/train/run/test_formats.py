@@ -33,8 +33,8 @@ def test_a_run_of_format_1_loads_for_ever():
 def test_a_fine_tuned_run_of_format_1_answers_for_ever():
     answers: Any = Predictor(GOLDEN / "task_format_1")(["the old cat", "a river"])
     assert [answer["prediction"] for answer in answers] == ["thing", "thing"]
-    found = [answer["scores"]["animal"] for answer in answers]
-    assert_close(found, [0.454133, 0.451204], atol=1e-5)
+    scores = [answer["scores"]["animal"] for answer in answers]
+    assert_close(scores, [0.454133, 0.451204], atol=1e-5)
 
 
 def test_a_gpt_of_format_1_writes_and_scores_for_ever(tmp_path):
@@ -44,8 +44,8 @@ def test_a_gpt_of_format_1_writes_and_scores_for_ever(tmp_path):
     texts = [line["text"] for line in written]
     assert texts == [" cat sat by the river and saw the moon.\n", " down the river in the night."]
     (tmp_path / "new.txt").write_text("the dog saw the moon and ran to the river.\n")
-    found = contexture.score(run, str(tmp_path / "new.txt"))
-    assert (found["tokens"], found["bytes"]) == (17, 43) and found["loss"] == pytest.approx(4.307320, abs=1e-5)
+    result = contexture.score(run, str(tmp_path / "new.txt"))
+    assert (result["tokens"], result["bytes"]) == (17, 43) and result["loss"] == pytest.approx(4.307320, abs=1e-5)
 
 
 def test_an_elmo_of_format_1_reads_for_ever(tmp_path):
@@ -64,8 +64,8 @@ def test_an_elmo_fine_tuned_in_format_1_answers_for_ever():
     """Its layers mixed below and beside the task's biLSTM, its tags chained."""
     run = GOLDEN / "elmo_task_format_1"
     answers: Any = Predictor(run)([["Zoë", "paints", "the", "old", "sea", "."], ["that", "whale", "likes", "tales"]])
-    said = [["DET", "NOUN", "VERB", "DET", "NOUN", "PUNCT"], ["DET", "ADJ", "NOUN", "PUNCT"]]
-    assert [answer["predictions"] for answer in answers] == said
+    tags = [["DET", "NOUN", "VERB", "DET", "NOUN", "PUNCT"], ["DET", "ADJ", "NOUN", "PUNCT"]]
+    assert [answer["predictions"] for answer in answers] == tags
     assert_close(answers[1]["scores"], [0.564246, 0.786603, 0.947021, 0.866907], atol=1e-4)
     mixes = learned_mixes(contexture.load(run)[1])
     assert_close(mixes["input"]["weights"], [0.403691, 0.221692, 0.374617], atol=1e-5)
@@ -88,8 +88,8 @@ def test_a_gpt_of_format_2_writes_and_scores_for_ever(tmp_path):
     (text,) = contexture.generate(run, "my brother likes", tokens=12, temperature=0.0)
     assert text["text"] == " the moon .\ntherd remembers the moon .\n"
     (tmp_path / "new.txt").write_text("the queen sees the river .\n")
-    found = contexture.score(run, str(tmp_path / "new.txt"))
-    assert (found["tokens"], found["bytes"]) == (14, 27) and found["loss"] == pytest.approx(1.429044, abs=1e-5)
+    result = contexture.score(run, str(tmp_path / "new.txt"))
+    assert (result["tokens"], result["bytes"]) == (14, 27) and result["loss"] == pytest.approx(1.429044, abs=1e-5)
 
 
 def test_an_elmo_of_format_2_reads_for_ever(tmp_path):

@@ -29,10 +29,10 @@ def peak_megabytes(words: list[str]) -> float:
     command = [sys.executable, "-m", "contexture", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ) as run:
         assert run.stderr is not None
-        said = run.stderr.read()
+        stderr = run.stderr.read()
         _, status, usage = os.wait4(run.pid, 0)
         run.returncode = os.waitstatus_to_exitcode(status)
-    assert run.returncode == 0, said
+    assert run.returncode == 0, stderr
     return usage.ru_maxrss / (1024 if sys.platform == "linux" else 1 << 20)
 
 

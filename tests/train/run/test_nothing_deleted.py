@@ -13,14 +13,14 @@ from contexture.data.storage import atomic_file, atomic_folder, move_aside, part
 from contexture.data.tokenizers.registry import learn
 from contexture.train.run.report import read_metrics
 from tests.conftest import TINY
-from tests.helpers.commands import said
+from tests.helpers.commands import run_command
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def files_of(folder: Path, *names: str) -> dict[str, bytes]:
-    found = [path for name in names for path in (folder / name).rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    files = [path for name in names for path in (folder / name).rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_run_json_without_its_data_entry_loses_nothing(tiny_words, copied, cap
     before = files_of(copied, "checkpoints/40", "data", "tokenizer")
     tree = json.loads((copied / "run.json").read_text())
     (copied / "run.json").write_text(json.dumps({name: x for name, x in tree.items() if name not in missing}))
-    code, err = said(capsys, *tiny_words, "--dir", copied)
+    code, err = run_command(capsys, *tiny_words, "--dir", copied)
     assert code == 0 and "resuming from step 40" in err, err
     assert files_of(copied, "checkpoints/40", "data", "tokenizer") == before
     assert json.loads((copied / "run.json").read_text())["data"] == tree["data"]
@@ -53,7 +53,7 @@ def test_a_run_json_without_its_data_entry_and_other_text_is_refused(tiny_words,
     other.write_text("One two three.\nFour five six.\n\nSeven eight nine.\nTen one two.\n\nA b.\nC d.\n" * 9, "utf-8")
     words = [*tiny_words[:at], str(other), *tiny_words[at + 1 :]]
     before = files_of(copied, "checkpoints", "tokenizer")
-    code, err = said(capsys, *words, "--dir", copied)
+    code, err = run_command(capsys, *words, "--dir", copied)
     assert code == 2 and "the text has another vocabulary than" in err, err
     assert files_of(copied, "checkpoints", "tokenizer") == before
 
@@ -62,7 +62,7 @@ def test_records_that_no_crash_explains_are_kept_beside(tiny_words, copied, caps
     """All checkpoints are gone: the run starts over, and what it had recorded stays."""
     before = (copied / "metrics.jsonl").read_bytes()
     shutil.move(copied / "checkpoints", copied.parent / "checkpoints")
-    code, err = said(capsys, *tiny_words, "--dir", copied)
+    code, err = run_command(capsys, *tiny_words, "--dir", copied)
     assert code == 0 and "starting at step 0" in err and "steps beyond step 0; kept it in" in err, err
     assert (copied / "earlier-1" / "metrics.jsonl").read_bytes() == before
 
@@ -71,7 +71,7 @@ def test_a_damaged_line_of_metrics_is_kept_beside(tiny_words, copied, capsys):
     lines = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     harmed = b"".join([*lines[:5], b"{\xff\n", *lines[6:], b'{"step": 41, "spl'])
     (copied / "metrics.jsonl").write_bytes(harmed)
-    code, err = said(capsys, *tiny_words, "--dir", copied)
+    code, err = run_command(capsys, *tiny_words, "--dir", copied)
     assert code == 0 and "holds 39 of the 40 steps done" in err, err
     assert (copied / "earlier-1" / "metrics.jsonl").read_bytes() == harmed
 
@@ -79,14 +79,14 @@ def test_a_damaged_line_of_metrics_is_kept_beside(tiny_words, copied, capsys):
 def test_a_torn_last_line_is_nothing_to_keep(tiny_words, copied, capsys):
     with open(copied / "metrics.jsonl", "ab") as file:
         file.write(b'{"step": 41, "spl')
-    assert said(capsys, *tiny_words, "--dir", copied)[0] == 0
+    assert run_command(capsys, *tiny_words, "--dir", copied)[0] == 0
     assert not (copied / "earlier-1").exists()
 
 
 def test_other_settings_before_the_first_checkpoint_move_what_is_there_aside(tiny_words, copied, capsys):
     shutil.rmtree(copied / "checkpoints")
     before, described = files_of(copied, "data", "tokenizer"), (copied / "run.json").read_text()
-    code, err = said(capsys, *tiny_words, "--dir", copied, "--seed", "7", "--steps", "6")
+    code, err = run_command(capsys, *tiny_words, "--dir", copied, "--seed", "7", "--steps", "6")
     assert code == 0 and f"starting over; moved what it held to {copied / 'earlier-1'}" in err, err
     assert files_of(copied / "earlier-1", "data", "tokenizer") == before
     assert (copied / "earlier-1" / "run.json").read_text() == described
@@ -95,12 +95,12 @@ def test_other_settings_before_the_first_checkpoint_move_what_is_there_aside(tin
 def test_what_a_stopped_start_left_is_used(tiny_words, tmp_path, capsys, monkeypatch):
     """Tokenised text whose run.json was not finished is opened, and not made again."""
     folder = tmp_path / "run"
-    assert said(capsys, *tiny_words, "--dir", folder, "--steps", "6", "--save.every", "6")[0] == 0
+    assert run_command(capsys, *tiny_words, "--dir", folder, "--steps", "6", "--save.every", "6")[0] == 0
     tree = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({k: tree[k] for k in ("format", "config", "versions")}))
     shutil.rmtree(folder / "checkpoints")
     monkeypatch.setattr("contexture.train.run.data.prepare", lambda *_: pytest.fail("the text was tokenised again"))
-    assert said(capsys, *tiny_words, "--dir", folder, "--steps", "6", "--save.every", "6")[0] == 0
+    assert run_command(capsys, *tiny_words, "--dir", folder, "--steps", "6", "--save.every", "6")[0] == 0
 
 
 def test_a_folder_of_the_user_s_beside_the_target_is_left_alone(tmp_path, text_folder):
@@ -148,13 +148,13 @@ def test_a_start_leaves_alone_what_others_write_and_own_in_its_folder(tiny_words
         folder.mkdir()
         (folder / "tokens.bin").write_bytes(b"x")
     theirs.write_text("mine")
-    code, err = said(capsys, *tiny_words, "--dir", copied)
+    code, err = run_command(capsys, *tiny_words, "--dir", copied)
     assert code == 0 and theirs.read_text() == "mine" and (shards / "tokens.bin").exists() and not own.exists(), err
     for name in ("lock", ".thesis.0123abcd.partial"):
         folder = tmp_path / f"with {name}"
         folder.mkdir()
         (folder / name).write_text("my notes")
-        code, err = said(capsys, *tiny_words, "--dir", folder)
+        code, err = run_command(capsys, *tiny_words, "--dir", folder)
         assert code == 2 and f"holds {name} and no run.json: it is no run's folder" in err, err
         assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "my notes")]
 
@@ -165,11 +165,11 @@ def test_a_refused_start_leaves_the_vocabulary_of_a_run(text_folder, tmp_path, c
     shards, folder = tmp_path / "shards", tmp_path / "run"
     words = ["pretrain", "bert.tiny", "--data.path", shards, *TINY, "--dir", folder]
     prepare(DataConfig(path=(str(text_folder),)), learn("wordpiece", lines, 150, True), shards)
-    assert said(capsys, *words, "--steps", "6")[0] == 0
+    assert run_command(capsys, *words, "--steps", "6")[0] == 0
     before = files_of(folder, "tokenizer", "checkpoints", "run.json")
     shutil.rmtree(shards)
     prepare(DataConfig(path=(str(text_folder),)), learn("wordpiece", lines, 120, True), shards)
-    code, err = said(capsys, *words, "--steps", "8")
+    code, err = run_command(capsys, *words, "--steps", "8")
     assert code == 2 and f"the text has another vocabulary than {folder / 'tokenizer'}" in err, err
     assert files_of(folder, "tokenizer", "checkpoints", "run.json") == before
 
@@ -178,7 +178,7 @@ def test_checkpoints_on_a_disk_that_is_not_there_are_waited_for(tiny_words, copi
     shutil.move(copied / "checkpoints", tmp_path / "disk")
     (copied / "checkpoints").symlink_to(tmp_path / "elsewhere")
     before = (copied / "metrics.jsonl").read_bytes()
-    code, err = said(capsys, *tiny_words, "--dir", copied)
+    code, err = run_command(capsys, *tiny_words, "--dir", copied)
     assert code == 2 and f"is a link to {tmp_path / 'elsewhere'}, which is not there; mount that disk" in err, err
     assert (copied / "metrics.jsonl").read_bytes() == before and not list(copied.glob("earlier-*"))
 
@@ -186,7 +186,7 @@ def test_checkpoints_on_a_disk_that_is_not_there_are_waited_for(tiny_words, copi
 def test_a_file_of_the_users_is_never_written_over(task_run, task_files, tmp_path, capsys):
     theirs = tmp_path / "answers.jsonl"
     theirs.write_text("mine")
-    code, err = said(capsys, "predict", task_run(), "--input", task_files / "classify.dev.tsv", "--to", theirs)
+    code, err = run_command(capsys, "predict", task_run(), "--input", task_files / "classify.dev.tsv", "--to", theirs)
     assert code == 2 and f"--to {theirs} is there already; give another name" in err, err
     assert theirs.read_text() == "mine" and [file.name for file in tmp_path.iterdir()] == ["answers.jsonl"]
 
@@ -209,7 +209,7 @@ def test_a_bucket_is_refused_in_one_line_and_makes_no_folder(
     if command == "predict":
         rows = task_files / "classify.dev.tsv"
         words["predict"] = ["predict", task_run(), "--input", rows, "--to", "gs://bucket/answers.jsonl"]
-    code, err = said(capsys, *words[command])
+    code, err = run_command(capsys, *words[command])
     assert code == 2 and "buckets are not supported yet" in err and len(err.splitlines()) == 1, err
     assert list(tmp_path.iterdir()) == [] and ("gs://b/x: " in err or command != "prepare")
 

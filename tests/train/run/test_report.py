@@ -73,6 +73,6 @@ def test_floats_are_whole_and_what_is_not_finite_is_null(tmp_path):
     third = np.float32(1) / 3
     report.record([{"step": 1, "split": "train", "loss": third, "grad_norm": math.inf, "skipped": np.int32(2)}], safe=1)
     report.close()
-    (found,) = read_metrics(tmp_path / "metrics.jsonl")
-    assert found == {"step": 1, "split": "train", "loss": float(third), "grad_norm": None, "skipped": 2}
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert record == {"step": 1, "split": "train", "loss": float(third), "grad_norm": None, "skipped": 2}
     assert plain(math.nan) is None and plain(0.1) == 0.1 and plain(np.float64(0.1)) == 0.1

@@ -50,8 +50,8 @@ def recorded(folder: Path) -> int:
 
 def resumed_step(stderr: str) -> int | None:
     """Returns the step that a run resumed from, by its log; None if it was stopped before it logged one."""
-    said = [line for line in stderr.splitlines() if line.startswith(("resuming from step", "starting at step"))]
-    return int(said[0].split()[-1]) if said else None
+    lines = [line for line in stderr.splitlines() if line.startswith(("resuming from step", "starting at step"))]
+    return int(lines[0].split()[-1]) if lines else None
 
 
 def stop_at_random(process, folder: Path, number: int, rng: random.Random, last: int) -> None:
@@ -97,12 +97,12 @@ def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, t
     ],
 )
 def test_a_stopped_run_is_the_same_run(door, tmp_path, training, number, request):
-    wanted = request.getfixturevalue
+    expected = request.getfixturevalue
     if training == "fine-tuning":
-        tiny_words, tiny_run = wanted("task_words")(), wanted("task_run")()
+        tiny_words, tiny_run = expected("task_words")(), expected("task_run")()
     else:
         family = {"GPT": "gpt", "ELMo": "elmo"}.get(training, "tiny")
-        tiny_words, tiny_run = wanted(f"{family}_words"), wanted(f"{family}_run")
+        tiny_words, tiny_run = expected(f"{family}_words"), expected(f"{family}_run")
     rng, folder, reached = random.Random(int(number)), tmp_path / "stopped", 0
     for _ in range(6 if training == "pretraining, often" else 1):
         process = door(*tiny_words, "--dir", folder, wait=False)
@@ -132,8 +132,8 @@ def carried(folder: Path) -> list[np.ndarray]:
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         _, shapes, shardings = create(model_of(run, ()), run, mesh)
-        wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-        state, _ = restore(folder / "checkpoints" / str(recorded(folder)), wanted, mesh)
+        expected = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+        state, _ = restore(folder / "checkpoints" / str(recorded(folder)), expected, mesh)
     return [np.asarray(x) for x in jax.tree.leaves(state.carry)]
 
 
@@ -165,10 +165,10 @@ def test_a_checkpoint_from_before_there_was_a_carry_is_read(tmp_path):
     checkpoints.save(7, Before(*arrays), {}, None)
     checkpoints.wait()
     checkpoints.close()
-    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), State(*arrays))
-    found, _ = restore(tmp_path / "checkpoints" / "7", wanted, mesh)
-    assert int(found.step) == 7 and found.carry == {}
-    assert np.array_equal(found.params["backbone"]["norm"]["scale"], np.arange(3))
+    expected = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), State(*arrays))
+    actual, _ = restore(tmp_path / "checkpoints" / "7", expected, mesh)
+    assert int(actual.step) == 7 and actual.carry == {}
+    assert np.array_equal(actual.params["backbone"]["norm"]["scale"], np.arange(3))
 
 
 def test_a_finished_run_stays_as_it_is(door, tiny_words, tiny_run, tmp_path):
@@ -247,9 +247,9 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         _, shapes, shardings = create(build(run.model, OBJECTIVES[run.objective].heads), run, mesh)
-        wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+        expected = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
         good = {
-            step: jax.device_get(restore(tiny_run / "checkpoints" / str(step), wanted, mesh)[0]) for step in (30, 40)
+            step: jax.device_get(restore(tiny_run / "checkpoints" / str(step), expected, mesh)[0]) for step in (30, 40)
         }
         identity = read_meta(tiny_run / "checkpoints" / "40")["identity"]
         files = [f.relative_to(tiny_run) for f in sorted((tiny_run / "checkpoints" / "40").rglob("*")) if f.is_file()]
@@ -262,20 +262,22 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
                 shutil.copytree(tiny_run / "checkpoints", folder / "checkpoints")
                 harm(folder / file)
                 checkpoints = Checkpoints(folder, mesh, run.save, identity)
-                with logged() as said:
-                    found = checkpoints.restore_latest(wanted)
-                assert found is not None
-                step = int(found[0].step)
-                same = jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), b), found[0], good[step])
+                with logged() as messages:
+                    actual = checkpoints.restore_latest(expected)
+                assert actual is not None
+                step = int(actual[0].step)
+                same = jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), b), actual[0], good[step])
                 assert all(jax.tree.leaves(same)), f"{file} {name}: wrong values"
                 if step == 30:
                     fell_back.add((str(file), name))
-                    assert any("checkpoint of step 40: " in s and ("item " in s or "array " in s) for s in said), said
+                    assert any("checkpoint of step 40: " in s and ("item " in s or "array " in s) for s in messages), (
+                        messages
+                    )
                     assert not (folder / "checkpoints" / "40").exists()
-                checkpoints.save(50, found[0], {}, None)
+                checkpoints.save(50, actual[0], {}, None)
                 checkpoints.wait()
                 checkpoints.close()
-                assert int(restore(folder / "checkpoints" / "50", wanted, mesh)[0].step) == step
+                assert int(restore(folder / "checkpoints" / "50", expected, mesh)[0].step) == step
         assert {name for _, name in fell_back} == set(HARMS)
         for item in ("digest/metadata", "meta/metadata"):
             assert {n for f, n in fell_back if f.endswith(item)} == set(HARMS), item
@@ -287,7 +289,7 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
             if step.name not in ("30", "40"):
                 shutil.rmtree(step)
         with pytest.raises(CheckpointError, match="no good checkpoint is left.*step 40: item digest.*step 30"):
-            Checkpoints(folder, mesh, run.save, identity).restore_latest(wanted)
+            Checkpoints(folder, mesh, run.save, identity).restore_latest(expected)
         assert open_shards(tiny_run, run).fingerprint
 
 

@@ -16,7 +16,7 @@ from contexture.train.checkpoints.manager import best_step, rank_of, read_meta
 from contexture.train.evaluation import evaluate
 from contexture.train.run.folder import steps
 from contexture.train.run.report import read_metrics
-from tests.helpers.commands import done, said
+from tests.helpers.commands import done, run_command
 
 pytestmark = pytest.mark.usefixtures("one_device")
 SPEED = ("tokens_per_second", "seconds_left", "mfu")
@@ -79,10 +79,10 @@ def test_a_run_stopped_in_an_evaluation_is_the_same_run(words, whole, tmp_path, 
     folder = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         after = terminate_in(patch, evaluation, 1)
-        code, err = said(capsys, *words, "--dir", folder)
+        code, err = run_command(capsys, *words, "--dir", folder)
     assert code == 75 and f"saved step {step} in" in err and after == [], (err, after)
     assert [r for r in figures(folder) if (r["step"], r["split"]) == (step, "dev")] == []
-    code, err = said(capsys, *words, "--dir", folder)
+    code, err = run_command(capsys, *words, "--dir", folder)
     assert code == 0 and f"resuming from step {step}" in err, err
     assert figures(folder) == figures(whole)
     kept, expected = ranks(folder), ranks(whole)
@@ -95,14 +95,14 @@ def test_a_run_killed_while_it_makes_up_for_an_evaluation_is_the_same_run(words,
     folder = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         terminate_in(patch, 1, 1)
-        assert said(capsys, *words, "--dir", folder)[0] == 75
+        assert run_command(capsys, *words, "--dir", folder)[0] == 75
     before = read_meta(folder / "checkpoints" / "20")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("contexture.train.checkpoints.manager.write", _no_disk)
-        code, err = said(capsys, *words, "--dir", folder)
+        code, err = run_command(capsys, *words, "--dir", folder)
     assert code == 1 and read_meta(folder / "checkpoints" / "20") == before and before["unevaluated"], err
     assert [(r["step"], r["split"]) for r in figures(folder)].count((20, "dev")) == 1
-    code, err = said(capsys, *words, "--dir", folder)
+    code, err = run_command(capsys, *words, "--dir", folder)
     assert code == 0 and "resuming from step 20" in err, err
     assert figures(folder) == figures(whole) and ranks(folder) == ranks(whole)
 
@@ -136,7 +136,7 @@ def test_a_signal_is_answered_while_text_is_counted(words, tmp_path, capsys, mon
         return work(self, *given)
 
     monkeypatch.setattr(kind, name, counted)
-    code, err = said(capsys, *words, "--dir", tmp_path / "run")
+    code, err = run_command(capsys, *words, "--dir", tmp_path / "run")
     assert code == 75 and "stopped before training resumed" in err and len(calls) == 1, (err, len(calls))
 
 
@@ -144,10 +144,10 @@ def test_a_signal_is_answered_while_text_is_counted(words, tmp_path, capsys, mon
 def test_a_batch_that_grows_is_evaluated_as_one_that_does_not(words, tmp_path, capsys):
     """The ramp belongs to training: held-out text is read in batches of any size."""
     ramp = ["--data.ramp-from", "8", "--data.ramp-steps", "6", "--steps", "10", "--evaluate.batch", "12"]
-    code, err = said(capsys, *words, *ramp, "--dir", tmp_path / "run")
+    code, err = run_command(capsys, *words, *ramp, "--dir", tmp_path / "run")
     assert code == 0, err
     held_out = [r for r in figures(tmp_path / "run") if r["split"] == "dev"]
-    code, err = said(capsys, "evaluate", tmp_path / "run", "--batch", "20")
+    code, err = run_command(capsys, "evaluate", tmp_path / "run", "--batch", "20")
     assert code == 0 and [r["step"] for r in held_out] == [10], err
 
 
@@ -162,9 +162,9 @@ def test_a_run_that_is_moved_while_it_trains_is_not_split(words, tmp_path, capsy
         return inner(*given, **more)
 
     monkeypatch.setattr("contexture.train.loop.evaluate", move)
-    code, err = said(capsys, *words, "--dir", folder)
+    code, err = run_command(capsys, *words, "--dir", folder)
     assert code == 1 and "was moved or removed while it trains, and its newest step is not saved" in err, err
     assert not folder.exists()
     monkeypatch.undo()
-    code, err = said(capsys, *words, "--dir", moved)
+    code, err = run_command(capsys, *words, "--dir", moved)
     assert code == 0 and "resuming from step 20" in err, err

@@ -43,9 +43,9 @@ def test_reading_a_million_rows_takes_the_memory_of_a_tenth_of_them(tmp_path):
     for count in (FEW, MANY):
         file = tmp_path / f"{count}.tsv"
         write_rows(file, count)
-        begun = time.monotonic()
+        start = time.monotonic()
         peaks.append(_peak(READ, str(file), str(GOLDEN / "run_format_1" / "tokenizer"), str(tmp_path / f"{count}")))
-        print(f"{count:,} rows, {file.stat().st_size / 1e6:.0f} MB, read in {time.monotonic() - begun:.0f} s")
+        print(f"{count:,} rows, {file.stat().st_size / 1e6:.0f} MB, read in {time.monotonic() - start:.0f} s")
     print(f"peaks in MB: {peaks}")
     assert peaks[1] < peaks[0] + 45
 
@@ -63,9 +63,9 @@ def test_a_run_on_a_million_rows_takes_the_memory_of_one_on_a_tenth_of_them(tmp_
             "predict": ["predict", str(run), "--input", str(file), "--to", str(answers), "--batch", "1024"],
         }
         for command, asked in words.items():
-            begun = time.monotonic()
+            start = time.monotonic()
             peaks[command].append(peak_megabytes(asked))
-            print(f"{command} of {count:,} rows {time.monotonic() - begun:.0f} s")
+            print(f"{command} of {count:,} rows {time.monotonic() - start:.0f} s")
         with answers.open() as file:
             assert sum(1 for _ in file) == count
     print(f"peaks in MB: {peaks}")
