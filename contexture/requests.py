@@ -4,7 +4,7 @@ come from it. Needs no jax.
 Fields before `KW_ONLY` may be given by position in Python. In a request, `step=0` is the newest good checkpoint.
 """
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +12,7 @@ import tyro
 
 from contexture.data.config import LearnedKind
 from contexture.models.config import Sampling
+from contexture.train.config import Run
 from contexture.train.evaluation.request import EvaluationRequest, Strings
 
 Place = str | Path
@@ -40,6 +41,21 @@ class ShowRequest:
 
     what: tyro.conf.Positional[str]
     """A recipe or the folder of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest(Run):
+    """What training a recipe takes of devices that need not be here: memory, time, what bounds it."""
+
+    topology: str = ""
+    """The devices: v5e:4x4, v5p:4x4x4, v6e:8x8, h100:1x8 (hosts × GPUs), h200:4x8, a100:1x8, cpu:8."""
+    suggest: bool = False
+    """Try meshes, microbatches, remat and attention, and rank what fits."""
+
+    @property
+    def run(self) -> Run:
+        """The run to plan."""
+        return Run(**{field.name: getattr(self, field.name) for field in fields(Run)})
 
 
 @dataclass(frozen=True, kw_only=True)

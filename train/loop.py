@@ -113,7 +113,9 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
 
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
-        meshes.describe_attention(run.model, run.data.packed)  # refused before the folder is made
+        # Refused before the folder is made.
+        meshes.describe_attention(run.model, run.data.packed)
+        meshes.check_compiler_options(run.mesh, mesh)
         first = jax.process_index() == 0
         # Process 0 owns the folder. Text that does not exist is refused before the folder is made.
         if first:
@@ -210,6 +212,8 @@ def _log_summary(parts: TrainingSetup, given: Run, recipe: Run, report: Report, 
     logger.info(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
     if attention := meshes.describe_attention(run.model, run.data.packed):
         logger.info(f"attention: {attention}")
+    if options := meshes.compiler_options(run.mesh, parts.mesh):
+        logger.info("compiler options: " + " ".join(f"{name}={value}" for name, value in options.items()))
     if note := run_file.warmup_note(given, run):
         logger.warning(note)
     if unknown := unknown_peak(parts.mesh.devices.flat[0]):

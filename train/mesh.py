@@ -25,6 +25,13 @@ Shape: TypeAlias = tuple[int, int, int]
 _EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}
 """The extra to install, by the platform in JAX_PLATFORMS."""
 
+_COMPILER_OPTIONS: dict[str, dict[str, str | bool | int]] = {
+    # A product whose factor is sharded over fsdp: gathered whole and then multiplied. XLA's default for large ones, to
+    # send its parts round the devices while it multiplies, reads and writes the result once for each part.
+    "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000},
+}
+"""What pays, by platform; docs/accelerators.md has the figures for each."""
+
 
 def prepare_jax(dtype: str) -> None:
     """Sets jax up, once a process: compiled programs are kept between starts, unless the user has set that otherwise.
@@ -37,10 +44,40 @@ def prepare_jax(dtype: str) -> None:
         jax.config.update("jax_compilation_cache_dir", os.path.join(home, "contexture", "jax"))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    # By default TPUs and recent GPUs multiply float32 matrices with fewer bits.
-    if dtype == "float32":
-        jax.config.update("jax_default_matmul_precision", "float32")
+    if precision := matmul_precision(dtype):
+        jax.config.update("jax_default_matmul_precision", precision)
     find_devices()  # before anything else asks jax for them
+
+
+def matmul_precision(dtype: str) -> str | None:
+    """Returns the precision of products for a model that computes in `dtype`: by default TPUs and recent GPUs multiply
+    float32 matrices with fewer bits."""
+    return "float32" if dtype == "float32" else None
+
+
+def compiler_options(config: MeshConfig, mesh: Mesh) -> dict[str, str | bool | int]:
+    """Returns the options of XLA that a step is compiled with: those that pay on the mesh's devices, and the user's."""
+    given = dict(option.split("=", 1) for option in config.compiler_options)
+    usual = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
+    return {**usual, **{name: _value(text) for name, text in given.items()}}
+
+
+def check_compiler_options(config: MeshConfig, mesh: Mesh) -> None:
+    """Raises ConfigError if XLA does not know an option that the user gives, or does not take its value."""
+    if not config.compiler_options:
+        return
+    try:
+        options = compiler_options(config, mesh)
+        jax.jit(lambda: 0, out_shardings=replicated(mesh), compiler_options=options).lower().compile()
+    except Exception as error:  # XlaRuntimeError, ValueError
+        why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        given = " ".join(config.compiler_options)
+        raise ConfigError(f"mesh.compiler-options={given}: XLA refuses it for these devices: {why}") from None
+
+
+def _value(text: str) -> str | bool | int:
+    words = {"true": True, "false": False}
+    return words[text] if text in words else int(text) if text.lstrip("-").isdigit() else text
 
 
 def build(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:

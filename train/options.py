@@ -4,6 +4,7 @@ Plain dataclasses: importing this costs nothing and needs no jax.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,6 +98,8 @@ class MeshConfig:
     """Parts that parameters and optimizer are cut into along the hidden width, each with a share of the batch."""
     tensor: int = 1
     """Parts that heads, feed-forward width and vocabulary are cut into."""
+    compiler_options: tuple[str, ...] = ()
+    """Options of XLA, name=value each: they are added to those that are set for the device, or replace them."""
     distributed: bool = False
     """Several processes, found by jax.distributed: on a TPU pod or under SLURM, MPI or Kubernetes by itself,
     else by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
@@ -109,6 +112,9 @@ class MeshConfig:
         for name in ("startup_minutes", "peer_minutes"):
             if not 0.05 <= getattr(self, name) <= 1440:
                 raise ValueError(f"mesh.{name.replace('_', '-')}={getattr(self, name)} is not in 0.05 to 1440 minutes")
+        for option in self.compiler_options:
+            if not re.fullmatch(r"\w+=.+", option):
+                raise ValueError(f"mesh.compiler-options={option!r} is not name=value")
         if self.data < 0 or self.fsdp < 1 or self.tensor < 1:
             raise ValueError("mesh.data must be at least 0 (0: what is left), mesh.fsdp and mesh.tensor at least 1")
 

@@ -115,7 +115,9 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
         metrics = {"loss": total, **means(sums), "learning_rate": lr, "grad_norm": norm}
         return new, {**metrics, "skipped": new.skipped, "skipped_in_row": new.skipped_in_row}
 
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, meshes.replicated(mesh)))
+    options = meshes.compiler_options(run.mesh, mesh)
+    results = (shardings, meshes.replicated(mesh))
+    return jax.jit(step, donate_argnums=0, out_shardings=results, compiler_options=options or None)
 
 
 def _forward(

@@ -36,6 +36,7 @@ COMMANDS: dict[str, Callable[[list[str]], Result | StreamingResult | None]] = {
     "layers": query_commands.layers_command,
     "import": query_commands.import_command,
     "export": query_commands.export_command,
+    "plan": training_commands.plan_command,
     "show": training_commands.show_command,
 }
 

@@ -6,10 +6,11 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from contexture.cli.output import Result, results_alone
+from contexture.cli.output import Result, StreamingResult, results_alone
 from contexture.cli.parse import apply_exclusive_options, expand_aliases, find_option, parse
-from contexture.requests import NoOptions, PrepareRequest, ShowRequest, TokenizerRequest
+from contexture.requests import NoOptions, PlanRequest, PrepareRequest, ShowRequest, TokenizerRequest
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError, Diverged
 from contexture.train.run.signals import Signals
@@ -18,14 +19,17 @@ from contexture.train.run_file import read, to_json
 logger = logging.getLogger(__name__)
 
 
-def _recipe(argv: list[str], command: str) -> tuple[Run, Run, str]:
-    """Returns (the run with its overrides, the recipe as it is, the recipe's name)."""
+R = TypeVar("R", bound=Run)
+
+
+def _recipe(argv: list[str], command: str, kind: type[R] = Run) -> tuple[R, Run, str]:
+    """Returns (the run with its overrides, the recipe as it is, the recipe's name). kind: Run, or with more fields."""
     from contexture.configs import recipe
     from contexture.configs.finetuning import pretrain_further
 
     name = argv[0] if argv and not argv[0].startswith("-") else ""
     if not name and any(word in ("-h", "--help") for word in argv):
-        return parse(Run, argv, f"{command} RECIPE"), Run(), ""
+        return parse(kind, argv, f"{command} RECIPE"), Run(), ""
     if not name:
         raise ConfigError(f"{command} wants a recipe first: contexture {command} bert.tiny …")
     base = recipe(name)
@@ -35,7 +39,8 @@ def _recipe(argv: list[str], command: str) -> tuple[Run, Run, str]:
     base = apply_exclusive_options(base, argv)
     if options := [word for word in argv if word.startswith("--task.")]:
         raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {options[0]} …")
-    return parse(Run, argv, f"{command} {name}", base), base, name
+    default = kind(**{field.name: getattr(base, field.name) for field in dataclasses.fields(Run)})
+    return parse(kind, argv, f"{command} {name}", default), base, name
 
 
 def recipes_command(argv: list[str]) -> Result:
@@ -73,6 +78,37 @@ def show_command(argv: list[str]) -> Result:
     table = [{"path": path_of(k), "dims": dims_of(path_of(k)), "shape": list(x.shape)} for k, x in leaves]
     total = {"parameters": count(shapes), "backbone": count(shapes["backbone"])}
     return {"what": name, "config": to_json(run), **total, "table": table}
+
+
+def plan_command(argv: list[str]) -> StreamingResult:
+    """what training takes of devices that need not be here: contexture plan RECIPE --topology v5e:4x4"""
+    request, _, name = _recipe(argv, "plan", PlanRequest)
+    if not request.topology:
+        raise ConfigError("plan wants the devices: --topology v5e:4x4, v5p:4x4x4, v6e:8x8, h100:1x8, h200:4x8 or cpu:8")
+    from contexture.train.plan.topology import silence_compilers
+
+    silence_compilers()
+    import jax
+
+    from contexture.train.plan.describe import describe, describe_all
+    from contexture.train.plan.plan import captured_stderr, plan
+    from contexture.train.plan.suggest import suggest
+    from contexture.train.plan.topology import topology
+
+    jax.config.update("jax_platforms", "cpu")
+
+    def work(write: Callable[[str], None]) -> Result:
+        with captured_stderr():  # libtpu tells that it is on no cloud's machine
+            devices = topology(request.topology)
+        if request.suggest:
+            plans = suggest(request.run, devices, name)
+            write(describe_all(plans))
+            return {"plans": plans}
+        made = plan(request.run, devices, name)
+        write(describe(made))
+        return made
+
+    return StreamingResult(work)
 
 
 def tokenizer_command(argv: list[str]) -> Result:

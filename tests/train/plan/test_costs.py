@@ -1,0 +1,110 @@
+"""What is read of a compiled program: products, loops, messages, arrays and the lines that make them."""
+
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from contexture.train.plan import costs
+from contexture.train.plan.flops import product_flops, traced_flops
+from contexture.train.plan.hlo import parse
+
+FOLDER = str(Path(__file__).parent)
+
+
+def compiled(function, *shapes, sharding=None):
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for shape in shapes]
+    return parse(str(jax.jit(function).lower(*arguments).compile().as_text()))
+
+
+def layers(kernels_NDD, x_BD):
+    return jax.lax.scan(lambda x, kernel: (jnp.sin(x @ kernel), None), x_BD, kernels_NDD)[0].sum()
+
+
+def test_a_loop_s_products_count_as_often_as_it_runs():
+    program = compiled(layers, (7, 64, 64), (32, 64))
+    assert costs.costs(program).flops == {"f32": 2 * 7 * 32 * 64 * 64}
+
+
+def test_a_gradient_costs_twice_its_value_more():
+    traced = jax.jit(jax.grad(layers, (0, 1))).trace(jnp.ones((7, 64, 64)), jnp.ones((32, 64)))
+    program = parse(str(traced.lower().compile().as_text()))
+    forward = 2 * 7 * 32 * 64 * 64
+    assert costs.costs(program).flops == traced_flops(traced.jaxpr.jaxpr) == {"f32": 3 * forward}
+
+
+def test_what_the_forward_loop_keeps_for_the_backward_loop_is_counted():
+    program = compiled(jax.grad(layers, (0, 1)), (7, 64, 64), (32, 64))
+    # Of each layer: its input, and the cosine of its product.
+    assert costs.saved_activations(program) == 2 * 4 * 7 * 32 * 64
+    assert costs.saved_activations(compiled(layers, (7, 64, 64), (32, 64))) == 0
+
+
+@settings(max_examples=15)
+@given(
+    st.integers(1, 3), st.integers(3, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2), st.integers(1, 2),
+    st.integers(1, 2),
+)  # fmt: skip
+def test_a_convolution_s_products_are_those_that_a_count_says(batch, length, size, stride, pad, dilate, window):
+    def convolve(x, kernel):
+        dims = ("NWC", "WIO", "NWC")
+        return jax.lax.conv_general_dilated(
+            x, kernel, (stride,), ((pad, 1),), (dilate,), (window,), dimension_numbers=dims
+        )
+
+    shapes = jax.ShapeDtypeStruct((batch, length, 2), "float32"), jax.ShapeDtypeStruct((size, 2, 5), "float32")
+    program = parse(str(jax.jit(convolve).lower(*shapes).as_text("hlo")))
+    computation = program.computation(program.entry)
+    (instruction,) = (i for i in computation.values() if i.opcode == "convolution")
+    # Ones convolved with ones count, at each place, the products that are not with padding.
+    ones = convolve(jnp.ones((batch, length, 2)), jnp.ones((size, 2, 5)))
+    assert product_flops(instruction, computation) == {"f32": 2 * float(ones.sum())}
+
+
+def test_messages_are_counted_with_their_bytes():
+    mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+    placed = NamedSharding(mesh, PartitionSpec("data"))
+    cost = costs.costs(compiled(lambda x: x.sum(0), (16, 1000), sharding=placed))
+    assert list(cost.collectives) == ["all-reduce"]
+    assert (cost.collectives["all-reduce"].count, cost.collectives["all-reduce"].bytes) == (1, 4000)
+    assert cost.sent_bytes == 8000  # an all-reduce goes round twice
+
+
+def test_the_largest_arrays_are_named_with_the_line_that_makes_them():
+    def outer(x):
+        return jnp.sort(jnp.outer(x, x), axis=0).sum()  # the line
+
+    line = outer.__code__.co_firstlineno + 1
+    size = 300 + line  # a program from the cache of compiled programs has the lines of its own time
+    largest = costs.largest_arrays(compiled(outer, (size,)), FOLDER)
+    assert largest[0].array.shape == (size, size) and largest[0].array.bytes == 4 * size * size
+    assert f"test_costs.py:{line}" in {row.source for row in largest}
+
+
+def test_a_slice_of_a_large_array_counts_as_a_slice():
+    cost = costs.costs(compiled(lambda x: jax.lax.dynamic_slice(x, (3, 0), (2, 500)) * 2, (100_000, 500)))
+    assert cost.memory_bytes <= 4 * 4 * 1000
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("  %a.1 = f32[2,3]{1,0} add(%x, %y)", ("a.1", "add", ("x", "y"), [(2, 3)])),
+        ("  ROOT %t = (f32[], s32[4]{0:T(128)S(1)}) tuple(f32[] %x, s32[4] %y.2)",
+         ("t", "tuple", ("x", "y.2"), [(), (4,)])),
+        ("  b = bf16[8]{0} all-gather-start(c), channel_id=1", ("b", "all-gather-start", ("c",), [(8,)])),
+    ],
+)  # fmt: skip
+def test_an_instruction_is_read(line, expected):
+    program = parse(f"HloModule m\n\nENTRY %main (x: f32[]) -> f32[] {{\n{line}\n}}\n")
+    (instruction,) = program.computation("main").values()
+    shapes = [array.shape for array in instruction.result]
+    assert (instruction.name, instruction.opcode, instruction.operands, shapes) == expected
+    assert all(array.in_memory == ("S(1)" not in line or array.shape == ()) for array in instruction.result)
+    assert math.prod(instruction.result[0].shape) == instruction.result[0].size

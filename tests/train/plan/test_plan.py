@@ -1,0 +1,159 @@
+"""`contexture plan`: the step that a run trains with, compiled for devices that need not be here."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from contexture import configs
+from contexture.cli import main as cli
+from contexture.train import mesh as meshes
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
+from contexture.train.plan import topology as topologies
+from contexture.train.plan.describe import describe, describe_all
+from contexture.train.plan.plan import abstract_step, plan
+from contexture.train.plan.suggest import suggest
+from contexture.train.plan.topology import CHIPS, topology
+from tests.conftest import ROOT
+from tests.helpers.commands import run_command
+from tests.models.layers.test_attention_compiled import installed
+
+TINY = ["--model.layers", 2, "--model.hidden", 16, "--model.heads", 2, "--model.ffn", 32, "--model.vocab", 64,
+        "--data.length", 16, "--data.batch", 8]  # fmt: skip
+
+
+def tiny(name: str = "bert.tiny", **mesh: int) -> Run:
+    run = configs.recipe(name)
+    model = dataclasses.replace(run.model, layers=2, hidden=16, heads=2, ffn=32, vocab=64, unroll=1)
+    return dataclasses.replace(
+        run, model=model, data=dataclasses.replace(run.data, batch=8, length=16),
+        mesh=dataclasses.replace(run.mesh, **mesh),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["bert.tiny", "gpt.gpt2_124m"])
+def test_a_plan_s_memory_is_that_of_the_run_s_own_step(name):
+    run = tiny(name, fsdp=2, tensor=2)
+    made = plan(run, topology("cpu:8"), name)
+    mesh = meshes.build(run.mesh, jax.devices()[:8])
+    with jax.set_mesh(mesh):
+        step, state, batch = abstract_step(run, mesh)
+        analysis = step.lower(state, batch).compile().memory_analysis()
+    memory = made["bytes_per_device"]
+    own = ("parameters", "optimizer", "carry", "batch")
+    # The rest of the arguments are the state's counts; a field of the batch that the step does not read is left out.
+    assert abs(analysis.argument_size_in_bytes - sum(memory[kind] for kind in own)) <= 2 * memory["batch"]
+    assert memory["saved_activations"] + memory["temporaries"] == analysis.temp_size_in_bytes
+    assert memory["total"] == (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+                               + analysis.output_size_in_bytes - analysis.alias_size_in_bytes)  # fmt: skip
+    assert memory["saved_activations"] > 0 and made["fits"] and made["warnings"] == []
+    assert made["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2} and "flops" in made and "step_ms" not in made
+    assert "all-reduce" in made["collectives"] and made["flops"] > 0.8 * made["model_flops"]
+    text = describe(made)
+    assert "8 of cpu:8 as data 2 × fsdp 2 × tensor 2" in text and "fits" in text and "MFU" not in text
+
+
+def test_the_command_prints_one_json_object(capsys):
+    words = ["plan", "bert.tiny", "--topology", "cpu:8", *TINY, "--json"]
+    assert cli.main([str(word) for word in words]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["recipe"] == "bert.tiny" and made["batch"] == 8 and made["devices"] == 8
+    assert made["largest_arrays"][0].keys() == {"bytes", "array", "opcode", "source"}
+
+
+def test_suggestions_are_ranked_and_named_as_options(monkeypatch):
+    monkeypatch.setattr("contexture.train.plan.suggest.MAX_PROGRAMS", 2)
+    plans = suggest(tiny(), topology("cpu:8"), "bert.tiny")
+    assert 1 <= len(plans) <= 2 and plans[0]["fits"]
+    text = describe_all(plans)
+    assert "options: --mesh.data" in text and "--optim.accumulate" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "plan wants the devices: --topology v5e:4x4"),
+        (["--topology", "v9:2x2"], "there is no chip 'v9'; give v5e, v5p, v6e, h200, h100, a100 or cpu and its size"),
+        (["--topology", "v5e"], "topology='v5e' is not CHIP:SIZE"),
+        (["--topology", "v5e:0x2"], "topology='v5e:0x2' is not CHIP:SIZE"),
+        (["--topology", "h100:1x2x3"], "topology='h100:1x2x3' is not CHIP:SIZE"),
+        (["--topology", "cpu:2x2"], "topology='cpu:2x2' is not CHIP:SIZE"),
+        (["--topology", "cpu:64"], "topology='cpu:64': jax has started with 8 CPU devices"),
+        (["--topology", "cpu:8", "--mesh.fsdp", "3"], "mesh data × fsdp × tensor = 2 × 3 × 1 = 6 does not fit"),
+        (["--topology", "cpu:8", "--data.batch", "9"], "data.batch=9 is not a multiple of"),
+        (["--topology", "cpu:8", "--mesh.compiler-options", "xla_no_such=1"],
+         "mesh.compiler-options=xla_no_such=1: XLA refuses it for these devices"),
+        (["--topology", "cpu:8", "--mesh.compiler-options", "nothing"],
+         "mesh.compiler-options='nothing' is not name=value"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(capsys, words, line):
+    code, stderr = run_command(capsys, "plan", "bert.tiny", *TINY, *words)
+    assert code == 2 and len(stderr.splitlines()) == 1 and line in stderr, stderr
+
+
+@pytest.mark.parametrize(("name", "extra"), [("v5e:2x2", "plan-tpu"), ("h100:1x8", "plan-gpu")])
+def test_a_compiler_that_is_missing_is_said_with_its_extra(capsys, monkeypatch, name, extra):
+    monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
+    code, stderr = run_command(capsys, "plan", "bert.tiny", "--topology", name)
+    assert code == 2 and stderr.endswith(f'which is not installed; install it: pip install "contexture[{extra}]"')
+
+
+def test_options_of_xla_reach_the_step_and_the_user_s_win(monkeypatch):
+    run = tiny()
+    mesh = meshes.build(run.mesh, jax.devices()[:8])
+    monkeypatch.setitem(meshes._COMPILER_OPTIONS, "cpu", {"xla_cpu_enable_fast_math": True, "xla_dump_to": ""})
+    config = dataclasses.replace(run.mesh, compiler_options=("xla_cpu_enable_fast_math=false", "xla_a=3", "xla_b=x=y"))
+    assert meshes.compiler_options(config, mesh) == {
+        "xla_cpu_enable_fast_math": False, "xla_dump_to": "", "xla_a": 3, "xla_b": "x=y",
+    }  # fmt: skip
+
+
+def test_a_float32_product_on_a_tpu_takes_six_passes():
+    chip = CHIPS["v5e"]
+    assert chip.seconds({"bf16": 197e12}) == pytest.approx(1)
+    assert chip.seconds({"f32:highest": 197e12}) == pytest.approx(6)
+    assert chip.seconds({"f32": 197e12}) == pytest.approx(1)  # one pass, as by default
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["v5e:2x2", "v6e:2x2", "v5p:2x2x1", "h200:1x4", "h100:1x4", "a100:1x4"])
+def test_a_step_is_planned_for_devices_that_are_not_here(name):
+    platform = CHIPS[name.partition(":")[0]].platform
+    if not installed({"tpu": "libtpu", "gpu": "jax_plugins.xla_cuda13"}[platform]):
+        pytest.skip(f"needs the compiler for {name}: pip install '.[plan-{platform}]'")
+    words = [sys.executable, "-m", "contexture", "plan", "bert.tiny", "--topology", name, "--json"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    made = json.loads(done.stdout)
+    assert made["fits"] and made["attention"].startswith("pallas") and made["warnings"] == []
+    assert 0 < made["mfu"] < 1 and made["bound_by"] in made["milliseconds"]
+    assert 0.9 < made["flops"] / made["model_flops"] < 1.6
+
+
+def test_what_a_step_too_large_would_need_is_read_of_the_compiler_s_refusal():
+    from contexture.train.plan import plan as planning
+
+    class Refusing:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def lower(self):
+            raise RuntimeError(self.text)
+
+    for text, expected in (
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 22.60G of 15.75G hbm. Exceeded", 22.6),
+        ("Ran out of memory on HBM, the total memory required for HLO temporaries (111.86G) exceeds available", 111.86),
+    ):
+        compiled, used = planning._compile(Refusing(text))
+        assert compiled is None and used == pytest.approx(expected * 2**30)
+    with pytest.raises(ConfigError, match="does not compile for these devices: INTERNAL: why"):
+        planning._compile(Refusing("INTERNAL: why\nmore"))
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert cli.main(["plan", "--help"]) == 0

@@ -1,0 +1,77 @@
+"""Plans as text for people."""
+
+from typing import Literal, cast
+
+from contexture.train.plan.plan import GIB, CompiledPlan, Plan, TimedPlan
+
+_KINDS: tuple[Literal["parameters", "optimizer", "carry", "batch", "saved_activations", "temporaries"], ...] = (
+    "parameters",
+    "optimizer",
+    "carry",
+    "batch",
+    "saved_activations",
+    "temporaries",
+)
+
+
+def describe(made: Plan) -> str:
+    """Returns a plan for people, in GiB, milliseconds and days."""
+    axes = " × ".join(f"{axis} {size}" for axis, size in made["mesh"].items())
+    parts = f" in {made['accumulate']} parts" if made["accumulate"] > 1 else ""
+    options = " ".join(f"{name}={value}" for name, value in made["compiler_options"].items())
+    memory = made["bytes_per_device"]
+    total = _gib(memory["total"])
+    rows = [
+        ("model", f"{made['recipe']}, {made['parameters']:,} parameters"),
+        ("devices", f"{made['devices']} of {made['topology']} as {axes}"),
+        ("batch", f"{made['batch']:,} sequences of {made['length']:,} tokens{parts}"),
+        ("attention", made["attention"] or "none"),
+        ("remat", made["remat"] or "none"),
+        ("compiler options", options or "none"),
+        ("memory", ", ".join(f"{kind.replace('_', ' ')} {_gib(memory[kind])}" for kind in _KINDS if memory[kind])),
+        ("fits", f"{'yes' if made['fits'] else 'NO'}: {total} of {_gib(memory['available'])}"),
+    ]
+    if "flops" in made:
+        made = cast(CompiledPlan, made)
+        rows += [("largest array", f"{_gib(row['bytes'])} {row['array']} {row['source']}".rstrip())
+                 for row in made["largest_arrays"]]  # fmt: skip
+        sent = ", ".join(f"{kind} {_gib(t['bytes'])} in {t['count']:.0f}" for kind, t in made["collectives"].items())
+        rows += [("FLOPs a device", f"{made['flops'] / 1e12:.3g}e12, of the model {made['model_flops'] / 1e12:.3g}e12"),
+                 ("memory traffic", _gib(made["memory_traffic"])), ("messages", sent or "none")]  # fmt: skip
+    if "step_ms" in made:
+        made = cast(TimedPlan, made)
+        times = ", ".join(f"{name} {value:.1f} ms" for name, value in made["milliseconds"].items())
+        rows += [
+            ("a step at the peaks", f"{times}: bound by {made['bound_by']}"),
+            ("MFU at most", f"{made['mfu']:.2f}; {made['tokens_per_second']:,.0f} tokens a second"),
+            ("all steps", f"{made['steps']:,}: {made['days']:.2f} days, {made['chip_hours']:,.0f} chip-hours"),
+        ]
+    rows += [("compiled in", f"{made['compile_seconds']:.0f} s"), *(("warning", line) for line in made["warnings"])]
+    return "\n".join(f"{name:<22}{text}" for name, text in rows)
+
+
+def _gib(size: object) -> str:
+    return f"{float(str(size)) / GIB:.3g} GiB"
+
+
+def describe_all(plans: list[Plan]) -> str:
+    """Returns a table of plans for people, and the options of the best."""
+    head = ("mesh", "batch", "parts", "remat", "attention", "GiB", "fits", "ms a step", "bound by", "MFU", "days")
+    rows: list[tuple[str, ...]] = [head]
+    for made in plans:
+        memory = made["bytes_per_device"]["total"] / GIB
+        figures = (f"{made['step_ms']:.0f}", made["bound_by"], f"{made['mfu']:.2f}", f"{made['days']:.1f}") \
+            if "step_ms" in made else ("–",) * 4  # fmt: skip
+        layers = (made["remat"] or "–", made["attention"].partition(":")[0] or "–")
+        mesh, fits = "×".join(map(str, made["mesh"].values())), "yes" if made["fits"] else "NO"
+        rows.append((mesh, str(made["batch"]), str(made["accumulate"]), *layers, f"{memory:.1f}", fits, *figures))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    best = plans[0]
+    if not best["fits"]:
+        return "\n".join([*lines, "nothing fits; give more devices"])
+    options = " ".join(f"--mesh.{axis} {size}" for axis, size in best["mesh"].items())
+    remat = f" --model.remat {best['remat']} --model.unroll 1" if best["remat"] else ""
+    return "\n".join(
+        [*lines, f"options: {options} --data.batch {best['batch']} --optim.accumulate {best['accumulate']}{remat}"]
+    )

@@ -1,0 +1,204 @@
+"""Reads a compiled program's text (XLA's HLO): computations, their instructions, arrays, loops and source lines."""
+
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+ITEM_BYTES = {
+    **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2"), 1.0),
+    **dict.fromkeys(("bf16", "f16", "s16", "u16"), 2.0),
+    **dict.fromkeys(("f32", "s32", "u32"), 4.0),
+    **dict.fromkeys(("f64", "s64", "u64", "c64"), 8.0),
+    **dict.fromkeys(("s4", "u4"), 0.5),
+}
+_ARRAY = re.compile(rf"\b({'|'.join(sorted(ITEM_BYTES, key=len, reverse=True))})\[([\d,]*)\](\{{[^}}]*\}})?")
+_COMPUTATION = re.compile(r"^(?!HloModule)(ENTRY\s+)?%?([\w.\-]+)\s.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s*(ROOT\s+)?%?([\w.\-]+) = ")
+_OPCODE = re.compile(r"\s*([a-z][a-z0-9\-]*)\(")
+_MEMORY_SPACE = re.compile(r"S\((\d+)\)")
+_TABLE_LINE = re.compile(r"^(\d+) (.*)$")
+_NUMBERS = re.compile(r"(\w+)=(\d+)")
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of a compiled program, as one device holds it. in_memory: it lives in the device's main memory, not in a
+    core's fast memory and not on the host."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    in_memory: bool = True
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> float:
+        return self.size * ITEM_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: `name = result opcode(operands), attributes`."""
+
+    name: str
+    opcode: str
+    result: tuple[Array, ...]
+    operands: tuple[str, ...]
+    text: str
+    """All that follows the result's shape."""
+    is_root: bool
+
+    @functools.cached_property
+    def is_start(self) -> bool:
+        """Whether it begins an asynchronous operation, which an instruction -done ends."""
+        return self.opcode.endswith("-start")
+
+    @property
+    def operation(self) -> str:
+        """The opcode without -start."""
+        return self.opcode.removesuffix("-start")
+
+    def attribute(self, name: str) -> str:
+        """Returns the computation, or other word, that stands behind `name=`; "" without it."""
+        match = re.search(rf"\b{name}=%?([\w.\-]+)", self.text)
+        return match.group(1) if match else ""
+
+    def braces(self, name: str) -> str:
+        """Returns what stands in `name={…}`."""
+        match = re.search(rf"\b{name}=\{{([^}}]*)\}}", self.text)
+        return match.group(1) if match else ""
+
+    def quoted(self, name: str) -> str:
+        """Returns what stands in `name="…"`."""
+        match = re.search(rf'\b{name}="([^"]*)"', self.text)
+        return match.group(1) if match else ""
+
+
+Computation = Mapping[str, Instruction]
+"""The instructions of a computation by name, in their order."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program."""
+
+    computations: Mapping[str, Computation]
+    entry: str
+    frames: Mapping[int, tuple[str, int, int]] = field(default_factory=dict)
+    """(file, line, parent) of each stack frame."""
+
+    def computation(self, name: str) -> Computation:
+        return self.computations.get(name, {})
+
+    def trip_count(self, loop: Instruction) -> int:
+        """Returns how often the body of a `while` runs; 1 if the program does not say."""
+        if match := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.text):
+            return int(match.group(1))
+        constants = [
+            int(number)
+            for instruction in self.computation(loop.attribute("condition")).values()
+            if instruction.opcode == "constant"
+            for number in re.findall(r"constant\((\d+)\)", instruction.text)
+        ]
+        # A product that is computed while its factor travels round the devices: two turns stand in its body.
+        turns = 2 if "windowed_dot_general" in loop.attribute("body") else 1
+        return max(constants) // turns if constants else 1
+
+    def source(self, instruction: Instruction, folder: str) -> str:
+        """Returns the line under `folder` that made an instruction, "models/bert.py:88"; "" if it is not known."""
+        number = int(instruction.attribute("stack_frame_id") or 0)
+        while number in self.frames:
+            file, line, parent = self.frames[number]
+            if file.startswith(folder + "/") and "/site-packages/" not in file.removeprefix(folder):
+                return f"{file.removeprefix(folder + '/')}:{line}"
+            number = parent
+        return ""
+
+
+def parse(text: str) -> Program:
+    """Returns the program that a compiled step's `as_text()` describes."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    tables: dict[str, dict[int, str]] = {}
+    entry, current, table = "", None, None
+    for line in text.splitlines():
+        if current is not None:
+            if line.startswith("}"):
+                current = None
+            elif instruction := _instruction(line):
+                current[instruction.name] = instruction
+        elif match := _COMPUTATION.match(line):
+            current = computations.setdefault(match.group(2), {})
+            entry = match.group(2) if match.group(1) else entry
+        elif line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+            table = tables.setdefault(line, {})
+        elif table is not None and (match := _TABLE_LINE.match(line)):
+            table[int(match.group(1))] = match.group(2)
+    return Program(computations, entry, dict(_frames(tables)))
+
+
+def _frames(tables: dict[str, dict[int, str]]) -> Iterator[tuple[int, tuple[str, int, int]]]:
+    files, locations = tables.get("FileNames", {}), tables.get("FileLocations", {})
+    for number, line in tables.get("StackFrames", {}).items():
+        frame = {name: int(value) for name, value in _NUMBERS.findall(line)}
+        place = {name: int(value) for name, value in _NUMBERS.findall(locations.get(frame["file_location_id"], ""))}
+        if place:
+            # Parents are counted from 1 more than frames are: 1 is none.
+            parent = frame.get("parent_frame_id", 1) - 1
+            yield number, (files[place["file_name_id"]].strip('"'), place["line"], parent)
+
+
+def _instruction(line: str) -> Instruction | None:
+    head = _INSTRUCTION.match(line)
+    if not head:
+        return None
+    rest = line[head.end() :]
+    # The result is one array, or a tuple in parentheses.
+    end = _closing(rest) + 1 if rest.startswith("(") else rest.find(" ")
+    result, rest = rest[:end], rest[end:]
+    opcode = _OPCODE.match(rest)
+    if not opcode:
+        return None
+    start = opcode.end() - 1
+    operands = _split(rest[start + 1 : start + _closing(rest[start:])])
+    # An operand may stand with its shape before its name.
+    names = tuple(operand.split("%")[-1].split(" ")[-1] for operand in operands)
+    return Instruction(head.group(2), opcode.group(1), arrays(result), names, rest, bool(head.group(1)))
+
+
+def arrays(text: str) -> tuple[Array, ...]:
+    """Returns the arrays of a shape as text, those of a tuple in order."""
+    result = []
+    for dtype, dims, layout in _ARRAY.findall(text):
+        space = _MEMORY_SPACE.search(layout)
+        shape = tuple(int(size) for size in dims.split(",") if size)
+        result.append(Array(dtype, shape, space is None or space.group(1) == "0"))
+    return tuple(result)
+
+
+def _closing(text: str) -> int:
+    """Returns where the parenthesis that text begins with is closed."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth == 0:
+            return place
+    return len(text) - 1
+
+
+def _split(text: str) -> list[str]:
+    """Returns the parts between the commas of a list that are in no parentheses."""
+    parts, depth, start = [], 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+    parts.append(text[start:])
+    return [part.strip() for part in parts if part.strip()]

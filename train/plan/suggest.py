@@ -1,0 +1,190 @@
+"""Looks for meshes, microbatches and remat with which a run fits its devices, and ranks what fits."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+
+from contexture.models.config import TransformerConfig
+from contexture.models.model import FAMILIES
+from contexture.models.shapes import count
+from contexture.train import mesh as meshes
+from contexture.train.checkpoints.transfer import model_of
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
+from contexture.train.objectives import batch_sizes
+from contexture.train.plan.plan import GIB, Plan, plan
+from contexture.train.plan.topology import Chip, Topology
+from contexture.train.step import create
+
+logger = logging.getLogger(__name__)
+MAX_PROGRAMS = 8
+"""Programs that are compiled: one may take minutes."""
+ENOUGH = 3
+"""Meshes that fit, and are compared."""
+# Numbers of a layer that are kept for the backward pass, for each token, in widths of the model; and the time of a step
+# against one that computes nothing twice.
+_REMAT = {"none": (24.0, 1.0), "dots": (11.0, 1.02), "full": (1.0, 4 / 3)}
+ATTENTIONS = ("pallas", "cudnn", "reference")
+_ROOM = 0.92
+"""Of the memory: what an estimate may fill, since the compiler needs some for itself."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to train the run. seconds: an estimate of a step, by which candidates are tried in order."""
+
+    run: Run
+    seconds: float
+
+
+def suggest(run: Run, topology: Topology, name: str = "") -> list[Plan]:
+    """Returns the plans of those ways to train `run` that were compiled: those that fit first, the fastest first.
+
+    Candidates differ in mesh, microbatches (optim.accumulate) and remat; the batch stays, or is rounded to the next
+    that the mesh can share. Their memory and time are estimated; the best are compiled, MAX_PROGRAMS at most. One that
+    does not fit is tried again in twice as many parts. The best is compiled with each other attention too.
+    """
+    plans: list[Plan] = []
+    done: set[tuple[object, ...]] = set()
+    for candidate in sorted(candidates(run, topology), key=lambda candidate: candidate.seconds):
+        way: Run | None = candidate.run
+        mesh = dataclasses.astuple(way.mesh)
+        if (mesh, getattr(way.model, "remat", "")) in done:
+            continue
+        done.add((mesh, getattr(way.model, "remat", "")))
+        while way is not None and len(plans) < MAX_PROGRAMS:
+            plans.append(_compiled(way, topology, name))
+            way = None if plans[-1]["fits"] else _smaller(way, topology)
+        if len(plans) >= MAX_PROGRAMS or sum(made["fits"] for made in plans) >= ENOUGH:
+            break
+    if not plans:
+        raise ConfigError(f"no mesh of {topology.name} can share a batch of {run.data.batch} sequences and hold the "
+                          "model; give more devices")  # fmt: skip
+    best = min(plans, key=_rank)
+    if best["fits"] and isinstance(run.model, TransformerConfig) and run.model.attention == "auto":
+        for attention in ATTENTIONS:
+            way = _planned(run, best, attention)
+            used = best["attention"].partition(":")[0]
+            if attention != used and _is_possible(way, topology) and len(plans) < MAX_PROGRAMS:
+                plans.append(_compiled(way, topology, name))
+    return sorted(plans, key=_rank)
+
+
+def _is_possible(run: Run, topology: Topology) -> bool:
+    """Returns whether the devices can have the attention that the model asks for."""
+    try:
+        with jax.set_mesh(meshes.build(run.mesh, list(topology.devices))):
+            meshes.describe_attention(run.model, run.data.packed)
+    except ConfigError:
+        return False
+    return True
+
+
+def _rank(made: Plan) -> tuple[bool, float]:
+    return not made["fits"], made.get("step_ms", math.inf)
+
+
+def _planned(run: Run, made: Plan, attention: str) -> Run:
+    """Returns the run of a plan, with another attention."""
+    model = dataclasses.replace(run.model, remat=made["remat"], unroll=1, attention=attention)
+    return dataclasses.replace(
+        run,
+        model=model,
+        mesh=dataclasses.replace(run.mesh, **made["mesh"]),
+        data=dataclasses.replace(run.data, batch=made["batch"], ramp_from=0),
+        optim=dataclasses.replace(run.optim, accumulate=made["accumulate"]),
+    )
+
+
+def _compiled(run: Run, topology: Topology, name: str) -> Plan:
+    mesh = f"data {run.mesh.data} × fsdp {run.mesh.fsdp} × tensor {run.mesh.tensor}"
+    layers = (f", remat {run.model.remat}, attention {run.model.attention}"
+              if isinstance(run.model, TransformerConfig) else "")  # fmt: skip
+    logger.info(f"compiling {mesh}, batch {run.data.batch} in {run.optim.accumulate}{layers}")
+    made = plan(run, topology, name)
+    step = f", {made['step_ms']:.0f} ms a step" if "step_ms" in made else ""
+    fits, memory = "fits" if made["fits"] else "does not fit", made["bytes_per_device"]
+    logger.info(f"{fits}: {memory['total'] / GIB:.1f} of {memory['available'] / GIB:.1f} GiB{step}; "
+                f"compiled in {made['compile_seconds']:.0f} s")  # fmt: skip
+    return made
+
+
+def _smaller(run: Run, topology: Topology) -> Run | None:
+    """Returns the run in twice as many parts; None if a part would be less than one sequence for each device."""
+    parts = 2 * run.optim.accumulate
+    if run.data.batch % (parts * run.mesh.data * run.mesh.fsdp):
+        return None
+    return dataclasses.replace(run, optim=dataclasses.replace(run.optim, accumulate=parts))
+
+
+def candidates(run: Run, topology: Topology) -> Iterator[Candidate]:
+    """Yields for every mesh and remat the run with the fewest microbatches that, as estimated, fits."""
+    for data, fsdp, tensor in _shapes(run, len(topology.devices)):
+        sharing = data * fsdp
+        batch = max(round(run.data.batch / sharing), 1) * sharing
+        config = dataclasses.replace(run.mesh, data=data, fsdp=fsdp, tensor=tensor)
+        try:
+            mesh = meshes.build(config, list(topology.devices))
+        except ConfigError:
+            continue
+        placed = dataclasses.replace(run, mesh=config, data=dataclasses.replace(run.data, batch=batch, ramp_from=0))
+        with jax.set_mesh(mesh):
+            _, shapes, shardings = create(model_of(placed, ()), placed, mesh)
+        state = sum(math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize for x, s in
+                    zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True))  # fmt: skip
+        parameters = count(shapes.params)
+        for remat, (kept, slowdown) in _REMAT.items() if isinstance(run.model, TransformerConfig) else (("", (0, 1)),):
+            # A sequence's share of the parts doubles as long as the estimate is too large.
+            per_device = batch // sharing
+            for parts in (2**n for n in range(per_device.bit_length()) if per_device % 2**n == 0):
+                activations = _activations(placed, per_device // parts, kept) / tensor
+                if state * 4 / 3 + activations <= _ROOM * topology.memory:
+                    way = _with(placed, parts, remat)
+                    yield Candidate(way, _seconds(way, parameters, slowdown, topology.chip))
+                    break
+
+
+def _shapes(run: Run, devices: int) -> Iterator[tuple[int, int, int]]:
+    heads = getattr(run.model, "heads", 1)
+    for tensor in (size for size in (1, 2, 4, 8, 16) if devices % size == 0 and heads % size == 0):
+        rest = devices // tensor
+        for fsdp in (size for size in range(1, rest + 1) if rest % size == 0):
+            yield rest // fsdp, fsdp, tensor
+
+
+def _with(run: Run, parts: int, remat: str) -> Run:
+    model = dataclasses.replace(run.model, remat=remat, unroll=1) if remat else run.model
+    return dataclasses.replace(run, model=model, optim=dataclasses.replace(run.optim, accumulate=parts))
+
+
+def _activations(run: Run, sequences: int, kept: float) -> float:
+    """Returns about how many bytes a device's share of a microbatch keeps, before tensor divides them."""
+    model, tokens = run.model, sequences * run.data.length
+    if not isinstance(model, TransformerConfig):
+        return 0.0
+    size = 2 if model.dtype == "bfloat16" else 4
+    one_layer = 40.0
+    return tokens * model.hidden * size * (kept * model.layers + one_layer)
+
+
+def _seconds(run: Run, parameters: int, slowdown: float, chip: Chip | None) -> float:
+    """Returns about how long a step takes: products, and messages, of which a tenth is not hidden."""
+    if chip is None:
+        return slowdown
+    mesh, parts = run.mesh, run.optim.accumulate
+    devices = mesh.data * mesh.fsdp * mesh.tensor
+    flops = FAMILIES[type(run.model)].training_flops(run.model, batch_sizes(run, run.data.batch))
+    compute = slowdown * flops / devices / chip.bf16
+    own = parameters * 4 / mesh.tensor
+    sent = 2 * own / mesh.fsdp if mesh.data > 1 else 0.0  # gradients are summed over copies
+    if mesh.fsdp > 1:
+        sent += parts * (own + own / 2 * (2 if slowdown < 1.2 else 3))  # gradients, and layers gathered in bfloat16
+    if mesh.tensor > 1 and isinstance(run.model, TransformerConfig):
+        tokens = run.data.batch // (mesh.data * mesh.fsdp) * run.data.length
+        sent += 2 * 4 * run.model.layers * tokens * run.model.hidden * 2  # activations are summed four times a layer
+    links = sent / chip.links
+    return max(compute, links) + 0.1 * min(compute, links)
