@@ -23,6 +23,19 @@ RULES: dict[str, tuple[str, ...]] = {
     "R": ("data", "fsdp"),
 }
 
+DEVICE_MEMORY = {
+    "TPU v4": 31.0,
+    "TPU v5 lite": 15.75,
+    "TPU v5": 95.74,
+    "TPU v5p": 95.74,
+    "TPU v6 lite": 31.25,
+    "NVIDIA A100-SXM4-40GB": 40.0,
+    "NVIDIA A100-SXM4-80GB": 80.0,
+    "NVIDIA H100 80GB HBM3": 79.6,
+    "NVIDIA H200": 140.4,
+}
+"""GiB of a device, by its device_kind."""
+
 
 def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]) -> PartitionSpec:
     """Returns how a mesh shards an array with these dims: `partition_spec("NDF", shape, sizes)` →
@@ -66,6 +79,13 @@ def platform() -> str:
     return "tpu" if kind.startswith("TPU") else "gpu"
 
 
+def device_memory() -> float:
+    """Returns about how many GiB of memory a device of the current mesh has, by its kind; 0 for one that is not known,
+    and for a CPU."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return DEVICE_MEMORY.get((jax.devices()[0] if device is None else device).device_kind, 0.0)
+
+
 def batch_devices() -> int:
     """Returns how many devices of the current mesh share a batch; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
@@ -84,8 +104,15 @@ def is_unsharded(letter: str) -> bool:
     return mesh.empty or all(mesh.shape.get(axis, 1) == 1 for axis in RULES.get(letter, ()))
 
 
+def tensor_devices() -> int:
+    """Returns how many devices of the current mesh share a vocabulary; 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape.get(axis, 1) for axis in RULES["V"])
+
+
 def constrain(x: jax.Array, dims: str) -> jax.Array:
     """Asks the partitioner to shard x by its dims on the current mesh (`jax.set_mesh`). Returns x itself without one.
+    A dim "_" is whole on every device.
 
     The partitioner propagates shardings from parameters and batch by itself. Constraints stand where its guess is bad:
     after gathers from tables, at a loop's carry, and where a loss is computed in chunks.

@@ -11,10 +11,13 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from contexture.models.sharding import batch_shards, constrain
+from contexture.models.sharding import batch_shards, constrain, device_memory, tensor_devices
 
 MAX_LOGITS = 1 << 24
-"""Float32 logits that a device holds at once (64 MiB), unless one position of every sequence has more."""
+"""Float32 logits that a CPU, or a device of unknown memory, holds at once (64 MiB), unless one position of every
+sequence has more."""
+_LOGITS_PER_GIB = 1 << 21
+"""On other devices, for each GiB of their memory: 8 MiB. A chunk reads and writes the table's gradient once."""
 Tables: TypeAlias = tuple[jax.Array, jax.Array | None]
 """(table, bias or None), or their gradients."""
 Losses: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
@@ -85,18 +88,22 @@ def _chunked_loss(
     """Returns the losses, and the gradients of their total or None."""
     B, L, D = x_BLD.shape
     V, devices = table_VD.shape[0], batch_shards(B)
+    # All chunks read the table: it is gathered once, before them.
+    table_WD, bias_W = _padded_vocabulary(table_VD, bias_V)
+    W = table_WD.shape[0]
     # The fewest chunks whose logits fit, then positions spread evenly over them.
-    chunks = -(-L // max(MAX_LOGITS * devices // (B * V), 1))
+    limit = max(MAX_LOGITS, int(device_memory() * _LOGITS_PER_GIB)) * devices * tensor_devices()
+    chunks = -(-L // max(limit // (B * W), 1))
     positions = -(-L // chunks)
     arguments = (x_BLD, next_BL, weights_BL)
-    chunk_loss = functools.partial(_chunk_loss, table_VD=table_VD, bias_V=bias_V, gradient=gradient)
+    chunk_loss = functools.partial(_chunk_loss, table_VD=table_WD, bias_V=bias_W, words=V, gradient=gradient)
     if chunks == 1:
         (loss_BL, hit_BL, dx_BLD), dtables = chunk_loss(*arguments)
     else:
 
         def add_chunk(dtables: Tables | None, chunk: list[jax.Array]) -> tuple[Tables | None, ChunkOutputs]:
             outputs, chunk_dtables = chunk_loss(*chunk)
-            return jax.tree.map(lambda a, b: constrain(a + b, "BVD"[: a.ndim]), dtables, chunk_dtables), outputs
+            return jax.tree.map(lambda a, b: constrain(a + b, "BV_"[: a.ndim]), dtables, chunk_dtables), outputs
 
         def split_chunks(x: jax.Array) -> jax.Array:
             # BL… → chunks B L/chunks …; the last chunk is padded with positions of weight 0.
@@ -108,17 +115,32 @@ def _chunked_loss(
 
         def zeros(x: jax.Array) -> jax.Array:
             # The tables' gradients are summed in float32, each device's share apart.
-            return constrain(jnp.zeros((devices, *x.shape), jnp.float32), "BVD"[: x.ndim + 1])
+            return constrain(jnp.zeros((devices, *x.shape), jnp.float32), "BV_"[: x.ndim + 1])
 
-        initial = jax.tree.map(zeros, (table_VD, bias_V)) if gradient else None
+        initial = jax.tree.map(zeros, (table_WD, bias_W)) if gradient else None
         dtables, outputs = jax.lax.scan(add_chunk, initial, [split_chunks(x) for x in arguments])
         loss_BL, hit_BL, dx_BLD = jax.tree.map(join_chunks, outputs)
     losses = (loss_BL * weights_BL).sum(), loss_BL, hit_BL
     if dx_BLD is None:  # no gradient is asked for
         return losses, None
     # Over the devices at last: one all-reduce of the table's size a step, whatever the number of chunks.
-    dtable_VD, dbias_V = jax.tree.map(lambda x, dx: dx.sum(0).astype(x.dtype), (table_VD, bias_V), dtables)
+    dtable_VD, dbias_V = jax.tree.map(lambda x, dx: dx.sum(0)[:V].astype(x.dtype), (table_VD, bias_V), dtables)
     return losses, (dx_BLD, dtable_VD, dbias_V)
+
+
+def _padded_vocabulary(table_VD: jax.Array, bias_V: jax.Array | None) -> Tables:
+    """Returns table and bias whole over fsdp, with rows of zeros so that the tensor axis divides them.
+
+    GPT-2's 50,257 words divide by nothing: the table is stored sharded by its width. A product with that would sum
+    every chunk's logits over the devices, or gather the table for every chunk.
+    """
+    missing = -table_VD.shape[0] % tensor_devices()
+
+    def padded(x: jax.Array) -> jax.Array:
+        rows = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x
+        return constrain(rows, "V_"[: x.ndim])
+
+    return jax.tree.map(padded, (table_VD, bias_V))
 
 
 def _chunk_loss(
@@ -128,9 +150,12 @@ def _chunk_loss(
     *,
     table_VD: jax.Array,
     bias_V: jax.Array | None,
+    words: int,
     gradient: bool,
 ) -> tuple[ChunkOutputs, Tables | None]:
     """loss = top + log Σ exp(logits - top) - label; dlogits = weight · (softmax(logits) - one_hot(next)).
+
+    words: rows of the table that are words; the rest pad it.
 
     Returns ((loss_BL, hit_BL, gradient to x), (gradient to table, to bias)). The tables' gradients have a leading
     dim of devices, B: each device's sequences are summed apart. Gradients that are not asked for are None.
@@ -138,9 +163,12 @@ def _chunk_loss(
     logits_BLV = jnp.einsum("BLD,VD->BLV", x_BLD, table_VD, preferred_element_type=jnp.float32)
     if bias_V is not None:
         logits_BLV += bias_V[None, None]
+    word_BLV = jax.lax.broadcasted_iota(jnp.int32, logits_BLV.shape, 2)
+    if words < table_VD.shape[0]:  # rows that pad the vocabulary are no words
+        logits_BLV = jnp.where(word_BLV < words, logits_BLV, -jnp.inf)
     # The next token's logit is picked by comparison: a gather along V would bring a sharded vocabulary together on
     # every device.
-    chosen_BLV = jax.lax.broadcasted_iota(jnp.int32, logits_BLV.shape, 2) == next_BL[..., None]
+    chosen_BLV = word_BLV == next_BL[..., None]
     label_BL = jnp.where(chosen_BLV, logits_BLV, 0.0).sum(-1)
     others_BL = jnp.where(chosen_BLV, -jnp.inf, logits_BLV).max(-1)
     # The maximum is subtracted, so that no exp overflows. It comes in two parts because a hit needs to know whether the
@@ -161,5 +189,5 @@ def _chunk_loss(
     dx_BLD = constrain(jnp.einsum("BLV,VD->BLD", dlogits_BLV, table_VD), "BLD")
     # B·L as one dim T makes the table's gradient a plain matrix product, for which XLA copies nothing.
     rows = (x.reshape(devices, -1, x.shape[-1]) for x in (dlogits_BLV, x_BLD))
-    dtable_BVD = constrain(jnp.einsum("BTV,BTD->BVD", *rows, preferred_element_type=jnp.float32), "BVD")
+    dtable_BVD = constrain(jnp.einsum("BTV,BTD->BVD", *rows, preferred_element_type=jnp.float32), "BV_")
     return (loss_BL, hit_BL, dx_BLD), (dtable_BVD, dbias_BV)
