@@ -4,7 +4,7 @@ import dataclasses
 
 from contexture.configs import task
 from contexture.data.config import DataConfig
-from contexture.models.config import ElmoConfig, HeadConfig
+from contexture.models.config import ElmoConfig, HeadConfig, ModelConfig
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.options import InitConfig, OptimConfig
@@ -25,7 +25,7 @@ def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 
     head = source.head if source.task.kind == base.task.kind else base.head
     if isinstance(source.model, ElmoConfig):
         return _as_elmo(base, source.model, data, head, init, random=random)
-    base = dataclasses.replace(base, model=source.model, data=data, head=head, init=init)
+    base = dataclasses.replace(base, model=_inherited(source.model), data=data, head=head, init=init)
     return _as_gpt(base, task_vocabulary) if source.family == "gpt" else base
 
 
@@ -35,7 +35,12 @@ def pretrain_further(source: Run, base: Run) -> Run:
         return base
     data = _data_like(source, base)
     data = dataclasses.replace(data, max_predictions=min(data.max_predictions, data.length))
-    return dataclasses.replace(base, model=source.model, data=data)
+    return dataclasses.replace(base, model=_inherited(source.model), data=data)
+
+
+def _inherited(model: ModelConfig) -> ModelConfig:
+    """Returns the model of another run, with its attention left to the devices here: those may have had another."""
+    return model if isinstance(model, ElmoConfig) else dataclasses.replace(model, attention="auto")
 
 
 def _data_like(source: Run, base: Run) -> DataConfig:

@@ -3,12 +3,13 @@
 A number that changes in a recipe changes here too, with its source, or not at all.
 """
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from contexture.configs import recipes, task_recipes
-from contexture.configs.finetuning import finetune_run
+from contexture.configs import recipe, recipes, task_recipes
+from contexture.configs.finetuning import finetune_run, pretrain_further
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.train.config import Run, fields
 from contexture.train.options import OptimConfig
@@ -202,6 +203,15 @@ def test_a_gpt_is_fine_tuned_as_gpt_1_was():
         "model.head_dropout": 0.1, "init.grow": True,
     }  # fmt: skip
     assert {field: actual[field] for field in expected} == expected
+
+
+@pytest.mark.parametrize(("model", "recipe_of"), [(BertConfig, "bert.tiny"), (GptConfig, "gpt.tiny")])
+def test_the_attention_of_another_run_is_not_inherited(model, recipe_of):
+    """It may be that of a device which is not here; what else its model is stays."""
+    source = Run(model=model(attention="pallas", hidden=48, heads=4))
+    further = pretrain_further(source, recipe(recipe_of))
+    for run in (finetune_run(source, "runs/source", "classify"), further):
+        assert run.model == dataclasses.replace(source.model, attention="auto")
 
 
 @pytest.mark.parametrize("random", [False, True])
