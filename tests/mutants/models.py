@@ -18,6 +18,7 @@ _INIT = "models/test_elmo_init.py::test_every_parameter_is_drawn_as_the_original
 _DROPOUT = "models/layers/test_dropout.py::"
 _KERNELS = "models/layers/test_attention_kernels.py::"
 _KERNEL = f"{_KERNELS}test_a_kernel_is_the_reference"
+_SKIPPED = f"{_KERNELS}test_tiles_in_which_nothing_is_seen_are_not_computed"
 _TILED = f"{_KERNELS}test_a_text_of_several_tiles_is_the_reference"
 
 MODELS = (
@@ -71,6 +72,10 @@ MODELS = (
         ("attention.tile-all-visited", "seen_BIJ &= longest_1IJ >= 0", "seen_BIJ &= longest_1IJ >= -10**6",
          f"{_KERNELS}test_of_a_causal_text_tiles_behind_the_diagonal_are_not_visited"),
         ("attention.tile-padding-alone-not-visited", "jnp.where(last_B == 0, s.length, last_B)", "last_B", _KERNEL),
+        ("attention.rounding-of-weights-kept", "jnp.where(rounded_sum > 0.0, kept_sum, 1.0) /",
+         "jnp.where(rounded_sum > 0.0, rounded_sum, 1.0) /", _KERNEL),
+        ("attention.cost-of-one-product", "2 * products * pairs * width", "2 * pairs * width",
+         f"{_KERNELS}test_a_kernel_s_cost_is_that_of_its_products"),
     ),
     *mutants_of(
         "models/layers/attention/tpu_kernel.py",
@@ -78,20 +83,30 @@ MODELS = (
          _TILED),
         ("attention.tpu-gradient-undropped", "jnp.where(kept_ML, x * (1.0 / (1.0 - s.rate)), 0.0) for x in",
          "x for x in", _KERNEL),
-        ("attention.tpu-no-mean", "(dweights_ML - mean[0, 0]) * s.scale", "dweights_ML * s.scale", _KERNEL),
+        ("attention.tpu-no-mean", "(dweights_ML - mean_1L) * s.scale", "dweights_ML * s.scale", _KERNEL),
+        ("attention.tpu-mean-of-the-rounded", 'y_KL += refs["rounding"]', 'y_KL += 0.0 * refs["rounding"]', _KERNEL),
+        ("attention.tpu-tile-behind-the-range", "(j < at.end_key_BI[b, i]))\n    def _() -> None:\n        logits",
+         "(j < at.end_key_BI[b, i] + 1))\n    def _() -> None:\n        logits", _SKIPPED),
+        ("attention.tpu-long-all-queries-visited", "(at.first_query_BJ[b, j] <= i) & (i < at.end_query_BJ[b, j])",
+         "(at.first_query_BJ[b, j] <= i)", _SKIPPED),
+        ("attention.tpu-reads-before-the-array", "jnp.maximum(end, 1) - 1", "end - 1",
+         f"{_KERNELS}test_where_nothing_is_visited_a_block_of_the_array_is_read"),
     ),
     *mutants_of(
         "models/layers/attention/gpu_kernel.py",
         ("attention.gpu-sum-not-shrunk", "total_L * shrink_L + weights_LM.sum(1)", "total_L + weights_LM.sum(1)",
          _KERNEL),
         ("attention.gpu-no-mean", "(dweights_LM - mean_L[:, None]) * tiles", "dweights_LM * tiles", _KERNEL),
+        ("attention.gpu-mean-of-the-rounded", "for x in outputs)", "for x in outputs[:1])", _KERNEL),
+        ("attention.gpu-all-keys-visited", "fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, initial)",
+         "fori_loop(0, s.key_blocks, add, initial)", _SKIPPED),
         ("attention.gpu-first-query-of-keys", "fori_loop(at.first_query_BJ[b, j],",
          "fori_loop(at.first_query_BJ[b, j] + 1,",
          _KERNEL),
     ),
     *mutants_of(
         "models/layers/attention/flash.py",
-        ("attention.on-devices-begin-at-the-first-head", 'jax.lax.axis_index("tensor") * heads if',
+        ("attention.on-devices-begin-at-the-first-head", 'jax.lax.axis_index("tensor") * own if',
          'jax.lax.axis_index("tensor") * 0 if', f"{_KERNELS}test_devices_have_their_own_sequences_and_heads"),
     ),
     *mutants_of(

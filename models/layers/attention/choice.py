@@ -4,9 +4,6 @@ from typing import NamedTuple
 
 from contexture.models.config import GptConfig, TransformerConfig
 
-_LONGEST = 1 << 20
-"""Length times width of a head whose gradients the kernel for TPUs holds in fast memory, on the smallest of them."""
-
 
 class Choice(NamedTuple):
     name: str
@@ -30,8 +27,6 @@ def choose(config: TransformerConfig, platform: str, packed: bool = False) -> Ch
         return Choice("pallas", "as asked for; a CPU interprets the kernel, which is slow")
     if config.attention != "auto":
         return Choice(config.attention, "as asked for")
-    if platform == "tpu" and config.length * (config.hidden // config.heads) > _LONGEST:
-        return Choice("reference", f"the kernel for TPUs has no room for {config.length} tokens")
     if platform == "tpu":
         return Choice("pallas", "a kernel that never stores the weights, for TPUs")
     if platform != "gpu":

@@ -2,8 +2,9 @@
 sequences and heads, and the backward pass keeps no weights."""
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,26 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from contexture.models.layers.attention.mask import AttentionMask
-from contexture.models.layers.attention.tiles import Inputs, Scalars, Sizes, visited
+from contexture.models.layers.attention.tiles import Inputs, Saved, Scalars, Sizes, visited
 from contexture.models.layers.blocks import custom_gradient
 from contexture.models.layers.dropout import DropoutKey, row_words
 from contexture.models.sharding import partition_spec
 
 
 class _Kernel(NamedTuple):
+    """A kernel's module (`forward`, `backward`), how it runs, and what it is compiled for."""
+
     module: ModuleType
     interpret: bool
+    sizes: Sizes
+
+
+class _Numbers(NamedTuple):
+    """Numbers that every device has, or has for its own sequences (`Scalars`)."""
+
+    window: jax.Array
+    start_B: jax.Array
+    stride_B: jax.Array
 
 
 def attend(
@@ -41,26 +53,15 @@ def attend(
     drops = dropout_key is not None and rate > 0.0
     sizes = sizes_of(mask, L, K, q_BLHK.dtype, kernel, rate if drops else 0.0)
 
-    def on_device(
-        q: jax.Array, k: jax.Array, v: jax.Array, tokens: jax.Array, packs: jax.Array, window: jax.Array,
-        start: jax.Array, stride: jax.Array,
-    ) -> jax.Array:  # fmt: skip
-        heads = q.shape[kernel.ORDER.index("H")]
-        # Counters go on over the heads of all devices.
-        first = jax.lax.axis_index("tensor") * heads if heads < H else jnp.zeros((), jnp.int32)
-        ranges = visited(sizes, window, tokens, packs)
-        scalars = Scalars(first.astype(jnp.int32).reshape(1), window.reshape(1), start, stride, *ranges)
-        return _flash(Inputs(q, k, v, tokens, packs), scalars, sizes, _Kernel(kernel, interpret))
-
     order = ["BLHK".index(letter) for letter in kernel.ORDER]
     room, wider = sizes.keys * sizes.key_blocks - L, kernel.padded_width(K) - K
     arrays = [jnp.pad(x, ((0, 0), (0, room), (0, 0), (0, wider))).transpose(order) for x in (q_BLHK, k_BLHK, v_BLHK)]
     nothing_BL = jnp.zeros((B, L), jnp.int32)
     masks = [nothing_BL if x is None else x.astype(jnp.int32) for x in (mask.tokens_BM, mask.packs_BL)]
-    arrays += [jnp.pad(x, ((0, 0), (0, room))) for x in masks]
+    inputs = Inputs(*arrays, *(jnp.pad(x, ((0, 0), (0, room))) for x in masks))
     window = jnp.asarray(L if mask.window is None else mask.window, jnp.int32)
     words = row_words(dropout_key, site) if drops and dropout_key is not None else (jnp.zeros(B, jnp.uint32),) * 2
-    y = _on_each_device(on_device, kernel.ORDER, B, H)(*arrays, window, *words)
+    y = _flash(inputs, _Numbers(window, *words), _Kernel(kernel, interpret, sizes))
     return y.transpose([kernel.ORDER.index(letter) for letter in "BLHK"])[:, :L, :, :K]
 
 
@@ -71,39 +72,62 @@ def sizes_of(mask: AttentionMask, length: int, width: int, dtype: DTypeLike, ker
     return Sizes(
         length=length, queries=queries, keys=keys, query_blocks=padded // queries, key_blocks=padded // keys,
         scale=width**-0.5, rate=rate, causal=mask.causal, windowed=mask.window is not None,
-        padded=mask.tokens_BM is not None, packed=mask.packs_BL is not None,
+        padded=mask.tokens_BM is not None, packed=mask.packs_BL is not None, rounds=jnp.dtype(dtype).itemsize < 4,
     )  # fmt: skip
 
 
-def _on_each_device(function: Callable[..., jax.Array], order: str, batch: int, heads: int) -> Callable[..., jax.Array]:
-    """Returns the function on each device's own sequences and heads: the partitioner cannot look into a kernel."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
-        return function
-    axes = dict(zip("BH", partition_spec("BH", (batch, heads), dict(mesh.shape)), strict=True))
-    array, rows = PartitionSpec(*map(axes.get, order)), PartitionSpec(axes["B"])
-    specs = (array, array, array, rows, rows, PartitionSpec(), rows, rows)
-    return jax.shard_map(function, in_specs=specs, out_specs=array, check_vma=False)
-
-
-@custom_gradient(nondiff_argnums=(2, 3))
-def _flash(inputs: Inputs, scalars: Scalars, sizes: Sizes, kernel: _Kernel) -> jax.Array:
-    return _flash_forward(inputs, scalars, sizes, kernel)[0]
+@custom_gradient(nondiff_argnums=(2,))
+def _flash(inputs: Inputs, numbers: _Numbers, kernel: _Kernel) -> jax.Array:
+    return _flash_forward(inputs, numbers, kernel)[0]
 
 
 def _flash_forward(
-    inputs: Inputs, scalars: Scalars, sizes: Sizes, kernel: _Kernel
-) -> tuple[jax.Array, tuple[Scalars, Inputs, jax.Array, jax.Array]]:
-    y, norm = kernel.module.forward(sizes, scalars, inputs, kernel.interpret)
-    return y, (scalars, inputs, y, norm)
+    inputs: Inputs, numbers: _Numbers, kernel: _Kernel
+) -> tuple[jax.Array, tuple[Inputs, _Numbers, Saved]]:
+    def forward(inputs: Inputs, numbers: _Numbers, heads: int) -> tuple[jax.Array, Saved]:
+        scalars = _scalars(kernel.sizes, inputs, numbers, heads)
+        return kernel.module.forward(kernel.sizes, scalars, inputs, kernel.interpret)
+
+    y, saved = _on_each_device(forward, inputs, numbers)
+    return y, (inputs, numbers, saved)
 
 
 def _flash_backward(
-    sizes: Sizes, kernel: _Kernel, saved: tuple[Scalars, Inputs, jax.Array, jax.Array], dy: jax.Array
+    kernel: _Kernel, residuals: tuple[Inputs, _Numbers, Saved], dy: jax.Array
 ) -> tuple[tuple[jax.Array | None, ...], None]:
-    scalars, inputs, y, norm = saved
-    dq, dk, dv = kernel.module.backward(sizes, scalars, inputs, y, norm, dy, kernel.interpret)
+    def backward(inputs: Inputs, numbers: _Numbers, saved: Saved, dy: jax.Array, heads: int) -> Any:
+        scalars = _scalars(kernel.sizes, inputs, numbers, heads)
+        return kernel.module.backward(kernel.sizes, scalars, inputs, saved, dy, kernel.interpret)
+
+    dq, dk, dv = _on_each_device(backward, *residuals, dy)
     return Inputs(dq, dk, dv, None, None), None  # pyright: ignore[reportArgumentType]
 
 
 _flash.defvjp(_flash_forward, _flash_backward)
+
+
+def _scalars(sizes: Sizes, inputs: Inputs, numbers: _Numbers, heads: int) -> Scalars:
+    """Returns what a kernel reads on a device, which has some or all of the heads."""
+    own = inputs.q.shape[1]
+    # Counters go on over the heads of all devices.
+    first = jax.lax.axis_index("tensor") * own if own < heads else jnp.zeros((), jnp.int32)
+    ranges = visited(sizes, numbers.window, inputs.tokens_BM, inputs.packs_BM)
+    window = numbers.window.reshape(1)
+    return Scalars(first.astype(jnp.int32).reshape(1), window, numbers.start_B, numbers.stride_B, *ranges)
+
+
+def _on_each_device(function: Callable[..., Any], inputs: Inputs, *more: Any) -> Any:
+    """Returns function(inputs, …, heads=H) of each device's own sequences and heads: the partitioner cannot look into a
+    kernel. All arrays of four dims begin with BH.
+
+    Forward and backward pass are mapped apart, both from arrays to arrays. The transpose of a mapped forward pass would
+    sum gradients over the devices that hold the same sequences and heads, where each has the whole of them already.
+    """
+    B, H = inputs.q.shape[:2]
+    function = partial(function, heads=H)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return function(inputs, *more)
+    axes = partition_spec("BH", (B, H), dict(mesh.shape))
+    specs = jax.tree.map(lambda x: PartitionSpec(*axes[: {4: 2, 0: 0}.get(x.ndim, 1)]), (inputs, *more))
+    return jax.shard_map(function, in_specs=specs, out_specs=axes, check_vma=False)(inputs, *more)

@@ -2,8 +2,8 @@
 (Dao et al. 2022): an online softmax over the keys, and weights computed again in the backward pass.
 
 A program of the forward kernel has a block of queries, and goes over the keys that these may see. The backward pass has
-a kernel for the gradients of keys and values, whose programs have a block of keys, and one for that of the queries:
-each sum is formed by one program, in one order, so that the results are the same in every run.
+a kernel for the gradient of the queries, and one for those of keys and values, whose programs have a block of keys.
+Each sum is formed by one program, in one order, so that the results are the same in every run.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 
-from contexture.models.layers.attention.tiles import LOWEST, Index, Inputs, Ref, Scalars, Sizes, kept, masked
+from contexture.models.layers.attention.tiles import (
+    LOWEST,
+    Index,
+    Inputs,
+    Ref,
+    Saved,
+    Scalars,
+    Sizes,
+    cost,
+    kept,
+    like,
+    masked,
+    unrounded,
+)
 
 ORDER = "BHLK"
 """The order of the arrays' dims."""
@@ -79,36 +92,47 @@ class _Tiles:
 
 
 def _forward(s: Sizes, *refs: Ref) -> None:
-    at, (q, k, v, tokens, packs, out, norm) = Scalars(*refs[:_SCALARS]), refs[_SCALARS:]
+    at, (q, k, v, tokens, packs, out, norm, *rounding) = Scalars(*refs[:_SCALARS]), refs[_SCALARS:]
     tiles = _Tiles(s, at, tokens, packs)
     b, i = tiles.row, tiles.block
     q_LK = q[tiles.queries(i)]
 
-    def add(j: Index, sums: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        before_L, total_L, sum_LK = sums
+    def add(j: Index, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        before_L, total_L, sum_LK, *kept_sums = sums
         logits_LM = tiles.logits(i, j, q_LK, k[tiles.keys(j)])
         # The online softmax: what was summed before shrinks with each new maximum.
         high_L = jnp.maximum(before_L, logits_LM.max(1))
         weights_LM, shrink_L = jnp.exp(logits_LM - high_L[:, None]), jnp.exp(before_L - high_L)
         total_L = total_L * shrink_L + weights_LM.sum(1)
         (weights_LM,) = tiles.dropped(i, j, weights_LM)
-        return high_L, total_L, sum_LK * shrink_L[:, None] + _dot(weights_LM.astype(v.dtype), v[tiles.keys(j)])
+        rounded_LM = weights_LM.astype(v.dtype)
+        kept_sums = [
+            x_L * shrink_L + x_LM.astype(jnp.float32).sum(1)
+            for x_L, x_LM in zip(kept_sums, (weights_LM, rounded_LM), strict=False)
+        ]
+        return high_L, total_L, sum_LK * shrink_L[:, None] + _dot(rounded_LM, v[tiles.keys(j)]), *kept_sums
 
     zero_L = jnp.zeros((s.queries,), jnp.float32)
-    initial = (zero_L + LOWEST, zero_L, jnp.zeros(q_LK.shape, jnp.float32))
-    high_L, total_L, sum_LK = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, initial)
-    out[tiles.queries(i)] = (sum_LK / total_L[:, None]).astype(out.dtype)
+    initial = (zero_L + LOWEST, zero_L, jnp.zeros(q_LK.shape, jnp.float32), *[zero_L] * (2 * len(rounding)))
+    high_L, total_L, sum_LK, *kept_sums = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, initial)
+    y_LK = sum_LK / total_L[:, None]
+    if kept_sums:
+        y_LK *= unrounded(*kept_sums)[:, None]
+    rounded_LK = y_LK.astype(out.dtype)
+    out[tiles.queries(i)] = rounded_LK
+    for ref in rounding:
+        ref[tiles.queries(i)] = (y_LK - rounded_LK.astype(jnp.float32)).astype(out.dtype)
     # Apart: the maximum plus the sum's logarithm would round where all keys are padding, and it is near PADDED.
     norm[0, tiles.queries(i)], norm[1, tiles.queries(i)] = high_L, total_L
 
 
 def _gradients(
     tiles: _Tiles, i: Index, j: Index, q_LK: jax.Array, k_MK: jax.Array, v_MK: jax.Array, dy_LK: jax.Array,
-    norm: Ref, mean: Ref,
+    norm: Ref, mean_L: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Returns a tile's weights with dropout, and the gradient of its logits, in the arrays' dtype."""
     rows = tiles.queries(i)
-    high_L, total_L, mean_L = norm[0, rows], norm[1, rows], mean[0, rows]
+    high_L, total_L = norm[0, rows], norm[1, rows]
     weights_LM = jnp.exp(tiles.logits(i, j, q_LK, k_MK) - high_L[:, None]) / total_L[:, None]
     dropped_LM, dweights_LM = tiles.dropped(i, j, weights_LM, _dot(dy_LK, v_MK.T))
     dlogits_LM = weights_LM * (dweights_LM - mean_L[:, None]) * tiles.s.scale
@@ -123,7 +147,8 @@ def _backward_keys(s: Sizes, *refs: Ref) -> None:
 
     def add(i: Index, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         q_LK, dy_LK = q[tiles.queries(i)], dy[tiles.queries(i)]
-        dropped_LM, dlogits_LM = _gradients(tiles, i, j, q_LK, k_MK, v_MK, dy_LK, norm, mean)
+        mean_L = mean[0, tiles.queries(i)]
+        dropped_LM, dlogits_LM = _gradients(tiles, i, j, q_LK, k_MK, v_MK, dy_LK, norm, mean_L)
         return sums[0] + _dot(dlogits_LM.T, q_LK), sums[1] + _dot(dropped_LM.T, dy_LK)
 
     zero_MK = jnp.zeros(k_MK.shape, jnp.float32)
@@ -132,14 +157,20 @@ def _backward_keys(s: Sizes, *refs: Ref) -> None:
 
 
 def _backward_queries(s: Sizes, *refs: Ref) -> None:
-    at, (q, k, v, tokens, packs, dy, norm, mean, dq) = Scalars(*refs[:_SCALARS]), refs[_SCALARS:]
+    at, (q, k, v, tokens, packs, dy, norm, *outputs, dq, mean) = (
+        Scalars(*refs[:_SCALARS]), refs[_SCALARS:],
+    )  # fmt: skip
     tiles = _Tiles(s, at, tokens, packs)
     b, i = tiles.row, tiles.block
     q_LK, dy_LK = q[tiles.queries(i)], dy[tiles.queries(i)]
+    # Σ weights·dweights of a query is Σ y·dy, under dropout too: y, and what rounding took from it.
+    y_LK = sum(x[tiles.queries(i)].astype(jnp.float32) for x in outputs)
+    mean_L = (y_LK * dy_LK.astype(jnp.float32)).sum(1)
+    mean[0, tiles.queries(i)] = mean_L
 
     def add(j: Index, sum_LK: jax.Array) -> jax.Array:
         k_MK, v_MK = k[tiles.keys(j)], v[tiles.keys(j)]
-        _, dlogits_LM = _gradients(tiles, i, j, q_LK, k_MK, v_MK, dy_LK, norm, mean)
+        _, dlogits_LM = _gradients(tiles, i, j, q_LK, k_MK, v_MK, dy_LK, norm, mean_L)
         return sum_LK + _dot(dlogits_LM, k_MK)
 
     sum_LK = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, jnp.zeros(q_LK.shape, jnp.float32))
@@ -148,10 +179,14 @@ def _backward_queries(s: Sizes, *refs: Ref) -> None:
 
 def _call(
     kernel: Callable[..., None], s: Sizes, blocks: int, scalars: Scalars, arrays: tuple[jax.Array, ...],
-    results: list[jax.ShapeDtypeStruct], interpret: bool,
+    results: list[jax.ShapeDtypeStruct], products: int, interpret: bool,
 ) -> Sequence[jax.Array]:  # fmt: skip
     """Runs a kernel over (blocks, heads, sequences). It sees whole arrays of one sequence and head, which Triton reads
-    a tile at a time."""
+    a tile at a time.
+
+    blocks    how many there are of queries, or of keys
+    products  the matrix products of a tile
+    """
 
     def whole(x: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
         if x.ndim == 2:  # of a sequence
@@ -167,31 +202,31 @@ def _call(
         out_specs=[whole(x) for x in results],
         out_shape=results,
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
+        cost_estimate=cost(s, q.shape[:2], q.shape[3], products, (*arrays, *results)),
         interpret=interpret,
-        name=kernel.__name__.strip("_"),
+        name=f"attention{kernel.__name__}",
     )(*scalars, *arrays)
 
 
-def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns y (BHLK) and norm (BH2L, float32): each query's largest logit, and its sum of exponentials less that."""
+def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tuple[jax.Array, Saved]:
+    """Returns y (BHLK), and what the backward pass reads."""
     B, H, L, _ = inputs.q.shape
-    results = [_like(inputs.q), jax.ShapeDtypeStruct((B, H, 2, L), jnp.float32)]
-    y, norm = _call(_forward, s, s.query_blocks, scalars, inputs, results, interpret)
-    return y, norm
+    results = [like(inputs.q), jax.ShapeDtypeStruct((B, H, 2, L), jnp.float32), *[like(inputs.q)] * s.rounds]
+    y, norm, *rounding = _call(_forward, s, s.query_blocks, scalars, inputs, results, 2, interpret)
+    return y, Saved(norm, y, rounding[0] if rounding else None)
 
 
 def backward(
-    s: Sizes, scalars: Scalars, inputs: Inputs, y: jax.Array, norm: jax.Array, dy: jax.Array, interpret: bool
+    s: Sizes, scalars: Scalars, inputs: Inputs, saved: Saved, dy: jax.Array, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns dq, dk, dv (BHLK)."""
-    # Σ weights·dweights of a query is Σ y·dy, under dropout too.
-    mean_BH1L = (y.astype(jnp.float32) * dy.astype(jnp.float32)).sum(3)[:, :, None]
-    arrays = (*inputs, dy, norm, mean_BH1L)
-    results = [_like(inputs.k), _like(inputs.v)]
-    dk, dv = _call(_backward_keys, s, s.key_blocks, scalars, arrays, results, interpret)
-    (dq,) = _call(_backward_queries, s, s.query_blocks, scalars, arrays, [_like(inputs.q)], interpret)
+    B, H, L, _ = inputs.q.shape
+    outputs = [x for x in (saved.y, saved.rounding) if x is not None]
+    results = [like(inputs.q), jax.ShapeDtypeStruct((B, H, 1, L), jnp.float32)]
+    arrays = (*inputs, dy, saved.norm, *outputs)
+    dq, mean = _call(_backward_queries, s, s.query_blocks, scalars, arrays, results, 3, interpret)
+    arrays = (*inputs, dy, saved.norm, mean)
+    dk, dv = _call(
+        _backward_keys, s, s.key_blocks, scalars, arrays, [like(inputs.k), like(inputs.v)], 4, interpret
+    )  # fmt: skip
     return dq, dk, dv
-
-
-def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -1,10 +1,13 @@
 """What both kernels compute of a tile, a block of queries against a block of keys: its mask and its dropout; and which
 tiles they visit at all."""
 
+import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 
 from contexture.models.layers.attention.mask import HIDDEN, PADDED
 from contexture.models.layers.dropout import is_kept, random_word
@@ -36,6 +39,13 @@ class Sizes(NamedTuple):
     windowed: bool
     padded: bool
     packed: bool
+    rounds: bool
+    """Whether the result is rounded to 16 bits."""
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether a tile has all keys."""
+        return self.key_blocks == 1
 
 
 class Inputs(NamedTuple):
@@ -65,6 +75,48 @@ class Scalars(NamedTuple):
     end_key_BI: jax.Array
     first_query_BJ: jax.Array
     end_query_BJ: jax.Array
+
+
+class Saved(NamedTuple):
+    """What the backward pass reads of the forward pass, beside its inputs; in the kernel's order of dims.
+
+    The gradient of a row's logits is weights · (dweights - mean), with mean = Σ weights · dweights = Σ y · dy. An error
+    of the mean reaches dq multiplied by Σ weights · k. Taken from y in bfloat16, where values and keys have offsets of
+    four deviations, it made dq wrong by a quarter. So the mean is formed in float32:
+
+    - A tile that has whole rows (TPUs, up to 512 tokens) takes the first sum. It costs nothing, and y is not read.
+    - Others take the second from y and `rounding`, two arrays of 16 bits. Of width 64 these are 128 bytes more to write
+      and to read again for each token and head, where forward and backward pass together move about 1,700. y in
+      float32 beside the result would be 256. The first sum would need the products q·k and v·dy twice.
+    """
+
+    norm: jax.Array
+    """BH2L, float32: each query's largest logit, and its sum of exponentials less that."""
+    y: jax.Array | None
+    rounding: jax.Array | None
+    """The result before it was rounded, less y."""
+
+
+def cost(s: Sizes, rows: tuple[int, ...], width: int, products: int, arrays: Iterable[Any]) -> pl.CostEstimate:
+    """Returns what a kernel computes and reads, for the compiler and for counting FLOPs: of a forward pass 4·B·H·L·M·K,
+    of a backward pass 10·B·H·L·M·K, and about half of these where causal.
+
+    rows      B and H
+    products  how many matrix products a tile has
+    arrays    what is read and written, each once
+    """
+    pairs = math.prod(rows) * s.queries * s.query_blocks * s.keys * s.key_blocks
+    if s.causal:
+        pairs //= 2
+    return pl.CostEstimate(
+        flops=2 * products * pairs * width,
+        transcendentals=pairs,
+        bytes_accessed=sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays),
+    )
+
+
+def like(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def visited(
@@ -130,6 +182,16 @@ def masked(
     if s.keys * s.key_blocks != s.length:
         logits = jnp.where(key < s.length, logits, LOWEST)
     return logits
+
+
+def unrounded(kept_sum: jax.Array, rounded_sum: jax.Array) -> jax.Array:
+    """Returns the factor that takes the rounding of a row's weights out of their sum: the sum of the weights that
+    dropout keeps, by that of the same weights rounded.
+
+    The product with v rounds weights to 16 bits. The sum of their errors, multiplied by what values have in common,
+    would stand in y and so in Σ y·dy (`Saved`), but not in the weights of the backward pass.
+    """
+    return jnp.where(rounded_sum > 0.0, kept_sum, 1.0) / jnp.where(rounded_sum > 0.0, rounded_sum, 1.0)
 
 
 def kept(s: Sizes, start: jax.Array, stride: jax.Array, head: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:

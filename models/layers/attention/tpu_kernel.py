@@ -1,13 +1,17 @@
-"""Attention as two Pallas kernels for TPUs, forward and backward. The weights BHLM exist in fast memory alone, a tile
-at a time (Dao et al. 2022): an online softmax over the keys, and weights computed again in the backward pass.
+"""Attention as Pallas kernels for TPUs, forward and backward. The weights BHLM exist in fast memory alone, a tile at a
+time (Dao et al. 2022): an online softmax over the keys, and weights computed again in the backward pass.
 
 Everything is transposed: arrays are BHKL, and a tile of weights is (keys, queries). Queries then lie along the lanes,
 128 abreast, so that heads of 64 fill registers and memory without padding; what belongs to a query (its maximum, its
 sum) is one row of lanes; and no product's result needs transposing.
+
+The backward pass is one kernel where fast memory holds the gradient of all queries of a head, which computes each tile
+once: five products. Longer texts have a kernel for the queries' gradient and one for those of keys and values: seven.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +19,40 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-from contexture.models.layers.attention.tiles import LOWEST, Index, Inputs, Ref, Scalars, Sizes, kept, masked
+from contexture.models.layers.attention.tiles import (
+    LOWEST,
+    Index,
+    Inputs,
+    Ref,
+    Saved,
+    Scalars,
+    Sizes,
+    cost,
+    kept,
+    like,
+    masked,
+    unrounded,
+)
 
 ORDER = "BHKL"
 """The order of the arrays' dims."""
+Refs: TypeAlias = dict[str, Ref]
+"""A kernel's blocks of arrays, results and scratch memory, by name."""
+
+
+class Tile(NamedTuple):
+    """Which tile a step of the grid computes: sequence, head, block of queries, block of keys."""
+
+    b: Index
+    h: Index
+    i: Index
+    j: Index
+
+
 _SCALARS = len(Scalars._fields)
 _VMEM_BYTES = 64 << 20
+LONGEST = 1 << 20
+"""Length times width of a head whose gradients fast memory holds, on the smallest of TPUs."""
 
 
 def blocks(length: int, width: int, dtype: DTypeLike) -> tuple[int, int]:
@@ -42,60 +74,132 @@ def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
     return jax.lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _places(s: Sizes, i: Index, j: Index) -> tuple[jax.Array, jax.Array]:
+def _tile(by_keys: bool) -> Tile:
+    b, h, outer, inner = (pl.program_id(axis) for axis in range(4))
+    return Tile(b, h, inner, outer) if by_keys else Tile(b, h, outer, inner)
+
+
+def _places(s: Sizes, tile: Tile) -> tuple[jax.Array, jax.Array]:
     """Returns the numbers of a tile's queries and keys, (keys, queries) each."""
     shape = (s.keys, s.queries)
-    query_ML = i * s.queries + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-    return query_ML, j * s.keys + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    query_ML = tile.i * s.queries + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    return query_ML, tile.j * s.keys + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
 
 
-def _logits(s: Sizes, at: Scalars, i: Index, j: Index, q: Ref, k: Ref, masks: Sequence[Ref]) -> jax.Array:
+def _logits(s: Sizes, at: Scalars, tile: Tile, refs: Refs) -> jax.Array:
     """Returns a tile of logits with the mask applied, (keys, queries), float32."""
-    logits_ML = _dot(k[0, 0], q[0, 0], (0, 0)) * s.scale
-    tokens, query_packs, key_packs = masks
-    window = at.window[0]
-    return masked(s, logits_ML, *_places(s, i, j), window, tokens[0].T, query_packs[0], key_packs[0].T)
+    logits_ML = _dot(refs["k"][0, 0], refs["q"][0, 0], (0, 0)) * s.scale
+    tokens_M1, packs_1L, packs_M1 = refs["tokens"][0].T, refs["query_packs"][0], refs["key_packs"][0].T
+    return masked(s, logits_ML, *_places(s, tile), at.window[0], tokens_M1, packs_1L, packs_M1)
 
 
-def _forward(s: Sizes, *refs: Ref) -> None:
-    at, (q, k, v, *masks, out, norm, high, total, sum_) = Scalars(*refs[:_SCALARS]), refs[_SCALARS:]
-    b, h, i, j = (pl.program_id(axis) for axis in range(4))
+def _dropped(s: Sizes, at: Scalars, tile: Tile, *arrays_ML: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns arrays of a tile with dropout, by one mask."""
+    if not s.rate:
+        return arrays_ML
+    b, h, *_ = tile
+    kept_ML = kept(s, at.start_B[b], at.stride_B[b], at.first_head[0] + h, *_places(s, tile))
+    return tuple(jnp.where(kept_ML, x * (1.0 / (1.0 - s.rate)), 0.0) for x in arrays_ML)
+
+
+def _forward(s: Sizes, at: Scalars, refs: Refs) -> None:
+    tile = _tile(by_keys=False)
+    b, i, j = tile.b, tile.i, tile.j
+    high, total, sum_, kept_sums = refs["high"], refs["total"], refs["sum"], refs.get("kept_sums")
 
     @pl.when(j == 0)
     def _() -> None:
         high[...] = jnp.full_like(high, LOWEST)
         total[...] = jnp.zeros_like(total)
         sum_[...] = jnp.zeros_like(sum_)
+        if kept_sums is not None:
+            kept_sums[...] = jnp.zeros_like(kept_sums)
 
     @pl.when((at.first_key_BI[b, i] <= j) & (j < at.end_key_BI[b, i]))
     def _() -> None:
-        logits_ML = _logits(s, at, i, j, q, k, masks)
+        logits_ML = _logits(s, at, tile, refs)
         # The online softmax: what was summed before shrinks with each new maximum.
         high_1L = jnp.maximum(high[...], logits_ML.max(0, keepdims=True))
         weights_ML, shrink_1L = jnp.exp(logits_ML - high_1L), jnp.exp(high[...] - high_1L)
         total[...] = total[...] * shrink_1L + weights_ML.sum(0, keepdims=True)
-        if s.rate:
-            kept_ML = kept(s, at.start_B[b], at.stride_B[b], at.first_head[0] + h, *_places(s, i, j))
-            weights_ML = jnp.where(kept_ML, weights_ML * (1.0 / (1.0 - s.rate)), 0.0)
-        sum_[...] = sum_[...] * shrink_1L + _dot(v[0, 0], weights_ML.astype(v.dtype), (1, 0))
+        (weights_ML,) = _dropped(s, at, tile, weights_ML)
+        rounded_ML = weights_ML.astype(refs["v"].dtype)
+        sum_[...] = sum_[...] * shrink_1L + _dot(refs["v"][0, 0], rounded_ML, (1, 0))
+        if kept_sums is not None:
+            sums = [x_ML.astype(jnp.float32).sum(0, keepdims=True) for x_ML in (weights_ML, rounded_ML)]
+            kept_sums[...] = kept_sums[...] * shrink_1L + jnp.concatenate(sums)
         high[...] = high_1L
 
     @pl.when(j == s.key_blocks - 1)
     def _() -> None:
-        out[0, 0] = (sum_[...] / total[...]).astype(out.dtype)
+        y_KL = sum_[...] / total[...]
+        if kept_sums is not None:
+            y_KL *= unrounded(kept_sums[:1], kept_sums[1:])
+        refs["y"][0, 0] = y_KL.astype(refs["y"].dtype)
+        if kept_sums is not None:
+            rounded_KL = y_KL.astype(refs["y"].dtype).astype(jnp.float32)
+            refs["rounding"][0, 0] = (y_KL - rounded_KL).astype(refs["rounding"].dtype)
         # Apart: the maximum plus the sum's logarithm would round where all keys are padding, and it is near PADDED.
-        norm[0, 0] = jnp.concatenate([high[...], total[...]])
+        refs["norm"][0, 0] = jnp.concatenate([high[...], total[...]])
 
 
-def _backward(s: Sizes, *refs: Ref) -> None:
-    at, (q, k, v, *masks, dy, norm, mean, dq, dk, dv, dq_sum, dk_sum, dv_sum) = (
-        Scalars(*refs[:_SCALARS]), refs[_SCALARS:],
-    )  # fmt: skip
-    b, h, j, i = (pl.program_id(axis) for axis in range(4))
+def _saved_mean(refs: Refs) -> jax.Array:
+    """Returns Σ weights·dweights of each query, (1, queries): it is Σ y·dy, under dropout too."""
+    y_KL = refs["y"][0, 0].astype(jnp.float32)
+    if "rounding" in refs:
+        y_KL += refs["rounding"][0, 0].astype(jnp.float32)
+    return (y_KL * refs["dy"][0, 0].astype(jnp.float32)).sum(0, keepdims=True)
+
+
+def _gradients(
+    s: Sizes, at: Scalars, tile: Tile, refs: Refs, mean: Callable[[], jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Returns a tile's weights with dropout, and the gradient of its logits, in the arrays' dtype."""
+    dy_KL, norm_2L = refs["dy"][0, 0], refs["norm"][0, 0]
+    weights_ML = jnp.exp(_logits(s, at, tile, refs) - norm_2L[:1]) / norm_2L[1:]
+    dropped_ML, dweights_ML = _dropped(s, at, tile, weights_ML, _dot(refs["v"][0, 0], dy_KL, (0, 0)))
+    mean_1L = (weights_ML * dweights_ML).sum(0, keepdims=True) if s.whole_rows else mean()
+    dlogits_ML = weights_ML * (dweights_ML - mean_1L) * s.scale
+    return dropped_ML.astype(dy_KL.dtype), dlogits_ML.astype(dy_KL.dtype)
+
+
+def _backward(s: Sizes, at: Scalars, refs: Refs) -> None:
+    """All gradients: tiles go by keys, and within these by queries."""
+    tile = _tile(by_keys=True)
+    i, j = tile.i, tile.j
+    dq_sum = refs["dq_sum"]
 
     @pl.when(j == 0)
     def _() -> None:
         dq_sum[i] = jnp.zeros(dq_sum.shape[1:], dq_sum.dtype)
+        if not s.whole_rows:
+            refs["means"][i] = _saved_mean(refs)
+
+    def add_to_dq(dlogits_ML: jax.Array) -> None:
+        dq_sum[i] += _dot(refs["k"][0, 0], dlogits_ML, (1, 0))
+
+    _sum_over_queries(s, at, refs, lambda: refs["means"][i], add_to_dq)
+
+    # The queries' gradient stays in fast memory until the last block of keys has added to it.
+    @pl.when((i == s.query_blocks - 1) & (j == s.key_blocks - 1))
+    def _() -> None:
+        dq = refs["dq"]
+        for block in range(s.query_blocks):
+            dq[0, 0, :, block * s.queries : (block + 1) * s.queries] = dq_sum[block].astype(dq.dtype)
+
+
+def _backward_keys(s: Sizes, at: Scalars, refs: Refs) -> None:
+    """The gradients of keys and values: tiles go by keys, and within these by queries."""
+    _sum_over_queries(s, at, refs, lambda: refs["mean"][0, 0], lambda dlogits_ML: None)
+
+
+def _sum_over_queries(
+    s: Sizes, at: Scalars, refs: Refs, mean: Callable[[], jax.Array], use: Callable[[jax.Array], None]
+) -> None:
+    """Adds a tile to the gradients of its keys and values; `use` gets the gradient of its logits."""
+    tile = _tile(by_keys=True)
+    b, i, j = tile.b, tile.i, tile.j
+    dk_sum, dv_sum = refs["dk_sum"], refs["dv_sum"]
 
     @pl.when(i == 0)
     def _() -> None:
@@ -104,38 +208,55 @@ def _backward(s: Sizes, *refs: Ref) -> None:
 
     @pl.when((at.first_query_BJ[b, j] <= i) & (i < at.end_query_BJ[b, j]))
     def _() -> None:
-        dy_KL = dy[0, 0]
-        weights_ML = jnp.exp(_logits(s, at, i, j, q, k, masks) - norm[0, 0, :1]) / norm[0, 0, 1:]
-        dweights_ML, dropped_ML = _dot(v[0, 0], dy_KL, (0, 0)), weights_ML
-        if s.rate:
-            kept_ML = kept(s, at.start_B[b], at.stride_B[b], at.first_head[0] + h, *_places(s, i, j))
-            dropped_ML, dweights_ML = (
-                jnp.where(kept_ML, x * (1.0 / (1.0 - s.rate)), 0.0) for x in (weights_ML, dweights_ML)
-            )
-        dv_sum[...] += _dot(dy_KL, dropped_ML.astype(dy_KL.dtype), (1, 1))
-        dlogits_ML = (weights_ML * (dweights_ML - mean[0, 0]) * s.scale).astype(dy_KL.dtype)
-        dk_sum[...] += _dot(q[0, 0], dlogits_ML, (1, 1))
-        dq_sum[i] += _dot(k[0, 0], dlogits_ML, (1, 0))
+        dropped_ML, dlogits_ML = _gradients(s, at, tile, refs, mean)
+        dv_sum[...] += _dot(refs["dy"][0, 0], dropped_ML, (1, 1))
+        dk_sum[...] += _dot(refs["q"][0, 0], dlogits_ML, (1, 1))
+        use(dlogits_ML)
 
     @pl.when(i == s.query_blocks - 1)
     def _() -> None:
-        dk[0, 0] = dk_sum[...].astype(dk.dtype)
-        dv[0, 0] = dv_sum[...].astype(dv.dtype)
+        refs["dk"][0, 0] = dk_sum[...].astype(refs["dk"].dtype)
+        refs["dv"][0, 0] = dv_sum[...].astype(refs["dv"].dtype)
 
-    # The queries' gradient stays in fast memory until the last block of keys has added to it: one kernel forms all
-    # three gradients, and computes each tile once.
-    @pl.when((i == s.query_blocks - 1) & (j == s.key_blocks - 1))
+
+def _backward_queries(s: Sizes, at: Scalars, refs: Refs) -> None:
+    """The queries' gradient, and the mean that `_backward_keys` reads: tiles go by queries, within these by keys."""
+    tile = _tile(by_keys=False)
+    b, i, j = tile.b, tile.i, tile.j
+    dq_sum, mean = refs["dq_sum"], refs["mean"]
+
+    @pl.when(j == 0)
     def _() -> None:
-        for block in range(s.query_blocks):
-            dq[0, 0, :, block * s.queries : (block + 1) * s.queries] = dq_sum[block].astype(dq.dtype)
+        dq_sum[...] = jnp.zeros_like(dq_sum)
+        mean[0, 0] = _saved_mean(refs)
+
+    @pl.when((at.first_key_BI[b, i] <= j) & (j < at.end_key_BI[b, i]))
+    def _() -> None:
+        _, dlogits_ML = _gradients(s, at, tile, refs, lambda: mean[0, 0])
+        dq_sum[...] += _dot(refs["k"][0, 0], dlogits_ML, (1, 0))
+
+    @pl.when(j == s.key_blocks - 1)
+    def _() -> None:
+        refs["dq"][0, 0] = dq_sum[...].astype(refs["dq"].dtype)
+
+
+def nearest(block: Index, first: Index, end: Index) -> jax.Array:
+    """Returns the nearest block of a range; block 0 where the range is empty."""
+    return jnp.clip(block, first, jnp.maximum(end, 1) - 1)
 
 
 def _call(
-    kernel: Callable[..., None], s: Sizes, scalars: Scalars, arrays: dict[str, jax.Array],
-    results: dict[str, jax.ShapeDtypeStruct], scratch: list[tuple[int, ...]], backward: bool, interpret: bool,
+    kernel: Callable[[Sizes, Scalars, Refs], None], s: Sizes, scalars: Scalars, arrays: dict[str, jax.Array],
+    results: dict[str, jax.ShapeDtypeStruct], scratch: dict[str, tuple[int, ...]], *, by: str, products: int,
+    interpret: bool,
 ) -> Sequence[jax.Array]:  # fmt: skip
-    """Runs a kernel over (sequences, heads, blocks, blocks). An array is named by its dims; M are keys, L queries."""
-    width = arrays["q BHKL"].shape[2]
+    """Runs a kernel over (sequences, heads, blocks, blocks). Arrays are named with their dims: M are keys, L queries.
+
+    by        the blocks that the outer loop goes over: queries or keys
+    products  the matrix products of a tile
+    """
+    q = arrays["q BHKL"]
+    width, by_keys = q.shape[2], by == "keys"
 
     def block(name: str) -> pl.BlockSpec:
         dims, size = name.split()[1], {"B": 1, "H": 1, "1": 1, "2": 2, "K": width, "L": s.queries, "M": s.keys}
@@ -143,67 +264,94 @@ def _call(
         def index(b: Index, h: Index, outer: Index, inner: Index, *numbers: Ref) -> tuple[Index, ...]:
             at = Scalars(*numbers)
             # Of a tile that is not visited the blocks of a visited one stand: nothing is fetched for it.
-            if backward:
-                j, i = outer, jnp.clip(inner, at.first_query_BJ[b, outer], at.end_query_BJ[b, outer] - 1)
+            if by_keys:
+                j, i = outer, nearest(inner, at.first_query_BJ[b, outer], at.end_query_BJ[b, outer])
+                # The first keys' turn forms the mean of all queries.
+                i = jnp.where(outer == 0, inner, i)
             else:
-                i, j = outer, jnp.clip(inner, at.first_key_BI[b, outer], at.end_key_BI[b, outer] - 1)
-            place = {"B": b, "H": h, "L": i, "M": j}
+                i, j = outer, nearest(inner, at.first_key_BI[b, outer], at.end_key_BI[b, outer])
+            once = jnp.where(outer == 0, inner, s.query_blocks - 1)
+            place = {"B": b, "H": h, "L": i, "M": j, "O": once}
             return tuple(place.get(letter, 0) for letter in dims)
 
         if dims.endswith("W"):  # all queries of a head
             shape = (1, 1, width, s.queries * s.query_blocks)
             return pl.BlockSpec(shape, lambda b, h, *_: (b, h, 0, 0))
+        size["O"] = s.queries  # queries that are read in the first keys' turn alone
         return pl.BlockSpec(tuple(size[letter] for letter in dims), index)
 
-    grid = (s.key_blocks, s.query_blocks) if backward else (s.query_blocks, s.key_blocks)
-    kind = "arbitrary" if backward else "parallel"
-    q = arrays["q BHKL"]
+    def run(*refs: Ref) -> None:
+        names = [name.split()[0] for name in (*arrays, *results, *scratch)]
+        kernel(s, Scalars(*refs[:_SCALARS]), dict(zip(names, refs[_SCALARS:], strict=True)))
+
+    grid = (s.key_blocks, s.query_blocks) if by_keys else (s.query_blocks, s.key_blocks)
+    outer = "arbitrary" if kernel is _backward else "parallel"
     return pl.pallas_call(
-        partial(kernel, s),
+        run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=_SCALARS,
             grid=(*q.shape[:2], *grid),
             in_specs=[block(name) for name in arrays],
             out_specs=[block(name) for name in results],
-            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch.values()],
         ),
         out_shape=list(results.values()),
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", kind, "arbitrary"), vmem_limit_bytes=_VMEM_BYTES
+            dimension_semantics=("parallel", "parallel", outer, "arbitrary"), vmem_limit_bytes=_VMEM_BYTES
         ),
+        cost_estimate=cost(s, q.shape[:2], width, products, (*arrays.values(), *results.values())),
         interpret=interpret,
-        name="attention_backward" if backward else "attention_forward",
+        name=f"attention{kernel.__name__}",
     )(*scalars, *arrays.values())
 
 
 def _named(inputs: Inputs) -> dict[str, jax.Array]:
     # Masks get a dim of one, which stands for the sublanes.
     q, k, v, tokens, packs = *inputs[:3], inputs.tokens_BM[:, None], inputs.packs_BM[:, None]
-    return {"q BHKL": q, "k BHKM": k, "v BHKM": v, "tokens B1M": tokens, "packs B1L": packs, "packs B1M": packs}
+    return {
+        "q BHKL": q, "k BHKM": k, "v BHKM": v, "tokens B1M": tokens, "query_packs B1L": packs, "key_packs B1M": packs,
+    }  # fmt: skip
 
 
-def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns y (BHKL) and norm (BH2L, float32): each query's largest logit, and its sum of exponentials less that."""
+def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tuple[jax.Array, Saved]:
+    """Returns y (BHKL), and what the backward pass reads."""
     B, H, K, L = inputs.q.shape
-    results = {"y BHKL": _like(inputs.q), "norm BH2L": jax.ShapeDtypeStruct((B, H, 2, L), jnp.float32)}
-    scratch = [(1, s.queries), (1, s.queries), (K, s.queries)]
-    y, norm = _call(_forward, s, scalars, _named(inputs), results, scratch, backward=False, interpret=interpret)
-    return y, norm
+    results = {"y BHKL": like(inputs.q), "norm BH2L": jax.ShapeDtypeStruct((B, H, 2, L), jnp.float32)}
+    scratch = {"high": (1, s.queries), "total": (1, s.queries), "sum": (K, s.queries)}
+    if s.rounds and not s.whole_rows:
+        results["rounding BHKL"] = like(inputs.q)
+        scratch["kept_sums"] = (2, s.queries)
+    y, norm, *rounding = _call(
+        _forward, s, scalars, _named(inputs), results, scratch, by="queries", products=2, interpret=interpret
+    )
+    return y, Saved(norm, None if s.whole_rows else y, rounding[0] if rounding else None)
 
 
 def backward(
-    s: Sizes, scalars: Scalars, inputs: Inputs, y: jax.Array, norm: jax.Array, dy: jax.Array, interpret: bool
+    s: Sizes, scalars: Scalars, inputs: Inputs, saved: Saved, dy: jax.Array, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns dq, dk, dv (BHKL)."""
-    K = inputs.q.shape[2]
-    # Σ weights·dweights of a query is Σ y·dy, under dropout too.
-    mean_BH1L = (y.astype(jnp.float32) * dy.astype(jnp.float32)).sum(2, keepdims=True)
-    arrays = _named(inputs) | {"dy BHKL": dy, "norm BH2L": norm, "mean BH1L": mean_BH1L}
-    results = {"dq BHKW": _like(inputs.q), "dk BHKM": _like(inputs.k), "dv BHKM": _like(inputs.v)}
-    scratch = [(s.query_blocks, K, s.queries), (K, s.keys), (K, s.keys)]
-    dq, dk, dv = _call(_backward, s, scalars, arrays, results, scratch, backward=True, interpret=interpret)
+    B, H, K, L = inputs.q.shape
+    fused = s.whole_rows or K * L <= LONGEST
+    arrays = _named(inputs) | {"dy BHKL": dy, "norm BH2L": saved.norm}
+    rows = "O" if fused else "L"
+    outputs = {f"y BHK{rows}": saved.y, f"rounding BHK{rows}": saved.rounding}
+    outputs = {name: x for name, x in outputs.items() if x is not None}
+    keys = {"dk BHKM": like(inputs.k), "dv BHKM": like(inputs.v)}
+    sums = {"dk_sum": (K, s.keys), "dv_sum": (K, s.keys)}
+    call = partial(_call, s=s, scalars=scalars, interpret=interpret)
+    if fused:
+        scratch = sums | {"dq_sum": (s.query_blocks, K, s.queries), "means": (s.query_blocks, 1, s.queries)}
+        results = {"dq BHKW": like(inputs.q)} | keys
+        dq, dk, dv = call(
+            _backward, arrays=arrays | outputs, results=results, scratch=scratch, by="keys", products=5
+        )  # fmt: skip
+        return dq, dk, dv
+    results = {"dq BHKL": like(inputs.q), "mean BH1L": jax.ShapeDtypeStruct((B, H, 1, L), jnp.float32)}
+    scratch = {"dq_sum": (K, s.queries)}
+    dq, mean = call(
+        _backward_queries, arrays=arrays | outputs, results=results, scratch=scratch, by="queries", products=3
+    )  # fmt: skip
+    arrays["mean BH1L"] = mean
+    dk, dv = call(_backward_keys, arrays=arrays, results=keys, scratch=sums, by="keys", products=4)
     return dq, dk, dv
-
-
-def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -26,7 +26,7 @@ GPT = GptConfig(dtype="bfloat16", attention_dropout=0.0)
         (BERT, "gpu", "pallas", "cuDNN's does not go with padding, which it takes on the right alone"),
         (dataclasses.replace(GPT, attention_dropout=0.1), "gpu", "pallas", "with model.attention-dropout=0.1"),
         (BERT, "TPU v3", "reference", "no kernel for TPU v3"),
-        (dataclasses.replace(BERT, length=1 << 15), "tpu", "reference", "has no room for 32768 tokens"),
+        (dataclasses.replace(BERT, length=1 << 16), "tpu", "pallas", "for TPUs"),
         (GPT, "gpu", "cudnn", "the fastest kernel on NVIDIA GPUs"),
         (dataclasses.replace(GPT, local_window=256), "gpu", "pallas", "does not go with model.local-window=256"),
         (dataclasses.replace(GPT, dtype="float32"), "gpu", "pallas", "does not go with model.dtype=float32"),

@@ -26,11 +26,12 @@ def test_kernels_compile_without_an_array_of_all_weights(platform: str, name: st
     """Forward and backward, under dropout and every kind of mask, with the heads on two devices."""
     if not installed(COMPILERS[platform]):
         pytest.skip(f"needs the compiler for {name}: pip install '.[plan-{platform}]'")
-    command = [sys.executable, "-m", "tests.helpers.compile_attention", platform, name, "512", "1024", "2048", "8192"]
+    lengths = ["512", "1024", "2048", "8192", "65536"]
+    command = [sys.executable, "-m", "tests.helpers.compile_attention", platform, name, *lengths]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     programs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(programs) == 12
+    assert len(programs) == 15
     for program in programs:
         assert not program["square"], program
         # Beside the arguments: them in another order, and two numbers for each query and head.
