@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from contexture.models.layers.attention import flash, gpu_kernel, reference, tpu_kernel
@@ -42,7 +42,7 @@ TILES = {"tpu": (32, 16), "gpu": (16, 16), "tpu_long": (16, 32)}
 
 def tiled(kernel: str, name: str) -> Tiled:
     """A kernel with small tiles. Of one case it sees whole rows, which have another backward pass on TPUs."""
-    return Tiled(kernel, *((16, 64) if (kernel, name) == ("tpu", "padded_16_bit") else TILES[kernel]))
+    return Tiled(kernel, *((16, 64) if (kernel, name) == ("tpu", "causal_16_bit") else TILES[kernel]))
 
 
 def assert_alike(kernel: Tiled, case: Case, seed: int, offset: int) -> None:
@@ -56,17 +56,31 @@ def assert_alike(kernel: Tiled, case: Case, seed: int, offset: int) -> None:
     actual, same = by_kernel(kernel, case, arrays, mask, key), by_reference(case, arrays, mask, key)
     if case.dtype == "float32":
         for name, a, b in zip(NAMES, actual, same, strict=True):
-            close(a, b, name)
+            near(a, b, name, 1e-5)
         return
     q, k, v, dy = (x.astype(jnp.float32) for x in arrays)
     exact = by_reference(case._replace(dtype="float32"), (q, k, v, dy), mask, key)
     for name, a, b, c in zip(NAMES, actual, same, exact, strict=True):
-        close(a, c, name, 2 * off(b, c, name) + 2**-8)
+        near(a, c, name, 2**-8 + (2 * off(b, c, name) if c.any() else 0.0))
+
+
+def near(a: np.ndarray, b: np.ndarray, name: str, tolerance: float) -> None:
+    """The parity rule, and for zeros the same of terms that are about one: where each query sees one key it has no
+    gradient, and dropout may drop all of a few weights."""
+    if b.any():
+        close(a, b, name, tolerance)
+    else:
+        assert np.abs(a).max() <= tolerance, name
 
 
 @pytest.mark.parametrize(
     ("kernel", "name"),
-    [(kernel, name) for kernel in KERNELS for name in CASES if kernel != "tpu_long" or not name.startswith("padded")],
+    [
+        (kernel, name)
+        for kernel in KERNELS
+        for name in CASES
+        if kernel != "tpu_long" or name in ("packed_banded", "padded_16_bit")
+    ],
 )
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), offset=st.sampled_from([4, 0]))
@@ -76,9 +90,22 @@ def test_a_kernel_is_the_reference(kernel: str, name: str, seed: int, offset: in
     assert_alike(tiled(kernel, name), CASES[name], seed, offset if "16_bit" in name else 0)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_equal_values_leave_queries_without_gradient(kernel: str):
+    """Also in bfloat16, where weights and the result are rounded, and keys have an offset that errors grow with."""
+    case = CASES["padded_16_bit"]
+    q, k, v, dy = draw_arrays(case.shape, case.dtype, 1, offset=4)
+    v = jnp.broadcast_to(v[:, :1], v.shape)
+    mask, key = draw_mask(case, 1), draw_key(case.rows, 1)
+    dq = by_kernel(tiled(kernel, "padded_16_bit"), case, (q, k, v, dy), mask, key)[1]
+    dweights_BLH = (v * dy).astype(jnp.float32).sum(-1)
+    largest = float(jnp.abs(dweights_BLH).max() * jnp.abs(k).max()) * case.width**-0.5
+    assert np.abs(dq).max() <= 2**-14 * largest
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", KERNELS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])  # smaller cases take as long
 @given(data=st.data())
 def test_a_kernel_is_the_reference_whatever_its_tiles(kernel: str, data: st.DataObject):
     kind = data.draw(st.sampled_from(["padded", "causal", "banded", "packed", "packed_banded"]), label="kind")
