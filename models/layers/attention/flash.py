@@ -73,12 +73,14 @@ def sizes_of(mask: AttentionMask, length: int, width: int, dtype: DTypeLike, ker
         length=length, queries=queries, keys=keys, query_blocks=padded // queries, key_blocks=padded // keys,
         scale=width**-0.5, rate=rate, causal=mask.causal, windowed=mask.window is not None,
         padded=mask.tokens_BM is not None, packed=mask.packs_BL is not None, rounds=jnp.dtype(dtype).itemsize < 4,
+        saves=True,
     )  # fmt: skip
 
 
 @custom_gradient(nondiff_argnums=(2,))
 def _flash(inputs: Inputs, numbers: _Numbers, kernel: _Kernel) -> jax.Array:
-    return _flash_forward(inputs, numbers, kernel)[0]
+    # Without a backward pass, in evaluation.
+    return _flash_forward(inputs, numbers, kernel._replace(sizes=kernel.sizes._replace(saves=False)))[0]
 
 
 def _flash_forward(

@@ -113,7 +113,7 @@ def _forward(s: Sizes, *refs: Ref) -> None:
         return high_L, total_L, sum_LK * shrink_L[:, None] + _dot(rounded_LM, v[tiles.keys(j)]), *kept_sums
 
     zero_L = jnp.zeros((s.queries,), jnp.float32)
-    initial = (zero_L + LOWEST, zero_L, jnp.zeros(q_LK.shape, jnp.float32), *[zero_L] * (2 * len(rounding)))
+    initial = (zero_L + LOWEST, zero_L, jnp.zeros(q_LK.shape, jnp.float32), *[zero_L] * (2 * s.rounds))
     high_L, total_L, sum_LK, *kept_sums = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, initial)
     y_LK = sum_LK / total_L[:, None]
     if kept_sums:
@@ -211,7 +211,11 @@ def _call(
 def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tuple[jax.Array, Saved]:
     """Returns y (BHLK), and what the backward pass reads."""
     B, H, L, _ = inputs.q.shape
-    results = [like(inputs.q), jax.ShapeDtypeStruct((B, H, 2, L), jnp.float32), *[like(inputs.q)] * s.rounds]
+    results = [
+        like(inputs.q),
+        jax.ShapeDtypeStruct((B, H, 2, L), jnp.float32),
+        *[like(inputs.q)] * (s.rounds and s.saves),
+    ]
     y, norm, *rounding = _call(_forward, s, s.query_blocks, scalars, inputs, results, 2, interpret)
     return y, Saved(norm, y, rounding[0] if rounding else None)
 

@@ -41,6 +41,8 @@ class Sizes(NamedTuple):
     packed: bool
     rounds: bool
     """Whether the result is rounded to 16 bits."""
+    saves: bool
+    """Whether the forward pass returns what a backward pass reads of its rounding."""
 
     @property
     def whole_rows(self) -> bool:

@@ -136,7 +136,7 @@ def _forward(s: Sizes, at: Scalars, refs: Refs) -> None:
         if kept_sums is not None:
             y_KL *= unrounded(kept_sums[:1], kept_sums[1:])
         refs["y"][0, 0] = y_KL.astype(refs["y"].dtype)
-        if kept_sums is not None:
+        if "rounding" in refs:
             rounded_KL = y_KL.astype(refs["y"].dtype).astype(jnp.float32)
             refs["rounding"][0, 0] = (y_KL - rounded_KL).astype(refs["rounding"].dtype)
         # Apart: the maximum plus the sum's logarithm would round where all keys are padding, and it is near PADDED.
@@ -319,8 +319,9 @@ def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tupl
     results = {"y BHKL": like(inputs.q), "norm BH2L": jax.ShapeDtypeStruct((B, H, 2, L), jnp.float32)}
     scratch = {"high": (1, s.queries), "total": (1, s.queries), "sum": (K, s.queries)}
     if s.rounds and not s.whole_rows:
-        results["rounding BHKL"] = like(inputs.q)
         scratch["kept_sums"] = (2, s.queries)
+        if s.saves:
+            results["rounding BHKL"] = like(inputs.q)
     y, norm, *rounding = _call(
         _forward, s, scalars, _named(inputs), results, scratch, by="queries", products=2, interpret=interpret
     )

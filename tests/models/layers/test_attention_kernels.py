@@ -161,6 +161,22 @@ def _unseen(seen: Any, size: int) -> np.ndarray:
     return np.repeat(~np.logical_or.reduceat(seen, starts), size)[: len(seen)]
 
 
+@pytest.mark.parametrize("kernel", ["tpu", "gpu"])
+def test_evaluation_computes_the_same_and_keeps_nothing(kernel: str):
+    case = CASES["padded_16_bit"]
+    arrays, mask, key = draw_arrays(case.shape, case.dtype, 2), draw_mask(case, 2), draw_key(case.rows, 2)
+    module: Any = tiled(kernel, "padded_16_bit")
+    attend = jax.jit(partial(flash.attend, mask=mask, kernel=module, interpret=True))
+    y = by_kernel(tiled(kernel, "padded_16_bit"), case, arrays, mask, key)[0]
+    assert np.array_equal(y, np.asarray(attend(*arrays[:3]), np.float32))
+    (read,), (written, *_) = (
+        _costs(jax.make_jaxpr(of)(*arrays).jaxpr)
+        for of in (lambda q, k, v, dy: attend(q, k, v), lambda *x: gradients(attend, x))
+    )
+    length = -(-case.length // max(TILES[kernel])) * max(TILES[kernel])
+    assert written.bytes_accessed - read.bytes_accessed == 2 * case.rows * case.heads * length * case.width
+
+
 def test_a_text_of_several_tiles_is_the_reference():
     """Of the kernel for TPUs, with the tiles that it chooses."""
     case = Case("banded", 650, 16, "float32", 0.1, rows=1, heads=1)
