@@ -51,7 +51,7 @@ class Tiled(NamedTuple):
         return KERNELS[self.name].forward(*args)
 
     def backward(self, *args: Any) -> Any:
-        with mock.patch.object(tpu_kernel, "LONGEST", 0 if self.name == "tpu_long" else tpu_kernel.LONGEST):
+        with mock.patch.object(tpu_kernel, "DQ_BYTES", 0 if self.name == "tpu_long" else tpu_kernel.DQ_BYTES):
             return KERNELS[self.name].backward(*args)
 
 

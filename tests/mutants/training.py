@@ -295,6 +295,11 @@ TRAINING = (
          "train/distributed/test_agreement.py::test_a_failure_of_one_process_is_raised_in_all"),
     ),
     *mutants_of(
+        "configs/finetuning.py",
+        ("recipes.attention-inherited", 'dataclasses.replace(model, attention="auto")', "model",
+         "configs/test_recipes_published.py::test_the_attention_of_another_run_is_not_inherited"),
+    ),
+    *mutants_of(
         "configs/gpt.py",
         ("recipes.gpt3-warm-up", "round(375e6 / tokens)", "round(3.75e6 / tokens)",
          "configs/test_recipes_published.py"),

@@ -51,8 +51,9 @@ class Tile(NamedTuple):
 
 _SCALARS = len(Scalars._fields)
 _VMEM_BYTES = 64 << 20
-LONGEST = 1 << 20
-"""Length times width of a head whose gradients fast memory holds, on the smallest of TPUs."""
+DQ_BYTES = 8 << 20
+"""What the gradient of a head's queries may take of fast memory: half of a v4's, the smallest. It is held as a sum in
+float32, and as a result of which the last head's is still being written."""
 
 
 def blocks(length: int, width: int, dtype: DTypeLike) -> tuple[int, int]:
@@ -333,7 +334,7 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns dq, dk, dv (BHKL)."""
     B, H, K, L = inputs.q.shape
-    fused = s.whole_rows or K * L <= LONGEST
+    fused = s.whole_rows or K * L * (4 + 2 * inputs.q.dtype.itemsize) <= DQ_BYTES
     arrays = _named(inputs) | {"dy BHKL": dy, "norm BH2L": saved.norm}
     rows = "O" if fused else "L"
     outputs = {f"y BHK{rows}": saved.y, f"rounding BHK{rows}": saved.rounding}

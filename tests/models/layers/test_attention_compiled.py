@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-DEVICES = [("tpu", "v5e:2x2"), ("tpu", "v5p:2x2x1"), ("tpu", "v6e:2x2"), ("gpu", "h200:4")]
+DEVICES = [("tpu", "v4:2x2x1"), ("tpu", "v5e:2x2"), ("tpu", "v5p:2x2x1"), ("tpu", "v6e:2x2"), ("gpu", "h200:4")]
 COMPILERS = {"tpu": "libtpu", "gpu": "jax_plugins.xla_cuda13"}
 
 
