@@ -22,9 +22,7 @@ def _small(layers: int, hidden: int, heads: int, peak_lr: float = 1e-3) -> Run:
     )
 
 
-def _full(
-    vocab: int, lowercase: bool = True, layers: int = 12, hidden: int = 768, heads: int = 12, remat: bool = False
-) -> Run:
+def _full(vocab: int, lowercase: bool = True, layers: int = 12, hidden: int = 768, heads: int = 12) -> Run:
     """Of the paper's first phase."""
     return Run(
         model=BertConfig(
@@ -35,7 +33,6 @@ def _full(
             ffn=4 * hidden,
             dtype="bfloat16",
             unroll=1,
-            remat="dots" if remat else "none",
         ),
         data=DataConfig(batch=256, length=128, lowercase=lowercase),
         optim=OptimConfig(peak_lr=1e-4, warmup=10_000),
@@ -113,7 +110,7 @@ def large() -> Run:
     Devlin et al. 2018, section 3; `bert.large_phase2` is the second phase. Expect after both: a held-out masked-token
     perplexity near 3.2 (paper) after 4 days on 64 TPU chips. Not yet run here.
     """
-    return _full(30522, layers=24, hidden=1024, heads=16, remat=True)
+    return _full(30522, layers=24, hidden=1024, heads=16)
 
 
 def base_cased() -> Run:
@@ -133,7 +130,7 @@ def large_cased() -> Run:
 
     Devlin et al. 2018, section 3, with the released cased vocabulary. Not yet run.
     """
-    return _full(28996, lowercase=False, layers=24, hidden=1024, heads=16, remat=True)
+    return _full(28996, lowercase=False, layers=24, hidden=1024, heads=16)
 
 
 def base_phase2() -> Run:

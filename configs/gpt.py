@@ -80,7 +80,7 @@ def _two(layers: int, hidden: int, heads: int, peak_lr: float) -> Run:
     return Run(
         model=GptConfig(
             layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden, dropout=0.0, attention_dropout=0.0,
-            dtype="bfloat16", unroll=1, remat="dots" if layers > 24 else "none",
+            dtype="bfloat16", unroll=1,
         ),
         data=_text(512, 1024),
         optim=OptimConfig(
@@ -139,7 +139,7 @@ def _three(layers: int, hidden: int, heads: int, batch_tokens: float, peak_lr: f
     return Run(
         model=GptConfig(
             length=2048, layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden, dropout=0.0, attention_dropout=0.0,
-            local_window=256, dtype="bfloat16", unroll=1, remat="dots",
+            local_window=256, dtype="bfloat16", unroll=1,
         ),
         data=_text(batch, 2048),
         optim=OptimConfig(

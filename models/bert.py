@@ -62,7 +62,7 @@ class Block(nn.Module):
 
     def setup(self) -> None:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
-        self.attention = Attention(size, c.attention_dropout, kernel_init(c), dtype)
+        self.attention = Attention(size, c.attention_dropout, kernel_init(c), dtype, recompute=c.remat == "attention")
         self.attention_norm = Norm(c.eps, dtype)
         self.ffn = FeedForward(size, c.gelu, kernel_init(c), dtype)
         self.ffn_norm = Norm(c.eps, dtype)

@@ -84,9 +84,12 @@ class TransformerConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the computation; parameters, norms, softmaxes and losses stay in float32."""
     unroll: int = 0
-    """Layers per iteration of the layer loop; 0: no loop (faster on a CPU), 1: smallest program."""
-    remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes: nothing, all but the matrix products, or everything. Needs a loop."""
+    """Layers per iteration of the layer loop: 1 makes the smallest program; 0: no loop on a CPU, which is faster there,
+    and 1 elsewhere."""
+    remat: Literal["auto", "none", "attention", "dots", "offload", "full"] = "auto"
+    """What the backward pass recomputes to save memory: nothing; attention's weights (of the reference: the kernels
+    keep none); all but matrix products; the same, with these kept in the host's memory; or everything. auto: none on a
+    CPU, else the first of none, dots and full that leaves room. All but none and attention need a loop."""
     attention: Literal["auto", "reference", "pallas", "cudnn"] = "auto"
     """What computes attention. reference: arrays of all weights. pallas: our kernels for TPU and GPU, which never store
     them, with the same dropout. cudnn: NVIDIA's, without dropout. auto: the best for the device."""
@@ -104,10 +107,11 @@ class TransformerConfig:
         require_fraction(self, "eps", "init_std")
         if self.unroll < 0 or (self.unroll and self.layers % self.unroll):
             raise ValueError(
-                f"model.unroll={self.unroll} does not divide model.layers={self.layers}; 0 unrolls all, 1 none"
+                f"model.unroll={self.unroll} does not divide model.layers={self.layers}; "
+                "0 is what the device does best, 1 a loop"
             )
         # Without a loop XLA sees both copies of the forward pass side by side, and merges them again.
-        if self.remat != "none" and self.unroll in (0, self.layers):
+        if self.remat in ("dots", "offload", "full") and self.unroll == self.layers > 1:
             raise ValueError(
                 f"model.remat={self.remat} needs the layer loop that model.unroll={self.unroll} takes away; "
                 "give --model.unroll 1"

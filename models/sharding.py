@@ -8,6 +8,7 @@ import math
 import jax
 from jax.sharding import PartitionSpec
 
+GIB = 2**30
 MESH_AXES = ("data", "fsdp", "tensor")
 # The mesh axes that may shard each letter, in order of preference. B and R: data parallelism. V, H, F and U: tensor
 # parallelism over vocabulary, heads, feed-forward and cells. D and J: parameters sharded over the same devices that

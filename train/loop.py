@@ -211,7 +211,8 @@ def _log_summary(parts: TrainingSetup, given: Run, recipe: Run, report: Report, 
     logger.info("differs from its recipe: " + (" ".join(changed) or "nothing"))
     logger.info(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
     if attention := meshes.describe_attention(run.model, run.data.packed):
-        logger.info(f"attention: {attention}")
+        remat = meshes.describe_remat(run.model, run.data.batch // run.optim.accumulate, run.data.length)
+        logger.info(f"attention: {attention}; remat: {remat}")
     if options := meshes.compiler_options(run.mesh, parts.mesh):
         logger.info("compiler options: " + " ".join(f"{name}={value}" for name, value in options.items()))
     if note := run_file.warmup_note(given, run):

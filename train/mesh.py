@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from contexture.models.config import ModelConfig, TransformerConfig
 from contexture.models.layers.attention.choice import choose
+from contexture.models.layers.remat import choose_remat, layers_per_iteration
 from contexture.models.shapes import Params, by_path, dims_of, path_of
 from contexture.models.sharding import MESH_AXES, partition_spec, platform
 from contexture.train.errors import ConfigError
@@ -260,3 +261,14 @@ def describe_attention(model: ModelConfig, packed: bool = False) -> str:
         return ": ".join(choose(model, platform(), packed))
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def describe_remat(model: ModelConfig, batch: int, length: int) -> str:
+    """Returns what the backward pass recomputes on the current mesh, for a microbatch; "" for an ELMo."""
+    if not isinstance(model, TransformerConfig):
+        return ""
+    if model.remat != "auto":
+        return model.remat
+    if layers_per_iteration(model.unroll, model.layers, model.remat) == model.layers > 1:
+        return "none"
+    return choose_remat(jax.ShapeDtypeStruct((batch, length, model.hidden), model.dtype), model.layers)

@@ -25,7 +25,7 @@ PREDICTIONS = 20
 """The default of data.max_predictions when the first run.json files were written; fingerprints count on it."""
 _MAY_CHANGE = (
     *("mesh", "save", "log", "evaluate", "steps", "epochs", "dir", "data.path", "data.dev", "data.tokenizer"),
-    *("init.run", "task.train", "task.dev", "task.test", "model.attention"),
+    *("init.run", "task.train", "task.dev", "task.test", "model.attention", "model.remat", "model.unroll"),
 )
 
 

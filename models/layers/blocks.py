@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from contexture.models.config import TransformerConfig
+from contexture.models.layers.remat import POLICIES, choose_remat, layers_per_iteration
 from contexture.models.sharding import constrain, is_unsharded
 
 Init: TypeAlias = nn.initializers.Initializer
@@ -256,11 +257,6 @@ class FeedForward(nn.Module):
         return Linear("BLF,FD->BLD", self.sizes, out_init, self.dtype, self.biases, name="out")(x_BLF)
 
 
-# What the forward pass keeps for the backward pass under remat: the results of matrix products with a kernel ("dots":
-# everything cheap is computed again), or each layer's input alone ("full").
-_REMAT_POLICIES = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
-
-
 def scan_layers(
     block: Callable[..., nn.Module],
     arguments: tuple[object, ...],
@@ -268,14 +264,14 @@ def scan_layers(
     *shared: object,
     layers: int,
     unroll: int = 0,
-    remat: str = "none",
+    remat: str = "auto",
     states: bool = False,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Runs x_BLD through N layers of block, named `layers`. Call it inside a compact method.
 
     Layer n computes x = block(*arguments)(x, n, *shared), with n an i32 array. Parameters are stacked on a leading N
-    axis, whether the loop is scanned (unroll=1), partly unrolled or wholly unrolled (unroll=0), so that checkpoints do
-    not depend on it.
+    axis, whether the loop is scanned or unrolled, so that checkpoints do not depend on it. unroll, remat: as in
+    TransformerConfig.
 
     Returns the last layer's output and, when asked for states, every layer's.
     """
@@ -292,16 +288,18 @@ def scan_layers(
             x = constrain(inner(x, layer, *shared), "BLD")
             return x, (x if states else None)
 
+    turns = layers_per_iteration(unroll, layers, remat)
+    if remat == "auto":
+        remat = "none" if turns == layers > 1 else choose_remat(x_BLD, layers)
     # Inside a scan XLA cannot merge the recomputation with the forward pass, so no barriers against CSE are needed.
-    layer = Layer if remat == "none" else nn.remat(Layer, prevent_cse=False, policy=_REMAT_POLICIES[remat])
+    layer = nn.remat(Layer, prevent_cse=False, policy=POLICIES[remat]) if remat in POLICIES else Layer
     scanned = nn.scan(
         layer,
         variable_axes={"params": 0},
         split_rngs={"params": True},  # each layer its own random initial values
         in_axes=(0,) + (nn.broadcast,) * len(shared),  # pyright: ignore[reportArgumentType]
         length=layers,
-        # Without a loop a CPU is about 1.3 times faster; with one the program is smaller and compiles sooner.
-        unroll=unroll or layers,
+        unroll=turns,
     )
     x_BLD, every_layer = scanned(name="layers")(x_BLD, jnp.arange(layers, dtype=jnp.int32), *shared)
     return x_BLD, () if every_layer is None else tuple(every_layer)

@@ -40,7 +40,7 @@ def pretrain(*words: object) -> list[str]:
         (["--model.hidden", "30", "--model.heads", "4"], "model.hidden=30 is not a multiple of model.heads=4"),
         (["--data.length", "600"], "data.length=600 exceeds model.length=512; lower data.length or raise model.length"),
         (["--data.dev", "a", "--data.dev-fraction", "0.1"], "data.dev and data.dev-fraction both hold out text"),
-        (["--model.remat", "full"], "model.remat=full needs the layer loop"),
+        (["--model.remat", "full", "--model.unroll", "2"], "model.remat=full needs the layer loop"),
         (["--optim.schedule", "bert", "--optim.final-lr", "0.1"], "optim.final-lr=0.1 contradicts optim.schedule=bert"),
         (["--data.batch", "15", "--optim.accumulate", "2"], "data.batch=15 is not a multiple of optim.accumulate=2"),
         (["--mesh.fsdp", "3"], "mesh data × fsdp × tensor = 1 × 3 × 1 = 3 does not fit 1 device"),

@@ -120,7 +120,7 @@ def test_every_token_that_is_not_padding_matters(params: Any, answer: Outputs):
 @pytest.mark.long  # two programs differ by their rounding alone, and by little where they are compiled as users have it
 @pytest.mark.parametrize(
     "changes",
-    [{"unroll": 0}, {"unroll": 2}, {"remat": "dots"}, {"remat": "full"}],
+    [{"unroll": 0}, {"unroll": 2}, {"remat": "attention"}, {"remat": "dots"}, {"remat": "full"}],
     ids=str,
 )
 def test_how_layers_are_looped_changes_nothing(changes: dict[str, Any], params: Any, scanned: tuple[jax.Array, Any]):
@@ -287,7 +287,7 @@ def test_layers_are_born_different(fresh: Any):
         ({"dropout": 1.0}, r"model\.dropout=1\.0 is not in \[0, 1\)"),
         ({"attention_dropout": -0.1}, r"model\.attention-dropout=-0\.1"),
         ({"unroll": 3}, r"model\.unroll=3 does not divide model\.layers=4"),
-        ({"unroll": 0, "remat": "dots"}, r"model\.remat=dots needs the layer loop"),
+        ({"unroll": 4, "remat": "dots"}, r"model\.remat=dots needs the layer loop that model\.unroll=4 takes away"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(field: dict[str, Any], message: str):

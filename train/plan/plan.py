@@ -123,6 +123,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
     with jax.set_mesh(mesh), jax.default_matmul_precision(meshes.matmul_precision(run.model.dtype)):
         meshes.check_compiler_options(run.mesh, mesh)
         attention = meshes.describe_attention(run.model, run.data.packed)
+        remat = meshes.describe_remat(run.model, run.data.batch // run.optim.accumulate, run.data.length)
         step, state, batch = abstract_step(run, mesh)
         started = time.monotonic()
         # The partitioner tells of gathers that nobody wants on stderr alone.
@@ -140,7 +141,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
         "length": run.data.length,
         "accumulate": run.optim.accumulate,
         "attention": attention,
-        "remat": getattr(run.model, "remat", ""),
+        "remat": remat,
         "parameters": count(state.params),
         "fits": False,
         "bytes_per_device": memory,

@@ -45,7 +45,8 @@ def attend(
 class Attention(nn.Module):
     """Self-attention: x_BLD, mask → BLD.
 
-    out_init initialises the output projection; None: kernel_init, like the others.
+    out_init initialises the output projection; None: kernel_init, like the others. recompute: the backward pass
+    computes softmax and weights again, instead of keeping them.
     """
 
     sizes: dict[str, int]
@@ -54,6 +55,7 @@ class Attention(nn.Module):
     dtype: DTypeLike
     out_init: Init | None = None
     biases: bool = True
+    recompute: bool = False
 
     def setup(self) -> None:
         # Three maps with parameters of their own, as in published checkpoints; __call__ computes them as one product.
@@ -69,7 +71,11 @@ class Attention(nn.Module):
         site: jax.Array | int,
     ) -> jax.Array:
         q_BLHK, k_BMHK, v_BMHK = fused_projections((self.query, self.key, self.value), x_BLD)
-        return self.out(attend(q_BLHK, k_BMHK, v_BMHK, mask, rate=self.rate, dropout_key=dropout_key, site=site))
+
+        def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return attend(q, k, v, mask, rate=self.rate, dropout_key=dropout_key, site=site)
+
+        return self.out((jax.checkpoint(attention) if self.recompute else attention)(q_BLHK, k_BMHK, v_BMHK))
 
     def step(
         self, x_BLD: jax.Array, bias_BHLM: jax.Array, kv_cache: KVCache, start: jax.Array | int
