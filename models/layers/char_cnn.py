@@ -242,6 +242,8 @@ def _conv_max_backward(saved: Residuals, dy_RF: jax.Array) -> tuple[jax.Array, j
         hit_RPF = y_RPF == y_RPF.max(1, keepdims=True)
         share_RF = dy_RF / hit_RPF.sum(1)
         dy = jnp.where(hit_RPF, share_RF[:, None], 0.0).astype(x_RPX.dtype).reshape(-1, F)
+        # XLA for GPUs fuses this into the products below, and finds no tiles for rows that are words and positions.
+        dy = jax.lax.optimization_barrier(dy) if platform() == "gpu" else dy
         # Summed over the chunks in float32, whatever the dtype of the factors.
         dkernel_XF += jnp.dot(x_RPX.reshape(-1, X).T, dy, preferred_element_type=jnp.float32)
         return dkernel_XF, jnp.dot(dy, kernel_XF.T).reshape(x_RPX.shape)
