@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 
 from contexture.models.layers.blocks import custom_gradient
 from contexture.models.layers.dropout import DropoutKey, dropout
+from contexture.models.sharding import constrain
 
 Gates: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """sigmoid(i), tanh(j), sigmoid(f + 1), sigmoid(o), each BU or LBU."""
@@ -142,10 +143,11 @@ def _recur_backward(
     final = (jnp.zeros_like(initial[0], jnp.float32), jnp.zeros_like(initial[1], jnp.float32))
     steps = (gates, cells_LBU, previous_LBU, hidden_LBJ, cotangents[1])
     dz_LBGU, dprojected_LBJ = jax.lax.scan(step, final, steps, reverse=True)[1]
-    # One product over all L·B rows each, with the steps' outer products summed inside it.
+    # One product over all L·B rows each, with the steps' outer products summed inside it, in float32.
     out_LBU = (gates[3] * jnp.tanh(cells_LBU)).astype(dtype)
-    dkernel_JGU = jnp.einsum("LBJ,LBGU->JGU", previous_LBJ, dz_LBGU)
-    dprojection_UJ = jnp.einsum("LBU,LBJ->UJ", out_LBU, dprojected_LBJ)
+    sum_in_float32 = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    dkernel_JGU = sum_in_float32("LBJ,LBGU->JGU", previous_LBJ, dz_LBGU).astype(dtype)
+    dprojection_UJ = sum_in_float32("LBU,LBJ->UJ", out_LBU, dprojected_LBJ).astype(dtype)
     dinitial = (jnp.zeros_like(initial[0]), jnp.zeros_like(initial[1]))
     return dz_LBGU.astype(jnp.float32), dinitial, dkernel_JGU, dprojection_UJ
 
@@ -184,6 +186,8 @@ class Lstm(nn.Module):
         kernel_N_JGU = self.param("kernel", glorot(in_axis=(1, 2), out_axis=(3, 4)), (N, 2, J, G, U))
         bias_NGU = self.param("bias", nn.initializers.zeros, (N, G, U))
         projection_NUJ = self.param("projection", glorot(in_axis=1, out_axis=2), (N, U, J))
+        # Gathered once, here: inside the loop they would be gathered at each step.
+        kernel_N_JGU, projection_NUJ = constrain(kernel_N_JGU, "N__GU"), constrain(projection_NUJ, "NU_")
         cell_BNU, hidden_BNJ = jnp.zeros((x_BLJ.shape[0], N, U)), jnp.zeros((x_BLJ.shape[0], N, J), self.dtype)
         # Without a carry every sequence starts from zeros.
         carry: list[nn.Variable] = []
@@ -200,11 +204,12 @@ class Lstm(nn.Module):
             # The input's part needs no state: it is one product over all steps, before the loop, and the loop keeps
             # only the recurrent one.
             z_LBGU = jnp.einsum("LBJ,JGU->LBGU", x_LBJ, input_JGU, preferred_element_type=jnp.float32)
-            z_LBGU += bias_NGU[n][None, None]
+            z_LBGU = constrain(z_LBGU + bias_NGU[n][None, None], "LBGU")
             initial, projection_UJ = (cell_BNU[:, n], hidden_BNJ[:, n]), projection_NUJ[n].astype(self.dtype)
             cells_LBU, hidden_LBJ = recur(
                 z_LBGU, initial, recurrent_JGU, projection_UJ, self.cell_clip, self.projection_clip
             )
+            hidden_LBJ = constrain(hidden_LBJ, "LBJ")
             # The skip is no part of the state: only the next layer reads it.
             final_states.append([_state_at(x, last_B) for x in (cells_LBU, hidden_LBJ)])
             y_BLJ = jnp.moveaxis(hidden_LBJ, 0, 1)

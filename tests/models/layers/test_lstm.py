@@ -1,11 +1,16 @@
 """The projected LSTM against its equations, step by step in float64, and its gradient against jax's own."""
 
+import re
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 from contexture.models.layers.lstm import Lstm, recur
+from contexture.models.sharding import MESH_AXES, partition_spec
 from tests.helpers.parity_rule import assert_differs, close
 
 L, B, U, J = 4, 3, 6, 5
@@ -113,3 +118,72 @@ def test_a_line_s_state_is_that_at_its_own_last_place_and_goes_on_from_there():
     again, _ = module.apply({**made, **left}, x, True, None, None, 0, mutable=["carry"])
     fresh, _ = module.apply(made, x, True, None, None, 0, mutable=["carry"])
     assert_differs(again[0][:, 0], fresh[0][:, 0], 1e-3)
+
+
+def test_cells_are_summed_in_float32_where_products_take_bfloat16():
+    """Each step adds 2^-10 to a cell of 1, and takes it from a gate's 1: bfloat16 would lose both. The cell is then
+    clipped at a number that bfloat16 does not hold."""
+    steps, limit = 64, 1.0 + 50 / 1024
+    # i is open and j small, so that i·j = 2^-10; f forgets nothing.
+    gates = jnp.array([30.0, np.arctanh(1 / 1024), 30.0, 0.0], jnp.float32)
+    z = jnp.broadcast_to(gates[None, None, :, None], (steps, B, 4, U))
+    kernel, projection = jnp.zeros((J, 4, U), jnp.bfloat16), jnp.ones((U, J), jnp.bfloat16)
+    initial = jnp.ones((B, U)), jnp.zeros((B, J), jnp.bfloat16)
+    cells, hidden = recur(z, initial, kernel, projection, limit, 0.0)
+    assert (cells.dtype, hidden.dtype) == (jnp.float32, jnp.bfloat16)
+    expected = np.minimum(1 + np.arange(1, steps + 1) / 1024, limit)
+    close(cells[:, 0, 0], expected, tolerance=1e-6)
+
+
+def test_bfloat16_changes_layers_and_gradients_by_its_rounding_alone():
+    """Over forty steps with a carry: states, and each parameter's gradient, which is float32 like the parameter."""
+    sizes, x = {"N": 2, "J": 16, "G": 4, "U": 32}, jnp.asarray(_drawn(B, 40, 16, seed=7), jnp.float32)
+
+    def run(dtype):
+        module = Lstm(sizes, 3.0, 3.0, True, 0.0, dtype)
+        made = module.init(jax.random.key(0), x, True, None, None, 0)
+
+        def loss(params):
+            layers, left = module.apply({**made, "params": params}, x, True, None, None, 0, mutable=["carry"])
+            return jnp.square(layers[-1].astype(jnp.float32)).sum(), (layers, left["carry"])
+
+        gradient, (layers, carry) = jax.grad(loss, has_aux=True)(made["params"])
+        return [*layers, carry["hidden"]], carry["cell"], gradient
+
+    got, expected = run(jnp.bfloat16), run(jnp.float32)
+    assert all(x.dtype == jnp.bfloat16 for x in got[0])
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(got[1:]))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        close(a.astype(jnp.float32), b, tolerance=1e-2)
+        assert_differs(a.astype(jnp.float32), b)
+
+
+def test_under_fsdp_each_kernel_is_gathered_once_and_nothing_inside_the_loops():
+    """Each device of eight has its rows of the kernels and its own sequences: all it needs of the others is the rest of
+    the kernels, before the first loop, and the sums of their gradients, after the last."""
+    sizes = {"N": 2, "J": 8, "G": 4, "U": 16}
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(1, 8, 1), MESH_AXES)
+    module = Lstm(sizes, 0.0, 0.0, False, 0.0, jnp.float32)
+    x = jnp.asarray(_drawn(16, L, 8), jnp.float32)
+    params: Any = module.init(jax.random.key(0), x, False, None, None, 0)["params"]
+    dims = {"kernel": "N_JGU", "bias": "NGU", "projection": "NUJ"}
+
+    def place(x: jax.Array, dims: str) -> jax.Array:
+        return jax.device_put(x, NamedSharding(mesh, partition_spec(dims, x.shape, dict(mesh.shape))))
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        layers: Any = module.apply({"params": params}, x, False, None, None, 0)
+        return jnp.square(layers[-1]).sum()
+
+    with jax.set_mesh(mesh):
+        placed = {name: place(x, dims[name]) for name, x in params.items()}
+        shardings = {name: x.sharding for name, x in placed.items()}
+        step = jax.jit(jax.grad(loss), out_shardings=shardings)
+        computations = str(step.lower(placed, place(x, "BLJ")).compile().as_text()).split("\n\n")
+    gathered = [re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", text) for text in computations]
+    collective = re.compile(r" (?:all-\w+|reduce-scatter|collective-permute)(?:-start)?\(")
+    sent = [len(collective.findall(text)) for text in computations]
+    entry = next(n for n, text in enumerate(computations) if text.lstrip().startswith("ENTRY"))
+    assert sum("while/body" in text for text in computations) > 1 and sum(sent) == sent[entry]
+    kernels = [",".join(map(str, params[name].shape)) for name in ("kernel", "projection")]
+    assert sorted(gathered[entry]) == sorted(kernels)
