@@ -1,5 +1,6 @@
 """One training step and one evaluation step, jitted over the mesh, and the state that they hand on."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar, cast
 
@@ -18,6 +19,7 @@ from contexture.train.config import Run
 from contexture.train.losses import Sum, means
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss
 from contexture.train.optim import learning_rate, lr_multipliers, optimizer
+from contexture.train.row_updates import WORDS, select_rows
 
 T = TypeVar("T")
 Carry: TypeAlias = Params
@@ -71,13 +73,19 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
 
     The state given is donated. metrics are scalars that are the same on every device.
     """
-    tx, dims = optimizer(run.optim), {name: kind.partition(" ")[2] for name, kind in batch_fields(run).items()}
+    tx, fields = optimizer(run.optim), batch_fields(run)
+    dims = {**{name: kind.partition(" ")[2] for name, kind in fields.items()}, **WORDS}
     mesh = cast(Mesh, cast(NamedSharding, shardings.step).mesh)
     on_one_cpu = [device.platform for device in mesh.devices.flat] == ["cpu"]
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         # Taken over the whole batch, so that the losses of its parts add up to its own.
         weights = objective.weights(batch)
+        whole = state
+        batch, rows = select_rows(run, batch)
+        if rows is not None:
+            # From here on a large table is the rows that the batch reads, and all else is as with a small one.
+            state = dataclasses.replace(state, params=rows.take(whole.params), opt=rows.take(whole.opt))
         multipliers = lr_multipliers(run.optim, state.params)
 
         def part_loss(
@@ -102,6 +110,8 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
         lr = learning_rate(run.optim, run.steps, state.step)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         params, opt = _apply_update(tx, state, grads, lr, multipliers, finite, on_one_cpu)
+        if rows is not None:
+            params, opt = rows.put(whole.params, params), rows.put(whole.opt, opt)
         # NaN in a hidden state would never leave it again: such a carry starts over from zeros.
         carry_finite = _all_finite(carry)
         new = State(
