@@ -5,6 +5,7 @@ from tests.mutants.row import mutants_of
 _OPTIM = "train/test_optim.py::"
 _TEN = f"{_OPTIM}test_ten_updates_are_those_of_the_formula"
 _GPT1_ADAM = "parity/test_gpt1_original.py::test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps"
+_ROWS = "train/test_row_updates.py::"
 _STEP = "train/test_step.py::"
 _SKIPPED = "train/test_skipped_steps.py::test_a_finite_loss_with_a_gradient_that_is_not_finite_is_skipped"
 _FROZEN = f"{_STEP}test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped"
@@ -64,6 +65,15 @@ TRAINING = (
         ("rates.embeddings-not-frozen", "0.0 if bottom and config.frozen_layers else",
          "0.0 if bottom and config.frozen else",
          f"{_OPTIM}test_what_is_frozen_has_no_rate"),
+    ),
+    *mutants_of(
+        "train/row_updates.py",
+        ("adagrad.decay-of-unread-rows", " or run.optim.weight_decay", "",
+         f"{_ROWS}test_where_other_rows_move_or_all_are_read_the_table_is_whole"),
+        ("adagrad.rows-added", ".set(rows,", ".add(rows,",
+         f"{_ROWS}test_a_step_by_rows_is_the_step_on_the_whole_table"),
+        ("adagrad.rows-past-the-end", 'mode="drop", unique_indices=True', 'mode="clip"',
+         f"{_ROWS}test_a_step_by_rows_is_the_step_on_the_whole_table"),
     ),
     *mutants_of(
         "train/step.py",
