@@ -82,4 +82,5 @@ def main(platform: str, name: str, *lengths: str) -> None:
                               "arguments": memory.argument_size_in_bytes, "square": square}), flush=True)  # fmt: skip
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,6 +1,9 @@
 """A word costs its row of the character network once, however many devices share the rows."""
 
+import importlib.util
 import re
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -13,6 +16,7 @@ from contexture.models.config import ElmoConfig
 from contexture.models.elmo import sizes
 from contexture.models.layers import char_cnn
 from contexture.models.layers.char_cnn import CharCnn, chunk_sizes
+from tests.conftest import ROOT
 from tests.helpers.parity_rule import assert_close
 
 CONFIG = ElmoConfig(vocab=9, char_width=4, filters=((1, 8), (3, 24)), highway=1, cells=6, projection=4, layers=1)
@@ -71,3 +75,13 @@ def test_devices_share_the_rows_of_any_table(monkeypatch: pytest.MonkeyPatch):
     assert text is not None
     products = {int(rows) for rows in re.findall(r"f32\[(\d+),32\]\S* (?:dot|custom-call|fusion)\(", text)}
     assert size * 14 in products and max(products) <= size * 50
+
+
+@pytest.mark.long
+def test_the_gradient_compiles_for_a_gpu_without_flags():
+    """The compiler found no tiles for products whose rows are words and positions."""
+    if importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+        pytest.skip("needs the compiler for h200: pip install '.[plan-gpu]'")
+    command = [sys.executable, "-m", "tests.helpers.compile_char_cnn"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "compiled" in done.stdout, done.stderr[-3000:]
