@@ -88,10 +88,12 @@ class _Walk:
     def _send(self, instruction: Instruction, computation: Computation, name: str, times: float, loops: str) -> None:
         kind = instruction.operation
         # A message that is spread over several fusions has one channel, and counts once.
-        key = (instruction.attribute("channel_id") or f"{name}/{instruction.name}", loops)
+        chained = _is_on_its_way(instruction)
+        key = (instruction.attribute("channel_id") or f"{name}/{instruction.name}", "" if chained else loops)
         if key in self._sent:
             return
         self._sent.add(key)
+        times = 1.0 if chained else times
         given = sum(a.bytes for operand in instruction.operands if operand in computation
                     for a in computation[operand].result)  # fmt: skip
         received = sum(a.bytes for a in instruction.result)
@@ -115,7 +117,9 @@ def traffic(instruction: Instruction, computation: Computation, program: Program
         return 2 * (_in_memory(operands[1]) if len(operands) > 1 else 0.0)
     if opcode == "scatter":
         return 3 * (_in_memory(operands[-1]) if operands else 0.0)
-    if opcode == "slice-start" and len(instruction.result) > 1:  # a part, fetched into fast memory ahead of its use
+    if (
+        opcode in ("slice-start", "async-start") and len(instruction.result) > 1
+    ):  # a part, fetched into fast memory ahead of its use
         return instruction.result[1].bytes * sum(a.in_memory for a in instruction.result[:2])
     if instruction.is_start and opcode != "async-start":
         return _in_memory(instruction.result[:2])
@@ -136,13 +140,22 @@ def _fusion(instruction: Instruction, computation: Computation, body: Computatio
         return total
     results = [body[name] for name in root.operands if name in body] if root.opcode == "tuple" else [root]
     for result, array in zip(results, instruction.result, strict=False):
+        if result.opcode == "parameter" or _is_on_its_way(result):
+            continue
         writer, inner = _writer(result, body, program)
-        if writer.opcode == "dynamic-update-slice" and writer.operands[1] in inner:
-            update = inner[writer.operands[1]].result
-            total += min(_in_memory((array,)), sum(a.bytes for a in update))
+        # What is changed in place is written as far as it is changed; rows that are added to are read too.
+        place, times = {"dynamic-update-slice": (1, 1), "scatter": (-1, 2)}.get(writer.opcode, (0, 0))
+        if times and writer.operands[place] in inner:
+            update = inner[writer.operands[place]].result
+            total += min(_in_memory((array,)), times * sum(a.bytes for a in update))
         else:
             total += _in_memory((array,))
     return total
+
+
+def _is_on_its_way(instruction: Instruction) -> bool:
+    """Returns whether it is a part of a message that is sent beside several other instructions, which hand it on."""
+    return instruction.operation in COLLECTIVES and "chain_id" in instruction.text
 
 
 def _writer(result: Instruction, body: Computation, program: Program) -> tuple[Instruction, Computation]:
@@ -182,7 +195,9 @@ def _read_of(body: Computation, number: int, program: Program, nesting: int = 0)
                 if part is None:
                     return None
                 total += part
-            elif user.opcode != "dynamic-update-slice" or place != 0:
+            elif user.opcode in ("dynamic-update-slice", "scatter") and place == 0:
+                continue  # changed in place: the rest is not read
+            elif user.opcode != "tuple" and not _is_on_its_way(user):
                 return None
     return total if is_used else None
 

@@ -37,6 +37,12 @@ def tiny(name: str = "bert.tiny", **mesh: int) -> Run:
     )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def eight_devices() -> None:
+    """A process that has not started jax yet would be given as many CPU devices as a topology has."""
+    assert len(jax.devices()) == 8
+
+
 @pytest.mark.parametrize("name", ["bert.tiny", "gpt.gpt2_124m"])
 def test_a_plan_s_memory_is_that_of_the_run_s_own_step(name):
     run = tiny(name, fsdp=2, tensor=2)
