@@ -1,8 +1,8 @@
-# make test | test-oldest | long | lint | parity | mutants | fuzz MINUTES=30 | demo | bench | soak | lock | clean          PYTHON=python3.12 chooses the interpreter of .venv
+# make test | test-oldest | long | lint | parity | mutants | fuzz MINUTES=30 | demo | bench | plans | soak | lock | clean          PYTHON=python3.12 chooses the interpreter of .venv
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: test test-oldest long lint parity mutants fuzz demo bench soak lock clean
+.PHONY: test test-oldest long lint parity mutants fuzz demo bench plans soak lock clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -76,6 +76,10 @@ bench: $(PARITY)
 	$(BIN)/python benchmarks/elmo_step.py --steps 2 --rounds 4
 	$(BIN)/python benchmarks/writing.py --lines 1
 	$(BIN)/python benchmarks/writing.py --lines 16
+
+plans: $(STAMP)  ## every recipe compiled for the smallest slice for it: docs/plans.md; wants the extra [plan-tpu]
+	$(PIP) install -e ".[plan-tpu]"
+	$(BIN)/python benchmarks/plans.py
 
 soak: $(STAMP)   ## 20,000 steps of each family with random kills, against runs that are left alone
 	$(BIN)/python benchmarks/soak.py

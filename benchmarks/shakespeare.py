@@ -144,7 +144,7 @@ def torch_loss(row: np.ndarray, dev: np.ndarray, seed: int) -> float:
     import torch  # pyright: ignore[reportMissingImports]
 
     from contexture.configs import recipe
-    from contexture.train.optim import learning_rate
+    from contexture.train.optim.optimizers import learning_rate
 
     run = recipe(RECIPE)
     torch.set_num_threads(2)

@@ -134,7 +134,7 @@ def gpt2_1558m() -> Run:
 
 def _three(layers: int, hidden: int, heads: int, batch_tokens: float, peak_lr: float) -> Run:
     """batch_tokens: in millions, as the paper's table 2.1 gives it."""
-    batch = round(batch_tokens * 1e6 / 2048 / 32) * 32
+    batch = round(batch_tokens * 1e6 / 2048 / 64) * 64  # of 64 chips each has as many
     tokens = batch * 2048
     return Run(
         model=GptConfig(
@@ -215,7 +215,7 @@ def gpt3_6_7b() -> Run:
 def gpt3_13b() -> Run:
     """GPT-3 13B, 12853.4M parameters: 40 layers of 5120.
 
-    contexture pretrain gpt.gpt3_13b --dir runs/gpt3 --data.path FOLDER --data.tokenizer VOCABULARY --mesh.fsdp 128
+    contexture pretrain gpt.gpt3_13b --dir runs/gpt3 --data.path FOLDER --data.tokenizer VOCABULARY --mesh.fsdp 64
 
     Brown et al. 2020, as gpt3_125m. Differs: the paper prints a width of 5140, which 40 heads of 128 do not fill; 5120
     here. Not yet run.

@@ -44,6 +44,10 @@ class OptimConfig:
     """Maximum global gradient norm; 0: no clipping."""
     gradient_scale: float = 1.0
     """adagrad multiplies the gradient with this before clipping; ELMo's original takes the length of a sequence."""
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """What the moments of Adam are stored in; an update is computed in float32. bfloat16 halves their memory."""
+    stochastic_rounding: bool = True
+    """moments=bfloat16 is rounded up or down by chance, so that small updates add up; else to the nearest."""
     accumulate: int = 1
     """Parts that a batch is worked through in, one after the other; the step is the same. An ELMo's distinct words are
     those of the whole batch, and are read anew in each part."""
@@ -51,6 +55,8 @@ class OptimConfig:
     """Steps in a row whose loss or gradient may be other than finite before the run stops."""
 
     def __post_init__(self) -> None:
+        if self.moments == "bfloat16" and self.name == "adagrad":
+            raise ValueError("optim.moments=bfloat16 is for Adam; adagrad's sums of squares want float32")
         for name, low, high in (
             ("peak_lr", 0.0, math.inf),
             ("final_lr", 0.0, 1.0),

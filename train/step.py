@@ -18,8 +18,8 @@ from contexture.train import mesh as meshes
 from contexture.train.config import Run
 from contexture.train.losses import Sum, means
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss
-from contexture.train.optim import learning_rate, lr_multipliers, optimizer
-from contexture.train.row_updates import WORDS, select_rows
+from contexture.train.optim.optimizers import learning_rate, lr_multipliers, optimizer
+from contexture.train.optim.row_updates import WORDS, select_rows
 
 T = TypeVar("T")
 Carry: TypeAlias = Params

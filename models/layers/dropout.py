@@ -41,7 +41,7 @@ def repeat_for_choices(dropout_key: DropoutKey | None, choices: int) -> DropoutK
     return DropoutKey(dropout_key.key, row_BA.reshape(-1))
 
 
-def _mix(x: jax.Array) -> jax.Array:
+def mix(x: jax.Array) -> jax.Array:
     """A bijection of 32-bit words in which every input bit reaches every output bit."""
     x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
     x = (x ^ (x >> 15)) * jnp.uint32(_MULTIPLIER_2)
@@ -54,11 +54,11 @@ def row_words(dropout_key: DropoutKey, site: jax.Array | int) -> tuple[jax.Array
     words = []
     for half, other in ((0, 1), (1, 0)):
         # Both halves of the step's key enter each word: with one half alone, two steps that share it would share masks.
-        site_key = _mix(_mix(dropout_key.key[half] + site * jnp.uint32(_GOLDEN)) ^ dropout_key.key[other])
+        site_key = mix(mix(dropout_key.key[half] + site * jnp.uint32(_GOLDEN)) ^ dropout_key.key[other])
         # The row enters twice, by xor and by addition. Entering once, row r at one site could equal row r' at another
         # for many pairs at once, since xor alone only permutes the rows.
         row_B, salt = dropout_key.row_B, jnp.uint32(half + 1)
-        words.append(_mix(_mix(site_key ^ row_B) + jnp.uint32(_GOLDEN) * (row_B + salt)))
+        words.append(mix(mix(site_key ^ row_B) + jnp.uint32(_GOLDEN) * (row_B + salt)))
     return words[0], words[1]
 
 

@@ -93,11 +93,11 @@ TABLE: dict[str, tuple[str, float, int, int, int, int, float]] = {
     "gpt.gpt3_125m": (GPT3, 6e-4, 715, 256, 2048, 572_205, 0),
     "gpt.gpt3_350m": (GPT3, 3e-4, 715, 256, 2048, 572_205, 0),
     "gpt.gpt3_760m": (GPT3, 2.5e-4, 715, 256, 2048, 572_205, 0),
-    "gpt.gpt3_1_3b": (GPT3, 2e-4, 381, 480, 2048, 305_176, 0),
-    "gpt.gpt3_2_7b": (GPT3, 1.6e-4, 381, 480, 2048, 305_176, 0),
-    "gpt.gpt3_6_7b": (GPT3, 1.2e-4, 185, 992, 2048, 147_666, 0),
-    "gpt.gpt3_13b": (GPT3, 1e-4, 185, 992, 2048, 147_666, 0),
-    "gpt.gpt3_175b": (GPT3, 0.6e-4, 117, 1568, 2048, 93_421, 0),
+    "gpt.gpt3_1_3b": (GPT3, 2e-4, 358, 512, 2048, 286_102, 0),
+    "gpt.gpt3_2_7b": (GPT3, 1.6e-4, 358, 512, 2048, 286_102, 0),
+    "gpt.gpt3_6_7b": (GPT3, 1.2e-4, 191, 960, 2048, 152_588, 0),
+    "gpt.gpt3_13b": (GPT3, 1e-4, 191, 960, 2048, 152_588, 0),
+    "gpt.gpt3_175b": (GPT3, 0.6e-4, 119, 1536, 2048, 95_367, 0),
     "elmo.tiny": (OURS, 0.2, 0, 32, 20, 10_000, 0),
     **{f"elmo.{name}": (ELMO, 0.2, 0, 384, 20, 0, 10) for name in ("small", "medium", "original", "original_5_5b")},
 }
@@ -160,13 +160,13 @@ def test_a_recipe_has_the_numbers_that_were_published(name):
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row[0] == GPT3])
 def test_a_gpt_3_is_trained_on_the_tokens_of_its_paper(name):
     """300 billion; a warm-up over 375 million, the cosine over 260 billion. A step is the nearest to table 2.1's batch
-    that has a multiple of 32 lines."""
+    that has a multiple of 64 lines."""
     published = {
         "125m": 0.5, "350m": 0.5, "760m": 0.5, "1_3b": 1.0, "2_7b": 1.0, "6_7b": 2.0, "13b": 2.0, "175b": 3.2
     }[name.removeprefix("gpt.gpt3_")]  # fmt: skip
     run = recipes()[name]()
     tokens = run.data.batch * run.data.length
-    assert run.data.batch % 32 == 0 and tokens == pytest.approx(published * 1e6, rel=0.05)
+    assert run.data.batch % 64 == 0 and tokens == pytest.approx(published * 1e6, rel=0.05)
     for steps, expected in ((run.steps, 300e9), (run.optim.decay_steps, 260e9), (run.optim.warmup, 375e6)):
         assert steps * tokens == pytest.approx(expected, abs=tokens / 2)
 

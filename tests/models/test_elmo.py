@@ -26,7 +26,7 @@ from contexture.models.model import build, example
 from contexture.train import mesh as meshes
 from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES
-from contexture.train.optim import optimizer
+from contexture.train.optim.optimizers import optimizer
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create, evaluation_step, train_step

@@ -219,8 +219,8 @@ MODELS = (
         ("dropout.steps-alike", 'impl="threefry2x32"), step)', 'impl="threefry2x32"), 0)',
          f"{_DROPOUT}test_seed_step_and_site_each_change_the_mask"),
         ("dropout.rows-alike",
-         "_mix(_mix(site_key ^ row_B) + jnp.uint32(_GOLDEN) * (row_B + salt))",
-         "_mix(site_key) + row_B * jnp.uint32(0)",
+         "mix(mix(site_key ^ row_B) + jnp.uint32(_GOLDEN) * (row_B + salt))",
+         "mix(site_key) + row_B * jnp.uint32(0)",
          f"{_DROPOUT}test_masks_of_rows_and_sites_are_independent"),
     ),
     *mutants_of(

@@ -2,10 +2,10 @@
 
 from tests.mutants.row import mutants_of
 
-_OPTIM = "train/test_optim.py::"
+_OPTIM = "train/optim/test_optim.py::"
 _TEN = f"{_OPTIM}test_ten_updates_are_those_of_the_formula"
 _GPT1_ADAM = "parity/test_gpt1_original.py::test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps"
-_ROWS = "train/test_row_updates.py::"
+_ROWS = "train/optim/test_row_updates.py::"
 _STEP = "train/test_step.py::"
 _SKIPPED = "train/test_skipped_steps.py::test_a_finite_loss_with_a_gradient_that_is_not_finite_is_skipped"
 _FROZEN = f"{_STEP}test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped"
@@ -24,7 +24,7 @@ _DIRECTIONS = (
 
 TRAINING = (
     *mutants_of(
-        "train/optim.py",
+        "train/optim/optimizers.py",
         ("schedule.bert-falls-from-the-warm-up", "t / max(W, 1.0), 1.0 - jnp.minimum(t, T) / T",
          "t / max(W, 1.0), 1.0 - jnp.clip((t - W) / (T - W), 0.0, 1.0)",
          f"{_OPTIM}test_the_original_s_rate_starts_at_zero_and_counts_its_fall_from_step_zero"),
@@ -51,15 +51,15 @@ TRAINING = (
         ("adam.gpt1-count-from-zero", "t = (state.count + 1).astype", "t = (state.count + 2).astype", _GPT1_ADAM),
         ("decay.of-norms-and-biases-alone", "lambda k, _: not any(word", "lambda k, _: any(word",
          f"{_OPTIM}test_norms_and_biases_are_not_decayed_and_the_words_are_a_choice"),
-        ("decay.of-everything", "return optax.chain(clip, adam, decay)",
-         "return optax.chain(clip, adam, optax.add_decayed_weights(config.weight_decay))", _TEN),
+        ("decay.of-everything", "return optax.chain(clip, as_stored(adam), decay)",
+         "return optax.chain(clip, as_stored(adam), optax.add_decayed_weights(config.weight_decay))", _TEN),
         ("clip.always", "jnp.where(norm < limit, 1.0, limit / norm)", "jnp.where(norm < 0.0, 1.0, limit / norm)", _TEN),
         ("clip.never", "jnp.where(norm < limit, 1.0, limit / norm)",
          "jnp.where(norm < jnp.inf, 1.0, limit / norm)", _TEN),
         ("adagrad.accumulator-from-zero", "initial_accumulator_value=1.0", "initial_accumulator_value=0.1",
-         "train/test_adagrad.py"),
+         "train/optim/test_adagrad.py"),
         ("adagrad.scaled-behind-the-clip", "optax.chain(optax.scale(config.gradient_scale), clip)",
-         "optax.chain(clip, optax.scale(config.gradient_scale))", "train/test_adagrad.py"),
+         "optax.chain(clip, optax.scale(config.gradient_scale))", "train/optim/test_adagrad.py"),
         ("rates.turned", "np.arange(layers - 1, -1, -1.0)", "np.arange(0.0, layers)",
          f"{_OPTIM}test_each_layer_has_its_share_of_the_rate"),
         ("rates.embeddings-not-frozen", "0.0 if bottom and config.frozen_layers else",
@@ -67,7 +67,7 @@ TRAINING = (
          f"{_OPTIM}test_what_is_frozen_has_no_rate"),
     ),
     *mutants_of(
-        "train/row_updates.py",
+        "train/optim/row_updates.py",
         ("adagrad.decay-of-unread-rows", " or run.optim.weight_decay", "",
          f"{_ROWS}test_where_other_rows_move_or_all_are_read_the_table_is_whole"),
         ("adagrad.rows-added", ".set(rows,", ".add(rows,",
@@ -92,7 +92,7 @@ TRAINING = (
          _FROZEN),
         ("step.frozen-layers-move", "lambda u, m: u * m, updates, multipliers",
          "lambda u, m: u * m.max(), updates, multipliers",
-         "train/test_adagrad.py"),
+         "train/optim/test_adagrad.py"),
         ("step.rows-of-parts-contiguous", "row_B.reshape(-1, parts).T", "row_B.reshape(parts, -1)",
          f"{_STEP}test_a_step_in_parts_is_the_whole_step"),
         ("step.first-part-alone", "return jax.tree.map(jnp.add, totals, terms), carry",

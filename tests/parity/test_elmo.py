@@ -20,7 +20,7 @@ from contexture.models.interchange.renaming import to_ours, to_theirs
 from contexture.models.layers.dropout import dropout, dropout_key
 from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, loss
-from contexture.train.optim import optimizer
+from contexture.train.optim.optimizers import optimizer
 from contexture.train.options import OptimConfig
 from tests.helpers.parity_rule import close
 

@@ -11,7 +11,7 @@ from contexture.models.config import GptConfig
 from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, WithLmLoss, loss
-from contexture.train.optim import learning_rate, optimizer
+from contexture.train.optim.optimizers import learning_rate, optimizer
 from contexture.train.options import OptimConfig
 from tests.helpers.parity_rule import assert_close, close
 

@@ -21,7 +21,7 @@ from contexture.train.checkpoints import manager
 from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.objectives import objective_of
-from contexture.train.optim import lr_multipliers
+from contexture.train.optim.optimizers import lr_multipliers
 from contexture.train.run.data import read_tokenizer
 from contexture.train.run_file import RunRecord
 from contexture.train.step import State, create

@@ -29,14 +29,15 @@ def layers(kernels_NDD, x_BD):
 
 def test_a_loop_s_products_count_as_often_as_it_runs():
     program = compiled(layers, (7, 64, 64), (32, 64))
-    assert costs.costs(program).flops == {"f32": 2 * 7 * 32 * 64 * 64}
+    assert sum(costs.costs(program).flops.values()) == 2 * 7 * 32 * 64 * 64
 
 
 def test_a_gradient_costs_twice_its_value_more():
     traced = jax.jit(jax.grad(layers, (0, 1))).trace(jnp.ones((7, 64, 64)), jnp.ones((32, 64)))
     program = parse(str(traced.lower().compile().as_text()))
     forward = 2 * 7 * 32 * 64 * 64
-    assert costs.costs(program).flops == traced_flops(traced.jaxpr.jaxpr) == {"f32": 3 * forward}
+    assert traced_flops(traced.jaxpr.jaxpr) == {"f32": 3 * forward}
+    assert sum(costs.costs(program).flops.values()) == 3 * forward
 
 
 def test_what_the_forward_loop_keeps_for_the_backward_loop_is_counted():
@@ -46,7 +47,7 @@ def test_what_the_forward_loop_keeps_for_the_backward_loop_is_counted():
     assert costs.saved_activations(compiled(layers, (7, 64, 64), (32, 64))) == 0
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(
     st.integers(1, 3), st.integers(3, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2), st.integers(1, 2),
     st.integers(1, 2),
@@ -64,7 +65,7 @@ def test_a_convolution_s_products_are_those_that_a_count_says(batch, length, siz
     (instruction,) = (i for i in computation.values() if i.opcode == "convolution")
     # Ones convolved with ones count, at each place, the products that are not with padding.
     ones = convolve(jnp.ones((batch, length, 2)), jnp.ones((size, 2, 5)))
-    assert product_flops(instruction, computation) == {"f32": 2 * float(ones.sum())}
+    assert sum(product_flops(instruction, computation).values()) == 2 * float(ones.sum())
 
 
 def test_messages_are_counted_with_their_bytes():

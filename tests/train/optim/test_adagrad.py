@@ -14,7 +14,7 @@ from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
 from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
-from contexture.train.optim import optimizer
+from contexture.train.optim.optimizers import optimizer
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.step import create, train_step
 from tests.helpers.parity_rule import close

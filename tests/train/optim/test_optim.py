@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from contexture.models.shapes import path_of
 from contexture.train.errors import ConfigError
-from contexture.train.optim import decayed, learning_rate, lr_multipliers, optimizer
+from contexture.train.optim.optimizers import decayed, learning_rate, lr_multipliers, optimizer
 from contexture.train.options import OptimConfig
 from tests.helpers.parity_rule import assert_close
 

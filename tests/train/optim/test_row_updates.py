@@ -17,8 +17,8 @@ from contexture.train import mesh as meshes
 from contexture.train import step as steps
 from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
+from contexture.train.optim.row_updates import select_rows
 from contexture.train.options import MeshConfig, OptimConfig
-from contexture.train.row_updates import select_rows
 from tests.helpers.parity_rule import close
 
 V, B, STEPS = 401, 8, 3

@@ -1,5 +1,6 @@
 """Optimizers and schedules. The learning rate is a function of the step alone; an update is p -= lr·update."""
 
+import functools
 import math
 from typing import NamedTuple, TypeAlias, cast
 
@@ -11,6 +12,7 @@ import optax
 from contexture.data.errors import did_you_mean
 from contexture.models.shapes import Params, by_path, path_of
 from contexture.train.errors import ConfigError
+from contexture.train.optim.moments import in_bfloat16
 from contexture.train.options import OptimConfig
 
 Multipliers: TypeAlias = Params
@@ -178,9 +180,11 @@ def optimizer(config: OptimConfig) -> optax.GradientTransformation:
     batch's gradient is clipped, so that a step does not depend on the number of devices.
     """
     clip = _clip(config.clip) if config.clip else optax.identity()
+    stored = functools.partial(in_bfloat16, stochastic=config.stochastic_rounding)
+    as_stored = stored if config.moments == "bfloat16" else lambda tx: tx
     if config.name == "gpt1":
         betas, decay = (config.b1, config.b2, config.eps), (config.weight_decay, config.no_decay)
-        return optax.chain(clip, _scale_by_gpt1_adam(*betas, *decay))
+        return optax.chain(clip, as_stored(_scale_by_gpt1_adam(*betas, *decay)))
     if config.name == "adagrad":
         # ELMo's original multiplies its loss with the number of unrolled steps, and clips that gradient.
         clip = optax.chain(optax.scale(config.gradient_scale), clip)
@@ -191,4 +195,4 @@ def optimizer(config: OptimConfig) -> optax.GradientTransformation:
         "adamw": lambda: optax.scale_by_adam(config.b1, config.b2, config.eps),
     }[config.name]()
     decay = optax.add_decayed_weights(config.weight_decay, lambda params: decayed(params, config.no_decay))
-    return optax.chain(clip, adam, decay)
+    return optax.chain(clip, as_stored(adam), decay)
