@@ -120,7 +120,7 @@ def test_every_token_that_is_not_padding_matters(params: Any, answer: Outputs):
 @pytest.mark.long  # two programs differ by their rounding alone, and by little where they are compiled as users have it
 @pytest.mark.parametrize(
     "changes",
-    [{"unroll": 0}, {"unroll": 2}, {"remat": "attention"}, {"remat": "dots"}, {"remat": "full"}],
+    [{"unroll": 0}, {"unroll": 2}, {"remat": "attention"}, {"remat": "offload"}, {"remat": "dots"}, {"remat": "full"}],
     ids=str,
 )
 def test_how_layers_are_looped_changes_nothing(changes: dict[str, Any], params: Any, scanned: tuple[jax.Array, Any]):

@@ -121,6 +121,12 @@ def test_options_of_xla_reach_the_step_and_the_user_s_win(monkeypatch):
     }  # fmt: skip
 
 
+def test_the_step_is_compiled_with_these_options(monkeypatch):
+    monkeypatch.setitem(meshes._COMPILER_OPTIONS, "cpu", {"xla_no_such": 1})
+    with pytest.raises(ConfigError, match="the step does not compile for these devices: .*xla_no_such"):
+        plan(tiny(), topology("cpu:8"), "bert.tiny")
+
+
 def test_a_float32_product_on_a_tpu_takes_six_passes():
     chip = CHIPS["v5e"]
     assert chip.seconds({"bf16": 197e12}) == pytest.approx(1)
