@@ -60,8 +60,11 @@ def row(made: dict) -> str:
     fits = f"{memory['total'] / gib:.1f} of {memory['available'] / gib:.1f}" + ("" if made["fits"] else ", too much")
     figures = ("–",) * 5
     if "step_ms" in made:
-        days = f"{made['days']:.1f}" if made["days"] >= 0.1 else f"{made['days']:.3f}"
-        figures = (f"{made['step_ms']:.1f}", made["bound_by"], f"{made['mfu']:.2f}", days, f"{made['chip_hours']:,.0f}")
+        whole = ("–", "–")  # a recipe that counts in epochs: its data says how many steps
+        if made["days"] is not None:
+            days = f"{made['days']:.1f}" if made["days"] >= 0.1 else f"{made['days']:.3f}"
+            whole = (days, f"{made['chip_hours']:,.0f}")
+        figures = (f"{made['step_ms']:.1f}", made["bound_by"], f"{made['mfu']:.2f}", *whole)
     cells = (made["recipe"], made["topology"], mesh, f"{made['batch']} × {made['length']}", made["accumulate"],
              made["remat"] or "–", fits, *figures)  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |\n"

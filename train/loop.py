@@ -33,7 +33,7 @@ from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.evaluation.best import Best, value_to_minimise
 from contexture.train.evaluation.evaluate import baseline, evaluate, measured, report_truncated
 from contexture.train.metrics import saved_rank
-from contexture.train.objectives import Objective, batch_fields, objective_of
+from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
 from contexture.train.run import data
 from contexture.train.run import folder as directories
 from contexture.train.run.console import logged_to
@@ -211,7 +211,7 @@ def _log_summary(parts: TrainingSetup, given: Run, recipe: Run, report: Report, 
     logger.info("differs from its recipe: " + (" ".join(changed) or "nothing"))
     logger.info(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
     if attention := meshes.describe_attention(run.model, run.data.packed):
-        remat = meshes.describe_remat(run.model, run.data.batch // run.optim.accumulate, run.data.length)
+        remat = meshes.describe_remat(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
         logger.info(f"attention: {attention}; remat: {remat}")
     if options := meshes.compiler_options(run.mesh, parts.mesh):
         logger.info("compiler options: " + " ".join(f"{name}={value}" for name, value in options.items()))

@@ -263,12 +263,13 @@ def describe_attention(model: ModelConfig, packed: bool = False) -> str:
         raise ConfigError(str(error)) from None
 
 
-def describe_remat(model: ModelConfig, batch: int, length: int) -> str:
-    """Returns what the backward pass recomputes on the current mesh, for a microbatch; "" for an ELMo."""
+def describe_remat(model: ModelConfig, sizes: dict[str, int]) -> str:
+    """Returns what the backward pass recomputes on the current mesh, for a microbatch of these sizes; "": an ELMo."""
     if not isinstance(model, TransformerConfig):
         return ""
     if model.remat != "auto":
         return model.remat
     if layers_per_iteration(model.unroll, model.layers, model.remat) == model.layers > 1:
         return "none"
-    return choose_remat(jax.ShapeDtypeStruct((batch, length, model.hidden), model.dtype), model.layers)
+    shape = (sizes["B"] * sizes.get("A", 1), sizes["L"], model.hidden)
+    return choose_remat(jax.ShapeDtypeStruct(shape, model.dtype), model.layers)

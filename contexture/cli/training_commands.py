@@ -17,8 +17,6 @@ from contexture.train.run.signals import Signals
 from contexture.train.run_file import read, to_json
 
 logger = logging.getLogger(__name__)
-
-
 R = TypeVar("R", bound=Run)
 
 
@@ -104,6 +102,9 @@ def plan_command(argv: list[str]) -> StreamingResult:
             plans = suggest(request.run, devices, name)
             write(describe_all(plans))
             return {"plans": plans}
+        logger.info(
+            f"compiling {name} for {request.topology}; this takes a minute or more, and Ctrl-C is heard after it"
+        )
         made = plan(request.run, devices, name)
         write(describe(made))
         return made

@@ -16,9 +16,10 @@ POLICIES: dict[str, Callable[..., Any] | None] = {
     "offload": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
     "full": None,
 }
-# Of each: the numbers that a layer keeps for every token, in widths of the model (of compiled steps of BERT and GPT),
-# and the share of a device's memory that they may take: what keeps more has larger temporaries too.
-_KEPT = {"none": (20, 0.35), "dots": (9, 0.7)}
+KEPT = {"none": 20, "dots": 9, "full": 1}
+"""The numbers that a layer keeps for every token, in widths of the model (of compiled steps of BERT and GPT)."""
+# The share of a device's memory that they may take: what keeps more has larger temporaries too.
+_SHARE = {"none": 0.35, "dots": 0.7}
 
 
 def choose_remat(x_BLD: jax.Array | jax.ShapeDtypeStruct, layers: int) -> str:
@@ -29,7 +30,7 @@ def choose_remat(x_BLD: jax.Array | jax.ShapeDtypeStruct, layers: int) -> str:
     B, L, D = x_BLD.shape
     memory = device_memory() * GIB
     width = layers * (B // batch_shards(B)) * L * D * jnp.dtype(x_BLD.dtype).itemsize
-    fits = (name for name, (widths, share) in _KEPT.items() if widths * width <= share * memory)
+    fits = (name for name, share in _SHARE.items() if KEPT[name] * width <= share * memory)
     return next(fits, "full") if memory else "none"
 
 

@@ -1,7 +1,7 @@
 """What a compiled program costs a device: products, memory traffic, messages, and its large arrays. Loops count as
 often as they run."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -31,8 +31,6 @@ class Costs:
     flops: Flops = field(default_factory=dict)
     memory_bytes: float = 0.0
     collectives: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
-    sources: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Memory traffic by (opcode, result)."""
 
     @property
     def sent_bytes(self) -> float:
@@ -66,7 +64,6 @@ class _Walk:
             if not fused:
                 count = times * traffic(instruction, computation, self.program)
                 self.total.memory_bytes += count
-                self.total.sources[instruction.opcode, " ".join(map(str, instruction.result[:2]))] += int(count)
             for inner, more, stays_fused in self._called(instruction):
                 inside = f"{loops}/{instruction.name}" if instruction.opcode == "while" else loops
                 self._visit(inner, times * more, inside, fused or stays_fused)

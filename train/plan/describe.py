@@ -26,7 +26,7 @@ def describe(made: Plan) -> str:
         ("devices", f"{made['devices']} of {made['topology']} as {axes}"),
         ("batch", f"{made['batch']:,} sequences of {made['length']:,} tokens{parts}"),
         ("attention", made["attention"] or "none"),
-        ("remat", made["remat"] or "none"),
+        ("remat", made["remat"] or "does not apply"),
         ("compiler options", options or "none"),
         ("memory", ", ".join(f"{kind.replace('_', ' ')} {_gib(memory[kind])}" for kind in _KINDS if memory[kind])),
         ("fits", f"{'yes' if made['fits'] else 'NO'}: {total} of {_gib(memory['available'])}"),
@@ -44,7 +44,7 @@ def describe(made: Plan) -> str:
         rows += [
             ("a step at the peaks", f"{times}: bound by {made['bound_by']}"),
             ("MFU at most", f"{made['mfu']:.2f}; {made['tokens_per_second']:,.0f} tokens a second"),
-            ("all steps", f"{made['steps']:,}: {made['days']:.2f} days, {made['chip_hours']:,.0f} chip-hours"),
+            ("all steps", _duration(made)),
         ]
     rows += [("compiled in", f"{made['compile_seconds']:.0f} s"), *(("warning", line) for line in made["warnings"])]
     return "\n".join(f"{name:<22}{text}" for name, text in rows)
@@ -54,14 +54,23 @@ def _gib(size: object) -> str:
     return f"{float(str(size)) / GIB:.3g} GiB"
 
 
+def _duration(made: TimedPlan) -> str:
+    if made["steps"] is None or made["days"] is None or made["chip_hours"] is None:
+        return "the run counts in epochs; give --steps"
+    return f"{made['steps']:,}: {made['days']:.2f} days, {made['chip_hours']:,.0f} chip-hours"
+
+
 def describe_all(plans: list[Plan]) -> str:
     """Returns a table of plans for people, and the options of the best."""
     head = ("mesh", "batch", "parts", "remat", "attention", "GiB", "fits", "ms a step", "bound by", "MFU", "days")
     rows: list[tuple[str, ...]] = [head]
     for made in plans:
         memory = made["bytes_per_device"]["total"] / GIB
-        figures = (f"{made['step_ms']:.0f}", made["bound_by"], f"{made['mfu']:.2f}", f"{made['days']:.1f}") \
-            if "step_ms" in made else ("–",) * 4  # fmt: skip
+        figures = ("–",) * 4
+        if "step_ms" in made:
+            timed = cast(TimedPlan, made)
+            days = "–" if timed["days"] is None else f"{timed['days']:.1f}"
+            figures = (f"{timed['step_ms']:.0f}", timed["bound_by"], f"{timed['mfu']:.2f}", days)
         layers = (made["remat"] or "–", made["attention"].partition(":")[0] or "–")
         mesh, fits = "×".join(map(str, made["mesh"].values())), "yes" if made["fits"] else "NO"
         rows.append((mesh, str(made["batch"]), str(made["accumulate"]), *layers, f"{memory:.1f}", fits, *figures))
@@ -71,7 +80,8 @@ def describe_all(plans: list[Plan]) -> str:
     if not best["fits"]:
         return "\n".join([*lines, "nothing fits; give more devices"])
     options = " ".join(f"--mesh.{axis} {size}" for axis, size in best["mesh"].items())
-    remat = f" --model.remat {best['remat']} --model.unroll 1" if best["remat"] else ""
-    return "\n".join(
-        [*lines, f"options: {options} --data.batch {best['batch']} --optim.accumulate {best['accumulate']}{remat}"]
-    )
+    options += f" --data.batch {best['batch']} --optim.accumulate {best['accumulate']}"
+    if best["remat"]:
+        attention = best["attention"].partition(":")[0]
+        options += f" --model.remat {best['remat']} --model.unroll 1 --model.attention {attention}"
+    return "\n".join([*lines, f"options: {options}"])

@@ -99,7 +99,8 @@ class TimedPlan(CompiledPlan):
 
     step_ms            the roofline: the largest of `milliseconds`, as if the others were hidden behind it
     mfu                model_flops in that time, as a share of the peak
-    days, chip_hours   for all steps of the run
+    steps              of the run; None if it counts in epochs, which the data turns into steps
+    days, chip_hours   for all of them; a smaller batch at first (data.ramp-from) takes less time
     """
 
     milliseconds: Milliseconds
@@ -107,9 +108,9 @@ class TimedPlan(CompiledPlan):
     step_ms: float
     mfu: float
     tokens_per_second: float
-    steps: int
-    days: float
-    chip_hours: float
+    steps: int | None
+    days: float | None
+    chip_hours: float | None
 
 
 def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | TimedPlan:
@@ -123,13 +124,13 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
     with jax.set_mesh(mesh), jax.default_matmul_precision(meshes.matmul_precision(run.model.dtype)):
         meshes.check_compiler_options(run.mesh, mesh)
         attention = meshes.describe_attention(run.model, run.data.packed)
-        remat = meshes.describe_remat(run.model, run.data.batch // run.optim.accumulate, run.data.length)
+        remat = meshes.describe_remat(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
         step, state, batch = abstract_step(run, mesh)
         started = time.monotonic()
         # The partitioner tells of gathers that nobody wants on stderr alone.
         with captured_stderr() as messages:
             traced = step.trace(state, batch)
-            compiled, used = _compile(traced)
+            compiled, used = _compile(traced, _bytes((state, batch)))
         seconds = time.monotonic() - started
     memory = _memory(state, batch, topology.memory)
     made: Plan = {
@@ -150,7 +151,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
         "warnings": [line[-300:] for line in messages if _PARTITIONER.search(line)],
     }
     if compiled is None:
-        memory["total"] = used
+        memory["temporaries"], memory["total"] = used
         return made
     analysis: Any = compiled.memory_analysis()
     memory["total"] = (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
@@ -187,14 +188,20 @@ def abstract_step(run: Run, mesh: Mesh) -> tuple[Any, State, dict[str, jax.Shape
     return train_step(model, objective, run, shardings), state, batch
 
 
-def _compile(traced: Any) -> tuple[Any, int]:
-    """Returns (the compiled step, 0), or (None, the bytes that it would need) if no device has the memory for it."""
+def _compile(traced: Any, arguments: int) -> tuple[Any, tuple[int, int]]:
+    """Returns (the compiled step, zeros), or (None, bytes of (its temporary arrays, all)) if no device has the memory
+    for it. arguments: bytes of the state and the batch."""
+    lowered = traced.lower()
     try:
-        return traced.lower().compile(), 0
-    except Exception as error:  # XlaRuntimeError of whatever plug-in
+        return lowered.compile(), (0, 0)
+    except jax.errors.JaxRuntimeError as error:
         if match := _OUT_OF_MEMORY.search(str(error)):
-            size, unit = match.groups()[:2] if match.group(1) else match.groups()[2:]
-            return None, int(float(size) * _UNITS[unit])
+            total, unit, temporaries, its_unit = match.groups()
+            if total:
+                size = int(float(total) * _UNITS[unit])
+                return None, (max(size - arguments, 0), size)
+            size = int(float(temporaries) * _UNITS[its_unit])
+            return None, (size, size + arguments)
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(f"the step does not compile for these devices: {line}") from error
 
@@ -237,7 +244,8 @@ def _with_roofline(
         "links": 1e3 * cost.sent_bytes / chip.links,
     }
     step_ms, bound_by = max((milliseconds[name], name) for name in ("compute", "memory", "links"))
-    hours = run.steps * step_ms / 3.6e6
+    whole_batches = run.data.examples_before(run.steps) / run.data.batch
+    hours = whole_batches * step_ms / 3.6e6 if run.steps else None
     return {
         **made,
         "milliseconds": milliseconds,
@@ -245,9 +253,9 @@ def _with_roofline(
         "step_ms": step_ms,
         "mfu": made["model_flops"] / chip.bf16 / (step_ms / 1e3),
         "tokens_per_second": run.data.batch * run.data.length / (step_ms / 1e3),
-        "steps": run.steps,
-        "days": hours / 24,
-        "chip_hours": hours * made["devices"],
+        "steps": run.steps or None,
+        "days": None if hours is None else hours / 24,
+        "chip_hours": None if hours is None else hours * made["devices"],
     }
 
 

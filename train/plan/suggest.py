@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import jax
 
 from contexture.models.config import TransformerConfig
+from contexture.models.layers.remat import KEPT
 from contexture.models.model import FAMILIES
 from contexture.models.shapes import count
 from contexture.train import mesh as meshes
@@ -25,9 +26,8 @@ MAX_PROGRAMS = 8
 """Programs that are compiled: one may take minutes."""
 ENOUGH = 3
 """Meshes that fit, and are compared."""
-# Numbers of a layer that are kept for the backward pass, for each token, in widths of the model; and the time of a step
-# against one that computes nothing twice.
-_REMAT = {"none": (24.0, 1.0), "dots": (11.0, 1.02), "full": (1.0, 4 / 3)}
+# The time of a step against one that computes nothing twice.
+_SLOWDOWN = {"none": 1.0, "dots": 1.02, "full": 4 / 3}
 ATTENTIONS = ("pallas", "cudnn", "reference")
 _ROOM = 0.92
 """Of the memory: what an estimate may fill, since the compiler needs some for itself."""
@@ -48,6 +48,8 @@ def suggest(run: Run, topology: Topology, name: str = "") -> list[Plan]:
     that the mesh can share. Their memory and time are estimated; the best are compiled, MAX_PROGRAMS at most. One that
     does not fit is tried again in twice as many parts. The best is compiled with each other attention too.
     """
+    if run.data.ramp_from:
+        raise ConfigError("--suggest plans one size of batch; leave --data.ramp-from out")
     plans: list[Plan] = []
     done: set[tuple[object, ...]] = set()
     for candidate in sorted(candidates(run, topology), key=lambda candidate: candidate.seconds):
@@ -137,11 +139,12 @@ def candidates(run: Run, topology: Topology) -> Iterator[Candidate]:
         state = sum(math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize for x, s in
                     zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True))  # fmt: skip
         parameters = count(shapes.params)
-        for remat, (kept, slowdown) in _REMAT.items() if isinstance(run.model, TransformerConfig) else (("", (0, 1)),):
+        policies = _SLOWDOWN if isinstance(run.model, TransformerConfig) else {"": 1.0}
+        for remat, slowdown in policies.items():
             # A sequence's share of the parts doubles as long as the estimate is too large.
             per_device = batch // sharing
             for parts in (2**n for n in range(per_device.bit_length()) if per_device % 2**n == 0):
-                activations = _activations(placed, per_device // parts, kept) / tensor
+                activations = _activations(placed, per_device // parts, KEPT.get(remat, 0)) / tensor
                 if state * 4 / 3 + activations <= _ROOM * topology.memory:
                     way = _with(placed, parts, remat)
                     yield Candidate(way, _seconds(way, parameters, slowdown, topology.chip))

@@ -91,6 +91,8 @@ CHIPS = {
 _EXAMPLES = {"tpu": "v5e:4x4", "gpu": "h100:1x8 (hosts x GPUs)", "cpu": "cpu:8"}
 _EXTRAS = {"tpu": ("plan-tpu", ("libtpu",)),
            "gpu": ("plan-gpu", ("jax_plugins.xla_cuda13", "nvidia.cu13"))}  # fmt: skip
+MAX_CPUS = 1024
+"""Devices that one process pretends to have."""
 DEFAULT_FRACTION = 0.75
 """Of a GPU's memory: what jax sets aside for programs unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
 
@@ -121,7 +123,7 @@ def topology(text: str) -> Topology:
     """
     name, _, shape = text.partition(":")
     sizes = tuple(map(int, shape.split("x"))) if re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4})*", shape) else ()
-    if name == "cpu" and len(sizes) == 1:
+    if name == "cpu" and len(sizes) == 1 and sizes[0] <= MAX_CPUS:
         return _cpus(text, sizes[0])
     chip = CHIPS.get(name)
     if chip is None or not sizes or len(sizes) > (3 if chip.platform == "tpu" else 2):
@@ -150,9 +152,10 @@ def _fraction(chip: Chip) -> float:
     if chip.platform == "tpu":
         return 1.0
     try:
-        return float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", DEFAULT_FRACTION))
+        fraction = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", DEFAULT_FRACTION))
     except ValueError:
         return DEFAULT_FRACTION
+    return fraction if 0 < fraction <= 1 else DEFAULT_FRACTION
 
 
 def _check_compiler(chip: Chip) -> None:
