@@ -82,7 +82,9 @@ def main() -> None:
         plans[name] = planned(name)
         args.cache.write_text(json.dumps(plans))
         print(row(plans[name]), end="", flush=True)
-    args.to.write_text(HEAD + "".join(row(plans[name]) for name in recipes() if name in plans))
+        missing = ", ".join(f"`{name}`" for name in recipes() if name not in plans)
+        note = f"\nNot planned yet: {missing}.\n" if missing else ""
+        args.to.write_text(HEAD + "".join(row(plans[name]) for name in recipes() if name in plans) + note)
 
 
 main()
