@@ -49,11 +49,12 @@ def number_words(batch: dict[str, jax.Array], vocab: int) -> tuple[jax.Array, di
     place_X = jnp.arange(ids_X.size, dtype=jnp.int32)
     # Sorts alone, since accelerators scatter single numbers one after the other: equal words come to stand side by
     # side, the first of them is their number, and sorting by the old places puts the numbers in the batch's order.
-    sorted_X, from_X = jax.lax.sort_key_val(ids_X, place_X)
-    is_first_X = jnp.concatenate([jnp.ones(1, bool), sorted_X[1:] != sorted_X[:-1]])
-    number_X = jax.lax.cummax(jnp.where(is_first_X, place_X, 0))
-    number_X = jax.lax.sort_key_val(from_X, number_X)[1]
-    words_X = jnp.where(is_first_X, sorted_X, vocab + place_X)
+    # Every device sorts all: the partitioner would cut these small arrays, and send their parts around.
+    sorted_X, from_X = (constrain(x, "_") for x in jax.lax.sort_key_val(ids_X, place_X))
+    is_first_X = constrain(jnp.concatenate([jnp.ones(1, bool), sorted_X[1:] != sorted_X[:-1]]), "_")
+    number_X = constrain(jax.lax.cummax(jnp.where(is_first_X, place_X, 0)), "_")
+    number_X = constrain(jax.lax.sort_key_val(from_X, number_X)[1], "_")
+    words_X = constrain(jnp.where(is_first_X, sorted_X, vocab + place_X), "_")
     return words_X, {**batch, **dict(zip(READS, _split(number_X, batch), strict=True)), "words": words_X}
 
 

@@ -70,7 +70,7 @@ TRAINING = (
         "train/optim/row_updates.py",
         ("adagrad.decay-of-unread-rows", " or run.optim.weight_decay", "",
          f"{_ROWS}test_where_other_rows_move_or_all_are_read_the_table_is_whole"),
-        ("adagrad.rows-added", ".set(rows,", ".add(rows,",
+        ("adagrad.rows-added", ".set(rows(new),", ".add(rows(new),",
          f"{_ROWS}test_a_step_by_rows_is_the_step_on_the_whole_table"),
         ("adagrad.rows-past-the-end", 'mode="drop", unique_indices=True', 'mode="clip"',
          f"{_ROWS}test_a_step_by_rows_is_the_step_on_the_whole_table"),

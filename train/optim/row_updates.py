@@ -4,14 +4,17 @@ Adagrad changes no row whose gradient is zero, neither its value nor its accumul
 reads, updates and writes the rows of its own words alone, with the numbers of an update of the whole.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import jax
+from jax.sharding import PartitionSpec
 
 from contexture.models.heads.sampled_softmax import READS, number_words
-from contexture.models.shapes import path_of
+from contexture.models.shapes import dims_of, path_of
+from contexture.models.sharding import partition_spec
 from contexture.train.config import Run
 
 T = TypeVar("T")
@@ -29,23 +32,33 @@ class TableRows:
     def take(self, tree: T) -> T:
         """Returns parameters, or an optimizer's state, in which each table is its rows alone."""
         # A row behind the end reads the last one; nothing reads that copy, and `put` drops it.
-        return self._map(lambda table: table.at[self.rows_X].get(mode="clip"), tree)
+        return self._map(lambda rows, table: rows(table.at[self.rows_X].get(mode="clip")), tree)
 
     def put(self, tree: T, taken: T) -> T:
         """Returns `taken`, whole again: each table is that of `tree` with its rows replaced."""
         return self._map(
-            lambda table, rows: table.at[self.rows_X].set(rows, mode="drop", unique_indices=True), tree, taken
+            lambda rows, table, new: table.at[self.rows_X].set(rows(new), mode="drop", unique_indices=True), tree, taken
         )
 
     def _map(self, function: Callable[..., jax.Array], tree: T, *taken: T) -> T:
         # An optimizer's state holds a tree like that of the parameters, so the path of a moment ends in that of its
         # parameter.
         def of_leaf(keys: tuple[object, ...], x: jax.Array, *taken: jax.Array) -> jax.Array:
-            if path_of(keys).endswith(self.tables):
-                return function(x, *taken)
+            for path in self.tables:
+                if path_of(keys).endswith(path):
+                    return function(functools.partial(_shard_rows, dims=dims_of(path), table=x), x, *taken)
             return taken[0] if taken else x
 
         return jax.tree_util.tree_map_with_path(of_leaf, tree, *taken)
+
+
+def _shard_rows(rows: jax.Array, *, dims: str, table: jax.Array) -> jax.Array:
+    """Shards rows as their table is, but for the first dim, which is whole: then no device sends any."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return rows
+    spec = partition_spec(dims, table.shape, dict(mesh.shape))
+    return jax.lax.with_sharding_constraint(rows, PartitionSpec(None, *spec[1:]))
 
 
 def select_rows(run: Run, batch: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], TableRows | None]:
