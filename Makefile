@@ -77,7 +77,7 @@ bench: $(PARITY)
 	$(BIN)/python benchmarks/writing.py --lines 1
 	$(BIN)/python benchmarks/writing.py --lines 16
 
-plans: $(STAMP)  ## every recipe compiled for the smallest slice for it: docs/plans.md; wants the extra [plan-tpu]
+plans: $(STAMP)  ## every recipe compiled for the smallest slice for it: docs/plans.md; needs the extra [plan-tpu]
 	$(PIP) install -e ".[plan-tpu]"
 	$(BIN)/python benchmarks/plans.py
 

@@ -82,7 +82,7 @@ def plan_command(argv: list[str]) -> StreamingResult:
     """what training takes of devices that need not be here: contexture plan RECIPE --topology v5e:4x4"""
     request, _, name = _recipe(argv, "plan", PlanRequest)
     if not request.topology:
-        raise ConfigError("plan wants the devices: --topology v5e:4x4, v5p:4x4x4, v6e:8x8, h100:1x8, h200:4x8 or cpu:8")
+        raise ConfigError("plan needs the devices: --topology v5e:4x4, v5p:4x4x4, v6e:8x8, h100:1x8, h200:4x8 or cpu:8")
     from contexture.train.plan.topology import silence_compilers
 
     silence_compilers()
@@ -96,7 +96,7 @@ def plan_command(argv: list[str]) -> StreamingResult:
     jax.config.update("jax_platforms", "cpu")
 
     def work(write: Callable[[str], None]) -> Result:
-        with captured_stderr():  # libtpu tells that it is on no cloud's machine
+        with captured_stderr():  # libtpu warns that this is no machine with a TPU
             devices = topology(request.topology)
         if request.suggest:
             plans = suggest(request.run, devices, name)

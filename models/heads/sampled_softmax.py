@@ -41,7 +41,7 @@ def _split(x_X: jax.Array, fields: Mapping[str, jax.Array]) -> list[jax.Array]:
 
 def number_words(batch: dict[str, jax.Array], vocab: int) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns (X words, the batch whose fields READS number them): of each word that the batch reads, one stands for
-    all its places. The others, which no field numbers, are behind the vocabulary: V, V + 1, …
+    all its places. The others, which no field numbers, lie past the vocabulary: V, V + 1, …
 
     [7, 3, 7, 9] of V = 10 → [3, 7, 12, 9] and [1, 0, 1, 3]. The batch's field `words` holds them too.
     """

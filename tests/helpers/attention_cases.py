@@ -90,7 +90,7 @@ def draw_tokens(rng: np.random.Generator, rows: int, length: int) -> jax.Array:
 
 
 def draw_documents(rng: np.random.Generator, rows: int, length: int) -> jax.Array:
-    """Up to four documents, and padding behind them in some sequences."""
+    """Up to four documents, followed by padding in some sequences."""
     packs = np.sort(rng.integers(1, 5, (rows, length)))
     return jnp.asarray(packs * (np.arange(length) < rng.integers(length // 2, 2 * length, (rows, 1))), jnp.int32)
 

@@ -87,7 +87,7 @@ MODELS = (
         ("attention.tpu-no-mean", "(dweights_ML - mean_1L) * s.scale", "dweights_ML * s.scale", _KERNEL),
         ("attention.tpu-mean-of-the-rounded", 'y_KL += refs["rounding"]', 'y_KL += 0.0 * refs["rounding"]', _KERNEL),
         ("attention.tpu-mean-of-a-tile", "if s.whole_rows else mean()", "if True else mean()", _KERNEL),
-        ("attention.tpu-tile-behind-the-range", "(j < at.end_key_BI[b, i]))\n    def _() -> None:\n        logits",
+        ("attention.tpu-tile-past-the-range", "(j < at.end_key_BI[b, i]))\n    def _() -> None:\n        logits",
          "(j < at.end_key_BI[b, i] + 1))\n    def _() -> None:\n        logits", _SKIPPED),
         ("attention.tpu-long-all-queries-visited", "(at.first_query_BJ[b, j] <= i) & (i < at.end_query_BJ[b, j])",
          "(at.first_query_BJ[b, j] <= i)", _SKIPPED),

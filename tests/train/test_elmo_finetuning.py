@@ -164,4 +164,4 @@ def test_mistakes_are_one_line(elmo_run: Path, task_files: Path, tmp_path: Path,
     ):
         assert cli.main(words) == 2, words
         error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert message in error and "not foreseen" not in error, error
+        assert message in error and "unexpected error" not in error, error

@@ -24,14 +24,14 @@ WORDS = {"words": "_"}
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of some tables: their numbers X, of which those behind a table's end stand for no row; the tables' paths."""
+    """Rows of some tables: their numbers X, of which those past a table's end stand for no row; the tables' paths."""
 
     rows_X: jax.Array
     tables: tuple[str, ...]
 
     def take(self, tree: T) -> T:
         """Returns parameters, or an optimizer's state, in which each table is its rows alone."""
-        # A row behind the end reads the last one; nothing reads that copy, and `put` drops it.
+        # A row past the end reads the last one; nothing reads that copy, and `put` drops it.
         return self._map(lambda rows, table: rows(table.at[self.rows_X].get(mode="clip")), tree)
 
     def put(self, tree: T, taken: T) -> T:

@@ -151,7 +151,7 @@ def _fusion(instruction: Instruction, computation: Computation, body: Computatio
 
 
 def _is_on_its_way(instruction: Instruction) -> bool:
-    """Returns whether it is a part of a message that is sent beside several other instructions, which hand it on."""
+    """Returns whether it is a part of an asynchronous message, which several other instructions pass on."""
     return instruction.operation in COLLECTIVES and "chain_id" in instruction.text
 
 

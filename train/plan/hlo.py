@@ -66,7 +66,7 @@ class Instruction:
         return self.opcode.removesuffix("-start")
 
     def attribute(self, name: str) -> str:
-        """Returns the computation, or other word, that stands behind `name=`; "" without it."""
+        """Returns the computation, or other word, that follows `name=`; "" without it."""
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.text)
         return match.group(1) if match else ""
 

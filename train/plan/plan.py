@@ -1,4 +1,4 @@
-"""Compiles a run's own training step for devices that are not here, and tells what it would take of them."""
+"""Compiles a run's own training step for devices that are not here, and reports what it needs."""
 
 import contextlib
 import dataclasses
@@ -97,7 +97,7 @@ class CompiledPlan(Plan):
 class TimedPlan(CompiledPlan):
     """With what the chip's peaks allow.
 
-    step_ms            the roofline: the largest of `milliseconds`, as if the others were hidden behind it
+    step_ms            the roofline: the largest of `milliseconds`, as if the others overlapped with it
     mfu                model_flops in that time, as a share of the peak
     steps              of the run; None if it counts in epochs, which the data turns into steps
     days, chip_hours   for all of them; a smaller batch at first (data.ramp-from) takes less time
@@ -127,7 +127,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
         remat = meshes.describe_remat(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
         step, state, batch = abstract_step(run, mesh)
         started = time.monotonic()
-        # The partitioner tells of gathers that nobody wants on stderr alone.
+        # The partitioner reports unwanted gathers on stderr alone.
         with captured_stderr() as messages:
             traced = step.trace(state, batch)
             compiled, used = _compile(traced, _bytes((state, batch)))

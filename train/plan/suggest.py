@@ -175,7 +175,7 @@ def _activations(run: Run, sequences: int, kept: float) -> float:
 
 
 def _seconds(run: Run, parameters: int, slowdown: float, chip: Chip | None) -> float:
-    """Returns about how long a step takes: products, and messages, of which a tenth is not hidden."""
+    """Returns about how long a step takes: products, and messages, a tenth of which does not overlap."""
     if chip is None:
         return slowdown
     mesh, parts = run.mesh, run.optim.accumulate

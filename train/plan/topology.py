@@ -35,7 +35,7 @@ class Chip:
     memory: float
     links: float
     target: str = ""
-    """For a GPU: what its compiler wants to know of it."""
+    """For a GPU: its description for the compiler."""
 
     def seconds(self, flops: dict[str, float]) -> float:
         """Returns the least time for products, {type of the factors: FLOPs}."""
@@ -166,7 +166,7 @@ def _check_compiler(chip: Chip) -> None:
         except ModuleNotFoundError:
             installed = False
         if not installed:
-            raise ConfigError(f"compiling for {chip.name} wants {module.split('.')[0]}, which is not installed; "
+            raise ConfigError(f"compiling for {chip.name} needs {module.split('.')[0]}, which is not installed; "
                               f'install it: pip install "contexture[{extra}]"')  # fmt: skip
 
 

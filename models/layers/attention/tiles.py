@@ -80,7 +80,7 @@ class Scalars(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the backward pass reads of the forward pass, beside its inputs; in the kernel's order of dims.
+    """What the backward pass reads of the forward pass, in addition to its inputs; in the kernel's order of dims.
 
     The gradient of a row's logits is weights · (dweights - mean), with mean = Σ weights · dweights = Σ y · dy. An error
     of the mean reaches dq multiplied by Σ weights · k. Taken from y in bfloat16, where values and keys have offsets of

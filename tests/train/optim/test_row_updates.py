@@ -59,7 +59,7 @@ def read(batch: Batch) -> np.ndarray:
 def train(
     shape: tuple[int, int, int] = (1, 1, 1), poison: int = -1, given: list[Any] | None = None, **optim: Any
 ) -> tuple[list[Any], list[Any]]:
-    """(metrics of each step, the states before, between and behind them).
+    """(metrics of each step, the states before the first step and after each).
 
     poison: the step where a weight is NaN. given: the states to start from, if not where the step before has ended.
     """

@@ -85,7 +85,7 @@ def test_suggestions_are_ranked_and_named_as_options(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "plan wants the devices: --topology v5e:4x4"),
+        ([], "plan needs the devices: --topology v5e:4x4"),
         (["--topology", "v9:2x2"], "there is no chip 'v9'; give v5e, v5p, v6e, h200, h100, a100 or cpu and its size"),
         (["--topology", "v5e"], "topology='v5e' is not CHIP:SIZE"),
         (["--topology", "v5e:0x2"], "topology='v5e:0x2' is not CHIP:SIZE"),
