@@ -62,9 +62,10 @@ class Block(nn.Module):
 
     def setup(self) -> None:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
-        self.attention = Attention(size, c.attention_dropout, kernel_init(c), dtype, recompute=c.remat == "attention")
+        init, kind = kernel_init(c), c.quantization
+        self.attention = Attention(size, c.attention_dropout, init, dtype, None, True, c.remat == "attention", kind)
         self.attention_norm = Norm(c.eps, dtype)
-        self.ffn = FeedForward(size, c.gelu, kernel_init(c), dtype)
+        self.ffn = FeedForward(size, c.gelu, init, dtype, quantization=kind)
         self.ffn_norm = Norm(c.eps, dtype)
 
     def __call__(

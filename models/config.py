@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
+Quantization: TypeAlias = Literal["none", "int8", "fp8"]
 WORD_CHARS = 50
 """Character ids of a word that an ELMo reads: its first 48 bytes, begin and end."""
 MAX_SIZE = 2**31 - 1
@@ -93,6 +94,9 @@ class TransformerConfig:
     attention: Literal["auto", "reference", "pallas", "cudnn"] = "auto"
     """What computes attention. reference: arrays of all weights. pallas: our kernels for TPU and GPU, which never store
     them, with the same dropout. cudnn: NVIDIA's, without dropout. auto: the best for the device."""
+    quantization: Quantization = "none"
+    """Products of the layers with 8-bit factors, scaled by row and column; parameters and all else stay as dtype says.
+    int8 is faster on TPUs and GPUs, but for the kernels' gradients, which stay in dtype; fp8 on H100 and later."""
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab", "length", "layers", "hidden", "heads", "ffn")

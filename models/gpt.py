@@ -97,9 +97,11 @@ class Block(nn.Module):
     def setup(self) -> None:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
         init, out_init = kernel_init(c), _residual_init(c)
-        self.attention = Attention(size, c.attention_dropout, init, dtype, out_init, c.biases, c.remat == "attention")
+        self.attention = Attention(
+            size, c.attention_dropout, init, dtype, out_init, c.biases, c.remat == "attention", c.quantization
+        )
         self.attention_norm = Norm(c.eps, dtype, c.biases)
-        self.ffn = FeedForward(size, c.gelu, init, dtype, out_init, c.biases)
+        self.ffn = FeedForward(size, c.gelu, init, dtype, out_init, c.biases, c.quantization)
         self.ffn_norm = Norm(c.eps, dtype, c.biases)
 
     def __call__(self, x_BLD: jax.Array, layer: jax.Array, masks: Masks, dropout_key: DropoutKey | None) -> jax.Array:

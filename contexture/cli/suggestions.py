@@ -38,6 +38,7 @@ _OTHER_NAMES = {
     "model.dropout": "hidden-dropout-prob resid-pdrop dropout-rate",
     "model.attention-dropout": "attention-probs-dropout-prob attn-dropout attn-pdrop",
     "model.dtype": "bf16 fp16 fp32 precision mixed-precision dtype amp half",
+    "model.quantization": "quantize quant load-in-8bit fp8 int8 use-fp8 fp8-recipe aqt",
     "model.remat": "gradient-checkpointing activation-checkpointing checkpoint-activations",
     "dir": "output-dir out-dir output out save-dir run-dir logdir log-dir checkpoint-dir model-dir",
     "to": "output-file out-file",

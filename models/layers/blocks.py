@@ -1,69 +1,22 @@
 """The building blocks of transformers: linear maps, norms, feed-forward, and the loop over layers."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from contexture.models.config import TransformerConfig
+from contexture.models.config import Quantization, TransformerConfig
+from contexture.models.layers.matmul import custom_gradient, matmul, quantized_matmul
 from contexture.models.layers.remat import POLICIES, choose_remat, layers_per_iteration
 from contexture.models.sharding import constrain, is_unsharded
 
 Init: TypeAlias = nn.initializers.Initializer
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
-Result = TypeVar("Result")
-
-
-def custom_gradient(
-    nondiff_argnums: tuple[int, ...] = (),
-) -> Callable[[Callable[..., Result]], "jax.custom_vjp[Result]"]:
-    """Returns jax.custom_vjp as a decorator that takes nondiff_argnums and keeps the type of the function's result."""
-
-    def decorate(function: Callable[..., Result]) -> "jax.custom_vjp[Result]":
-        return cast("jax.custom_vjp[Result]", jax.custom_vjp(function, nondiff_argnums=nondiff_argnums))
-
-    return decorate
-
-
-@custom_gradient(nondiff_argnums=(2,))
-def matmul(x_TD: jax.Array, kernel_DF: jax.Array, out_dtype: DTypeLike | None = None) -> jax.Array:
-    """x · kernel, accumulated and returned in out_dtype (None: that of the factors); gradients have the factors' dtype.
-
-    The forward pass is jnp.matmul's. The gradient is our own for its speed on CPUs: there the kernel's gradient is
-    formed with the narrower of its two factors on the left, because XLA copies that factor into another order.
-    """
-    return jnp.matmul(x_TD, kernel_DF, preferred_element_type=out_dtype)
-
-
-def _matmul_forward(
-    x_TD: jax.Array, kernel_DF: jax.Array, out_dtype: DTypeLike | None
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return jnp.matmul(x_TD, kernel_DF, preferred_element_type=out_dtype), (x_TD, kernel_DF)
-
-
-def _matmul_backward(
-    out_dtype: DTypeLike | None, saved: tuple[jax.Array, jax.Array], dy_TF: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x_TD, kernel_DF = saved
-    # A head's logits arrive in float32: back to the factors' dtype, so that both products below run in bfloat16.
-    dy_TF = dy_TF.astype(x_TD.dtype)
-
-    def transposed(x_TD: jax.Array, dy_TF: jax.Array) -> jax.Array:
-        # (dyᵀ · x)ᵀ = xᵀ · dy. Without the barrier XLA would simplify it back to the right-hand side.
-        return jax.lax.optimization_barrier(dy_TF.T @ x_TD).T
-
-    def direct(x_TD: jax.Array, dy_TF: jax.Array) -> jax.Array:
-        return x_TD.T @ dy_TF
-
-    on_cpu = transposed if x_TD.shape[1] > dy_TF.shape[1] else direct
-    return dy_TF @ kernel_DF.T, jax.lax.platform_dependent(x_TD, dy_TF, cpu=on_cpu, default=direct)
-
-
-matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 class Linear(nn.Module):
@@ -84,6 +37,8 @@ class Linear(nn.Module):
     bias_init: Init = nn.initializers.zeros
     out_dtype: DTypeLike | None = None
     """None: dtype."""
+    quantization: Quantization = "none"
+    """Whether the factors are rounded to 8 bits; the result is in dtype then."""
 
     def setup(self) -> None:
         (x_letters, kernel_letters), y_letters = (
@@ -106,8 +61,14 @@ class Linear(nn.Module):
         # A product of two matrices instead of an einsum: over more dims XLA transposes and copies the factors of the
         # kernel's gradient, which costs a CPU more than the product itself.
         kernel = self.matrix()
-        y = matmul(x.astype(self.dtype).reshape(-1, kernel.shape[0]), kernel, self.out_dtype)
+        y = self.product(x.astype(self.dtype).reshape(-1, kernel.shape[0]), kernel)
         return self.unflatten(y, x.shape[: x.ndim - self.contracted])
+
+    def product(self, x_TD: jax.Array, kernel_DF: jax.Array) -> jax.Array:
+        """Returns x · kernel, as `quantization` says."""
+        if self.quantization == "none":
+            return matmul(x_TD, kernel_DF, self.out_dtype)
+        return quantized_matmul(x_TD, kernel_DF, self.quantization)
 
     def unflatten(self, y: jax.Array, lead: tuple[int, ...]) -> jax.Array:
         """Returns the product [rows, columns] as [*lead, *out_shape], with the bias added."""
@@ -129,7 +90,7 @@ def fused_projections(linears: Sequence[Linear], x: jax.Array) -> tuple[jax.Arra
     first = linears[0]
     kernels = [linear.matrix() for linear in linears]
     lead = x.shape[: x.ndim - first.contracted]
-    y = matmul(x.astype(first.dtype).reshape(-1, kernels[0].shape[0]), jnp.concatenate(kernels, 1))
+    y = first.product(x.astype(first.dtype).reshape(-1, kernels[0].shape[0]), jnp.concatenate(kernels, 1))
     columns = split_columns(y, len(linears))
     return tuple(linear.unflatten(part, lead) for linear, part in zip(linears, columns, strict=True))
 
@@ -248,13 +209,14 @@ class FeedForward(nn.Module):
     dtype: DTypeLike
     out_init: Init | None = None
     biases: bool = True
+    quantization: Quantization = "none"
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        out_init = self.out_init or self.kernel_init
-        x_BLF = Linear("BLD,DF->BLF", self.sizes, self.kernel_init, self.dtype, self.biases, name="in")(x_BLD)
+        linear = functools.partial(Linear, dtype=self.dtype, biases=self.biases, quantization=self.quantization)
+        x_BLF = linear("BLD,DF->BLF", self.sizes, self.kernel_init, name="in")(x_BLD)
         x_BLF = ACTIVATIONS[self.activation](x_BLF)
-        return Linear("BLF,FD->BLD", self.sizes, out_init, self.dtype, self.biases, name="out")(x_BLF)
+        return linear("BLF,FD->BLD", self.sizes, self.out_init or self.kernel_init, name="out")(x_BLF)
 
 
 def scan_layers(

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from contexture.models.layers.blocks import custom_gradient
 from contexture.models.layers.dropout import DropoutKey, dropout
+from contexture.models.layers.matmul import custom_gradient
 from contexture.models.sharding import constrain
 
 Gates: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]

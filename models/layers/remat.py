@@ -1,19 +1,38 @@
 """What the backward pass computes again, and what the forward pass keeps for it (rematerialisation)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
+from contexture.models.layers.matmul import PRODUCT
 from contexture.models.sharding import GIB, batch_shards, device_memory, platform
+
+Policy: TypeAlias = Callable[..., Any]
+"""(primitive, *its arguments' shapes, **its parameters) → whether, and where, jax.checkpoint keeps the result."""
+
+
+def _with_quantized(dots: Policy, named: Policy) -> Policy:
+    """Returns the policy `dots` of matrix products, and `named` of quantized ones: their result in the activations'
+    dtype has a name. Where it is kept, nothing needs the wider sum."""
+    return lambda primitive, *arguments, **parameters: (named if primitive.name == "name" else dots)(
+        primitive, *arguments, **parameters
+    )
+
 
 # A policy of jax.checkpoint for each name: the results of matrix products with a kernel ("dots": what is cheap is
 # computed again), the same, moved to the host's memory until they are read ("offload"), or each layer's input alone
 # ("full").
-POLICIES: dict[str, Callable[..., Any] | None] = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "offload": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+_RULES, _HOST = jax.checkpoint_policies, {"offload_src": "device", "offload_dst": "pinned_host"}
+POLICIES: dict[str, Policy | None] = {
+    "dots": _with_quantized(_RULES.dots_with_no_batch_dims_saveable, _RULES.save_only_these_names(PRODUCT)),
+    "offload": _with_quantized(
+        _RULES.offload_dot_with_no_batch_dims(**_HOST),
+        _RULES.save_and_offload_only_these_names(
+            names_which_can_be_saved=(), names_which_can_be_offloaded=(PRODUCT,), **_HOST
+        ),
+    ),
     "full": None,
 }
 KEPT = {"none": 20, "dots": 9, "full": 1}

@@ -15,6 +15,7 @@ _LSTM_GRADIENT = f"{_LSTM}test_a_layer_s_gradient_is_that_of_its_equations"
 _SKIP = f"{_LSTM}test_layers_stand_on_each_other_and_a_skip_adds_the_input_of_all_but_the_first"
 _CNN = "models/layers/test_char_filters.py::test_a_word_is_the_largest_of_each_filter_through_highways_and_a_projection"
 _INIT = "models/test_elmo_init.py::test_every_parameter_is_drawn_as_the_original_draws_it"
+_QUANTIZED = "models/layers/test_quantization.py::"
 _DROPOUT = "models/layers/test_dropout.py::"
 _KERNELS = "models/layers/test_attention_kernels.py::"
 _KERNEL = f"{_KERNELS}test_a_kernel_is_the_reference"
@@ -352,6 +353,35 @@ MODELS = (
         "models/layers/blocks.py",
         ("logits.of-a-head-in-bfloat16", "dtype, out_dtype=jnp.float32, name=name)", "dtype, name=name)",
          f"{_LOGITS}test_logits_are_no_bfloat16_numbers {_LOGITS}test_a_bias_reaches_the_logits_whole"),
+    ),
+    *mutants_of(
+        "models/layers/matmul.py",
+        ("quantization.scale-of-the-whole", "channelwise_axes=(axis,)", "channelwise_axes=()",
+         f"{_QUANTIZED}test_a_product_and_its_gradients_are_those_of_the_rounded_factors"),
+        ("quantization.largest-of-127-and-a-half", 'f"absmax,{127.5 / 127}"', '"absmax"',
+         f"{_QUANTIZED}test_a_product_and_its_gradients_are_those_of_the_rounded_factors"),
+        ("quantization.scales-in-bfloat16", "qwix.quantize(x.astype(jnp.float32), kind", "qwix.quantize(x, kind",
+         f"{_QUANTIZED}test_results_have_the_activations_dtype_and_are_near_the_exact_ones"),
+        ("quantization.int8-for-the-kernel-too", "return _product(dy_TF, kernel_DF.T, jnp.int8), x_TD.T @ dy_TF",
+         "return _product(dy_TF, kernel_DF.T, jnp.int8), _product(x_TD.T, dy_TF, jnp.int8)",
+         f"{_QUANTIZED}test_a_product_and_its_gradients_are_those_of_the_rounded_factors"),
+        ("quantization.gradients-of-fewer-exponents", "kernel_DF.T, jnp.float8_e5m2, jnp.float8_e4m3fn)",
+         "kernel_DF.T, jnp.float8_e4m3fn, jnp.float8_e4m3fn)",
+         f"{_QUANTIZED}test_a_product_and_its_gradients_are_those_of_the_rounded_factors"),
+        ("quantization.precision-of-float32", "precision=jax.lax.Precision.DEFAULT", "precision=None",
+         f"{_QUANTIZED}test_a_float32_model_s_precision_is_not_asked_of_8_bits"),
+    ),
+    *mutants_of(
+        "models/layers/blocks.py",
+        ("quantization.of-no-linear", 'if self.quantization == "none":', "if True:",
+         "train/test_quantized_training.py::test_a_model_writes_what_it_computes_of_the_whole_text"),
+    ),
+    *mutants_of(
+        "models/layers/remat.py",
+        ("remat.wider-sums-are-kept", "_RULES.save_only_these_names(PRODUCT)", "_RULES.nothing_saveable",
+         f"{_QUANTIZED}test_remat_keeps_the_result_and_no_wider_sum"),
+        ("remat.results-are-not-sent", "names_which_can_be_offloaded=(PRODUCT,)", "names_which_can_be_offloaded=()",
+         f"{_QUANTIZED}test_offloading_sends_the_result_to_the_host"),
     ),
     *mutants_of(
         "models/heads/language_model.py",

@@ -10,7 +10,8 @@ Flops: TypeAlias = dict[str, float]
 """Multiplications and additions by the type of their factors: {"bf16": 2e12, "f32": 1e9}."""
 # A TPU multiplies float32 matrices in this many passes over bfloat16 parts of them.
 PASSES = {"highest": 6, "high": 3}
-_NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int8": "s8"}
+_NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int8": "s8",
+          "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}  # fmt: skip
 
 
 def add(total: Flops, more: Flops, times: float = 1.0) -> None:

@@ -20,6 +20,7 @@ class Chip:
     """One accelerator. Peaks are dense, without sparsity.
 
     bf16, f32, int8     FLOP/s of products, by the type of their factors; a TPU multiplies float32 in six passes
+    fp8                 likewise; a chip that has no such products converts the factors to bfloat16
     bandwidth           bytes/s of its memory
     memory              bytes that a program may use, before a framework sets some aside
     links               bytes/s that it can send to its neighbours at once, over all its links one way: over a
@@ -31,6 +32,7 @@ class Chip:
     bf16: float
     f32: float
     int8: float
+    fp8: float
     bandwidth: float
     memory: float
     links: float
@@ -40,16 +42,16 @@ class Chip:
     def seconds(self, flops: dict[str, float]) -> float:
         """Returns the least time for products, {type of the factors: FLOPs}."""
         peaks = {"f32": self.bf16 if self.platform == "tpu" else self.f32, "f64": self.f32 / 2, "s8": self.int8,
-                 "u8": self.int8, "f8e4m3fn": self.int8, "f8e5m2": self.int8,
+                 "u8": self.int8, "f8e4m3fn": self.fp8, "f8e5m2": self.fp8,
                  "f32:highest": self.f32, "f32:high": self.bf16 / 3}  # fmt: skip
         return sum(count / peaks.get(dtype, self.bf16) for dtype, count in flops.items())
 
 
 def _tpu(name: str, bf16: float, int8: float, bandwidth: float, gib: float, links: float) -> Chip:
-    return Chip(name, "tpu", bf16, bf16 / 6, int8, bandwidth, gib * GIB, links)
+    return Chip(name, "tpu", bf16, bf16 / 6, int8, bf16, bandwidth, gib * GIB, links)
 
 
-def _gpu(name: str, device: str, peaks: tuple[float, float, float], memory: tuple[float, float], links: float,
+def _gpu(name: str, device: str, peaks: tuple[float, float, float, float], memory: tuple[float, float], links: float,
          core: Mapping[str, object]) -> Chip:  # fmt: skip
     """memory: bytes/s, and MiB."""
     bandwidth, size = memory[0], memory[1] * 2**20
@@ -79,13 +81,13 @@ CHIPS = {
         _gpu(
             "h200",
             "NVIDIA H200",
-            (989e12, 67e12, 1979e12),
+            (989e12, 67e12, 1979e12, 1979e12),
             (4.8e12, 143771),
             4.0e11,
             _HOPPER | {"l2_cache_size": 60 * 2**20},
         ),
-        _gpu("h100", "NVIDIA H100 80GB HBM3", (989e12, 67e12, 1979e12), (3.35e12, 81559), 4.0e11, _HOPPER),
-        _gpu("a100", "NVIDIA A100-SXM4-80GB", (312e12, 19.5e12, 624e12), (2.039e12, 81920), 2.7e11, _AMPERE),
+        _gpu("h100", "NVIDIA H100 80GB HBM3", (989e12, 67e12, 1979e12, 1979e12), (3.35e12, 81559), 4.0e11, _HOPPER),
+        _gpu("a100", "NVIDIA A100-SXM4-80GB", (312e12, 19.5e12, 624e12, 312e12), (2.039e12, 81920), 2.7e11, _AMPERE),
     )
 }
 _EXAMPLES = {"tpu": "v5e:4x4", "gpu": "h100:1x8 (hosts x GPUs)", "cpu": "cpu:8"}

@@ -13,8 +13,8 @@ from jax.typing import DTypeLike
 
 from contexture.models.layers.attention.mask import AttentionMask
 from contexture.models.layers.attention.tiles import Inputs, Saved, Scalars, Sizes, visited
-from contexture.models.layers.blocks import custom_gradient
 from contexture.models.layers.dropout import DropoutKey, row_words
+from contexture.models.layers.matmul import custom_gradient
 from contexture.models.sharding import partition_spec
 
 

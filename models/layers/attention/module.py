@@ -1,11 +1,13 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2)."""
 
+import functools
 from typing import TypeAlias
 
 import flax.linen as nn
 import jax
 from jax.typing import DTypeLike
 
+from contexture.models.config import Quantization
 from contexture.models.layers.attention import cudnn, reference
 from contexture.models.layers.attention.mask import AttentionMask
 from contexture.models.layers.blocks import Init, Linear, fused_projections
@@ -56,12 +58,14 @@ class Attention(nn.Module):
     out_init: Init | None = None
     biases: bool = True
     recompute: bool = False
+    quantization: Quantization = "none"
 
     def setup(self) -> None:
+        linear = functools.partial(Linear, dtype=self.dtype, biases=self.biases, quantization=self.quantization)
         # Three maps with parameters of their own, as in published checkpoints; __call__ computes them as one product.
-        projection = ("BLD,DHK->BLHK", self.sizes, self.kernel_init, self.dtype, self.biases)
-        self.query, self.key, self.value = Linear(*projection), Linear(*projection), Linear(*projection)
-        self.out = Linear("BLHK,HKD->BLD", self.sizes, self.out_init or self.kernel_init, self.dtype, self.biases)
+        projection = ("BLD,DHK->BLHK", self.sizes, self.kernel_init)
+        self.query, self.key, self.value = linear(*projection), linear(*projection), linear(*projection)
+        self.out = linear("BLHK,HKD->BLD", self.sizes, self.out_init or self.kernel_init)
 
     def __call__(
         self,

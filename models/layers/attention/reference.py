@@ -6,8 +6,8 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from contexture.models.layers.blocks import custom_gradient
 from contexture.models.layers.dropout import DropoutKey, dropout
+from contexture.models.layers.matmul import custom_gradient
 
 Residuals: TypeAlias = tuple[
     jax.Array, jax.Array, jax.Array, jax.Array, DropoutKey | None, jax.Array | int
