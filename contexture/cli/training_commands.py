@@ -13,7 +13,7 @@ from contexture.cli.parse import apply_exclusive_options, expand_aliases, find_o
 from contexture.requests import NoOptions, PlanRequest, PrepareRequest, ShowRequest, TokenizerRequest
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError, Diverged
-from contexture.train.run.signals import Signals
+from contexture.train.run.signals import Signals, interrupted_at_once
 from contexture.train.run_file import read, to_json
 
 logger = logging.getLogger(__name__)
@@ -99,13 +99,13 @@ def plan_command(argv: list[str]) -> StreamingResult:
         with captured_stderr():  # libtpu warns that this is no machine with a TPU
             devices = topology(request.topology)
         if request.suggest:
-            plans = suggest(request.run, devices, name)
+            with interrupted_at_once():
+                plans = suggest(request.run, devices, name)
             write(describe_all(plans))
             return {"plans": plans}
-        logger.info(
-            f"compiling {name} for {request.topology}; this takes a minute or more, and Ctrl-C is heard after it"
-        )
-        made = plan(request.run, devices, name)
+        with interrupted_at_once():
+            logger.info(f"compiling {name} for {request.topology}; this takes a minute or more")
+            made = plan(request.run, devices, name)
         write(describe(made))
         return made
 

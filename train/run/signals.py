@@ -1,8 +1,10 @@
 """SIGTERM and Ctrl-C: noted, and answered between two steps, so that nothing is lost. Needs no jax."""
 
+import contextlib
 import os
 import signal
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from contexture.data.cancel import CancelToken
@@ -17,6 +19,17 @@ class Interrupted(BaseException):
     def __init__(self, number: int, state: str) -> None:
         super().__init__(f"{NAME[signal.Signals(number)]}: {state}")
         self.code = EXIT_CODE[signal.Signals(number)]
+
+
+@contextlib.contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """Lets Ctrl-C end the process within the block, for work that leaves nothing to save: Python's own handler would
+    have to wait until a compiler returns."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Signals(CancelToken):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import signal
 import subprocess
 import sys
 from typing import cast
@@ -213,3 +214,12 @@ def test_help_names_the_options_of_a_plan():
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert cli.main(["plan", "--help"]) == 0
     assert "--topology" in out.getvalue() and "--suggest" in out.getvalue()
+
+
+def test_an_interrupt_ends_a_plan_while_it_compiles(door):
+    process = door("plan", "bert.large", "--topology", "cpu:8", "--model.unroll", "24", wait=False)
+    line = process.stderr.readline()
+    assert line.startswith("compiling bert.large for cpu:8"), line + process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    # The signal itself ended it: after a compilation it would be 130, with a line.
+    assert process.communicate(timeout=60) == ("", "") and process.returncode == -signal.SIGINT
