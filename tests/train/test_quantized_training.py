@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,9 @@ import pytest
 from contexture.data.batches import Batches
 from contexture.models.config import GptConfig, Quantization
 from contexture.models.decode import extend, init_state, unstack_params
+from contexture.models.encoding import Encoding
 from contexture.models.gpt import Gpt
+from contexture.models.shapes import Params
 from contexture.train.config import Run
 from tests.helpers.commands import run_command
 from tests.helpers.parity_rule import assert_close, assert_differs
@@ -53,15 +56,18 @@ def test_a_model_writes_what_it_computes_of_the_whole_text(kind):
     config = GptConfig(vocab=50, length=16, layers=2, hidden=16, heads=2, ffn=32, quantization=kind)
     batch = {"tokens": jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 12))), "mask": jnp.ones((2, 12), int)}
     params = Gpt(config).init(jax.random.key(0), batch)["params"]
-    expected = Gpt(config).apply({"params": params}, batch).hidden_BLD
+    expected = _states(config, params, batch)
     decoded = unstack_params({"backbone": params}, config, 50)
     state, parts = init_state(config, 2, 12), []
     for start, end in ((0, 7), (7, 8), (8, 12)):
         x, state = extend(config, decoded, state, batch["tokens"][:, start:end], batch["mask"][:, start:end])
         parts.append(x)
     assert_close(jnp.concatenate(parts, 1), expected, atol=1e-4)
-    whole = Gpt(dataclasses.replace(config, quantization="none")).apply({"params": params}, batch).hidden_BLD
-    assert_differs(expected, whole, 1e-3)
+    assert_differs(expected, _states(dataclasses.replace(config, quantization="none"), params, batch), 1e-3)
+
+
+def _states(config: GptConfig, params: Params, batch: dict[str, jax.Array]) -> jax.Array:
+    return cast(Encoding, Gpt(config).apply({"params": params}, batch)).hidden_BLD
 
 
 def test_another_number_of_bits_is_one_clear_line(capsys, text_folder: Path, tmp_path: Path):

@@ -1,6 +1,7 @@
 """Products with 8-bit factors: their numbers, their gradients, and what is kept for these."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.ad_checkpoint import print_saved_residuals
 
 from contexture.models.config import Quantization
 from contexture.models.layers.matmul import matmul, quantized_matmul
@@ -33,7 +35,7 @@ def rounded(x: np.ndarray, kind: str, axis: int) -> np.ndarray:
 _convert = jax.jit(jax.lax.convert_element_type, static_argnums=1)
 
 
-def drawn(seed: int, T: int, D: int, F: int) -> list[np.ndarray]:
+def drawn(seed: int, T: int, D: int, F: int) -> list[Any]:
     draw = np.random.default_rng(seed)
     shapes, scales = ((T, D), (D, F), (T, F)), (1.0, 0.02, 1e-5)
     return [(draw.normal(size=shape) * scale).astype(np.float32) for shape, scale in zip(shapes, scales, strict=True)]
@@ -119,10 +121,10 @@ def test_remat_keeps_the_result_and_no_wider_sum(capsys):
     x, kernel = jax.ShapeDtypeStruct((8, 16), jnp.bfloat16), jax.ShapeDtypeStruct((16, 4), jnp.bfloat16)
     for kind in ("none", *KINDS):
 
-        def layer(x, kernel, kind=kind):
+        def layer(x, kernel, kind: Quantization = kind):
             return jnp.sin(matmul(x, kernel) if kind == "none" else quantized_matmul(x, kernel, kind)).sum()
 
-        jax.ad_checkpoint.print_saved_residuals(jax.checkpoint(layer, policy=POLICIES["dots"]), x, kernel)
+        print_saved_residuals(jax.checkpoint(layer, policy=POLICIES["dots"]), x, kernel)
         kept = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
         assert sorted(kept) == ["bf16[16,4]", "bf16[8,16]", "bf16[8,4]"], (kind, kept)
 
