@@ -19,7 +19,7 @@ from contexture.train.config import Run
 from contexture.train.losses import Sum, means
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss
 from contexture.train.optim.optimizers import learning_rate, lr_multipliers, optimizer
-from contexture.train.optim.row_updates import WORDS, select_rows
+from contexture.train.optim.row_updates import WORDS, TableRows, select_rows
 
 T = TypeVar("T")
 Carry: TypeAlias = Params
@@ -99,8 +99,7 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
 
         grad_fn = jax.grad(part_loss, has_aux=True)
         grads, sums, carry = _accumulate(grad_fn, state, batch, dims, run.optim.accumulate)
-        # Each gradient lives where its parameter lives: the sum over devices may then be a reduce-scatter.
-        grads = jax.tree_util.tree_map_with_path(lambda k, g: constrain(g, dims_of(path_of(k))), grads)
+        grads = _shard_gradient(grads, whole.params, rows)
         if multipliers is not None:
             # Layers share one array, of which stop_gradient cannot spare a part. A frozen layer's gradient must not
             # count in the norm either.
@@ -190,6 +189,19 @@ def _split(rows: T, parts: int) -> T:
 def _join(rows: T) -> T:
     """Undoes _split: [parts, B/parts, X] → BX."""
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(-1, *x.shape[2:]), rows)
+
+
+def _shard_gradient(grads: Params, params: Params, rows: TableRows | None) -> Params:
+    """Shards each gradient as its parameter: the sum over devices may then be a reduce-scatter."""
+    tables = rows.tables if rows is not None else ()
+
+    def of_leaf(keys: tuple[object, ...], gradient: jax.Array) -> jax.Array:
+        path = path_of(keys)
+        return gradient if path in tables else constrain(gradient, dims_of(path))
+
+    grads = jax.tree_util.tree_map_with_path(of_leaf, grads)
+    # Rows are of every part of a table, so their first dim is whole where the table's is sharded.
+    return grads if rows is None else rows.shard(grads, params)
 
 
 def _apply_update(

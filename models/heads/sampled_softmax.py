@@ -140,8 +140,9 @@ class BiLmHead(nn.Module):
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
     ) -> dict[str, TokenLosses]:
         V, J = self.sizes["V"], self.sizes["J"]
-        rows = batch["words"].shape[0] if "words" in batch else V
-        kernel_VJ = constrain(self.param("kernel", nn.initializers.normal(1.0 / math.sqrt(J)), (rows, J)), "V_")
+        # Rows are of every part of the table: sharded by V, they would be sent around.
+        rows, dims = (batch["words"].shape[0], "__") if "words" in batch else (V, "V_")
+        kernel_VJ = constrain(self.param("kernel", nn.initializers.normal(1.0 / math.sqrt(J)), (rows, J)), dims)
         bias_V = self.param("bias", nn.initializers.zeros, (rows,))
         x_BLD = dropout(encoding.hidden_BLD, self.rate, dropout_key, SITE)
         labels, negatives = [], None

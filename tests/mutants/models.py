@@ -206,6 +206,8 @@ MODELS = (
          "models/heads/test_sampled_softmax.py::test_one_word_s_number_is_the_same_in_all_places"),
         ("sampled.words-in-the-order-of-sorting", "jax.lax.sort_key_val(from_X, number_X)[1]", "number_X",
          "models/heads/test_sampled_softmax.py::test_one_word_s_number_is_the_same_in_all_places"),
+        ("sampled.rows-sharded-as-the-table", '(batch["words"].shape[0], "__")', '(batch["words"].shape[0], "V_")',
+         "train/optim/test_row_updates.py::test_no_device_is_sent_rows_that_the_partitioner_cannot_move"),
         ("elmo.init-softmax", "nn.initializers.normal(1.0 / math.sqrt(J)), (rows, J))",
          "nn.initializers.normal(0.02), (rows, J))", _INIT),
     ),

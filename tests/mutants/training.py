@@ -77,6 +77,9 @@ TRAINING = (
     ),
     *mutants_of(
         "train/step.py",
+        ("step.rows-sharded-as-the-table", "return gradient if path in tables else constrain",
+         "return gradient if False else constrain",
+         f"{_ROWS}test_no_device_is_sent_rows_that_the_partitioner_cannot_move"),
         ("step.finite-by-loss-alone", "jnp.isfinite(total) & jnp.isfinite(norm)", "jnp.isfinite(total)", _SKIPPED),
         ("step.moments-of-skipped-steps",
          "opt = jax.tree.map(lambda new, old: jnp.where(keeps, new, old), opt, state.opt)",

@@ -40,6 +40,10 @@ class TableRows:
             lambda rows, table, new: table.at[self.rows_X].set(rows(new), mode="drop", unique_indices=True), tree, taken
         )
 
+    def shard(self, gradient: T, params: T) -> T:
+        """Returns the gradient of taken parameters, in which each table's is sharded as `take` shards its rows."""
+        return self._map(lambda rows, table, new: rows(new), params, gradient)
+
     def _map(self, function: Callable[..., jax.Array], tree: T, *taken: T) -> T:
         # An optimizer's state holds a tree like that of the parameters, so the path of a moment ends in that of its
         # parameter.

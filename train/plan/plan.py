@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 import contexture
@@ -128,7 +129,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
         step, state, batch = abstract_step(run, mesh)
         started = time.monotonic()
         # The partitioner reports unwanted gathers on stderr alone.
-        with captured_stderr() as messages:
+        with captured_stderr() as messages, _compiling_anew():
             traced = step.trace(state, batch)
             compiled, used = _compile(traced, _bytes((state, batch)))
         seconds = time.monotonic() - started
@@ -204,6 +205,20 @@ def _compile(traced: Any, arguments: int) -> tuple[Any, tuple[int, int]]:
             return None, (size, size + arguments)
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(f"the step does not compile for these devices: {line}") from error
+
+
+@contextlib.contextmanager
+def _compiling_anew() -> Iterator[None]:
+    """Keeps jax from its cache of compiled programs: one from there comes without the partitioner's messages, and with
+    the source lines of the day it was compiled."""
+    enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # jax decides once a process whether it has a cache
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
 
 def _memory(state: State, batch: dict[str, jax.ShapeDtypeStruct], available: float) -> Memory:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 from contexture.train.optim.row_updates import select_rows
 from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.plan.plan import CompiledPlan, plan
+from contexture.train.plan.topology import topology
 from tests.helpers.parity_rule import close
 
 V, B, STEPS = 401, 8, 3
@@ -139,12 +141,26 @@ def test_a_skipped_step_changes_no_row(by_rows):
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, before, after)))
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((8, 1, 1), marks=pytest.mark.long)])
-def test_a_step_by_rows_is_the_same_on_eight_devices(by_rows, shape):
-    metrics, states = train(shape, given=by_rows[1])
+@pytest.mark.parametrize(
+    ("shape", "parts"), [((2, 2, 2), 1), ((1, 4, 2), 2), pytest.param((8, 1, 1), 1, marks=pytest.mark.long)]
+)
+def test_a_step_by_rows_is_the_same_on_eight_devices(by_rows, shape, parts):
+    metrics, states = train(shape, given=by_rows[1], accumulate=parts)
     near(metrics, by_rows[0])
     for got, expected in zip(states, by_rows[1], strict=True):
         near((got.params, got.opt), (expected.params, expected.opt))
+
+
+@pytest.mark.parametrize(
+    ("shape", "vocab"),
+    [((2, 2, 2), V), ((1, 2, 4), V - 1), pytest.param((2, 2, 2), V - 1, marks=pytest.mark.long)],
+)
+def test_no_device_is_sent_rows_that_the_partitioner_cannot_move(shape, vocab):
+    """Where tensor divides the vocabulary, and where it divides the width alone. Nor are rows cut by another dim."""
+    data, fsdp, tensor = shape
+    model, mesh = dataclasses.replace(RUN.model, vocab=vocab), MeshConfig(data=data, fsdp=fsdp, tensor=tensor)
+    made = plan(dataclasses.replace(RUN, model=model, mesh=mesh), topology("cpu:8"))
+    assert made["warnings"] == [] and "all-to-all" not in cast(CompiledPlan, made)["collectives"]
 
 
 @pytest.mark.parametrize(
