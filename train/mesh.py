@@ -18,6 +18,7 @@ from contexture.models.sharding import MESH_AXES, partition_spec, platform
 from contexture.train.errors import ConfigError
 from contexture.train.options import MeshConfig
 from contexture.train.run.limits import check_limits
+from contexture.train.run.plugin_errors import plugin_errors_in_one_line
 
 T = TypeVar("T")
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]
@@ -147,7 +148,8 @@ def _options(shape: Shape) -> str:
 def find_devices() -> list[Device]:
     """Returns all devices. Raises ConfigError, whatever jax raises if it cannot start the platform asked for."""
     try:
-        return jax.devices()
+        with plugin_errors_in_one_line():
+            return jax.devices()
     except Exception as error:  # RuntimeError, AssertionError, and the exceptions of plug-ins
         platforms = os.environ.get("JAX_PLATFORMS", "")
         named = f" for JAX_PLATFORMS={platforms}" if platforms else ""

@@ -1,10 +1,15 @@
 """Where jax starts no device, every command that wants one says so in one line."""
 
+import logging
+
 import jax
 import pytest
 
 from contexture.train.errors import ConfigError
 from contexture.train.mesh import find_devices
+from contexture.train.run import plugin_errors
+from tests.helpers.logs import logged
+from tests.models.layers.test_attention_compiled import COMPILERS, installed
 from tests.train.run.test_formats import GOLDEN
 
 
@@ -45,6 +50,38 @@ def test_what_to_install_is_advised_for_platforms_that_have_it(monkeypatch, plat
     with pytest.raises(ConfigError) as caught:
         find_devices()
     assert str(caught.value).endswith(mend)
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_plug_in_that_fails_is_one_line_where_there_is_a_gpu_and_else_none(monkeypatch, caplog, has_gpu):
+    log = logging.getLogger("jax._src.xla_bridge")
+
+    def devices():
+        log.warning("something else")
+        try:
+            raise RuntimeError("Unable to load cuFFT. Is it installed?\nmore")
+        except RuntimeError:
+            log.exception("Exception when calling %s.initialize()", "jax_plugins.xla_cuda13")
+        return ["cpu"]
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setattr(plugin_errors, "has_gpu", lambda: has_gpu)
+    filters = list(log.filters)
+    with logged() as messages:
+        assert find_devices() == ["cpu"]
+    line = ("warning: jax cannot use this machine's GPU: Unable to load cuFFT. Is it installed?; "
+            "install the extra [cuda], or set JAX_PLATFORMS=cpu to do without it")  # fmt: skip
+    assert messages == [line] * has_gpu and log.filters == filters
+    assert [record.getMessage() for record in caplog.records if record.name == log.name] == ["something else"]
+
+
+@pytest.mark.skipif(not installed(COMPILERS["gpu"]), reason="needs jax's plug-in for GPUs: pip install '.[plan-gpu]'")
+def test_the_compilers_for_gpus_are_no_traceback_without_a_gpu(door):
+    """Unless the user chooses a platform, jax starts them with every command."""
+    if plugin_errors.has_gpu():
+        pytest.skip("needs a machine without a GPU")
+    done = door("show", "bert.tiny", env={"JAX_PLATFORMS": ""})
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "xla_cuda" not in done.stderr, done.stderr
 
 
 COMMANDS = {

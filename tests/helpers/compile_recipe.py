@@ -32,20 +32,20 @@ def findings(run: Run, topology: Topology) -> dict[str, Any]:
     loops = [i for c in program.computations.values() for i in c.values() if i.opcode == "while"]
     # A microbatch reads the table as a step does: the loop over microbatches is no loop over layers or positions.
     outer = run.optim.accumulate > 1
-    size = table_size(run.model, made["mesh"]["tensor"])
     return {
         "fits": made["fits"],
         "warnings": made["warnings"],
         "loops": len(loops),
         "squares": squares(program, run.data.length),
-        "tables_in_loops": tables_in_loops(program, size, outer),
+        "tables_in_loops": tables_in_loops(program, table_shapes(run.model, made["mesh"]["tensor"]), outer),
     }
 
 
-def table_size(model: ModelConfig, tensor: int) -> int:
-    """The numbers of the vocabulary's table that a device of the tensor axis holds where fsdp has gathered it."""
+def table_shapes(model: ModelConfig, tensor: int) -> set[tuple[int, int]]:
+    """The (words, width) of the vocabulary's table that fsdp has gathered: whole, and a device's part of it."""
     width = getattr(model, "hidden", 0) or getattr(model, "projection", 0)
-    return -(-model.vocab // tensor) * width
+    part = -(-model.vocab // tensor)
+    return {(words, width) for words in (model.vocab, part, part * tensor)}
 
 
 def squares(program: Program, length: int) -> list[str]:
@@ -54,9 +54,9 @@ def squares(program: Program, length: int) -> list[str]:
     return sorted({str(array) for array in arrays if array.shape.count(length) > 1})
 
 
-def tables_in_loops(program: Program, size: int, in_outer_loop: bool = False) -> list[str]:
-    """The messages of an array of `size` numbers or more, and the gathers from one, that a loop repeats. in_outer_loop:
-    of loops that another loop repeats."""
+def tables_in_loops(program: Program, tables: set[tuple[int, int]], in_outer_loop: bool = False) -> list[str]:
+    """The messages of a table with one of these shapes, (words, width), and the gathers from it, that a loop repeats.
+    Other dims may stand around these two. in_outer_loop: of loops that another loop repeats."""
     bodies = [i.attribute("body") for i in _loops(program, program.entry)]
     if in_outer_loop:
         bodies = [i.attribute("body") for body in bodies for i in _loops(program, body)]
@@ -66,7 +66,7 @@ def tables_in_loops(program: Program, size: int, in_outer_loop: bool = False) ->
             computation = program.computation(name)
             for instruction in computation.values():
                 arrays = _moved(instruction, computation)
-                lines |= {f"{instruction.opcode} {a}" for a in arrays if a.size >= size}
+                lines |= {f"{instruction.opcode} {a}" for a in arrays if any(set(t) <= set(a.shape) for t in tables)}
     return sorted(lines)
 
 

@@ -7,6 +7,7 @@ _TEN = f"{_OPTIM}test_ten_updates_are_those_of_the_formula"
 _GPT1_ADAM = "parity/test_gpt1_original.py::test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps"
 _ROWS = "train/optim/test_row_updates.py::"
 _STEP = "train/test_step.py::"
+_PLUGIN = "cli/test_no_device.py::test_a_plug_in_that_fails_is_one_line_where_there_is_a_gpu_and_else_none"
 _SKIPPED = "train/test_skipped_steps.py::test_a_finite_loss_with_a_gradient_that_is_not_finite_is_skipped"
 _FROZEN = f"{_STEP}test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped"
 _WEIGHTS = "train/test_class_weights.py"
@@ -101,6 +102,12 @@ TRAINING = (
         ("step.first-part-alone", "return jax.tree.map(jnp.add, totals, terms), carry",
          "return jax.tree.map(lambda a, b: b, totals, terms), carry",
          f"{_STEP}test_a_step_in_parts_is_the_whole_step"),
+    ),
+    *mutants_of(
+        "train/run/plugin_errors.py",
+        ("plugin.silent-with-a-gpu", "if has_gpu():", "if False:", _PLUGIN),
+        ("plugin.a-line-without-a-gpu", "if has_gpu():", "if True:", _PLUGIN),
+        ("plugin.silences-all", "if not record.exc_info:", "if record.levelno < 0:", _PLUGIN),
     ),
     *mutants_of(
         "train/losses.py",
