@@ -104,6 +104,11 @@ TRAINING = (
          f"{_STEP}test_a_step_in_parts_is_the_whole_step"),
     ),
     *mutants_of(
+        "train/plan/costs.py",
+        ("plan.nothing-kept-without-a-loop", "return total or None", "return total",
+         "train/plan/test_costs.py::test_what_the_forward_loop_keeps_for_the_backward_loop_is_counted"),
+    ),
+    *mutants_of(
         "train/run/plugin_errors.py",
         ("plugin.silent-with-a-gpu", "if has_gpu():", "if False:", _PLUGIN),
         ("plugin.a-line-without-a-gpu", "if has_gpu():", "if True:", _PLUGIN),

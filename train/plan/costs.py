@@ -229,9 +229,10 @@ def largest_arrays(program: Program, folder: str, count: int = 5) -> list[LargeA
     return sorted(rows.values(), key=lambda row: -row.array.bytes)[:count]
 
 
-def saved_activations(program: Program) -> float:
+def saved_activations(program: Program) -> float | None:
     """Returns the bytes of the arrays that one loop stacks, a slice each turn, and a later loop reads: what the forward
-    pass over the layers keeps for the backward pass. Without such loops: 0."""
+    pass over the layers keeps for the backward pass. None without such arrays: in a
+    program whose layers are in no loop, what is kept looks like any other array."""
     total = 0.0
     for computation in program.computations.values():
         loops = [i for i in computation.values() if i.opcode == "while"]
@@ -245,7 +246,7 @@ def saved_activations(program: Program) -> float:
                     total += stacked.pop(origin).bytes
             if number < len(loops) - 1:
                 stacked |= {f"{loop.name}[{k}]": array for k, array in _stacked_by(loop, program)}
-    return total
+    return total or None
 
 
 def _stacked_by(loop: Instruction, program: Program) -> Iterator[tuple[int, Array]]:

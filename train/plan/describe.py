@@ -28,7 +28,7 @@ def describe(made: Plan) -> str:
         ("attention", made["attention"] or "none"),
         ("remat", made["remat"] or "does not apply"),
         ("compiler options", options or "none"),
-        ("memory", ", ".join(f"{kind.replace('_', ' ')} {_gib(memory[kind])}" for kind in _KINDS if memory[kind])),
+        ("memory", ", ".join(f"{kind.replace('_', ' ')} {_gib(memory[kind])}" for kind in _KINDS if memory[kind] != 0)),
         ("fits", f"{'yes' if made['fits'] else 'NO'}: {total} of {_gib(memory['available'])}"),
     ]
     if "flops" in made:
@@ -51,7 +51,7 @@ def describe(made: Plan) -> str:
 
 
 def _gib(size: object) -> str:
-    return f"{float(str(size)) / GIB:.3g} GiB"
+    return "–" if size is None else f"{float(str(size)) / GIB:.3g} GiB"
 
 
 def _duration(made: TimedPlan) -> str:

@@ -39,13 +39,19 @@ _FOLDER = str(Path(os.path.realpath(contexture.models.__path__[0])).parent)
 
 
 class Memory(TypedDict):
-    """Bytes of one device. total: at the peak of a step; available: what programs may use."""
+    """Bytes of one device.
+
+    saved_activations  what a loop over layers keeps for the backward pass; None where there is no such loop, or no
+                       program that fits: they count among the temporaries
+    total              at the peak of a step
+    available          what programs may use
+    """
 
     parameters: int
     optimizer: int
     carry: int
     batch: int
-    saved_activations: int
+    saved_activations: int | None
     temporaries: int
     total: int
     available: int
@@ -158,8 +164,10 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
     memory["total"] = (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
                        + analysis.output_size_in_bytes - analysis.alias_size_in_bytes)  # fmt: skip
     program = parse(compiled.as_text())
-    memory["saved_activations"] = min(int(program_costs.saved_activations(program)), analysis.temp_size_in_bytes)
-    memory["temporaries"] = analysis.temp_size_in_bytes - memory["saved_activations"]
+    memory["temporaries"] = analysis.temp_size_in_bytes
+    if saved := program_costs.saved_activations(program):
+        memory["saved_activations"] = min(int(saved), analysis.temp_size_in_bytes)
+        memory["temporaries"] -= memory["saved_activations"]
     cost = program_costs.costs(program)
     flops = _flops(cost.flops, traced_flops(traced.jaxpr.jaxpr), mesh.size, topology)
     largest = program_costs.largest_arrays(program, _FOLDER)
@@ -227,7 +235,7 @@ def _memory(state: State, batch: dict[str, jax.ShapeDtypeStruct], available: flo
         "optimizer": _bytes(state.opt),
         "carry": _bytes(state.carry),
         "batch": _bytes(batch),
-        "saved_activations": 0,
+        "saved_activations": None,
         "temporaries": 0,
         "total": 0,
         "available": int(available),

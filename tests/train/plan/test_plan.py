@@ -54,17 +54,26 @@ def test_a_plan_s_memory_is_that_of_the_run_s_own_step(name):
         step, state, batch = abstract_step(run, mesh)
         analysis = step.lower(state, batch).compile().memory_analysis()
     memory = made["bytes_per_device"]
+    saved = memory["saved_activations"] or 0
     own = ("parameters", "optimizer", "carry", "batch")
     # The rest of the arguments are the state's counts; a field of the batch that the step does not read is left out.
     assert abs(analysis.argument_size_in_bytes - sum(memory[kind] for kind in own)) <= 2 * memory["batch"]
-    assert memory["saved_activations"] + memory["temporaries"] == analysis.temp_size_in_bytes
+    assert saved + memory["temporaries"] == analysis.temp_size_in_bytes
     assert memory["total"] == (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
                                + analysis.output_size_in_bytes - analysis.alias_size_in_bytes)  # fmt: skip
-    assert memory["saved_activations"] > 0 and made["fits"] and made["warnings"] == []
+    assert saved > 0 and made["fits"] and made["warnings"] == []
     assert made["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2} and "flops" in made and "step_ms" not in made
     assert "all-reduce" in made["collectives"] and made["flops"] > 0.8 * made["model_flops"]
     text = describe(made)
     assert "8 of cpu:8 as data 2 × fsdp 2 × tensor 2" in text and "fits" in text and "MFU" not in text
+
+
+def test_where_no_loop_goes_over_the_layers_what_is_kept_is_unknown():
+    run = tiny()
+    made = plan(dataclasses.replace(run, model=dataclasses.replace(run.model, unroll=0)), topology("cpu:8"))
+    memory = made["bytes_per_device"]
+    assert memory["saved_activations"] is None and memory["temporaries"] > 0
+    assert ", saved activations –, temporaries " in describe(made)
 
 
 def test_the_command_prints_one_json_object(capsys):
