@@ -91,6 +91,9 @@ class _Walk:
             return
         self._sent.add(key)
         times = 1.0 if chained else times
+        # The compiler for TPUs writes a reduce-scatter as a fusion of an all-reduce and a slice of its result.
+        if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
+            kind = "reduce-scatter"
         given = sum(a.bytes for operand in instruction.operands if operand in computation
                     for a in computation[operand].result)  # fmt: skip
         received = sum(a.bytes for a in instruction.result)

@@ -80,6 +80,26 @@ def test_messages_are_counted_with_their_bytes():
     assert cost.sent_bytes == 8000  # an all-reduce goes round twice
 
 
+def test_a_reduce_scatter_of_a_tpu_is_one():
+    """Its compiler writes a fusion of an all-reduce and a slice, which goes round once."""
+    program = parse("""HloModule m
+
+%all-reduce-scatter.2.clone (x: bf16[8,64]) -> bf16[2,64] {
+  %x = bf16[8,64]{1,0} parameter(0)
+  %sum = bf16[8,64]{1,0} all-reduce(%x), channel_id=7, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %part = bf16[2,64]{1,0} dynamic-slice(%sum, %place, %zero), dynamic_slice_sizes={2,64}
+}
+
+ENTRY %main (x: bf16[8,64]) -> bf16[2,64] {
+  %x = bf16[8,64]{1,0} parameter(0)
+  ROOT %y = bf16[2,64]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.2.clone
+}
+""")
+    cost = costs.costs(program)
+    assert {kind: traffic.bytes for kind, traffic in cost.collectives.items()} == {"reduce-scatter": 1024}
+    assert cost.sent_bytes == 1024
+
+
 def test_the_largest_arrays_are_named_with_the_line_that_makes_them():
     def outer(x):
         return jnp.sort(jnp.outer(x, x), axis=0).sum()  # the line
