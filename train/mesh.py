@@ -31,6 +31,12 @@ _COMPILER_OPTIONS: dict[str, dict[str, str | bool | int]] = {
     # A product whose factor is sharded over fsdp: gathered whole and then multiplied. XLA's default for large ones, to
     # send its parts round the devices while it multiplies, reads and writes the result once for each part.
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000},
+    # A layer's messages overlap with the products of the layer before or after it, in the next turn of the loop.
+    "gpu": {
+        "xla_gpu_enable_pipelined_all_gather": True,
+        "xla_gpu_enable_pipelined_reduce_scatter": True,
+        "xla_gpu_enable_pipelined_all_reduce": True,
+    },
 }
 """What pays, by platform; docs/accelerators.md has the figures for each."""
 

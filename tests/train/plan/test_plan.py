@@ -159,6 +159,9 @@ def test_a_step_is_planned_for_devices_that_are_not_here(name):
     assert made["fits"] and made["attention"].startswith("pallas") and made["warnings"] == []
     assert 0 < made["mfu"] < 1 and made["bound_by"] in made["milliseconds"]
     assert 0.9 < made["flops"] / made["model_flops"] < 1.6
+    # Each compiler knows the options that are set for its devices, and gets no other's.
+    options = made["compiler_options"]
+    assert options and all(option.startswith("xla_gpu") == (platform == "gpu") for option in options)
 
 
 def test_what_a_step_too_large_would_need_is_read_of_the_compiler_s_refusal():
