@@ -3,6 +3,7 @@
 This is the only file of models/ that knows about devices.
 """
 
+import functools
 import math
 
 import jax
@@ -105,6 +106,12 @@ def is_unsharded(letter: str) -> bool:
     return mesh.empty or all(mesh.shape.get(axis, 1) == 1 for axis in RULES.get(letter, ()))
 
 
+def model_shards() -> int:
+    """Returns how many devices of the current mesh share one copy of the model; 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape.get(axis, 1) for axis in ("fsdp", "tensor"))
+
+
 def tensor_devices() -> int:
     """Returns how many devices of the current mesh share a vocabulary; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
@@ -122,3 +129,33 @@ def constrain(x: jax.Array, dims: str) -> jax.Array:
     if mesh.empty or mesh.size == 1:
         return x
     return jax.lax.with_sharding_constraint(x, partition_spec(dims, x.shape, dict(mesh.shape)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def gathered(x: jax.Array, dims: str, whole: str) -> jax.Array:
+    """Returns x, which is sharded by `dims`, sharded by `whole`: its "_" are whole on every device.
+
+    The gradient is sharded by `dims` again. That of `constrain` would be whole too: each of its terms would be summed
+    over the devices whole, and cut after that.
+    """
+    return constrain(x, whole)
+
+
+gathered.defvjp(
+    lambda x, dims, whole: (constrain(x, whole), None), lambda dims, whole, saved, dx: (constrain(dx, dims),)
+)
+
+
+def sum_over_devices(x: jax.Array, dims: str) -> jax.Array:
+    """Returns the sum over the leading dim, the shares of the devices that share a batch, sharded by dims.
+
+    Over fsdp first, where each device keeps its part alone (a reduce-scatter), and the parts over the copies of the
+    model after that. In one sum all devices would exchange the whole.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or x.shape[0] == 1:
+        return constrain(x.sum(0), dims)
+    copies = mesh.shape["data"]
+    x = x.reshape(copies, x.shape[0] // copies, *x.shape[1:]).sum(1)
+    spec = partition_spec(dims, x.shape[1:], dict(mesh.shape))
+    return constrain(jax.lax.with_sharding_constraint(x, PartitionSpec("data", *spec)).sum(0), dims)

@@ -11,7 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from contexture.models.sharding import batch_shards, constrain, device_memory, tensor_devices
+from contexture.models.sharding import batch_shards, constrain, device_memory, sum_over_devices, tensor_devices
 
 MAX_LOGITS = 1 << 24
 """Float32 logits that a CPU, or a device of unknown memory, holds at once (64 MiB), unless one position of every
@@ -123,8 +123,13 @@ def _chunked_loss(
     losses = (loss_BL * weights_BL).sum(), loss_BL, hit_BL
     if dx_BLD is None:  # no gradient is asked for
         return losses, None
-    # Over the devices at last: one all-reduce of the table's size a step, whatever the number of chunks.
-    dtable_VD, dbias_V = jax.tree.map(lambda x, dx: dx.sum(0)[:V].astype(x.dtype), (table_VD, bias_V), dtables)
+    # Over the devices at last: one sum of the table's size a step, whatever the number of chunks, in the table's dtype
+    # as the sums of all other gradients.
+    dtable_VD, dbias_V = jax.tree.map(
+        lambda x, dx: constrain(sum_over_devices(dx.astype(x.dtype), "VD"[: x.ndim])[:V], "VD"[: x.ndim]),
+        (table_VD, bias_V),
+        dtables,
+    )
     return losses, (dx_BLD, dtable_VD, dbias_V)
 
 

@@ -1,5 +1,7 @@
 """Embedding tables: tokens, positions, segments."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,32 @@ from jax.typing import DTypeLike
 
 from contexture.models.layers.blocks import Init, Norm
 from contexture.models.layers.dropout import DropoutKey, dropout
-from contexture.models.sharding import constrain
+from contexture.models.sharding import batch_shards, constrain, gathered, sum_over_devices
+
+
+def lookup(table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
+    """Returns table[index]. On a mesh each device adds up its own sequences' gradient before the sum over devices."""
+    return (
+        table_VD[index_BL] if batch_shards(index_BL.shape[0]) == 1 else _lookup(table_VD.shape[0], table_VD, index_BL)
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _lookup(words: int, table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
+    return table_VD[index_BL]
+
+
+def _lookup_backward(words: int, index_BL: jax.Array, dx_BLD: jax.Array) -> tuple[jax.Array, None]:
+    devices, D = batch_shards(index_BL.shape[0]), dx_BLD.shape[-1]
+
+    def add(index_T: jax.Array, dx_TD: jax.Array) -> jax.Array:
+        return jnp.zeros((words, D), dx_TD.dtype).at[index_T].add(dx_TD)
+
+    dtable_BVD = jax.vmap(add)(index_BL.reshape(devices, -1), dx_BLD.reshape(devices, -1, D))
+    return sum_over_devices(constrain(dtable_BVD, "BV_"), "VD"), None
+
+
+_lookup.defvjp(lambda words, table_VD, index_BL: (table_VD[index_BL], index_BL), _lookup_backward)
 
 
 class BertEmbeddings(nn.Module):
@@ -38,15 +65,15 @@ class BertEmbeddings(nn.Module):
         site: int,
     ) -> tuple[jax.Array, jax.Array]:
         L = tokens_BL.shape[1]
-        table_VD, position_LD = constrain(self.tokens, "V_"), constrain(self.positions, "L_")
+        table_VD, position_LD = gathered(self.tokens, "VD", "V_"), gathered(self.positions, "LD", "L_")
         # Without given positions the rows are a slice, whose gradient is a sum; a gather's would be a scatter-add.
         positions_BLD = position_LD[None, :L] if positions_BL is None else position_LD[positions_BL]
         # One-hot times table instead of a gather, as in the original (modeling.py, embedding_postprocessor): with so
         # few rows the product is faster, and so is its gradient.
         segments_BL = jnp.minimum(segments_BL, self.sizes["T"] - 1)
         one_hot_BLT = jax.nn.one_hot(segments_BL, self.sizes["T"], dtype=self.segments.dtype)
-        segments_BLD = jnp.einsum("BLT,TD->BLD", one_hot_BLT, constrain(self.segments, "T_"))
-        x_BLD = constrain(table_VD[tokens_BL] + positions_BLD + segments_BLD, "BLD")
+        segments_BLD = jnp.einsum("BLT,TD->BLD", one_hot_BLT, gathered(self.segments, "TD", "T_"))
+        x_BLD = constrain(lookup(table_VD, tokens_BL) + positions_BLD + segments_BLD, "BLD")
         return dropout(self.norm(x_BLD), self.rate, dropout_key, site), table_VD
 
 
@@ -71,8 +98,8 @@ class GptEmbeddings(nn.Module):
         self, tokens_BL: jax.Array, positions_BL: jax.Array | None, dropout_key: DropoutKey | None, site: int
     ) -> tuple[jax.Array, jax.Array]:
         V, P, D = self.sizes["V"], self.sizes["L"], self.sizes["D"]
-        table_VD = constrain(self.param("tokens", self.token_init, (V, D)), "V_")
-        position_LD = constrain(self.param("positions", self.position_init, (P, D)), "L_")
+        table_VD = gathered(self.param("tokens", self.token_init, (V, D)), "VD", "V_")
+        position_LD = gathered(self.param("positions", self.position_init, (P, D)), "LD", "L_")
         softmax_VD = table_VD
         if self.one_table:
             # The mask belongs to the table: its rows are numbered by table row, not by sequence, so that all
@@ -82,5 +109,5 @@ class GptEmbeddings(nn.Module):
             table_VD, position_LD = softmax_VD[:V], softmax_VD[V:]
         # Without given positions the rows are a slice, as in BertEmbeddings.
         positions_BLD = position_LD[None, : tokens_BL.shape[1]] if positions_BL is None else position_LD[positions_BL]
-        x_BLD = constrain(table_VD[tokens_BL] + positions_BLD, "BLD").astype(self.dtype)
+        x_BLD = constrain(lookup(table_VD, tokens_BL) + positions_BLD, "BLD").astype(self.dtype)
         return x_BLD if self.one_table else dropout(x_BLD, self.rate, dropout_key, site), softmax_VD
