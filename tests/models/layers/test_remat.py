@@ -1,0 +1,26 @@
+"""What the backward pass computes again, by the memory that a device has left."""
+
+import jax
+import pytest
+
+from contexture.models.layers import remat
+
+
+@pytest.mark.parametrize(
+    ("sequences", "width", "layers", "memory", "shards", "expected"),
+    [
+        (15, 4096, 32, 95.74, 64, "dots"),  # gpt3_6_7b on v5p:4x4x4: 82 GiB
+        (15, 4096, 32, 95.74, 4, "full"),  # the same with parameters and moments of 18 GiB
+        (15, 5120, 40, 95.74, 64, "full"),  # gpt3_13b
+        (8, 800, 48, 15.75, 8, "dots"),
+        (1, 800, 48, 15.75, 8, "none"),
+        (15, 4096, 32, 0.0, 1, "none"),  # a CPU
+    ],
+)
+def test_what_is_kept_leaves_room_for_parameters_and_moments(
+    monkeypatch, sequences, width, layers, memory, shards, expected
+):
+    monkeypatch.setattr(remat, "device_memory", lambda: memory)
+    monkeypatch.setattr(remat, "model_shards", lambda: shards)
+    x_BLD = jax.ShapeDtypeStruct((sequences, 2048, width), "bfloat16")
+    assert remat.choose_remat(x_BLD, layers) == expected
