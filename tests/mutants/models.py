@@ -126,8 +126,8 @@ MODELS = (
     ),
     *mutants_of(
         "models/layers/embeddings.py",
-        ("embeddings.no-segments", "table_VD[tokens_BL] + positions_BLD + segments_BLD",
-         "table_VD[tokens_BL] + positions_BLD + 0.0 * segments_BLD",
+        ("embeddings.no-segments", "lookup(table_VD, tokens_BL) + positions_BLD + segments_BLD",
+         "lookup(table_VD, tokens_BL) + positions_BLD + 0.0 * segments_BLD",
          "models/test_bert.py::test_the_embeddings_are_the_normed_sum_of_three_tables"),
         ("embeddings.positions-not-read",
          "position_LD[None, :L] if positions_BL is None else position_LD[positions_BL]",
