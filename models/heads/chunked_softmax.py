@@ -123,13 +123,12 @@ def _chunked_loss(
     losses = (loss_BL * weights_BL).sum(), loss_BL, hit_BL
     if dx_BLD is None:  # no gradient is asked for
         return losses, None
-    # Over the devices at last: one sum of the table's size a step, whatever the number of chunks, in the table's dtype
-    # as the sums of all other gradients.
-    dtable_VD, dbias_V = jax.tree.map(
-        lambda x, dx: constrain(sum_over_devices(dx.astype(x.dtype), "VD"[: x.ndim])[:V], "VD"[: x.ndim]),
-        (table_VD, bias_V),
-        dtables,
-    )
+    # Over the devices at last: one sum of the table's size a step, in float32, whatever the number of chunks.
+    def summed(x: jax.Array, dx: jax.Array) -> jax.Array:
+        dims = "VD"[: x.ndim]
+        return constrain(sum_over_devices(dx, dims)[:V].astype(x.dtype), dims)
+
+    dtable_VD, dbias_V = jax.tree.map(summed, (table_VD, bias_V), dtables)
     return losses, (dx_BLD, dtable_VD, dbias_V)
 
 

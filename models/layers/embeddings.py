@@ -14,9 +14,9 @@ from contexture.models.sharding import batch_shards, constrain, gathered, sum_ov
 
 def lookup(table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
     """Returns table[index]. On a mesh each device adds up its own sequences' gradient before the sum over devices."""
-    return (
-        table_VD[index_BL] if batch_shards(index_BL.shape[0]) == 1 else _lookup(table_VD.shape[0], table_VD, index_BL)
-    )
+    if batch_shards(index_BL.shape[0]) == 1:
+        return table_VD[index_BL]
+    return _lookup(table_VD.shape[0], table_VD, index_BL)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
