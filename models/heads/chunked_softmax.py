@@ -123,6 +123,7 @@ def _chunked_loss(
     losses = (loss_BL * weights_BL).sum(), loss_BL, hit_BL
     if dx_BLD is None:  # no gradient is asked for
         return losses, None
+
     # Over the devices at last: one sum of the table's size a step, in float32, whatever the number of chunks.
     def summed(x: jax.Array, dx: jax.Array) -> jax.Array:
         dims = "VD"[: x.ndim]

@@ -387,6 +387,8 @@ MODELS = (
         "models/layers/remat.py",
         ("remat.wider-sums-are-kept", "_RULES.save_only_these_names(PRODUCT)", "_RULES.nothing_saveable",
          f"{_QUANTIZED}test_remat_keeps_the_result_and_no_wider_sum"),
+        ("remat.room-for-no-parameters", "left = memory - _STATE * layers * D * D / model_shards()", "left = memory",
+         "models/layers/test_remat.py"),
         ("remat.results-are-not-sent", "names_which_can_be_offloaded=(PRODUCT,)", "names_which_can_be_offloaded=()",
          f"{_QUANTIZED}test_offloading_sends_the_result_to_the_host"),
     ),

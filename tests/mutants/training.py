@@ -105,6 +105,8 @@ TRAINING = (
     ),
     *mutants_of(
         "train/plan/costs.py",
+        ("plan.a-reduce-scatter-twice", 'kind = "reduce-scatter"', 'kind = "all-reduce"',
+         "train/plan/test_costs.py::test_a_reduce_scatter_of_a_tpu_is_one"),
         ("plan.nothing-kept-without-a-loop", "return total or None", "return total",
          "train/plan/test_costs.py::test_what_the_forward_loop_keeps_for_the_backward_loop_is_counted"),
     ),
