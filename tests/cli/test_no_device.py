@@ -62,6 +62,7 @@ def test_a_plug_in_that_fails_is_one_line_where_there_is_a_gpu_and_else_none(mon
             raise RuntimeError("Unable to load cuFFT. Is it installed?\nmore")
         except RuntimeError:
             log.exception("Exception when calling %s.initialize()", "jax_plugins.xla_cuda13")
+            log.exception("Exception when calling %s.initialize()", "jax_plugins.another")
         return ["cpu"]
 
     monkeypatch.setattr(jax, "devices", devices)
@@ -72,7 +73,10 @@ def test_a_plug_in_that_fails_is_one_line_where_there_is_a_gpu_and_else_none(mon
     line = ("warning: jax cannot use this machine's GPU: Unable to load cuFFT. Is it installed?; "
             "install the extra [cuda], or set JAX_PLATFORMS=cpu to do without it")  # fmt: skip
     assert messages == [line] * has_gpu and log.filters == filters
-    assert [record.getMessage() for record in caplog.records if record.name == log.name] == ["something else"]
+    assert [record.getMessage() for record in caplog.records if record.name == log.name] == [
+        "something else",
+        "Exception when calling jax_plugins.another.initialize()",
+    ]
 
 
 @pytest.mark.skipif(not installed(COMPILERS["gpu"]), reason="needs jax's plug-in for GPUs: pip install '.[plan-gpu]'")

@@ -114,7 +114,8 @@ TRAINING = (
         "train/run/plugin_errors.py",
         ("plugin.silent-with-a-gpu", "if has_gpu():", "if False:", _PLUGIN),
         ("plugin.a-line-without-a-gpu", "if has_gpu():", "if True:", _PLUGIN),
-        ("plugin.silences-all", "if not record.exc_info:", "if record.levelno < 0:", _PLUGIN),
+        ("plugin.silences-all", 'if not record.exc_info or "cuda" not in record.getMessage():',
+         "if not record.exc_info:", _PLUGIN),
     ),
     *mutants_of(
         "train/losses.py",

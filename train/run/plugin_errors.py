@@ -1,25 +1,25 @@
-"""Errors of jax's plug-ins for devices, in one line.
+"""Errors of jax's plug-in for NVIDIA GPUs, in one line.
 
 jax starts every plug-in that is installed, and logs a traceback of each that fails. The compilers for GPUs that
 `contexture plan` needs are such a plug-in, and it fails on every machine without a GPU.
 """
 
 import contextlib
+import glob
 import logging
-import os
 from collections.abc import Iterator
 
 logger = logging.getLogger("contexture")
-_GPU_FILES = ("/dev/nvidia0", "/dev/dxg")
-"""What a machine with an NVIDIA GPU has; the second under Windows."""
+_GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg")
+"""One of them is there with an NVIDIA GPU; a container may have the fourth GPU alone. The last: under Windows."""
 
 
 class PluginErrors(logging.Filter):
-    """Takes tracebacks out of a log: on a machine with a GPU, a warning says instead that it cannot be used."""
+    """Takes that plug-in's tracebacks out of a log; on a machine with a GPU a warning takes their place."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Returns whether a message stays as it is."""
-        if not record.exc_info:
+        if not record.exc_info or "cuda" not in record.getMessage():
             return True
         if has_gpu():
             lines = str(record.exc_info[1]).splitlines()
@@ -31,12 +31,12 @@ class PluginErrors(logging.Filter):
 
 def has_gpu() -> bool:
     """Returns whether this machine has an NVIDIA GPU, whatever jax makes of it."""
-    return any(map(os.path.exists, _GPU_FILES))
+    return any(map(glob.glob, _GPU_FILES))
 
 
 @contextlib.contextmanager
 def plugin_errors_in_one_line() -> Iterator[None]:
-    """While this lasts, a plug-in that jax cannot start is no traceback."""
+    """Within the block, a plug-in for GPUs that jax cannot start is no traceback."""
     log, errors = logging.getLogger("jax._src.xla_bridge"), PluginErrors()
     log.addFilter(errors)
     try:
