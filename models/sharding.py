@@ -5,6 +5,7 @@ This is the only file of models/ that knows about devices.
 
 import functools
 import math
+import os
 
 import jax
 from jax.sharding import PartitionSpec
@@ -37,6 +38,7 @@ DEVICE_MEMORY = {
     "NVIDIA H200": 140.4,
 }
 """GiB of a device, by its device_kind."""
+_GPU_FRACTION = 0.75
 
 
 def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]) -> PartitionSpec:
@@ -86,6 +88,16 @@ def device_memory() -> float:
     and for a CPU."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return DEVICE_MEMORY.get((jax.devices()[0] if device is None else device).device_kind, 0.0)
+
+
+def gpu_memory_fraction() -> float:
+    """Returns what share of a GPU's memory jax sets aside for programs: three quarters, unless the user's environment
+    says otherwise."""
+    try:
+        fraction = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_FRACTION))
+    except ValueError:
+        return _GPU_FRACTION
+    return fraction if 0 < fraction <= 1 else _GPU_FRACTION
 
 
 def batch_devices() -> int:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models.layers.matmul import PRODUCT
-from contexture.models.sharding import GIB, batch_shards, device_memory, model_shards, platform
+from contexture.models.sharding import GIB, batch_shards, device_memory, gpu_memory_fraction, model_shards, platform
 
 Policy: TypeAlias = Callable[..., Any]
 """(primitive, *its arguments' shapes, **its parameters) → whether, and where, jax.checkpoint keeps the result."""
@@ -41,7 +41,8 @@ KEPT = {"none": 20, "dots": 9, "full": 1}
 # too. gpt2_1558m on v5e:8x8 keeps 0.77 by `dots`, and its step fills the memory; gpt3_6_7b on v5p:4x4x4 keeps 0.71.
 _SHARE = {"none": 0.35, "dots": 0.78}
 _STATE = 12 * 12
-"""Bytes of a layer's parameters and their two moments, in squares of the model's width."""
+"""About the bytes of a layer's parameters and their two moments in float32, in squares of the model's width, with a
+feed-forward of four widths. Tables are left out."""
 
 
 def choose_remat(x_BLD: jax.Array | jax.ShapeDtypeStruct, layers: int) -> str:
@@ -50,7 +51,7 @@ def choose_remat(x_BLD: jax.Array | jax.ShapeDtypeStruct, layers: int) -> str:
     A CPU, and a device whose memory is not known, computes nothing again.
     """
     B, L, D = x_BLD.shape
-    memory = device_memory() * GIB
+    memory = device_memory() * GIB * (gpu_memory_fraction() if platform() == "gpu" else 1.0)
     width = layers * (B // batch_shards(B)) * L * D * jnp.dtype(x_BLD.dtype).itemsize
     left = memory - _STATE * layers * D * D / model_shards()
     fits = (name for name, share in _SHARE.items() if KEPT[name] * width <= share * left)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from contexture.models.sharding import gpu_memory_fraction
 from contexture.train.errors import ConfigError
 from contexture.train.mesh import Device
 
@@ -95,8 +96,6 @@ _EXTRAS = {"tpu": ("plan-tpu", ("libtpu",)),
            "gpu": ("plan-gpu", ("jax_plugins.xla_cuda13", "nvidia.cu13"))}  # fmt: skip
 MAX_CPUS = 1024
 """Devices that one process pretends to have."""
-DEFAULT_FRACTION = 0.75
-"""Of a GPU's memory: what jax sets aside for programs unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -147,17 +146,8 @@ def topology(text: str) -> Topology:
     except Exception as error:  # whatever a plug-in raises
         why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(f"topology={text!r}: its compiler knows no such slice: {why}") from None
-    return Topology(text, chip, described.devices, chip.memory * _fraction(chip))
-
-
-def _fraction(chip: Chip) -> float:
-    if chip.platform == "tpu":
-        return 1.0
-    try:
-        fraction = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", DEFAULT_FRACTION))
-    except ValueError:
-        return DEFAULT_FRACTION
-    return fraction if 0 < fraction <= 1 else DEFAULT_FRACTION
+    fraction = gpu_memory_fraction() if chip.platform == "gpu" else 1.0
+    return Topology(text, chip, described.devices, chip.memory * fraction)
 
 
 def _check_compiler(chip: Chip) -> None:
