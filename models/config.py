@@ -95,8 +95,8 @@ class TransformerConfig:
     """What computes attention. reference: arrays of all weights. pallas: our kernels for TPU and GPU, which never store
     them, with the same dropout. cudnn: NVIDIA's, without dropout. auto: the best for the device."""
     quantization: Quantization = "none"
-    """Products of the layers with 8-bit factors, scaled by row and column; parameters and all else stay as dtype says.
-    int8 is faster on TPUs and GPUs, but for the kernels' gradients, which stay in dtype; fp8 on H100 and later."""
+    """Products of the layers with 8-bit factors, scaled by row and column; all else stays as dtype says. int8: for
+    TPUs from v5e, A100 and later; the kernels' gradients stay in dtype. fp8: for H100 and later. Off by default."""
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab", "length", "layers", "hidden", "heads", "ffn")

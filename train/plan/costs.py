@@ -234,8 +234,10 @@ def largest_arrays(program: Program, folder: str, count: int = 5) -> list[LargeA
 
 def saved_activations(program: Program) -> float | None:
     """Returns the bytes of the arrays that one loop stacks, a slice each turn, and a later loop reads: what the forward
-    pass over the layers keeps for the backward pass. None without such arrays: in a
-    program whose layers are in no loop, what is kept looks like any other array."""
+    pass over the layers keeps for the backward pass.
+
+    None without such arrays: where the layers are in no loop, what is kept looks like any other array.
+    """
     total = 0.0
     for computation in program.computations.values():
         loops = [i for i in computation.values() if i.opcode == "while"]

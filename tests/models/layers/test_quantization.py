@@ -94,6 +94,18 @@ def test_a_token_s_result_depends_on_no_other_token(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_small_gradients_keep_their_size_and_the_smallest_become_zeros(kind):
+    x_TD, kernel_DF, dy_TF = drawn(3, 4, 32, 16)
+    for size, share in ((1e-7, 0.08), (1e-25, None)):
+        _, dx_TD, _ = product_and_gradients(x_TD, kernel_DF, dy_TF * np.float32(size), kind)
+        exact_TD = dy_TF.astype(np.float64) * size @ kernel_DF.T
+        if share is None:
+            assert not np.any(dx_TD)
+        else:
+            assert np.linalg.norm(dx_TD - exact_TD) < share * np.linalg.norm(exact_TD)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_float32_model_s_precision_is_not_asked_of_8_bits(kind):
     """`highest` would have TPUs multiply in several passes."""
     x, kernel, _ = drawn(2, 8, 16, 8)
