@@ -6,6 +6,7 @@ This is the only file of models/ that knows about devices.
 import functools
 import math
 import os
+from typing import cast
 
 import jax
 from jax.sharding import PartitionSpec
@@ -143,17 +144,21 @@ def constrain(x: jax.Array, dims: str) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, partition_spec(dims, x.shape, dict(mesh.shape)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def gathered(x: jax.Array, dims: str, whole: str) -> jax.Array:
     """Returns x, which is sharded by `dims`, sharded by `whole`: its "_" are whole on every device.
 
     The gradient is sharded by `dims` again. That of `constrain` would be whole too: each of its terms would be summed
     over the devices whole, and cut after that.
     """
+    return cast(jax.Array, _gathered(x, dims, whole))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(x: jax.Array, dims: str, whole: str) -> jax.Array:
     return constrain(x, whole)
 
 
-gathered.defvjp(
+_gathered.defvjp(
     lambda x, dims, whole: (constrain(x, whole), None), lambda dims, whole, saved, dx: (constrain(dx, dims),)
 )
 

@@ -1,7 +1,5 @@
 """Embedding tables: tokens, positions, segments."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,6 +7,7 @@ from jax.typing import DTypeLike
 
 from contexture.models.layers.blocks import Init, Norm
 from contexture.models.layers.dropout import DropoutKey, dropout
+from contexture.models.layers.matmul import custom_gradient
 from contexture.models.sharding import batch_shards, constrain, gathered, sum_over_devices
 
 
@@ -19,7 +18,7 @@ def lookup(table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
     return _lookup(table_VD.shape[0], table_VD, index_BL)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_gradient(nondiff_argnums=(0,))
 def _lookup(words: int, table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
     return table_VD[index_BL]
 
