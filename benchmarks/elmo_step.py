@@ -54,7 +54,8 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
             write_text(Path(folder) / "text", split(list(library()))["rest"])
         data = dataclasses.replace(settings().data, path=(args.text or f"{folder}/text",))
         tokenizer = learn("words", texts(expand(data.path, "--text")), VOCABULARY, False, data.word_splitter)
-        lanes = LaneBatches(prepare(data, tokenizer, Path(folder) / "shards"), data, seed=0)
+        shards = prepare(data, tokenizer, Path(folder) / "shards", stream=settings().stream)
+        lanes = LaneBatches(shards, data, seed=0)
         read = [lanes.read(step) for step in range(STEPS)]
     return [batch for batch in read if len(batch["types"]) == TYPES]
 
