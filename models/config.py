@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Quantization: TypeAlias = Literal["none", "int8", "fp8"]
+"""The numbers that factors of the layers' products are rounded to."""
 WORD_CHARS = 50
 """Character ids of a word that an ELMo reads: its first 48 bytes, begin and end."""
 MAX_SIZE = 2**31 - 1

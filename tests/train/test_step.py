@@ -79,13 +79,18 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(stepper, poiso
     assert np.isfinite(metrics["loss"]) and (int(state.skipped), int(state.skipped_in_row)) == (2, 0)
 
 
-@pytest.mark.parametrize("frozen", [{"frozen_layers": 1}, {"frozen": ("embeddings", "ffn")}], ids=str)
-def test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped(frozen):
+@pytest.mark.parametrize(
+    ("frozen", "quantization"),
+    [({"frozen_layers": 1}, "none"), ({"frozen": ("embeddings", "ffn")}, "none"), ({"frozen_layers": 1}, "int8")],
+    ids=str,
+)
+def test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped(frozen, quantization):
     """The trained part alone is as long as the clip; what is frozen stays as it was, to the bit. Adagrad moves by the
     gradient itself where that is small."""
     optim = OptimConfig(name="adagrad", schedule="linear", peak_lr=0.5, warmup=0, weight_decay=0.0, clip=1e-2, **frozen)
     # drawn wide, so that the layers have a good part of the gradient
-    run = dataclasses.replace(RUN, model=dataclasses.replace(RUN.model, layers=2, init_std=0.3), optim=optim)
+    sizes = dataclasses.replace(RUN.model, layers=2, init_std=0.3, quantization=quantization)
+    run = dataclasses.replace(RUN, model=sizes, optim=optim)
     mesh, objective = meshes.build(MeshConfig(), jax.devices()[:1]), OBJECTIVES[RUN.objective]
     model = build(run.model, objective.heads)
     with jax.set_mesh(mesh):

@@ -11,6 +11,7 @@ from contexture.models.heads import chunked_softmax
 from contexture.models.heads.chunked_softmax import next_token_loss
 from contexture.models.sharding import MESH_AXES, partition_spec
 from contexture.train.plan.hlo import Program, parse
+from tests.helpers.jaxprs import equations
 from tests.helpers.parity_rule import close
 
 B, L, D = 4, 6, 8
@@ -76,19 +77,10 @@ def test_a_device_s_memory_says_how_many_logits_it_holds_at_once(monkeypatch):
         traced = jax.make_jaxpr(lambda x, t, n: chunked_softmax._loss(x, t, None, n, jnp.ones((64, 1024))))(
             x, table, labels
         )
-        scans = [e.params["length"] for e in _equations(traced.jaxpr) if e.primitive.name == "scan"]
+        scans = [e.params["length"] for e in equations(traced.jaxpr) if e.primitive.name == "scan"]
         counts[memory] = max(scans, default=1)
     # ceil(1024 / floor(limit / (64 · 50257))): 5 positions of 64 sequences at a time, then 10 and 91.
     assert counts == {0.0: 205, 16.0: 103, 140.0: 12}
-
-
-def _equations(jaxpr):
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from _equations(inner)
 
 
 @pytest.mark.parametrize(("kind", "memory"), [("cpu", 0.0), ("TPU v5 lite", 15.75), ("NVIDIA H200", 140.4)])

@@ -14,6 +14,7 @@ from jax.ad_checkpoint import print_saved_residuals
 from contexture.models.config import Quantization
 from contexture.models.layers.matmul import matmul, quantized_matmul
 from contexture.models.layers.remat import POLICIES
+from tests.helpers.jaxprs import equations
 from tests.helpers.parity_rule import assert_close, close
 
 KINDS: tuple[Quantization, ...] = ("int8", "fp8")
@@ -57,11 +58,10 @@ def test_a_product_and_its_gradients_are_those_of_the_rounded_factors(kind, size
     value, gradient = ("int8", "int8") if kind == "int8" else ("e4m3", "e5m2")
     close(y_TF, rounded(x_TD, value, 1) @ rounded(kernel_DF, value, 0))
     close(dx_TD, rounded(dy_TF, gradient, 1) @ rounded(kernel_DF.T, value, 0))
-    # int8 leaves the factors of the kernel's gradient whole.
-    whole = x_TD.astype(np.float64).T, dy_TF.astype(np.float64)
-    close(
-        dkernel_DF, np.matmul(*(whole if kind == "int8" else (rounded(x_TD.T, value, 1), rounded(dy_TF, gradient, 0))))
-    )
+    if kind == "int8":  # leaves the factors of the kernel's gradient whole
+        close(dkernel_DF, x_TD.T.astype(np.float64) @ dy_TF)
+    else:
+        close(dkernel_DF, rounded(x_TD.T, value, 1) @ rounded(dy_TF, gradient, 0))
 
 
 @pytest.mark.parametrize(("kind", "share"), [("int8", 0.0112), ("fp8", 0.059)])
@@ -111,21 +111,12 @@ def test_a_float32_model_s_precision_is_not_asked_of_8_bits(kind):
     x, kernel, _ = drawn(2, 8, 16, 8)
     with jax.default_matmul_precision("highest"):
         products = [
-            equation for equation in _equations(jax.make_jaxpr(lambda: quantized_matmul(x, kernel, kind))().jaxpr)
+            equation for equation in equations(jax.make_jaxpr(lambda: quantized_matmul(x, kernel, kind))().jaxpr)
             if equation.primitive.name == "dot_general"
         ]  # fmt: skip
     assert len(products) == 1
     assert {aval.aval.dtype.itemsize for aval in products[0].invars} == {1}
     assert set(products[0].params["precision"]) == {jax.lax.Precision.DEFAULT}
-
-
-def _equations(jaxpr):
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from _equations(inner)
 
 
 def test_remat_keeps_the_result_and_no_wider_sum(capsys):
