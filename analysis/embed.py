@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -13,9 +14,10 @@ import numpy as np
 
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-from contexture.data.layouts import Batch, elmo_lines, token_lines
+from contexture.data.layouts import Batch, elmo_lines, power_of_two, token_lines
 from contexture.data.storage import atomic_file
 from contexture.data.tasks.encode_examples import check_batch, chunks
+from contexture.data.tasks.word_alignment import encode_checked, unknown_ids
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import are_cut
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
@@ -67,6 +69,50 @@ def sentence_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Ca
     return tokens
 
 
+class SplitWords(NamedTuple):
+    """Words as a model reads them: the units, and where each word's own begin and end among them."""
+
+    units: Units
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+def word_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Callable[[Sequence[str], str], SplitWords]:
+    """Returns the function that splits words into what a model reads: (words, their origin) → SplitWords.
+
+    Words are tokenised alone, those of a GPT but the first with a space before them, as in running text. A word
+    without a piece is read as the unknown token. The function raises DataError for words that the model has no room
+    for, or that the vocabulary cannot spell.
+    """
+    config = model.config
+    if isinstance(config, ElmoConfig):
+        return lambda words, origin: SplitWords(words, np.arange(len(words)), np.arange(len(words)) + 1)
+    assert not isinstance(tokenizer, OpenVocabulary)
+    ends = (wordpiece(tokenizer).cls, wordpiece(tokenizer).sep) if isinstance(config, BertConfig) else ()
+    space = " " if tokenizer.lossless else ""
+
+    def split(words: Sequence[str], origin: str) -> SplitWords:
+        written = [f"{space if n else ''}{word}" for n, word in enumerate(words)]
+        pieces = [ids or unknown_ids(tokenizer) for ids in encode_checked(written, [origin] * len(written), tokenizer)]
+        own = list(chain.from_iterable(pieces))
+        if len(own) + len(ends) > config.length:
+            raise DataError(
+                f"{origin}: {len(own) + len(ends)} tokens, and the model takes {config.length}; give a shorter one"
+            )
+        bounds = np.cumsum([len(ends[:1]), *map(len, pieces)])
+        return SplitWords([*ends[:1], *own, *ends[1:]], bounds[:-1], bounds[1:])
+
+    return split
+
+
+def word_vectors(vectors: np.ndarray, split: SplitWords) -> np.ndarray:
+    """[…, units, D] → [..., words, D]: the mean of each word's pieces."""
+    sums = np.concatenate([np.zeros_like(vectors[..., :1, :]), np.cumsum(vectors, -2, dtype=np.float64)], -2)
+    return ((sums[..., split.ends, :] - sums[..., split.starts, :]) / (split.ends - split.starts)[:, None]).astype(
+        np.float32
+    )
+
+
 def embed(
     model: Model,
     params: Params,
@@ -103,13 +149,15 @@ def embed(
         raise DataError("stateful is an ELMo's, and this run is of another family; leave it out")
     check_batch(batch)
     numbers = _layer_numbers(layers, config.layers)
-    # The backbone alone. A batch is filled up to full height, and its length rounded up: few programs are compiled.
-    model = build(replace(config, stateful=stateful) if elmo else config)
-    run, carry = jax.jit(partial(_states, model, tuple(numbers))), {}
+    config = replace(config, stateful=stateful) if isinstance(config, ElmoConfig) else config
+    carry: Params = {}
+    rows = 0
     for group in chunks(sentences, batch):
         cancel.check()
-        fields = _fields(group, batch, tokenizer, config)
-        arrays, carry = run({"backbone": params["backbone"]}, fields, carry)
+        # Rows and lengths are rounded up, and all batches have the rows of the first: few programs are compiled.
+        rows = rows or (batch if stateful else min(batch, power_of_two(len(group))))
+        fields = _fields(group, rows, tokenizer, config)
+        arrays, carry = _states(config, tuple(numbers), {"backbone": params["backbone"]}, fields, carry)
         states = np.asarray(jax.device_get(arrays), np.float32)
         for row, units in enumerate(group):
             vectors = states[:, row, : len(units)]
@@ -130,10 +178,12 @@ def _fields(
     return token_lines(cast(Sequence[Sequence[int]], sentences), batch, tokenizer.pad, config.length)
 
 
+@partial(jax.jit, static_argnums=(0, 1))
 def _states(
-    model: Model, layers: tuple[int, ...], params: Params, batch: Batch, carry: Params
+    config: ModelConfig, layers: tuple[int, ...], params: Params, batch: Batch, carry: Params
 ) -> tuple[jax.Array, Params]:
     """Returns (the wanted layers f32 [layers, B, L, D], what a stateful ELMo carries to the next batch)."""
+    model = build(config)  # the backbone alone
     outputs, variables = model.apply({"params": params, "carry": carry}, batch, states=True, mutable=["carry"])
     assert isinstance(outputs, Outputs)
     states = outputs.encoding.states

@@ -1,15 +1,18 @@
 """Predicts masked tokens (the task that pretrains BERT, Devlin et al. 2018, section 3.1)."""
 
+from functools import partial
+
 import jax
 import numpy as np
 
 from contexture.analysis.results import TokenScore
 from contexture.data.errors import DataError
+from contexture.data.layouts import Batch, power_of_two, token_lines
 from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import MASK, wordpiece
-from contexture.models.config import ElmoConfig, GptConfig
-from contexture.models.model import Model, Outputs
+from contexture.models.config import ElmoConfig, GptConfig, ModelConfig
+from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
 
 
@@ -41,15 +44,24 @@ def fill(model: Model, params: Params, tokenizer: Tokenizer, text: str, top: int
     ids.append(tokenizer.sep)
     if len(ids) > model.config.length:
         raise DataError(f"the text has {len(ids)} tokens, the model takes {model.config.length}; give a shorter one")
-    slots = np.flatnonzero(np.array(ids) == tokenizer.mask)
-    tokens = np.array([ids], np.int32)
-    batch = {"tokens": tokens, "segments": np.zeros_like(tokens), "mask": np.ones_like(tokens), "slots": slots[None]}
-    outputs = model.clone(heads={"mlm": model.heads["mlm"]}).apply({"params": params}, batch)
-    assert isinstance(outputs, Outputs)
+    places = np.flatnonzero(np.array(ids) == tokenizer.mask)
+    # Slots are rounded up as the length is, so that few programs are compiled; those without a [MASK] are left out.
+    slots = np.zeros((1, power_of_two(len(places))), np.int32)
+    slots[0, : len(places)] = places
+    batch = {**token_lines([ids], 1, tokenizer.pad, model.config.length), "slots": slots}
     # Rows of the table beyond the vocabulary (it may be padded) are no tokens.
-    logits_PV = outputs.heads["mlm"][0][:, : tokenizer.size]
-    probs_PK, ids_PK = jax.device_get(jax.lax.top_k(jax.nn.softmax(logits_PV), top))
+    best = _best(model.config, min(tokenizer.size, model.config.vocab), top, params, batch)
+    probs_PK, ids_PK = jax.device_get(best)
     return [
         [{"token": tokenizer.token(int(id)), "score": float(prob)} for id, prob in zip(ids_K, probs_K, strict=True)]
-        for ids_K, probs_K in zip(ids_PK, probs_PK, strict=True)
+        for ids_K, probs_K in zip(ids_PK[: len(places)], probs_PK[: len(places)], strict=True)
     ]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _best(config: ModelConfig, tokens: int, top: int, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Returns (probabilities f32 PK, ids i32 PK) of the most probable tokens at each slot."""
+    outputs = build(config, ("mlm",)).apply({"params": params}, batch)
+    assert isinstance(outputs, Outputs)
+    probs_PK, ids_PK = jax.lax.top_k(jax.nn.softmax(outputs.heads["mlm"][0][:, :tokens]), top)
+    return probs_PK, ids_PK

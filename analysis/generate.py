@@ -1,9 +1,9 @@
 """Generates text with a GPT (Radford et al. 2019, section 3; sample.py of its code)."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,8 @@ LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Prompts are padded to the least of these that holds the longest of a batch, so that few programs are compiled."""
 BURST = 8
 """Tokens sampled on the device before the host looks whether a text has ended."""
-Show = Callable[[int, str], None]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class _Ending(NamedTuple):
@@ -47,7 +48,7 @@ class _Continuation:
     shown: int = 0
 
 
-def generate(
+def stream(
     model: Model,
     params: Params,
     tokenizer: Tokenizer,
@@ -58,18 +59,19 @@ def generate(
     stop: str | Sequence[str] = (),
     seed: int = 0,
     batch: int = 16,
-    show: Show = lambda number, text: None,
     cancel: CancelToken = NEVER,
     trained_length: int = 0,
-) -> list[GeneratedText]:
-    """Continues each prompt: [{"prompt", "text", "tokens", "stopped": "end" | "stop" | "length"}, …].
+    decode_params: decode.DecodeParams | None = None,
+) -> Generator[tuple[int, str], None, list[GeneratedText]]:
+    """Continues each prompt: yields (number, new characters) as each text grows, then returns [{"prompt", "text",
+    "tokens", "stopped": "end" | "stop" | "length"}, …].
 
     tokens          most tokens of a text; 0: 64, or as many as the model takes
     stop            texts before which a text ends, as it does at the token that ends documents
     seed            a text depends on the seed, its number among the prompts, and its prompt
-    show            is called with (number, new characters) as each text grows
     cancel          raises from its check to stop the work
     trained_length  tokens of a training sequence; a warning says that longer text may degrade
+    decode_params   what `decoding_params` returns, where it is kept for several calls
 
     An empty prompt starts behind the token that ends documents.
 
@@ -102,17 +104,45 @@ def generate(
             )
     if 0 < trained_length < longest + tokens:
         logger.warning(f"trained on sequences of at most {trained_length} tokens; text beyond that may degrade")
+    ending, unstacked = _Ending(tokens, stop), decode_params or decoding_params(config, params, tokenizer)
+
+    def work() -> Generator[tuple[int, str], None, list[GeneratedText]]:
+        for group in chunks(enumerate(texts), batch):
+            cancel.check()
+            bursts = _bursts(config, unstacked, group, sampling, tokens, seed)
+            yield from _read_bursts(bursts, group, tokenizer, ending, cancel)
+        return [
+            {"prompt": prompt, "text": text.text, "tokens": len(text.ids), "stopped": text.stopped or "length"}
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+
+    return work()
+
+
+def generate(
+    model: Model, params: Params, tokenizer: Tokenizer, prompts: Sequence[str], sampling: Sampling, **options: Any
+) -> list[GeneratedText]:
+    """Continues each prompt, as `stream` does, and returns the texts."""
+    return finish(stream(model, params, tokenizer, prompts, sampling, **options))
+
+
+def decoding_params(config: GptConfig, params: Params, tokenizer: Tokenizer) -> decode.DecodeParams:
+    """Returns a model's parameters as decoding reads them."""
     # Rows of the table beyond the vocabulary (it may be padded) are no tokens.
-    unstack = jax.jit(decode.unstack_params, static_argnums=(1, 2))
-    decode_params = unstack(params, config, min(tokenizer.size, config.vocab))
-    for group in chunks(enumerate(texts), batch):
-        cancel.check()
-        bursts = _bursts(config, decode_params, group, sampling, tokens, seed)
-        _read_bursts(bursts, group, tokenizer, _Ending(tokens, stop), show, cancel)
-    return [
-        {"prompt": prompt, "text": text.text, "tokens": len(text.ids), "stopped": text.stopped or "length"}
-        for prompt, text in zip(prompts, texts, strict=True)
-    ]
+    return _unstack(params, config, min(tokenizer.size, config.vocab))
+
+
+_unstack = jax.jit(decode.unstack_params, static_argnums=(1, 2))
+
+
+def finish(work: Generator[T, None, R], show: Callable[[T], object] = lambda part: None) -> R:
+    """Returns what a generator returns, once `show` has got all that it yields."""
+    while True:
+        try:
+            part = next(work)
+        except StopIteration as done:
+            return done.value
+        show(part)
 
 
 def _encode_prompt(prompt: str, number: int, tokenizer: Tokenizer) -> list[int]:
@@ -159,10 +189,9 @@ def _read_bursts(
     group: Sequence[tuple[int, _Continuation]],
     tokenizer: Tokenizer,
     ending: _Ending,
-    show: Show,
     cancel: CancelToken,
-) -> None:
-    """Adds the tokens of each burst to the texts of a batch, and shows what is new, until all have stopped."""
+) -> Iterator[tuple[int, str]]:
+    """Adds the tokens of each burst to the texts of a batch, and yields what is new, until all have stopped."""
     for burst in _one_ahead(bursts):
         cancel.check()
         for (number, text), ids in zip(group, jax.device_get(burst).tolist(), strict=True):
@@ -171,7 +200,7 @@ def _read_bursts(
             _append_ids(text, ids, tokenizer, ending)
             ready = len(text.text) if text.stopped else _settled_length(text.text, ending.stop)
             if ready > text.shown:
-                show(number, text.text[text.shown : ready])
+                yield number, text.text[text.shown : ready]
                 text.shown = ready
         if all(text.stopped for _, text in group):
             return

@@ -58,8 +58,6 @@ def score(
     check_batch(batch, "windows")
     if not 1 <= stride <= length:
         raise DataError(f"stride={stride} is not between 1 and length={length}")
-    # Built anew: a fine-tuned GPT's own heads are not needed, and `lm` needs no parameters where embeddings are tied.
-    losses = jax.jit(partial(_losses, build(config, ("lm",))))
     totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
     nats = 0.0
     for group in chunks(_windows(documents, tokenizer, length, stride, totals), batch):
@@ -73,7 +71,7 @@ def score(
             fields["mask"][row, :size] = 1
             # The last `new` targets are scored; those before them are context.
             weights_BL[row, size - new : size] = 1.0
-        loss_BL = np.asarray(losses(params, {**fields, "next_weights": weights_BL}), np.float64)
+        loss_BL = np.asarray(_losses(config, params, {**fields, "next_weights": weights_BL}), np.float64)
         nats += float((loss_BL * weights_BL).sum())
     if not totals["tokens"]:
         raise DataError("there is no token to score in the text; give text")
@@ -95,8 +93,10 @@ def score(
     }
 
 
-def _losses(model: Model, params: Params, batch: dict[str, jax.Array]) -> jax.Array:
-    outputs = model.apply({"params": params}, batch)
+@partial(jax.jit, static_argnums=0)
+def _losses(config: GptConfig, params: Params, batch: dict[str, jax.Array]) -> jax.Array:
+    # Built anew: a fine-tuned GPT's own heads are not needed, and `lm` needs no parameters where embeddings are tied.
+    outputs = build(config, ("lm",)).apply({"params": params}, batch)
     assert isinstance(outputs, Outputs)
     lm: TokenLosses = outputs.heads["lm"]
     return lm.loss_BL

@@ -1,6 +1,8 @@
 """The settings of a fine-tuning: a task's recipe, completed by the pretrained run and by the papers' practice."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 from contexture.configs import task
 from contexture.data.config import DataConfig
@@ -8,6 +10,7 @@ from contexture.models.config import ElmoConfig, HeadConfig, ModelConfig
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.options import InitConfig, OptimConfig
+from contexture.train.run_file import read
 
 
 def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 0, random: bool = False) -> Run:
@@ -27,6 +30,32 @@ def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 
         return _as_elmo(base, source.model, data, head, init, random=random)
     base = dataclasses.replace(base, model=_inherited(source.model), data=data, head=head, init=init)
     return _as_gpt(base, task_vocabulary) if source.family == "gpt" else base
+
+
+def load_source_run(source: Path, folder: Path) -> tuple[Run, Path]:
+    """Returns the run that a training in `folder` is initialised from, and its folder.
+
+    Where that folder is gone, the training itself takes its place: one that has a checkpoint resumes without it.
+
+    Raises: ConfigError for a folder that is no run, and one that is the training's own.
+    """
+    if os.path.realpath(folder) == os.path.realpath(source):
+        raise ConfigError(f"--dir {folder} is the run to begin from; give another --dir")
+    try:
+        return read(source).run, source
+    except ConfigError:
+        if source.exists() or not any((folder / "checkpoints").glob("[0-9]*")):
+            raise
+        return read(folder).run, folder
+
+
+def task_run(source: Run, place: Path, folder: str, name: str, *, random: bool = False) -> Run:
+    """Returns the run that fine-tunes `source`, as `finetune_run` does. place: where its tokenizer lies now."""
+    from contexture.data.layouts import with_task_tokens
+    from contexture.data.tokenizers.registry import load_tokenizer
+
+    vocabulary = with_task_tokens(load_tokenizer(place / "tokenizer")).size if source.family == "gpt" else 0
+    return finetune_run(source, folder, name, task_vocabulary=vocabulary, random=random)
 
 
 def pretrain_further(source: Run, base: Run) -> Run:

@@ -1,21 +1,33 @@
 """`python -m contexture COMMAND …`, which is also what `contexture COMMAND …` runs."""
 
+import os
 import sys
 
-from contexture.train.run.limits import check_address_space
+from contexture.train.checkpoints.orbax_logging import silence_orbax
+from contexture.train.run.limits import check_limits
 
 
 def main() -> int:
-    """Runs the command line. The address space is checked before libraries are loaded: under a small `ulimit -v` they
-    abort."""
+    """Runs the command line in a process of its own, which is set up for it: a caller of the Python functions keeps his
+    own settings."""
+    # Before libraries are loaded: under a small `ulimit -v` they abort.
     try:
-        check_address_space()
-    except MemoryError as error:
-        print(f"MemoryError: {error}", file=sys.stderr)
+        check_limits()
+    except (MemoryError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    _keep_compiled_programs()
+    silence_orbax()
     from contexture.cli.main import main
 
     return main()
+
+
+def _keep_compiled_programs() -> None:
+    """Has jax, once it is imported, keep compiled programs between starts, unless the user has set that otherwise."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(home, "contexture", "jax"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 
 if __name__ == "__main__":

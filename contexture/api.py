@@ -1,255 +1,285 @@
-"""The Python functions of `import contexture`: load, evaluate and query runs. Importing this needs no jax.
+"""The Python functions of `import contexture`. Importing this needs no jax."""
 
-The functions take the fields of the requests in `contexture.requests`, which are also the options of the command line.
-"""
-
-import ast
-import functools
-import inspect
-import logging
-import textwrap
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
-from contexture.analysis.results import EmbeddingFile, GeneratedText, RunScore, TokenScore
-from contexture.data.cancel import NEVER, CancelToken
-from contexture.requests import EmbeddingRequest, FillRequest, GenerationRequest, Place, ScoreRequest, several
+from contexture import configs
+from contexture.data.storage import atomic_file
+from contexture.inputs import Examples, as_jsonl, is_paths, records
+from contexture.options import with_options
+from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.options import MeshConfig
+from contexture.train.run.folder import INPUTS
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
-    from contexture.analysis.embed import SplitSentence, Units
     from contexture.data.tokenizers.base import Tokenizer
     from contexture.models.model import Model
     from contexture.models.shapes import Params
+    from contexture.trained_model import TrainedModel
 
-logger = logging.getLogger(__name__)
-Result = dict[str, Any]
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
+Place = str | Path
+Options = Mapping[str, Any]
+"""Settings by their dotted names: {"optim.peak_lr": 1e-4, "steps": 1000}; the options of the command line."""
 
 
-def load(run: str | Path, step: int | None = None) -> "tuple[Model, Params, Tokenizer]":
-    """Loads (model, params, tokenizer) of a run, from its newest good checkpoint or that of `step`.
+def recipe(name: str, options: Options | None = None) -> Run:
+    """Returns the run of a recipe; `contexture recipes` lists the names.
 
-    Use them as `model.apply({"params": params}, batch)` with
-    `batch = contexture.data.layouts.bert_texts(tokenizer, texts, length)`.
+    Example:
+        run = contexture.recipe("bert.tiny", {"data.path": "text/", "steps": 1000})
 
-    Raises: ConfigError for a folder that is no run, CheckpointError where no checkpoint is good.
+    Raises: ConfigError for a name that no recipe has, and options that do not exist or do not fit.
     """
-    from contexture.train import mesh as meshes
-    from contexture.train.checkpoints.transfer import load_parameters
-    from contexture.train.run.data import read_tokenizer
-
-    folder = Path(run)
-    record = read(folder)
-    tokenizer = read_tokenizer(folder, record)
-    meshes.prepare_jax(record.run.model.dtype)
-    mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
-    loaded = load_parameters(folder, record.run, record.labels, mesh, step)
-    return loaded.model, loaded.params, tokenizer
+    return with_options(configs.recipe(name), options or {})
 
 
-def predict(run: str | Path, texts: "Sequence[Any]", *, step: int | None = None) -> list[Result]:
-    """Predicts texts, pairs of texts or lists of words with a fine-tuned run: [{"id", "prediction", "scores"}, …].
+def pretrain(run: Run | str, options: Options | None = None) -> Path:
+    """Trains a run, or resumes it from its newest good checkpoint, and returns its folder.
 
-    For many calls keep a `contexture.train.evaluation.predict.Predictor`.
+    Example:
+        run = contexture.recipe("bert.tiny", {"data.path": "text/", "dir": "runs/mine"})
+        folder = contexture.pretrain(run)
 
-    Raises: as `load`; DataError for an empty text.
+    While it trains, Ctrl-C and SIGTERM are noted and answered between two steps, with everything saved; the C
+    library's allocator is set to keep memory, and Orbax's own messages are silenced.
+
+    Args:
+        run: what `recipe` returns, or the name of a recipe.
+        options: settings that replace those of `run`.
+
+    Raises: ConfigError, DataError and CheckpointError for settings, text and folders; Diverged for a loss that is not
+    finite or rose; Interrupted on SIGTERM and Ctrl-C, with everything saved.
     """
-    from contexture.train.evaluation.predict import Predictor
-
-    return [dict(record) for record in Predictor(run, step=step)(texts)]
-
-
-def call_with_fields(name: str, request: Callable[P, R], function: Callable[[R], T]) -> Callable[P, T]:
-    """Returns a function of a request as one of the request's fields, with their types and documentation."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            made = request(*args, **kwargs)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        return function(made)
-
-    kinds = get_type_hints(request)  # without what the command line reads in them
-    fields = [field.replace(annotation=kinds[field.name]) for field in inspect.signature(request).parameters.values()]
-    call.__signature__ = inspect.Signature(fields, return_annotation=get_type_hints(function)["return"])  # pyright: ignore[reportAttributeAccessIssue]
-    call.__name__ = call.__qualname__ = name
-    options = "\n".join(f"    {name}: {text}" for name, text in _field_docs(request).items())
-    if function.__doc__ and options:
-        call.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n{options}\n"
-    return call
+    base = configs.recipe(run) if isinstance(run, str) else run
+    return _train(with_options(base, options or {}), base)
 
 
-def _field_docs(request: Any) -> dict[str, str]:
-    """Returns field → the string below it in the source of its class; nothing where only bytecode is installed."""
+def finetune(
+    source: Place,
+    task: str = "classify",
+    *,
+    train: "Examples | Place | Sequence[Place]" = (),
+    dev: "Examples | Place | Sequence[Place]" = (),
+    test: "Examples | Place | Sequence[Place]" = (),
+    dir: Place,
+    options: Options | None = None,
+) -> Path:
+    """Fine-tunes a run on a task, in a new run's folder `dir`, or resumes that; returns the folder.
+
+    Example:
+        rows = [("a great film", "good"), ("a bore", "bad")] * 8
+        folder = contexture.finetune("runs/mine", "classify", train=rows, dir="runs/films")
+
+    It changes the process as `pretrain` does.
+
+    Args:
+        source: the folder of the run to begin from.
+        task: classify, regress, tag or choice, or the name of a task that `contexture recipes` lists.
+        train: labelled examples. Files (*.tsv, *.csv, *.jsonl, CoNLL, tfds:NAME); or rows: (text, label), (first,
+            second, label), (words, tags), (text, choices, label), or dicts of columns; or a table of pandas, polars or
+            Arrow.
+        dev: held-out examples, likewise; {"task.dev_fraction": 0.1} among the options holds out a part of train.
+        test: further held-out examples, likewise.
+        dir: the new run's folder.
+        options: settings that replace those of the task's recipe.
+
+    Raises: as `pretrain`.
+    """
+    given = {name: value for name, value in (("train", train), ("dev", dev), ("test", test)) if not _is_empty(value)}
+    base = _task_of(Path(source), Path(dir), task, random=bool((options or {}).get("init.random")))
+    run = with_options(base, {**(options or {}), "dir": str(dir)})
+    return _train(with_options(run, _as_files(given, run.task.kind, Path(dir))), base)
+
+
+def _task_of(source: Path, folder: Path, name: str, *, random: bool) -> Run:
+    from contexture.configs.finetuning import load_source_run, task_run
+
+    run, place = load_source_run(source, folder)
+    return task_run(run, place, str(source), name, random=random)
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, str | list | tuple) and not value)
+
+
+def _as_files(given: Mapping[str, Any], kind: str, folder: Path) -> dict[str, tuple[str, ...]]:
+    """Returns the options that name files of these examples; those in memory are written into the run's folder."""
+    options: dict[str, tuple[str, ...]] = {}
+    for name, examples in given.items():
+        if is_paths(examples):
+            options[f"task.{name}"] = (
+                (str(examples),) if isinstance(examples, str | Path) else tuple(map(str, examples))
+            )
+            continue
+        file = folder / INPUTS / f"{name}.jsonl"
+        _write_inputs(as_jsonl(records(examples, kind, name)), file, folder)
+        options[f"task.{name}"] = (str(file),)
+    return options
+
+
+def _write_inputs(content: bytes, file: Path, folder: Path) -> None:
+    if file.is_file() and file.read_bytes() == content:
+        return
+    if any((folder / "checkpoints").glob("[0-9]*")):
+        raise ConfigError(f"{folder} was trained with another {file.name}; give the same examples, or another dir")
+    if folder.exists() and not (folder / "run.json").exists() and set(folder.iterdir()) - {folder / INPUTS}:
+        raise ConfigError(f"{folder} holds other files and no run.json: it is no run's folder; give another dir")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(file) as part:
+        part.write_bytes(content)
+
+
+def _train(run: Run, base: Run) -> Path:
+    from contexture.train.loop import train
+    from contexture.train.run.divergence import check_not_diverged
+    from contexture.train.run.signals import Signals
+
+    signals = Signals()
     try:
-        body = ast.parse(textwrap.dedent(inspect.getsource(request))).body[0]
-    except OSError:
-        return {}
-    assert isinstance(body, ast.ClassDef)
-    docs = {}
-    for field, below in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            docs[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
-    return docs
+        folder = train(run, base, signals)
+    finally:
+        signals.close()
+    check_not_diverged(folder)
+    return folder
 
 
-def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> Result:
+def evaluate(
+    run: Place,
+    *,
+    dev: "Examples | Place | Sequence[Place]" = (),
+    split: Literal["dev", "test", "train"] = "dev",
+    step: int | str | Sequence[int | str] = (),
+    batch: int = 0,
+    to: Place = "",
+    mesh: MeshConfig = MeshConfig(),  # noqa: B008  # frozen
+) -> dict[str, Any]:
     """Evaluates a run on held-out examples, each once: {"run", "step", "split", "examples", "metrics", …}.
 
-    Raises: as `load`; DataError for a file.
+    Args:
+        run: the run's folder.
+        dev: of a task: labelled examples to evaluate instead of the run's own; files or rows, as in `finetune`.
+        split: of a task: which of the run's own examples.
+        step: checkpoints: their steps, "best", or "all"; empty: the newest good one.
+        batch: sequences at a time; 0: as in training.
+        to: a folder for predictions.jsonl; empty: RUN/evaluations.
+        mesh: of devices; the default: as in training if that fits, else all as copies.
+
+    Raises: ConfigError for a folder that is no run and what does not exist in it, DataError for examples,
+    CheckpointError where no checkpoint is good.
     """
     from contexture.train.evaluation import evaluate
 
-    return dict(evaluate.evaluate_run(request, cancel))
+    with contextlib.ExitStack() as stack:
+        files = _files(dev)
+        if files is None:
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "dev.jsonl"
+            file.write_bytes(as_jsonl(records(dev, read(Path(run)).run.task.kind, "dev")))
+            files = (str(file),)
+        steps = (step,) if isinstance(step, int | str) else tuple(step)
+        try:
+            request = EvaluationRequest(run, split=split, dev=files, step=steps, batch=batch, to=str(to), mesh=mesh)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return dict(evaluate.evaluate_run(request))
 
 
-def fill_masks(request: FillRequest) -> list[list[TokenScore]]:
-    """Predicts the tokens behind each [MASK] of a text: a list of {"token", "score"} for each, best first.
+def _files(given: Any) -> tuple[str, ...] | None:
+    """Returns the files that are given, None for examples in memory."""
+    if _is_empty(given):
+        return ()
+    if not is_paths(given):
+        return None
+    return (str(given),) if isinstance(given, str | Path) else tuple(map(str, given))
 
-    Raises: as `load`; DataError for a text without [MASK].
+
+def predict(run: Place, texts: Any, *, step: int | None = None) -> list[dict[str, Any]]:
+    """Predicts texts with a fine-tuned run: [{"id", "prediction", "scores"}, …]. Keep `open(run)` for many calls.
+
+    Raises: as `TrainedModel.predict`.
     """
-    from contexture.analysis.fill import fill
-
-    imported = read(Path(request.run)).imported
-    if imported and "heads_mlm/bias" in imported.missing:
-        logger.warning("the masked-LM head of this imported run is randomly initialised; train it before using fill")
-    model, params, tokenizer = load(request.run, request.step or None)
-    return fill(model, params, tokenizer, request.text, request.top)
+    return open(run, step).predict([texts] if isinstance(texts, str) else texts)
 
 
-def embed_file(request: EmbeddingRequest, cancel: CancelToken = NEVER) -> EmbeddingFile:
-    """Writes the contextual vectors of each line of a file to *.hdf5 (the original ELMo's layout) or *.npz.
+def open(run: Place, step: int | None = None) -> "TrainedModel":
+    """Loads a run, from its newest good checkpoint or that of `step`, ready for any number of calls.
 
-    The file holds one array for each line, named by the line's number from 0. Returns {"to", "lines", "tokens",
-    "words", "truncated"}: tokens are those that the model read (the rows of all arrays with pool="none"), words those
-    without a BERT's [CLS] and [SEP], truncated the words whose last bytes are not read, or the tokens beyond the
-    model's length.
+    Example:
+        model = contexture.open("runs/mine")
+        vectors = model.embed(["The cat sat.", "It slept."])
 
-    Raises: as `load`; DataError for the files.
+    Raises: ConfigError for a folder that is no run or holds no such checkpoint, CheckpointError where no checkpoint is
+    good.
     """
-    from contexture.analysis.embed import embed, sentence_splitter, vectors_file
+    from contexture.trained_model import TrainedModel
 
-    file, to = Path(request.input), Path(request.to)
-    result: EmbeddingFile = {"to": str(to), "lines": 0, "tokens": 0, "words": 0, "truncated": 0}
-
-    def sentences(split: "Callable[[str], SplitSentence]") -> "Iterator[Units]":
-        for line in lines_of(file, "a sentence"):
-            sentence = split(line)
-            result["tokens"] += len(sentence.units)
-            result["words"] += sentence.own
-            result["truncated"] += sentence.truncated
-            yield sentence.units
-
-    _check_lines(file, "a sentence")
-    with vectors_file(to) as write:  # first: an unwritable place is refused at once
-        model, params, tokenizer = load(request.run, request.step or None)
-        vectors = embed(
-            model,
-            params,
-            tokenizer,
-            sentences(sentence_splitter(model, tokenizer)),
-            layers=request.layers,
-            pool=request.pool,
-            batch=request.batch,
-            stateful=request.stateful,
-            cancel=cancel,
-        )
-        for number, array in enumerate(vectors):
-            write(str(number), array)
-            result["lines"] = number + 1
-    return result
+    return TrainedModel(run, step)
 
 
-def generate_texts(
-    request: GenerationRequest, show: Callable[[int, str], None] | None = None, cancel: CancelToken = NEVER
-) -> list[GeneratedText]:
-    """Continues each prompt with a pretrained GPT: [{"prompt", "text", "tokens", "stopped"}, …].
+def load(run: Place, step: int | None = None) -> "tuple[Model, Params, Tokenizer]":
+    """Loads (model, params, tokenizer) of a run, to compute with them in jax.
 
-    Raises: as `load`; DataError for a prompt.
+    Example:
+        model, params, tokenizer = contexture.load("runs/mine")
+        batch = contexture.data.layouts.text_batch(tokenizer, ["The cat sat.", "It slept."])
+        hidden_BLD = model.apply({"params": params}, batch, only=()).encoding.hidden_BLD
+
+    `only` names the heads to run: a head reads fields of its own (masked tokens, targets). On a TPU or a recent GPU
+    set `jax.default_matmul_precision("float32")` for the numbers of float32.
+
+    Raises: as `open`.
     """
-    from contexture.analysis.generate import generate
+    opened = open(run, step)
+    return opened.model, opened.params, opened.tokenizer
 
-    read(Path(request.run))
-    prompts = several(request.prompt) or tuple(lines_of(Path(request.input), "a prompt"))
-    model, params, tokenizer = load(request.run, request.step or None)
-    return generate(
-        model,
-        params,
-        tokenizer,
-        list(prompts),
-        request.sampling,
-        tokens=request.tokens,
-        stop=several(request.stop),
-        seed=request.seed,
-        batch=request.batch,
-        trained_length=read(Path(request.run)).run.data.length,
-        show=show or (lambda number, text: None),
-        cancel=cancel,
+
+def import_model(
+    format: Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm"],
+    path: Place,
+    to: Place,
+    *,
+    vocabulary: Place = "",
+    lowercase: bool | None = None,
+    gelu: Literal["erf", "tanh"] = "erf",
+    word_splitter: Literal["spaces", "punctuation"] = "spaces",
+) -> Path:
+    """Writes a published model as a run, and returns its folder; the options are those of `contexture import`.
+
+    Raises: ConfigError for an unknown format, DataError for damaged, missing or unknown files.
+    """
+    from contexture.train.interchange.convert import IMPORTERS, import_model
+
+    _check_format(format, IMPORTERS)
+    import_model(
+        format,
+        Path(path),
+        Path(to),
+        vocabulary=str(vocabulary),
+        lowercase=lowercase,
+        gelu=gelu,
+        word_splitter=word_splitter,
     )
+    return Path(to)
 
 
-def score_files(request: ScoreRequest, cancel: CancelToken = NEVER) -> RunScore:
-    """Measures how well a pretrained GPT predicts the text of files: {"run", "loss", "perplexity", …}.
+def export_model(run: Place, format: Literal["hf", "bilm"], to: Place, *, step: int | None = None) -> Path:
+    """Writes a run as files that other libraries read, and returns their folder: hf, what transformers loads; bilm,
+    ELMo as bilm-tf has it.
 
-    Raises: as `load`; DataError for a file.
+    Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
     """
-    from contexture.analysis.score import score
-    from contexture.data.text.sources import expand
+    from contexture.train.interchange.convert import EXPORTERS, export_model
 
-    sources = expand(several(request.input), "input")
-
-    def documents() -> Iterator[str]:
-        for source in sources:
-            parts: list[str] = []
-            for chunk in source.chunks(request.documents):
-                if chunk:
-                    parts.append(chunk)
-                elif parts:  # an empty chunk ends a document
-                    yield "".join(parts)
-                    parts = []
-            if parts:
-                yield "".join(parts)
-
-    model, params, tokenizer = load(request.run, request.step or None)
-    length = request.length or read(Path(request.run)).run.data.length
-    result = score(
-        model, params, tokenizer, documents(), length=length, stride=request.stride, batch=request.batch, cancel=cancel
-    )
-    return {"run": str(request.run), **result}
+    _check_format(format, EXPORTERS)
+    export_model(Path(run), format, Path(to), step)
+    return Path(to)
 
 
-def lines_of(file: Path, what: str) -> Iterator[str]:
-    """Yields the lines of a file, each `what`, without their ends.
-
-    Raises: DataError for a file that cannot be read as text.
-    """
-    from contexture.data.text.sources import lines
-
-    _check_lines(file, what)
-    for _, line in lines(file):
-        yield line.rstrip("\r\n")
-
-
-def _check_lines(file: Place, what: str) -> None:
-    from contexture.data.errors import DataError
-    from contexture.data.plain_files import check_not_packed, check_plain
-
-    check_plain(file)
-    if not Path(file).is_file():
-        raise DataError(f"{file}: no such file; give one with {what} in each line")
-    check_not_packed(file)
-
-
-evaluate = call_with_fields("evaluate", EvaluationRequest, evaluate_run)
-fill = call_with_fields("fill", FillRequest, fill_masks)
-embed = call_with_fields("embed", EmbeddingRequest, embed_file)
-generate = call_with_fields("generate", GenerationRequest, generate_texts)
-score = call_with_fields("score", ScoreRequest, score_files)
+def _check_format(format: str, known: Collection[str]) -> None:
+    if format not in known:
+        raise ConfigError(f"format {format!r} is not one of {', '.join(known)}")

@@ -1,7 +1,6 @@
-"""One request type for each command that trains nothing. The command line, the Python function and its documentation
-come from it. Needs no jax.
+"""One request type for each command that trains nothing: its options, with their help. Needs no jax.
 
-Fields before `KW_ONLY` may be given by position in Python. In a request, `step=0` is the newest good checkpoint.
+In a request, `step=0` is the newest good checkpoint.
 """
 
 from dataclasses import KW_ONLY, dataclass, fields

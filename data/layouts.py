@@ -17,6 +17,7 @@ from contexture.data.binary_files import I64
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, char_ids, word_table
+from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
 
 Batch = dict[str, np.ndarray]
@@ -214,7 +215,7 @@ def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0) -> Batch:
     """
     distinct = sorted({word for words in lines for word in words})
     place = {word: number for number, word in enumerate(distinct, FIRST_WORD)}
-    index = np.zeros((max(rows, len(lines)), _power_of_two(lines)), np.int32)
+    index = np.zeros((max(rows, len(lines)), _length(lines)), np.int32)
     mask = np.zeros_like(index)
     for row, words in enumerate(lines):
         index[row, : len(words)] = [place[word] for word in words]
@@ -222,10 +223,24 @@ def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0) -> Batch:
     return {"types": word_table(char_ids(distinct), 64), "index": index, "mask": mask}
 
 
+def text_batch(tokenizer: Tokenizer, texts: Sequence[str], length: int | None = None) -> Batch:
+    """Texts → the fields that the backbone of the tokenizer's family reads, in as few places as they need.
+
+    length: the most tokens of a text (None: as many as it has); a longer one loses its end.
+    """
+    if isinstance(tokenizer, Words):
+        return elmo_lines([tokenizer.words(text)[:length] for text in texts])
+    if isinstance(tokenizer, WordPiece):
+        longest = max(map(len, tokenizer.encode(texts)), default=0) + 2
+        return bert_texts(tokenizer, texts, max(min(longest, length or longest), 5))
+    lines = [ids[:length] for ids in tokenizer.encode(texts)]
+    return token_lines(lines, len(lines), tokenizer.pad, max(map(len, lines), default=0))
+
+
 def token_lines(lines: Sequence[Sequence[int]], rows: int, pad: int, limit: int) -> Batch:
     """Lines of ids → tokens, segments, mask i32 BL; B is `rows` where there are fewer lines, L the power of two (from 8
     on, at most `limit`) in which they find room."""
-    tokens = np.full((max(rows, len(lines)), min(_power_of_two(lines), limit)), pad, np.int32)
+    tokens = np.full((max(rows, len(lines)), min(_length(lines), limit)), pad, np.int32)
     mask = np.zeros_like(tokens)
     for row, ids in enumerate(lines):
         tokens[row, : len(ids)] = ids
@@ -233,6 +248,11 @@ def token_lines(lines: Sequence[Sequence[int]], rows: int, pad: int, limit: int)
     return {"tokens": tokens, "segments": np.zeros_like(tokens), "mask": mask}
 
 
-def _power_of_two(lines: Sequence[Sequence[object]]) -> int:
-    """Returns the smallest power of two, 8 at least, that is not below any line's length."""
-    return max(8, 1 << (max(map(len, lines), default=0) - 1).bit_length())
+def power_of_two(number: int) -> int:
+    """Returns the smallest power of two that is not below a number."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def _length(lines: Sequence[Sequence[object]]) -> int:
+    """Returns the power of two, 8 at least, in which all lines find room."""
+    return max(8, power_of_two(max(map(len, lines), default=0)))

@@ -122,6 +122,11 @@ class TransformerConfig:
                 "give --model.unroll 1"
             )
 
+    @property
+    def width(self) -> int:
+        """Width of a token's vector in each layer."""
+        return self.hidden
+
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(TransformerConfig):
@@ -231,6 +236,11 @@ class ElmoConfig:
         lstms = 2 * self.layers * self.cells * (9 * self.projection)
         require_parameters_fit(characters + highways + lstms + self.vocab * self.projection)
         require_rate(self, "dropout", "head_dropout")
+
+    @property
+    def width(self) -> int:
+        """Width of a word's vector in each layer: both directions."""
+        return 2 * self.projection
 
 
 ModelConfig = BertConfig | GptConfig | ElmoConfig

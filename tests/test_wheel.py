@@ -19,7 +19,7 @@ import contexture
 from contexture.train.evaluation.predict import Predictor
 
 model, params, tokenizer = contexture.load("run")
-print(type(model).__module__, tokenizer.size, len(contexture.fill("run", "the [MASK] sees the river", top=2)[0]))
+print(type(model).__module__, tokenizer.size, len(contexture.open("run").fill("the [MASK] sees the river", top=2)[0]))
 print(Predictor("task")(["The queen sees the sea."])[0]["prediction"])
 """
 

@@ -38,6 +38,7 @@ from contexture.train.run import data
 from contexture.train.run import folder as directories
 from contexture.train.run.console import logged_to
 from contexture.train.run.folder import steps
+from contexture.train.run.limits import check_limits
 from contexture.train.run.plots import draw_loss
 from contexture.train.run.report import Report, read_metrics
 from contexture.train.run.signals import Interrupted, Signals
@@ -81,8 +82,9 @@ class TrainingSetup:
 def train(run: Run, recipe: Run, signals: Signals) -> Path:
     """Trains `run` in its folder, from its newest good checkpoint if there is one, and returns the folder.
 
-    recipe: the run before the user's options. Raises ConfigError, DataError, CheckpointError; Diverged after
-    optim.max_skipped steps in a row without finite numbers; Interrupted on SIGTERM and Ctrl-C, with everything saved.
+    recipe: the run before the user's options. Raises ConfigError, DataError, CheckpointError; MemoryError or OSError if
+    the system's limits are too low; Diverged after optim.max_skipped steps in a row without finite numbers; Interrupted
+    on SIGTERM and Ctrl-C, with everything saved.
     """
     if not run.dir:
         raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
@@ -91,6 +93,7 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
     folder = Path(run.dir)
     run = run_file.with_absolute_paths(run)
     signals.check()
+    check_limits()
     # Before jax starts its threads.
     cpu_memory.tune_cpu_allocator(activation_floats(run))
     with processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
@@ -104,7 +107,6 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
 
 
 def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
-    meshes.prepare_jax(run.model.dtype)
     mesh = meshes.build(run.mesh)
     agree_on_run(run)
     meshes.check_batch(
@@ -112,7 +114,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
     )
 
     with ExitStack() as stack:
-        stack.enter_context(jax.set_mesh(mesh))
+        stack.enter_context(meshes.use(mesh, run.model.dtype))
         # Refused before the folder is made.
         meshes.describe_attention(run.model, run.data.packed)
         meshes.check_compiler_options(run.mesh, mesh)

@@ -1,8 +1,9 @@
 """Devices: the mesh, where each array lives on it, and which sequences of a batch a process reads."""
 
+import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
 import jax
@@ -17,7 +18,6 @@ from contexture.models.shapes import Params, by_path, dims_of, path_of
 from contexture.models.sharding import MESH_AXES, partition_spec, platform
 from contexture.train.errors import ConfigError
 from contexture.train.options import MeshConfig
-from contexture.train.run.limits import check_limits
 from contexture.train.run.plugin_errors import plugin_errors_in_one_line
 
 T = TypeVar("T")
@@ -41,26 +41,14 @@ _COMPILER_OPTIONS: dict[str, dict[str, str | bool | int]] = {
 """What pays, by platform; docs/accelerators.md has the figures for each."""
 
 
-def prepare_jax(dtype: str) -> None:
-    """Sets jax up, once a process: compiled programs are kept between starts, unless the user has set that otherwise.
+@contextlib.contextmanager
+def use(mesh: Mesh, dtype: str) -> Iterator[None]:
+    """Computes on this mesh within the block, for a model that computes in `dtype`.
 
-    Raises ConfigError if there is no device, MemoryError or OSError if the system's limits are too low.
+    Products of float32 are of float32: by default TPUs and recent GPUs multiply such matrices with fewer bits.
     """
-    check_limits()
-    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        jax.config.update("jax_compilation_cache_dir", os.path.join(home, "contexture", "jax"))
-    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    if precision := matmul_precision(dtype):
-        jax.config.update("jax_default_matmul_precision", precision)
-    find_devices()  # before anything else asks jax for them
-
-
-def matmul_precision(dtype: str) -> str | None:
-    """Returns the precision of products for a model that computes in `dtype`: by default TPUs and recent GPUs multiply
-    float32 matrices with fewer bits."""
-    return "float32" if dtype == "float32" else None
+    with jax.set_mesh(mesh), jax.default_matmul_precision("float32" if dtype == "float32" else None):
+        yield
 
 
 def compiler_options(config: MeshConfig, mesh: Mesh) -> dict[str, str | bool | int]:

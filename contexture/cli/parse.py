@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import tyro
 
 from contexture import requests
-from contexture.cli.suggestions import suggest_option
+from contexture.options import without_replaced
+from contexture.suggestions import suggest_option
 from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 
@@ -98,14 +99,6 @@ def expand_aliases(argv: list[str]) -> list[str]:
 
 
 def apply_exclusive_options(base: Run, argv: list[str]) -> Run:
-    """Returns the recipe without settings that the arguments replace by an alternative of theirs.
-
-    Steps and epochs exclude each other, and so do warm-up steps and a warm-up fraction; a recipe gives one of each.
-    """
-    if find_option(argv, "--epochs"):
-        if find_option(argv, "--steps"):
-            raise ConfigError("--steps and --epochs both say how long to train; give one of them")
-        base = dataclasses.replace(base, steps=0, epochs=base.epochs or 1.0)
-    if find_option(argv, "--optim.warmup") and not find_option(argv, "--optim.warmup-fraction"):
-        base = dataclasses.replace(base, optim=dataclasses.replace(base.optim, warmup_fraction=0.0))
-    return base
+    """Returns the recipe without settings that the arguments replace by an alternative of theirs."""
+    names = ("steps", "epochs", "optim.warmup", "optim.warmup_fraction")
+    return without_replaced(base, {name for name in names if find_option(argv, f"--{name.replace('_', '-')}")})

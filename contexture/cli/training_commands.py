@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +11,7 @@ from contexture.cli.output import Result, StreamingResult, results_alone
 from contexture.cli.parse import apply_exclusive_options, expand_aliases, find_option, parse
 from contexture.requests import NoOptions, PlanRequest, PrepareRequest, ShowRequest, TokenizerRequest
 from contexture.train.config import Run
-from contexture.train.errors import ConfigError, Diverged
+from contexture.train.errors import ConfigError
 from contexture.train.run.signals import Signals, interrupted_at_once
 from contexture.train.run_file import read, to_json
 
@@ -23,7 +22,7 @@ R = TypeVar("R", bound=Run)
 def _recipe(argv: list[str], command: str, kind: type[R] = Run) -> tuple[R, Run, str]:
     """Returns (the run with its overrides, the recipe as it is, the recipe's name). kind: Run, or with more fields."""
     from contexture.configs import recipe
-    from contexture.configs.finetuning import pretrain_further
+    from contexture.configs.finetuning import load_source_run, pretrain_further
 
     name = argv[0] if argv and not argv[0].startswith("-") else ""
     if not name and any(word in ("-h", "--help") for word in argv):
@@ -33,7 +32,7 @@ def _recipe(argv: list[str], command: str, kind: type[R] = Run) -> tuple[R, Run,
     base = recipe(name)
     argv = expand_aliases(argv[1:])
     if folder := find_option(argv, "--init.run"):
-        base = pretrain_further(load_source_run(folder, argv)[0], base)
+        base = pretrain_further(load_source_run(Path(folder), Path(find_option(argv, "--dir") or "."))[0], base)
     base = apply_exclusive_options(base, argv)
     if options := [word for word in argv if word.startswith("--task.")]:
         raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {options[0]} …")
@@ -183,9 +182,7 @@ def finetune_command(argv: list[str]) -> Result | None:
 def _finetuning(argv: list[str]) -> tuple[Run, Run]:
     """Returns (the run with its overrides, its recipe with the model of the run that it is initialised from)."""
     from contexture.configs import task
-    from contexture.configs.finetuning import finetune_run
-    from contexture.data.layouts import with_task_tokens
-    from contexture.data.tokenizers.registry import load_tokenizer
+    from contexture.configs.finetuning import load_source_run, task_run
 
     argv = expand_aliases(argv)
     name = find_option(argv, "--task.name") or find_option(argv, "--task.kind")
@@ -196,31 +193,14 @@ def _finetuning(argv: list[str]) -> tuple[Run, Run]:
         raise ConfigError(f"finetune wants the run to begin from first: {usage}")
     if not name and not any(word in ("-h", "--help") for word in argv):
         raise ConfigError(f"finetune wants a task: {usage}; `contexture recipes` lists the names")
-    source, folder = load_source_run(argv[0], argv)
     name = name or "classify"
-    vocabulary = with_task_tokens(load_tokenizer(folder / "tokenizer")).size if source.family == "gpt" else 0
-    base = finetune_run(source, argv[0], name, task_vocabulary=vocabulary, random="--init.random" in argv)
+    source, place = load_source_run(Path(argv[0]), Path(find_option(argv, "--dir") or "."))
+    base = task_run(source, place, argv[0], name, random="--init.random" in argv)
     base = apply_exclusive_options(base, argv)
     run = parse(Run, argv[1:], "finetune", base)
     if run.task.kind != base.task.kind:
         raise ConfigError(f"task.name={name} does not fit task.kind={run.task.kind}; give one of them")
     return run, base
-
-
-def load_source_run(source: str, argv: list[str]) -> tuple[Run, Path]:
-    """Returns the run that a training is initialised from, and its folder.
-
-    Where that folder is gone, the training itself takes its place: one that has a checkpoint resumes without it.
-    """
-    here, folder = Path(source), Path(find_option(argv, "--dir") or ".")
-    if os.path.realpath(folder) == os.path.realpath(here):
-        raise ConfigError(f"--dir {folder} is the run to begin from; give another --dir")
-    try:
-        return read(here).run, here
-    except ConfigError:
-        if here.exists() or not any((folder / "checkpoints").glob("[0-9]*")):
-            raise
-        return read(folder).run, folder
 
 
 def _train(read_argv: Callable[[], tuple[Run, Run]]) -> Result | None:
@@ -235,24 +215,13 @@ def _train(read_argv: Callable[[], tuple[Run, Run]]) -> Result | None:
             folder = train(run, base, signals)
         import jax
 
-        from contexture.data.tasks.example_store import ExampleStore
-        from contexture.train.run.divergence import FAR, FAR_IN_REGRESSION, diverged_loss, uniform_loss
+        from contexture.train.run.divergence import check_not_diverged
         from contexture.train.run.folder import steps
         from contexture.train.run.report import read_metrics
 
         if jax.process_index() > 0:
             return None
-        record = read(folder)
-        if record.run.objective == "regress":
-            guess, far = ExampleStore.open(folder / "data").splits["train"].answers().var(), FAR_IN_REGRESSION
-        else:
-            guess, far = uniform_loss(record.run, len(record.labels)), FAR
-        if rise := diverged_loss(read_metrics(folder / "metrics.jsonl"), guess, far):
-            raise Diverged(
-                f"the training loss rose from {rise[0]:.4g} in the first step to {rise[1]:.4g} in the last: the run "
-                f"diverged, and is saved in {folder}; try a lower --optim.peak-lr or a longer --optim.warmup in "
-                "another --dir"
-            )
+        check_not_diverged(folder)
         last = {r["split"]: r for r in read_metrics(folder / "metrics.jsonl")}
         return {"run": str(folder), "step": max(steps(folder / "checkpoints"), default=0), **last}
     finally:

@@ -1,7 +1,7 @@
 """Labelled examples from files and TFDS sets: every format gives rows, and one function makes Examples of rows."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -13,7 +13,7 @@ from contexture.data.tasks.conll import conll
 from contexture.data.tasks.examples import Example
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.odd_rows import RowReader, is_quoted
-from contexture.data.tasks.tables import Table, objects, separated
+from contexture.data.tasks.tables import Table, objects, separated, table_of_records
 from contexture.data.text import tfds
 from contexture.data.text.sources import Source, TextFile, shared
 
@@ -97,6 +97,19 @@ def examples(
             yield example
     if empty:
         raise DataError(f"{path}: no row in the file but its header; give a row for each example")
+
+
+def examples_of(records: Sequence[Mapping[str, object]], task: TaskConfig) -> list[Example]:
+    """Returns records by column as examples without labels, in their order.
+
+    Raises: DataError for an invalid record, and for missing columns.
+    """
+    table = table_of_records("text", lambda: enumerate(map(dict, records)), "every text is a dict of columns")
+    columns = find_columns(table, task, labelled=False)
+    # Dicts have columns by name, whatever the training set's file had.
+    return [
+        RowReader(f"text:{number}", f"text:{number}", None).example(row, columns) for number, row in enumerate(records)
+    ]
 
 
 def open_source(path: str) -> Source:

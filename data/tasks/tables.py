@@ -3,14 +3,14 @@
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
 from contexture.data.errors import DataError
-from contexture.data.text.sources import decoded_lines, json_records
+from contexture.data.text.sources import JsonObject, decoded_lines, json_records
 
 LONGEST_FIELD = 1 << 24
 """Characters of a field of a *.csv: a longer one is taken for a quote that is never closed."""
@@ -103,22 +103,32 @@ def usual_width(rows: Iterable[tuple[int, Sequence[str] | DataError]]) -> tuple[
 
 
 def objects(path: Path) -> Table:
-    """Returns the table of a *.jsonl, an object a line. The columns are the keys that half of the first objects have. A
-    line that is no object comes as a DataError with file:line."""
+    """Returns the table of a *.jsonl, an object a line. A line that is no object comes as a DataError with
+    file:line."""
+    return table_of_records(str(path), lambda: json_records(path, _EXPECTED), _EXPECTED)
+
+
+def table_of_records(
+    where: str, records: Callable[[], Iterator[tuple[int, JsonObject | DataError]]], expected: str
+) -> Table:
+    """Returns the table of (number, record). The columns are the keys that half of the first records have.
+
+    Raises: DataError without a record, with what is `expected`.
+    """
     keys: Counter[str] = Counter()
     lines: list[int] = []
     odd: DataError | None = None
-    for number, record in islice(json_records(path, _EXPECTED), FIRST_ROWS):
+    for number, record in islice(records(), FIRST_ROWS):
         if isinstance(record, DataError):
             odd = odd or record
         else:
             keys.update(record.keys())
             lines.append(number)
     if not lines:
-        raise odd or DataError(f"{path}: no row in the file; {_EXPECTED}")
+        raise odd or DataError(f"{where}: no row in the file; {expected}")
     # Not the first object's keys alone: one odd object would then make all others odd.
     names = tuple(key for key, count in keys.items() if 2 * count >= len(lines))
-    return Table(str(path), f"{path}:{lines[0]}", names, 0, json_records(path, _EXPECTED))
+    return Table(where, f"{where}:{lines[0]}", names, 0, records())
 
 
 def listed(names: Sequence[str]) -> str:

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, overload
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files, wordpiece
+from contexture.data.tokenizers.text_encoder import TextEncoder
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 
@@ -36,8 +37,12 @@ class Tokenizer(Protocol):
         """The token for text that no other spells; None where every text is spelled, or such text is an error."""
         ...
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Texts → ids, without special tokens; one that is spelled out in text is text."""
+    @overload
+    def encode(self, texts: str) -> list[int]: ...  # pyright: ignore[reportOverlappingOverload]  # a str is a sequence
+    @overload
+    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode(self, texts: str | Sequence[str]) -> list[int] | list[list[int]]:
+        """One text → its ids; several → the ids of each. Without special tokens; one that is spelled out is text."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -65,7 +70,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class WithAddedTokens:
+class WithAddedTokens(TextEncoder):
     """A vocabulary with special tokens behind it; all other ids stay. Text that spells one of them is text."""
 
     def __init__(self, base: Tokenizer, names: Sequence[str]) -> None:
@@ -76,7 +81,7 @@ class WithAddedTokens:
         self.specials: Mapping[str, int] = {name: base.size + place for place, name in enumerate(names)}
         self.fingerprint = tokenizer_files.fingerprint(self.kind, base=base.fingerprint, specials=self.names)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self.base.encode(texts)
 
     def decode(self, ids: Iterable[int]) -> str:

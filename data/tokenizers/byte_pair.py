@@ -19,6 +19,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files, word_counts
+from contexture.data.tokenizers.text_encoder import TextEncoder
 
 END = "<|endoftext|>"
 BYTE_FILES = ("encoder.json", "vocab.bpe")
@@ -41,7 +42,7 @@ _BLANKS = re.compile(r"\s+")
 _LINES = re.compile(r" ?\n ?")
 
 
-class ByteBPE:
+class ByteBPE(TextEncoder):
     """GPT-2's tokenizer (encoder.py): its pattern cuts words with the space before them, whose bytes are joined by the
     merges, best first. Every text is spelled, and comes back as it was.
 
@@ -72,7 +73,7 @@ class ByteBPE:
         """Raises: DataError where one of the two files is missing or damaged, or they do not belong together."""
         return ByteBPE(*read_pair(folder, *names), where=str(folder / names[0]))
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
         # Cut into words here, so that each distinct one is encoded once.
         return tokenizer_files.encode_words(
@@ -99,7 +100,7 @@ class ByteBPE:
         tokenizer_files.save(folder, self.files())
 
 
-class Gpt1BPE:
+class Gpt1BPE(TextEncoder):
     """GPT-1's tokenizer (finetune-transformer-lm, text_utils.py): ftfy mends the text, dashes, dots and runs of marks
     are normalised, words are lower-cased and spelled by the merges; `</w>` ends a word, and a line end is a word.
 
@@ -149,7 +150,7 @@ class Gpt1BPE:
         """Raises: DataError where one of the two files is missing or damaged, or they do not belong together."""
         return Gpt1BPE(*read_pair(folder, *names), where=str(folder / names[0]), cleaned=cleaned)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens; what no token spells is `<unk>`."""
         if self.cleaned == "transformers":
             return _ids(self._tokenizer, list(texts))

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files
+from contexture.data.tokenizers.text_encoder import TextEncoder
 
 FILE = "characters.json"
 
 
-class Characters:
+class Characters(TextEncoder):
     """A token for each character; a character outside the vocabulary is an error."""
 
     kind = "characters"
@@ -51,7 +52,7 @@ class Characters:
             raise DataError(f"{file}: not a vocabulary; it wants a list of characters")
         return Characters(cast(list[str], characters), str(file))  # which looks at each of them
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids. Raises: DataError for a character that is not in the vocabulary."""
         return [self._encode(text) for text in texts]
 

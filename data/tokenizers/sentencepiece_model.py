@@ -9,6 +9,7 @@ from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
 from contexture.data.protobuf import Value, message_fields
 from contexture.data.tokenizers import tokenizer_files, word_counts
+from contexture.data.tokenizers.text_encoder import TextEncoder
 
 FILE = "sentencepiece.model"
 KINDS = ("sentencepiece-unigram", "sentencepiece-bpe")
@@ -26,7 +27,7 @@ _UNLEARNED = re.compile(rf"[\0\t\n{_SPACE}\u2585]+")
 """Characters that the learner reserves; bytes spell them."""
 
 
-class SentencePiece:
+class SentencePiece(TextEncoder):
     """A model of the sentencepiece library.
 
     A model that keeps text as it is (no normalising, no space added or taken away, bytes for text that no piece spells)
@@ -78,7 +79,7 @@ class SentencePiece:
         except OSError as error:
             raise DataError(f"{file}: cannot be read ({error.strerror}); give a *.model file") from None
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without control tokens, on all cores."""
         if not self.lossless:
             return self._processor.encode(list(texts))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files
 from contexture.data.tokenizers.elmo_char_ids import WIDTH, char_ids
+from contexture.data.tokenizers.text_encoder import TextEncoder
 
 BEGIN, END, UNK = SPECIAL = ("<S>", "</S>", "<UNK>")
 VOCABULARY = "vocab.txt"
@@ -25,7 +26,7 @@ _NO_WORD = "!!!MAXTERMID"
 _SPACE = re.compile(r"\s")
 
 
-class Words:
+class Words(TextEncoder):
     """A vocabulary of words. `split` says how a text is split into words.
 
         spaces       at white space, for text that is tokenised already, as the original expects it
@@ -74,7 +75,7 @@ class Words:
             lines = [line for line in lines if line != _NO_WORD]
         return Words(lines, split, str(file))
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, `<UNK>` for a word that is not in the vocabulary."""
         return [[self.ids.get(word, self.unk) for word in self.words(text)] for text in texts]
 

@@ -13,6 +13,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files, word_counts
+from contexture.data.tokenizers.text_encoder import TextEncoder
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200
@@ -23,7 +24,7 @@ _CLEANED = re.compile(r" [.?!,]| ' ")
 _SPACE = re.compile(" ")
 
 
-class WordPiece:
+class WordPiece(TextEncoder):
     """The tokenizer of google-research/bert (tokenization.py): clean, space CJK characters, lower-case and strip
     accents (`lowercase`), split at white space and punctuation, then the longest piece first, `##` inside a word.
 
@@ -78,7 +79,7 @@ class WordPiece:
         longest = {} if self.longest_word == LONGEST_WORD else {"longest_word": self.longest_word}
         return {"lowercase": self.lowercase, **longest}
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 

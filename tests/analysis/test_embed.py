@@ -10,12 +10,10 @@ import pytest
 
 import contexture
 from contexture.analysis.embed import embed as vectors_of
-from contexture.api import embed_file
 from contexture.data.tokenizers.wordpiece import wordpiece
-from contexture.requests import EmbeddingRequest
+from contexture.train.run.signals import Signals
 from tests.conftest import ROOT
-from tests.helpers.cancel import Calling
-from tests.helpers.commands import run_command
+from tests.helpers.commands import json_of, run_command
 from tests.helpers.parity_rule import assert_close, assert_differs, close
 
 Opened = tuple[Any, Any, Any]
@@ -49,6 +47,10 @@ def whole(opened: Opened) -> list[np.ndarray]:
     return list(vectors_of(*opened, [line.split() for line in TEXT], batch=7))
 
 
+def _embed(run: Path, file: Path, to: Path, *options: object) -> dict[str, Any]:
+    return json_of("embed", run, "--input", file, "--to", to, *options)
+
+
 def in_hdf5(file: Path) -> dict[str, np.ndarray]:
     with h5py.File(file) as opened:
         return {str(name): np.asarray(opened[name]) for name in opened}
@@ -56,7 +58,7 @@ def in_hdf5(file: Path) -> dict[str, np.ndarray]:
 
 def test_both_kinds_of_file_hold_every_line_s_vectors(elmo_run, text, whole, tmp_path):
     """By the line's number, [layers, words, width], in single precision; a word that is cut is counted."""
-    summaries = [contexture.embed(elmo_run, text, tmp_path / name, batch=7) for name in ("v.hdf5", "v.npz")]
+    summaries = [_embed(elmo_run, text, tmp_path / name, "--batch", 7) for name in ("v.hdf5", "v.npz")]
     lines = [line.split() for line in TEXT]
     for result, name in zip(summaries, ("v.hdf5", "v.npz"), strict=True):
         words = sum(map(len, lines))
@@ -121,8 +123,8 @@ def test_lines_are_alone_unless_the_model_is_stateful(elmo_run, opened: Opened, 
     """Then line n goes on from line n - batch."""
     (tmp_path / "text.txt").write_text("the cat sees\nthat bird\n" * 2, "utf-8")
     file = tmp_path / "text.txt"
-    contexture.embed(elmo_run, file, tmp_path / "alone.hdf5", batch=2)
-    contexture.embed(elmo_run, file, tmp_path / "on.hdf5", batch=2, stateful=True)
+    _embed(elmo_run, file, tmp_path / "alone.hdf5", "--batch", 2)
+    _embed(elmo_run, file, tmp_path / "on.hdf5", "--batch", 2, "--stateful")
     alone, on = in_hdf5(tmp_path / "alone.hdf5"), in_hdf5(tmp_path / "on.hdf5")
     for first, second in (("0", "2"), ("1", "3")):
         assert np.array_equal(alone[first], alone[second])
@@ -165,7 +167,7 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
     file.write_text("\n".join(lines) + "\n", "utf-8")
     model, params, tokenizer = contexture.load(run)
     bert, length = name == "run_format_1", model.backbone.config.length
-    summary = contexture.embed(run, file, tmp_path / "v.npz", batch=2)
+    summary = _embed(run, file, tmp_path / "v.npz", "--batch", 2)
     actual = np.load(tmp_path / "v.npz")
     kept = [ids[: length - 2 * bert] for ids in tokenizer.encode(lines)]
     assert (
@@ -189,14 +191,7 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
     expected = {"mean": lambda x: x.mean(0), "mean-words": lambda x: x[own].mean(0), "last": lambda x: x[own][-1]}
     for pool, of in (expected | ({"cls": lambda x: x[0]} if bert else {})).items():
         to = tmp_path / f"{pool}.npz"
-        counted = contexture.embed(
-            run,
-            file,
-            to,
-            pool=pool,  # pyright: ignore[reportArgumentType]
-            layers="last",
-            batch=2,
-        )
+        counted = _embed(run, file, to, "--pool", pool, "--layers", "last", "--batch", 2)
         assert {**counted, "to": ""} == {**summary, "to": ""}
         pooled = np.load(to)
         for number in ("0", "2"):
@@ -222,7 +217,7 @@ def test_what_a_family_does_not_have_is_said(text, tmp_path, capsys, name, words
 
 
 @pytest.mark.parametrize("name", ["v.npz", "v.hdf5"])
-def test_nothing_is_left_of_what_was_stopped(elmo_run, text, tmp_path, name):
+def test_nothing_is_left_of_what_was_stopped(elmo_run, text, tmp_path, capsys, monkeypatch, name):
     """By a signal between two batches."""
     seen = []
 
@@ -231,6 +226,7 @@ def test_nothing_is_left_of_what_was_stopped(elmo_run, text, tmp_path, name):
         if len(seen) == 3:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        embed_file(EmbeddingRequest(elmo_run, text, tmp_path / name, batch=1), Calling(check))
+    monkeypatch.setattr(Signals, "check", lambda signals: check())
+    code, err = run_command(capsys, "embed", elmo_run, "--input", text, "--to", tmp_path / name, "--batch", 1)
+    assert (code, err) == (130, "Ctrl-C")
     assert seen[-1] and not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contexture
-from contexture.analysis.generate import _settled_length, generate
+from contexture.analysis.generate import _settled_length, finish, generate, stream
 from contexture.analysis.score import score
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
@@ -21,7 +21,7 @@ from contexture.models import decode
 from contexture.models.config import BertConfig, GptConfig, Sampling
 from contexture.models.model import build
 from contexture.train.run_file import read
-from tests.helpers.commands import done
+from tests.helpers.commands import done, json_of
 from tests.helpers.parity_rule import assert_close
 
 Opened = tuple[Any, Any, Any]
@@ -76,8 +76,8 @@ def test_a_text_ends_at_the_end_token_before_a_stop_text_or_at_its_length(writer
     assert free["stopped"] == "length" and free["tokens"] == 20
     word = free["text"][5:8]
     pieces: list[str] = []
-    cut = generate(*writer, ["the"], Sampling(temperature=0.0), tokens=20, stop=[word, "never"],
-                   show=lambda line, text: pieces.append(text))[0]  # fmt: skip
+    work = stream(*writer, ["the"], Sampling(temperature=0.0), tokens=20, stop=[word, "never"])
+    cut = finish(work, lambda part: pieces.append(part[1]))[0]
     assert cut["stopped"] == "stop" and cut["text"] == free["text"][: free["text"].index(word)] == "".join(pieces)
     ids = np.array(tokenizer.encode(["the" + free["text"]])[0])
     table[tokenizer.end] = table[ids[-1]] * 3  # the end is now likelier than that token
@@ -216,7 +216,7 @@ def test_the_commands_write_and_score(gpt_run, door, tmp_path):
     plain = door("generate", gpt_run, "--prompt", "The cat", "--tokens", "9", "--seed", "1")
     assert plain.stdout == "The cat" + texts[0]["text"] + "\n" and texts[0]["tokens"] == 9
     (tmp_path / "a.txt").write_text("The cat sees the river.\n\nMy brother paints.\n", "utf-8")
-    result = contexture.score(gpt_run, str(tmp_path / "a.txt"), documents="blank_lines")
+    result = json_of("score", gpt_run, "--input", tmp_path / "a.txt", "--documents", "blank_lines")
     assert result["documents"] == 2 and 1 < result["perplexity"] < 300
 
 
@@ -255,9 +255,9 @@ def test_half_a_character_is_one_clear_line(gpt_run, tiny_run):
         (["a", 3], "prompt 1: 3 is no text"),
     ):
         with pytest.raises(DataError, match=message):
-            contexture.generate(gpt_run, prompts)
+            contexture.open(gpt_run).generate(prompts)
     with pytest.raises(DataError, match="the text: half a character"):
-        contexture.fill(tiny_run, "a \ud800 [MASK]")
+        contexture.open(tiny_run).fill("a \ud800 [MASK]")
 
 
 def test_characters_count_what_is_scored_alone(tmp_path):
@@ -269,7 +269,7 @@ def test_characters_count_what_is_scored_alone(tmp_path):
     )
     done("pretrain", "gpt.tiny", "--data.path", tmp_path / "a.txt", *words.split(), "--dir", tmp_path / "r")
     (tmp_path / "b.txt").write_text("ab\n\na\n\nbab\n\n", "utf-8")
-    result = contexture.score(tmp_path / "r", str(tmp_path / "b.txt"), documents="blank_lines")
+    result = json_of("score", tmp_path / "r", "--input", tmp_path / "b.txt", "--documents", "blank_lines")
     assert result["documents"] == 3 and result["tokens"] == result["bytes"]
     assert_close(result["bits_per_byte"], result["loss"] / math.log(2), rtol=1e-6)
     assert "neither scored nor counted" in result["convention"]

@@ -1,13 +1,9 @@
-"""Requests: what the command line and the Python functions make of the same options."""
-
-import inspect
+"""Requests: what the command line makes of options."""
 
 import pytest
 
-import contexture
-from contexture import api
 from contexture.cli.parse import parse
-from contexture.requests import FillRequest, GenerationRequest, several
+from contexture.requests import GenerationRequest, several
 from contexture.train.errors import ConfigError
 
 
@@ -28,18 +24,3 @@ def test_prompts_are_texts_also_an_empty_one(argv: list[str], prompts: tuple[str
 def test_prompts_come_from_one_place(argv: list[str]):
     with pytest.raises(ConfigError, match="give --prompt TEXT, or --input FILE"):
         parse(GenerationRequest, ["run", *argv], "generate")
-
-
-def test_functions_have_the_fields_of_their_request_and_its_documentation():
-    assert list(inspect.signature(contexture.fill).parameters) == ["run", "text", "top", "step"]
-    shown = str(contexture.fill.__doc__)
-    assert "Args:" in shown and "top: Tokens for each." in shown
-
-
-def test_functions_work_where_only_bytecode_is_installed(monkeypatch):
-    def no_source(what: object) -> str:
-        raise OSError("could not get source code")
-
-    monkeypatch.setattr(inspect, "getsource", no_source)
-    fill = api.call_with_fields("fill", FillRequest, api.fill_masks)
-    assert fill.__doc__ == api.fill_masks.__doc__

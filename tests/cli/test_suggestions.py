@@ -6,8 +6,8 @@ from dataclasses import is_dataclass
 import pytest
 
 from contexture import requests
-from contexture.cli.suggestions import _OTHER_NAMES, suggest_option
 from contexture.configs import recipe, task
+from contexture.suggestions import _OTHER_NAMES, suggest_option
 from contexture.train.config import fields
 
 OPTIONS = [name.replace("_", "-") for name in fields(recipe("bert.tiny"))]

@@ -1,7 +1,11 @@
 """Commands called in the process of the test: done, refused, on so many devices."""
 
+import contextlib
+import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import pytest
@@ -21,6 +25,14 @@ def devices(count: int) -> Iterator[None]:
 def done(*words: object) -> None:
     """One command in this process, which succeeds."""
     assert cli.main([str(word) for word in words]) == 0, words
+
+
+def json_of(*words: object) -> dict[str, Any]:
+    """What --json prints of one command in this process, which succeeds."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        done(*words, "--json")
+    return json.loads(out.getvalue())
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:

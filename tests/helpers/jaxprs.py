@@ -1,11 +1,10 @@
 """The operations that jax traces a function into."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn
 
-
-def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+def equations(jaxpr: Any) -> Iterator[Any]:
     """All equations, those of inner functions and loops too."""
     for equation in jaxpr.eqns:
         yield equation

@@ -80,7 +80,7 @@ def test_gpt1_s_shards_are_cut_into_its_tensors(gpt1, tmp_path):
                 value = value[name]
             assert np.array_equal(value[layer], tensor[0] if tensor.ndim == 3 else tensor), path
     assert tokenizer.kind == "gpt1-bpe" and tokenizer.encode(["Ab a"]) == [[5, 3]]
-    (text,) = contexture.generate(tmp_path / "run", "ab", tokens=3, temperature=0.0)
+    text = contexture.open(tmp_path / "run").generate("ab", tokens=3, temperature=0.0)
     assert text["prompt"] == "ab" and text["tokens"] == 3
 
 

@@ -98,7 +98,7 @@ def test_an_imported_run_is_a_run_like_any_other(door, task_files, task_words, f
     """It is fine-tuned, over four devices, and what comes of that goes out and comes in again."""
     run, tuned = tmp_path / "run", tmp_path / "tuned"
     assert cli.main(["import", "hf", str(folder), "--to", str(run)]) == 0
-    (mask,) = contexture.fill(run, "the cat [MASK] .", top=2)
+    (mask,) = contexture.open(run).fill("the cat [MASK] .", top=2)
     assert len(mask) == 2
     words = [*task_words("classify"), "--data.length", "16", "--steps", "2", "--dir", tuned]
     words[1] = run

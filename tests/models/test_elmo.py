@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import contexture
 from contexture.data.config import DataConfig
 from contexture.data.layouts import elmo_lines
 from contexture.data.pretraining.bilm_lanes import FIELDS, HeldOutLanes, LaneBatches
@@ -30,6 +29,7 @@ from contexture.train.optim.optimizers import optimizer
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create, evaluation_step, train_step
+from tests.helpers.commands import json_of
 from tests.helpers.parity_rule import assert_close, assert_differs, close
 
 CONFIG = ElmoConfig(
@@ -386,8 +386,8 @@ def test_the_original_s_vectors_for_its_own_sentences(shared, published_elmo, tm
     sentences = json.loads((golden / "lm_embeddings_sentences.json").read_text("utf-8"))
     lines = [of[number] for number in range(10) for of in sentences]
     (tmp_path / "text.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    options: Any = {"layers": "last", "batch": 3, "stateful": True}
-    summary = contexture.embed(published_elmo, tmp_path / "text.txt", tmp_path / "v.hdf5", **options)
+    to = ("--input", tmp_path / "text.txt", "--to", tmp_path / "v.hdf5")
+    summary = json_of("embed", published_elmo, *to, "--layers", "last", "--batch", 3, "--stateful")
     assert summary["lines"] == 30
     with h5py.File(tmp_path / "v.hdf5") as ours:
         for k in range(3):

@@ -142,10 +142,10 @@ def test_a_file_and_texts_at_hand_are_answered_alike(task_run, task_files, tmp_p
 
 
 def test_gaps_are_filled_by_likelihood(capsys, tiny_run):
-    gaps = contexture.fill(tiny_run, "The [MASK] sees the river. [MASK] old man.", top=3)
+    gaps = contexture.open(tiny_run).fill("The [MASK] sees the river. [MASK] old man.", top=3)
     assert [len(gap) for gap in gaps] == [3, 3]
     assert all(0 < b["score"] <= a["score"] < 1 for gap in gaps for a, b in zip(gap, gap[1:], strict=False))
-    whole = contexture.fill(tiny_run, "The [MASK] sees", top=10**6)[0]
+    whole = contexture.open(tiny_run).fill("The [MASK] sees", top=10**6)[0]
     assert sum(piece["score"] for piece in whole) == pytest.approx(1.0, abs=1e-5)
     assert cli.main(["fill", str(tiny_run), "--text", "the [MASK]"]) == 0
     assert "masks 1\n  token" in capsys.readouterr().out

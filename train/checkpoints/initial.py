@@ -16,7 +16,7 @@ from contexture.models.interchange.renaming import nested
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import host_digest
 from contexture.train.checkpoints.manager import FORMAT, text_digest
-from contexture.train.checkpoints.orbax_logging import quiet_orbax
+from contexture.train.checkpoints.orbax_logging import orbax_silenced
 
 Array = np.ndarray
 _CHUNK_BYTES = 16 << 20
@@ -71,7 +71,6 @@ def write_first(run: Path, leaves: Mapping[str, Leaf], seed: int) -> None:
 
     Raises OSError, and the errors of making a leaf.
     """
-    quiet_orbax()
     words: dict[str, int] = {}
 
     def made(path: str, leaf: Leaf) -> Leaf:
@@ -91,7 +90,7 @@ def write_first(run: Path, leaves: Mapping[str, Leaf], seed: int) -> None:
     registry = type_handlers.create_type_handler_registry((Leaf, handler))
     chunked = nested({path: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for path in by_name})
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as writer:
+        with orbax_silenced(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as writer:
             writer.save((step / "state").absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunked))
     except BaseException:
         if handler.failed:

@@ -34,7 +34,7 @@ from contexture.data.storage import numbered
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import digests
 from contexture.train.checkpoints.late_evaluation import text_digest, with_evaluation, write
-from contexture.train.checkpoints.orbax_logging import quiet_orbax
+from contexture.train.checkpoints.orbax_logging import orbax_silenced, silence_orbax
 from contexture.train.distributed import processes
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.metrics import saved_rank
@@ -99,13 +99,12 @@ def _stored(state: Any) -> dict[str, object]:
 
 def _read_arrays(directory: Path, expected: Any, prefix: str) -> Any:
     """Returns arrays of `expected`'s shapes and shardings, of the stored tree under prefix ('' for all of it)."""
-    quiet_orbax()
     restore = ocp.checkpoint_utils.construct_restore_args
     target = {prefix: expected} if prefix else _stored(expected)
     arguments = ocp.args.PyTreeRestore(target, restore_args=restore(target), partial_restore=bool(prefix))
     try:
         # Not by a Checkpointer, whose restore ends with a barrier: one process may fail here and the others not.
-        with contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
+        with orbax_silenced(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
             restored = reader.restore(epath.Path(directory / "state").absolute(), args=arguments)
     except Exception as error:
         raise CheckpointError(f"item state: cannot be read ({_first_line(error)})") from None
@@ -257,7 +256,7 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            quiet_orbax()
+            silence_orbax()
             # What a killed process was writing: the run's lock is held, so nobody is writing it now.
             if jax.process_index() == 0:
                 for left in self.directory.glob("*.orbax-checkpoint-tmp*"):

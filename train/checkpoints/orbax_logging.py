@@ -1,5 +1,6 @@
 """Silences Orbax, which prints each failure many times."""
 
+import contextlib
 import functools
 import logging
 import sys
@@ -7,17 +8,18 @@ import threading
 import traceback
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 
-@functools.cache
-def quiet_orbax() -> None:
-    """Silences Orbax's messages about failures, for the rest of the process, and no others.
+@contextlib.contextmanager
+def orbax_silenced() -> Iterator[None]:
+    """Silences Orbax's messages about failures, and no others, within the block.
 
     Orbax raises its failures, and prints them too: from its writing threads at once, and by the hundred from coroutines
     and event loops that are left behind, some of them much later. One line for the error that was raised is enough.
     """
-    thread_hook, unraisable_hook, hook = threading.excepthook, sys.unraisablehook, sys.excepthook
+    hooks = thread_hook, unraisable_hook, hook = threading.excepthook, sys.unraisablehook, sys.excepthook
 
     def of_orbax(value: BaseException | None, trace: types.TracebackType | None) -> bool:
         late = "Event loop is closed" in str(value)
@@ -35,7 +37,23 @@ def quiet_orbax() -> None:
         if "Event loop is closed" not in str(value):
             hook(kind, value, trace)
 
-    threading.excepthook, sys.unraisablehook, sys.excepthook = of_thread, unraisable, raised
-    for noisy in ("absl", "orbax", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
+    loggers = [logging.getLogger(name) for name in ("absl", "orbax", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        threading.excepthook, sys.unraisablehook, sys.excepthook = of_thread, unraisable, raised
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
+        try:
+            yield
+        finally:
+            threading.excepthook, sys.unraisablehook, sys.excepthook = hooks
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+@functools.cache
+def silence_orbax() -> None:
+    """Silences Orbax for the rest of the process: for the command line and for training, where its threads go on
+    writing after the call that started them."""
+    orbax_silenced().__enter__()

@@ -23,8 +23,8 @@ from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.models.model import Model, Outputs, example
 from contexture.models.shapes import Params
-from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
+from contexture.train import run_file
 from contexture.train.checkpoints import manager
 from contexture.train.checkpoints.transfer import find_step, load_parameters
 from contexture.train.config import Run
@@ -137,7 +137,6 @@ def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> Eva
     """
     folder = request.folder
     record = run_file.read(folder)
-    cpu_memory.tune_cpu_allocator()
     with processes.joined(request.mesh, lambda: manager.steps(folder / "checkpoints")):
         return _evaluate_run(folder, record, request, cancel)
 
@@ -146,14 +145,14 @@ def _evaluate_run(
     folder: Path, record: RunRecord, request: EvaluationRequest, cancel: CancelToken
 ) -> EvaluationResult:  # fmt: skip
     run = record.run
-    meshes.prepare_jax(run.model.dtype)
+    meshes.find_devices()  # before anything else asks jax for them
     agree_on_run(run)
     options = {name: value for name, value in dataclasses.asdict(request).items() if name != "run"}
     processes.agree({"options": options}, "start all processes by one command")
     mesh = _mesh(request.mesh, run)
     steps = _steps_request(folder, request.steps, run.evaluate.metric)
     results: list[CheckpointResult] = []
-    with jax.set_mesh(mesh), open_request(folder, record, request, mesh, cancel) as (held_out, store):
+    with meshes.use(mesh, run.model.dtype), open_request(folder, record, request, mesh, cancel) as (held_out, store):
         objective = objective_of(run)
         truncated = report_truncated(held_out)
         agree_on_content(folder, run, held_out.tokenizer, store)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Required, TypedDict
 
@@ -14,17 +14,18 @@ from jax.sharding import Mesh
 from contexture.data.batches import iterate
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.data.layouts import power_of_two
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.encode_examples import check_batch, chunks, encode_chunk, in_memory, reader, same_shape
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels
-from contexture.data.tasks.read_examples import check_sources, examples
+from contexture.data.tasks.read_examples import check_sources, examples, examples_of
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
-from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
+from contexture.train import run_file
 from contexture.train.checkpoints.transfer import Loaded, find_step, load_parameters
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.predictions import Prediction, PredictionCollector
@@ -78,9 +79,14 @@ class Predictor:
         *,
         step: int | None = None,
         batch: int = 64,
+        mesh: Mesh | None = None,
+        loaded: Loaded | None = None,
     ) -> None:
-        """Raises ConfigError if the folder is no fine-tuned run or holds no checkpoint, CheckpointError if no
-        checkpoint is good, DataError for a batch of no sequences or too many."""
+        """mesh: None for all devices. loaded: the run's parameters on this mesh, where they are loaded already.
+
+        Raises ConfigError if the folder is no fine-tuned run or holds no checkpoint, CheckpointError if no checkpoint
+        is good, DataError for a batch of no sequences or too many.
+        """
         check_batch(batch, "examples")
         self.folder = Path(run)
         record = run_file.read(self.folder)
@@ -90,15 +96,13 @@ class Predictor:
         if self.run.task.kind == "off":
             raise ConfigError(f"{run} was pretrained and not fine-tuned for a task: contexture finetune {run} --task …")
         find_step(self.folder, step)
-        cpu_memory.tune_cpu_allocator()
-        meshes.prepare_jax(self.run.model.dtype)
         self.labels: tuple[str, ...] = record.labels
         self.pair: bool | None = record.pair
         self.tokenizer: Tokenizer = read_tokenizer(self.folder, record)
-        self.mesh: Mesh = meshes.build(MeshConfig())
-        self.batch = meshes.round_up_to_devices(self.mesh, batch)
-        with jax.set_mesh(self.mesh):
-            self.loaded: Loaded = load_parameters(self.folder, self.run, self.labels, self.mesh, step)
+        self.mesh: Mesh = mesh or meshes.build(MeshConfig())
+        self.batch = batch
+        with meshes.use(self.mesh, self.run.model.dtype):
+            self.loaded: Loaded = loaded or load_parameters(self.folder, self.run, self.labels, self.mesh, step)
         self.truncated = 0
         """Examples so far that were longer than the model's sequences."""
         self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
@@ -106,12 +110,17 @@ class Predictor:
     def __call__(self, texts: Sequence[object]) -> list[Prediction]:
         """Texts → {"prediction", "scores"} each, in order.
 
-        A text is a str, or a pair of str; for tags a list of words, for choices (text, [alternative, …]). A text or a
-        word that the vocabulary cannot spell is read as the unknown token. Raises DataError for anything else.
+        A text is a str, or a pair of str; for tags a list of words, for choices (text, [alternative, …]); or all are
+        dicts of columns, as rows of a file are. A text or a word that the vocabulary cannot spell is read as the
+        unknown token. Raises DataError for anything else.
         """
         if isinstance(texts, str):
             raise DataError("give a list of texts, also for one: [text]")
-        given = [self._example(text, f"text:{number}") for number, text in enumerate(texts)]
+        rows = [text for text in texts if isinstance(text, Mapping)]
+        if rows and len(rows) == len(texts):
+            given = examples_of(rows, self.run.task)
+        else:
+            given = [self._example(text, f"text:{number}") for number, text in enumerate(texts)]
         return [record for chunk in chunks(given) for record in self.answer(chunk)]
 
     def _example(self, text: object, origin: str) -> Example:
@@ -149,13 +158,15 @@ class Predictor:
         limit = self.run.data.length
         length = min(next((n for n in LENGTHS if n >= split.longest + 2), limit), limit)
         self.truncated += split.longer_than(length)
-        held_out = HeldOutTask(split, self.tokenizer, self.run.data, self.batch, length=length, family=self.run.family)
+        # A few examples are a batch of their own size, rounded up so that few programs are compiled.
+        batch = meshes.round_up_to_devices(self.mesh, min(self.batch, power_of_two(len(given))))
+        held_out = HeldOutTask(split, self.tokenizer, self.run.data, batch, length=length, family=self.run.family)
         collector = PredictionCollector(held_out, labelled=False)
-        rows = meshes.local_rows(self.mesh, self.batch)
-        with jax.set_mesh(self.mesh), iterate(held_out, 0, held_out.steps, rows) as stream:
+        rows = meshes.local_rows(self.mesh, batch)
+        with meshes.use(self.mesh, self.run.model.dtype), iterate(held_out, 0, held_out.steps, rows) as stream:
             for number, local in stream:
-                batch = meshes.shard_batch(self.mesh, local, held_out.fields, self.batch)
-                predictions = jax.device_get(self._step(self.loaded.params, batch, {})[1])
+                arrays = meshes.shard_batch(self.mesh, local, held_out.fields, batch)
+                predictions = jax.device_get(self._step(self.loaded.params, arrays, {})[1])
                 yield from collector.add(number, predictions)
 
 

@@ -37,6 +37,8 @@ from contexture.train.run_file import RunRecord
 
 logger = logging.getLogger(__name__)
 
+IMPORTERS = ("hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm")
+"""The formats that `import_model` reads."""
 ExportedFiles: TypeAlias = tuple[dict[str, bytes], dict[str, np.ndarray]]
 """(files by name, the tensors of the weights by name)."""
 

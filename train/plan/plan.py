@@ -128,7 +128,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
     """
     mesh = meshes.build(run.mesh, list(topology.devices))
     meshes.check_batch(mesh, run.data.batch, run.optim.accumulate, "data.batch")
-    with jax.set_mesh(mesh), jax.default_matmul_precision(meshes.matmul_precision(run.model.dtype)):
+    with meshes.use(mesh, run.model.dtype):
         meshes.check_compiler_options(run.mesh, mesh)
         attention = meshes.describe_attention(run.model, run.data.packed)
         remat = meshes.describe_remat(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))

@@ -3,8 +3,13 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
+from contexture.data.tasks.example_store import ExampleStore
 from contexture.train.config import Run
+from contexture.train.errors import Diverged
+from contexture.train.run.report import read_metrics
+from contexture.train.run_file import read
 
 _LAST_STEPS = 10
 FAR, FAR_IN_REGRESSION = 2.0, 100.0
@@ -42,3 +47,18 @@ def diverged_loss(
         return None
     mean = sum(last) / len(last)
     return (first, mean) if mean > far * max(first, guess) else None
+
+
+def check_not_diverged(folder: Path) -> None:
+    """Raises Diverged if training has made the run in `folder` worse than a guess."""
+    record = read(folder)
+    if record.run.objective == "regress":
+        guess, far = ExampleStore.open(folder / "data").splits["train"].answers().var(), FAR_IN_REGRESSION
+    else:
+        guess, far = uniform_loss(record.run, len(record.labels)), FAR
+    if rise := diverged_loss(read_metrics(folder / "metrics.jsonl"), guess, far):
+        raise Diverged(
+            f"the training loss rose from {rise[0]:.4g} in the first step to {rise[1]:.4g} in the last: the run "
+            f"diverged, and is saved in {folder}; try a lower --optim.peak-lr or a longer --optim.warmup in another "
+            "--dir"
+        )

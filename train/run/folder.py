@@ -42,7 +42,7 @@ def lock_run_dir(directory: Path) -> IO[str]:
     # A folder without run.json may hold what a start that was killed has left; anything else is somebody's files.
     if directory.is_dir() and not (directory / "run.json").exists():
         present = [entry.name for entry in directory.iterdir()]
-        others = sorted(name for name in present if name != "lock" and partial_of(name) not in _WRITTEN)
+        others = sorted(name for name in present if name not in ("lock", INPUTS) and partial_of(name) not in _WRITTEN)
         if (directory / "lock").is_file() and not _is_lock(directory / "lock"):
             others.append("lock")
         if others:
@@ -97,6 +97,8 @@ def versions() -> dict[str, str]:
     return versions
 
 
+INPUTS = "inputs"
+"""The folder of a run for examples that were given in Python; written before the run starts."""
 _OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "tensorboard", "loss.png", "evaluations"]
 """What a run keeps in its folder beside run.json and the lock."""
 _WRITTEN = ["run.json", *_OF_A_RUN]

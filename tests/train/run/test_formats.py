@@ -15,6 +15,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.evaluation.predict import Predictor
 from contexture.train.options import MeshConfig, SaveConfig
 from contexture.train.run_format_1 import upgrade
+from tests.helpers.commands import done, json_of
 from tests.helpers.parity_rule import assert_close
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -40,18 +41,18 @@ def test_a_fine_tuned_run_of_format_1_answers_for_ever():
 def test_a_gpt_of_format_1_writes_and_scores_for_ever(tmp_path):
     """With byte pairs of its own and a banded layer."""
     run, prompts = GOLDEN / "gpt_format_1", ["the old", "a boat came"]
-    written = contexture.generate(run, prompts, tokens=16, temperature=0.0)
+    written = contexture.open(run).generate(prompts, tokens=16, temperature=0.0)
     texts = [line["text"] for line in written]
     assert texts == [" cat sat by the river and saw the moon.\n", " down the river in the night."]
     (tmp_path / "new.txt").write_text("the dog saw the moon and ran to the river.\n")
-    result = contexture.score(run, str(tmp_path / "new.txt"))
+    result = json_of("score", run, "--input", tmp_path / "new.txt")
     assert (result["tokens"], result["bytes"]) == (17, 43) and result["loss"] == pytest.approx(4.307320, abs=1e-5)
 
 
 def test_an_elmo_of_format_1_reads_for_ever(tmp_path):
     """Also words that it never saw; each line's layers, of its first word the first two features."""
     (tmp_path / "new.txt").write_text("Zoë paints the sea .\na wholly unheard-of whale\n", "utf-8")
-    contexture.embed(GOLDEN / "elmo_format_1", str(tmp_path / "new.txt"), str(tmp_path / "vectors.npz"))
+    done("embed", GOLDEN / "elmo_format_1", "--input", tmp_path / "new.txt", "--to", tmp_path / "vectors.npz")
     vectors = np.load(tmp_path / "vectors.npz")
     assert [vectors[line].shape for line in "01"] == [(3, 5, 8), (3, 4, 8)]
     first = [[0.510752, 0.114020], [-0.015866, 0.077302], [0.048114, 0.369590]]
@@ -73,7 +74,7 @@ def test_an_elmo_fine_tuned_in_format_1_answers_for_ever():
 
 
 def test_a_bert_of_format_2_fills_and_classifies_for_ever():
-    (mask,) = contexture.fill(GOLDEN / "bert_format_2", "the queen sees the [MASK] .", top=2)
+    (mask,) = contexture.open(GOLDEN / "bert_format_2").fill("the queen sees the [MASK] .", top=2)
     assert [token["token"] for token in mask] == ["##n", "the"]
     assert_close([token["score"] for token in mask], [0.085755, 0.065431], atol=1e-5)
     record = run_file.read(GOLDEN / "task_format_2")
@@ -83,20 +84,18 @@ def test_a_bert_of_format_2_fills_and_classifies_for_ever():
     assert_close(answer["scores"]["person"], 0.585377, atol=1e-5)
 
 
-def test_a_gpt_of_format_2_writes_and_scores_for_ever(tmp_path):
+def test_a_gpt_of_format_2_writes_and_scores_for_ever():
     run = GOLDEN / "gpt_format_2"
-    (text,) = contexture.generate(run, "my brother likes", tokens=12, temperature=0.0)
+    model = contexture.open(run)
+    text = model.generate("my brother likes", tokens=12, temperature=0.0)
     assert text["text"] == " the moon .\ntherd remembers the moon .\n"
-    (tmp_path / "new.txt").write_text("the queen sees the river .\n")
-    result = contexture.score(run, str(tmp_path / "new.txt"))
+    result = model.score("the queen sees the river .\n")
     assert (result["tokens"], result["bytes"]) == (14, 27) and result["loss"] == pytest.approx(1.429044, abs=1e-5)
 
 
-def test_an_elmo_of_format_2_reads_for_ever(tmp_path):
+def test_an_elmo_of_format_2_reads_for_ever():
     assert run_file.read(GOLDEN / "elmo_format_2").words == 27
-    (tmp_path / "new.txt").write_text("Zoë paints the moon .\n", "utf-8")
-    contexture.embed(GOLDEN / "elmo_format_2", tmp_path / "new.txt", tmp_path / "vectors.npz")
-    vectors = np.load(tmp_path / "vectors.npz")["0"]
+    vectors = contexture.open(GOLDEN / "elmo_format_2").embed("Zoë paints the moon .", of="words", layers="all")
     assert vectors.shape == (3, 5, 8)
     assert_close(vectors[:, 0, :2], [[-2.463387, 1.869776], [-2.941660, 1.928160], [-3.707275, 1.772445]], atol=1e-5)
 

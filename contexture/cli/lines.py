@@ -1,0 +1,45 @@
+"""Texts that a command reads: the lines of a file, or the documents of several."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from contexture.data.errors import DataError
+from contexture.data.plain_files import check_not_packed, check_plain
+
+if TYPE_CHECKING:
+    from contexture.data.text.sources import Source
+
+
+def lines_of(file: Path, what: str) -> Iterator[str]:
+    """Yields the lines of a file, each `what`, without their ends.
+
+    Raises: DataError for a file that cannot be read as text.
+    """
+    from contexture.data.text.sources import lines
+
+    check_lines(file, what)
+    for _, line in lines(file):
+        yield line.rstrip("\r\n")
+
+
+def check_lines(file: Path, what: str) -> None:
+    """Raises: DataError for a file that is missing or packed."""
+    check_plain(file)
+    if not file.is_file():
+        raise DataError(f"{file}: no such file; give one with {what} in each line")
+    check_not_packed(file)
+
+
+def documents_of(sources: "Sequence[Source]", documents: str) -> Iterator[str]:
+    """Yields the documents of sources, each whole. documents: what a document of a *.txt is, as in `Source.chunks`."""
+    for source in sources:
+        parts: list[str] = []
+        for chunk in source.chunks(documents):
+            if chunk:
+                parts.append(chunk)
+            elif parts:  # an empty chunk ends a document
+                yield "".join(parts)
+                parts = []
+        if parts:
+            yield "".join(parts)

@@ -1,0 +1,59 @@
+"""Settings by their dotted names, {"optim.peak_lr": 1e-4}, set in a run. Needs no jax."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from contexture.suggestions import suggest_option
+from contexture.train.config import Run, fields
+from contexture.train.errors import ConfigError
+from contexture.train.run_file import from_json, to_json
+
+
+def with_options(run: Run, options: Mapping[str, Any]) -> Run:
+    """Returns the run with other settings. Names are those of the command line, with `_` or `-`; a file may be a Path,
+    and one value may stand for a list of one.
+
+    Raises: ConfigError for options that do not exist, are of the wrong kind, or do not fit together.
+    """
+    given = {name.replace("-", "_"): value for name, value in options.items()}
+    run = without_replaced(run, {name for name, value in given.items() if value})
+    usual, tree = fields(run), to_json(run)
+    for name, value in given.items():
+        if name not in usual:
+            known = [option.replace("_", "-") for option in usual]
+            hint = suggest_option(name, known).replace("--", "").replace("-", "_")
+            raise ConfigError(f"there is no option {name!r}{hint}")
+        section, _, last = name.rpartition(".")
+        part: Any = tree[section] if section else tree
+        part[last] = _as_json(value, usual[name])
+    return from_json(tree, "options")
+
+
+def _as_json(value: Any, usual: object) -> Any:
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(usual, tuple):
+        return [str(each) if isinstance(each, Path) else each for each in value] if _is_list(value) else [value]
+    return value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def without_replaced(base: Run, given: Collection[str]) -> Run:
+    """Returns the recipe without settings that the options given replace by an alternative of theirs.
+
+    Steps and epochs exclude each other, and so do warm-up steps and a warm-up fraction; a recipe gives one of each.
+
+    Raises: ConfigError where both are given.
+    """
+    if "epochs" in given:
+        if "steps" in given:
+            raise ConfigError("steps and epochs both say how long to train; give one of them")
+        base = dataclasses.replace(base, steps=0, epochs=base.epochs or 1.0)
+    if "optim.warmup" in given and "optim.warmup_fraction" not in given:
+        base = dataclasses.replace(base, optim=dataclasses.replace(base.optim, warmup_fraction=0.0))
+    return base

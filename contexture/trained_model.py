@@ -1,0 +1,374 @@
+"""A run that stays loaded: `contexture.open(RUN)`. Importing this needs jax."""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+import numpy as np
+
+from contexture.analysis import embed, fill, generate, score
+from contexture.analysis.results import TextScore
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.errors import DataError
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.inputs import as_list
+from contexture.models.config import GptConfig, Sampling
+from contexture.models.decode import DecodeParams
+from contexture.models.model import Model
+from contexture.models.shapes import Params
+from contexture.train import mesh as meshes
+from contexture.train.checkpoints.transfer import Loaded, load_parameters
+from contexture.train.config import Run
+from contexture.train.evaluation.predict import Predictor
+from contexture.train.options import MeshConfig
+from contexture.train.run.data import read_tokenizer
+from contexture.train.run_file import read
+
+logger = logging.getLogger(__name__)
+Layers = str | int | Sequence[int]
+Unit = Literal["sentences", "words", "tokens"]
+Pool = Literal["mean", "mean-words", "last", "cls"]
+T = TypeVar("T")
+
+
+class TrainedModel:
+    """The model of a run, with its trained parameters on the first device, ready for any number of calls.
+
+    run         its settings
+    folder      the run's folder
+    step        the step that the parameters are of
+    model       the network, a Flax module: `model.apply({"params": params}, batch)`
+    params      its parameters
+    tokenizer   text ↔ ids
+    labels      those of a fine-tuned run's task, or ()
+
+    Where a method takes texts, it takes one string, a list, an iterator, or a column of pandas, polars or Arrow. One
+    string gives one result, several give a list or an array with a row for each.
+
+    The first call with a new shape compiles. Set `JAX_COMPILATION_CACHE_DIR` to keep compiled programs between starts.
+    """
+
+    def __init__(self, run: str | Path, step: int | None = None) -> None:
+        """Loads the newest good checkpoint, or that of `step`.
+
+        Raises: ConfigError for a folder that is no run or holds no such checkpoint, CheckpointError where no
+        checkpoint is good.
+        """
+        self.folder = Path(run)
+        self._record = read(self.folder)
+        self.run: Run = self._record.run
+        self.labels: tuple[str, ...] = self._record.labels
+        self.tokenizer: Tokenizer = read_tokenizer(self.folder, self._record)
+        self._mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
+        self._loaded: Loaded = load_parameters(self.folder, self.run, self.labels, self._mesh, step)
+        self.model: Model = self._loaded.model
+        self.params: Params = self._loaded.params
+        self.step: int = self._loaded.step
+
+    def __repr__(self) -> str:
+        return f"<TrainedModel {str(self.folder)!r}: {self.run.family}, {self.run.objective}, step {self.step}>"
+
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        """Computes on the model's device within the block."""
+        return meshes.use(self._mesh, self.run.model.dtype)
+
+    def _compute(self, function: Callable[[], T]) -> T:
+        with self.computing():
+            return function()
+
+    # Vectors
+
+    @overload
+    def embed(
+        self, texts: str, *, of: Unit = ..., pool: Pool = ..., layers: Layers = ..., batch: int = ...
+    ) -> np.ndarray: ...
+    @overload
+    def embed(
+        self, texts: Any, *, of: Literal["sentences"] = ..., pool: Pool = ..., layers: Layers = ..., batch: int = ...
+    ) -> np.ndarray: ...
+    @overload
+    def embed(
+        self, texts: Any, *, of: Unit, pool: Pool = ..., layers: Layers = ..., batch: int = ...
+    ) -> np.ndarray | list[np.ndarray]: ...
+    def embed(
+        self,
+        texts: Any,
+        *,
+        of: Unit = "sentences",
+        pool: Pool = "mean-words",
+        layers: Layers = "last",
+        batch: int = 64,
+    ) -> np.ndarray | list[np.ndarray]:
+        """Returns contextual vectors, float32.
+
+            of="sentences"   an array [N, D], a vector for each text; of one string [D]
+            of="words"       for each text an array [words, D]
+            of="tokens"      for each text an array [tokens, D], a BERT's [CLS] and [SEP] among them
+
+        of      words stand between spaces, or are given as lists of words; a word of several pieces has their mean
+        pool    of sentences: mean of all tokens; mean-words, without a BERT's [CLS] and [SEP]; last; cls
+        layers  "last"; "all", the words' own first; one number, from 0, or from -1 at the end; or several. "all" and
+                several put a dim of layers before the others: [N, layers, D], [layers, words, D]
+        batch   texts at a time
+
+        Raises: DataError for what is no text, layers that the model lacks, and options that do not fit.
+        """
+        if of not in ("sentences", "words", "tokens"):
+            raise DataError(f"of={of!r} is not one of sentences, words, tokens")
+        given, one = _texts(texts)
+        names, single = _layer_names(layers, self.model.config.layers)
+        if of == "words":
+            arrays = self._word_vectors([_words(text, n) for n, text in enumerate(given)], names, batch)
+        else:
+            arrays = self._vectors(given, names, pool if of == "sentences" else "none", batch)
+        if single and names != "last":
+            arrays = [array[0] for array in arrays]
+        if one:
+            return arrays[0]
+        if of != "sentences":
+            return arrays
+        return np.stack(arrays) if arrays else np.zeros((0, self.model.config.width), np.float32)
+
+    def _vectors(self, texts: Sequence[str], layers: str, pool: str, batch: int) -> list[np.ndarray]:
+        split = embed.sentence_splitter(self.model, self.tokenizer)
+        sentences = []
+        truncated = 0
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise DataError(f"text {number}: {str(text)[:60]!r} is no text; give strings")
+            sentence = split(text)
+            truncated += sentence.truncated > 0
+            sentences.append(sentence.units)
+        if truncated:
+            logger.warning(f"truncated {truncated:,} of {len(texts):,} texts, longer than the model takes")
+        return self._compute(
+            lambda: list(
+                embed.embed(self.model, self.params, self.tokenizer, sentences, layers=layers, pool=pool, batch=batch)
+            )
+        )
+
+    def _word_vectors(self, texts: Sequence[list[str]], layers: str, batch: int) -> list[np.ndarray]:
+        split = embed.word_splitter(self.model, self.tokenizer)
+        cut = [split(words, f"text {number}") for number, words in enumerate(texts)]
+        units = [each.units for each in cut]
+        vectors = self._compute(
+            lambda: list(embed.embed(self.model, self.params, self.tokenizer, units, layers=layers, batch=batch))
+        )
+        return [embed.word_vectors(array, each) for array, each in zip(vectors, cut, strict=True)]
+
+    def similarity(
+        self, first: Any, second: Any, *, pool: Pool = "mean-words", layers: str | int = "last"
+    ) -> np.ndarray | float:
+        """Returns the cosine of sentence vectors, an array [texts of first, texts of second]; of two strings a number.
+
+        pool and one of the layers are as in `embed`. A text without a word has cosine 0 with all others.
+        """
+        if not _layer_names(layers, self.model.config.layers)[1]:
+            raise DataError(f"layers={layers} are several vectors of a text; give one layer")
+        a, b = (np.atleast_2d(self.embed(texts, pool=pool, layers=layers)) for texts in (first, second))
+        cosines = _unit_length(a) @ _unit_length(b).T
+        cosines = cosines[0] if isinstance(first, str) else cosines
+        cosines = cosines[..., 0] if isinstance(second, str) else cosines
+        return float(cosines) if cosines.ndim == 0 else cosines
+
+    # Words
+
+    def fill(self, texts: Any, top: int = 5) -> Any:
+        """Predicts the `top` most probable tokens for each [MASK] of a text: [[{"token": "cat", "score": 0.61}, …], …].
+
+        Raises: DataError for a text without [MASK] or longer than the model, and a model without a masked-LM head.
+        """
+        imported = self._record.imported
+        if imported and "heads_mlm/bias" in imported.missing:
+            logger.warning(
+                "the masked-LM head of this imported run is randomly initialised; train it before using fill"
+            )
+        given, one = _texts(texts)
+        filled = self._compute(
+            lambda: [fill.fill(self.model, self.params, self.tokenizer, text, top) for text in given]
+        )
+        return filled[0] if one else filled
+
+    @functools.cached_property
+    def _decode_params(self) -> DecodeParams | None:
+        config = self.model.config
+        readable = isinstance(config, GptConfig) and (config.tied or "heads_lm" in self.params)
+        return generate.decoding_params(config, self.params, self.tokenizer) if readable else None  # pyright: ignore[reportArgumentType]
+
+    def _stream(
+        self, prompts: Sequence[str], sampling: Sampling, cancel: CancelToken, options: Mapping[str, Any]
+    ) -> Any:
+        return generate.stream(
+            self.model,
+            self.params,
+            self.tokenizer,
+            prompts,
+            sampling,
+            trained_length=self.run.data.length,
+            decode_params=self._decode_params,
+            cancel=cancel,
+            **options,
+        )
+
+    def generate(
+        self,
+        prompts: Any,
+        *,
+        tokens: int = 0,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        top_p_exclusive: bool = False,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+        batch: int = 16,
+        show: Callable[[int, str], object] = lambda number, text: None,
+        cancel: CancelToken = NEVER,
+    ) -> Any:
+        """Continues a prompt with a GPT: {"prompt", "text", "tokens", "stopped": "end" | "stop" | "length"}; several
+        give a list.
+
+        tokens           most tokens of a text; 0: 64, or as many as the model takes
+        temperature      0: always the most probable token (greedy); 1: the model's own probabilities
+        top_k            sample from the k most probable tokens; 0: from all
+        top_p            sample from the most probable tokens that together reach this probability; 1: from all
+        top_p_exclusive  leave out the token with which top_p is reached, as GPT-2's code does
+        stop             texts before which a text ends
+        seed             of the random numbers; the same seed gives the same text
+        batch            prompts at a time
+        show             is called with (number, new characters) as each text grows
+
+        Raises: DataError for a model that is no GPT, and prompts and options that do not fit.
+        """
+        given, one = _texts(prompts)
+        sampling = _sampling(temperature, top_k, top_p, top_p_exclusive)
+        options = {"tokens": tokens, "stop": stop, "seed": seed, "batch": batch}
+        texts = self._compute(
+            lambda: generate.finish(self._stream(given, sampling, cancel, options), lambda part: show(*part))
+        )
+        return texts[0] if one else texts
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        tokens: int = 0,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        top_p_exclusive: bool = False,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+    ) -> Iterator[str]:
+        """Continues a prompt with a GPT, and yields its text in parts as they are generated; options as in `generate`.
+
+        Example:
+            for part in model.stream("Once upon a time"):
+                print(part, end="", flush=True)
+        """
+        sampling = _sampling(temperature, top_k, top_p, top_p_exclusive)
+        options = {"tokens": tokens, "stop": stop, "seed": seed, "batch": 1}
+        parts = self._compute(lambda: self._stream([prompt], sampling, NEVER, options))
+
+        def texts() -> Iterator[str]:
+            # The mesh is set for one part at a time: between two of them the caller's own code runs.
+            while (part := self._compute(lambda: next(parts, None))) is not None:
+                yield part[1]
+
+        return texts()
+
+    def score(self, texts: Any, *, length: int = 0, stride: int = 0, batch: int = 8) -> TextScore:
+        """Measures how well a GPT predicts text: {"loss", "perplexity", "word_perplexity", "bits_per_byte", …}; each
+        text is a document of its own, and several are summed.
+
+        length  tokens of a window; 0: as in training
+        stride  new tokens in each window, the others being context; 0: all
+        batch   windows at a time
+
+        Raises: DataError for a model that is no GPT, a length or stride that does not fit, and text without a token.
+        """
+        given, _ = _texts(texts)
+        return self.score_documents(given, length=length, stride=stride, batch=batch)
+
+    def score_documents(
+        self, documents: Any, *, length: int = 0, stride: int = 0, batch: int = 8, cancel: CancelToken = NEVER
+    ) -> TextScore:
+        """`score` of any number of documents, which are read one at a time."""
+        length = length or self.run.data.length
+        return self._compute(
+            lambda: score.score(
+                self.model,
+                self.params,
+                self.tokenizer,
+                documents,
+                length=length,
+                stride=stride,
+                batch=batch,
+                cancel=cancel,
+            )
+        )
+
+    # Tasks
+
+    @functools.cached_property
+    def _predictor(self) -> Predictor:
+        return Predictor(self.folder, mesh=self._mesh, loaded=self._loaded)
+
+    def predict(self, texts: Any) -> Any:
+        """Predicts with a fine-tuned run: {"id", "prediction", "scores"}; several texts give a list.
+
+        A text is a string, a pair (first, second) or a dict of columns named as in training; for tags also a list of
+        words, for choices (text, [alternative, …]).
+
+        Raises: ConfigError for a run without a task, DataError for a text that does not fit it.
+        """
+        predictor = self._predictor
+        if isinstance(texts, str):
+            return predictor([texts])[0]
+        return predictor(as_list(texts, "texts"))
+
+    def finetune(self, task: str = "classify", **options: Any) -> Path:
+        """Fine-tunes a new run from this one: `contexture.finetune`."""
+        from contexture.api import finetune
+
+        return finetune(self.folder, task, **options)
+
+
+def _texts(given: Any) -> tuple[list[Any], bool]:
+    """Returns (the texts, whether one string was given)."""
+    return ([given], True) if isinstance(given, str) else (as_list(given, "texts"), False)
+
+
+def _words(text: Any, number: int) -> list[str]:
+    """Returns the words of a text: as they are given, or what stands between white space."""
+    words = text.split() if isinstance(text, str) else list(text) if isinstance(text, list | tuple) else None
+    if words is None or not all(isinstance(word, str) for word in words):
+        raise DataError(f"text {number}: {str(text)[:60]!r} is neither a text nor a list of words")
+    return words
+
+
+def _layer_names(layers: Layers, top: int) -> tuple[str, bool]:
+    """Returns (the layers as `embed` names them, whether they are one alone)."""
+    if isinstance(layers, str):
+        return layers, layers not in ("all",) and "," not in layers
+    single = isinstance(layers, int)
+    numbers = [layers] if isinstance(layers, int) else list(layers)
+    if not numbers or not all(isinstance(n, int) and -top - 1 <= n <= top for n in numbers):
+        raise DataError(f"layers={layers} are not all, last, or numbers from 0 to {top}, or -1 to {-top - 1}")
+    return ",".join(str(n % (top + 1)) for n in numbers), single
+
+
+def _unit_length(vectors: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.where(norms == 0, 1, norms)
+
+
+def _sampling(temperature: float, top_k: int, top_p: float, exclusive: bool) -> Sampling:
+    """Raises: DataError for options out of range."""
+    try:
+        return Sampling(temperature, top_k, top_p, exclusive)
+    except ValueError as error:
+        raise DataError(str(error)) from None

@@ -1,0 +1,69 @@
+"""Every Python example of the README, the documentation and the docstrings runs."""
+
+import re
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import contexture
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.usefixtures("one_device")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_SMALL = {"model.layers": 1, "model.hidden": 16, "model.heads": 2, "model.ffn": 16, "model.vocab": 150,
+          "data.length": 16, "data.batch": 4, "steps": 2}  # fmt: skip
+
+
+def _examples() -> list[tuple[str, str]]:
+    """(its place, its code) of each example: blocks of Python in pages, and those that docstrings of ours indent."""
+    found = []
+    for page in PAGES:
+        blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+        found += [(f"{page.name}-{number}", block) for number, block in enumerate(blocks)]
+    names = [(name, getattr(contexture, name)) for name in contexture.__all__]
+    methods = [(f"TrainedModel.{name}", method) for name, method in vars(contexture.TrainedModel).items()]
+    for name, of in names + methods:
+        text = textwrap.dedent((of.__doc__ or "").partition("\n")[2])
+        blocks = re.findall(r"^Example:\n((?:    .*\n|\n)+)", text, re.M)
+        found += [(name, textwrap.dedent(block)) for block in blocks]
+    return found
+
+
+EXAMPLES = _examples()
+
+
+def test_examples_are_found():
+    places = [place for place, _ in EXAMPLES]
+    assert {"README.md-0", "open", "load", "recipe", "pretrain", "finetune", "TrainedModel.stream"} <= set(places), (
+        places
+    )
+
+
+@pytest.fixture
+def runs(tiny_run, gpt_run, text_folder, tmp_path: Path, monkeypatch) -> Path:
+    """A folder with what examples name: runs and text."""
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(tiny_run, tmp_path / "runs" / "mine")
+    shutil.copytree(gpt_run, tmp_path / "runs" / "gpt")
+    for name in ("text", "my_text"):
+        shutil.copytree(text_folder, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("place", "code"), EXAMPLES, ids=[place for place, _ in EXAMPLES])
+def test_an_example_runs(runs, place, code, monkeypatch):
+    if "pretrain(" in code:
+        shutil.rmtree(runs / "runs" / "mine")  # it is made by the example
+        pretrain = contexture.pretrain
+        monkeypatch.setattr(contexture, "pretrain", lambda run, options=None: pretrain(run, (options or {}) | _SMALL))
+    if "finetune(" in code:
+        finetune = contexture.finetune
+        quick = {"epochs": 1, "data.batch": 2}
+        monkeypatch.setattr(contexture, "finetune", lambda *a, options=None, **k: finetune(*a, options=quick, **k))
+    given = {"contexture": contexture}
+    if code.startswith("for part in model."):
+        given["model"] = contexture.open("runs/gpt")
+    exec(compile(code, place, "exec"), given)  # noqa: S102  # our own documentation

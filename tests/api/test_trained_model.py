@@ -1,0 +1,234 @@
+"""`contexture.open`: a model that stays loaded gives what the commands give, for one text or several."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import numpy as np
+import pytest
+
+import contexture
+from contexture.data.errors import DataError
+from contexture.data.layouts import text_batch
+from tests.conftest import ROOT
+from tests.helpers.commands import done, json_of
+from tests.helpers.parity_rule import assert_close, close
+
+GOLDEN = ROOT / "tests" / "golden"
+FAMILIES = {"bert": "bert_format_2", "gpt": "gpt_format_2", "elmo": "elmo_format_2"}
+TEXTS = ["the cat sees the river .", "my brother likes the moon and the sea .", "the"]
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, contexture.TrainedModel]:
+    return {family: contexture.open(GOLDEN / name) for family, name in FAMILIES.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sentence_vectors_are_one_matrix(models, family, tmp_path):
+    model = models[family]
+    vectors = model.embed(TEXTS)
+    assert vectors.shape == (3, model.model.config.width) and vectors.dtype == np.float32
+    close(model.embed(TEXTS[1]), vectors[1])
+    (tmp_path / "t.txt").write_text("\n".join(TEXTS) + "\n")
+    done("embed", model.folder, "--input", tmp_path / "t.txt", "--to", tmp_path / "v.hdf5", "--layers", "last",
+         "--pool", "mean-words")  # fmt: skip
+    with h5py.File(tmp_path / "v.hdf5") as file:
+        close(vectors, np.stack([np.asarray(file[str(number)]) for number in range(3)]))
+    layers = model.model.config.layers
+    every = model.embed(TEXTS, layers="all")
+    assert every.shape == (3, layers + 1, vectors.shape[1])
+    close(every[:, -1], vectors)
+    for asked, same in ((-1, every[:, -1]), (0, every[:, 0]), ([0, -1], every[:, [0, layers]]), ("0,1", every[:, :2])):
+        close(model.embed(TEXTS, layers=asked), same)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_words_have_the_mean_of_their_pieces(models, family):
+    model = models[family]
+    words = [["the", "river"], [], ["moon"]]
+    vectors = model.embed(words, of="words")
+    assert [array.shape for array in vectors] == [(n, model.model.config.width) for n in (2, 0, 1)]
+    close(model.embed("the river", of="words"), vectors[0])
+    tokens = model.embed("the river", of="tokens")
+    if family == "elmo":
+        close(tokens, vectors[0])
+        return
+    ids = model.tokenizer.encode(["the", " river" if model.tokenizer.lossless else "river"])
+    first, own = len(ids[0]), tokens[1:-1] if family == "bert" else tokens
+    close(own[:first].mean(0), vectors[0][0])
+    close(own[first:].mean(0), vectors[0][1])
+    every = model.embed("the river", of="words", layers="all")
+    assert every.shape == (model.model.config.layers + 1, *vectors[0].shape)
+    close(every[-1], vectors[0])
+
+
+def test_similarity_is_the_cosine(models):
+    model = models["bert"]
+    a = model.embed(TEXTS)
+    cosines = (a @ a.T) / np.outer(np.linalg.norm(a, axis=1), np.linalg.norm(a, axis=1))
+    close(model.similarity(TEXTS, TEXTS), cosines, tolerance=1e-5)
+    close(model.similarity(TEXTS[0], TEXTS), cosines[0], tolerance=1e-5)
+    assert model.similarity(TEXTS[0], TEXTS[1]) == pytest.approx(cosines[0, 1], abs=1e-5)
+    assert model.similarity("", TEXTS[0]) == 0.0
+
+
+def test_text_is_generated_whole_and_streamed_alike(models):
+    model = models["gpt"]
+    one = model.generate("my brother", tokens=12, seed=3)
+    assert isinstance(one, dict) and one["prompt"] == "my brother"
+    assert "".join(model.stream("my brother", tokens=12, seed=3)) == one["text"]
+    assert model.generate(["my brother", "the"], tokens=12, seed=3)[0]["text"] == one["text"]
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = model.stream("my brother", tokens=12, seed=3)
+    next(parts)
+    assert jax.sharding.get_abstract_mesh() == mesh  # between two parts the caller's own mesh is set
+    assert model.score(TEXTS)["documents"] == 3
+
+
+def test_masks_of_one_text_and_of_several(models):
+    model = models["bert"]
+    one = model.fill("the [MASK] sees [MASK] .", top=3)
+    several = model.fill(["the [MASK] sees [MASK] .", "[MASK]"], top=3)
+    assert [len(mask) for mask in one] == [3, 3] and several[0] == one and len(several[1]) == 1
+
+
+def test_predictions_of_texts_pairs_dicts_and_columns(task_run):
+    model = contexture.open(task_run())
+    texts = ["the cat sees a red house", "my brother paints"]
+    expected = model.predict(texts)
+    assert model.predict(texts[0])["prediction"] == expected[0]["prediction"]
+    for given in ({"text": texts}, [{"text": text} for text in texts], np.array(texts), iter(texts), tuple(texts)):
+        assert [each["prediction"] for each in model.predict(given)] == [each["prediction"] for each in expected]
+    assert model.predict([]) == []
+    tagger = contexture.open(task_run("tag"))
+    (words,) = tagger.predict([{"words": ["the", "cat"]}])
+    assert words["predictions"] == tagger.predict([["the", "cat"]])[0]["predictions"]
+
+
+class Column:
+    """A column as pandas, polars and Arrow have it, by the method that each has."""
+
+    def __init__(self, method: str, values: list[Any]) -> None:
+        setattr(self, method, lambda: values)
+
+
+class Frame:
+    columns = ("text", "label")
+
+    def to_dict(self, orient: str) -> list[dict[str, str]]:
+        assert orient == "records"
+        return [{"text": text, "label": "x"} for text in TEXTS]
+
+
+@pytest.mark.parametrize("method", ["tolist", "to_list", "to_pylist", "to_dicts"])
+def test_columns_of_other_libraries_are_lists(models, method):
+    close(models["elmo"].embed(Column(method, TEXTS)), models["elmo"].embed(TEXTS))
+
+
+def test_columns_of_the_real_libraries_are_lists(models, task_run):
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    arrow = pytest.importorskip("pyarrow")
+    expected = models["elmo"].embed(TEXTS)
+    for column in (pandas.Series(TEXTS), polars.Series(TEXTS), arrow.array(TEXTS), arrow.chunked_array([TEXTS])):
+        close(models["elmo"].embed(column), expected)
+    model, table = contexture.open(task_run()), {"text": TEXTS}
+    answers = [each["prediction"] for each in model.predict(TEXTS)]
+    for frame in (pandas.DataFrame(table), polars.DataFrame(table), arrow.table(table)):
+        assert [each["prediction"] for each in model.predict(frame)] == answers
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda m: m["bert"].embed(3), "texts: '3' is no list, column or table; give a list, also of one"),
+        (lambda m: m["bert"].embed(["a", 3]), "text 1: '3' is no text; give strings"),
+        (lambda m: m["bert"].embed("a", of="pages"), "of='pages' is not one of sentences, words, tokens"),
+        (lambda m: m["bert"].embed("a", layers=9), "layers=9 are not all, last, or numbers from 0 to"),
+        (lambda m: m["bert"].embed("a", layers=[]), "layers=[] are not all, last"),
+        (lambda m: m["gpt"].embed("a", pool="cls"), "pool=cls is not one of"),
+        (lambda m: m["bert"].embed([3], of="words"), "text 0: '3' is neither a text nor a list of words"),
+        (lambda m: m["bert"].embed("the " * 99, of="words"), "text 0: 101 tokens, and the model takes"),
+        (lambda m: m["bert"].similarity("a", "b", layers="all"), "layers=all are several vectors of a text"),
+        (lambda m: m["bert"].fill("nothing"), "the text has no [MASK]"),
+        (lambda m: m["bert"].generate("a"), "only a GPT writes on from a prompt"),
+        (lambda m: m["bert"].stream("a"), "only a GPT writes on from a prompt"),
+        (lambda m: m["bert"].score("a"), "only a GPT is scored by the next token"),
+        (lambda m: m["gpt"].generate("a", top_p=2), "top-p=2 is not above 0 and at most 1"),
+        (lambda m: m["gpt"].fill("[MASK]"), "only a BERT fills gaps"),
+        (lambda m: m["bert"].embed({"text": "one"}), "a dict stands for columns, each a list"),
+        (lambda m: m["bert"].embed({"a": ["b"], "c": []}), "the columns differ in length: 'a' has 1, 'c' has 0"),
+        (lambda m: m["bert"].predict("a"), "was pretrained and not fine-tuned for a task"),
+    ],
+)
+def test_mistakes_are_one_clear_line(models, call, line):
+    with pytest.raises((DataError, contexture.ConfigError)) as caught:
+        call(models)
+    assert line in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", [*FAMILIES.values(), "task_format_2", "elmo_task_format_1"])
+def test_what_load_s_documentation_shows_works_on_every_kind_of_run(name):
+    model, params, tokenizer = contexture.load(GOLDEN / name)
+    batch = text_batch(tokenizer, ["the cat sat .", "it slept ."])
+    hidden_BLD = model.apply({"params": params}, batch, only=()).encoding.hidden_BLD  # pyright: ignore[reportAttributeAccessIssue]
+    assert hidden_BLD.shape == (2, next(iter(batch["mask"].shape[1:])), model.config.width)
+    one = text_batch(tokenizer, ["it slept ."])
+    alone = model.apply({"params": params}, one, only=()).encoding.hidden_BLD  # pyright: ignore[reportAttributeAccessIssue]
+    length = int(one["mask"].sum())
+    assert_close(alone[0, :length], hidden_BLD[1, :length], atol=1e-5)
+
+
+def test_one_text_is_encoded_like_several(models):
+    for model in models.values():
+        (ids,) = model.tokenizer.encode(["the river"])
+        assert model.tokenizer.encode("the river") == ids
+
+
+CALLS = """
+import json, logging, os, signal, sys, threading, warnings
+import jax
+import contexture
+from contexture.models import model as _
+
+def state():
+    config = {name: str(value) for name, value in jax.config.values.items()}
+    loggers = {name: logging.getLogger(name).level for name in ("", "absl", "orbax", "asyncio", "jax", "contexture")}
+    hooks = [id(sys.excepthook), id(sys.unraisablehook), id(threading.excepthook)]
+    signals = [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    import resource
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return json.dumps([config, loggers, hooks, signals, len(logging.getLogger().handlers), dict(os.environ), limits])
+
+run, task, to = sys.argv[1:]
+import orbax.checkpoint, flax.linen, sklearn.metrics, contexture.trained_model  # what importing them sets is theirs
+before = state()
+model = contexture.open(run)
+model.embed(["a", "b"])
+model.fill("the [MASK]")
+contexture.predict(task, ["the cat"])
+contexture.evaluate(task, dev=[("the cat", "animal")], to=to)
+contexture.export_model(run, "hf", to + "/hf")
+contexture.import_model("hf", to + "/hf", to + "/run")
+after = state()
+for a, b in zip(json.loads(before), json.loads(after)):
+    assert a == b, (a, b)
+print("unchanged")
+"""
+
+
+def test_calls_change_nothing_in_the_caller_s_process(environment, tiny_run, task_run, tmp_path: Path):
+    import subprocess
+
+    command = [sys.executable, "-c", CALLS, str(tiny_run), str(task_run()), str(tmp_path / "to")]
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment(1), cwd=ROOT, check=False)
+    assert finished.stdout.strip() == "unchanged", finished.stderr[-3000:]
+
+
+def test_what_is_written_by_a_command_is_that_of_the_open_model(models, tmp_path):
+    text = models["gpt"].generate("the", tokens=5)
+    (written,) = json_of("generate", models["gpt"].folder, "--prompt", "the", "--tokens", 5)["texts"]
+    assert json.loads(json.dumps(text)) == written
