@@ -52,7 +52,7 @@ def without_replaced(base: Run, given: Collection[str]) -> Run:
     """
     if "epochs" in given:
         if "steps" in given:
-            raise ConfigError("steps and epochs both say how long to train; give one of them")
+            raise ConfigError("--steps and --epochs both say how long to train; give one of them")
         base = dataclasses.replace(base, steps=0, epochs=base.epochs or 1.0)
     if "optim.warmup" in given and "optim.warmup_fraction" not in given:
         base = dataclasses.replace(base, optim=dataclasses.replace(base.optim, warmup_fraction=0.0))

@@ -63,7 +63,7 @@ def test_an_example_runs(runs, place, code, monkeypatch):
         finetune = contexture.finetune
         quick = {"epochs": 1, "data.batch": 2}
         monkeypatch.setattr(contexture, "finetune", lambda *a, options=None, **k: finetune(*a, options=quick, **k))
-    given = {"contexture": contexture}
+    given: dict[str, object] = {"contexture": contexture}
     if code.startswith("for part in model."):
         given["model"] = contexture.open("runs/gpt")
     exec(compile(code, place, "exec"), given)  # noqa: S102  # our own documentation

@@ -44,7 +44,7 @@ def test_steps_and_epochs_replace_each_other():
     run = with_options(usual("bert.tiny"), {"epochs": 2})
     assert (run.steps, run.epochs) == (0, 2.0)
     assert with_options(run, {"optim.warmup": 3}).optim.warmup_fraction == 0.0
-    with pytest.raises(contexture.ConfigError, match="steps and epochs both say how long to train"):
+    with pytest.raises(contexture.ConfigError, match="steps and --epochs both say how long to train"):
         with_options(run, {"epochs": 2, "steps": 3})
 
 
