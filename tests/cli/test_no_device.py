@@ -1,6 +1,7 @@
 """Where jax starts no device, every command that wants one says so in one line."""
 
 import logging
+import os
 
 import jax
 import pytest
@@ -77,6 +78,42 @@ def test_a_plug_in_that_fails_is_one_line_where_there_is_a_gpu_and_else_none(mon
         "something else",
         "Exception when calling jax_plugins.another.initialize()",
     ]
+
+
+@pytest.mark.parametrize(
+    ("devices", "environment", "silent"),
+    [
+        ({}, {}, True),
+        ({"disk": ("0x1ae0", "0x010802"), "network": ("0x1ae0", "0x020000"), "gpu": ("0x10de", "0x030200")}, {}, True),
+        ({"network": ("0x1ae0", "0x020000"), "tpu": ("0x1ae0", "0x120000")}, {}, False),
+        ({}, {"JAX_PLATFORMS": "tpu,cpu"}, False),
+        ({}, {"JAX_FORCE_TPU_INIT": "1"}, False),
+    ],
+)
+def test_libtpu_is_silent_where_there_is_no_tpu_alone(monkeypatch, tmp_path, devices, environment, silent):
+    for name, (vendor, kind) in devices.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(vendor + "\n")
+        (tmp_path / name / "class").write_text(kind + "\n")
+    monkeypatch.setattr(plugin_errors, "_PCI_DEVICES", f"{tmp_path}/*")
+    for name in ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_HOST_BOUNDS", "TPU_WORKER_HOSTNAMES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "the user's")
+    before = dict(os.environ)
+    with plugin_errors.plugin_errors_in_one_line():
+        assert dict(os.environ) == before | ({"TPU_HOST_BOUNDS": "1,1,1"} if silent else {})
+    assert dict(os.environ) == before
+
+
+@pytest.mark.skipif(not installed(COMPILERS["tpu"]), reason="needs libtpu: pip install '.[plan-tpu]'")
+def test_libtpu_writes_nothing_without_a_tpu(door):
+    """Unless the user chooses a platform, jax starts it with every command."""
+    if plugin_errors.may_have_tpu():
+        pytest.skip("needs a machine without a TPU")
+    done = door("show", "bert.tiny", env={"JAX_PLATFORMS": ""})
+    assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
 @pytest.mark.skipif(not installed(COMPILERS["gpu"]), reason="needs jax's plug-in for GPUs: pip install '.[plan-gpu]'")

@@ -84,13 +84,13 @@ class _Walk:
 
     def _send(self, instruction: Instruction, computation: Computation, name: str, times: float, loops: str) -> None:
         kind = instruction.operation
-        # A message that is spread over several fusions has one channel, and counts once.
-        chained = _is_on_its_way(instruction)
-        key = (instruction.attribute("channel_id") or f"{name}/{instruction.name}", "" if chained else loops)
+        # A message that is spread over several fusions has one channel, and counts as often as its first part runs: the
+        # others may run in a loop that it overlaps with.
+        loops = "" if _is_on_its_way(instruction) else loops
+        key = (instruction.attribute("channel_id") or f"{name}/{instruction.name}", loops)
         if key in self._sent:
             return
         self._sent.add(key)
-        times = 1.0 if chained else times
         # The compiler for TPUs writes a reduce-scatter as a fusion of an all-reduce and a slice of its result.
         if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"

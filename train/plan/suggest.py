@@ -28,6 +28,8 @@ ENOUGH = 3
 """Meshes that fit, and are compared."""
 # The time of a step against one that computes nothing twice.
 _SLOWDOWN = {"none": 1.0, "dots": 1.02, "full": 4 / 3}
+# Of the numbers that a layer keeps (KEPT), those that tensor does not divide: inputs and results of its two halves.
+_WHOLE = {"none": 6, "dots": 2, "full": 1}
 ATTENTIONS = ("pallas", "cudnn", "reference")
 _ROOM = 0.92
 """Of the memory: what an estimate may fill, since the compiler needs some for itself."""
@@ -144,7 +146,7 @@ def candidates(run: Run, topology: Topology) -> Iterator[Candidate]:
             # A sequence's share of the parts doubles as long as the estimate is too large.
             per_device = batch // sharing
             for parts in (2**n for n in range(per_device.bit_length()) if per_device % 2**n == 0):
-                activations = _activations(placed, per_device // parts, KEPT.get(remat, 0)) / tensor
+                activations = _activations(placed, per_device // parts, remat)
                 if state * 4 / 3 + activations <= _ROOM * topology.memory:
                     way = _with(placed, parts, remat)
                     yield Candidate(way, _seconds(way, parameters, slowdown, topology.chip))
@@ -164,13 +166,14 @@ def _with(run: Run, parts: int, remat: str) -> Run:
     return dataclasses.replace(run, model=model, optim=dataclasses.replace(run.optim, accumulate=parts))
 
 
-def _activations(run: Run, sequences: int, kept: float) -> float:
-    """Returns about how many bytes a device's share of a microbatch keeps, before tensor divides them."""
-    model, tokens = run.model, sequences * run.data.length
+def _activations(run: Run, sequences: int, remat: str) -> float:
+    """Returns about how many bytes a device's share of a microbatch keeps."""
+    model, tokens, tensor = run.model, sequences * run.data.length, run.mesh.tensor
     if not isinstance(model, TransformerConfig):
         return 0.0
     size = 2 if model.dtype == "bfloat16" else 4
-    one_layer = 40.0
+    kept = _WHOLE[remat] + (KEPT[remat] - _WHOLE[remat]) / tensor
+    one_layer = 40.0 / tensor
     return tokens * model.hidden * size * (kept * model.layers + one_layer)
 
 

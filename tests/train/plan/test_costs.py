@@ -100,6 +100,39 @@ ENTRY %main (x: bf16[8,64]) -> bf16[2,64] {
     assert cost.sent_bytes == 1024
 
 
+@pytest.mark.parametrize(("start", "sent"), [("entry", 1), ("body", 3)])
+def test_a_tpu_s_message_that_overlaps_with_a_loop_counts_as_often_as_it_starts(start, sent):
+    """Its compiler spreads a message over the fusions that it overlaps with; each of them names its channel."""
+    first = "  %first = bf16[8,64]{1,0} fusion(%x), kind=kCustom, calls=%start"
+    program = parse(f"""HloModule m
+
+%start (x: bf16[2,64]) -> bf16[8,64] {{
+  %x = bf16[2,64]{{1,0}} parameter(0)
+  ROOT %a = bf16[8,64]{{1,0}} all-gather(%x), channel_id=7, dimensions={{0}}, frontend_attributes={{chain_id="0"}}
+}}
+
+%next (x: bf16[2,64]) -> bf16[8,64] {{
+  %x = bf16[2,64]{{1,0}} parameter(0)
+  ROOT %b = bf16[8,64]{{1,0}} all-gather(%x), channel_id=7, dimensions={{0}}, frontend_attributes={{chain_id="0"}}
+}}
+
+%body (x: bf16[2,64]) -> bf16[2,64] {{
+  %x = bf16[2,64]{{1,0}} parameter(0)
+{first if start == "body" else ""}
+  %second = bf16[8,64]{{1,0}} fusion(%x), kind=kCustom, calls=%next
+  ROOT %y = bf16[2,64]{{1,0}} copy(%x)
+}}
+
+ENTRY %main (x: bf16[2,64]) -> bf16[2,64] {{
+  %x = bf16[2,64]{{1,0}} parameter(0)
+{first if start == "entry" else ""}
+  ROOT %y = bf16[2,64]{{1,0}} while(%x), body=%body, backend_config={{"known_trip_count":{{"n":"3"}}}}
+}}
+""")
+    gathered = costs.costs(program).collectives["all-gather"]
+    assert (gathered.count, gathered.bytes) == (sent, sent * 1024)
+
+
 def test_the_largest_arrays_are_named_with_the_line_that_makes_them():
     def outer(x):
         return jnp.sort(jnp.outer(x, x), axis=0).sum()  # the line

@@ -20,7 +20,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.plan import topology as topologies
 from contexture.train.plan.describe import describe, describe_all
 from contexture.train.plan.plan import TimedPlan, abstract_step, plan
-from contexture.train.plan.suggest import suggest
+from contexture.train.plan.suggest import _activations, suggest
 from contexture.train.plan.topology import CHIPS, topology
 from tests.conftest import ROOT
 from tests.helpers.commands import run_command
@@ -90,6 +90,24 @@ def test_suggestions_are_ranked_and_named_as_options(monkeypatch):
     assert 1 <= len(plans) <= 2 and plans[0]["fits"]
     text = describe_all(plans)
     assert "options: --mesh.data" in text and "--optim.accumulate" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "fsdp", "tensor", "sequences", "remat", "compiled"),
+    [
+        ("gpt.gpt3_6_7b", 16, 4, 30, "dots", 63.2),
+        ("gpt.gpt3_13b", 16, 4, 15, "none", 117.9),
+        ("gpt.gpt3_13b", 8, 8, 30, "none", 188.9),
+        ("gpt.gpt3_13b", 8, 8, 15, "none", 96.5),
+    ],
+)
+def test_what_a_microbatch_is_estimated_to_keep_is_what_a_compiled_step_needs(
+    name, fsdp, tensor, sequences, remat, compiled
+):
+    """compiled: GiB of a device without the state, of the step on v5p:4x4x4."""
+    run = configs.recipe(name)
+    run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, fsdp=fsdp, tensor=tensor))
+    assert 0.94 * compiled < _activations(run, sequences, remat) / 2**30 < compiled
 
 
 @pytest.mark.parametrize(
