@@ -30,7 +30,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "gpt.gpt3_1_3b": (LARGE, "--mesh.fsdp 64"),
     "gpt.gpt3_2_7b": ("v5p:4x4x4", "--mesh.fsdp 64"),
     "gpt.gpt3_6_7b": ("v5p:4x4x4", "--mesh.fsdp 64"),
-    "gpt.gpt3_13b": ("v5p:4x4x4", "--mesh.fsdp 64"),
+    "gpt.gpt3_13b": ("v5p:4x4x4", "--mesh.fsdp 32 --mesh.tensor 2 --optim.accumulate 2 --model.remat dots"),
     "gpt.gpt3_175b": ("v5p:8x8x8", "--mesh.fsdp 64 --mesh.tensor 8 --optim.accumulate 8"),
 }  # fmt: skip
 HEAD = """# Recipes on devices

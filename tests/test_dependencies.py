@@ -23,7 +23,10 @@ DEVELOPMENT = ("tests", "benchmarks", "examples")
 SCRIPTS = {path.stem for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py")}
 OURS = {"contexture", "tests", *SCRIPTS}
 OPTIONAL = {"torch": "reads pickled weights where it is installed; without it the error says so"}
-NOT_IMPORTED = {"importlib-resources": "tensorflow-datasets imports it without asking for it"}
+NOT_IMPORTED = {
+    "flatbuffers": "jax.export imports it without asking for it",
+    "importlib-resources": "tensorflow-datasets imports it without asking for it",
+}
 TOOLS = {
     "codespell": "a command of `make lint`",
     "pyright": "a command of `make lint`",

@@ -59,7 +59,12 @@ def test_what_was_published_comes_out_as_it_went_in(shared, published_elmo, tmp_
     golden = shared / "data" / "golden_bilm_tf" / "model"
     code, err = run_command(capsys, "export", published_elmo, "bilm", "--to", tmp_path / "out")
     assert code == 0 and "this format holds no softmax; not exported" in err
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["options.json", "vocab.txt", "weights.hdf5"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "README.md",
+        "options.json",
+        "vocab.txt",
+        "weights.hdf5",
+    ]
     ours, theirs = tensors(tmp_path / "out" / "weights.hdf5"), tensors(golden / "lm_weights.hdf5")
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():

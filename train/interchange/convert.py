@@ -28,6 +28,8 @@ from contexture.train.interchange.google_openai import open_bert_tf, open_gpt1_n
 from contexture.train.interchange.huggingface_export import hf_files, write_hf_weights
 from contexture.train.interchange.huggingface_import import open_hf
 from contexture.train.interchange.imported_model import ImportedModel
+from contexture.train.interchange.model_card import model_card
+from contexture.train.interchange.stablehlo import stablehlo_files, write_stablehlo_weights
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.options import MeshConfig
@@ -58,6 +60,7 @@ class Exporter:
 EXPORTERS: dict[str, Exporter] = {
     "hf": Exporter(lambda folder, run: None, hf_files, write_hf_weights),
     "bilm": Exporter(check_bilm_family, bilm_files, write_bilm_weights),
+    "stablehlo": Exporter(lambda folder, run: None, stablehlo_files, write_stablehlo_weights),
 }
 
 
@@ -114,7 +117,8 @@ def import_model(
 def export_model(folder: Path, format: str, to: Path, step: int | None, cancel: CancelToken = NEVER) -> ExportResult:
     """Writes a run as files that other libraries read. `cancel` may raise to stop it.
 
-    format: hf or bilm. Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
+    A README.md, the model card, goes with them. format: hf, bilm or stablehlo. Raises: ConfigError for a run that the
+    format cannot hold, DataError for such a vocabulary.
     """
     check_free(to)
     exporter, record = EXPORTERS[format], run_file.read(folder)
@@ -125,8 +129,11 @@ def export_model(folder: Path, format: str, to: Path, step: int | None, cancel: 
     loaded = load_parameters(folder, record.run, record.labels, mesh, step)
     cancel.check()
     files, tensors = exporter.files(record, jax.device_get(loaded.params), tokenizer)
+    parameters = sum(x.size for x in jax.tree.leaves(loaded.params))
+    files["README.md"] = model_card(folder, record, loaded.step, format, parameters).encode()
     with atomic_folder(to) as part:
         for name, content in files.items():
+            (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_bytes(content)
         exporter.write_weights(part, tensors)
         cancel.check()

@@ -1,0 +1,154 @@
+"""Exported programs answer as the run does, without this library; each export has a model card."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import contexture
+from contexture.data.layouts import bert_texts, text_batch
+from contexture.train.interchange.model_card import model_card
+from contexture.train.run_file import read
+from tests.conftest import ROOT
+from tests.helpers.commands import done
+from tests.helpers.parity_rule import assert_close, close
+
+GOLDEN = ROOT / "tests" / "golden"
+RUNS = ("bert_format_2", "gpt_format_2", "elmo_format_2", "task_format_2", "elmo_task_format_1")
+TEXTS = ["the cat sees the river .", "a whale", "my brother likes the moon and the sea ."]
+# What a process with jax alone does: the libraries of this project cannot be imported.
+ALONE = """
+import importlib.abc, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("contexture", "flax", "optax", "orbax", "grain", "tokenizers", "qwix"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Absent())
+import jax, jax.export, numpy as np
+
+folder, given, to = sys.argv[1:]
+program = jax.export.deserialize(bytearray(open(folder + "/model.stablehlo", "rb").read()))
+weights, inputs = dict(np.load(folder + "/weights.npz")), dict(np.load(given))
+np.savez(to, **jax.jit(program.call)(weights, inputs))
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> dict[str, Path]:
+    folders = {name: tmp_path_factory.mktemp("stablehlo") / name for name in RUNS}
+    for name, folder in folders.items():
+        done("export", GOLDEN / name, "stablehlo", "--to", folder)
+    return folders
+
+
+def _alone(folder: Path, inputs: dict[str, np.ndarray], tmp_path: Path, environment) -> dict[str, np.ndarray]:
+    np.savez(tmp_path / "in.npz", **inputs)  # pyright: ignore[reportArgumentType]
+    command = [sys.executable, "-c", ALONE, str(folder), str(tmp_path / "in.npz"), str(tmp_path / "out.npz")]
+    subprocess.run(command, check=True, env=environment(1), cwd=tmp_path)
+    return dict(np.load(tmp_path / "out.npz"))
+
+
+@pytest.mark.parametrize("name", RUNS[:3])
+def test_a_pretrained_run_s_program_gives_its_layers_and_logits(exported, name, tmp_path, environment):
+    """On a batch and a length of its own."""
+    model = contexture.open(GOLDEN / name)
+    inputs = text_batch(model.tokenizer, TEXTS, getattr(model.model.config, "length", None))
+    fields = json.loads((exported[name] / "model.json").read_text())["inputs"]
+    inputs = {field: x for field, x in inputs.items() if field in fields}
+    heads: tuple[str, ...] = ()
+    if "slots" in fields:
+        inputs["slots"], heads = np.array([[1, 2], [1, 0], [3, 1]], np.int32), ("mlm",)
+    out: Any = model.model.apply({"params": model.params}, inputs, only=heads, states=True)
+    outputs = _alone(exported[name], inputs, tmp_path, environment)
+    close(outputs.pop("hidden"), out.encoding.hidden_BLD, tolerance=1e-6)
+    if name.startswith("elmo"):
+        close(outputs.pop("states"), np.stack(out.encoding.states), tolerance=1e-6)
+    else:
+        tokens = model.tokenizer.size
+        table: Any = model.params["backbone"]["embeddings"]["tokens"]  # pyright: ignore[reportIndexIssue, reportArgumentType, reportCallIssue]
+        expected = out.heads["mlm"] if heads else out.encoding.hidden_BLD @ table.T
+        close(outputs.pop("logits"), expected[..., :tokens], tolerance=1e-6)
+    assert not outputs
+
+
+def test_a_classifier_s_program_gives_the_probabilities_of_predict(exported, tmp_path, environment):
+    model = contexture.open(GOLDEN / "task_format_2")
+    answers = model.predict(TEXTS)
+    outputs = _alone(exported["task_format_2"], text_batch(model.tokenizer, TEXTS, 24), tmp_path, environment)
+    labels = json.loads((exported["task_format_2"] / "model.json").read_text())["labels"]
+    assert tuple(labels) == model.labels
+    assert_close(outputs["scores"], [[answer["scores"][label] for label in labels] for answer in answers], atol=1e-6)
+
+
+def test_a_tagger_s_program_gives_the_tags_of_predict(exported, tmp_path, environment):
+    """Those of an ELMo with a CRF, of sentences of several lengths."""
+    model = contexture.open(GOLDEN / "elmo_task_format_1")
+    words = [text.split() for text in TEXTS]
+    answers = model.predict(words)
+    outputs = _alone(exported["elmo_task_format_1"], text_batch(model.tokenizer, TEXTS), tmp_path, environment)
+    for row, (own, answer) in enumerate(zip(words, answers, strict=True)):
+        tags = [model.labels[number] for number in outputs["tags"][row, : len(own)]]
+        assert tags == answer["predictions"]
+        assert_close(outputs["scores"][row, : len(own)], answer["scores"], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_example_shows_inputs_and_their_outputs(exported, name):
+    folder = exported[name]
+    description = json.loads((folder / "model.json").read_text())
+    example = np.load(folder / "example.npz")
+    program = jax.export.deserialize(bytearray((folder / "model.stablehlo").read_bytes()))
+    assert set(program.platforms) == {"cpu", "cuda", "tpu"}
+    inputs = {name: example[f"inputs/{name}"] for name in description["inputs"]}
+    outputs: Any = program.call(dict(np.load(folder / "weights.npz")), inputs)
+    assert list(outputs) == list(description["outputs"])
+    for field, x in outputs.items():
+        assert_close(x, example[f"outputs/{field}"], atol=1e-6)
+        assert x.ndim == len(description["outputs"][field].partition(" ")[2])
+    assert (folder / "tokenizer").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["regress", "tag"])
+def test_other_tasks_are_exported(task_run, kind, tmp_path):
+    done("export", task_run(kind), "stablehlo", "--to", tmp_path / "out")
+    description = json.loads((tmp_path / "out" / "model.json").read_text())
+    assert description["objective"] == kind and description["outputs"]
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_choice_is_exported_with_its_alternatives(tiny_run, tmp_path, environment):
+    rows = [("the cat", ["sees the river", "of of of"], 0), ("my brother", ["of of", "likes the moon"], 1)]
+    options = {"epochs": 1, "data.batch": 2, "data.length": 16}
+    run = contexture.finetune(tiny_run, "choice", train=rows, dir=tmp_path / "run", options=options)
+    done("export", run, "stablehlo", "--to", tmp_path / "out")
+    model, choices = contexture.open(run), ["sees", "likes the moon"]
+    (answer,) = model.predict([("the cat", choices)])
+    batch = bert_texts(model.tokenizer, [("the cat", choice) for choice in choices], 16)
+    outputs = _alone(tmp_path / "out", {name: x[None] for name, x in batch.items()}, tmp_path, environment)
+    assert_close(outputs["scores"][0], list(answer["scores"].values()), atol=1e-6)
+
+
+def test_a_card_says_what_the_model_is_and_no_folder_of_the_machine(tiny_run, task_run, tmp_path):
+    for run, format, task in ((tiny_run, "hf", "fill-mask"), (task_run(), "stablehlo", "text-classification")):
+        done("export", run, format, "--to", tmp_path / format)
+        card = (tmp_path / format / "README.md").read_text("utf-8")
+        assert card.startswith("---\n") and f"pipeline_tag: {task}\n" in card and "/" + "tmp" not in card
+        assert "## Held-out figures" in card and "| loss | " in card
+    assert "Labels: `animal`, `person`, `thing`" in card and "trained for" in card
+    record = read(GOLDEN / "bert_format_2")
+    card = model_card(GOLDEN / "bert_format_2", record, 120, "hf", 7)
+    assert "Held-out" not in card and "7 parameters" in card
+
+
+def test_another_format_is_one_clear_line(capsys, tmp_path):
+    from tests.helpers.commands import run_command
+
+    code, err = run_command(capsys, "export", GOLDEN / "bert_format_2", "onnx", "--to", tmp_path / "x")
+    assert code == 2 and "stablehlo" in err and len(err.splitlines()) == 1
