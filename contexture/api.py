@@ -231,7 +231,7 @@ def lines_of(file: Path, what: str) -> Iterator[str]:
 
     Raises: DataError for a file that cannot be read as text.
     """
-    from contexture.data.text.sources import lines
+    from contexture.data.text.lines import lines
 
     _check_lines(file, what)
     for _, line in lines(file):
@@ -240,12 +240,13 @@ def lines_of(file: Path, what: str) -> Iterator[str]:
 
 def _check_lines(file: Place, what: str) -> None:
     from contexture.data.errors import DataError
-    from contexture.data.plain_files import check_not_packed, check_plain
+    from contexture.data.plain_files import check_plain
+    from contexture.data.text.sources import check_plain_text
 
     check_plain(file)
     if not Path(file).is_file():
         raise DataError(f"{file}: no such file; give one with {what} in each line")
-    check_not_packed(file)
+    check_plain_text(Path(file), what)
 
 
 evaluate = call_with_fields("evaluate", EvaluationRequest, evaluate_run)
