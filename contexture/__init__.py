@@ -21,6 +21,7 @@ from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.run.signals import Interrupted
 
 if TYPE_CHECKING:
+    from contexture.analysis.trained_model import TrainedModel
     from contexture.api import (
         evaluate,
         export_model,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         pretrain,
         recipe,
     )
-    from contexture.trained_model import TrainedModel
 
 __version__ = "0.1.0"
 _FUNCTIONS = ("evaluate", "export_model", "finetune", "import_model", "load", "open", "predict", "pretrain", "recipe")
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
     if name in _FUNCTIONS:
         return getattr(importlib.import_module("contexture.api"), name)
     if name == "TrainedModel":
-        return importlib.import_module("contexture.trained_model").TrainedModel
+        return importlib.import_module("contexture.analysis.trained_model").TrainedModel
     raise AttributeError(f"module 'contexture' has no attribute {name!r}")
 
 

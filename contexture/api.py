@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from contexture import configs
+from contexture.data.inputs import Examples, as_jsonl, is_paths, records
 from contexture.data.storage import atomic_file
-from contexture.inputs import Examples, as_jsonl, is_paths, records
 from contexture.options import with_options
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
@@ -18,10 +18,10 @@ from contexture.train.run.folder import INPUTS
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
+    from contexture.analysis.trained_model import TrainedModel
     from contexture.data.tokenizers.base import Tokenizer
     from contexture.models.model import Model
     from contexture.models.shapes import Params
-    from contexture.trained_model import TrainedModel
 
 Place = str | Path
 Options = Mapping[str, Any]
@@ -216,9 +216,9 @@ def open(run: Place, step: int | None = None) -> "TrainedModel":
     Raises: ConfigError for a folder that is no run or holds no such checkpoint, CheckpointError where no checkpoint is
     good.
     """
-    from contexture.trained_model import TrainedModel
+    from contexture.analysis.trained_model import TrainedModel
 
-    return TrainedModel(run, step)
+    return TrainedModel(run, step, finetune)
 
 
 def load(run: Place, step: int | None = None) -> "tuple[Model, Params, Tokenizer]":

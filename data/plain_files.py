@@ -1,24 +1,37 @@
-"""Files that a user names, opened safely: plain files only, and text that is text."""
+"""Files that a user names, opened safely: plain files only, decompressed as they are read, and what their names say."""
 
+import bz2
+import gzip
+import io
+import lzma
 import os
 import stat
+import zlib
+from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 from contexture.data.errors import DataError
 
-_PACKED = (
-    (".gz", b"\x1f\x8b", "compressed with gzip", "gunzip -k {}"),
-    (".bz2", b"BZh", "compressed with bzip2", "bunzip2 -k {}"),
-    (".xz", b"\xfd7zXZ\x00", "compressed with xz", "unxz -k {}"),
-    (".zst", b"\x28\xb5\x2f\xfd", "compressed with zstd", "unzstd {}"),
-    (".zip", b"PK\x03\x04", "a zip archive", "unzip {}"),
-    (".parquet", b"PAR1", "a Parquet table", "python -c \"import pandas; pandas.read_parquet('{}').to_json('{}.jsonl', "
-     "orient='records', lines=True)\""),
-    (".arrow", b"ARROW1", "an Arrow table", "python -c \"import pandas; pandas.read_feather('{}').to_json('{}.jsonl', "
-     "orient='records', lines=True)\""),
+Seen: TypeAlias = Callable[[bytes], object]
+"""Called with all bytes of a file as they are read: a digest's update, a counter."""
+
+COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+"""Compressed files that are read, by the last suffix of their names."""
+COLUMNAR = (".parquet", ".arrow", ".feather")
+"""Binary tables, which `data.text.columnar` reads."""
+_ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz")
+_MAGIC = (
+    (0, b"\x1f\x8b", ".gz"), (4, b"1AY&SY", ".bz2"), (0, b"\xfd7zXZ\x00", ".xz"), (0, b"\x28\xb5\x2f\xfd", ".zst"),
+    (0, b"PK\x03\x04", ".zip"), (257, b"ustar\x00", ".tar"), (257, b"ustar  ", ".tar"),
+    (0, b"7z\xbc\xaf\x27\x1c", ".7z"), (0, b"Rar!\x1a", ".rar"),
+    (0, b"PAR1", ".parquet"), (0, b"ARROW1", ".arrow"), (0, b"\xff\xff\xff\xff", ".arrow"), (0, b"FEA1", ".feather"),
 )  # fmt: skip
-"""Suffix, first bytes, description, and the command that makes text of it."""
+"""Place, bytes and suffix of files that are no text."""
+_HEAD = 512
+_PIECE = 1 << 16
+"""Bytes that are read from disk at once."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
@@ -49,21 +62,169 @@ def read_plain(path: str | Path) -> bytes:
         return file.read()
 
 
+def open_stream(path: str | Path, seen: Seen = len) -> BufferedReader:
+    """Opens a file by its last suffix: the content of *.gz, *.bz2, *.xz and *.zst is decompressed as it is read, in
+    bounded memory. Every byte on disk goes through `seen`.
+
+    Raises: as `open_plain`; when it is read, DataError for an archive that is damaged, cut off, or not what its name
+    says.
+    """
+    return BufferedReader(_Stream(path, seen), _PIECE)
+
+
+def is_compressed(path: str | Path) -> bool:
+    return os.path.splitext(path)[1].lower() in COMPRESSED
+
+
+def inner_suffix(path: str | Path) -> str:
+    """Returns the suffix that says what a file holds, in lower case: ".jsonl" of "a.JSONL" and of "a.jsonl.gz"."""
+    stem, suffix = os.path.splitext(path)
+    return os.path.splitext(stem)[1].lower() if suffix.lower() in COMPRESSED else suffix.lower()
+
+
 def check_plain(path: str | Path) -> None:
     """Raises: DataError for what is neither a plain file nor a folder. For files that a library opens."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise _not_plain(path, os.stat(path).st_mode)
 
 
-def check_not_packed(path: str | Path) -> None:
-    """Raises: DataError, with the command that unpacks it, for a compressed file or a binary table, known by its first
-    bytes or by its name."""
-    with open_plain(path) as file:
-        start = file.read(8)
-    suffix = os.path.splitext(path)[1].lower()
-    for ending, magic, what, command in _PACKED:
-        if start.startswith(magic) or suffix == ending:
-            raise DataError(f"{path}: {what}, not text; make text of it first: {command.replace('{}', str(path))}")
+def check_content(path: str | Path) -> None:
+    """Raises: DataError where a file is an archive of files, or its first bytes are not what its name says: compressed
+    data, a binary table."""
+    packed, suffix = is_compressed(path), inner_suffix(path)
+    if suffix in _ARCHIVES:
+        raise DataError(f"{path}: an archive (*{suffix}), which is not read; unpack it, and name the files in it")
+    if packed and suffix in COLUMNAR:
+        raise DataError(f"{path}: a compressed *{suffix}; decompress it, since such a file is compressed within")
+    with open_stream(path) as file:  # says what is wrong with compressed data
+        head = file.read(_HEAD)
+    holds = next((kind for at, magic, kind in _MAGIC if head[at : at + len(magic)] == magic), "")
+    if suffix in COLUMNAR:
+        if head and not (holds == suffix or (holds == ".arrow" and suffix == ".feather")):
+            raise DataError(f"{path}: no *{suffix} file by its first bytes; write it again, or name it as what it is")
+    elif holds in COMPRESSED and packed:
+        raise DataError(f"{path}: compressed twice, with {COMPRESSED[holds]} within; decompress it once")
+    elif holds in COMPRESSED:
+        raise DataError(f"{path}: compressed with {COMPRESSED[holds]}, which its name does not say; name it *{holds}")
+    elif holds in COLUMNAR:
+        raise DataError(f"{path}: a binary table, which its name does not say; name it *{holds}")
+    elif holds:
+        raise DataError(f"{path}: an archive (*{holds}), which is not read; unpack it, and name the files in it")
+
+
+class _Decoder(Protocol):
+    """bz2.BZ2Decompressor, lzma.LZMADecompressor."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _Members:
+    """The content of a file of *.bz2 or *.xz streams, one after the other.
+
+    Python's own readers end in silence at a second stream that is damaged; here it is an error.
+    """
+
+    def __init__(self, file: io.BufferedIOBase, new: Callable[[], _Decoder]) -> None:
+        self._file, self._new = file, new
+        self._decoder = new()
+        self._first = self._fresh = True
+        """Whether this is the first stream, and whether nothing of it was read yet."""
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while True:
+            if self._decoder.eof:
+                data, self._decoder = self._decoder.unused_data, self._new()
+                self._first, self._fresh = False, True
+            if not data and self._decoder.needs_input:
+                data = self._file.read(_PIECE)
+                if not data and self._fresh and not self._first:
+                    return b""
+                if not data:
+                    raise EOFError
+            # xz allows zeros after a stream.
+            if self._fresh and not self._first and not (data := data.lstrip(b"\0")):
+                continue
+            self._fresh = False
+            content = self._decoder.decompress(data, size)
+            data = b""
+            if content:
+                return content
+
+
+class _Counted(io.RawIOBase):
+    """A file whose bytes go through `seen` as they are read."""
+
+    def __init__(self, path: str | Path, seen: Seen) -> None:
+        self._file, self._seen = open_plain(path), seen
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        self._seen(data) if data else None
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Stream(io.RawIOBase):
+    """The content of a file, decompressed by its last suffix."""
+
+    def __init__(self, path: str | Path, seen: Seen) -> None:
+        self._path = path
+        self._raw = BufferedReader(_Counted(path, seen), _PIECE)
+        self._kind = COMPRESSED.get(os.path.splitext(path)[1].lower(), "")
+        self._read: Callable[[int], bytes] | None = None
+        self._done = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            self._read = self._read or self._reader()
+            data = self._read(len(buffer))
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            # An error of the disk has a number, and is no fault of the archive.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            reason = "" if isinstance(error, EOFError) or not str(error) else f" ({' '.join(str(error).split())})"
+            raise DataError(
+                f"{self._path}: the {self._kind} data are damaged or cut off after {self._done:,} bytes of "
+                f"content{reason}; copy the file again, or compress it again"
+            ) from None
+        self._done += len(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _reader(self) -> Callable[[int], bytes]:
+        match self._kind:
+            case "gzip":
+                return gzip.GzipFile(fileobj=self._raw, mode="rb").read1
+            case "bzip2":
+                return _Members(self._raw, bz2.BZ2Decompressor).read
+            case "xz":
+                return _Members(self._raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ)).read
+            case "zstd":
+                import pyarrow  # here, since it takes half a second
+
+                return pyarrow.CompressedInputStream(pyarrow.PythonFile(self._raw, mode="r"), "zstd").read
+        return self._raw.read1
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _not_plain(path: str | Path, mode: int) -> DataError:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contexture.data.errors import DataError
-from contexture.data.plain_files import check_not_packed, check_plain
+from contexture.data.plain_files import check_plain
 
 if TYPE_CHECKING:
     from contexture.data.text.sources import Source
@@ -16,7 +16,7 @@ def lines_of(file: Path, what: str) -> Iterator[str]:
 
     Raises: DataError for a file that cannot be read as text.
     """
-    from contexture.data.text.sources import lines
+    from contexture.data.text.lines import lines
 
     check_lines(file, what)
     for _, line in lines(file):
@@ -24,11 +24,13 @@ def lines_of(file: Path, what: str) -> Iterator[str]:
 
 
 def check_lines(file: Path, what: str) -> None:
-    """Raises: DataError for a file that is missing or packed."""
+    """Raises: DataError for a file that is missing, or whose content is no text."""
+    from contexture.data.text.sources import check_plain_text
+
     check_plain(file)
     if not file.is_file():
         raise DataError(f"{file}: no such file; give one with {what} in each line")
-    check_not_packed(file)
+    check_plain_text(file, what)
 
 
 def documents_of(sources: "Sequence[Source]", documents: str) -> Iterator[str]:

@@ -60,7 +60,7 @@ def prepare(
 
     The folder appears when it is whole. `config.dev_fraction` holds out the end of each file, in whole documents where
     it has several. Sentences without tokens and documents without sentences are dropped. `progress` is called with the
-    bytes read and the bytes in all (approximate for a TFDS set), for every line and at least every half megabyte; an
+    bytes read and the bytes in all (approximate for a TFDS set and a columnar file), at least every half megabyte; an
     exception that it raises stops the work and leaves nothing behind. Warns where many tokens of the text are unknown.
 
     stream: how sequences will be drawn.

@@ -213,8 +213,10 @@ class _Names:
                     )
 
     def _usual(self, usual: Sequence[str], used: Sequence[str]) -> list[str]:
-        """Returns the columns with these names, in the order of these."""
-        return [column for name in usual for column in self.names if column.lower() == name and column not in used]
+        """Returns the columns with these names, in the order of these; in another case where none is so exactly."""
+        free = [column for column in self.names if column not in used]
+        exact = {name: [column for column in free if column == name] for name in usual}
+        return [column for name in usual for column in exact[name] or free if column.lower() == name]
 
     def _unclear(self, role: str, option: str, columns: Sequence[str]) -> DataError:
         return DataError(f"{self.table.head}: {listed(columns)} may each be the {role}; name it with --task.{option}")

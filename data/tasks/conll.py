@@ -6,8 +6,9 @@ from itertools import chain
 from pathlib import Path
 
 from contexture.data.errors import DataError
+from contexture.data.plain_files import inner_suffix
 from contexture.data.tasks.tables import Row, Table, counted, usual_width
-from contexture.data.text.sources import decoded_lines
+from contexture.data.text.lines import decoded_lines
 
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _SPACES = re.compile(r"[ \t]+")
@@ -21,7 +22,7 @@ def conll(path: Path) -> Table:
     A sentence with a line that is not UTF-8, or of another width than most of the first lines, comes as a DataError
     with file:line.
     """
-    universal = path.suffix.lower() == ".conllu"
+    universal = inner_suffix(path) == ".conllu"
     width, expected = len(CONLLU), "CoNLL-U has 10; put tabs between them, _ where there is nothing"
     if not universal:
         number, width = usual_width((number, cells) for number, cells in _lines(path, universal) if cells is not None)

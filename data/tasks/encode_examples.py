@@ -38,6 +38,7 @@ from contexture.data.tasks.examples import ChoiceExample, Example, Tagged
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels, alternatives, answer, usual_alternatives
 from contexture.data.tasks.read_examples import check_sources, examples, open_source, source_of
+from contexture.data.text.columnar import is_saved
 from contexture.data.text.sources import shared
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
@@ -201,7 +202,8 @@ def _apart(task: TaskConfig) -> None:
     train = [open_source(path) for path in task.train]
     for name, paths in (("task.dev", task.dev), ("task.test", task.test)):
         for path in paths:
-            if (path.startswith("tfds:") or os.path.isfile(path)) and shared([*train, open_source(path)]):
+            exists = path.startswith("tfds:") or os.path.isfile(path) or is_saved(path)
+            if exists and shared([*train, open_source(path)]):
                 raise DataError(f"{path}: {name} names examples of task.train too; keep held-out examples apart")
 
 

@@ -28,6 +28,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
+from contexture.data.text.columnar import INFO, files_of, is_saved
 from contexture.data.tokenizers.elmo_char_ids import are_cut
 from contexture.data.tokenizers.word_level import char_id_table
 
@@ -193,11 +194,16 @@ class ExampleSplit:
 
 
 def sha256_of(path: str) -> str:
-    """Returns the sha256 (hex) of a file's bytes; "" for a TFDS set, which has digests of its own."""
+    """Returns the sha256 (hex) of a file's bytes, or of those of a saved data set's files; "" for a TFDS set, which has
+    digests of its own."""
     if path.startswith("tfds:"):
         return ""
-    with open_plain(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    if not os.path.isdir(path):
+        with open_plain(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    # With the file that names the classes: other names are other labels.
+    files = [*files_of(Path(path)), *(file for file in [Path(path, INFO)] if file.is_file())]
+    return hashlib.sha256("".join(map(sha256_of, map(str, files))).encode()).hexdigest()
 
 
 def tokens_of(rows: Rows, apart: bool) -> I64:
@@ -278,11 +284,11 @@ class ExampleStore:
         for split, paths in (("train", task.train), ("dev", task.dev)):
             for path in paths:
                 # Files that are gone are no longer needed, and TFDS sets do not change.
-                if path.startswith("tfds:") or not os.path.isfile(path):
+                if path.startswith("tfds:") or not (os.path.isfile(path) or is_saved(path)):
                     continue
                 # A file may lie elsewhere now; its content counts.
-                name = os.path.basename(path)
-                was = [s for s in self.index["sources"] if (s["split"], os.path.basename(s["name"])) == (split, name)]
+                name = Path(path).name
+                was = [s for s in self.index["sources"] if (s["split"], Path(s["name"]).name) == (split, name)]
                 if not was:
                     return f"{path} was not there when {self.folder} was encoded"
                 if sha256_of(path) not in [source["sha256"] for source in was]:

@@ -6,19 +6,23 @@ from pathlib import Path
 from typing import TypedDict
 
 from contexture.data.config import TaskConfig
-from contexture.data.errors import DataError
-from contexture.data.plain_files import check_not_packed, check_plain
+from contexture.data.errors import DataError, did_you_mean
+from contexture.data.plain_files import COLUMNAR, check_content, check_plain, inner_suffix
 from contexture.data.tasks.columns import find_columns
 from contexture.data.tasks.conll import conll
 from contexture.data.tasks.examples import Example
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.odd_rows import RowReader, is_quoted
-from contexture.data.tasks.tables import Table, objects, separated, table_of_records
+from contexture.data.tasks.tables import Table, columnar, objects, separated, table_of_records
 from contexture.data.text import tfds
+from contexture.data.text.columnar import files_of, is_saved
 from contexture.data.text.sources import Source, TextFile, shared
 
-FORMATS = (".tsv", ".csv", ".jsonl", ".conll", ".conllu")
-_FILES = f"{', '.join(f'*{suffix}' for suffix in FORMATS[:-1])} or *{FORMATS[-1]}, or tfds:NAME"
+FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".conll", ".conllu", *COLUMNAR)
+_FILES = (
+    f"{', '.join(f'*{suffix}' for suffix in FORMATS[: -len(COLUMNAR)])} (also with .gz, .bz2, .xz or .zst), "
+    f"{', '.join(f'*{suffix}' for suffix in COLUMNAR)}, the folder of a saved data set, or tfds:NAME"
+)
 
 
 def check_sources(paths: Iterable[str], what: str) -> None:
@@ -27,19 +31,26 @@ def check_sources(paths: Iterable[str], what: str) -> None:
     sources: list[Source] = []
     for path in paths:
         if not path.startswith(tfds.PREFIX):
-            if os.path.isdir(path):
-                raise DataError(f"{path}: {what} names a folder; name the files in it")
-            check_plain(path)
-            if not os.path.isfile(path):
-                raise DataError(f"{path}: {what} names no such file; check the path")
-            check_not_packed(path)
-            if Path(path).suffix.lower() not in FORMATS:
-                raise DataError(f"{path}: {what} wants {_FILES}")
+            _check_file(path, what)
         sources.append(open_source(path))
         if not sources[-1].size:
             raise DataError(f"{path}: the file is empty; {what} wants a row for each example")
     if twice := shared(sources):
         raise DataError(f"{twice}: {what} names this {twice.kind} twice; give every {twice.kind} once")
+
+
+def _check_file(path: str, what: str) -> None:
+    if os.path.isdir(path):
+        if not is_saved(path):
+            raise DataError(f"{path}: {what} names a folder; name the files in it")
+        files_of(Path(path))  # says what is wrong with it
+        return
+    check_plain(path)
+    if not os.path.isfile(path):
+        raise DataError(f"{path}: {what} names no such file; check the path")
+    check_content(path)
+    if (suffix := inner_suffix(path)) not in FORMATS:
+        raise DataError(f"{path}: {what} wants {_FILES}{did_you_mean(suffix, FORMATS)}")
 
 
 class NameAndSize(TypedDict):
@@ -73,9 +84,9 @@ def examples(
     """
     table = _table(path, task)
     columns = find_columns(table, task, labelled)
-    name = table.where if path.startswith(tfds.PREFIX) else Path(path).name
+    name = table.where if path.startswith(tfds.PREFIX) else open_source(path).name
     empty = True
-    tabs = report is not None and path.lower().endswith(".tsv")
+    tabs = report is not None and inner_suffix(path) == ".tsv"
     for number, row in table.rows:
         empty = False
         reader = RowReader(f"{table.where}:{number}", f"{name}:{number}", report)
@@ -122,11 +133,15 @@ def _table(path: str, task: TaskConfig) -> Table:
         split = tfds.open_split(path)
         return Table(split.name, split.name, tuple(split.features), 0, split.rows())
     file = Path(path)
-    match file.suffix.lower():
+    if file.is_dir():
+        return columnar(file)
+    match inner_suffix(file):
         case ".tsv" | ".csv":
             return separated(file, _has_header(task))
-        case ".jsonl":
+        case ".jsonl" | ".json":
             return objects(file)
+        case ".parquet" | ".arrow" | ".feather":
+            return columnar(file)
         case ".conll" | ".conllu" if task.kind == "tag":
             return conll(file)
         case ".conll" | ".conllu":

@@ -1,4 +1,5 @@
-"""Tables in files (*.tsv, *.csv, *.jsonl): their columns' names and their rows, in memory bounded by a row."""
+"""Tables in files (*.tsv, *.csv, *.jsonl, *.json, columnar): their columns' names and their rows, in memory bounded by
+a row, or by a record batch."""
 
 import csv
 import re
@@ -10,13 +11,19 @@ from pathlib import Path
 from typing import TypeAlias
 
 from contexture.data.errors import DataError
-from contexture.data.text.sources import JsonObject, decoded_lines, json_records
+from contexture.data.plain_files import inner_suffix
+from contexture.data.text.columnar import Columnar
+from contexture.data.text.json_rows import JsonObject, json_records
+from contexture.data.text.lines import decoded_lines
 
 LONGEST_FIELD = 1 << 24
 """Characters of a field of a *.csv: a longer one is taken for a quote that is never closed."""
 FIRST_ROWS = 100
 """Rows from which the columns are detected, so that an odd first row is left out like any other."""
-_EXPECTED = 'every line of a *.jsonl is an object like {"text": "…", "label": "…"}'
+_EXPECTED = {
+    ".jsonl": 'every line of a *.jsonl is an object like {"text": "…", "label": "…"}',
+    ".json": 'a *.json is an array of objects like {"text": "…", "label": "…"}',
+}
 
 Cell: TypeAlias = object
 """A string; in a *.jsonl any JSON value."""
@@ -45,14 +52,16 @@ class Table:
 
 
 def separated(path: Path, header: bool) -> Table:
-    """Returns the table of a *.tsv (no quotes, a line a row) or a *.csv (RFC 4180).
+    """Returns the table of a *.tsv (no quotes, a line a row, as GLUE's) or a *.csv (RFC 4180).
+
+    A quote in a *.tsv is a character like others, so that no text is changed in silence.
 
     Without a header there are as many columns as in most of the first rows. A row of another width, or that is not
     UTF-8, comes as a DataError with file:line.
 
     Raises: DataError for an error that affects the whole file.
     """
-    read = _commas if path.suffix.lower() == ".csv" else _tabs
+    read = _commas if inner_suffix(path) == ".csv" else _tabs
     rows = read(path)
     names = None
     if header:
@@ -67,7 +76,7 @@ def separated(path: Path, header: bool) -> Table:
     whose = f"the header has {width} ({listed(names)})" if names else f"line {number} has {width}"
 
     def checked() -> Iterator[tuple[int, Row | DataError]]:
-        mend = "put a tab" if path.suffix.lower() == ".tsv" else "put a comma"
+        mend = "put a tab" if inner_suffix(path) == ".tsv" else "put a comma"
         # An error belongs to its row: the caller decides whether it ends the work.
         for line, row in rows:
             if isinstance(row, DataError):
@@ -103,9 +112,10 @@ def usual_width(rows: Iterable[tuple[int, Sequence[str] | DataError]]) -> tuple[
 
 
 def objects(path: Path) -> Table:
-    """Returns the table of a *.jsonl, an object a line. A line that is no object comes as a DataError with
-    file:line."""
-    return table_of_records(str(path), lambda: json_records(path, _EXPECTED), _EXPECTED)
+    """Returns the table of a *.jsonl, an object a line, or of a *.json, an array of objects. What is no object comes as
+    a DataError with file:number."""
+    expected = _EXPECTED[inner_suffix(path)]
+    return table_of_records(str(path), lambda: json_records(path, expected), expected)
 
 
 def table_of_records(
@@ -129,6 +139,12 @@ def table_of_records(
     # Not the first object's keys alone: one odd object would then make all others odd.
     names = tuple(key for key, count in keys.items() if 2 * count >= len(lines))
     return Table(where, f"{where}:{lines[0]}", names, 0, records())
+
+
+def columnar(path: Path) -> Table:
+    """Returns the table of a columnar file, or of a saved data set. Raises: DataError for a damaged file."""
+    table = Columnar(path)
+    return Table(str(path), str(path), table.names(), 0, table.rows())
 
 
 def listed(names: Sequence[str]) -> str:

@@ -1,60 +1,74 @@
 """Raw text: files, folders and TFDS sets → lines with document borders → sentences, in bounded memory; or whole
 documents, unchanged.
 
-A text file (*.txt) holds a sentence or a paragraph in each line and a blank line between documents; a *.jsonl file
-holds an object with "text" in each line, one document each, whose lines are its paragraphs. `data.text.tfds` describes
-TFDS sets.
+A text file (*.txt, or without a suffix) holds a sentence or a paragraph in each line and a blank line between
+documents. Each row of a table with a column "text" (`data.text.json_rows`, `data.text.columnar`) is a document, whose
+lines are its paragraphs. `data.text.tfds` describes TFDS sets. Any file but a binary table may be compressed.
 """
 
-import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
-from contexture.data.errors import DataError
-from contexture.data.plain_files import check_not_packed, check_plain, open_plain
+from contexture.data.errors import DataError, did_you_mean
+from contexture.data.plain_files import (
+    COLUMNAR,
+    COMPRESSED,
+    Seen,
+    check_content,
+    check_plain,
+    inner_suffix,
+    is_compressed,
+)
 from contexture.data.text import tfds
+from contexture.data.text.columnar import Columnar, files_of, is_saved
+from contexture.data.text.json_rows import json_objects
+from contexture.data.text.lines import lines
 from contexture.data.text.sentences import sentences
 
-KINDS = (".txt", ".jsonl")
-_WANTED = 'every line of a *.jsonl is like {"text": "…"}'
+IN_FOLDERS = (".txt", ".jsonl", *COLUMNAR)
+"""Files that a folder stands for. *.json is not among them: such files often hold something else than data."""
+_ROWS = (".jsonl", ".json", *COLUMNAR)
+_WANTED = {
+    ".jsonl": 'every line of a *.jsonl is like {"text": "…"}',
+    ".json": 'a *.json is an array of objects like {"text": "…"}',
+}
+_PLAIN = re.compile(r"|\.(txt|text|raw|tokens|md|\d+)|\.(txt|text|[a-z]{2})-\d+-of-\d+")
+"""Suffixes of plain text, as the usual corpora have them: wiki.train.tokens, news.en-00001-of-00100, text8."""
+_KNOWN = "*.txt, *.jsonl, *.json (also with .gz, .bz2, .xz or .zst), *.parquet, *.arrow and *.feather"
 _TABLES = {".tsv": "a table of examples", ".csv": "a table of examples", ".conll": "words with tags",
            ".conllu": "words with tags"}  # fmt: skip
-LONGEST_LINE = 1 << 19
-"""Bytes after which a line of a *.txt file is cut (at a space where it has one), so that no file need fit in memory."""
 CHUNK = 1 << 16
 """Characters of a document after which `chunks` gives what it has, at the end of a line."""
 _BATCH = 1 << 19
 """Characters that are given to a tokenizer at once."""
 _PART, _LONGEST_PART = 1 << 14, 1 << 20
 """Characters that are encoded alone, and after which text without a safe place is cut anywhere."""
-Seen: TypeAlias = Callable[[bytes], object]
-"""Called with all bytes as they are read: a digest's update, a counter."""
-JsonObject: TypeAlias = dict[str, object]
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of text."""
+    """A file of text, or the folder of a data set that Hugging Face's `datasets` saved."""
 
     kind: ClassVar = "file"
     path: Path
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return self.path.name or Path(os.path.realpath(self.path)).name
 
     @property
     def size(self) -> int:
-        return self.path.stat().st_size
+        return sum(file.stat().st_size for file in files_of(self.path))
 
     @property
     def parts(self) -> tuple[tuple[str, int, int], ...]:
         """The parts that are read, as `tfds.Split.parts`: (file, first, end). A text file is read whole."""
-        return ((os.path.realpath(self.path), 0, 1),)
+        return tuple((os.path.realpath(file), 0, 1) for file in files_of(self.path))
 
     def __str__(self) -> str:
         return str(self.path)
@@ -62,12 +76,13 @@ class TextFile:
     def documents(self, seen: Seen = len) -> Iterator[tuple[int, str]]:
         """Yields the lines as (line number, line without outer spaces); an empty line is a border between documents.
 
-        Every byte goes through `seen` as it is read, at most LONGEST_LINE at a time. Memory is bounded by one line:
-        that of a *.txt is cut at LONGEST_LINE bytes, that of a *.jsonl is one document.
+        Every byte on disk goes through `seen` as it is read; of a columnar file every text, as of a TFDS set. Memory is
+        bounded by one line: that of a *.txt is cut at LONGEST_LINE bytes, that of a *.jsonl is one document; and by a
+        record batch of a columnar file.
 
         Raises: DataError with file:line where a line is not UTF-8, or not an object with a "text".
         """
-        if self.path.suffix != ".jsonl":
+        if not self._has_rows:
             for number, line in lines(self.path, seen, cut_long=True):
                 yield number, line.strip()
             return
@@ -86,7 +101,7 @@ class TextFile:
 
         Raises: DataError as in `documents`.
         """
-        if self.path.suffix == ".jsonl":
+        if self._has_rows:
             for _, text in self._rows(seen):
                 yield from (text, "") if text else ()
             return
@@ -111,12 +126,20 @@ class TextFile:
                 yield ""
                 in_document = False
 
+    @property
+    def _has_rows(self) -> bool:
+        return inner_suffix(self.path) in _ROWS or self.path.is_dir()
+
     def _rows(self, seen: Seen) -> Iterator[tuple[int, str]]:
-        """Yields the texts of a *.jsonl file with their line numbers."""
-        for number, record in json_lines(self.path, _WANTED, seen):
+        """Yields the texts of a table with their numbers."""
+        suffix = inner_suffix(self.path)
+        if suffix not in _WANTED or self.path.is_dir():
+            yield from Columnar(self.path).texts(seen)
+            return
+        for number, record in json_objects(self.path, _WANTED[suffix], seen):
             text = record.get("text")
             if not isinstance(text, str):
-                raise DataError(f'{self.path}:{number}: no "text" that is a string; {_WANTED}')
+                raise DataError(f'{self.path}:{number}: no "text" that is a string; {_WANTED[suffix]}')
             yield number, text
 
 
@@ -125,9 +148,9 @@ Source = TextFile | tfds.Split
 
 
 def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") -> list[Source]:
-    """Files, folders and TFDS sets → the sources to read; a folder stands for its sorted *.txt and *.jsonl.
+    """Files, folders and TFDS sets → the sources to read; a folder stands for its sorted files of IN_FOLDERS.
 
-    Raises: DataError naming a source that is missing, empty, or given twice.
+    Raises: DataError naming a source that is missing, empty, of no known format, or given twice.
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     if not paths:
@@ -135,6 +158,7 @@ def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") ->
     sources = [source for path in paths for source in present(path, what)]
     if twice := shared(sources):
         raise DataError(f"{twice}: {what} names this {twice.kind} twice; give every {twice.kind} once")
+    _check_one_compression(sources, what)
     for source in sources:
         if not source.size:
             raise DataError(f"{source}: the file is empty; {what} wants text in UTF-8")
@@ -148,29 +172,41 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
     path = Path(path)
     if path.is_file():
         _check_text(path, what)
+        check_content(path)
         return [TextFile(path)]
     check_plain(path)
     if not path.is_dir():
         raise DataError(f"{path}: {what} names no such file or folder; check the path")
+    if is_saved(path):
+        files_of(path)  # says what is wrong with it
+        return [TextFile(path)]
     # Sorted, so that the same folder is the same text on every machine.
-    inside = sorted(p for p in path.iterdir() if p.suffix in KINDS and p.is_file())
+    inside = sorted(p for p in path.iterdir() if inner_suffix(p) in IN_FOLDERS and p.is_file())
     if not inside and (path / "sentences.bin").is_file():
         raise DataError(
             f"{path}: {what} holds shards, not text; give their folder alone, with the index.json that was "
             "written, or prepare the text again into another folder"
         )
     if not inside:
-        raise DataError(f"{path}: {what} is a folder without *.txt or *.jsonl; give text files or their folder")
+        kinds = f"{', '.join(f'*{suffix}' for suffix in IN_FOLDERS[:-1])} or *{IN_FOLDERS[-1]}"
+        raise DataError(f"{path}: {what} is a folder without {kinds}; give text files or their folder")
     for file in inside:
-        check_not_packed(file)
+        check_content(file)
     return [TextFile(file) for file in inside]
 
 
+def check_plain_text(path: Path, what: str) -> None:
+    """Raises: DataError for a file that is no plain text by its name or its first bytes. what: what each line holds."""
+    suffix = inner_suffix(path)
+    if not _PLAIN.fullmatch(suffix):
+        raise DataError(f"{path}: *{suffix} is no plain text; give a *.txt with {what} in each line")
+    check_content(path)
+
+
 def _check_text(path: Path, what: str) -> None:
-    """Raises: DataError for a compressed file, and for a table of examples."""
+    """Raises: DataError for a table of examples, and for an unknown suffix."""
     # Tables would be read as text without an error, and a model be trained on tabs and labels.
-    check_not_packed(path)
-    suffix = path.suffix.lower()
+    suffix = inner_suffix(path)
     if suffix in _TABLES:
         kind = _TABLES[suffix]
         train = f"contexture finetune RUN --task.kind {'tag' if 'conll' in suffix else 'classify'} --task.train {path}"
@@ -178,6 +214,22 @@ def _check_text(path: Path, what: str) -> None:
             f"{path}: {kind}, and {what} wants text; learn a task from it ({train}), or give the text alone, as *.txt "
             'or as *.jsonl with objects like {"text": "…"}'
         )
+    if suffix not in _ROWS and not _PLAIN.fullmatch(suffix):
+        check_content(path)  # knows more of archives
+        near = did_you_mean(suffix, (".txt", *_ROWS, *COMPRESSED))
+        raise DataError(f"{path}: *{suffix} is no known kind of text{near}; {what} reads {_KNOWN}; name text *.txt")
+
+
+def _check_one_compression(sources: Sequence[Source], what: str) -> None:
+    """Raises: DataError for a file beside its own compressed copy: the same text twice."""
+    names: dict[str, Source] = {}
+    for source in sources:
+        plain = str(source)
+        if isinstance(source, TextFile) and is_compressed(plain):
+            plain = os.path.splitext(plain)[0]
+        if other := names.get(plain):
+            raise DataError(f"{source}: {what} names {other.name} too, the same text by its name; keep one of them")
+        names[plain] = source
 
 
 def shared(sources: Sequence[Source]) -> Source | None:
@@ -243,88 +295,3 @@ def document_batches(
             yield batch
             batch, size = [], 0
     yield batch
-
-
-def json_lines(path: Path, expected: str, seen: Seen = len) -> Iterator[tuple[int, JsonObject]]:
-    """Yields the objects of a *.jsonl file with their line numbers; blank lines are left out.
-
-    Raises: DataError with file:line where a line is not UTF-8, no JSON, or no object; `expected` ends its message.
-    """
-    for number, record in json_records(path, expected, seen):
-        if isinstance(record, DataError):
-            raise record
-        yield number, record
-
-
-def json_records(path: Path, expected: str, seen: Seen = len) -> Iterator[tuple[int, JsonObject | DataError]]:
-    """As `json_lines`, but a line that is not UTF-8, no JSON or no object comes as the DataError that names it."""
-    for number, line, wrong in decoded_lines(path, seen):
-        if line.strip():
-            yield number, wrong or _record(line, f"{path}:{number}", expected)
-
-
-def _record(line: str, at: str, expected: str) -> JsonObject | DataError:
-    try:
-        record = json.loads(line)
-        # Half a character can only be written as an escape; it would fail much later, where text is encoded.
-        json.dumps(record, ensure_ascii=False).encode() if "\\u" in line else None
-    except UnicodeEncodeError:
-        return DataError(f"{at}: half a character (a lone \\ud800-\\udfff); {expected}")
-    except RecursionError:
-        return DataError(f"{at}: not JSON (nested too deep); {expected}")
-    except ValueError as error:
-        return DataError(f"{at}: not JSON ({getattr(error, 'msg', error)}); {expected}")
-    return record if isinstance(record, dict) else DataError(f"{at}: no object; {expected}")
-
-
-def lines(path: Path, seen: Seen = len, cut_long: bool = False) -> Iterator[tuple[int, str]]:
-    """Yields the lines of a file in UTF-8, with their ends, each with its number. Raises: DataError for a line that is
-    not UTF-8."""
-    for number, line, wrong in decoded_lines(path, seen, cut_long):
-        if wrong:
-            raise wrong
-        yield number, line
-
-
-def decoded_lines(path: Path, seen: Seen = len, cut_long: bool = False) -> Iterator[tuple[int, str, DataError | None]]:
-    """Yields (number, line, error): as `lines`, but a line that is not UTF-8 comes with the DataError that names it,
-    its other characters intact."""
-    for number, raw in _raw_lines(path, seen, cut_long):
-        try:
-            yield number, raw.decode("utf-8"), None
-        except UnicodeDecodeError as error:
-            column = len(raw[: error.start].decode("utf-8")) + 1
-            where = f"byte 0x{raw[error.start]:02x} at column {column}"
-            wrong = DataError(f"{path}:{number}: not UTF-8 ({where}); save the file as UTF-8")
-            yield number, raw.decode("utf-8", "replace"), wrong
-
-
-def _raw_lines(path: Path, seen: Seen, cut_long: bool) -> Iterator[tuple[int, bytes]]:
-    """Yields lines as bytes, each with its number. cut_long: a line over LONGEST_LINE comes in pieces, cut at a space,
-    or at a whole character."""
-    limit = LONGEST_LINE
-    with open_plain(path) as file:
-        number, rest, first = 1, bytearray(), True
-        while piece := file.readline(limit):
-            seen(piece)
-            if first:  # a byte order mark
-                piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
-            rest += piece
-            if rest.endswith(b"\n"):
-                yield number, bytes(rest)
-                rest = bytearray()
-                number += 1
-            elif cut_long and len(rest) >= limit:
-                raw = bytes(rest)
-                # Behind the last space (not one at the very beginning, which would leave an empty piece); where there
-                # is none, in front of a character that is not whole: back over the 10xxxxxx bytes to its first one.
-                cut = raw.rfind(b" ", 1) + 1
-                if not cut:
-                    cut = len(raw)
-                    while cut > len(raw) - 4 and raw[cut - 1] & 0xC0 == 0x80:
-                        cut -= 1
-                    cut = cut - 1 if raw[cut - 1] >= 0xC0 else cut
-                rest = bytearray(raw[cut:])
-                yield number, raw[:cut]
-        if rest:
-            yield number, bytes(rest)

@@ -204,7 +204,7 @@ def state():
     return json.dumps([config, loggers, hooks, signals, len(logging.getLogger().handlers), dict(os.environ), limits])
 
 run, task, to = sys.argv[1:]
-import orbax.checkpoint, flax.linen, sklearn.metrics, contexture.trained_model  # what importing them sets is theirs
+import orbax.checkpoint, flax.linen, sklearn.metrics, contexture.analysis.trained_model  # theirs
 before = state()
 model = contexture.open(run)
 model.embed(["a", "b"])

@@ -1,7 +1,5 @@
 """Only plain files are opened, and only text is read as text: everything else is one line, at once."""
 
-import bz2
-import gzip
 import os
 import socket
 from pathlib import Path
@@ -10,9 +8,7 @@ import pytest
 
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
-from contexture.data.plain_files import check_not_packed, open_plain
-from contexture.data.tasks.read_examples import check_sources
-from contexture.data.text.sources import expand
+from contexture.data.plain_files import open_plain
 from contexture.data.tokenizers.registry import load_tokenizer
 from tests.train.run.test_formats import GOLDEN
 
@@ -71,38 +67,6 @@ def test_only_plain_files_are_opened_and_links_are_followed(tmp_path):
         os.chdir(tmp_path)
         one.bind("socket")
         open_plain(tmp_path / "socket")
-
-
-PACKED = {
-    "t.txt.gz": gzip.compress(TEXT.encode()),
-    "t.txt": gzip.compress(TEXT.encode()),
-    "t.bz2": bz2.compress(TEXT.encode()),
-    "t.xz": b"\xfd7zXZ\x00" + b"x" * 20,
-    "t.zst": b"\x28\xb5\x2f\xfd" + b"x" * 20,
-    "t.zip": b"PK\x03\x04" + b"x" * 20,
-    "t.jsonl": b"PK\x03\x04" + b"x" * 20,
-    "t.parquet": b"PAR1" + b"x" * 20,
-    "t.csv": b"PAR1" + b"x" * 20,
-    "t.arrow": b"ARROW1\x00\x00" + b"x" * 20,
-}
-
-
-@pytest.mark.parametrize("name", PACKED)
-def test_a_packed_file_is_refused_with_the_command_that_unpacks_it(tmp_path, name):
-    path = tmp_path / name
-    path.write_bytes(PACKED[name])
-    for refuse in (
-        lambda: expand(str(path)), lambda: check_sources((str(path),), "task.train"), lambda: check_not_packed(path)
-    ):  # fmt: skip
-        with pytest.raises(DataError, match="not text; make text of it first: .*" + name.replace(".", r"\.")):
-            refuse()
-
-
-def test_a_folder_with_a_packed_file_under_the_name_of_text_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_text(TEXT)
-    (tmp_path / "b.txt").write_bytes(PACKED["t.txt.gz"])
-    with pytest.raises(DataError, match=r"b\.txt: compressed with gzip, not text"):
-        expand(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def predict_file(
         raise ConfigError(str(error)) from None
     to = _free_file(source, to)
     count = 0
-    report = predictor.report = FileReport(os.path.basename(source), reader(predictor.tokenizer), every_row=True)
+    report = predictor.report = FileReport(Path(source).name, reader(predictor.tokenizer), every_row=True)
     with atomic_file(to) as part, open(part, "w", encoding="utf-8") as file:
         for chunk in chunks(examples(source, task, labelled=False, report=report)):
             cancel.check()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.data import plain_files
 from contexture.data.cancel import NEVER
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
@@ -219,7 +220,10 @@ class _Stop(BaseException):
 
 @pytest.mark.parametrize("kind", [_Stop, KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("call", [1, 3, -1], ids=["first", "third", "last"])
-def test_what_progress_raises_comes_through_and_leaves_nothing(tmp_path: Path, kind: type[BaseException], call: int):
+def test_what_progress_raises_comes_through_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], call: int
+):
+    monkeypatch.setattr(plain_files, "_PIECE", 256)
     (tmp_path / "a.txt").write_text(as_text(random_documents(1, 50)), "utf-8")
     size = (tmp_path / "a.txt").stat().st_size
     calls = 0

@@ -286,7 +286,7 @@ def test_answers_to_choices_are_scored_by_example(tmp_path):
 def predictor() -> Predictor:
     """One that never was trained: the longer an alternative, the more it is worth."""
     made = object.__new__(Predictor)
-    made.run = SimpleNamespace(task=CHOICE, family="gpt", data=GPT, model=SimpleNamespace(length=16))  # type: ignore[assignment]
+    made.run = SimpleNamespace(task=CHOICE, family="gpt", data=GPT, model=SimpleNamespace(length=16, dtype="float32"))  # type: ignore[assignment]
     made.labels, made.pair, made.tokenizer, made.truncated = ("0", "1"), True, LETTERS, 0
     made.mesh = meshes.build(MeshConfig())
     made.folder, made.batch = Path("run"), meshes.round_up_to_devices(made.mesh, 3)

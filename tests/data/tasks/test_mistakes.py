@@ -138,7 +138,7 @@ def tagged(place: Path) -> Path:
         ("classify", ["head.tsv"], "head.tsv: no row in the file but its header"),
         ("classify", ["nowhere.tsv"], "nowhere.tsv: task.train names no such file; check the path"),
         ("classify", ["foreign"], "foreign: task.train names a folder; name the files in it"),
-        ("classify", ["text.txt"], "text.txt: task.train wants *.tsv, *.csv, *.jsonl, *.conll or *.conllu, or tfds:"),
+        ("classify", ["text.txt"], "text.txt: task.train wants *.tsv, *.csv, *.jsonl, *.json, *.conll"),
         ("classify", [], "task.train is empty; give the examples to learn from: --task.train FILE"),
         ("regress", ["rows.tsv"], "rows.tsv:2: 'likes' is not a number, which task.kind=regress wants"),
         ("classify", ["rows.tsv", "--data.path", "text.txt"], "data.path is text to pretrain on; give a task's"),

@@ -217,7 +217,7 @@ def test_conllu_leaves_out_ranges_empty_nodes_and_comments(tmp_path: Path):
         ("a.conll", "EU B\n", {"kind": "tag", "label": "ner"}, "a.conll: columns have no names here, and --task.label"),
         ("a.conll", "EU B\n", {}, "a.conll: holds words with tags; give it to --task.kind tag, not classify"),
         ("a.conllu", "1\tEU\tNOUN\n", {"kind": "tag"}, "a.conllu:1: 3 columns where CoNLL-U has 10; put tabs between"),
-        ("a.txt", "x", {}, "a.txt: examples lie in *.tsv, *.csv, *.jsonl, *.conll or *.conllu, or tfds:NAME"),
+        ("a.txt", "x", {}, "a.txt: examples lie in *.tsv, *.csv, *.jsonl, *.json, *.conll, *.conllu (also"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_in_one_line(
@@ -250,7 +250,7 @@ def test_sources_are_checked(tmp_path: Path):
         ),
         (
             [_write(tmp_path / "train.txt", "x")],
-            r"train\.txt: task\.train wants \*\.tsv, \*\.csv, \*\.jsonl, \*\.conll or \*\.conllu, or tfds:NAME",
+            r"train\.txt: task\.train wants \*\.tsv, \*\.csv, \*\.jsonl, \*\.json, \*\.conll, \*\.conllu \(also",
         ),
         ([good, "link.tsv"], r"link\.tsv: task\.train names this file twice; give every file once"),
     ):

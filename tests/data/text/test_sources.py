@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contexture.data.errors import DataError
 from contexture.data.storage import check_free
-from contexture.data.text import sources
+from contexture.data.text import lines, sources
 from contexture.data.text.sentences import sentences
 from contexture.data.text.sources import TextFile, document_batches, expand, texts
 
@@ -30,7 +30,7 @@ def test_a_folder_stands_for_its_sorted_text_files(tmp_path: Path):
 def test_paths_that_hold_no_text_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match=r"nowhere: data\.dev names no such file or folder"):
         expand([tmp_path / "nowhere"], "data.dev")
-    with pytest.raises(DataError, match=r"data\.path is a folder without \*\.txt or \*\.jsonl"):
+    with pytest.raises(DataError, match=r"data\.path is a folder without \*\.txt, \*\.jsonl"):
         expand([tmp_path])
     with pytest.raises(DataError, match=r"data\.path names no text"):
         expand([])
@@ -104,7 +104,7 @@ def test_every_byte_is_seen(tmp_path: Path):
 def test_a_long_line_is_cut_between_characters(tmp_path_factory: pytest.TempPathFactory, text: str, limit: int):
     file = _write(tmp_path_factory.mktemp("long") / "a.txt", f"{text}\nend")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "LONGEST_LINE", limit)
+        patch.setattr(lines, "LONGEST_LINE", limit)
         pieces = list(TextFile(file).documents())
     assert pieces[-1] == (2, "end")
     assert {number for number, _ in pieces[:-1]} <= {1}
@@ -166,7 +166,7 @@ def test_documents_come_exactly_as_they_stand(
     raw: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "CHUNK", chunk)
-        patch.setattr(sources, "LONGEST_LINE", longest)
+        patch.setattr(lines, "LONGEST_LINE", longest)
         whole = list(file.chunks("files", raw.append))
         parts = list(file.chunks("blank_lines"))
     assert b"".join(raw) == text.encode()
@@ -183,8 +183,8 @@ def test_documents_come_exactly_as_they_stand(
 
 
 def test_text_without_a_place_to_cut_is_cut_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name, value in (("CHUNK", 40), ("LONGEST_LINE", 100), ("_LONGEST_PART", 200)):
-        monkeypatch.setattr(sources, name, value)
+    for module, name, value in ((sources, "CHUNK", 40), (lines, "LONGEST_LINE", 100), (sources, "_LONGEST_PART", 200)):
+        monkeypatch.setattr(module, name, value)
     (tmp_path / "a.txt").write_text("w" * 5000 + "\n\n" + "end")
     given = []
     for batch in document_batches(TextFile(tmp_path / "a.txt"), "blank_lines", lambda text, limit: [text]):

@@ -13,8 +13,8 @@ from contexture.analysis import embed, fill, generate, score
 from contexture.analysis.results import TextScore
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.data.inputs import as_list
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.inputs import as_list
 from contexture.models.config import GptConfig, Sampling
 from contexture.models.decode import DecodeParams
 from contexture.models.model import Model
@@ -51,13 +51,13 @@ class TrainedModel:
     The first call with a new shape compiles. Set `JAX_COMPILATION_CACHE_DIR` to keep compiled programs between starts.
     """
 
-    def __init__(self, run: str | Path, step: int | None = None) -> None:
-        """Loads the newest good checkpoint, or that of `step`.
+    def __init__(self, run: str | Path, step: int | None = None, finetune: Callable[..., Path] | None = None) -> None:
+        """Loads the newest good checkpoint, or that of `step`. finetune: the function that trains a run from this one.
 
         Raises: ConfigError for a folder that is no run or holds no such checkpoint, CheckpointError where no
         checkpoint is good.
         """
-        self.folder = Path(run)
+        self.folder, self._finetune = Path(run), finetune
         self._record = read(self.folder)
         self.run: Run = self._record.run
         self.labels: tuple[str, ...] = self._record.labels
@@ -331,10 +331,9 @@ class TrainedModel:
         return predictor(as_list(texts, "texts"))
 
     def finetune(self, task: str = "classify", **options: Any) -> Path:
-        """Fine-tunes a new run from this one: `contexture.finetune`."""
-        from contexture.api import finetune
-
-        return finetune(self.folder, task, **options)
+        """Fine-tunes a new run from this one, and returns its folder: `contexture.finetune` has the options."""
+        assert self._finetune is not None, "made without a function that trains; use contexture.open"
+        return self._finetune(self.folder, task, **options)
 
 
 def _texts(given: Any) -> tuple[list[Any], bool]:
