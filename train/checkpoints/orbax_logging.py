@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+_LOGGERS = ("absl", "orbax", "asyncio")
+
 
 @contextlib.contextmanager
 def orbax_silenced() -> Iterator[None]:
@@ -19,7 +21,27 @@ def orbax_silenced() -> Iterator[None]:
     Orbax raises its failures, and prints them too: from its writing threads at once, and by the hundred from coroutines
     and event loops that are left behind, some of them much later. One line for the error that was raised is enough.
     """
-    hooks = thread_hook, unraisable_hook, hook = threading.excepthook, sys.unraisablehook, sys.excepthook
+    hooks = threading.excepthook, sys.unraisablehook, sys.excepthook
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    with warnings.catch_warnings():
+        _silence()
+        try:
+            yield
+        finally:
+            threading.excepthook, sys.unraisablehook, sys.excepthook = hooks
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+
+
+@functools.cache
+def silence_orbax() -> None:
+    """Silences Orbax for the rest of the process: for the command line and for training, where its threads go on
+    writing after the call that started them."""
+    _silence()
+
+
+def _silence() -> None:
+    thread_hook, unraisable_hook, hook = threading.excepthook, sys.unraisablehook, sys.excepthook
 
     def of_orbax(value: BaseException | None, trace: types.TracebackType | None) -> bool:
         late = "Event loop is closed" in str(value)
@@ -37,23 +59,7 @@ def orbax_silenced() -> Iterator[None]:
         if "Event loop is closed" not in str(value):
             hook(kind, value, trace)
 
-    loggers = [logging.getLogger(name) for name in ("absl", "orbax", "asyncio")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        threading.excepthook, sys.unraisablehook, sys.excepthook = of_thread, unraisable, raised
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
-        try:
-            yield
-        finally:
-            threading.excepthook, sys.unraisablehook, sys.excepthook = hooks
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-
-@functools.cache
-def silence_orbax() -> None:
-    """Silences Orbax for the rest of the process: for the command line and for training, where its threads go on
-    writing after the call that started them."""
-    orbax_silenced().__enter__()
+    threading.excepthook, sys.unraisablehook, sys.excepthook = of_thread, unraisable, raised
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
