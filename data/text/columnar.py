@@ -120,7 +120,7 @@ class Columnar:
         if not files:
             raise DataError(f"{self.path}: the data set has no file, and so no row; give another")
         with _opened(files[0]) as reader:
-            schema = reader.schema_arrow if hasattr(reader, "schema_arrow") else reader.schema
+            schema = _schema_of(reader)
         twice = [name for name in schema.names if schema.names.count(name) > 1]
         if twice:
             raise DataError(f"{files[0]}: two columns are called {twice[0]!r}; rename one")
@@ -277,7 +277,12 @@ def _opened(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
                     numbers = [number for number, name in enumerate(reader.schema.names) if name in columns]
                     opened.seek(0)
                     reader = _ipc(pa, source, stream, pa.ipc.IpcReadOptions(included_fields=numbers))
+            _schema_of(reader).names  # noqa: B018  # decodes them: damaged ones are no UTF-8
         yield reader
+
+
+def _schema_of(reader: Any) -> Any:
+    return reader.schema_arrow if hasattr(reader, "schema_arrow") else reader.schema
 
 
 def _ipc(pa: Any, source: Any, stream: bool, options: Any) -> Any:

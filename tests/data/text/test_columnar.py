@@ -253,6 +253,15 @@ def test_a_damaged_file_is_read_or_one_line(
         assert "\n" not in str(error)
 
 
+@FILES
+def test_a_column_whose_name_is_no_text_is_one_line(tmp_path: Path, name: str):
+    file = write(pa.table({"column": ["a"]}), tmp_path / name)
+    file.write_bytes(file.read_bytes().replace(b"column", b"\x80olumn"))
+    with pytest.raises(DataError, match=rf"{name}: damaged") as caught:
+        Columnar(file).names()
+    assert "\n" not in str(caught.value)
+
+
 def test_an_old_feather_file_and_two_columns_of_a_name_are_refused(tmp_path: Path):
     (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(40))
     with pytest.raises(DataError, match=r"a\.feather: Feather of version 1, which is not read; write it again with"):
