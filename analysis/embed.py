@@ -1,12 +1,9 @@
-"""Contextual vectors of the words or tokens of a text, written to a file (Peters et al. 2018, section 3.2)."""
+"""Contextual vectors of the words or tokens of a text (Peters et al. 2018, section 3.2)."""
 
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import jax
@@ -15,7 +12,6 @@ import numpy as np
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines, power_of_two, token_lines
-from contexture.data.storage import atomic_file
 from contexture.data.tasks.encode_examples import check_batch, chunks
 from contexture.data.tasks.word_alignment import encode_checked, unknown_ids
 from contexture.data.tokenizers.base import Tokenizer
@@ -30,7 +26,6 @@ from contexture.models.shapes import Params
 POOLS = ("none", "mean", "mean-words", "last", "cls")
 Units = Sequence[str] | Sequence[int]
 """What a sentence is made of: an ELMo's words, or the ids of tokens."""
-Write = Callable[[str, np.ndarray], None]
 
 
 class SplitSentence(NamedTuple):
@@ -205,44 +200,3 @@ def _layer_numbers(layers: str, top: int) -> list[int]:
     if not all(word.isascii() and word.isdecimal() and int(word) <= top for word in words):
         raise DataError(f"layers={layers} are not all, last, or numbers from 0 to {top} with commas between")
     return [int(word) for word in words]
-
-
-@contextmanager
-def vectors_file(file: Path) -> Iterator[Write]:
-    """Opens a file that takes arrays by name: `*.hdf5` (the original's layout: a dataset for each line, by its number
-    from 0) or `*.npz`. It comes into being whole or not at all.
-
-    Raises: DataError for another kind of file, one that exists, and a folder that does not.
-    """
-    kind = file.suffix.removeprefix(".")
-    if kind not in ("npz", "hdf5", "h5"):
-        raise DataError(f"{file}: a file of vectors ends in .hdf5 or .npz; give such a name")
-    if file.exists():
-        raise DataError(f"{file}: there is such a file already; give another name")
-    if not file.parent.is_dir():
-        raise DataError(f"{file}: its folder is not there; make it, or give another name")
-    with atomic_file(file) as partial_file, (_npz if kind == "npz" else _hdf5)(partial_file) as write:
-        yield write
-
-
-@contextmanager
-def _hdf5(file: Path) -> Iterator[Write]:
-    import h5py
-
-    with h5py.File(file, "w") as opened:
-
-        def write(name: str, array: np.ndarray) -> None:
-            opened.create_dataset(name, data=array)
-
-        yield write
-
-
-@contextmanager
-def _npz(file: Path) -> Iterator[Write]:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as opened:
-
-        def write(name: str, array: np.ndarray) -> None:
-            with opened.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array)
-
-        yield write

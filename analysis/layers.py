@@ -11,6 +11,7 @@ from contexture.models.heads.layer_mix import learned_mixes
 from contexture.models.shapes import Params
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.run.plots import COLOURS, Theme, add_legend, add_title, new_figure, save_figure
 from contexture.train.run_file import read
 
 
@@ -45,36 +46,37 @@ def check_figure(file: Path) -> None:
         raise DataError(f"{file}: its folder is not there; make it, or give another name")
 
 
-def draw(mixes: Sequence[LayerMix], file: Path) -> None:
-    """Draws a bar for each layer and task, the mean over runs, and a line from the least to the greatest."""
-    from matplotlib.figure import Figure
-
+def draw(mixes: Sequence[LayerMix], file: Path, theme: Theme = "light") -> None:
+    """Draws a bar for each layer and task: the mean over runs, and upon it the standard deviation over seeds where
+    there are several; a line shows equal weights, which a mix begins with."""
     groups: dict[str, list[list[float]]] = {}
     for mix in mixes:
         groups.setdefault(f"{mix['task']}\n({mix['place']})", []).append(mix["weights"])
     # Runs of several backbones may stand in one figure: a group has as many bars as its deepest run has layers.
     layer_count = max(len(weights) for group in groups.values() for weights in group)
-    figure = Figure(figsize=(2.0 + 1.6 * len(groups), 3.6), dpi=160, layout="constrained")
-    axes = figure.subplots()
-    colours = ("#9db7d5", "#4a7ebb", "#1f4e8c", "#12305a")
+    width = max(2.4 + max(1.6, 0.35 * layer_count) * len(groups), 4.8)
+    figure, (axes,) = new_figure(width, 4.2, theme=theme)
     for layer in range(layer_count):
-        x, means, below, above = [], [], [], []
+        x, means, deviations = [], [], []
         for at, group in enumerate(groups.values()):
             weights = [run_weights[layer] for run_weights in group if layer < len(run_weights)]
             if weights:
-                mean = statistics.mean(weights)
                 # A group is 0.8 wide and centred on its tick.
                 x.append(at + (layer - (layer_count - 1) / 2) * 0.8 / layer_count)
-                means.append(mean)
-                below.append(mean - min(weights))
-                above.append(max(weights) - mean)
+                means.append(statistics.mean(weights))
+                deviations.append(statistics.stdev(weights) if len(weights) > 1 else 0.0)
         name = "words" if layer == 0 else f"layer {layer}"
-        colour = colours[layer % len(colours)]
-        axes.bar(x, means, 0.75 / layer_count, yerr=(below, above), label=name, color=colour, capsize=2)
+        # Neighbouring layers differ in colour, and after the last colour in their hatching too.
+        style = {"color": COLOURS[layer % len(COLOURS)], "hatch": "//" * (layer // len(COLOURS)), "edgecolor": "none"}
+        errors = {"yerr": deviations, "ecolor": COLOURS[-1], "capsize": 2} if any(deviations) else {}
+        axes.bar(x, means, 0.75 / layer_count, label=name, **style, **errors)
+    for at, group in enumerate(groups.values()):
+        label = "equal weights" if at == 0 else None
+        axes.hlines(1 / len(group[0]), at - 0.45, at + 0.45, COLOURS[-1], "dashed", linewidth=1.2, label=label)
     axes.set_xticks(range(len(groups)), list(groups))
-    axes.set_ylabel("weight in the mix")
-    axes.set_ylim(0, 1)
-    axes.legend(frameon=False, ncols=layer_count)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(file)
+    axes.set_ylabel("weight in the mix (all layers: 1)")
+    axes.set_ylim(0, 1.5 * axes.dataLim.ymax)  # the legend stands above the bars
+    runs = max(len(group) for group in groups.values())
+    add_title(axes, "learned weights of the layers" + (", mean and deviation of runs" if runs > 1 else ""), theme)
+    add_legend(axes, theme, ncols=min(layer_count + 1, max(int(width / 1.3), 2)), loc="upper right")
+    save_figure(figure, file)

@@ -203,13 +203,16 @@ class EmbeddingRequest:
     input: Place
     """A text file; each line is a sentence."""
     to: Place
-    """The file of vectors: *.hdf5, a dataset for each line by its number, as the original's; or *.npz, alike."""
+    """The file of vectors. *.npy, *.parquet or *.safetensors: a matrix with a row for each line's sentence. *.hdf5 or
+    *.npz: an array for each line's words or tokens; hdf5 in the original ELMo's layout."""
     _: KW_ONLY
-    layers: str = "all"
-    """all: [layers, words, width], the words' own first; last; or numbers, `0,2`."""
-    pool: Literal["none", "mean", "mean-words", "last", "cls"] = "none"
-    """none: a vector for every token, a BERT's [CLS] and [SEP] among them. Else one for a line: mean of all these
-    tokens; mean-words, of those without [CLS] and [SEP]; last of those; cls, a BERT's [CLS]."""
+    layers: str = "auto"
+    """Layers to take: auto, last, all, or numbers such as `0,2`, where 0 is the words' own. auto: last for sentences,
+    all for words."""
+    pool: Literal["auto", "none", "mean", "mean-words", "last", "cls"] = "auto"
+    """How a sentence's vector comes from those of its tokens. none: it does not. mean: of all tokens. mean-words:
+    without a BERT's [CLS] and [SEP]. last: the last of these. cls: a BERT's [CLS]. auto: mean-words in a matrix, none
+    otherwise."""
     batch: int = 64
     """Lines at a time."""
     stateful: bool = False
@@ -228,7 +231,33 @@ class LayersRequest:
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Runs' folders: seeds of a task, or several tasks."""
     to: str = ""
-    """A figure, *.png or *.svg: a bar for each layer and task, the spread over seeds upon it."""
+    """A figure, *.png or *.svg: a bar for each layer and task, the deviation over seeds upon it."""
+    theme: Literal["light", "dark"] = "light"
+    """Colours of a *.png; *.svg follow their reader."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusRequest:
+    """Where runs are: step, loss, speed, whether one trains now, its newest checkpoint."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Folders of runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest:
+    """Losses of several runs, and the settings in which they differ."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Folders of runs."""
+    to: str = ""
+    """A page or a picture of their curves: *.html, *.png or *.svg. Empty: tables only, on the terminal."""
+    theme: Literal["light", "dark"] = "light"
+    """Colours of a *.png; pages and *.svg follow their reader."""
+
+    def __post_init__(self) -> None:
+        if len(self.runs) < 2:
+            raise ValueError("compare wants two runs or more: contexture compare RUN RUN …")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,50 +1,43 @@
 """The training loop, from top to bottom, of pretraining and fine-tuning alike."""
 
+import contextlib
 import dataclasses
 import logging
-import os
 import sys
+import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypedDict
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, PartitionSpec
 
-from contexture.data.batches import Batches, HeldOut, check_fields, iterate, open_batches, open_held_out
-from contexture.data.describe import describe as describe_row
-from contexture.data.pretraining.shards import Shards
+from contexture.data.batches import iterate
 from contexture.data.storage import is_bucket
-from contexture.data.tasks.example_store import ExampleStore
-from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.heads.layer_mix import describe_mixes
-from contexture.models.model import Model
-from contexture.models.shapes import by_path, count, dims_of
 from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.manager import Checkpoints
-from contexture.train.checkpoints.transfer import begin_from, model_of
+from contexture.train.checkpoints.transfer import begin_from
 from contexture.train.config import Run
 from contexture.train.distributed import processes
-from contexture.train.distributed.agreement import agree_on_content, agree_on_folder, agree_on_run
+from contexture.train.distributed.agreement import agree_on_folder, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.evaluation.best import Best, value_to_minimise
-from contexture.train.evaluation.evaluate import baseline, evaluate, measured, report_truncated
+from contexture.train.evaluation.evaluate import evaluate, measured
 from contexture.train.metrics import saved_rank
-from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
+from contexture.train.objectives import batch_fields
 from contexture.train.run import data
 from contexture.train.run import folder as directories
 from contexture.train.run.console import logged_to
 from contexture.train.run.folder import steps
 from contexture.train.run.limits import check_limits
-from contexture.train.run.plots import draw_loss
-from contexture.train.run.report import Report, read_metrics
+from contexture.train.run.plots import LiveLossFigure
+from contexture.train.run.report import Report
 from contexture.train.run.signals import Interrupted, Signals
-from contexture.train.run.throughput import ThroughputMeter, activation_floats, unknown_peak
-from contexture.train.run_file import difference
+from contexture.train.run.throughput import ThroughputMeter, activation_floats
+from contexture.train.setup import TrainingSetup, prepare
 from contexture.train.step import State, create, evaluation_step, train_step
+from contexture.train.summary import log_end, log_start
 
 logger = logging.getLogger(__name__)
 
@@ -56,27 +49,6 @@ class Evaluated(TypedDict, total=False):
     rank: float
     metric: str
     unevaluated: bool
-
-
-@dataclass(frozen=True)
-class TrainingSetup:
-    """All that a run trains with, once its folder, devices and data are known."""
-
-    run: Run
-    mesh: Mesh
-    model: Model
-    objective: Objective
-    tokenizer: Tokenizer
-    store: Shards | ExampleStore
-    batches: Batches
-    held_out: HeldOut | None
-    baseline: dict[str, float]
-    """The held-out metrics of a guess."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels of the task, or ()."""
-        return self.store.labels
 
 
 def train(run: Run, recipe: Run, signals: Signals) -> Path:
@@ -107,6 +79,7 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
 
 
 def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
+    began = time.monotonic()
     mesh = meshes.build(run.mesh)
     agree_on_run(run)
     meshes.check_batch(
@@ -125,10 +98,10 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
             stack.enter_context(directories.lock_run_dir(folder))
         agree_on_folder(folder)
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
-        stack.enter_context(logged_to(report.console))
+        stack.enter_context(logged_to(report.console, dated=True))
         stack.callback(report.close)
         # Data and model.
-        parts, fingerprint = _prepare(run, folder, mesh, report, signals)
+        parts, fingerprint = prepare(run, folder, mesh, signals)
         given, run = run, parts.run
         report.steps = run.steps
         make, shapes, shardings = create(parts.model, run, mesh)
@@ -136,8 +109,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
             # A metric that is not measured is refused now, not at the first evaluation.
             names = measured(parts.model, parts.objective, run, shapes.params, parts.store)
             value_to_minimise(run.evaluate.metric, dict.fromkeys(names, 0.0))
-        _log_summary(parts, given, recipe, report, shapes)
-        parts.batches.rows_read = 0  # the summary has read one
+        log_start(parts, given, recipe, report, shapes)
 
         # The state: of the newest good checkpoint, else initialised, by another run's parameters if the user says so.
         checkpoints = Checkpoints(folder, mesh, run.save, fingerprint, run.evaluate.metric)
@@ -161,88 +133,13 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         if best.metric != run.evaluate.metric:
             best = Best(run.evaluate.metric)
         best.rank = saved_rank(best.metric, best.rank)
-        done = _run_steps(parts, state, start, unevaluated, best, shardings, checkpoints, report, signals)
+        title = f"{folder.name}: {run.family}, {run.task.kind if run.task.kind != 'off' else 'pretraining'}"
+        figure = LiveLossFigure(folder, parts.baseline.get("unigram_loss"), title)
+        stack.callback(figure.close)
+        done = _run_steps(parts, state, start, unevaluated, best, shardings, checkpoints, report, figure, signals)
         if first:
-            records = read_metrics(folder / "metrics.jsonl")
-            draw_loss(records, folder / "loss.png", parts.baseline.get("unigram_loss"))
-        early = f", stopped early: no better {run.evaluate.metric} since step {best.step}" if done < run.steps else ""
-        logger.info(f"done: {done} steps in {folder}{early}")
-
-
-def _prepare(run: Run, folder: Path, mesh: Mesh, report: Report, signals: Signals) -> tuple[TrainingSetup, str]:
-    """Returns (folder, tokenizer, data and model; the run's fingerprint).
-
-    Process 0 makes what does not exist yet. The others wait for it, and fail with it.
-    """
-    if jax.process_index() == 0:
-        old = directories.open_or_create(run, folder)
-        tokenizer, store = data.open_data(run, folder, signals)
-        store.verify(signals)
-        examples = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals).examples_per_epoch
-        directories.check_not_shortened(run, folder, old, examples)
-        directories.write_run_json(folder, run, tokenizer, store, old)
-        processes.publish("prepared", "")
-    else:
-        processes.wait_for("prepared")
-        tokenizer, store = data.open_data(run, folder, signals)
-        if not Path(os.path.realpath(store.folder)).is_relative_to(os.path.realpath(folder)):
-            store.verify(signals)  # data outside the run's folder may be a copy of this machine's own
-    agree_on_content(folder, run, tokenizer, store)
-    lanes = run.evaluate.batch or run.data.batch
-    fingerprint = run_file.fingerprint(run, tokenizer.fingerprint, store.fingerprint)
-    batches = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals)
-    batch = meshes.round_up_to_devices(mesh, lanes)
-    held_out = open_held_out(store, tokenizer, run.data, run.task, run.family, batch, lanes, signals)
-    if held_out is None and (run.evaluate.patience or run.evaluate.metric != "loss"):
-        name = "patience" if run.evaluate.patience else "metric"
-        raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
-    guess = baseline(held_out, store, signals) if held_out else {}
-    # The run as it is trained: epochs become steps, and what was left to the data is filled in.
-    run = run_file.resolve_schedule(run, batches.examples_per_epoch)
-    run = run_file.with_data_facts(run, words=tokenizer.size, pair=isinstance(store, ExampleStore) and store.pair)
-    run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
-    model = model_of(run, store.labels)
-    parts = TrainingSetup(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guess)
-    return parts, fingerprint
-
-
-def _log_summary(parts: TrainingSetup, given: Run, recipe: Run, report: Report, shapes: State) -> None:
-    """Logs what a user may want to check before a long training: options, parameters, data, the first sequence."""
-    run = parts.run
-    changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(given, recipe).items()]
-    logger.info("differs from its recipe: " + (" ".join(changed) or "nothing"))
-    logger.info(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
-    if attention := meshes.describe_attention(run.model, run.data.packed):
-        remat = meshes.describe_remat(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
-        logger.info(f"attention: {attention}; remat: {remat}")
-    if options := meshes.compiler_options(run.mesh, parts.mesh):
-        logger.info("compiler options: " + " ".join(f"{name}={value}" for name, value in options.items()))
-    if note := run_file.warmup_note(given, run):
-        logger.warning(note)
-    if unknown := unknown_peak(parts.mesh.devices.flat[0]):
-        logger.warning(unknown)
-    shardings = jax.tree.leaves(meshes.parameter_shardings(parts.mesh, shapes.params))
-    rows = []
-    for (path, x), sharding in zip(by_path(shapes.params).items(), shardings, strict=True):
-        rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _axes(sharding.spec)))
-    report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
-    epochs = run.data.examples_before(run.steps) / parts.batches.examples_per_epoch
-    held = f"{parts.held_out.count:,} {parts.held_out.unit}" if parts.held_out else "nothing"
-    logger.info(f"{parts.batches.describe()}; {run.steps:,} steps are {epochs:.2f} epochs; {held} held out")
-    if parts.held_out:
-        report_truncated(parts.held_out)
-    if parts.labels:
-        named = [(name, f"{count:,}") for name, count in zip(parts.labels, parts.store.counts, strict=True)]
-        report.table("labels", ("label", "in train"), named)
-    if report.speaks:
-        batch = parts.batches.read(0, np.array([0]))
-        check_fields(batch, batch_fields(run))
-        logger.info("the first sequence:\n" + describe_row(batch, 0, parts.tokenizer, parts.labels, run.task.kind))
-
-
-def _axes(spec: PartitionSpec) -> str:
-    """Returns the mesh axes of each dim: 'fsdp, tensor', '–, data·fsdp'."""
-    return ", ".join("–" if axis is None else "·".join((axis,) if isinstance(axis, str) else axis) for axis in spec)
+            figure.draw()
+        log_end(parts, folder, start, done, began, best)
 
 
 def _run_steps(
@@ -254,6 +151,7 @@ def _run_steps(
     shardings: State,
     checkpoints: Checkpoints,
     report: Report,
+    figure: LiveLossFigure,
     signals: Signals,
 ) -> int:
     """Trains from step `start` to the last one, or until patience ends, and returns that step.
@@ -267,6 +165,7 @@ def _run_steps(
     fields = batch_fields(run)
     meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []  # metrics of steps, still on the device
+    compiled: set[int] = set()  # batch sizes
 
     def _log(ready: list[tuple[int, dict[str, jax.Array]]]) -> None:
         """Fetches the metrics of steps and records them. Raises Diverged."""
@@ -283,7 +182,8 @@ def _run_steps(
         assert held_out is not None
         cancel = signals.while_training
         try:
-            metrics, _ = evaluate(evaluation, parts.objective, state.params, held_out, mesh, cancel=cancel)
+            with report.evaluating():
+                metrics, _ = evaluate(evaluation, parts.objective, state.params, held_out, mesh, cancel=cancel)
         except Interrupted:
             return None
         report.record([{"step": step, "split": "dev", **metrics, **parts.baseline}], _safe(checkpoints, run))
@@ -306,6 +206,8 @@ def _run_steps(
         checkpoints.wait()
         report.release(_safe(checkpoints, run))
         checkpoints.save(step, state, meta, held_out_loss)
+        if report.speaks:
+            figure.update()
 
     def _leave(state: str) -> NoReturn:
         stopped = Interrupted(signals.stop(), state)
@@ -326,16 +228,20 @@ def _run_steps(
 
     done, end = start, start if _patience_ended() else run.steps
     with iterate(parts.batches, start, end, lambda step: meshes.local_rows(mesh, batch_size_at(step))) as stream:
-        for number, local in stream:
-            # Update. The call returns at once: the device works while the host reads on.
-            batch = meshes.shard_batch(mesh, local, fields, batch_size_at(number))
-            state, metrics = step_function(state, batch)
+        for number, local in meter.timed(stream):
+            # Update. The call returns at once: the device works while the host reads on. Only a batch of a new size is
+            # compiled first.
+            size = batch_size_at(number)
+            batch = meshes.shard_batch(mesh, local, fields, size)
+            with contextlib.nullcontext() if size in compiled else report.compiling():
+                state, metrics = step_function(state, batch)
+            compiled.add(size)
             done = number + 1
             pending.append((done, metrics))
 
             # What is due after this step.
             stop, last = signals.stop(), done == run.steps
-            evaluates = held_out is not None and (last or (run.evaluate.every > 0 and done % run.evaluate.every == 0))
+            evaluates = held_out is not None and (last or done % run.evaluate.every == 0)
             saves = last or bool(stop) or done % run.save.every == 0 or (evaluates and run.evaluate.patience > 0)
 
             # Log, one step late unless the device is to be waited for anyway.

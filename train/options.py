@@ -150,6 +150,9 @@ class LogConfig:
     every: int = 10
     """Steps whose figures are fetched from the device together."""
     tensorboard: bool = True
+    """Write the figures as TensorBoard events too."""
+    details: bool = False
+    """Print every parameter and every label at the start, not only their sums."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -161,7 +164,7 @@ class EvaluateConfig:
     """Held-out figures while training, where there is held-out text."""
 
     every: int = 0
-    """Steps between evaluations; 0: at the end, and after each epoch where a run is counted in epochs."""
+    """Steps between evaluations; 0: ten evaluations in a run, or one after each epoch where it has more epochs."""
     batch: int = 0
     """Sequences at a time; 0: as in training."""
     metric: str = "loss"

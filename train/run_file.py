@@ -23,6 +23,8 @@ from contexture.train.run_format_1 import default_fields, format_1_fields, upgra
 FORMAT = 2
 PREDICTIONS = 20
 """The default of data.max_predictions when the first run.json files were written; fingerprints count on it."""
+EVALUATIONS = 10
+"""How often a run is evaluated at least, where evaluate.every does not say."""
 _MAY_CHANGE = (
     *("mesh", "save", "log", "evaluate", "steps", "epochs", "dir", "data.path", "data.dev", "data.tokenizer"),
     *("init.run", "task.train", "task.dev", "task.test", "model.attention", "model.remat", "model.unroll"),
@@ -64,6 +66,8 @@ class RunRecord:
     """Of a task: whether its examples are pairs of texts; None where that is not known."""
     words: int = 0
     """Of an ELMo: how many words the vocabulary has."""
+    total_steps: int = 0
+    """The run's length in steps, also where it is counted in epochs; 0 in runs of earlier versions."""
     imported: Imported | None = None
 
 
@@ -134,7 +138,7 @@ def _absolute(path: str) -> str:
 
 
 def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:
-    """Returns the run with its length in steps; counted in epochs, it is evaluated after each.
+    """Returns the run with its length in steps, evaluated ten times, or after each epoch of more than ten.
 
         steps = int(examples / batch · epochs), at least 1      warm-up = int(steps · warmup_fraction)
 
@@ -148,7 +152,8 @@ def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:
     warmup = int(steps * optim.warmup_fraction) if optim.warmup_fraction else _warmup_within(steps, optim.warmup)
     if optim.schedule != "gpt1" or not optim.warmup_fraction:
         optim = dataclasses.replace(optim, warmup=warmup, warmup_fraction=0.0)
-    every = run.evaluate.every or (-(-examples_per_epoch // run.data.batch) if run.epochs else 0)
+    epoch = -(-examples_per_epoch // run.data.batch) if run.epochs else steps
+    every = run.evaluate.every or max(min(steps // EVALUATIONS, epoch), 1)
     return dataclasses.replace(
         run,
         steps=steps,
@@ -246,8 +251,8 @@ def write_json(path: Path, tree: object) -> None:
         part.write_text(visible_json(json.dumps(tree, indent=1, ensure_ascii=False)) + "\n", "utf-8")
 
 
-_FACTS = {"words": int, "pair": bool, "labels": [str], "counts": [int], "tokenizer": str, "data": str,
-          "versions": dict, "imported": {"format": str}}  # fmt: skip
+_FACTS = {"words": int, "total_steps": int, "pair": bool, "labels": [str], "counts": [int], "tokenizer": str,
+          "data": str, "versions": dict, "imported": {"format": str}}  # fmt: skip
 """The kinds of what run.json holds beside the configuration, where it holds it."""
 
 

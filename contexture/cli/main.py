@@ -27,6 +27,8 @@ COMMANDS: dict[str, Callable[[list[str]], Result | StreamingResult | None]] = {
     "prepare": training_commands.prepare_command,
     "pretrain": training_commands.pretrain_command,
     "finetune": training_commands.finetune_command,
+    "status": query_commands.status_command,
+    "compare": query_commands.compare_command,
     "evaluate": query_commands.evaluate_command,
     "predict": query_commands.predict_command,
     "fill": query_commands.fill_command,

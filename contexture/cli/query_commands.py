@@ -1,6 +1,7 @@
 """The commands that query a run, or convert one: argv → what is printed."""
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from contexture.cli.lines import check_lines, documents_of, lines_of
 from contexture.cli.output import Result, StreamingResult, results_alone
 from contexture.cli.parse import parse
 from contexture.requests import (
+    CompareRequest,
     EmbeddingRequest,
     EvaluationArgs,
     ExportRequest,
@@ -20,6 +22,7 @@ from contexture.requests import (
     LayersRequest,
     PredictionRequest,
     ScoreRequest,
+    StatusRequest,
     several,
 )
 from contexture.train.errors import ConfigError
@@ -120,14 +123,17 @@ def score_command(argv: list[str]) -> Result:
 
 
 def embed_command(argv: list[str]) -> Result:
-    """contextual vectors of a text's words: contexture embed RUN --input F --to F.hdf5|F.npz [--layers last|all|0,2]"""
+    """contextual vectors of sentences or words: contexture embed RUN --input F --to F.npy|F.parquet|F.hdf5|F.npz"""
     request = parse(EmbeddingRequest, argv, "embed")
     read(Path(request.run))
     file, to = Path(request.input), Path(request.to)
     check_lines(file, "a sentence")
-    from contexture.analysis.embed import embed, sentence_splitter, vectors_file
+    from contexture.analysis.embed import embed, sentence_splitter
+    from contexture.analysis.vector_files import resolve, vectors_file
 
+    layers, pool = resolve(to, request.layers, request.pool)
     result: EmbeddingFile = {"to": str(to), "lines": 0, "tokens": 0, "words": 0, "truncated": 0}
+    texts: deque[str] = deque()  # lines that are read and whose vectors are still to come
 
     def sentences(split: "Callable[[str], SplitSentence]") -> "Iterator[Units]":
         for line in lines_of(file, "a sentence"):
@@ -135,6 +141,7 @@ def embed_command(argv: list[str]) -> Result:
             result["tokens"] += len(sentence.units)
             result["words"] += sentence.own
             result["truncated"] += sentence.truncated
+            texts.append(line)
             yield sentence.units
 
     # First: an unwritable place is refused at once.
@@ -145,17 +152,43 @@ def embed_command(argv: list[str]) -> Result:
             opened.params,
             opened.tokenizer,
             sentences(sentence_splitter(opened.model, opened.tokenizer)),
-            layers=request.layers,
-            pool=request.pool,
+            layers=layers,
+            pool=pool,
             batch=request.batch,
             stateful=request.stateful,
             cancel=signals,
         )
         with opened.computing():
-            for number, array in enumerate(vectors):
-                write(str(number), array)
-                result["lines"] = number + 1
+            for array in vectors:
+                write(texts.popleft(), array)
+                result["lines"] += 1
     return result
+
+
+def status_command(argv: list[str]) -> StreamingResult:
+    """step, loss, speed, alive or not, last checkpoint of runs: contexture status RUN…"""
+    request = parse(StatusRequest, argv, "status")
+    if not request.runs:
+        raise ConfigError("status wants runs: contexture status RUN…")
+    from contexture.train.run.status import describe_status, status
+
+    states = [status(Path(run)) for run in request.runs]
+
+    def show(write: Callable[[str], None]) -> Result:
+        write("\n".join(map(describe_status, states)).rstrip("\n"))
+        return {"runs": states}
+
+    return StreamingResult(show)
+
+
+def compare_command(argv: list[str]) -> Result:
+    """the losses and the differing settings of runs: contexture compare RUN RUN… [--to page.html|F.png|F.svg]"""
+    request = parse(CompareRequest, argv, "compare")
+    from contexture.analysis.compare import compare
+
+    to = Path(request.to) if request.to else None
+    compared = compare([Path(run) for run in request.runs], to, request.theme)
+    return {**compared, **({"to": request.to} if request.to else {})}
 
 
 def layers_command(argv: list[str]) -> Result:
@@ -169,7 +202,7 @@ def layers_command(argv: list[str]) -> Result:
         check_figure(Path(request.to))
     mixes = layers([Path(run) for run in request.runs], lambda folder: load(folder)[1])
     if request.to:
-        draw(mixes, Path(request.to))
+        draw(mixes, Path(request.to), request.theme)
     return {"mixes": mixes, **({"figure": request.to} if request.to else {})}
 
 

@@ -140,7 +140,8 @@ def test_lines_are_alone_unless_the_model_is_stateful(elmo_run, opened: Opened, 
         (["--layers", "-1"], "layers=-1 are not all, last, or numbers from 0 to 2"),
         (["--batch", "0"], "batch=0 is not a positive number of sentences"),
         (["--batch", "9" * 20], f"batch={'9' * 20} is more than 16384 sentences at a time; give fewer"),
-        (["--to", "TMP/v.txt"], "v.txt: a file of vectors ends in .hdf5 or .npz"),
+        (["--to", "TMP/v.txt"], "v.txt: not a file of vectors; give *.npy, *.parquet or *.safetensors for a matrix"),
+        (["--pool", "mean"], "v.npz: pool=mean gives a vector for each line; give --to *.npy, *.parquet or *.saf"),
         (["--to", "TMP/taken.npz"], "taken.npz: there is such a file already; give another name"),
         (["--to", "TMP/nowhere/v.npz"], "nowhere/v.npz: its folder is not there; make it, or give another name"),
         (["--input", "TMP/nowhere.txt"], "nowhere.txt: no such file; give one with a sentence in each line"),
@@ -190,16 +191,16 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
     own = slice(1, -1) if bert else slice(None)
     expected = {"mean": lambda x: x.mean(0), "mean-words": lambda x: x[own].mean(0), "last": lambda x: x[own][-1]}
     for pool, of in (expected | ({"cls": lambda x: x[0]} if bert else {})).items():
-        to = tmp_path / f"{pool}.npz"
-        counted = _embed(run, file, to, "--pool", pool, "--layers", "last", "--batch", 2)
+        to = tmp_path / f"{pool}.npy"
+        counted = _embed(run, file, to, "--pool", pool, "--batch", 2)
         assert {**counted, "to": ""} == {**summary, "to": ""}
         pooled = np.load(to)
-        for number in ("0", "2"):
-            assert_close(pooled[number], of(actual[number][-1]), rtol=1e-5, atol=1e-6)
+        for number in (0, 2):
+            assert_close(pooled[number], of(actual[str(number)][-1]), rtol=1e-5, atol=1e-6)
         if pool == "mean" and bert:  # the empty line has two tokens and no word
-            assert_close(pooled["1"], actual["1"][-1].mean(0), rtol=1e-5, atol=1e-6)
+            assert_close(pooled[1], actual["1"][-1].mean(0), rtol=1e-5, atol=1e-6)
         else:
-            assert pool == "cls" or not pooled["1"].any()
+            assert pool == "cls" or not pooled[1].any()
 
 
 @pytest.mark.parametrize(
@@ -211,12 +212,12 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
 )
 def test_what_a_family_does_not_have_is_said(text, tmp_path, capsys, name, words, line):
     run = ROOT / "tests" / "golden" / name
-    code, err = run_command(capsys, "embed", run, "--input", text, "--to", tmp_path / "v.npz", *words)
+    code, err = run_command(capsys, "embed", run, "--input", text, "--to", tmp_path / "v.npy", *words)
     assert code == 2 and line in err and len(err.splitlines()) == 1, err
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["v.npz", "v.hdf5"])
+@pytest.mark.parametrize("name", ["v.npz", "v.hdf5", "v.npy", "v.parquet", "v.safetensors"])
 def test_nothing_is_left_of_what_was_stopped(elmo_run, text, tmp_path, capsys, monkeypatch, name):
     """By a signal between two batches."""
     seen = []

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -15,24 +16,36 @@ def console() -> Console:
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log messages on a console, control characters escaped; warnings are marked."""
+    """Prints log messages on a console, control characters escaped; warnings are marked.
 
-    def __init__(self, console: Console) -> None:
+    dated: each with date and time, unless it is a terminal: in a file, a line should say when it was written.
+    """
+
+    def __init__(self, console: Console, *, dated: bool) -> None:
         super().__init__()
         self.console = console
+        self._dated = dated and not console.is_terminal and not console.is_jupyter
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints one message."""
-        prefix = "warning: " if record.levelno >= logging.WARNING else ""
-        self.console.print(prefix + visible(record.getMessage()), markup=False)
+        prefix = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(record.created)) if self._dated else ""
+        prefix += "warning: " if record.levelno >= logging.WARNING else ""
+        # A terminal's lines are broken between words; in a file, a message is a line.
+        self.console.print(prefix + visible(record.getMessage()), markup=False, soft_wrap=not self.console.is_terminal)
 
 
 @contextlib.contextmanager
-def logged_to(console: Console) -> Iterator[None]:
-    """While this lasts, messages of the logger `contexture` are printed on this console, from level INFO on."""
+def logged_to(console: Console, *, dated: bool = False) -> Iterator[None]:
+    """While this lasts, messages of the logger `contexture` are printed on this console, from level INFO on.
+
+    dated: with date and time where the console is no terminal.
+    """
     package = logging.getLogger("contexture")
     handlers, level, propagate = package.handlers, package.level, package.propagate
-    package.handlers, package.propagate = [ConsoleHandler(console)], False  # libraries give the root logger handlers
+    package.handlers, package.propagate = (
+        [ConsoleHandler(console, dated=dated)],
+        False,
+    )  # libraries give the root logger handlers
     package.setLevel(logging.INFO)
     try:
         yield

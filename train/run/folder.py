@@ -8,6 +8,7 @@ import platform
 import re
 import secrets
 import shutil
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
@@ -56,9 +57,7 @@ def lock_run_dir(directory: Path) -> IO[str]:
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be written: {error.strerror}; give another --dir") from None
     # flock is released by the system when the process ends, however it ends: no lock can outlive its run.
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not _locked(lock) and not (time.sleep(_GLANCE) or _locked(lock)):
         lock.seek(0)
         holder = lock.readline().strip() or "another process"
         lock.close()
@@ -69,6 +68,28 @@ def lock_run_dir(directory: Path) -> IO[str]:
     lock.flush()
     remove_partials(directory, _WRITTEN)
     return lock
+
+
+def _locked(lock: IO[str]) -> bool:
+    """Locks the file; returns whether nobody else holds it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def holder_of(directory: Path) -> str:
+    """Returns who trains in a folder now, "process 4711 on host", or "". Holds the lock for a moment at most."""
+    try:
+        with open(directory / "lock", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return lock.readline().strip() or "another process"
+    except OSError:
+        pass  # no lock: nothing was ever trained here
+    return ""
 
 
 def _is_lock(file: Path) -> bool:
@@ -97,9 +118,12 @@ def versions() -> dict[str, str]:
     return versions
 
 
+_GLANCE = 0.1
+"""Seconds after which a lock is tried again: `holder_of` may have looked at it just then."""
 INPUTS = "inputs"
 """The folder of a run for examples that were given in Python; written before the run starts."""
-_OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "tensorboard", "loss.png", "evaluations"]
+_OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "tensorboard", "loss.png", "loss.svg",
+             "evaluations"]  # fmt: skip
 """What a run keeps in its folder beside run.json and the lock."""
 _WRITTEN = ["run.json", *_OF_A_RUN]
 
@@ -184,7 +208,12 @@ def flag(name: str) -> str:
 
 
 def write_run_json(
-    directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | ExampleStore, old: RunRecord | None
+    directory: Path,
+    run: Run,
+    tokenizer: Tokenizer,
+    data: Shards | ExampleStore,
+    old: RunRecord | None,
+    total_steps: int = 0,
 ) -> None:
     """Writes run.json. Raises ConfigError if tokenizer or data are not those that the run was started with."""
     for name, now in (("tokenizer", tokenizer.fingerprint), ("data", data.fingerprint)):
@@ -194,7 +223,8 @@ def write_run_json(
                 f"{directory}: the {name} is not the one that this run was started with "
                 f"(fingerprint {now[:12]}, was {was[:12]}); put it back, or give another --dir"
             )
-    record = RunRecord(run=run, versions=versions(), tokenizer=tokenizer.fingerprint, data=data.fingerprint)
+    facts = {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint, "total_steps": total_steps}
+    record = RunRecord(run=run, versions=versions(), **facts)
     if isinstance(data, ExampleStore):
         record = dataclasses.replace(record, labels=data.labels, counts=data.counts, pair=data.pair)
     if isinstance(run.model, ElmoConfig):

@@ -1,43 +1,186 @@
-"""The loss curve of a run as a picture."""
+"""Figures: the look that all of them share, and the loss curve of a run."""
 
-from collections.abc import Iterable
+import io
+import re
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
 
 from contexture.data.storage import atomic_file
-from contexture.train.run.report import Record
+from contexture.train.run.report import Record, read_metrics
 
-
-def draw_loss(records: Iterable[Record], path: Path, baseline: float | None = None) -> None:
-    """Draws the loss curve as a PNG: each step's loss faint, their running mean, the held-out loss, the baseline."""
-    curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for record in records:
-        for name in ("mlm_loss", "loss"):
-            if record.get(name) is not None:
-                curves.setdefault((record["split"], name), []).append((record["step"], record[name]))
-    name = "mlm_loss" if ("train", "mlm_loss") in curves else "loss"
-    train, held = curves.get(("train", name), []), curves.get(("dev", name), [])
-    import matplotlib
-
-    matplotlib.use("Agg")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    if train:
-        steps, losses = zip(*train, strict=True)
-        axes.plot(steps, losses, color="#9db7d5", linewidth=0.7, label="training, each step")
-        window = max(len(losses) // 50, 1)
-        smooth, total = [], 0.0
-        for i, value in enumerate(losses):
-            total += value - (losses[i - window] if i >= window else 0.0)
-            smooth.append(total / min(i + 1, window))
-        axes.plot(steps, smooth, color="#1f4e8c", linewidth=1.8, label=f"training, mean of {window}")
-    if held:
-        axes.plot(*zip(*held, strict=True), "o-", color="#c2410c", markersize=5, label="held out")
-    if baseline is not None:
-        axes.axhline(baseline, color="#666666", linestyle="--", linewidth=1, label="unigram baseline, held out")
-    axes.set(xlabel="step", ylabel="masked-token loss (nats)" if name == "mlm_loss" else "loss (nats)")
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+Theme: TypeAlias = Literal["light", "dark"]
+# Okabe and Ito's colours, which people with any common colour vision tell apart, on light and on dark.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
+_INK: dict[Theme, str] = {"light": "#1f1f1f", "dark": "#e6e6e6"}
+_PAPER: dict[Theme, str] = {"light": "#fdfdfd", "dark": "#181a1b"}
+_GRID: dict[Theme, str] = {"light": "#d9d9d9", "dark": "#3c3f41"}
+_MOST_POINTS = 2000
+"""More steps than the picture has columns are drawn as the span of their losses."""
+
+
+def new_figure(width: float, height: float, rows: int = 1, theme: Theme = "light") -> "tuple[Figure, list[Axes]]":
+    """Returns a figure of this size in inches, and its axes from top to bottom."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=140, layout="constrained", facecolor=_PAPER[theme])
+    grid = figure.subplots(rows, squeeze=False)
+    for axes in grid[:, 0]:
+        axes.set_facecolor(_PAPER[theme])
+        axes.tick_params(colors=_INK[theme])
+        axes.grid(color=_GRID[theme], linewidth=0.6)
+        axes.set_axisbelow(True)
+        for side, spine in axes.spines.items():
+            spine.set_visible(side in ("left", "bottom"))
+            spine.set_color(_INK[theme])
+        for text in (axes.xaxis.label, axes.yaxis.label):
+            text.set_color(_INK[theme])
+    return figure, list(grid[:, 0])
+
+
+def add_title(axes: "Axes", title: str, theme: Theme = "light") -> None:
+    """Adds a title above the axes, at the left."""
+    axes.set_title(title, fontsize=11, loc="left", color=_INK[theme])
+
+
+def add_legend(axes: "Axes", theme: Theme = "light", **place: Any) -> None:
+    """Adds the legend of what is drawn, if anything has a label; `place` as matplotlib has it."""
+    if axes.get_legend_handles_labels()[0]:
+        paper = {"facecolor": _PAPER[theme], "edgecolor": "none", "framealpha": 0.85}
+        axes.legend(labelcolor=_INK[theme], fontsize=9, **paper, **place)
+
+
+def add_lines_below(figure: "Figure", lines: Sequence[str], theme: Theme = "light") -> None:
+    """Adds lines of text in letters of equal width below the axes."""
+    ink = _INK[theme]
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", family="monospace", fontsize=8, color=ink)
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Writes a figure as *.png or *.svg, whole or not at all. A light *.svg follows a reader's dark theme."""
     with atomic_file(path) as part:
-        figure.savefig(part, format="png")
+        if path.suffix == ".svg":
+            part.write_text(svg_text(figure), "utf-8")
+        else:
+            figure.savefig(part, format="png")
+
+
+def svg_text(figure: "Figure") -> str:
+    """Returns a figure as SVG, whose ink, paper and grid turn dark where the reader prefers that."""
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    rules = [
+        f'[style*="{what}: {colour["light"]}"]{{{what}:{colour["dark"]}!important}}'
+        for colour in (_INK, _PAPER, _GRID)
+        for what in ("fill", "stroke")
+    ]
+    style = f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
+    return re.sub(r"(<svg[^>]*>)", lambda tag: tag[1] + style, drawn.getvalue(), count=1)
+
+
+def loss_name(records: Iterable[Record]) -> str:
+    """Returns the loss that a run's curve shows: of its masked tokens where it predicts such, else the whole."""
+    return "mlm_loss" if any("mlm_loss" in record for record in records) else "loss"
+
+
+def draw_loss(records: Iterable[Record], path: Path, baseline: float | None = None, title: str = "") -> None:
+    """Draws each step's loss faint, their running mean, the held-out loss, and the baseline; PNG or SVG by the name.
+
+    A sampled softmax's loss is far below that of the whole vocabulary: where a run is trained with the one and
+    evaluated with the other, each has axes of its own.
+    """
+    kept = list(records)
+    name = loss_name(kept)
+    train, held = (
+        [(r["step"], r[name]) for r in kept if r["split"] == split and r.get(name) is not None]
+        for split in ("train", "dev")
+    )
+    sampled = any("sampled_perplexity" in record for record in kept)
+    apart = sampled and bool(train) and bool(held)
+    figure, axes = new_figure(8, 6.4 if apart else 4.5, 2 if apart else 1)
+    of = {"mlm_loss": "loss of masked tokens (nats)"}.get(name, "loss (nats)")
+    if train:
+        _draw_steps(axes[0], np.array(train))
+        axes[0].set_ylabel("sampled loss (nats)" if sampled else of)
+    last = axes[-1]
+    if held:
+        mark = "o" if len(held) < 50 else ""
+        last.plot(*zip(*held, strict=True), marker=mark, color=COLOURS[1], markersize=4, label="held out")
+        last.set_ylabel("loss over all words (nats)" if sampled else of)
+    if baseline is not None:
+        last.axhline(baseline, color=COLOURS[6], linestyle="--", linewidth=1, label="unigram baseline, held out")
+    last.set_xlabel("step")
+    for each in axes:
+        add_legend(each)
+    if apart:
+        axes[1].set_xlim(axes[0].get_xlim())
+    add_title(axes[0], title)
+    save_figure(figure, path)
+
+
+def _draw_steps(axes: "Axes", losses: np.ndarray) -> None:
+    """Draws [steps, 2] of step and loss: each faint, and their mean over a fiftieth of the run."""
+    step, loss = losses.T
+    window = max(len(loss) // 50, 1)
+    total = np.concatenate([[0.0], np.cumsum(loss)])
+    # Of the first steps, the mean of those that there are.
+    first = np.maximum(np.arange(1, len(loss) + 1) - window, 0)
+    mean = (total[1:] - total[first]) / (np.arange(1, len(loss) + 1) - first)
+    stride = -(-len(loss) // _MOST_POINTS)
+    if stride == 1 and window > 1:
+        axes.plot(step, loss, color=COLOURS[5], linewidth=0.7, alpha=0.7, label="training, each step")
+    elif stride > 1:
+        starts = np.arange(0, len(loss), stride)
+        low, high = np.minimum.reduceat(loss, starts), np.maximum.reduceat(loss, starts)
+        axes.fill_between(step[starts], low, high, color=COLOURS[5], alpha=0.5, linewidth=0, label="training, span")
+    label = f"training, mean of {window} steps" if window > 1 else "training"
+    axes.plot(step[::stride], mean[::stride], color=COLOURS[0], linewidth=1.8, label=label)
+
+
+class LiveLossFigure:
+    """loss.png and loss.svg of a run, drawn anew while it trains, by a thread of their own.
+
+    Drawing reads the whole of metrics.jsonl. So that it takes a fiftieth of a core at most, the next drawing waits for
+    fifty times as long as the last one took.
+    """
+
+    def __init__(self, folder: Path, baseline: float | None, title: str) -> None:
+        self._folder, self._baseline, self._title = folder, baseline, title
+        self._thread: threading.Thread | None = None
+        self._next = 0.0
+
+    def update(self) -> None:
+        """Draws in the background, if it is time."""
+        if time.monotonic() >= self._next and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._draw_and_wait, name="loss figure", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Waits for the thread."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def draw(self) -> None:
+        """Draws now."""
+        self.close()
+        for name in ("loss.png", "loss.svg"):
+            draw_loss(read_metrics(self._folder / "metrics.jsonl"), self._folder / name, self._baseline, self._title)
+
+    def _draw_and_wait(self) -> None:
+        begun = time.monotonic()
+        try:
+            draw_loss(
+                read_metrics(self._folder / "metrics.jsonl"), self._folder / "loss.png", self._baseline, self._title
+            )
+        except OSError:  # a full disk is reported by what must be written: metrics and checkpoints
+            pass
+        self._next = time.monotonic() + 50 * (time.monotonic() - begun)

@@ -1,4 +1,4 @@
-"""The report of a run: metrics.jsonl, TensorBoard, the loss curve, and lines or a progress bar on stderr.
+"""The report of a run: metrics.jsonl, TensorBoard, the loss curve, and the progress on stderr.
 
 `metrics.jsonl` holds each step exactly once: a line is written when the checkpoint that it needs is on disk, and lines
 beyond the restored step are removed when a run resumes.
@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from contexture.data.storage import atomic_file, move_aside
 from contexture.data.visible import visible
 from contexture.train.run.console import console
+from contexture.train.run.progress import ProgressDisplay
 
 logger = logging.getLogger(__name__)
 Figure: TypeAlias = int | float | str | None
@@ -33,7 +33,7 @@ Record: TypeAlias = dict[str, Any]
 def read_metrics(path: Path) -> Iterator[Record]:
     """Yields the records of a metrics.jsonl in order; a line torn by a crash or damaged is left out."""
     for line in _lines(path):
-        if (record := _parsed(line)) is not None:
+        if (record := parse_record(line)) is not None:
             yield record
 
 
@@ -43,7 +43,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield from file
 
 
-def _parsed(line: bytes) -> Record | None:
+def parse_record(line: bytes) -> Record | None:
     """Returns the record of a line, or None if it is torn or damaged."""
     try:
         record = json.loads(line)
@@ -70,9 +70,7 @@ class Report:
         self._held: list[Record] = []
         self._file: Any = None
         self._events: Any = None
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._shown = 0.0
+        self._progress: ProgressDisplay | None = None
 
     def table(self, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         """Prints a table on stderr."""
@@ -96,7 +94,7 @@ class Report:
         with atomic_file(self.path) as part:
             with open(part, "w", encoding="utf-8") as file:
                 for line in _lines(self.path):
-                    record = _parsed(line)
+                    record = parse_record(line)
                     if record is None:
                         lost = lost or line.endswith(b"\n")  # a last line without its end was torn by a kill
                     elif step and record["step"] <= step and (record["step"], record["split"]) != again:
@@ -110,19 +108,10 @@ class Report:
             logger.warning(f"{self.path} holds {seen} of the {step} steps done; the others' figures are lost")
         self._file = open(self.path, "a", encoding="utf-8")
         if self._wants_tensorboard:
-            from contexture.train.run.tensorboard import Events
+            from contexture.train.loggers.tensorboard import Events
 
             self._events = Events(self.directory / "tensorboard", step)
-        if self.console.is_terminal:
-            self._bar = Progress(
-                TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-                BarColumn(bar_width=20),
-                TextColumn("{task.fields[figures]}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
-            self._task = self._bar.add_task("", total=self.steps, completed=step, figures="")
-            self._bar.start()
+        self._progress = ProgressDisplay(self.console, self.steps, step)
 
     def record(self, records: list[Record], safe: int) -> None:
         """Figures of steps (`step`, `split` and what was measured). Lines up to step `safe` go to disk, the others
@@ -137,7 +126,8 @@ class Report:
                 figures = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
                 self._events.add(record["step"], record["split"], figures)
             self._events.flush()
-        self._show(records[-1])
+        if self._progress is not None:
+            self._progress.show(records[-1])
 
     def release(self, safe: int) -> None:
         """Write what waited, up to step `safe`."""
@@ -147,47 +137,31 @@ class Report:
             self._file.writelines(json.dumps(record) + "\n" for record in ready)
             self._file.flush()
 
-    def _show(self, record: Record) -> None:
-        figures = _figures(record)
-        if self._bar is not None and self._task is not None:
-            if record["split"] == "train":
-                self._bar.update(self._task, completed=record["step"], figures=figures)
-            else:
-                self._bar.print(f"step {record['step']} {record['split']}: {figures}", markup=False)
-        elif record["split"] != "train" or record["step"] >= self.steps or time.monotonic() - self._shown > 5.0:
-            self._shown = time.monotonic()
-            left = f", {record['seconds_left']:.0f} s left" if record.get("seconds_left") is not None else ""
-            logger.info(f"step {record['step']}/{self.steps} {record['split']}: {figures}{left}")
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Reports that the training step is compiled within this block, and how long that took."""
+        if not self.speaks or self._progress is None:
+            yield
+            return
+        begun = time.monotonic()
+        logger.info("compiling the training step")
+        with self._progress.busy("compiling"):
+            yield
+        logger.info(f"compiled in {time.monotonic() - begun:.1f} s")
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Shows that held-out sequences are evaluated within this block."""
+        with self._progress.busy("evaluating") if self._progress else contextlib.nullcontext():
+            yield
 
     def close(self) -> None:
         """Let go of the terminal and the files. Lines that still wait are dropped: their steps will be done again."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
         for open_file in (self._events, self._file):
             if open_file is not None:
                 with contextlib.suppress(OSError):  # a full disk was reported when it was written to
                     open_file.close()
         self._events = self._file = None
-
-
-_SHOWN = {
-    "loss": "loss {:.4f}",
-    "accuracy": "accuracy {:.1%}",
-    "entity_f1": "entity F1 {:.1%}",
-    "pearson": "Pearson {:.3f}",
-    "mlm_accuracy": "mlm {:.1%}",
-    "nsp_accuracy": "nsp {:.1%}",
-    "learning_rate": "lr {:.1e}",
-    "tokens_per_second": "{:,.0f} tokens/s",
-    "mfu": "MFU {:.1%}",
-}
-
-
-def _figures(record: Record) -> str:
-    shown = [form.format(record[name]) for name, form in _SHOWN.items() if record.get(name) is not None]
-    if record.get("loss") is None:
-        shown.insert(0, "loss not finite, step skipped")
-    if record.get("skipped"):
-        shown.append(f"{record['skipped']} skipped")
-    return ", ".join(shown)

@@ -1,13 +1,15 @@
 """How fast a run trains: tokens per second, and how much of the chip's peak (MFU) that is."""
 
 import time
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from typing import Protocol, TypeVar
 
 from contexture.models.model import FAMILIES
 from contexture.train.config import Run
 from contexture.train.objectives import batch_sizes
 from contexture.train.run.report import Record
+
+T = TypeVar("T")
 
 # Dense bf16 peak of one jax device in FLOP/s, without sparsity, by its exact device_kind (the vendors' data sheets; of
 # a V100, which has no bf16, float16). A device of TPU v2 and v3 is a core, half of a chip; one of v7x is one of two
@@ -83,6 +85,7 @@ class ThroughputMeter:
         self._steps = run.steps
         self._last_time, self._last_step = time.perf_counter(), start
         self._compiled = False
+        self._waited = 0.0
         self._data = run.data
         peak = peak_flops(device_kind)
         flops = FAMILIES[type(run.model)].training_flops(run.model, batch_sizes(run, 1))
@@ -91,10 +94,21 @@ class ThroughputMeter:
 
     def reset(self) -> None:
         """Leaves the time since the last records out of the next speed: it was not spent on training."""
-        self._last_time = time.perf_counter()
+        self._last_time, self._waited = time.perf_counter(), 0.0
+
+    def timed(self, batches: Iterator[T]) -> Iterator[T]:
+        """Yields batches, and counts the time that the loop waits for them."""
+        while True:
+            begun = time.perf_counter()
+            batch = next(batches, None)
+            self._waited += time.perf_counter() - begun
+            if batch is None:
+                return
+            yield batch
 
     def records(self, steps: list[int], fetched: list[Mapping[str, object]]) -> list[Record]:
-        """Returns one record for each step: `step`, `split`, its metrics, tokens_per_second (padding counted), mfu.
+        """Returns one record for each step: `step`, `split`, its metrics, tokens_per_second (padding counted), mfu, and
+        data_wait, the share of the time that the loop waited for batches.
 
         Steps run ahead of the host, so single steps cannot be timed: all get the mean speed since the last records.
         """
@@ -110,10 +124,11 @@ class ThroughputMeter:
             speed = {
                 "tokens_per_second": sequences * self._data.length / seconds,
                 "seconds_left": seconds * (self._steps - last),
+                "data_wait": min(self._waited / max(now - self._last_time, 1e-9), 1.0),
             }
             if self._peak_seconds is not None:
                 speed["mfu"] = sequences * self._peak_seconds / seconds
-        self._last_time, self._last_step, self._compiled = now, last, True
+        self._last_time, self._last_step, self._compiled, self._waited = now, last, True, 0.0
         return [
             {"step": step, "split": "train", **figures, **speed} for step, figures in zip(steps, fetched, strict=True)
         ]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import signal
 import time
@@ -50,8 +51,8 @@ def recorded(folder: Path) -> int:
 
 def resumed_step(stderr: str) -> int | None:
     """Returns the step that a run resumed from, by its log; None if it was stopped before it logged one."""
-    lines = [line for line in stderr.splitlines() if line.startswith(("resuming from step", "starting at step"))]
-    return int(lines[0].split()[-1]) if lines else None
+    lines = re.findall(r"(?:resuming from step|starting at step) (\d+)$", stderr, re.MULTILINE)
+    return int(lines[0]) if lines else None
 
 
 def stop_at_random(process, folder: Path, number: int, rng: random.Random, last: int) -> None:

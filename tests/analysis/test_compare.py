@@ -1,0 +1,75 @@
+"""`contexture compare`: figures and settings of runs, as a table, a picture and a page."""
+
+import json
+import re
+
+import pytest
+
+from contexture.analysis.compare import compare
+from contexture.cli import main as cli
+from contexture.train.config import Run
+from contexture.train.options import OptimConfig
+from contexture.train.run_file import RunRecord, write
+
+
+@pytest.fixture
+def runs(tmp_path):
+    folders = []
+    for name, rate in (("low", 1e-4), ("high <b>", 1e-3)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        write(folder, RunRecord(run=Run(steps=300, optim=OptimConfig(peak_lr=rate)), tokenizer="a", data="b"))
+        records = []
+        for n in range(1, 301):
+            records.append({"step": n, "split": "train", "loss": 9 - n * rate, "tokens_per_second": 100.0 + n})
+            if n % 100 == 0:
+                records.append({"step": n, "split": "dev", "loss": 8 + abs(n - 200) * rate})
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        folders.append(folder)
+    return folders
+
+
+def test_figures_are_those_of_the_records_and_settings_those_that_differ(runs):
+    result = compare(runs)
+    low = result["runs"][0]
+    assert (low["steps"], low["best_held_out_loss"], low["best_step"]) == (300, 8.0, 200)
+    assert abs((low["loss"] or 0) - (9 - 299e-4)) < 1e-12 and low["held_out_loss"] == 8 + 100e-4
+    assert low["tokens_per_second"] == 250.5
+    assert result["differences"] == [{"setting": "optim.peak-lr", "low": "0.0001", "high <b>": "0.001"}]
+
+
+def test_a_page_stands_alone_and_shows_names_as_they_are(runs, tmp_path):
+    compare(runs, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "high &lt;b&gt;" in page and "<b>" not in re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
+    assert page.count("<svg") == 1 and "optim.peak-lr" in page and "8.0000" in page
+    assert not re.search(r"""(src|href)=["']?https?:""", page) and "<script" not in page
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.svg"])
+def test_a_picture_holds_curves_and_settings(runs, tmp_path, name):
+    compare(runs, tmp_path / name, "dark")
+    content = (tmp_path / name).read_bytes()
+    assert content.startswith(b"\x89PNG") if name == "a.png" else b"optim.peak-lr" in content
+
+
+def test_runs_without_a_step_are_compared(runs, tmp_path):
+    (runs[0] / "metrics.jsonl").unlink()
+    result = compare(runs, tmp_path / "page.html")
+    assert result["runs"][0]["loss"] is None and result["runs"][0]["steps"] == 0
+
+
+def test_the_command_and_its_mistakes(runs, tmp_path, capsys):
+    names = list(map(str, runs))
+    assert cli.main(["compare", *names, "--to", str(tmp_path / "a.html")]) == 0
+    assert "optim.peak-lr" in capsys.readouterr().out
+    for argv, message in (
+        (names[:1], "compare wants two runs or more"),
+        ([names[0], names[0]], "a run is given twice"),
+        ([*names, "--to", "a.pdf"], "a.pdf: not one of *.html, *.png, *.svg"),
+        ([*names, "--to", str(tmp_path / "none" / "a.png")], "its folder is not there"),
+        ([names[0], str(tmp_path)], "is not a run"),
+    ):
+        assert cli.main(["compare", *argv]) == 2
+        err = capsys.readouterr().err
+        assert message in err and len(err.splitlines()) == 1, err

@@ -1,0 +1,81 @@
+"""Figures: what a loss curve shows, axes of their own for losses that do not compare, light and dark."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contexture.train.run.plots import LiveLossFigure, add_title, draw_loss, new_figure, svg_text
+
+PNG = b"\x89PNG\r\n"
+
+
+def _records(steps: int, **figures: float) -> list[dict[str, object]]:
+    train = [{"step": n, "split": "train", "loss": 9 - n / steps, **figures} for n in range(1, steps + 1)]
+    return [*train, {"step": steps, "split": "dev", "loss": 7.5}]
+
+
+def _texts(svg: Path) -> list[str]:
+    """matplotlib writes each text as a comment before its glyphs."""
+    return re.findall(r"<!-- (.*?) -->", svg.read_text())
+
+
+@pytest.mark.parametrize("steps", [1, 7, 500, 5000])
+def test_a_loss_curve_has_title_units_and_legend(tmp_path, steps):
+    draw_loss(_records(steps), tmp_path / "loss.svg", 8.0, "mine: gpt, pretraining")
+    texts = _texts(tmp_path / "loss.svg")
+    for text in ("mine: gpt, pretraining", "loss (nats)", "step", "held out", "unigram baseline, held out"):
+        assert texts.count(text) == 1, texts
+    draw_loss(_records(steps), tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(PNG)
+
+
+def test_sampled_and_full_losses_have_axes_of_their_own(tmp_path):
+    draw_loss(_records(90, sampled_perplexity=50.0), tmp_path / "loss.svg")
+    assert {"sampled loss (nats)", "loss over all words (nats)"} <= set(_texts(tmp_path / "loss.svg"))
+    draw_loss(_records(90, full_perplexity=50.0), tmp_path / "loss.svg")
+    assert _texts(tmp_path / "loss.svg").count("loss (nats)") == 1
+
+
+def test_steps_without_a_loss_and_runs_without_steps_are_drawn(tmp_path):
+    draw_loss([{"step": 1, "split": "train", "loss": None}], tmp_path / "loss.png")
+    draw_loss([], tmp_path / "loss.png", 3.0)
+
+
+def test_an_svg_turns_dark_with_its_reader():
+    figure, (axes,) = new_figure(4, 3)
+    axes.plot(np.arange(3))
+    add_title(axes, "title")
+    text = svg_text(figure)
+    style = text[text.index("@media (prefers-color-scheme:dark)") : text.index("</style>")]
+    rules = re.findall(r'\[style\*="(\w+): (#\w+)"\]', style)
+    assert len(rules) == 6
+    # Ink, paper and grid are all there to be replaced, and no text is left in another colour.
+    for what, colour in (("stroke", "#1f1f1f"), ("fill", "#1f1f1f"), ("fill", "#fdfdfd"), ("stroke", "#d9d9d9")):
+        assert (what, colour) in rules and f"{what}: {colour}" in text.replace(style, "")
+    assert not re.search(r"fill: #(000000|000)\b", text)
+
+
+def test_a_live_figure_is_drawn_and_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch):
+    from contexture.train.run import plots
+
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 2.0}\n')
+    figure = LiveLossFigure(tmp_path, None, "run")
+    figure.update()
+    figure.close()
+    assert (tmp_path / "loss.png").read_bytes().startswith(PNG)
+    (tmp_path / "loss.png").unlink()
+    figure.update()  # too soon
+    figure.close()
+    assert not (tmp_path / "loss.png").exists()
+    figure.draw()
+    assert (tmp_path / "loss.png").exists() and (tmp_path / "loss.svg").exists()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(plots, "save_figure", full)
+    again = LiveLossFigure(tmp_path, None, "run")
+    again.update()
+    again.close()

@@ -1,0 +1,76 @@
+"""Progress on a terminal of any width, and in a file; the figures that are shown; messages with their time."""
+
+import io
+import logging
+import re
+
+import pytest
+from rich.console import Console
+
+from contexture.train.run.console import logged_to
+from contexture.train.run.progress import ProgressDisplay, figures_of
+from tests.helpers.logs import logged
+
+RECORD = {
+    "step": 1234,
+    "split": "train",
+    "loss": 6.44908,
+    "mlm_accuracy": 0.0791,
+    "tokens_per_second": 123456.7,
+    "learning_rate": 1e-4,
+    "seconds_left": 3725.4,
+    "data_wait": 0.3,
+}
+
+
+def _terminal(width: int) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, soft_wrap=True)
+
+
+def _rows(console: Console) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    return [re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", row) for row in re.split(r"[\r\n]", console.file.getvalue())]
+
+
+@pytest.mark.parametrize("width", [60, 80, 110])
+def test_the_bar_is_one_line_of_the_terminal(width):
+    console = _terminal(width)
+    display = ProgressDisplay(console, steps=20000, done=0)
+    display.show(RECORD)
+    with display.busy("evaluating"):
+        pass
+    display.stop()
+    bars = [row.rstrip() for row in _rows(console) if row.startswith("step ")]
+    assert bars and all(len(bar) <= width for bar in bars)
+    assert "step 1234/20000" in bars[-1] and "loss 6.4491" in bars[-1] and bars[-1].endswith("1:02:05 left"), bars
+    assert any("evaluating 0:00:00" in bar for bar in bars)
+    assert ("tokens/s" in bars[-1]) == (width >= 80)
+
+
+def test_without_a_terminal_progress_is_lines():
+    display = ProgressDisplay(Console(file=io.StringIO()), steps=2000, done=0)
+    with logged() as lines:
+        display.show({**RECORD, "step": 1})
+        display.show({**RECORD, "step": 2})  # too soon after the other
+        display.show({"step": 2, "split": "dev", "loss": 5.0})
+        display.show({**RECORD, "step": 2000, "seconds_left": 0.0})
+    assert [line.partition(":")[0] for line in lines] == ["step 1/2000", "step 2/2000 held out", "step 2000/2000"]
+    assert lines[0].endswith("lr 1.0e-04, waits for data 30%, 1:02:05 left") and "left" not in lines[-1]
+
+
+def test_what_is_not_remarkable_is_not_shown():
+    assert "waits for data 5%" not in figures_of({**RECORD, "data_wait": 0.05})
+    assert figures_of({"loss": None, "skipped": 3}) == ["loss not finite, step skipped", "3 skipped"]
+
+
+@pytest.mark.parametrize(("terminal", "dated"), [(False, True), (True, True), (False, False)])
+def test_a_message_in_a_file_has_its_time(terminal, dated):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=60, color_system=None, soft_wrap=True)
+    with logged_to(console, dated=dated):
+        logging.getLogger("contexture.train").warning("the disk is slow " + "word " * 20)
+    assert isinstance(console.file, io.StringIO)
+    first, *others = console.file.getvalue().splitlines()
+    time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d " if dated and not terminal else ""
+    assert re.match(f"{time}warning: the disk is slow word", first), first
+    # A terminal's lines break between words, those of a file do not.
+    assert len(others) == (2 if terminal else 0) and all(len(line) <= 60 for line in others)

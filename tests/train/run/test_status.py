@@ -1,0 +1,96 @@
+"""`contexture status`: of a run at any moment, read from the ends of its files."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from contexture.cli import main as cli
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
+from contexture.train.run import status as module
+from contexture.train.run.folder import holder_of, lock_run_dir
+from contexture.train.run.status import describe_status, status
+from contexture.train.run_file import RunRecord, write
+
+
+def _record(step: int, split: str = "train", **figures: float) -> str:
+    return json.dumps({"step": step, "split": split, "loss": 9.0 - step / 100, **figures}) + "\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path, RunRecord(run=Run(steps=400), tokenizer="a", data="b", total_steps=400))
+    return tmp_path
+
+
+def test_a_run_that_was_stopped(folder):
+    lines = [_record(1), _record(100, "dev"), *(_record(n, tokens_per_second=5e3) for n in range(100, 301))]
+    (folder / "metrics.jsonl").write_text("".join(lines) + '{"step": 301, "spl')
+    (folder / "checkpoints" / "300").mkdir(parents=True)
+    now = status(folder)
+    assert (now["state"], now["step"], now["steps"], now["process"]) == ("stopped", 300, 400, None)
+    assert (now["loss"], now["held_out_loss"], now["held_out_step"], now["checkpoint"]) == (6.0, 8.0, 100, 300)
+    assert now["seconds_left"] is None and now["what"] == "bert pretraining"
+    assert "stopped, step 300 of 400 (75%)" in describe_status(now)
+
+
+def test_a_run_that_trains_now_is_seen_and_not_disturbed(folder):
+    (folder / "metrics.jsonl").write_text(_record(4, seconds_left=61.2, tokens_per_second=1234.5))
+    with lock_run_dir(folder) as lock:
+        now = status(folder)
+        assert now["state"] == "training" and now["process"] == holder_of(folder) and "process " in holder_of(folder)
+        assert not lock.closed and now["seconds_left"] == 61.2
+        text = describe_status(now)
+        assert "1,234 tokens/s, 0:01:01 left" in text and "no checkpoint yet" in text
+    assert status(folder)["state"] == "stopped"
+
+
+def test_looking_does_not_keep_a_run_from_starting(folder):
+    """Another process looks all the time; the lock is had all the same."""
+    code = (
+        "from contexture.train.run.folder import holder_of\nprint(1, flush=True)\n"
+        f"while True: holder_of({str(folder)!r})"
+    )
+    (folder / "lock").touch()
+    looking = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert looking.stdout is not None and looking.stdout.readline()
+        got = 0
+        for _ in range(20):
+            try:
+                lock_run_dir(folder).close()
+                got += 1
+            except ConfigError:  # both tries fell on a look
+                pass
+        assert got > 10
+    finally:
+        looking.kill()
+        looking.communicate()
+
+
+def test_a_run_without_a_step_and_a_run_that_is_done(folder):
+    assert status(folder)["loss"] is None and "step 0 of 400 (0%)" in describe_status(status(folder))
+    (folder / "metrics.jsonl").write_text(_record(400))
+    (folder / "checkpoints" / "400").mkdir(parents=True)
+    assert status(folder)["state"] == "done"
+
+
+@pytest.mark.parametrize("block", [1, 7, 50, 1 << 16])
+def test_records_come_from_the_end_whatever_the_blocks(folder, monkeypatch, block):
+    monkeypatch.setattr(module, "_BLOCK", block)
+    lines = [_record(n) for n in range(1, 9)]
+    (folder / "metrics.jsonl").write_text("".join(lines) + "\ntorn")
+    assert [record["step"] for record in module._from_the_end(folder / "metrics.jsonl")] == [*range(8, 0, -1)]
+
+
+def test_the_command_tells_of_several_runs(folder, tiny_run, capsys):
+    assert cli.main(["status", str(folder), str(tiny_run)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("bert pretraining") == 2 and "done, step 40 of 40 (100%)" in out
+    assert cli.main(["status", str(tiny_run), "--json"]) == 0
+    (only,) = json.loads(capsys.readouterr().out)["runs"]
+    assert only["step"] == only["checkpoint"] == 40 and only["state"] == "done"
+    assert cli.main(["status", str(folder / "nowhere")]) == 2 and "is not a run" in capsys.readouterr().err
+    assert cli.main(["status"]) == 2 and "status wants runs" in capsys.readouterr().err

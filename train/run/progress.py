@@ -1,0 +1,137 @@
+"""Shows how a run gets on: a progress bar on a terminal, else a line every few seconds."""
+
+import contextlib
+import importlib.util
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
+from rich.text import Text
+
+logger = logging.getLogger(__name__)
+_SECONDS_BETWEEN_LINES = 5.0
+_WIDE = 90
+"""Columns from which a terminal has room for a long bar."""
+
+# Of a bar that has no room for all, the first ones are shown.
+_SHOWN = {
+    "loss": "loss {:.4f}",
+    "accuracy": "accuracy {:.1%}",
+    "entity_f1": "entity F1 {:.1%}",
+    "pearson": "Pearson {:.3f}",
+    "mlm_accuracy": "mlm {:.1%}",
+    "nsp_accuracy": "nsp {:.1%}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "mfu": "MFU {:.1%}",
+    "learning_rate": "lr {:.1e}",
+    "data_wait": "waits for data {:.0%}",
+}
+_UNREMARKABLE = {"data_wait": 0.05}
+"""A figure is left out of what is shown up to this value. metrics.jsonl has it all the same."""
+
+
+def figures_of(record: Mapping[str, Any]) -> list[str]:
+    """Returns a record's figures for people, the most important first: ["loss 6.4491", "3,417 tokens/s", …]."""
+    shown = [
+        form.format(record[name])
+        for name, form in _SHOWN.items()
+        if record.get(name) is not None and not record[name] <= _UNREMARKABLE.get(name, float("-inf"))
+    ]
+    if record.get("loss") is None:
+        shown.insert(0, "loss not finite, step skipped")
+    if record.get("skipped"):
+        shown.append(f"{record['skipped']} skipped")
+    return shown
+
+
+def duration(seconds: float) -> str:
+    """Returns a time for people: "0:02:05", "3 days, 4:00:00"."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+class _Step(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        """Draws "step 120/4000"."""
+        return Text(f"step {task.completed:.0f}/{task.total or 0:.0f}", no_wrap=True)
+
+
+class _Figures(ProgressColumn):
+    """As many figures as one line of the terminal has room for, and the time left."""
+
+    max_refresh = 0.25
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def render(self, task: Task) -> Text:
+        """Draws "loss 6.4491, 3,417 tokens/s, 0:02:05 left"."""
+        begun = task.fields["begun"]  # of work other than training steps
+        if begun is not None:
+            return Text(f"{task.fields['figures'][0]} {duration(time.monotonic() - begun)}", no_wrap=True)
+        left = task.fields["seconds_left"]
+        end = f"{duration(left)} left" if left is not None else ""
+        room = self._console.width - len(f"step {task.completed:.0f}/{task.total or 0:.0f}") - bar_width(self._console)
+        room -= len(end) + 5  # the blanks between columns, and the last column, which stays empty
+        shown: list[str] = []
+        for figure in task.fields["figures"]:
+            if len(", ".join([*shown, figure])) > room:
+                break
+            shown.append(figure)
+        return Text(", ".join([*shown, end] if end else shown), no_wrap=True, overflow="ellipsis")
+
+
+def bar_width(console: Console) -> int:
+    """Returns the columns of the bar itself."""
+    return 20 if console.width >= _WIDE else 8
+
+
+class ProgressDisplay:
+    """The progress of one run on a console, until `stop`."""
+
+    def __init__(self, console: Console, steps: int, done: int) -> None:
+        self._steps, self._last_line = steps, 0.0
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        # In a notebook, rich draws a bar where ipywidgets is installed.
+        if console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets")):
+            bar = BarColumn(bar_width=bar_width(console))
+            self._bar = Progress(_Step(), bar, _Figures(console), console=console)
+            self._task = self._bar.add_task("", total=steps, completed=done, figures=[], seconds_left=None, begun=None)
+            self._bar.start()
+
+    def show(self, record: Mapping[str, Any]) -> None:
+        """Shows the newest record; held-out figures always, training steps at most every few seconds."""
+        figures, step, trains = figures_of(record), record["step"], record["split"] == "train"
+        if self._bar is not None and trains:
+            self._bar.update(self._task, completed=step, figures=figures, seconds_left=record.get("seconds_left"))
+        elif not trains or step >= self._steps or time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            left = record.get("seconds_left")
+            end = [f"{duration(left)} left"] if left else []
+            which = "" if trains else " held out"
+            logger.info(f"step {step}/{self._steps}{which}: {', '.join(figures + end)}")
+
+    @contextlib.contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Shows that the run is at other work than training steps, with the time that it takes."""
+        if self._bar is None:
+            yield
+            return
+        fields = self._bar.tasks[0].fields
+        before = dict(fields)
+        self._bar.update(self._task, figures=[what], begun=time.monotonic(), refresh=True)
+        try:
+            yield
+        finally:
+            self._bar.update(self._task, figures=before["figures"], begun=None)
+
+    def stop(self) -> None:
+        """Lets go of the terminal."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,126 @@
+"""Where a run is: its step, its losses, its speed, whether a process trains it now, its newest checkpoint. Needs no jax
+and reads the ends of files only."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+
+from contexture.train.run.folder import holder_of, steps
+from contexture.train.run.progress import duration
+from contexture.train.run.report import Record, parse_record
+from contexture.train.run_file import read
+
+_BLOCK = 1 << 16
+"""Bytes of metrics.jsonl that are read at once, from its end."""
+
+
+class RunStatus(TypedDict):
+    """The state of a run. Numbers that are not known are None.
+
+    state: training, done, stopped (the same command resumes it), or imported. step and loss are those of the newest
+    line of metrics.jsonl. Losses are in nats, times in seconds.
+    """
+
+    run: str
+    what: str
+    state: str
+    process: str | None
+    step: int
+    steps: int | None
+    loss: float | None
+    held_out_loss: float | None
+    held_out_step: int | None
+    tokens_per_second: float | None
+    seconds_left: float | None
+    seconds_since: float | None
+    checkpoint: int | None
+    checkpoint_seconds: float | None
+
+
+def status(folder: Path) -> RunStatus:
+    """Returns where the run in a folder is. Raises ConfigError for a folder that is no run."""
+    record = read(folder)
+    run, metrics = record.run, folder / "metrics.jsonl"
+    newest: dict[str, Record] = {}
+    for line in _from_the_end(metrics):
+        newest.setdefault(str(line["split"]), line)
+        if len(newest) == 2:
+            break
+    train, held = newest.get("train", {}), newest.get("dev", {})
+    saved = steps(folder / "checkpoints")
+    step = max([train.get("step", 0), *saved])
+    total, process = record.total_steps or run.steps or None, holder_of(folder)
+    state = "training" if process else "imported" if record.imported else "done" if step == total else "stopped"
+    kind = run.task.name if run.task.name != "off" else run.task.kind
+    return {
+        "run": str(folder),
+        "what": f"{run.family} {'pretraining' if kind == 'off' else kind}",
+        "state": state,
+        "process": process or None,
+        "step": step,
+        "steps": None if record.imported else total,
+        "loss": train.get("loss"),
+        "held_out_loss": held.get("loss"),
+        "held_out_step": held.get("step"),
+        "tokens_per_second": train.get("tokens_per_second"),
+        "seconds_left": train.get("seconds_left") if process else None,
+        "seconds_since": _age(metrics),
+        "checkpoint": saved[-1] if saved else None,
+        "checkpoint_seconds": _age(folder / "checkpoints" / str(saved[-1])) if saved else None,
+    }
+
+
+def describe_status(now: RunStatus) -> str:
+    """Returns the state of a run as three lines for people, of at most 60 columns beside the names."""
+    step = f"step {now['step']:,}" + (f" of {now['steps']:,}" if now["steps"] else "")
+    if now["steps"]:
+        step += f" ({now['step'] / now['steps']:.0%})"
+    lines = [f"{now['run']}: {now['what']}", f"  {now['state']}, {step}"]
+    if now["process"]:
+        lines[-1] += f"; {now['process']}"
+    figures = []
+    if now["loss"] is not None:
+        figures.append(f"loss {now['loss']:.4f}")
+    if now["held_out_loss"] is not None:
+        figures.append(f"held out {now['held_out_loss']:.4f} at step {now['held_out_step']:,}")
+    if now["process"] and now["tokens_per_second"] is not None:
+        figures.append(f"{now['tokens_per_second']:,.0f} tokens/s")
+    if now["seconds_left"] is not None:
+        figures.append(f"{duration(now['seconds_left'])} left")
+    if figures:
+        lines.append("  " + ", ".join(figures))
+    if now["checkpoint"] is not None and now["checkpoint_seconds"] is not None:
+        lines.append(f"  last checkpoint: step {now['checkpoint']:,}, {duration(now['checkpoint_seconds'])} ago")
+    elif now["checkpoint"] is None:
+        lines.append("  no checkpoint yet")
+    return "\n".join(lines) + "\n"
+
+
+def _age(path: Path) -> float | None:
+    """Returns the seconds since a file was written; None where there is none."""
+    try:
+        return max(time.time() - path.stat().st_mtime, 0.0)
+    except OSError:
+        return None
+
+
+def _from_the_end(path: Path) -> Iterator[Record]:
+    """Yields the records of metrics.jsonl, the newest first; damaged lines and a torn one are left out."""
+    try:
+        file = open(path, "rb")
+    except OSError:
+        return
+    with file:
+        place, rest = file.seek(0, 2), b""
+        while place > 0:
+            size = min(_BLOCK, place)
+            place -= size
+            file.seek(place)
+            first, *lines = (file.read(size) + rest).split(b"\n")
+            rest = first  # it may begin in the block before
+            for line in reversed(lines):
+                if (record := parse_record(line)) is not None:
+                    yield record
+        if (record := parse_record(rest)) is not None:
+            yield record

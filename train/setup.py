@@ -1,0 +1,86 @@
+"""What a run trains with: its data, tokenizer and model, opened or made in the run's folder."""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from contexture.data.batches import Batches, HeldOut, open_batches, open_held_out
+from contexture.data.pretraining.shards import Shards
+from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.models.model import Model
+from contexture.train import mesh as meshes
+from contexture.train import run_file
+from contexture.train.checkpoints.transfer import model_of
+from contexture.train.config import Run
+from contexture.train.distributed import processes
+from contexture.train.distributed.agreement import agree_on_content
+from contexture.train.errors import ConfigError
+from contexture.train.evaluation.evaluate import baseline
+from contexture.train.objectives import Objective, objective_of
+from contexture.train.run import data
+from contexture.train.run import folder as directories
+from contexture.train.run.signals import Signals
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """All that a run trains with, once its folder, devices and data are known."""
+
+    run: Run
+    mesh: Mesh
+    model: Model
+    objective: Objective
+    tokenizer: Tokenizer
+    store: Shards | ExampleStore
+    batches: Batches
+    held_out: HeldOut | None
+    baseline: dict[str, float]
+    """The held-out metrics of a guess."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the task, or ()."""
+        return self.store.labels
+
+
+def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[TrainingSetup, str]:
+    """Returns (folder, tokenizer, data and model; the run's fingerprint).
+
+    Process 0 makes what does not exist yet. The others wait for it, and fail with it.
+    """
+    if jax.process_index() == 0:
+        old = directories.open_or_create(run, folder)
+        tokenizer, store = data.open_data(run, folder, signals)
+        store.verify(signals)
+        examples = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals).examples_per_epoch
+        directories.check_not_shortened(run, folder, old, examples)
+        total_steps = run_file.resolve_schedule(run, examples).steps
+        directories.write_run_json(folder, run, tokenizer, store, old, total_steps)
+        processes.publish("prepared", "")
+    else:
+        processes.wait_for("prepared")
+        tokenizer, store = data.open_data(run, folder, signals)
+        if not Path(os.path.realpath(store.folder)).is_relative_to(os.path.realpath(folder)):
+            store.verify(signals)  # data outside the run's folder may be a copy of this machine's own
+    agree_on_content(folder, run, tokenizer, store)
+    lanes = run.evaluate.batch or run.data.batch
+    fingerprint = run_file.fingerprint(run, tokenizer.fingerprint, store.fingerprint)
+    batches = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals)
+    batch = meshes.round_up_to_devices(mesh, lanes)
+    held_out = open_held_out(store, tokenizer, run.data, run.task, run.family, batch, lanes, signals)
+    if held_out is None and (run.evaluate.patience or run.evaluate.metric != "loss"):
+        name = "patience" if run.evaluate.patience else "metric"
+        raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
+    guess = baseline(held_out, store, signals) if held_out else {}
+    # The run as it is trained: epochs become steps, and what was left to the data is filled in.
+    run = run_file.resolve_schedule(run, batches.examples_per_epoch)
+    run = run_file.with_data_facts(run, words=tokenizer.size, pair=isinstance(store, ExampleStore) and store.pair)
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
+    model = model_of(run, store.labels)
+    parts = TrainingSetup(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guess)
+    return parts, fingerprint

@@ -1,0 +1,132 @@
+"""What a run reports before its first step and after its last."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from contexture.data.batches import check_fields
+from contexture.data.describe import describe as describe_row
+from contexture.models.shapes import by_path, count, dims_of
+from contexture.train import mesh as meshes
+from contexture.train import run_file
+from contexture.train.config import Run
+from contexture.train.evaluation.best import Best
+from contexture.train.evaluation.evaluate import report_truncated
+from contexture.train.objectives import batch_fields, batch_sizes
+from contexture.train.run.progress import duration, figures_of
+from contexture.train.run.report import Report, read_metrics
+from contexture.train.run.throughput import unknown_peak
+from contexture.train.setup import TrainingSetup
+from contexture.train.step import State
+
+logger = logging.getLogger(__name__)
+_FEW_LABELS = 4
+
+
+def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, shapes: State) -> None:
+    """Logs what a user may want to check before a long training: options, parameters, data, the first sequence.
+
+    With `log.details`, each parameter and each label has a line of its own.
+    """
+    run = parts.run
+    changed = [f"--{name.replace('_', '-')} {_value(new)}" for name, (new, _) in
+               run_file.difference(given, recipe).items() if name != "dir"]  # fmt: skip
+    logger.info("differs from its recipe: " + (" ".join(changed) or "nothing"))
+    logger.info(f"{meshes.describe(parts.mesh)}; {run.model.dtype}")
+    if attention := meshes.describe_attention(run.model, run.data.packed):
+        remat = meshes.describe_remat(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
+        logger.info(f"attention: {attention}; remat: {remat}")
+    if options := meshes.compiler_options(run.mesh, parts.mesh):
+        logger.info("compiler options: " + " ".join(f"{name}={value}" for name, value in options.items()))
+    if note := run_file.warmup_note(given, run):
+        logger.warning(note)
+    if unknown := unknown_peak(parts.mesh.devices.flat[0]):
+        logger.warning(unknown)
+    logger.info(f"{count(shapes.params):,} parameters: {_sums(by_path(shapes.params))}")
+    if run.log.details:
+        shardings = jax.tree.leaves(meshes.parameter_shardings(parts.mesh, shapes.params))
+        rows = []
+        for (path, x), sharding in zip(by_path(shapes.params).items(), shardings, strict=True):
+            rows.append((path, dims_of(path), "×".join(map(str, x.shape)), _axes(sharding.spec)))
+        report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
+    epochs = run.data.examples_before(run.steps) / parts.batches.examples_per_epoch
+    held = f"{parts.held_out.count:,} {parts.held_out.unit}" if parts.held_out else "nothing"
+    logger.info(f"{parts.batches.describe()}; {run.steps:,} steps are {epochs:.2f} epochs; {held} held out")
+    if parts.held_out:
+        report_truncated(parts.held_out)
+    if parts.labels:
+        logger.info(_label_sums(parts.labels, parts.store.counts))
+        if run.log.details:
+            named = [(name, f"{n:,}") for name, n in zip(parts.labels, parts.store.counts, strict=True)]
+            report.table("labels", ("label", "in train"), named)
+    if report.speaks:
+        batch = parts.batches.read(0, np.array([0]))
+        check_fields(batch, batch_fields(run))
+        logger.info("the first sequence:\n" + describe_row(batch, 0, parts.tokenizer, parts.labels, run.task.kind))
+    parts.batches.rows_read = 0  # of the training itself
+
+
+def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, began: float, best: Best) -> None:
+    """Logs how the run ended: steps and time of this start, held-out figures beside a guess, where all is, what next.
+
+    first: the step that this start began at; began: its time, as `time.monotonic` counts.
+    """
+    run = parts.run
+    early = f", stopped early: no better {run.evaluate.metric} since step {best.step}" if done < run.steps else ""
+    since = f", {done - first} of them since it resumed" if first else ""
+    logger.info(f"done: {done} steps{since} in {duration(time.monotonic() - began)}{early}")
+    held = [record for record in read_metrics(folder / "metrics.jsonl") if record["split"] == "dev"]
+    if held:
+        figures = [figure for figure in figures_of(held[-1]) if not figure.startswith("lr ")]
+        guess = held[-1].get("unigram_loss")
+        beside = f" (a guess by the words' frequencies: {guess:.4f})" if guess is not None else ""
+        logger.info(f"held out at step {held[-1]['step']}: {', '.join(figures)}{beside}")
+        if best.step and best.step != held[-1]["step"]:
+            logger.info(f"best {run.evaluate.metric} of {len(held)} evaluations: at step {best.step}")
+    logger.info(f"{folder}: checkpoints/, metrics.jsonl, loss.png, loss.svg")
+    logger.info(f"next: {next_command(run, folder)}")
+
+
+def next_command(run: Run, folder: Path) -> str:
+    """Returns the command that most people run after this training."""
+    if run.task.kind != "off":
+        return f"contexture predict {folder} --input FILE --to answers.jsonl"
+    ask = {
+        "bert": f'contexture fill {folder} --text "The [MASK] is here."',
+        "gpt": f'contexture generate {folder} --prompt "The"',
+        "elmo": f"contexture embed {folder} --input FILE --to vectors.npz",
+    }
+    return ask[run.family]
+
+
+def _value(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _sums(parameters: Mapping[str, jax.ShapeDtypeStruct]) -> str:
+    """Returns how many parameters each part has, the largest first: "embeddings 1,048,576; layers 793,088; mlm …"."""
+    sums: dict[str, int] = {}
+    for path, x in parameters.items():
+        top, _, rest = path.partition("/")
+        part = rest.partition("/")[0] if top == "backbone" else f"head {top.removeprefix('heads_')}"
+        sums[part] = sums.get(part, 0) + x.size
+    return "; ".join(f"{part} {size:,}" for part, size in sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def _label_sums(labels: Sequence[str], counts: Sequence[int]) -> str:
+    """Returns the labels with their counts in the training set; of many, the most and the least common."""
+    named = sorted(zip(labels, counts, strict=True), key=lambda item: -item[1])
+    if len(named) <= _FEW_LABELS:
+        return f"{len(named)} labels: " + ", ".join(f"{name} {n:,}" for name, n in named)
+    (most, top), (least, low) = named[0], named[-1]
+    return f"{len(named)} labels, from {most} ({top:,} times) to {least} ({low:,} times)"
+
+
+def _axes(spec: PartitionSpec) -> str:
+    """Returns the mesh axes of each dim: 'fsdp, tensor', '–, data·fsdp'."""
+    return ", ".join("–" if axis is None else "·".join((axis,) if isinstance(axis, str) else axis) for axis in spec)
