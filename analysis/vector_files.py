@@ -149,7 +149,7 @@ def _parquet(file: Path) -> Iterator[Write]:
         flat = np.concatenate(vectors) if vectors else np.empty(0, np.float32)
         column = pa.FixedSizeListArray.from_arrays(pa.array(flat, pa.float32()), width)
         table = pa.table({"text": pa.array(texts, pa.string()), _TENSOR: column})
-        writer = writer or pq.ParquetWriter(file, table.schema)
+        writer = writer or pq.ParquetWriter(opened, table.schema)
         writer.write_table(table)
         texts.clear()
         vectors.clear()
@@ -160,10 +160,12 @@ def _parquet(file: Path) -> Iterator[Write]:
         if len(texts) == _ROWS:
             flush(len(vectors[0]))
 
-    try:
-        yield write
-        if texts or writer is None:
-            flush(len(vectors[0]) if vectors else 1)
-    finally:
-        if writer is not None:
-            writer.close()
+    # Opened before the first row is there, so that a full disk is an error before the model has worked.
+    with open(file, "wb") as opened:
+        try:
+            yield write
+            if texts or writer is None:
+                flush(len(vectors[0]) if vectors else 1)
+        finally:
+            if writer is not None:
+                writer.close()

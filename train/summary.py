@@ -78,8 +78,8 @@ def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, began: fl
     """
     run = parts.run
     early = f", stopped early: no better {run.evaluate.metric} since step {best.step}" if done < run.steps else ""
-    since = f", {done - first} of them since it resumed" if first else ""
-    logger.info(f"done: {done} steps{since} in {duration(time.monotonic() - began)}{early}")
+    before = f" ({first} were done before)" if first else ""
+    logger.info(f"done: {done} steps in {duration(time.monotonic() - began)}{before}{early}")
     held = [record for record in read_metrics(folder / "metrics.jsonl") if record["split"] == "dev"]
     if held:
         figures = [figure for figure in figures_of(held[-1]) if not figure.startswith("lr ")]

@@ -22,13 +22,21 @@ from contexture.train.run_format_1 import upgrade
 
 
 def test_epochs_and_warm_up_are_counted_as_the_original_counts():
-    """steps = int(examples / batch · epochs), warm-up = int(steps · fraction), an evaluation after each pass."""
+    """steps = int(examples / batch · epochs), warm-up = int(steps · fraction)."""
     run = resolve_schedule(task("mrpc"), 3668)
     assert (run.steps, run.epochs, run.optim.warmup, run.optim.warmup_fraction) == (573, 0.0, 57, 0.0)
-    assert run.evaluate.every == 115
     assert resolve_schedule(task("mrpc"), 3).steps == 1
     given = resolve_schedule(dataclasses.replace(task("mrpc"), steps=7, evaluate=EvaluateConfig(every=2)), 3668)
     assert (given.steps, given.optim.warmup, given.evaluate.every) == (7, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "every"), [(5.0, 0, 57), (20.0, 0, 115), (0.0, 1009, 100), (0.0, 3, 1), (0.5, 0, 5)]
+)
+def test_a_run_is_evaluated_ten_times_or_after_each_of_more_epochs(epochs, steps, every):
+    run = dataclasses.replace(task("mrpc"), epochs=epochs, steps=steps)
+    resolved = resolve_schedule(run, 3668)  # 115 batches of 32
+    assert resolved.evaluate.every == every and resolved.steps // every >= min(10, resolved.steps)
 
 
 def test_gpt_1_s_warm_up_stays_a_share_of_the_steps():
@@ -48,7 +56,7 @@ MAY_CHANGE = {
     "save.every", "save.max_to_keep", "save.keep_every", "log.every", "log.tensorboard", "evaluate.every",
     "evaluate.batch", "evaluate.metric", "evaluate.patience", "steps", "epochs", "dir", "data.path", "data.dev",
     "model.attention", "model.remat", "model.unroll", "mesh.compiler_options",
-    "data.tokenizer", "init.run", "task.train", "task.dev", "task.test",
+    "data.tokenizer", "init.run", "task.train", "task.dev", "task.test", "log.details",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from contexture.train.run.report import read_metrics
 from tests.helpers.commands import done, run_command
 
 pytestmark = pytest.mark.usefixtures("one_device")
-SPEED = ("tokens_per_second", "seconds_left", "mfu")
+SPEED = ("tokens_per_second", "seconds_left", "mfu", "data_wait")
 
 
 def figures(folder: Path) -> list[dict[str, Any]]:
