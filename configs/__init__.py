@@ -5,13 +5,14 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 
+from contexture.configs.own_recipes import is_own, own_recipe
 from contexture.data.errors import did_you_mean
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 
 Recipe = Callable[[], Run]
 _TASKS = "tasks"
-_NO_RECIPES = (_TASKS, "finetuning")
+_NO_RECIPES = (_TASKS, "finetuning", "own_recipes")
 
 
 def recipes() -> dict[str, Recipe]:
@@ -26,7 +27,12 @@ def task_recipes() -> dict[str, Recipe]:
 
 
 def recipe(name: str) -> Run:
-    """Returns the run of a pretraining recipe. Raises: ConfigError for a name that none has."""
+    """Returns the run of a pretraining recipe, or of a function in a user's own file: my_recipes.py:big.
+
+    Raises: ConfigError for a name that none has, and a function that returns no run.
+    """
+    if is_own(name):
+        return own_recipe(name)
     return _find(name, recipes(), "recipe")
 
 

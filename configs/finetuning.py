@@ -10,7 +10,6 @@ from contexture.models.config import ElmoConfig, HeadConfig, ModelConfig
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.options import InitConfig, OptimConfig
-from contexture.train.run_file import read
 
 
 def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 0, random: bool = False) -> Run:
@@ -39,6 +38,8 @@ def load_source_run(source: Path, folder: Path) -> tuple[Run, Path]:
 
     Raises: ConfigError for a folder that is no run, and one that is the training's own.
     """
+    from contexture.train.run_file import read  # imports more than a setting needs
+
     if os.path.realpath(folder) == os.path.realpath(source):
         raise ConfigError(f"--dir {folder} is the run to begin from; give another --dir")
     try:
@@ -58,10 +59,31 @@ def task_run(source: Run, place: Path, folder: str, name: str, *, random: bool =
     return finetune_run(source, folder, name, task_vocabulary=vocabulary, random=random)
 
 
-def pretrain_further(source: Run, base: Run) -> Run:
-    """Returns a recipe with the model of another run of its family, and the way that run splits text into words."""
+_SIZES = ("layers", "hidden", "heads", "ffn", "biases", "char_width", "filters", "highway", "cells", "projection")
+"""What gives a model's parameters their shapes, but for tables, which may grow."""
+
+
+def check_same_sizes(run: Run, source: Run) -> None:
+    """Raises: ConfigError where a run that takes the parameters of another has a model of other sizes."""
+    for name in _SIZES:
+        mine, others = (getattr(each.model, name, None) for each in (run, source))
+        if mine != others and not run.init.random:
+            raise ConfigError(
+                f"model.{name.replace('_', '-')}={mine} is not that of {run.init.run}, whose parameters the run begins "
+                f"with: {others}; leave it out, or give --init.random"
+            )
+
+
+def pretrain_further(source: Run, base: Run, folder: str) -> Run:
+    """Returns a recipe with the model of another run, in `folder`, and the way that run splits text into words.
+
+    Raises: ConfigError for a run of another family.
+    """
     if source.family != base.family:
-        return base
+        raise ConfigError(
+            f"{folder} is a run of the family {source.family}, and this model one of {base.family}; "
+            "begin from a run of the same family"
+        )
     data = _data_like(source, base)
     data = dataclasses.replace(data, max_predictions=min(data.max_predictions, data.length))
     return dataclasses.replace(base, model=_inherited(source.model), data=data)

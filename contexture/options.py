@@ -5,30 +5,37 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from contexture.option_scope import check_scope, other_options, own_options
 from contexture.suggestions import suggest_option
 from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 from contexture.train.run_file import from_json, to_json
 
 
-def with_options(run: Run, options: Mapping[str, Any]) -> Run:
+def with_options(run: Run, options: Mapping[str, Any], where: str = "", *, whole: bool = False) -> Run:
     """Returns the run with other settings. Names are those of the command line, with `_` or `-`; a file may be a Path,
     and one value may stand for a list of one.
 
-    Raises: ConfigError for options that do not exist, are of the wrong kind, or do not fit together.
+    Args:
+        where: the file that they come from, for errors.
+        whole: whether these are all settings of a run, also those that have no meaning for it.
+
+    Raises: ConfigError for options that do not exist, are of the wrong kind, have no meaning, or do not fit together.
     """
     given = {name.replace("-", "_"): value for name, value in options.items()}
     run = without_replaced(run, {name for name, value in given.items() if value})
     usual, tree = fields(run), to_json(run)
     for name, value in given.items():
         if name not in usual:
-            known = [option.replace("_", "-") for option in usual]
-            hint = suggest_option(name, known).replace("--", "").replace("-", "_")
-            raise ConfigError(f"there is no option {name!r}{hint}")
+            hint = suggest_option(name, own_options(run), other_options(run)).replace("--", "").replace("-", "_")
+            raise ConfigError(f"{where and where + ': '}there is no option {name!r}{hint}")
         section, _, last = name.rpartition(".")
         part: Any = tree[section] if section else tree
         part[last] = _as_json(value, usual[name])
-    return from_json(tree, "options")
+    changed = from_json(tree, where or "options")
+    if not whole:
+        check_scope(given, changed, where)
+    return changed
 
 
 def _as_json(value: Any, usual: object) -> Any:

@@ -5,7 +5,7 @@ In a request, `step=0` is the newest good checkpoint.
 
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import tyro
 
@@ -14,8 +14,10 @@ from contexture.models.config import Sampling
 from contexture.train.config import Run
 from contexture.train.evaluation.request import EvaluationRequest, Strings
 
-Place = str | Path
+Place: TypeAlias = str | Path
 """A file or a folder."""
+_RUN, _FILE, _DIR = (tyro.conf.arg(metavar=metavar) for metavar in ("RUN", "FILE", "DIR"))
+_FILES, _TEXTS, _COLUMN = (tyro.conf.arg(metavar=metavar) for metavar in ("FILE …", "TEXT …", "COLUMN"))
 
 
 def several(values: Strings) -> tuple[str, ...]:
@@ -35,19 +37,19 @@ class NoOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowRequest:
-    """The resolved configuration and the parameter table; nothing runs."""
+class CompletionRequest:
+    """A script that completes words in a shell."""
 
-    what: tyro.conf.Positional[str]
-    """A recipe or the folder of a run."""
+    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    """The shell that reads the script: bash from ~/.bashrc, zsh from ~/.zshrc after compinit, fish from config.fish."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest(Run):
     """What training a recipe takes of devices that need not be here: memory, time, what bounds it."""
 
-    topology: str = ""
-    """The devices: v5e:4x4, v5p:4x4x4, v6e:8x8, h100:1x8 (hosts × GPUs), h200:4x8, a100:1x8, cpu:8."""
+    topology: Annotated[str, tyro.conf.arg(metavar="DEVICES")] = ""
+    """The devices: v5e:4x4, v5p:4x4x4, v6e:8x8, h100:1x8 (hosts × GPUs), h200:4x8, a100:1x8 or cpu:8."""
     suggest: bool = False
     """Try meshes, microbatches, remat and attention, and rank what fits."""
 
@@ -62,18 +64,18 @@ class TokenizerRequest:
     """Learn a vocabulary from text."""
 
     kind: tyro.conf.Positional[LearnedKind]
-    """BERT's word pieces, GPT-2's byte pairs, single characters, SentencePiece's unigrams or byte pairs, or ELMo's
-    words."""
-    input: tuple[str, ...]
-    """Text: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    """The kind of vocabulary: a BERT needs wordpiece, an ELMo words; a GPT takes byte-bpe, characters or a
+    sentencepiece."""
+    input: Annotated[tuple[str, ...], _FILES]
+    """The text to learn from: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
     vocab_size: int = 30522
-    """Most tokens."""
-    to: str
-    """The tokenizer's folder."""
+    """The most tokens that the vocabulary may have."""
+    to: Annotated[str, _DIR]
+    """The folder to write the tokenizer to."""
     lowercase: bool = True
-    """Lower-case and strip accents (wordpiece alone; all others keep text as it is)."""
+    """Lower-case the text and strip accents, for wordpiece; all other kinds keep text as it is."""
     word_splitter: Literal["spaces", "punctuation"] = "spaces"
-    """Of words: split text at spaces (tokenised text), or split punctuation off as well (raw text)."""
+    """How kind words splits text: at spaces (tokenised text), or punctuation off as well (raw text)."""
 
     def __post_init__(self) -> None:
         _check_place(self.to)
@@ -83,17 +85,20 @@ class TokenizerRequest:
 class PrepareRequest:
     """Tokenise text once into shards, which any number of runs may then read: --data.path FOLDER."""
 
-    recipe: tyro.conf.Positional[str]
-    input: tuple[str, ...]
-    """Text: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
-    to: str
-    """The shards' folder."""
-    tokenizer: str = ""
-    """A tokenizer folder or a published vocabulary; empty: learn the recipe's vocabulary on the text."""
-    dev: tuple[str, ...] = ()
-    """Held-out text, like input."""
+    recipe: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RECIPE")]]
+    """The recipe that the runs will have: it decides how text is cut and tokenised."""
+    input: Annotated[tuple[str, ...], _FILES]
+    """The text to tokenise: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    to: Annotated[str, _DIR]
+    """The folder to write the shards to."""
+    tokenizer: Annotated[str, _DIR] = ""
+    """A tokenizer's folder, or a published vocabulary. Without it, the recipe's vocabulary is learned on the text."""
+    dev: Annotated[tuple[str, ...], _FILES] = ()
+    """Held-out text, like --input."""
     dev_fraction: float = 0.0
-    """Instead of dev: hold out the end of each file."""
+    """The share of each file, at its end, that is held out. It takes the place of --dev."""
+    config: Annotated[str, _FILE] = ""
+    """A file of settings that the runs will have too, as `contexture pretrain --config` reads it."""
 
     def __post_init__(self) -> None:
         _check_place(self.to)
@@ -103,31 +108,32 @@ class PrepareRequest:
 class EvaluationArgs(EvaluationRequest):
     """Held-out metrics of a run, over the whole set, each example once."""
 
-    run: tyro.conf.Positional[Place]
+    run: tyro.conf.Positional[Annotated[Place, _RUN]]
     dev: Annotated[Strings, tyro.conf.arg(aliases=["--task.dev"], metavar="FILE …")] = ()
-    step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="STEP …|best|all")] = ()
+    step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="N …|best|all")] = ()
+    to: Annotated[str, _DIR] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
     """Predictions for new examples, a JSON line each."""
 
-    run: tyro.conf.Positional[str]
+    run: tyro.conf.Positional[Annotated[str, _RUN]]
     """The folder of a fine-tuned run."""
-    input: str
+    input: Annotated[str, _FILE]
     """A file of examples, labelled or not, of any size."""
-    to: str
-    """The file of predictions."""
-    text: str = ""
+    to: Annotated[str, _FILE]
+    """The file to write the predictions to, a JSON object per line."""
+    text: Annotated[str, _COLUMN] = ""
     """The column of the text or the words, where it has another name than in the training set."""
-    second: str = ""
-    """The column of the pair's second text."""
-    choices: tuple[str, ...] = ()
+    second: Annotated[str, _COLUMN] = ""
+    """The column of the second text of a pair."""
+    choices: Annotated[tuple[str, ...], tyro.conf.arg(metavar="COLUMN …")] = ()
     """The columns of the alternatives."""
     header: Literal["", "auto", "yes", "no"] = ""
-    """Whether tsv and csv begin with the names of their columns; empty: as in training."""
+    """Whether tsv and csv begin with the names of their columns. Without it, as in training."""
     step: int = 0
-    """Another checkpoint than the newest."""
+    """The step of the checkpoint to use; 0 is the newest good one."""
     batch: int = 64
     """Examples at a time."""
 
@@ -141,46 +147,46 @@ class PredictionRequest:
 class FillRequest:
     """The most probable tokens for each [MASK] of a text, from a masked language model."""
 
-    run: tyro.conf.Positional[Place]
-    """The folder of a pretrained run."""
+    run: tyro.conf.Positional[Annotated[Place, _RUN]]
+    """The folder of a pretrained BERT."""
     text: str
     """A text with one [MASK] or several."""
     _: KW_ONLY
     top: int = 5
-    """Tokens for each."""
+    """How many tokens to list for each [MASK]."""
     step: int = 0
-    """Another checkpoint than the newest."""
+    """The step of the checkpoint to use; 0 is the newest good one."""
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
     """Continuations of prompts, from a GPT."""
 
-    run: tyro.conf.Positional[Place]
-    """The folder of a pretrained run."""
-    prompt: Annotated[Strings, tyro.conf.arg(metavar="TEXT …")] = ()
+    run: tyro.conf.Positional[Annotated[Place, _RUN]]
+    """The folder of a pretrained GPT."""
+    prompt: Annotated[Strings, _TEXTS] = ()
     """A prompt or several; an empty one starts a document."""
     _: KW_ONLY
-    input: str = ""
-    """Instead of prompt: a file with a prompt in each line."""
+    input: Annotated[str, _FILE] = ""
+    """A file with a prompt in each line, in place of --prompt."""
     tokens: int = 0
-    """Tokens to generate, at most; 0: 64, or as many as the model takes."""
+    """The most tokens to generate; 0 is 64, or as many as the model takes."""
     temperature: float = 1.0
-    """0: always the most probable token (greedy); 1: the model's own probabilities."""
+    """How freely tokens are sampled: 0 takes always the most probable one, 1 the model's own probabilities."""
     top_k: int = 0
-    """Sample from the k most probable tokens; 0: from all."""
+    """Sample from the k most probable tokens; 0 is from all."""
     top_p: float = 1.0
-    """Sample from the most probable tokens that together reach this probability (nucleus sampling); 1: from all."""
+    """Sample from the most probable tokens that together reach this probability (nucleus sampling); 1 is from all."""
     top_p_exclusive: bool = False
-    """Leave out the token with which top-p is reached, as GPT-2's code does."""
-    stop: Annotated[Strings, tyro.conf.arg(metavar="TEXT …")] = ()
+    """Leave out the token with which --top-p is reached, as GPT-2's code does."""
+    stop: Annotated[Strings, _TEXTS] = ()
     """Texts before which the generation ends."""
     seed: int = 0
-    """Of the random numbers; the same seed gives the same text."""
+    """The seed of the random numbers; the same seed gives the same text."""
     batch: int = 16
     """Prompts at a time."""
     step: int = 0
-    """Another checkpoint than the newest."""
+    """The step of the checkpoint to use; 0 is the newest good one."""
 
     def __post_init__(self) -> None:
         given = isinstance(self.prompt, str) or bool(self.prompt)  # also one prompt that is empty
@@ -198,13 +204,13 @@ class GenerationRequest:
 class EmbeddingRequest:
     """Contextual vectors of the words of a text, or of a BERT's or a GPT's tokens, line by line."""
 
-    run: tyro.conf.Positional[Place]
-    """The run's folder."""
-    input: Place
+    run: tyro.conf.Positional[Annotated[Place, _RUN]]
+    """The folder of a run of any family."""
+    input: Annotated[Place, _FILE]
     """A text file; each line is a sentence."""
-    to: Place
-    """The file of vectors. *.npy, *.parquet or *.safetensors: a matrix with a row for each line's sentence. *.hdf5 or
-    *.npz: an array for each line's words or tokens; hdf5 in the original ELMo's layout."""
+    to: Annotated[Place, _FILE]
+    """The file to write the vectors to. *.npy, *.parquet or *.safetensors: a matrix with a row for each line's sentence.
+    *.hdf5 or *.npz: an array for each line's words or tokens; hdf5 in the original ELMo's layout."""
     _: KW_ONLY
     layers: str = "auto"
     """Layers to take: auto, last, all, or numbers such as `0,2`, where 0 is the words' own. auto: last for sentences,
@@ -216,9 +222,9 @@ class EmbeddingRequest:
     batch: int = 64
     """Lines at a time."""
     stateful: bool = False
-    """Of an ELMo: line n continues the hidden state of line n - batch, as the original's inference does."""
+    """Continue, in line n, the hidden state of line n - batch: for an ELMo, as the original's inference does."""
     step: int = 0
-    """Another checkpoint than the newest."""
+    """The step of the checkpoint to use; 0 is the newest good one."""
 
     def __post_init__(self) -> None:
         _check_place(self.to)
@@ -228,32 +234,32 @@ class EmbeddingRequest:
 class LayersRequest:
     """The weight of each layer in the mixes that fine-tuned runs have learned."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
-    """Runs' folders: seeds of a task, or several tasks."""
-    to: str = ""
-    """A figure, *.png or *.svg: a bar for each layer and task, the deviation over seeds upon it."""
+    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
+    """The folders of fine-tuned runs: seeds of a task, or several tasks."""
+    to: Annotated[str, _FILE] = ""
+    """A figure to draw, *.png or *.svg: a bar for each layer and task, the deviation over seeds upon it."""
     theme: Literal["light", "dark"] = "light"
-    """Colours of a *.png; *.svg follow their reader."""
+    """The colours of a *.png. An *.svg follows its reader."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatusRequest:
     """Where runs are: step, loss, speed, whether one trains now, its newest checkpoint."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders of runs."""
+    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
+    """The folders of runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest:
     """Losses of several runs, and the settings in which they differ."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders of runs."""
-    to: str = ""
-    """A page or a picture of their curves: *.html, *.png or *.svg. Empty: tables only, on the terminal."""
+    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
+    """The folders of two runs or more."""
+    to: Annotated[str, _FILE] = ""
+    """A page or a picture of their curves to write, *.html, *.png or *.svg. Without it, tables are printed alone."""
     theme: Literal["light", "dark"] = "light"
-    """Colours of a *.png; pages and *.svg follow their reader."""
+    """The colours of a *.png. A page and an *.svg follow their reader."""
 
     def __post_init__(self) -> None:
         if len(self.runs) < 2:
@@ -265,24 +271,24 @@ class ImportRequest:
     """A published model as a run."""
 
     format: tyro.conf.Positional[Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm"]]
-    """hf: a BERT, ERNIE 1.0, GPT-1 or GPT-2 as transformers saves it. bert-tf: Google's checkpoint, bert_config.json,
-    vocab.txt. gpt2-tf: OpenAI's checkpoint, hparams.json, encoder.json, vocab.bpe. gpt1-npy: OpenAI's ten shards,
-    params_shapes.json, encoder_bpe_40000.json, vocab_40000.bpe. bilm: ELMo as bilm-tf has it, options.json and weights
-    in hdf5."""
-    path: tyro.conf.Positional[str]
+    """The format of the files. hf: a BERT, ERNIE 1.0, GPT-1 or GPT-2 as transformers saves it. bert-tf: Google's
+    checkpoint, bert_config.json, vocab.txt. gpt2-tf: OpenAI's checkpoint, hparams.json, encoder.json, vocab.bpe.
+    gpt1-npy: OpenAI's ten shards, params_shapes.json, encoder_bpe_40000.json, vocab_40000.bpe. bilm: ELMo as bilm-tf
+    has it, options.json and weights in hdf5."""
+    path: tyro.conf.Positional[Annotated[str, _DIR]]
     """The folder of its files."""
-    to: str
-    """The run's folder."""
-    vocabulary: str = ""
-    """Another vocabulary than the one beside the model. Of bilm: the words of a softmax to train; empty: those that lie
-    beside the model, or none."""
+    to: Annotated[str, _RUN]
+    """The folder of the run to write."""
+    vocabulary: Annotated[str, _FILE] = ""
+    """Another vocabulary than the one beside the model. For bilm: the words of a softmax to train; without it,
+    those that lie beside the model, or none."""
     lowercase: Literal["auto", "yes", "no"] = "auto"
-    """Of BERT: whether text is lower-cased; auto: what the files say, else no where the vocabulary has capitals."""
+    """Whether a BERT lower-cases text; auto is what the files say, else no where the vocabulary has capitals."""
     gelu: Literal["erf", "tanh"] = "erf"
-    """Of bert-tf: which gelu the model was trained with; its files do not say."""
+    """Which gelu a model of bert-tf was trained with; its files do not say."""
     word_splitter: Literal["spaces", "punctuation"] = "spaces"
-    """Of bilm: split text into words at spaces, as the original does with its tokenised text; or split punctuation off
-    as well."""
+    """How an ELMo of bilm splits text into words: at spaces, as the original does with its tokenised text, or
+    punctuation off as well."""
 
     def __post_init__(self) -> None:
         _check_place(self.to)
@@ -300,15 +306,15 @@ class ImportRequest:
 class ExportRequest:
     """A run as files that others read."""
 
-    run: tyro.conf.Positional[str]
-    """The run's folder."""
+    run: tyro.conf.Positional[Annotated[str, _RUN]]
+    """The folder of the run."""
     format: tyro.conf.Positional[Literal["hf", "bilm", "stablehlo"]]
-    """hf: what transformers loads. bilm: ELMo as bilm-tf has it, options.json and weights in hdf5. stablehlo: a program
-    that jax runs without this library, with its weights."""
-    to: str
-    """The folder of the files."""
+    """What to write. hf: what transformers loads. bilm: ELMo as bilm-tf has it, options.json and weights in hdf5.
+    stablehlo: a program that jax runs without this library, with its weights."""
+    to: Annotated[str, _DIR]
+    """The folder to write the files to."""
     step: int = 0
-    """Another checkpoint than the newest."""
+    """The step of the checkpoint to use; 0 is the newest good one."""
 
     def __post_init__(self) -> None:
         _check_place(self.to)
@@ -318,21 +324,21 @@ class ExportRequest:
 class ScoreRequest:
     """How well a GPT predicts text: perplexity per token and per word, bits per byte."""
 
-    run: tyro.conf.Positional[Place]
-    """The folder of a pretrained run."""
-    input: Annotated[Strings, tyro.conf.arg(metavar="FILE …")]
-    """Text: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    run: tyro.conf.Positional[Annotated[Place, _RUN]]
+    """The folder of a pretrained GPT."""
+    input: Annotated[Strings, _FILES]
+    """The text to score: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
     _: KW_ONLY
     documents: Literal["files", "blank_lines"] = "files"
-    """What a document of a *.txt file is: the whole file, or text between blank lines."""
+    """What a document of a *.txt file is: the whole file, or the text between blank lines."""
     length: int = 0
-    """Tokens of a window; 0: as in training."""
+    """Tokens of a window; 0 is as in training."""
     stride: int = 0
-    """New tokens in each window, the others being context; 0: all."""
+    """New tokens in each window, the others being context; 0 is all."""
     batch: int = 8
     """Windows at a time."""
     step: int = 0
-    """Another checkpoint than the newest."""
+    """The step of the checkpoint to use; 0 is the newest good one."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:

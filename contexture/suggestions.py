@@ -1,7 +1,7 @@
 """Suggestions for an option that does not exist: the usual names of other libraries, then the nearest name."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 
 from contexture.data.errors import LONGEST_NAME
 
@@ -70,28 +70,41 @@ _DERIVED = ("objective", "data.stream", "data.layout")
 _HALF_PRECISION = ("bf16", "fp16", "amp", "half", "mixed-precision")
 
 
-def suggest_option(word: str, known: Sequence[str]) -> str:
-    """Returns " (did you mean --optim.peak-lr?)" for `--lr`, or "" where none of the known options (dotted names) is
-    near.
+def suggest_option(word: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
+    """Returns " (did you mean --optim.peak-lr?)" for `--learning-rate`, or "" where no option is near.
+
+    An option that the command does not take is never proposed: " (--model.quantization is for a BERT or a GPT)".
+
+    Args:
+        known: the options that the command takes, by their dotted names.
+        elsewhere: those that it does not take → what they are for.
     """
+    known, elsewhere = list(known), elsewhere or {}
     asked = word.lstrip("-").partition("=")[0].replace("_", "-").lower()
     if not asked or len(asked) > LONGEST_NAME:
         return ""
     if asked in _DERIVED:
         return " (it follows from the model and the kind of task: leave it out)"
     section, _, last = asked.rpartition(".")
-    # From the surest to the vaguest: another library's name, the same name in another section, a misspelled one.
-    candidates = [name for name in known if asked in _OTHER_NAMES.get(name, "").split()]
-    candidates = candidates or [name for name in known if last in _OTHER_NAMES.get(name, "").split()]
-    candidates = candidates or [name for name in known if _ending(name) == last]
-    candidates = candidates or difflib.get_close_matches(asked, known, n=1, cutoff=0.7)
+    every = [*known, *(name for name in elsewhere if name not in known)]
+    # From the surest to the vaguest: the name itself, another library's name, the same name in another section, a
+    # misspelled one. A name that is misspelled is looked for among all options: `--quantizaton` of an ELMo is none of
+    # its own that happens to look alike.
+    candidates = [name for name in elsewhere if name == asked]
+    for names in (known, elsewhere):
+        candidates = candidates or [name for name in names if asked in _OTHER_NAMES.get(name, "").split()]
+        candidates = candidates or [name for name in names if last in _OTHER_NAMES.get(name, "").split()]
+        candidates = candidates or [name for name in names if _ending(name) == last]
+    candidates = candidates or difflib.get_close_matches(asked, every, n=1, cutoff=0.7)
     if not candidates:
-        near = difflib.get_close_matches(last, list(dict.fromkeys(map(_ending, known))), n=1, cutoff=0.7)
-        candidates = [name for name in known if _ending(name) in near]
+        near = difflib.get_close_matches(last, list(dict.fromkeys(map(_ending, every))), n=1, cutoff=0.7)
+        candidates = [name for name in every if _ending(name) in near]
     if not candidates:
         return ""
     same_section = [name for name in candidates if name.rpartition(".")[0] == section]
     option = (same_section or candidates)[0]
+    if option not in known:
+        return f" (--{option} is for {elsewhere[option]})"
     value = " bfloat16" if option == "model.dtype" and last in _HALF_PRECISION else ""
     return f" (did you mean --{option}{value}?)"
 

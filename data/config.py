@@ -20,48 +20,50 @@ class DataConfig:
     """From text to batches."""
 
     path: tuple[str, ...] = ()
-    """Text: files (*.txt, *.jsonl), folders, TFDS sets (tfds:NAME); or one folder made by `contexture prepare`."""
+    """Text to train on: files (*.txt, *.jsonl), folders, TFDS sets (tfds:NAME), or one folder made by `contexture
+    prepare`."""
     dev: tuple[str, ...] = ()
-    """Held-out text, like path."""
+    """Held-out text, like data.path."""
     dev_fraction: float = 0.0
-    """Instead of dev: hold out this share of each file of path, its end, in whole documents where it has several."""
+    """The share of each file, at its end, that is held out; in whole documents where it has several. It takes the place
+    of data.dev."""
     tokenizer: str = ""
-    """A tokenizer folder or a published vocabulary; empty: learn the recipe's on the text of path."""
+    """A tokenizer's folder, or a published vocabulary. Without it, the recipe's vocabulary is learned on the text."""
     lowercase: bool = True
-    """WordPiece: lower-case and strip accents (the uncased models)."""
+    """Lower-case text and strip accents, as the uncased models."""
     split_sentences: bool = True
-    """Lines may be paragraphs: split them into sentences. Off: every line is one sentence."""
+    """Split lines, which may be paragraphs, into sentences; without it every line is one sentence."""
     vocabulary: LearnedKind = "wordpiece"
     """The kind of vocabulary that is learned where data.tokenizer gives none."""
     word_splitter: Literal["spaces", "punctuation"] = "spaces"
-    """ELMo: split text into words at spaces (tokenised text), or split punctuation off as well (raw text)."""
+    """How an ELMo splits text into words: at spaces (tokenised text), or punctuation off as well (raw text)."""
     documents: Literal["blank_lines", "files"] = "blank_lines"
-    """For windows, the documents of a *.txt file: the text between blank lines, or the whole file."""
+    """What a document of a *.txt file is: the text between blank lines, or the whole file."""
     packed: bool = False
-    """GPT: documents in one window do not attend to each other."""
+    """Keep documents in one window of a GPT from attending to each other."""
     batch: int = 32
-    """Sequences per step, over the whole job."""
+    """Sequences per step, over all devices."""
     ramp_from: int = 0
-    """Sequences per step in the beginning, doubled at equal intervals until they are `batch`; 0: no ramp.
+    """Sequences per step in the beginning, doubled at equal intervals until they are data.batch; 0 is no ramp.
 
     Differs: GPT-3's batch grew linearly with the tokens seen (Brown et al. 2020, appendix B); doubled, it takes few
     compilations and stays divisible over devices. The recipes leave it out.
     """
     ramp_steps: int = 0
-    """The step at which the ramp reaches `batch`."""
+    """The step at which the ramp reaches data.batch."""
     length: int = 128
     """Tokens per sequence, special tokens included."""
     max_predictions: int = 0
-    """BERT: masked tokens per sequence, at most (max_predictions_per_seq); 0: length times masked-fraction, rounded
-    up."""
+    """The most masked tokens per sequence (max_predictions_per_seq); 0 is length times masked-fraction, rounded up."""
     masked_fraction: float = 0.15
-    """BERT: share of a sequence's tokens that is masked and predicted (masked_lm_prob)."""
+    """The share of a sequence's tokens that is masked and predicted (masked_lm_prob)."""
     short_fraction: float = 0.1
-    """BERT: share of documents cut into shorter sequences (short_seq_prob)."""
+    """The share of documents that is cut into shorter sequences (short_seq_prob)."""
     word_types: int = 0
-    """ELMo: rows for the distinct words of a batch, three of them special; 0: as many as there could be."""
+    """How many distinct words a batch of an ELMo may have, three of them special; 0 is as many as there could be."""
     negatives: int = 8192
-    """ELMo: sampled negatives for each step and direction (sampled softmax); 0: the softmax over all words."""
+    """How many words are sampled as negatives for each step and direction (sampled softmax); 0 is the softmax over all
+    words."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -132,37 +134,43 @@ class TaskConfig:
     """
 
     name: str = "off"
-    """A named task (`contexture recipes` lists them)."""
+    """A named task, as `contexture recipes` lists them, with its own files and settings."""
     kind: Literal["off", "classify", "regress", "tag", "choice", "span"] = "off"
-    """The prediction: a class of a text or a pair, a number, a tag for each word, which alternative fits a text, or
-    (imported models only) the span of an answer."""
+    """What is predicted. classify: a class of a text or a pair. regress: a number. tag: a tag for each word. choice:
+    which alternative fits a text.
+
+    An imported model may have `span`, the span of an answer; it cannot be trained.
+    """
     train: tuple[str, ...] = ()
-    """Examples to learn from."""
+    """Labelled examples to learn from: *.tsv, *.csv, *.jsonl, *.conll, *.conllu, or TFDS sets (tfds:NAME:SPLIT)."""
     dev: tuple[str, ...] = ()
-    """Held-out examples, looked at while training."""
+    """Held-out labelled examples, looked at while training."""
     test: tuple[str, ...] = ()
-    """Held-out examples for `contexture evaluate --split test`."""
+    """Held-out labelled examples for `contexture evaluate --split test`."""
     dev_fraction: float = 0.0
-    """Instead of dev: hold out this share of the rows of train, drawn by their numbers."""
+    """The share of the rows of task.train that is held out, drawn by their numbers. It takes the place of task.dev."""
     text: str = ""
-    """The column of the text, the pair's first text, or the words; empty: one with a usual name (text, sentence, …)."""
+    """The column of the text, of the first text of a pair, or of the words. Without it, one with a usual name (text,
+    sentence, …). A column is a name, or a position counted from 1."""
     second: str = ""
-    """The column of the pair's second text; empty: one with a usual name beside the first, where there is one."""
+    """The column of the second text of a pair. Without it, one with a usual name beside the first, where there is
+    one."""
     choices: tuple[str, ...] = ()
-    """The columns of the alternatives, or the one that holds a list of them; empty: `choices`, or those with usual
+    """The columns of the alternatives, or the one that holds a list of them. Without it, `choices`, or those with usual
     names (choice1 and choice2, ending0 and ending1, …)."""
     label: str = ""
-    """The column of the label, the number or the tags; empty: one with a usual name (label, category, tags, …)."""
+    """The column of the label, the number or the tags. Without it, one with a usual name (label, category, tags, …)."""
     header: Literal["auto", "yes", "no"] = "auto"
-    """Whether tsv and csv begin with the names of their columns; auto: yes, unless columns are given by position."""
+    """Whether tsv and csv begin with the names of their columns; auto is yes, unless columns are given by position."""
     labels: tuple[str, ...] = ()
-    """All labels in their order, or names of the alternatives in theirs; empty: those of train, sorted, or numbers."""
+    """All labels in their order, or names of the alternatives in theirs. Without it, those of task.train, sorted, or
+    numbers."""
     class_weights: tuple[str, ...] = ()
-    """Weights of labels in the loss: `balanced`, or LABEL=WEIGHT for some; empty: all 1."""
+    """The weights of labels in the loss: `balanced`, or LABEL=WEIGHT for some. Without it, all are 1."""
     symmetric: bool = False
     """Read a pair in both orders, and add the two outputs (GPT-1's similarity)."""
     lm_weight: float = 0.0
-    """Weight of the auxiliary language-modelling loss (GPT-1's lambda); 0 disables it."""
+    """The weight of the auxiliary language-modelling loss (GPT-1's lambda); 0 disables it."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dev_fraction < 1.0:

@@ -65,14 +65,17 @@ class TransformerConfig:
     """The fields that BERT and GPT share."""
 
     vocab: int
-    """Vocabulary size: rows of the token table."""
+    """The size of the vocabulary: rows of the token table."""
     length: int
-    """Rows of the position table: the longest sequence."""
+    """The longest sequence that the model reads: rows of the position table."""
     layers: int = 12
+    """How many layers there are."""
     hidden: int = 768
+    """The width of a token's vector in each layer."""
     heads: int = 12
+    """How many attention heads a layer has; they share the width."""
     ffn: int = 3072
-    """Inner width of the feed-forward."""
+    """The inner width of the feed-forward."""
     dropout: float = 0.1
     """Dropout rate on the embeddings and on each sublayer's output."""
     attention_dropout: float = 0.1
@@ -80,24 +83,25 @@ class TransformerConfig:
     head_dropout: float = 0.1
     """Dropout rate on the input of a task's head."""
     eps: float
-    """Epsilon of every layer norm."""
+    """The epsilon of every layer norm."""
     init_std: float = 0.02
-    """Standard deviation of the initial kernels and tables."""
+    """The standard deviation of the initial kernels and tables."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the computation; parameters, norms, softmaxes and losses stay in float32."""
+    """The dtype of the computation; parameters, norms, softmaxes and losses stay in float32."""
     unroll: int = 0
-    """Layers per iteration of the layer loop: 1 makes the smallest program; 0: no loop on a CPU, which is faster there,
-    and 1 elsewhere."""
+    """How many layers an iteration of the layer loop has. 1 makes the smallest program; 0 is no loop on a CPU, which is
+    faster there, and 1 elsewhere."""
     remat: Literal["auto", "none", "attention", "dots", "offload", "full"] = "auto"
-    """What the backward pass recomputes to save memory: nothing; attention's weights (of the reference: the kernels
-    keep none); all but matrix products; the same, with these kept in the host's memory; or everything. auto: none on a
-    CPU, else the first of none, dots and full that leaves room. All but none and attention need a loop."""
+    """What the backward pass recomputes to save memory. none: nothing. attention: attention's weights, of the
+    reference; the kernels keep none. dots: all but matrix products. offload: the same, with these kept in the host's
+    memory. full: everything. auto: none on a CPU, else the first of none, dots and full that leaves room. All but none
+    and attention need a loop."""
     attention: Literal["auto", "reference", "pallas", "cudnn"] = "auto"
     """What computes attention. reference: arrays of all weights. pallas: our kernels for TPU and GPU, which never store
     them, with the same dropout. cudnn: NVIDIA's, without dropout. auto: the best for the device."""
     quantization: Quantization = "none"
-    """Products of the layers with 8-bit factors, scaled by row and column; all else stays as dtype says. int8: for
-    TPUs from v5e, A100 and later; the kernels' gradients stay in dtype. fp8: for H100 and later. Off by default."""
+    """The numbers that the layers' products are computed with, scaled by row and column; none: as dtype says. int8: for
+    TPUs from v5e, A100 and later; the kernels' gradients stay in dtype. fp8: for H100 and later."""
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab", "length", "layers", "hidden", "heads", "ffn")
@@ -136,13 +140,14 @@ class BertConfig(TransformerConfig):
     vocab: int = 30522
     length: int = 512
     segments: int = 2
-    """Token types; ids beyond the last are read as the last, so that with 1 both texts of a pair have the same type."""
+    """How many token types there are. Ids beyond the last are read as the last, so that with 1 both texts of a pair
+    have the same type."""
     gelu: Literal["erf", "tanh", "relu"] = "erf"
-    """Activation of the feed-forward. erf: the first checkpoints and most ports. tanh: the original's code since
+    """The activation of the feed-forward. erf: the first checkpoints and most ports. tanh: the original's code since
     February 2019. relu: ERNIE 1.0."""
     eps: float = 1e-12
     tied: bool = True
-    """Whether the masked LM's softmax uses the token table; else it has a table of its own."""
+    """Whether the masked LM's softmax uses the token table; without it, it has a table of its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,22 +163,24 @@ class GptConfig(TransformerConfig):
     length: int = 1024
     eps: float = 1e-5
     norm: Literal["pre", "post"] = "pre"
-    """pre: before each sublayer, and once more at the end (GPT-2, GPT-3). post: after each sublayer's sum (GPT-1)."""
+    """Where layer norms stand. pre: before each sublayer, and once more at the end (GPT-2, GPT-3). post: after each
+    sublayer's sum (GPT-1)."""
     init: Literal["paper", "released"] = "paper"
-    """paper: kernels that write into the residual stream start smaller by 1/sqrt(2·layers). released: all alike, as in
-    the published code."""
+    """How kernels that write into the residual stream are initialised. paper: smaller by 1/sqrt(2·layers). released: as
+    all others, as in the published code."""
     position_std: float = 0.01
-    """Standard deviation of the initial position table (GPT-1: 0.02)."""
+    """The standard deviation of the initial position table (GPT-1: 0.02)."""
     gelu: Literal["tanh", "erf", "relu"] = "tanh"
-    """Activation of the feed-forward; the originals have gelu's tanh form."""
+    """The activation of the feed-forward; the originals have gelu's tanh form."""
     tied: bool = True
-    """Whether the softmax uses the token table; else it has a table of its own."""
+    """Whether the softmax uses the token table; without it, it has a table of its own."""
     biases: bool = True
     """Whether linear maps and norms have biases."""
     local_window: int = 0
-    """Keys that a position sees in every second layer, itself counted (GPT-3's banded layers); 0: all before it."""
+    """How many keys a position sees in every second layer, itself counted (GPT-3's banded layers); 0 is all before
+    it."""
     one_table: bool = False
-    """Join tokens and positions in one table, as GPT-1's fine-tuning code: dropout falls on that table, once a step,
+    """Join tokens and positions in one table, as GPT-1's fine-tuning code. Dropout falls on that table, once a step,
     wherever it is used, and the softmax includes the positions."""
 
     def __post_init__(self) -> None:
@@ -190,24 +197,25 @@ class ElmoConfig:
     """ELMo's biLM (Peters et al. 2018). The defaults are the published model."""
 
     vocab: int = 793471
-    """Words of the training softmax; any word can be read, since its vector comes from characters."""
+    """How many words the training softmax has; any word can be read, since its vector comes from characters."""
     char_width: int = 16
-    """Width of a character's vector."""
+    """The width of a character's vector."""
     filters: tuple[tuple[int, int], ...] = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
-    """Convolution filters over characters: (width, number of filters)."""
+    """The convolution filters over characters: pairs of a width and how many there are."""
     activation: Literal["relu", "tanh"] = "relu"
-    """Activation of the filters."""
+    """The activation of the filters."""
     highway: int = 2
-    """Highway layers after the filters."""
+    """How many highway layers follow the filters."""
     layers: int = 2
+    """How many LSTM layers there are in each direction."""
     cells: int = 4096
-    """Cells of an LSTM layer in each direction."""
+    """How many cells an LSTM layer has in each direction."""
     projection: int = 512
-    """Width of an LSTM layer's projected output, and of a word's vector."""
+    """The width of an LSTM layer's projected output, and of a word's vector."""
     cell_clip: float = 3.0
-    """Largest magnitude of a cell's value; 0: no limit."""
+    """The largest magnitude of a cell's value; 0 is no limit."""
     projection_clip: float = 3.0
-    """Largest magnitude of the projected output; 0: no limit."""
+    """The largest magnitude of the projected output; 0 is no limit."""
     skip: bool = True
     """Whether each layer but the first adds its input to its output."""
     dropout: float = 0.1
@@ -218,7 +226,7 @@ class ElmoConfig:
     """Start each sentence from the state that the same row of the previous batch ended in, as the original's
     inference."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the computation; parameters, cells, softmaxes and losses stay in float32."""
+    """The dtype of the computation; parameters, cells, softmaxes and losses stay in float32."""
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab", "char_width", "layers", "cells", "projection")
@@ -251,21 +259,22 @@ class HeadConfig:
     """What a task's head reads from the backbone (Peters et al. 2018, section 3.3)."""
 
     mix: Literal["off", "all", "top", "words"] = "off"
-    """The vector of each word: off: the last layer as it is; all: a learned mix of all layers; top or words: the last
-    layer or the words' embeddings alone, with a learned scale."""
+    """Which layers make the vector of each word. off: the last layer as it is. all: a learned mix of all layers. top,
+    words: the last layer or the words' embeddings alone, with a learned scale."""
     mix_norm: bool = False
     """Whether each layer is normalised over all words of a batch before the mix, as in the original. Outputs then
     depend a little on the batch, and a training step on optim.accumulate."""
     mix_l2: float = 0.0
-    """Coefficient of the L2 penalty on the mixing weights."""
+    """The coefficient of the L2 penalty on the mixing weights."""
     place: Literal["input", "output", "both"] = "input"
-    """Where the mix goes: into the task's biLSTM; beside its output, while it reads the words' embeddings; or both."""
+    """Where the mix goes. input: into the task's biLSTM. output: beside its output, while it reads the words'
+    embeddings. both: into both."""
     cells: int = 0
-    """Cells of the task's biLSTM in each direction; 0: none."""
+    """How many cells the task's biLSTM has in each direction; 0 is no biLSTM."""
     crf: bool = False
     """Whether tags are scored as a chain, with a conditional random field."""
     pair: bool = False
-    """Whether an example is a pair of texts to match. Known from the examples; not to be given."""
+    """Whether an example is a pair of texts to match. It is known from the examples, and not to be given."""
 
     def __post_init__(self) -> None:
         if self.cells < 0:

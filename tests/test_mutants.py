@@ -18,7 +18,8 @@ tables conll labels align class-weights task-batches norm gelu linear ffn attent
 symmetric softmax sampled elmo dropout lstm char-cnn mix features crf mesh shapes interchange sampling decode schedule
 adam decay clip adagrad rates step loss objective perplexity rank best unigram scores digest checkpoint metrics identity
 may-change epochs resume transfer defaults signals exit recipes score embed generate
-storage settle agree together slots logits tfds plan plugin quantization remat""".split()
+storage settle agree together slots logits tfds plan plugin quantization remat
+help scope alias config completion finetune""".split()
 
 
 def _functions(file: Path) -> dict[str, bool]:

@@ -29,10 +29,11 @@ class Run:
     dir: str = ""
     """The run's folder; the same command in the same folder resumes."""
     steps: int = 1_000_000
-    """Updates in all; 0: as many as epochs wants."""
+    """How many steps to train in all; 0 is as many as epochs wants."""
     epochs: float = 0.0
     """Passes over the examples, where steps is 0."""
     seed: int = 0
+    """The seed of all random numbers: the same seed gives the same run."""
 
     def __post_init__(self) -> None:
         for name, value in fields(self).items():

@@ -16,43 +16,50 @@ class OptimConfig:
     its sums of squares starting at 1, without eps (Duchi et al. 2011)."""
 
     name: Literal["bert", "adamw", "gpt1", "adagrad"] = "bert"
+    """The optimizer. adamw: AdamW. bert: without bias correction, as BERT's original. gpt1: as GPT-1's original, whose
+    bias correction falls on the decay too and not on eps. adagrad: ELMo's."""
     peak_lr: float = 1e-4
+    """The peak learning rate, which the warm-up rises to."""
     schedule: Literal["bert", "linear", "cosine", "gpt1"] = "bert"
-    """After the warm-up: `bert` falls linearly as counted from step 0 (the original's formula), `linear` and
-    `cosine` from the warm-up's end. `gpt1` falls linearly from step 0 on, the warm-up included."""
+    """How the learning rate falls after the warm-up. bert: linearly, as counted from step 0 (the original's formula).
+    linear, cosine: from the warm-up's end. gpt1: linearly from step 0 on, the warm-up included."""
     warmup: int = 10_000
     """Steps in which the learning rate rises. As many as all steps or more: a tenth of them instead, with a warning."""
     warmup_fraction: float = 0.0
-    """Instead of warmup: this share of all steps."""
+    """The share of all steps in which the learning rate rises. It takes the place of optim.warmup."""
     final_lr: float = 0.0
-    """The rate that `linear` and `cosine` end at, as a fraction of peak-lr."""
+    """The rate that the schedules linear and cosine end at, as a fraction of optim.peak-lr."""
     decay_steps: int = 0
-    """The step at which `linear` and `cosine` end; 0: the last."""
+    """The step at which the schedules linear and cosine end; 0 is the last."""
     b1: float = 0.9
+    """The decay of Adam's first moment, the mean of gradients."""
     b2: float = 0.999
+    """The decay of Adam's second moment, the mean of their squares."""
     eps: float = 1e-6
+    """The epsilon that is added to the root of the second moment."""
     weight_decay: float = 0.01
+    """The weight decay, as a share of the learning rate."""
     no_decay: tuple[str, ...] = ("norm", "bias")
-    """Parameters whose path holds one of these words are not decayed."""
+    """Words in the paths of parameters that are not decayed."""
     frozen: tuple[str, ...] = ()
-    """Parameters whose path holds one of these words are not trained: `backbone` trains the heads alone."""
+    """Words in the paths of parameters that are not trained; `backbone` trains the heads alone."""
     frozen_layers: int = 0
-    """The embeddings and this many of the lowest layers are not trained."""
+    """How many of the lowest layers are not trained, nor the embeddings below them."""
     layer_decay: float = 1.0
-    """Each layer's learning rate as a share of that of the layer above it; heads and pooler have the full rate."""
+    """The learning rate of each layer as a share of that of the layer above it; heads and pooler have the full rate."""
     clip: float = 1.0
-    """Maximum global gradient norm; 0: no clipping."""
+    """The largest global norm of the gradient; 0 is no clipping."""
     gradient_scale: float = 1.0
-    """adagrad multiplies the gradient with this before clipping; ELMo's original takes the length of a sequence."""
+    """What adagrad multiplies the gradient with before clipping; ELMo's original takes the length of a sequence."""
     moments: Literal["float32", "bfloat16"] = "float32"
-    """What the moments of Adam are stored in; an update is computed in float32. bfloat16 halves their memory."""
+    """The dtype in which Adam's moments are stored; bfloat16 halves their memory. An update is computed in float32."""
     stochastic_rounding: bool = True
-    """moments=bfloat16 is rounded up or down by chance, so that small updates add up; else to the nearest."""
+    """Round moments in bfloat16 up or down by chance, so that small updates add up; without it, to the nearest."""
     accumulate: int = 1
-    """Parts that a batch is worked through in, one after the other; the step is the same. An ELMo's distinct words are
-    those of the whole batch, and are read anew in each part."""
+    """How many parts a batch is worked through in, one after the other; the step is the same. An ELMo's distinct words
+    are those of the whole batch, and are read anew in each part."""
     max_skipped: int = 10
-    """Steps in a row whose loss or gradient may be other than finite before the run stops."""
+    """How many steps in a row may have a loss or gradient that is not finite before the run stops."""
 
     def __post_init__(self) -> None:
         if self.moments == "bfloat16" and self.name == "adagrad":
@@ -99,15 +106,15 @@ class MeshConfig:
     """How the devices are laid out: data × fsdp × tensor."""
 
     data: int = 0
-    """Copies of the model that each take a share of the batch; 0: as many as the devices allow."""
+    """How many copies of the model share the batch; 0 is as many as the devices allow."""
     fsdp: int = 1
-    """Parts that parameters and optimizer are cut into along the hidden width, each with a share of the batch."""
+    """How many parts parameters and optimizer are cut into along the hidden width, each with a share of the batch."""
     tensor: int = 1
-    """Parts that heads, feed-forward width and vocabulary are cut into."""
+    """How many parts heads, feed-forward width and vocabulary are cut into."""
     compiler_options: tuple[str, ...] = ()
-    """Options of XLA, name=value each: they are added to those that are set for the device, or replace them."""
+    """Options of XLA. They are added to those that are set for the device, or replace them."""
     distributed: bool = False
-    """Several processes, found by jax.distributed: on a TPU pod or under SLURM, MPI or Kubernetes by itself,
+    """Train in several processes, found by jax.distributed. On a TPU pod or under SLURM, MPI or Kubernetes by itself,
     else by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
     startup_minutes: float = 5.0
     """How long the processes wait for each other when they start."""
@@ -130,11 +137,11 @@ class SaveConfig:
     """Checkpoints. The last one, and the best by held-out loss, are always kept."""
 
     every: int = 1000
-    """Steps between checkpoints."""
+    """Steps between checkpoints. The last one, and the best by held-out loss, are always kept."""
     max_to_keep: int = 2
     """How many of the newest checkpoints are kept."""
     keep_every: int = 0
-    """Keep each checkpoint whose step is a multiple of this, for ever; 0: none."""
+    """Keep each checkpoint whose step is a multiple of this, for ever; 0 is none."""
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.max_to_keep < 1 or self.keep_every < 0:
@@ -148,11 +155,11 @@ class LogConfig:
     """What a run tells of itself. Every step is in metrics.jsonl whatever is set here."""
 
     every: int = 10
-    """Steps whose figures are fetched from the device together."""
+    """Steps whose figures are fetched from the device together. Every step is in metrics.jsonl all the same."""
     tensorboard: bool = True
-    """Write the figures as TensorBoard events too."""
+    """Write the figures for TensorBoard too, in the run's folder."""
     details: bool = False
-    """Print every parameter and every label at the start, not only their sums."""
+    """Print every parameter and every label at the start, instead of their sums."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -164,14 +171,14 @@ class EvaluateConfig:
     """Held-out figures while training, where there is held-out text."""
 
     every: int = 0
-    """Steps between evaluations; 0: ten evaluations in a run, or one after each epoch where it has more epochs."""
+    """Steps between evaluations; 0 is ten evaluations in a run, or one after each epoch where it has more epochs."""
     batch: int = 0
-    """Sequences at a time; 0: as in training."""
+    """Sequences at a time; 0 is as in training."""
     metric: str = "loss"
-    """The metric that the best checkpoint is chosen by: losses, errors and perplexities by the lowest value, all
-    others by the highest."""
+    """The metric that the best checkpoint is chosen by. Losses, errors and perplexities: the lowest value; all others:
+    the highest."""
     patience: int = 0
-    """Evaluations in a row without a better figure after which the run stops; each is saved then. 0: never."""
+    """Evaluations in a row without a better figure after which the run stops; 0 is never. Each is saved then."""
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.batch < 0 or self.patience < 0:
@@ -183,12 +190,12 @@ class InitConfig:
     """Initialises from another run's parameters instead of randomly."""
 
     run: str = ""
-    """The folder of the run to begin from; its vocabulary comes along. Empty: random initialisation."""
+    """The folder of the run to begin from; its vocabulary comes along. Without it, parameters are random."""
     step: int = 0
-    """Its checkpoint; 0: the newest good one."""
+    """The step of its checkpoint; 0 is the newest good one."""
     random: bool = False
     """Take its model and vocabulary, but none of its parameters: the baseline that a pretraining is compared with."""
     grow: bool = False
-    """Tables (vocabulary, positions, segments) may be larger than its own; the new rows are random."""
+    """Let tables (vocabulary, positions, segments) be larger than its own; the new rows are random."""
     drop_heads: bool = False
     """Initialise all heads randomly, also one that would fit."""

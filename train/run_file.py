@@ -214,6 +214,9 @@ def _build(kind: type, tree: Any, where: str, override: dict[str, type] | None =
     return kind(**{name: _value(hints[name], value, f"{where}: {name}") for name, value in tree.items()})
 
 
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "an object"}
+
+
 def _value(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return _build(typing.cast(type, hint), value, where)
@@ -234,7 +237,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         except OverflowError:
             raise ConfigError(f"{where} has too many digits for a number") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ConfigError(f"{where} is {value!r}, not of kind {hint.__name__}")
+        raise ConfigError(f"{where} is {value!r}, not {_KINDS[hint]}")
     return value
 
 

@@ -10,9 +10,9 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
 
-from contexture.cli import query_commands, training_commands
+import contexture
+from contexture.cli.commands import COMMANDS
 from contexture.cli.output import Result, StreamingResult, print_result, write_out
 from contexture.data.errors import did_you_mean
 from contexture.data.visible import visible, visible_json
@@ -21,49 +21,35 @@ from contexture.train.run.console import console, logged_to
 from contexture.train.run.exit_codes import exit_of
 from contexture.train.run.signals import Interrupted
 
-COMMANDS: dict[str, Callable[[list[str]], Result | StreamingResult | None]] = {
-    "recipes": training_commands.recipes_command,
-    "tokenizer": training_commands.tokenizer_command,
-    "prepare": training_commands.prepare_command,
-    "pretrain": training_commands.pretrain_command,
-    "finetune": training_commands.finetune_command,
-    "status": query_commands.status_command,
-    "compare": query_commands.compare_command,
-    "evaluate": query_commands.evaluate_command,
-    "predict": query_commands.predict_command,
-    "fill": query_commands.fill_command,
-    "generate": query_commands.generate_command,
-    "score": query_commands.score_command,
-    "embed": query_commands.embed_command,
-    "layers": query_commands.layers_command,
-    "import": query_commands.import_command,
-    "export": query_commands.export_command,
-    "plan": training_commands.plan_command,
-    "show": training_commands.show_command,
-}
-
-
-def _help() -> str:
-    lines = [f"  {name:<10} {function.__doc__}" for name, function in COMMANDS.items()]
-    return "contexture COMMAND …\n\n" + "\n".join(lines) + "\n\ncontexture COMMAND --help tells more."
-
 
 def run_command(argv: list[str]) -> Result | StreamingResult | None:
     """Runs one command; returns None where it printed help."""
+    if argv[:1] == ["help"] and argv[1:]:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_help())
+        from contexture.cli.help import main_page
+
+        print(main_page())
+        return None
+    if "--version" in argv:
+        print(f"contexture {contexture.__version__}")
         return None
     command = COMMANDS.get(argv[0])
     if command is None:
         raise ConfigError(
             f"there is no command {argv[0]!r}{did_you_mean(argv[0], COMMANDS)}; contexture --help lists them"
         )
-    return command(argv[1:])
+    return command.function()(argv[1:])
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command, prints an error in one line, returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:2] == ["completion", "--words"]:  # before anything is taken out of the words
+        from contexture.cli.completion import print_words
+
+        print_words(argv[2:])
+        return 0
     as_json, debug = "--json" in argv, "--debug" in argv
     argv = [word for word in argv if word not in ("--json", "--debug")]
     for stream in (sys.stdout, sys.stderr):

@@ -4,54 +4,138 @@ import contextlib
 import dataclasses
 import io
 import os
+import re
 from typing import Any, TypeVar
 
 import tyro
 
-from contexture import requests
-from contexture.options import without_replaced
+from contexture.cli.commands import COMMANDS
+from contexture.cli.help import command_page, options_of, wants_help
+from contexture.cli.options import Option
+from contexture.data.errors import did_you_mean
+from contexture.option_scope import check_scope, other_options, own_options
 from contexture.suggestions import suggest_option
-from contexture.train.config import Run, fields
+from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 
 T = TypeVar("T")
-_REQUESTS = ("EvaluationArgs", *(name for name in vars(requests) if name.endswith("Request")))
-_SECTIONS = ("Run", "model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task", *_REQUESTS)
 
 
-def parse(kind: type[T], argv: list[str], command: str, default: T | None = None) -> T:
-    """Parses arguments into a `kind`; `default` is a recipe whose fields they override.
+def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) -> T:
+    """Parses arguments into a `kind`, or prints the help that they ask for.
 
-    Raises: ConfigError in one line where tyro would print a box.
+    Args:
+        kind: the type of the command's options.
+        argv: the arguments behind the command, and behind its recipe.
+        title: the command, with its recipe if one is given: pretrain bert.tiny.
+        default: a recipe whose fields the arguments override.
+
+    Raises: ConfigError in one line where tyro would print a box; SystemExit where help was printed.
     """
-    stderr = io.StringIO()
-    # tyro reads the terminal's width: an error must not be wrapped, since it becomes one line; help is for people.
-    width, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"
-    if any(word in ("-h", "--help") for word in argv):
-        os.environ["COLUMNS"] = width or "110"
+    command = title.partition(" ")[0]
+    run = default if isinstance(default, Run) else None
+    if wants_help(argv):
+        print(command_page(command, title, argv, run))
+        raise SystemExit(0)
     given: Any = {} if default is None else {"default": default}
+    stderr = io.StringIO()
+    # tyro reads the terminal's width: an error must not be wrapped, since it becomes one line.
+    width, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"
     try:
         with contextlib.redirect_stderr(stderr):
             parsed, unknown = tyro.cli(
                 kind,
                 args=argv,
-                prog=f"contexture {command}",
+                prog=f"contexture {title}",
                 return_unknown_args=True,
+                add_help=False,
                 config=(tyro.conf.AvoidSubcommands,),  # a model's class comes with the recipe
                 **given,
             )
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise ConfigError(_in_one_line(stderr.getvalue())) from None
+        line = _in_one_line(stderr.getvalue())
+        raise ConfigError(_clearer(line, argv, command, _options(command, run))) from None
     finally:
         os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
     if unknown:
-        known = [name.replace("_", "-") for name in (fields(parsed) if dataclasses.is_dataclass(parsed) else ())]
-        word = unknown[0]
-        what = "option" if word.startswith("-") else "argument"
-        raise ConfigError(f"{command}: unrecognised {what} {word}{suggest_option(word, known)}; --help lists all")
+        raise ConfigError(_unrecognised(unknown[0], argv, title, parsed, _options(command, run)))
+    if isinstance(parsed, Run):
+        check_scope(_names(argv), parsed)
     return parsed
+
+
+def _options(command: str, run: Run | None) -> dict[str, Option]:
+    return {option.name: option for option in options_of(COMMANDS[command], run)}
+
+
+def _names(argv: list[str]) -> list[str]:
+    """Returns the options among arguments as fields: `--optim.peak-lr=1` → optim.peak_lr."""
+    names = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
+    return [re.sub(r"(^|\.)no_(?!decay)", r"\1", name) for name in names]
+
+
+def _unrecognised(word: str, argv: list[str], title: str, parsed: object, options: dict[str, Option]) -> str:
+    if not word.startswith("-"):
+        joined = next((each.partition("=")[0] for each in argv if each.endswith(f"={word}")), "")
+        before = argv[argv.index(word) - 1] if word in argv[1:] else joined
+        flag = next((option for option in options.values() if option.flag and before in option.flags), None)
+        if flag:
+            return f"{title}: {before} takes no value, and got {word!r}; give {' or '.join(flag.flags)} alone"
+        return f"{title}: unrecognised argument {word}; --help lists what it takes"
+    if isinstance(parsed, Run):
+        known, elsewhere = own_options(parsed), other_options(parsed)
+    else:
+        known, elsewhere = list(options), {name: "contexture pretrain and finetune" for name in _options_of_training()}
+    asked = word.lstrip("-").partition("=")[0].replace("_", "-")
+    others = [name for name, one in COMMANDS.items() if not one.of_run and asked in _request_options(one.kind())]
+    if isinstance(parsed, Run) and others:
+        elsewhere = {asked: f"contexture {' and '.join(others)}", **elsewhere}
+    if asked in elsewhere:
+        return f"{title}: --{asked} is for {elsewhere[asked]}, and has no meaning here; leave it out"
+    return f"{title}: unrecognised option {word}{suggest_option(word, known, elsewhere)}; --help lists what it takes"
+
+
+def _request_options(kind: type) -> list[str]:
+    return [field.name.replace("_", "-") for field in dataclasses.fields(kind)]
+
+
+def _options_of_training() -> list[str]:
+    run = Run()
+    return [*own_options(run), *other_options(run)]
+
+
+def _clearer(line: str, argv: list[str], command: str, options: dict[str, Option]) -> str:
+    """Returns tyro's error as this program writes errors: the value, what was wanted, how to mend it."""
+    if found := re.match(r"invalid choice (.*) for argument '(.*?)'\. Expected one of \((.*)\)", line):
+        value, name, choices = found[1].strip("'\""), found[2].split(",")[-1], re.findall(r"'(.*?)'", found[3])
+        name = name if name.startswith("-") else name.upper()
+        listed = ", ".join(filter(None, choices))
+        return f"{name} is {value!r}, not one of {listed}{did_you_mean(value, choices)}"
+    if found := re.match(r"Missing value for argument '(.*?)'", line):
+        name = found[1].split(",")[0].split("/")[0]
+        option = options.get(name.lstrip("-"))
+        return f"{name} wants a value: {name} {option.metavar if option else 'VALUE'}"
+    if line.startswith("Missing from contexture"):
+        wanted = [
+            f"--{option.name} {option.metavar}"
+            for option in options.values()
+            if option.default is dataclasses.MISSING and not option.positional
+            and not any(word.partition("=")[0].replace("_", "-") in option.flags for word in argv)
+        ]  # fmt: skip
+        wanted = wanted or [option.name.upper() for option in options.values() if option.positional]
+        return f"{command} needs {' and '.join(wanted)}: contexture {command} {COMMANDS[command].usage}"
+    if found := re.match(r"(--[\w.-]+): Could not find valid parse for arguments: \[(.*)\]", line):
+        option = options.get(found[1].lstrip("-"))
+        return f"{found[1]} wants {option.metavar if option else 'other values'}, not {found[2]}"
+    for pattern, wanted in (
+        (r"(?:argument )?(--[\w.-]+).*?: invalid literal for int\(\) with base 10: (.*)", "a whole number"),
+        (r"(?:argument )?(--[\w.-]+).*?: could not convert string to float: (.*)", "a number"),
+    ):
+        if found := re.match(pattern, line):
+            return f"{found[1]} wants {wanted}, not {found[2]}"
+    return line
 
 
 def _in_one_line(box: str) -> str:
@@ -72,33 +156,7 @@ def _in_one_line(box: str) -> str:
             blocks[-1] = f"{blocks[-1]} {text}".strip()
     blocks = [block for block in blocks if block]
     text = blocks[0 if framed or len(blocks) == 1 else 1].removeprefix("Error parsing ") if blocks else box
-    for section in _SECTIONS:
+    sections = ("model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task", "head")
+    for section in (*(command.request for command in COMMANDS.values()), *sections):
         text = text.removeprefix(f"{section}: ")
     return text
-
-
-def find_option(argv: list[str], *names: str) -> str:
-    """Returns the value of the first of these options: `--task.kind tag` or `--task.kind=tag` → "tag"; else ""."""
-    for place, word in enumerate(argv):
-        for name in names:
-            if word == name and place + 1 < len(argv):
-                return argv[place + 1]
-            if word.startswith(name + "="):
-                return word.partition("=")[2]
-    return ""
-
-
-def expand_aliases(argv: list[str]) -> list[str]:
-    """Replaces the short forms `--task X` and `--init RUN` by the options that they stand for."""
-    short = {"--task": "--task.name", "--init": "--init.run"}
-    return [
-        short[name] + equals + value if (name := word.partition("=")[0]) in short else word
-        for word in argv
-        for _, equals, value in [word.partition("=")]
-    ]
-
-
-def apply_exclusive_options(base: Run, argv: list[str]) -> Run:
-    """Returns the recipe without settings that the arguments replace by an alternative of theirs."""
-    names = ("steps", "epochs", "optim.warmup", "optim.warmup_fraction")
-    return without_replaced(base, {name for name in names if find_option(argv, f"--{name.replace('_', '-')}")})

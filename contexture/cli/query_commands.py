@@ -47,7 +47,7 @@ def listening(state: str) -> Iterator[Signals]:
 
 
 def predict_command(argv: list[str]) -> Result:
-    """predictions for new examples: contexture predict RUN --input F --to F"""
+    """Predicts new examples."""
     request = parse(PredictionRequest, argv, "predict")
     read(Path(request.run))
     with listening(NOTHING_WRITTEN) as signals:
@@ -61,13 +61,13 @@ def predict_command(argv: list[str]) -> Result:
 
 
 def fill_command(argv: list[str]) -> Result:
-    """the most probable tokens for each [MASK]: contexture fill RUN --text "… [MASK] …" """
+    """Returns the most probable tokens for each [MASK]."""
     request = parse(FillRequest, argv, "fill")
     return {"text": request.text, "masks": open(request.run, request.step or None).fill(request.text, request.top)}
 
 
 def generate_command(argv: list[str]) -> StreamingResult:
-    """text after a prompt, from a GPT: contexture generate RUN --prompt TEXT [--tokens N --temperature T --top-k K]"""
+    """Continues prompts, printed while they grow."""
     request = parse(GenerationRequest, argv, "generate")
     read(Path(request.run))
     prompts = several(request.prompt) or tuple(lines_of(Path(request.input), "a prompt"))
@@ -104,7 +104,7 @@ def generate_command(argv: list[str]) -> StreamingResult:
 
 
 def score_command(argv: list[str]) -> Result:
-    """how well a GPT predicts text: contexture score RUN --input F… [--stride N]"""
+    """Measures how well a GPT predicts text."""
     request = parse(ScoreRequest, argv, "score")
     from contexture.data.text.sources import expand
 
@@ -123,7 +123,7 @@ def score_command(argv: list[str]) -> Result:
 
 
 def embed_command(argv: list[str]) -> Result:
-    """contextual vectors of sentences or words: contexture embed RUN --input F --to F.npy|F.parquet|F.hdf5|F.npz"""
+    """Writes contextual vectors of sentences or words."""
     request = parse(EmbeddingRequest, argv, "embed")
     read(Path(request.run))
     file, to = Path(request.input), Path(request.to)
@@ -166,10 +166,10 @@ def embed_command(argv: list[str]) -> Result:
 
 
 def status_command(argv: list[str]) -> StreamingResult:
-    """step, loss, speed, alive or not, last checkpoint of runs: contexture status RUN…"""
+    """Returns where runs are, printed as lines."""
     request = parse(StatusRequest, argv, "status")
     if not request.runs:
-        raise ConfigError("status wants runs: contexture status RUN…")
+        raise ConfigError("status wants runs: contexture status RUN …")
     from contexture.train.run.status import describe_status, status
 
     states = [status(Path(run)) for run in request.runs]
@@ -182,7 +182,7 @@ def status_command(argv: list[str]) -> StreamingResult:
 
 
 def compare_command(argv: list[str]) -> Result:
-    """the losses and the differing settings of runs: contexture compare RUN RUN… [--to page.html|F.png|F.svg]"""
+    """Returns the losses and the differing settings of runs."""
     request = parse(CompareRequest, argv, "compare")
     from contexture.analysis.compare import compare
 
@@ -192,12 +192,12 @@ def compare_command(argv: list[str]) -> Result:
 
 
 def layers_command(argv: list[str]) -> Result:
-    """the learned weight of each layer: contexture layers RUN… [--to F.png]"""
+    """Returns the learned weight of each layer."""
     request = parse(LayersRequest, argv, "layers")
     from contexture.analysis.layers import check_figure, draw, layers
 
     if not request.runs:
-        raise ConfigError("layers wants runs: contexture layers RUN… [--to F.png]")
+        raise ConfigError("layers needs runs: contexture layers RUN … [--to FILE]")
     if request.to:
         check_figure(Path(request.to))
     mixes = layers([Path(run) for run in request.runs], lambda folder: load(folder)[1])
@@ -207,7 +207,7 @@ def layers_command(argv: list[str]) -> Result:
 
 
 def import_command(argv: list[str]) -> Result:
-    """a published model as a run: contexture import hf|bert-tf|gpt2-tf|gpt1-npy|bilm DIR --to RUN"""
+    """Turns a published model into a run."""
     request = parse(ImportRequest, argv, "import")
     from contexture.train.interchange.convert import import_model
 
@@ -226,7 +226,7 @@ def import_command(argv: list[str]) -> Result:
 
 
 def export_command(argv: list[str]) -> Result:
-    """a run as files that others read: contexture export RUN hf|bilm|stablehlo --to DIR"""
+    """Writes a run as files that others read."""
     request = parse(ExportRequest, argv, "export")
     from contexture.train.interchange.convert import export_model
 
@@ -235,7 +235,7 @@ def export_command(argv: list[str]) -> Result:
 
 
 def evaluate_command(argv: list[str]) -> Result | None:
-    """held-out metrics of a run: contexture evaluate RUN [--task.dev F] [--split dev|test] [--step N…|best|all]"""
+    """Returns held-out metrics of a run."""
     request = parse(EvaluationArgs, argv, "evaluate")
     read(request.folder)
     from contexture.train.cpu_memory import tune_cpu_allocator

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from contexture.cli.argv import apply_exclusive_options, expand_aliases, find_option, take_option
+from contexture.cli.help import wants_help
 from contexture.cli.output import Result, StreamingResult, results_alone
-from contexture.cli.parse import apply_exclusive_options, expand_aliases, find_option, parse
-from contexture.requests import NoOptions, PlanRequest, PrepareRequest, ShowRequest, TokenizerRequest
+from contexture.cli.parse import parse
+from contexture.cli.settings_file import read_settings, with_settings
+from contexture.requests import NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import Signals, interrupted_at_once
@@ -22,26 +25,35 @@ R = TypeVar("R", bound=Run)
 def _recipe(argv: list[str], command: str, kind: type[R] = Run) -> tuple[R, Run, str]:
     """Returns (the run with its overrides, the recipe as it is, the recipe's name). kind: Run, or with more fields."""
     from contexture.configs import recipe
-    from contexture.configs.finetuning import load_source_run, pretrain_further
+    from contexture.configs.finetuning import check_same_sizes, load_source_run, pretrain_further
 
     name = argv[0] if argv and not argv[0].startswith("-") else ""
-    if not name and any(word in ("-h", "--help") for word in argv):
-        return parse(kind, argv, f"{command} RECIPE"), Run(), ""
+    if not name and wants_help(argv):
+        return parse(kind, argv, command), Run(), ""
     if not name:
         raise ConfigError(f"{command} wants a recipe first: contexture {command} bert.tiny …")
+    if Path(name).is_dir():
+        raise ConfigError(f"{name} is a folder; {command} wants a recipe first: contexture {command} bert.tiny …")
     base = recipe(name)
-    argv = expand_aliases(argv[1:])
-    if folder := find_option(argv, "--init.run"):
-        base = pretrain_further(load_source_run(Path(folder), Path(find_option(argv, "--dir") or "."))[0], base)
-    base = apply_exclusive_options(base, argv)
-    if options := [word for word in argv if word.startswith("--task.")]:
-        raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {options[0]} …")
-    default = kind(**{field.name: getattr(base, field.name) for field in dataclasses.fields(Run)})
-    return parse(kind, argv, f"{command} {name}", default), base, name
+    file, argv = take_option(expand_aliases(argv[1:]), "--config")
+    settings = read_settings(file)
+    if options := [word for word in (*argv, *(f"--{name}" for name in settings)) if word.startswith("--task.")]:
+        if settings.get("task.kind") != "off" or options[0] in argv:
+            raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {options[0]} …")
+    source = None
+    if folder := find_option(argv, "--init.run") or settings.get("init.run"):
+        source = load_source_run(Path(folder), Path(find_option(argv, "--dir") or "."))[0]
+        base = pretrain_further(source, base, folder)
+    given = apply_exclusive_options(with_settings(base, settings, file), argv)
+    default = kind(**{field.name: getattr(given, field.name) for field in dataclasses.fields(Run)})
+    run = parse(kind, argv, f"{command} {name}", default)
+    if source:
+        check_same_sizes(run, source)
+    return run, apply_exclusive_options(base, argv), name
 
 
 def recipes_command(argv: list[str]) -> Result:
-    """what can be trained, one line each"""
+    """Lists what can be trained, one line each."""
     from contexture.configs import recipes, task_recipes
 
     parse(NoOptions, argv, "recipes")
@@ -50,11 +62,10 @@ def recipes_command(argv: list[str]) -> Result:
 
 
 def show_command(argv: list[str]) -> Result:
-    """the resolved config and parameter table; nothing runs"""
-    request = parse(ShowRequest, argv[:1], "show") if not argv or argv[0][:1] == "-" else ShowRequest(what=argv[0])
+    """Returns the resolved configuration and the table of parameters; nothing runs."""
     labels: tuple[str, ...] = ()
-    if (Path(request.what) / "run.json").exists():
-        record, name = read(Path(request.what)), request.what
+    if argv and argv[0][:1] != "-" and (Path(argv[0]) / "run.json").exists():
+        record, name = read(Path(argv[0])), argv[0]
         run, labels = record.run, record.labels
         parse(NoOptions, argv[1:], "show")
     else:
@@ -78,7 +89,7 @@ def show_command(argv: list[str]) -> Result:
 
 
 def plan_command(argv: list[str]) -> StreamingResult:
-    """what training takes of devices that need not be here: contexture plan RECIPE --topology v5e:4x4"""
+    """Says what training takes of devices that need not be here: memory, time, what bounds it."""
     request, _, name = _recipe(argv, "plan", PlanRequest)
     if not request.topology:
         raise ConfigError("plan needs the devices: --topology v5e:4x4, v5p:4x4x4, v6e:8x8, h100:1x8, h200:4x8 or cpu:8")
@@ -112,7 +123,7 @@ def plan_command(argv: list[str]) -> StreamingResult:
 
 
 def tokenizer_command(argv: list[str]) -> Result:
-    """learn a vocabulary: contexture tokenizer KIND --input F… --vocab-size N --to DIR"""
+    """Learns a vocabulary from text."""
     request = parse(TokenizerRequest, argv, "tokenizer")
     from contexture.data.storage import check_free
     from contexture.data.text.sources import expand
@@ -132,7 +143,7 @@ def tokenizer_command(argv: list[str]) -> Result:
 
 
 def prepare_command(argv: list[str]) -> Result:
-    """tokenise once into shards: contexture prepare RECIPE --input F… --to DIR"""
+    """Tokenises text once into shards."""
     request = parse(PrepareRequest, argv, "prepare")
     from contexture.configs import recipe
     from contexture.data.pretraining.tokenize_corpus import prepare
@@ -141,7 +152,7 @@ def prepare_command(argv: list[str]) -> Result:
     from contexture.data.tokenizers.registry import load_tokenizer
     from contexture.train.run.vocabulary import check_tokenizer_kind, learn
 
-    run = recipe(request.recipe)
+    run = with_settings(recipe(request.recipe), read_settings(request.config), request.config)
     try:
         data = dataclasses.replace(run.data, path=request.input, dev=request.dev, dev_fraction=request.dev_fraction)
     except ValueError as error:
@@ -170,37 +181,47 @@ def prepare_command(argv: list[str]) -> Result:
 
 
 def pretrain_command(argv: list[str]) -> Result | None:
-    """train a recipe: contexture pretrain RECIPE --dir RUN --data.path F… [--field value …]"""
+    """Trains a recipe, or resumes it."""
     return _train(lambda: _recipe(argv, "pretrain")[:2])
 
 
 def finetune_command(argv: list[str]) -> Result | None:
-    """teach a run a task: contexture finetune RUN --task NAME | --task.kind K --task.train F --dir RUN2"""
+    """Teaches a run a task, or resumes that."""
     return _train(lambda: _finetuning(argv))
 
 
 def _finetuning(argv: list[str]) -> tuple[Run, Run]:
     """Returns (the run with its overrides, its recipe with the model of the run that it is initialised from)."""
-    from contexture.configs import task
-    from contexture.configs.finetuning import load_source_run, task_run
+    from contexture.configs import recipes
+    from contexture.configs.finetuning import check_same_sizes, load_source_run, task_run
+    from contexture.data.tasks.read_examples import check_examples
 
-    argv = expand_aliases(argv)
-    name = find_option(argv, "--task.name") or find_option(argv, "--task.kind")
-    usage = "contexture finetune RUN --task NAME, or --task.kind classify|regress|tag|choice --task.train F"
+    file, argv = take_option(expand_aliases(argv), "--config")
+    usage = "contexture finetune RUN --task NAME, or --task.kind classify|regress|tag|choice --task.train FILE"
     if not argv or argv[0].startswith("-"):
-        if any(word in ("-h", "--help") for word in argv):
-            return parse(Run, argv, "finetune RUN", task("classify")), Run()
+        if wants_help(argv):
+            return parse(Run, argv, "finetune"), Run()
         raise ConfigError(f"finetune wants the run to begin from first: {usage}")
-    if not name and not any(word in ("-h", "--help") for word in argv):
+    if argv[0] in recipes() and not Path(argv[0]).exists():
+        raise ConfigError(f"{argv[0]} is a recipe, not a run; train it: contexture pretrain {argv[0]} --dir RUN …")
+    settings = read_settings(file) | {"init.run": argv[0]} if file else {}
+    asked = {name: find_option(argv, f"--{name}") or str(settings.get(name, "")) for name in ("task.name", "task.kind")}
+    name = next((value for value in asked.values() if value not in ("", "off")), "")
+    if not name and not wants_help(argv):
         raise ConfigError(f"finetune wants a task: {usage}; `contexture recipes` lists the names")
     name = name or "classify"
     source, place = load_source_run(Path(argv[0]), Path(find_option(argv, "--dir") or "."))
     base = task_run(source, place, argv[0], name, random="--init.random" in argv)
-    base = apply_exclusive_options(base, argv)
-    run = parse(Run, argv[1:], "finetune", base)
+    given = apply_exclusive_options(with_settings(base, settings, file), argv)
+    run = parse(Run, argv[1:], f"finetune {argv[0]}", given)
     if run.task.kind != base.task.kind:
         raise ConfigError(f"task.name={name} does not fit task.kind={run.task.kind}; give one of them")
-    return run, base
+    check_same_sizes(run, source)
+    if not run.task.train:
+        raise ConfigError("task.train is empty; give the examples to learn from: --task.train FILE")
+    if not run.mesh.distributed and not (Path(run.dir) / "data").exists():
+        check_examples(run.task)
+    return run, apply_exclusive_options(base, argv)
 
 
 def _train(read_argv: Callable[[], tuple[Run, Run]]) -> Result | None:

@@ -60,8 +60,8 @@ _FIRST_TEXT = _Role("text", "text", (*_TEXTS, *(first for first, _ in _PAIRS)))
 """Of a pair whose second text is named."""
 
 
-def find_columns(table: Table, task: TaskConfig, labelled: bool) -> Columns:
-    """Returns the columns that are read: those that the task names, or those with usual names.
+def find_columns(table: Table, task: TaskConfig, labelled: bool, *, speaks: bool = True) -> Columns:
+    """Returns the columns that are read: those that the task names, or those with usual names, which are logged.
 
     Raises: DataError where a column is missing, or several have usual names.
     """
@@ -98,7 +98,7 @@ def find_columns(table: Table, task: TaskConfig, labelled: bool) -> Columns:
     columns = [column for column in (text_column, second_column, *choice_columns, label_column) if column]
     if choices:
         names.check_apart(columns)
-    if not task.text or (labelled and not task.label) or choices != task.choices:
+    if speaks and (not task.text or (labelled and not task.label) or choices != task.choices):
         name = table.where if table.where.startswith(tfds.PREFIX) else Path(table.where).name
         logger.info(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
     return Columns(text_column, second_column, tuple(choice_columns), label_column, tagged)

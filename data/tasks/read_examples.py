@@ -39,6 +39,14 @@ def check_sources(paths: Iterable[str], what: str) -> None:
         raise DataError(f"{twice}: {what} names this {twice.kind} twice; give every {twice.kind} once")
 
 
+def check_examples(task: TaskConfig) -> None:
+    """Looks at the files of a task before any work. Raises: DataError as `check_sources`, and for missing columns."""
+    for what, paths in (("task.train", task.train), ("task.dev", task.dev)):
+        check_sources(paths, what)
+        for path in paths:
+            find_columns(_table(path, task), task, labelled=True, speaks=False)
+
+
 def _check_file(path: str, what: str) -> None:
     if os.path.isdir(path):
         if not is_saved(path):

@@ -53,9 +53,9 @@ def test_steps_and_epochs_replace_each_other():
     [
         ({"lr": 1e-3}, "there is no option 'lr' (did you mean optim.peak_lr?)"),
         ({"optim.peek_lr": 1e-3}, "there is no option 'optim.peek_lr' (did you mean optim.peak_lr?)"),
-        ({"steps": "many"}, "options: steps is 'many', not of kind int"),
+        ({"steps": "many"}, "options: steps is 'many', not a whole number"),
         ({"steps": -1}, "options: steps=-1"),
-        ({"data.path": [3]}, "options: data: path is 3, not of kind str"),
+        ({"data.path": [3]}, "options: data: path is 3, not a text"),
         ({"model.dtype": "float64"}, "options: model: dtype is 'float64', not one of float32, bfloat16"),
         ({"model.family": "gpt"}, "there is no option 'model.family'"),
     ],

@@ -36,7 +36,7 @@ def pretrain(*words: object) -> list[str]:
     ("words", "line"),
     [
         (["--optim.peek-lr", "1"], "unrecognised option --optim.peek-lr (did you mean --optim.peak-lr?)"),
-        (["--steps", "many"], "--steps: invalid literal for int() with base 10: 'many'"),
+        (["--steps", "many"], "--steps wants a whole number, not 'many'"),
         (["--model.hidden", "30", "--model.heads", "4"], "model.hidden=30 is not a multiple of model.heads=4"),
         (["--data.length", "600"], "data.length=600 exceeds model.length=512; lower data.length or raise model.length"),
         (["--data.dev", "a", "--data.dev-fraction", "0.1"], "data.dev and data.dev-fraction both hold out text"),
@@ -252,7 +252,12 @@ def test_commands_without_a_model_import_no_jax():
         ["recipes"],
         ["recipes", "--json"],
         ["pretrain", "bert.tiny", "--help"],
+        ["pretrain", "elmo.tiny", "--help", "all"],
+        ["finetune", "--help"],
         ["evaluate", "--help"],
+        ["--version"],
+        ["completion", "bash"],
+        ["completion", "--words", "pretrain", "bert.tiny", "--op"],
     ):
         code = (
             f"import sys; from contexture.cli import main as cli; cli.main({words!r}); sys.exit('jax' in sys.modules)"

@@ -209,7 +209,7 @@ def test_a_gpt_is_fine_tuned_as_gpt_1_was():
 def test_the_attention_of_another_run_is_not_inherited(model, recipe_of):
     """It may be that of a device which is not here; what else its model is stays."""
     source = Run(model=model(attention="pallas", hidden=48, heads=4))
-    further = pretrain_further(source, recipe(recipe_of))
+    further = pretrain_further(source, recipe(recipe_of), "runs/source")
     for run in (finetune_run(source, "runs/source", "classify"), further):
         assert run.model == dataclasses.replace(source.model, attention="auto")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from contexture import requests
+from contexture.cli.settings_file import read_settings, with_settings
 from contexture.train.config import Run, fields
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, of_bytes, of_json, of_lines, words_of
@@ -136,10 +137,22 @@ def _damaged(name: str, run: str, file: str, mutate: Mutation, words: str) -> Ta
     return Target(f"damaged.{name}", golden(run), file, mutate, _on_damaged(words), slow=True)
 
 
+def _settings(folder: Path) -> None:
+    folder.mkdir()
+    lines = ("steps: 7", "optim:", "  peak-lr: 1e-3", "  no-decay: [bias, norm]", "data.path: text/", "seed: 0x10")
+    (folder / "settings.yaml").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def _read_settings(folder: Path, to: Path) -> None:
+    file = str(folder / "settings.yaml")
+    with_settings(_recipe("bert.tiny"), read_settings(file), file)
+
+
 _TINY = "--data.path ../theirs/text.txt --model.vocab 90 --data.length 16"
 _EMBED = "embed {folder} --input {folder}/text.txt --to {to}/v.npz"
 TARGETS = (
     _words("recipes", "", "recipes", requests.NoOptions),
+    _words("completion", "", "completion bash", requests.CompletionRequest),
     _words("show", "", "show bert.tiny", _recipe("bert.tiny"), slow=True),
     _words("tokenizer", "", "tokenizer wordpiece --input ../theirs/text.txt --vocab-size 80 --to ../to/t",
            requests.TokenizerRequest),
@@ -163,6 +176,7 @@ TARGETS = (
     _words("score", "gpt_format_1", "score ../theirs/run --input ../theirs/text.txt", requests.ScoreRequest, slow=True),
     _words("import", "", "import hf ../theirs/folder --to ../to/run", requests.ImportRequest),
     _words("export", "run_format_1", "export ../theirs/run hf --to ../to/hf", requests.ExportRequest, slow=True),
+    Target("settings.yaml", _settings, "settings.yaml", of_lines, _read_settings),
     _damaged("embed-run.json", "run_format_1", "run.json", of_json, _EMBED),
     _damaged("embed-vocab", "run_format_1", "tokenizer/vocab.txt", of_lines, _EMBED),
     _damaged("embed-text", "run_format_1", "text.txt", of_lines, _EMBED),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from contexture.cli import main as cli
+from contexture.cli import training_commands
 from contexture.configs import recipe, task
 from contexture.data.errors import DataError
 from contexture.train.checkpoints.manager import read_meta
@@ -110,7 +111,7 @@ def test_an_exit_code_says_whose_fault_it_was(error, code, monkeypatch, capsys):
     def fails(words):
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, "recipes", fails)
+    monkeypatch.setattr(training_commands, "recipes_command", fails)
     assert cli.main(["recipes"]) == code
     captured = capsys.readouterr()
     assert not captured.out and len(captured.err.splitlines()) == (code != 0) and "Traceback" not in captured.err

@@ -17,18 +17,18 @@ class EvaluationRequest:
     """Which examples and which checkpoints of a run are evaluated, and how."""
 
     run: str | Path
-    """The run's folder."""
+    """The folder of the run."""
     _: KW_ONLY
     split: Literal["dev", "test", "train"] = "dev"
-    """Of a task: which of the run's own examples."""
+    """Which of the run's own examples to evaluate, where it has a task."""
     dev: Strings = ()
-    """Of a task: labelled files to evaluate instead, with the columns of the training set."""
+    """Labelled files to evaluate instead, with the columns of the training set."""
     step: Steps = ()
-    """Checkpoints: their steps, `best`, or `all`; empty: the newest good one."""
+    """The steps of checkpoints to evaluate, `best`, or `all`. Without it, the newest good one."""
     batch: int = 0
-    """Sequences at a time; 0: as in training."""
+    """Sequences at a time; 0 is as in training."""
     to: str = ""
-    """A folder for predictions.jsonl; empty: RUN/evaluations."""
+    """The folder to write predictions.jsonl to. Without it, RUN/evaluations."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,240 @@
+"""The commands, one entry each: where its code is, which options it has, and what its help says. Needs no jax.
+
+A new command is a function argv → result in one of the *_commands.py files, a type for its options in
+`contexture.requests`, and an entry here: the help, the completion of shells and the suggestions follow from it.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+GROUPS = ("Train", "Use a run", "Exchange models", "Look before you train", "Set up")
+"""The groups of `contexture --help`, in their order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command of `contexture`."""
+
+    group: str
+    summary: str
+    """What it does, in at most 44 characters."""
+    run: str
+    """Its function, `module.name` in contexture.cli."""
+    request: str
+    """The type of its options: `Run`, or a class of contexture.requests."""
+    usage: str
+    """What a user has to give, after the command's name."""
+    examples: tuple[str, ...]
+    arguments: tuple[tuple[str, str], ...] = ()
+    """Of a command with the options of a run: the words before them, (metavar, sentence) each."""
+    first: tuple[str, ...] = ()
+    """The options that its short help shows; empty: all of them."""
+    required: tuple[str, ...] = ()
+    """Options without which a new run cannot start, beside those without a default."""
+
+    @property
+    def of_run(self) -> bool:
+        """Whether its options are those of a run, which --config can give."""
+        return self.request in ("Run", "PlanRequest")
+
+    def kind(self) -> type:
+        """Returns the type of its options."""
+        module = "contexture.train.config" if self.request == "Run" else "contexture.requests"
+        return getattr(importlib.import_module(module), self.request)
+
+    def function(self) -> Callable[[list[str]], Any]:
+        """Returns its function, argv → result; the module is imported now, since some import much."""
+        module, _, name = self.run.partition(".")
+        return getattr(importlib.import_module(f"contexture.cli.{module}"), name)
+
+
+_RECIPE = (("RECIPE", "A name that `contexture recipes` lists, or a function of your own file: my_recipes.py:big."),)
+
+COMMANDS: dict[str, Command] = {
+    "pretrain": Command(
+        group="Train",
+        summary="Train a recipe on text, or resume it",
+        run="training_commands.pretrain_command",
+        request="Run",
+        usage="RECIPE --dir RUN --data.path FILE … [options]",
+        arguments=_RECIPE,
+        first=(
+            *("dir", "data.path", "data.dev-fraction", "steps", "optim.peak-lr", "data.batch", "data.length"),
+            *("model.dtype", "init.run", "config"),
+        ),
+        required=("dir", "data.path"),
+        examples=("contexture pretrain {recipe} --dir runs/mine --data.path my_text/ --data.dev-fraction 0.05",),
+    ),
+    "finetune": Command(
+        group="Train",
+        summary="Teach a run a task from labelled examples",
+        run="training_commands.finetune_command",
+        request="Run",
+        usage="RUN --task NAME | --task.kind KIND --task.train FILE --dir RUN [options]",
+        arguments=(("RUN", "The folder of the run to begin from: pretrained, imported or fine-tuned."),),
+        first=(
+            *("dir", "task.name", "task.kind", "task.train", "task.dev", "task.dev-fraction", "epochs"),
+            *("optim.peak-lr", "data.batch", "data.length", "config"),
+        ),
+        required=("dir",),
+        examples=(
+            "contexture finetune {run} --task.kind classify --task.train train.tsv --task.dev-fraction 0.1 "
+            "--dir runs/films",
+            "contexture finetune {run} --task sst2 --dir runs/sst2",
+        ),
+    ),
+    "status": Command(
+        group="Train",
+        summary="Show step, loss and speed of runs",
+        run="query_commands.status_command",
+        request="StatusRequest",
+        usage="RUN … [options]",
+        examples=("contexture status runs/*",),
+    ),
+    "compare": Command(
+        group="Train",
+        summary="Draw losses, and settings that differ",
+        run="query_commands.compare_command",
+        request="CompareRequest",
+        usage="RUN RUN … [options]",
+        examples=("contexture compare runs/low runs/high --to comparison.html",),
+    ),
+    "evaluate": Command(
+        group="Use a run",
+        summary="Measure a run on held-out examples",
+        run="query_commands.evaluate_command",
+        request="EvaluationArgs",
+        usage="RUN [options]",
+        first=("split", "dev", "step", "batch", "to"),
+        examples=("contexture evaluate runs/films", "contexture evaluate runs/films --dev other.tsv --step best"),
+    ),
+    "predict": Command(
+        group="Use a run",
+        summary="Label new examples with a fine-tuned run",
+        run="query_commands.predict_command",
+        request="PredictionRequest",
+        usage="RUN --input FILE --to FILE [options]",
+        examples=("contexture predict runs/films --input new.tsv --to answers.jsonl",),
+    ),
+    "fill": Command(
+        group="Use a run",
+        summary="Fill in each [MASK] of a text, with a BERT",
+        run="query_commands.fill_command",
+        request="FillRequest",
+        usage="RUN --text TEXT [options]",
+        examples=('contexture fill runs/mine --text "The [MASK] is here."',),
+    ),
+    "generate": Command(
+        group="Use a run",
+        summary="Continue a prompt, with a GPT",
+        run="query_commands.generate_command",
+        request="GenerationRequest",
+        usage="RUN --prompt TEXT … | --input FILE [options]",
+        examples=('contexture generate runs/gpt --prompt "Once upon a time" --tokens 80 --temperature 0.8',),
+    ),
+    "score": Command(
+        group="Use a run",
+        summary="Measure how well a GPT predicts a text",
+        run="query_commands.score_command",
+        request="ScoreRequest",
+        usage="RUN --input FILE … [options]",
+        examples=("contexture score runs/gpt --input text.txt --stride 64",),
+    ),
+    "embed": Command(
+        group="Use a run",
+        summary="Write the vectors of each line of a text",
+        run="query_commands.embed_command",
+        request="EmbeddingRequest",
+        usage="RUN --input FILE --to FILE [options]",
+        examples=(
+            "contexture embed runs/mine --input text.txt --to vectors.npy",
+            "contexture embed runs/mine --input text.txt --to words.hdf5 --layers last",
+        ),
+    ),
+    "layers": Command(
+        group="Use a run",
+        summary="Show the layer weights that tasks learned",
+        run="query_commands.layers_command",
+        request="LayersRequest",
+        usage="RUN … [options]",
+        examples=("contexture layers runs/films runs/intent --to layers.png",),
+    ),
+    "import": Command(
+        group="Exchange models",
+        summary="Turn a published model into a run",
+        run="query_commands.import_command",
+        request="ImportRequest",
+        usage="FORMAT DIR --to RUN [options]",
+        examples=("contexture import hf bert-base-uncased/ --to runs/bert",),
+    ),
+    "export": Command(
+        group="Exchange models",
+        summary="Write a run as files that others read",
+        run="query_commands.export_command",
+        request="ExportRequest",
+        usage="RUN FORMAT --to DIR [options]",
+        examples=("contexture export runs/films hf --to films/",),
+    ),
+    "recipes": Command(
+        group="Look before you train",
+        summary="List the recipes and the named tasks",
+        run="training_commands.recipes_command",
+        request="NoOptions",
+        usage="",
+        examples=("contexture recipes",),
+    ),
+    "show": Command(
+        group="Look before you train",
+        summary="Show settings and parameters, train nothing",
+        run="training_commands.show_command",
+        request="Run",
+        usage="RECIPE|RUN [options]",
+        arguments=(("RECIPE|RUN", "A recipe, with options of `contexture pretrain`; or the folder of a run."),),
+        first=("model.vocab", "model.layers", "data.length", "data.batch", "init.run", "config"),
+        examples=("contexture show {recipe}", "contexture show {run}"),
+    ),
+    "plan": Command(
+        group="Look before you train",
+        summary="Predict memory and time on given devices",
+        run="training_commands.plan_command",
+        request="PlanRequest",
+        usage="RECIPE --topology DEVICES [options]",
+        arguments=_RECIPE,
+        first=(
+            *("topology", "suggest", "data.batch", "data.length", "model.dtype", "model.remat", "mesh.fsdp"),
+            *("mesh.tensor", "optim.accumulate", "config"),
+        ),
+        required=("topology",),
+        examples=("contexture plan {recipe} --topology v5e:4x4 --suggest",),
+    ),
+    "tokenizer": Command(
+        group="Set up",
+        summary="Learn a vocabulary from text",
+        run="training_commands.tokenizer_command",
+        request="TokenizerRequest",
+        usage="KIND --input FILE … --to DIR [options]",
+        examples=("contexture tokenizer wordpiece --input my_text/ --vocab-size 8192 --to vocabulary/",),
+    ),
+    "prepare": Command(
+        group="Set up",
+        summary="Tokenise text once, for many runs",
+        run="training_commands.prepare_command",
+        request="PrepareRequest",
+        usage="RECIPE --input FILE … --to DIR [options]",
+        examples=("contexture prepare bert.tiny --input my_text/ --to shards/",),
+    ),
+    "completion": Command(
+        group="Set up",
+        summary="Print a script for completion in a shell",
+        run="completion.completion_command",
+        request="CompletionRequest",
+        usage="bash|zsh|fish",
+        examples=(
+            "echo 'source <(contexture completion bash)' >> ~/.bashrc",
+            "echo 'source <(contexture completion zsh)' >> ~/.zshrc",
+            "contexture completion fish | source",
+        ),
+    ),
+}

@@ -1,0 +1,116 @@
+"""Which options have a meaning for which runs: what help lists, and what is refused. Needs no jax."""
+
+from collections.abc import Callable, Collection
+from dataclasses import fields as dataclass_fields
+from typing import NamedTuple
+
+from contexture.train.config import FAMILIES, Run, fields
+from contexture.train.errors import ConfigError
+
+_NAMES = {"bert": "a BERT", "gpt": "a GPT", "elmo": "an ELMo"}
+
+
+class _Scope(NamedTuple):
+    """What options are for, in words, and whether a run is that."""
+
+    what: str
+    has: Callable[[Run], bool]
+
+
+def _pretrains(*families: str) -> _Scope:
+    what = " or ".join(_NAMES[family] for family in families)
+    return _Scope(f"pretraining {what or 'on text'}", lambda run: not _is_task(run) and _is_of(run, *families))
+
+
+def _has_kind(*kinds: str) -> _Scope:
+    return _Scope(f"--task.kind {' or '.join(kinds)}", lambda run: run.task.kind in kinds)
+
+
+def _is_task(run: Run) -> bool:
+    return run.task.kind != "off"
+
+
+def _is_of(run: Run, *families: str) -> bool:
+    return not families or run.family in families
+
+
+_TASK = _Scope("contexture finetune", _is_task)
+_ELMO = _Scope("an ELMo", lambda run: run.family == "elmo")
+_GPT_TASK = _Scope("fine-tuning a GPT", lambda run: _is_task(run) and run.family == "gpt")
+_ADAM = _Scope("--optim.name adamw, bert or gpt1", lambda run: run.optim.name != "adagrad")
+_SCOPES: dict[str, _Scope] = {
+    **dict.fromkeys(
+        ("data.path", "data.dev", "data.dev_fraction"),
+        _Scope("pretraining on text (a task has --task.train and --task.dev)", lambda run: not _is_task(run)),
+    ),
+    **dict.fromkeys(("data.tokenizer", "data.vocabulary"), _pretrains()),
+    "model.stateful": _pretrains("elmo"),
+    "data.split_sentences": _pretrains("bert", "elmo"),
+    "data.lowercase": _Scope("a BERT", lambda run: run.family == "bert"),
+    "data.word_splitter": _ELMO,
+    "data.word_types": _ELMO,
+    **dict.fromkeys(("data.documents", "data.packed"), _pretrains("gpt")),
+    **dict.fromkeys(("data.max_predictions", "data.masked_fraction", "data.short_fraction"), _pretrains("bert")),
+    "data.negatives": _pretrains("elmo"),
+    **dict.fromkeys(
+        ("data.ramp_from", "data.ramp_steps"),
+        _Scope("a BERT, a GPT, or fine-tuning", lambda run: run.family != "elmo" or _is_task(run)),
+    ),
+    "optim.gradient_scale": _Scope("--optim.name adagrad", lambda run: run.optim.name == "adagrad"),
+    **dict.fromkeys(("optim.b1", "optim.b2", "optim.moments", "optim.stochastic_rounding"), _ADAM),
+    **dict.fromkeys(
+        ("head.mix", "head.mix_norm", "head.mix_l2", "head.place", "head.cells"),
+        _has_kind("classify", "regress", "tag"),
+    ),
+    "task.second": _has_kind("classify", "regress"),
+    "task.choices": _has_kind("choice"),
+    "task.labels": _has_kind("classify", "tag", "choice"),
+    "task.class_weights": _has_kind("classify", "tag", "choice"),
+    "task.lm_weight": _GPT_TASK,
+    "task.symmetric": _Scope(
+        "a GPT's --task.kind classify or regress",
+        lambda run: run.family == "gpt" and run.task.kind in ("classify", "regress"),
+    ),
+    "head.crf": _Scope("an ELMo's --task.kind tag", lambda run: (run.family, run.task.kind) == ("elmo", "tag")),
+    "head.pair": _Scope("no command: it is known from the examples", lambda run: False),
+}
+
+
+def scope(name: str, run: Run) -> str:
+    """Returns what an option (data.max_predictions) is for, where it has no meaning for the run; else ""."""
+    if name.startswith(("task.", "head.")) and not _is_task(run):
+        return _TASK.what
+    given = _SCOPES.get(name)
+    return given.what if given and not given.has(run) else ""
+
+
+def families_of(name: str) -> str:
+    """Returns which families have an option of the model (model.quantization): "a BERT or a GPT"; or ""."""
+    section, _, field = name.partition(".")
+    have = [family for family, kind in FAMILIES.items() if field in {each.name for each in dataclass_fields(kind)}]
+    return " or ".join(_NAMES[family] for family in have) if section == "model" else ""
+
+
+def own_options(run: Run) -> list[str]:
+    """Returns the options that have a meaning for the run, as the command line names them."""
+    return [_option(name) for name in fields(run) if not scope(name, run)]
+
+
+def other_options(run: Run) -> dict[str, str]:
+    """Returns the options that have none → what they are for: those of other families and kinds of task."""
+    models = {f"model.{each.name}" for kind in FAMILIES.values() for each in dataclass_fields(kind)}
+    others = {_option(name): families_of(name) for name in sorted(models - fields(run).keys())}
+    return others | {_option(name): scope(name, run) for name in fields(run) if scope(name, run)}
+
+
+def check_scope(names: Collection[str], run: Run, where: str = "") -> None:
+    """Raises: ConfigError for an option given (data.max_predictions) that has no meaning for the run."""
+    for name in names:
+        if what := scope(name, run):
+            kind = f"task.kind={run.task.kind}" if _is_task(run) else f"pretraining {_NAMES[run.family]}"
+            place = f"{where}: " if where else ""
+            raise ConfigError(f"{place}--{_option(name)} is for {what}, and has no meaning for {kind}; leave it out")
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")
