@@ -209,7 +209,7 @@ class EmbeddingRequest:
     input: Annotated[Place, _FILE]
     """A text file; each line is a sentence."""
     to: Annotated[Place, _FILE]
-    """The file to write the vectors to. *.npy, *.parquet or *.safetensors: a matrix with a row for each line's sentence.
+    """The file to write the vectors to. *.npy, *.parquet or *.safetensors: a matrix, a row for each line's sentence.
     *.hdf5 or *.npz: an array for each line's words or tokens; hdf5 in the original ELMo's layout."""
     _: KW_ONLY
     layers: str = "auto"
