@@ -21,7 +21,7 @@ from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.heads.layer_mix import describe_mixes
 from contexture.models.model import Model
-from contexture.models.shapes import by_path, count, dims_of
+from contexture.models.shapes import by_path, dims_of
 from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.manager import Checkpoints
@@ -34,6 +34,7 @@ from contexture.train.evaluation.best import Best, value_to_minimise
 from contexture.train.evaluation.evaluate import baseline, evaluate, measured, report_truncated
 from contexture.train.metrics import saved_rank
 from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
+from contexture.train.optim.lora import check_adapters, describe_parameters, merged
 from contexture.train.run import data
 from contexture.train.run import folder as directories
 from contexture.train.run.console import logged_to
@@ -118,6 +119,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         # Refused before the folder is made.
         meshes.describe_attention(run.model, run.data.packed)
         meshes.check_compiler_options(run.mesh, mesh)
+        check_adapters(run)
         first = jax.process_index() == 0
         # Process 0 owns the folder. Text that does not exist is refused before the folder is made.
         if first:
@@ -211,7 +213,7 @@ def _log_summary(parts: TrainingSetup, given: Run, recipe: Run, report: Report, 
     run = parts.run
     changed = [f"--{name.replace('_', '-')} {new}" for name, (new, _) in difference(given, recipe).items()]
     logger.info("differs from its recipe: " + (" ".join(changed) or "nothing"))
-    logger.info(f"{meshes.describe(parts.mesh)}; {count(shapes.params):,} parameters; {run.model.dtype}")
+    logger.info(f"{meshes.describe(parts.mesh)}; {describe_parameters(shapes.params)}; {run.model.dtype}")
     if attention := meshes.describe_attention(run.model, run.data.packed):
         remat = meshes.describe_remat(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
         logger.info(f"attention: {attention}; remat: {remat}")
@@ -283,7 +285,8 @@ def _run_steps(
         assert held_out is not None
         cancel = signals.while_training
         try:
-            metrics, _ = evaluate(evaluation, parts.objective, state.params, held_out, mesh, cancel=cancel)
+            params = merged(state.params, run.optim)
+            metrics, _ = evaluate(evaluation, parts.objective, params, held_out, mesh, cancel=cancel)
         except Interrupted:
             return None
         report.record([{"step": step, "split": "dev", **metrics, **parts.baseline}], _safe(checkpoints, run))
