@@ -273,9 +273,10 @@ class ExportRequest:
 
     run: tyro.conf.Positional[str]
     """The run's folder."""
-    format: tyro.conf.Positional[Literal["hf", "bilm", "stablehlo"]]
-    """hf: what transformers loads. bilm: ELMo as bilm-tf has it, options.json and weights in hdf5. stablehlo: a program
-    that jax runs without this library, with its weights."""
+    format: tyro.conf.Positional[Literal["hf", "peft", "bilm", "stablehlo"]]
+    """hf: what transformers loads. peft: the adapters and heads alone, which peft loads onto the base model as hf.
+    bilm: ELMo as bilm-tf has it, options.json and weights in hdf5. stablehlo: a program that jax runs without this
+    library, with its weights."""
     to: str
     """The folder of the files."""
     step: int = 0

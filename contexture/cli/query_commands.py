@@ -193,7 +193,7 @@ def import_command(argv: list[str]) -> Result:
 
 
 def export_command(argv: list[str]) -> Result:
-    """a run as files that others read: contexture export RUN hf|bilm|stablehlo --to DIR"""
+    """a run as files that others read: contexture export RUN hf|peft|bilm|stablehlo --to DIR"""
     request = parse(ExportRequest, argv, "export")
     from contexture.train.interchange.convert import export_model
 
