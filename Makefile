@@ -87,7 +87,7 @@ soak: $(STAMP)   ## 20,000 steps of each family with random kills, against runs 
 # The universal locks for Linux and macOS. Versions stay as they are, and UPGRADE=--upgrade takes the newest.
 # requirements-runtime.lock is the part of requirements.lock that the package itself needs, and setuptools, which installs it.
 # requirements-oldest.lock has the lower bounds of pyproject.toml; what these ask for is always the newest that fits them.
-# requirements-parity.lock is what `pip install torch transformers tensorflow-cpu` adds to requirements.lock with torch's
+# requirements-parity.lock is what `pip install torch transformers peft tensorflow-cpu` adds to requirements.lock with torch's
 # CPU wheel: it names no CUDA packages itself, and a torch that wants them brings them.
 UPGRADE ?=
 define compile

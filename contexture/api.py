@@ -267,9 +267,11 @@ def import_model(
     return Path(to)
 
 
-def export_model(run: Place, format: Literal["hf", "bilm", "stablehlo"], to: Place, *, step: int | None = None) -> Path:
-    """Writes a run as files that other libraries read, and returns their folder: hf, what transformers loads; bilm,
-    ELMo as bilm-tf has it; stablehlo, a program that jax runs without this library.
+def export_model(
+    run: Place, format: Literal["hf", "peft", "bilm", "stablehlo"], to: Place, *, step: int | None = None
+) -> Path:
+    """Writes a run as files that other libraries read, and returns their folder: hf, what transformers loads; peft,
+    adapters and heads alone; bilm, ELMo as bilm-tf has it; stablehlo, a program that jax runs without this library.
 
     Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
     """

@@ -263,7 +263,7 @@ class CompareRequest:
 
     def __post_init__(self) -> None:
         if len(self.runs) < 2:
-            raise ValueError("compare wants two runs or more: contexture compare RUN RUN …")
+            raise ValueError("compare needs two runs or more: contexture compare RUN RUN …")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,9 +308,10 @@ class ExportRequest:
 
     run: tyro.conf.Positional[Annotated[str, _RUN]]
     """The folder of the run."""
-    format: tyro.conf.Positional[Literal["hf", "bilm", "stablehlo"]]
-    """What to write. hf: what transformers loads. bilm: ELMo as bilm-tf has it, options.json and weights in hdf5.
-    stablehlo: a program that jax runs without this library, with its weights."""
+    format: tyro.conf.Positional[Literal["hf", "peft", "bilm", "stablehlo"]]
+    """What to write. hf: what transformers loads. peft: a LoRA run's adapters and heads, which peft loads onto the base
+    model in hf. bilm: ELMo as bilm-tf has it, options.json and weights in hdf5. stablehlo: a program that jax runs
+    without this library, with its weights."""
     to: Annotated[str, _DIR]
     """The folder to write the files to."""
     step: int = 0

@@ -71,6 +71,21 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"heads_tag/chain/(first|last)", "C"),
     (r"heads_choice/kernel", "D_"),
     (r"heads_choice/bias", "_"),
+    # Adapters (LoRA): `a` has the input dims of its kernel and the rank, `b` the rank and the output dims.
+    (r"lora/layers/(attention/(query|key|value)|ffn/in)/kernel/a", "ND_"),
+    (r"lora/layers/attention/(query|key|value)/kernel/b", "N_HK"),
+    (r"lora/layers/ffn/in/kernel/b", "N_F"),
+    (r"lora/layers/attention/out/kernel/a", "NHK_"),
+    (r"lora/layers/ffn/out/kernel/a", "NF_"),
+    (r"lora/layers/(attention|ffn)/out/kernel/b", "N_D"),
+    (r"lora/pooler/kernel/a", "D_"),
+    (r"lora/layers/(forward|backward)/kernel/a", "N_J_"),
+    (r"lora/layers/(forward|backward)/kernel/b", "N_GU"),
+    (r"lora/layers/(forward|backward)/projection/a", "NU_"),
+    (r"lora/layers/(forward|backward)/projection/b", "N_J"),
+    (r"lora/embeddings/(highway_\d+/(carry|transform)|projection)/kernel/a", "F_"),
+    (r"lora/embeddings/projection/kernel/b", "_J"),
+    (r"lora/(pooler|embeddings/highway_\d+/(carry|transform))/kernel/b", "__"),
 )
 
 

@@ -16,8 +16,8 @@ from tests.mutants.tables import MUTANTS
 AREAS = """masking nsp pairs draws negatives layout windows lanes characters words held-out ramp shards wordpiece bpe
 tables conll labels align class-weights task-batches norm gelu linear ffn attention bert embeddings gpt1 gpt mlm choice
 symmetric softmax sampled elmo dropout lstm char-cnn mix features crf mesh shapes interchange sampling decode schedule
-adam decay clip adagrad rates step loss objective perplexity rank best unigram scores digest checkpoint metrics identity
-may-change epochs resume transfer defaults signals exit recipes score embed generate
+adam decay clip adagrad lora rates step loss objective perplexity rank best unigram scores digest checkpoint metrics
+identity may-change epochs resume transfer defaults signals exit recipes score embed generate
 storage settle agree together slots logits tfds plan plugin quantization remat
 help scope alias config completion finetune""".split()
 

@@ -26,6 +26,7 @@ from contexture.train.evaluation.best import Best, value_to_minimise
 from contexture.train.evaluation.evaluate import evaluate, measured
 from contexture.train.metrics import saved_rank
 from contexture.train.objectives import batch_fields
+from contexture.train.optim.lora import check_adapters, merged
 from contexture.train.run import data
 from contexture.train.run import folder as directories
 from contexture.train.run.console import logged_to
@@ -91,6 +92,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         # Refused before the folder is made.
         meshes.describe_attention(run.model, run.data.packed)
         meshes.check_compiler_options(run.mesh, mesh)
+        check_adapters(run)
         first = jax.process_index() == 0
         # Process 0 owns the folder. Text that does not exist is refused before the folder is made.
         if first:
@@ -183,7 +185,8 @@ def _run_steps(
         cancel = signals.while_training
         try:
             with report.evaluating():
-                metrics, _ = evaluate(evaluation, parts.objective, state.params, held_out, mesh, cancel=cancel)
+                params = merged(state.params, run.optim)
+                metrics, _ = evaluate(evaluation, parts.objective, params, held_out, mesh, cancel=cancel)
         except Interrupted:
             return None
         report.record([{"step": step, "split": "dev", **metrics, **parts.baseline}], _safe(checkpoints, run))

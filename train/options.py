@@ -47,6 +47,13 @@ class OptimConfig:
     """How many of the lowest layers are not trained, nor the embeddings below them."""
     layer_decay: float = 1.0
     """The learning rate of each layer as a share of that of the layer above it; heads and pooler have the full rate."""
+    lora_rank: int = 0
+    """The rank of adapters that are trained instead of the backbone, beside the heads (LoRA); 0 is no adapters."""
+    lora_alpha: float = 8.0
+    """What scales the product of an adapter, divided by optim.lora-rank."""
+    lora_targets: tuple[str, ...] = ()
+    """Which kernels have adapters, by words of their paths: query value, attention, ffn, or all. Without any, query and
+    value; of an ELMo, all kernels of its LSTMs."""
     clip: float = 1.0
     """The largest global norm of the gradient; 0 is no clipping."""
     gradient_scale: float = 1.0
@@ -71,13 +78,14 @@ class OptimConfig:
             ("b2", 0.0, 1.0),
             ("eps", 0.0, math.inf),
             ("weight_decay", 0.0, math.inf),
+            ("lora_alpha", 0.0, math.inf),
             ("clip", 0.0, math.inf),
             ("gradient_scale", 0.0, math.inf),
             ("warmup_fraction", 0.0, 1.0),
             ("layer_decay", 0.0, 1.0),
         ):
             value = getattr(self, name)
-            may_be_low = name not in ("peak_lr", "eps", "layer_decay", "gradient_scale")
+            may_be_low = name not in ("peak_lr", "eps", "layer_decay", "gradient_scale", "lora_alpha")
             may_be_high = name in ("final_lr", "layer_decay")
             if not (low < value < high or (may_be_low and value == low) or (may_be_high and value == high)):
                 bounds = f"{'at least' if may_be_low else 'above'} {low:g}"
@@ -89,16 +97,36 @@ class OptimConfig:
                 f"optim.{name} has no meaning where optim.frozen=backbone keeps every layer as it is; leave one out "
                 "(an ELMo's is frozen unless --optim.frozen says something else, as `bias`)"
             )
-        for name in ("warmup", "frozen_layers", "decay_steps", "accumulate", "max_skipped"):
+        for name in ("warmup", "frozen_layers", "decay_steps", "accumulate", "max_skipped", "lora_rank"):
             low = int(name in ("accumulate", "max_skipped"))
             if getattr(self, name) < low:
                 raise ValueError(f"optim.{name.replace('_', '-')}={getattr(self, name)} is not at least {low}")
+        self._check_lora()
         for name in ("final_lr", "decay_steps"):
             if self.schedule in ("bert", "gpt1") and getattr(self, name):
                 raise ValueError(
                     f"optim.{name.replace('_', '-')}={getattr(self, name)} contradicts optim.schedule={self.schedule}, "
                     "which ends at 0 with the last step; give --optim.schedule linear or cosine"
                 )
+
+    @property
+    def lora_scale(self) -> float:
+        """What an adapter's product is multiplied with."""
+        return self.lora_alpha / self.lora_rank
+
+    def _check_lora(self) -> None:
+        if not self.lora_rank:
+            if self.lora_targets:
+                raise ValueError("optim.lora-targets has no meaning without adapters; give --optim.lora-rank 8 too")
+            return
+        # An ELMo's fine-tuning freezes its backbone, which adapters do too.
+        if self.frozen not in ((), ("backbone",)) or self.frozen_layers or self.layer_decay != 1.0:
+            other = self.frozen not in ((), ("backbone",))
+            name = "frozen" if other else "frozen-layers" if self.frozen_layers else "layer-decay"
+            raise ValueError(
+                f"optim.{name} contradicts optim.lora-rank={self.lora_rank}, which freezes the whole backbone and "
+                "trains adapters and heads; leave one out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from contexture.train import mesh as meshes
 from contexture.train.config import Run
 from contexture.train.losses import Sum, means
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss
+from contexture.train.optim.lora import add_adapters, merged, split
 from contexture.train.optim.optimizers import learning_rate, lr_multipliers, optimizer
 from contexture.train.optim.row_updates import WORDS, TableRows, select_rows
 
@@ -37,7 +38,7 @@ class State:
     """All that a training step changes.
 
     step            steps so far, the skipped ones included
-    opt             the optimizer's moments
+    opt             the optimizer's moments; with adapters, none for the backbone
     skipped         steps so far whose loss or gradient was not finite
     skipped_in_row  the skipped steps since the last one that was not
     """
@@ -57,10 +58,10 @@ def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], Sta
 
     def make() -> State:
         variables = model.init(jax.random.key(run.seed), example(batch_fields(run), sizes))
-        zero, params = jnp.zeros((), jnp.int32), variables["params"]
+        zero, params = jnp.zeros((), jnp.int32), add_adapters(variables["params"], run)
         # The example is a batch of one sequence: its carry has the shapes of all but the first dim.
         carry = jax.tree.map(lambda x: jnp.zeros((run.data.batch, *x.shape[1:]), x.dtype), variables.get("carry", {}))
-        return State(zero, params, tx.init(params), zero, zero, carry)
+        return State(zero, params, tx.init(split(params)[1]), zero, zero, carry)
 
     # Only shapes are computed here; the compiled `make` creates each array where it lives, never whole on one device.
     shapes = jax.eval_shape(make)
@@ -81,7 +82,9 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         # Taken over the whole batch, so that the losses of its parts add up to its own.
         weights = objective.weights(batch)
-        whole = state
+        # From here on a backbone with adapters is a constant of the step, and all else the parameters.
+        frozen, trained = split(state.params)
+        whole = state = dataclasses.replace(state, params=trained)
         batch, rows = select_rows(run, batch)
         if rows is not None:
             # From here on a large table is the rows that the batch reads, and all else is as with a small one.
@@ -93,6 +96,7 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
         ) -> tuple[jax.Array, tuple[dict[str, Sum], Carry]]:
             if multipliers is not None:
                 params = _stop_frozen(params, multipliers)
+            params = merged({**frozen, **params}, run.optim)
             outputs, carry = _forward(model, params, part, carry, dropout_key(run.seed, state.step, row_B))
             sums = objective.sums(outputs, part)
             return loss(objective, sums, weights), (sums, carry)
@@ -115,7 +119,7 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
         carry_finite = _all_finite(carry)
         new = State(
             step=state.step + 1,
-            params=params,
+            params={**frozen, **params},
             opt=opt,
             skipped=state.skipped + jnp.where(finite, 0, 1),
             skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),

@@ -11,13 +11,14 @@ from jax.sharding import PartitionSpec
 
 from contexture.data.batches import check_fields
 from contexture.data.describe import describe as describe_row
-from contexture.models.shapes import by_path, count, dims_of
+from contexture.models.shapes import by_path, dims_of
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.config import Run
 from contexture.train.evaluation.best import Best
 from contexture.train.evaluation.evaluate import report_truncated
 from contexture.train.objectives import batch_fields, batch_sizes
+from contexture.train.optim.lora import ADAPTERS, describe_parameters
 from contexture.train.run.progress import duration, figures_of
 from contexture.train.run.report import Report, read_metrics
 from contexture.train.run.throughput import unknown_peak
@@ -47,7 +48,7 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
         logger.warning(note)
     if unknown := unknown_peak(parts.mesh.devices.flat[0]):
         logger.warning(unknown)
-    logger.info(f"{count(shapes.params):,} parameters: {_sums(by_path(shapes.params))}")
+    logger.info(f"{describe_parameters(shapes.params)}: {_sums(by_path(shapes.params))}")
     if run.log.details:
         shardings = jax.tree.leaves(meshes.parameter_shardings(parts.mesh, shapes.params))
         rows = []
@@ -113,7 +114,8 @@ def _sums(parameters: Mapping[str, jax.ShapeDtypeStruct]) -> str:
     sums: dict[str, int] = {}
     for path, x in parameters.items():
         top, _, rest = path.partition("/")
-        part = rest.partition("/")[0] if top == "backbone" else f"head {top.removeprefix('heads_')}"
+        part = rest.partition("/")[0] if top == "backbone" else top.replace("heads_", "head ")
+        part = "adapters" if top == ADAPTERS else part
         sums[part] = sums.get(part, 0) + x.size
     return "; ".join(f"{part} {size:,}" for part, size in sorted(sums.items(), key=lambda item: -item[1]))
 

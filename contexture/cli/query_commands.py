@@ -169,7 +169,7 @@ def status_command(argv: list[str]) -> StreamingResult:
     """Returns where runs are, printed as lines."""
     request = parse(StatusRequest, argv, "status")
     if not request.runs:
-        raise ConfigError("status wants runs: contexture status RUN …")
+        raise ConfigError("status needs runs: contexture status RUN …")
     from contexture.train.run.status import describe_status, status
 
     states = [status(Path(run)) for run in request.runs]

@@ -77,11 +77,12 @@ def show_command(argv: list[str]) -> Result:
     from contexture.train.checkpoints.transfer import model_of, with_attention_of_this_device
     from contexture.train.mesh import find_devices
     from contexture.train.objectives import batch_fields, batch_sizes
+    from contexture.train.optim.lora import add_adapters
 
     find_devices()
     model = model_of(with_attention_of_this_device(run), labels)
     inputs = example(batch_fields(run), batch_sizes(run, 1))
-    shapes = jax.eval_shape(lambda key: model.init(key, inputs)["params"], jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: add_adapters(model.init(key, inputs)["params"], run), jax.random.key(0))
     leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
     table = [{"path": path_of(k), "dims": dims_of(path_of(k)), "shape": list(x.shape)} for k, x in leaves]
     total = {"parameters": count(shapes), "backbone": count(shapes["backbone"])}

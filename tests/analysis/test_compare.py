@@ -64,7 +64,7 @@ def test_the_command_and_its_mistakes(runs, tmp_path, capsys):
     assert cli.main(["compare", *names, "--to", str(tmp_path / "a.html")]) == 0
     assert "optim.peak-lr" in capsys.readouterr().out
     for argv, message in (
-        (names[:1], "compare wants two runs or more"),
+        (names[:1], "compare needs two runs or more"),
         ([names[0], names[0]], "a run is given twice"),
         ([*names, "--to", "a.pdf"], "a.pdf: not one of *.html, *.png, *.svg"),
         ([*names, "--to", str(tmp_path / "none" / "a.png")], "its folder is not there"),

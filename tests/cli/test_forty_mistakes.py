@@ -39,6 +39,8 @@ MISTAKES = {
     "plan bert.tiny": "plan needs the devices: --topology v5e:4x4",
     "recipes --jsno": "recipes: unrecognised option --jsno; --help lists what it takes",
     "completion tcsh": "SHELL is 'tcsh', not one of bash, zsh, fish",
+    "status": "status needs runs: contexture status RUN …",
+    "compare bert": "compare needs two runs or more: contexture compare RUN RUN …",
     "layers": "layers needs runs: contexture layers RUN … [--to FILE]",
     # values that are no values, or out of range
     f"pretrain bert.tiny {NEW} --steps 1e4": "--steps wants a whole number, not '1e4'",
@@ -56,8 +58,8 @@ MISTAKES = {
     f"pretrain elmo.tiny {NEW} --model.filters 3": "--model.filters wants WIDTH COUNT …, not '3'",
     f"pretrain bert.tiny {NEW} --mesh.fsdp 3": "mesh data × fsdp × tensor = 1 × 3 × 1 = 3 does not fit 1 device",
     "generate gpt --prompt a --top-p 3": "top-p=3.0 is not above 0 and at most 1",
-    "embed bert --input text.txt --to new.npz --pool men": "--pool is 'men', not one of none, mean, mean-words, last, "
-    "cls (did you mean mean?)",
+    "embed bert --input text.txt --to new.npz --pool men": "--pool is 'men', not one of auto, none, mean, mean-words, "
+    "last, cls (did you mean mean?)",
     # options of another family or another command
     f"pretrain elmo.tiny {NEW} --model.quantization int8": "pretrain elmo.tiny: --model.quantization is for a BERT or "
     "a GPT, and has no meaning here; leave it out",
@@ -87,7 +89,7 @@ MISTAKES = {
     "evaluate bert --step 77777": "bert holds no checkpoint of step 77777; those there are of step 120",
     "predict bert --input train.tsv --to new.jsonl": "bert was pretrained and not fine-tuned for a task: contexture",
     "score gpt --input txet.txt": "txet.txt: input names no such file or folder; check the path",
-    "embed bert --input text.txt --to new.txt": "new.txt: a file of vectors ends in .hdf5 or .npz; give such a name",
+    "embed bert --input text.txt --to new.txt": "new.txt: not a file of vectors; give *.npy, *.parquet or",
     "show bret.tiny": "there is no recipe 'bret.tiny' (did you mean bert.tiny?); `contexture recipes` lists them",
     "export gpt bilm --to new": "gpt is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe",
     "import bert-tf empty --to new": "empty/bert_config.json: cannot be read (No such file or directory); give the",

@@ -5,6 +5,7 @@ from tests.mutants.row import mutants_of
 _OPTIM = "train/optim/test_optim.py::"
 _TEN = f"{_OPTIM}test_ten_updates_are_those_of_the_formula"
 _GPT1_ADAM = "parity/test_gpt1_original.py::test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps"
+_MERGED = "train/optim/test_lora.py::test_a_merged_kernel_is_the_sum_of_its_own_and_of_the_scaled_product"
 _ROWS = "train/optim/test_row_updates.py::"
 _STEP = "train/test_step.py::"
 _PLUGIN = "cli/test_no_device.py::test_a_plug_in_that_fails_is_one_line_where_there_is_a_gpu_and_else_none"
@@ -66,6 +67,17 @@ TRAINING = (
         ("rates.embeddings-not-frozen", "0.0 if bottom and config.frozen_layers else",
          "0.0 if bottom and config.frozen else",
          f"{_OPTIM}test_what_is_frozen_has_no_rate"),
+    ),
+    *mutants_of(
+        "train/options.py",
+        ("lora.scale-inverted", "self.lora_alpha / self.lora_rank", "self.lora_rank / self.lora_alpha", _MERGED),
+    ),
+    *mutants_of(
+        "train/optim/lora.py",
+        ("lora.b-not-zero", "/b\"] = jnp.zeros(", "/b\"] = jnp.ones(", _MERGED),
+        ("lora.delta-subtracted", "kernel + scale * product", "kernel - scale * product", _MERGED),
+        ("lora.a-by-inputs-squared", "bound = 1.0 / math.sqrt(inputs)", "bound = 1.0 / inputs",
+         "train/optim/test_lora.py::test_a_is_uniform_by_its_inputs_and_depends_on_seed_and_path_alone"),
     ),
     *mutants_of(
         "train/optim/row_updates.py",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -21,6 +22,7 @@ from contexture.train.checkpoints import manager
 from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.objectives import objective_of
+from contexture.train.optim.lora import ADAPTERS, merged
 from contexture.train.optim.optimizers import lr_multipliers
 from contexture.train.run.data import read_tokenizer
 from contexture.train.run_file import RunRecord
@@ -90,10 +92,13 @@ def _first_good(folder: Path, step: int | None, read: Callable[[Path], T]) -> T:
     raise CheckpointError(f"no good checkpoint in {folder / 'checkpoints'} ({'; '.join(bad)})")
 
 
-def load_parameters(folder: Path, run: Run, labels: tuple[str, ...], mesh: Mesh, step: int | None = None) -> Loaded:
+def load_parameters(
+    folder: Path, run: Run, labels: tuple[str, ...], mesh: Mesh, step: int | None = None, *, merge: bool = True
+) -> Loaded:
     """Returns the parameters alone (no optimizer) of a step, or of the newest good checkpoint, sharded over the mesh.
 
     The model gets the attention of the devices here, which need not be those that it was trained on.
+    Adapters are merged into their kernels, unless `merge` is False.
 
     Raises ConfigError if there is no such step, CheckpointError if none is good.
     """
@@ -106,7 +111,7 @@ def load_parameters(folder: Path, run: Run, labels: tuple[str, ...], mesh: Mesh,
 
     def read(directory: Path) -> Loaded:
         params, meta = manager.restore(directory, expected, mesh, "params")
-        return Loaded(model, params, meta["step"])
+        return Loaded(model, merged(params, run.optim) if merge else params, meta["step"])
 
     return _first_good(folder, step, read)
 
@@ -167,7 +172,7 @@ def account(stored: Shapes, expected: Shapes, run: Run, same_task: bool) -> Acco
             raise ConfigError(f"{source} holds {path} {shape}, this model wants {expected[path]}; {mend}")
     for path, shape in expected.items():
         if path not in result.kept and path not in result.grown:
-            if not path.startswith("heads_"):
+            if not path.startswith(("heads_", f"{ADAPTERS}/")):
                 raise ConfigError(f"{source} lacks {path} {shape}, which this model wants; give the same model")
             result.new[path] = shape
     return result
@@ -200,9 +205,14 @@ def begin_from(
     def read(directory: Path) -> State:
         # Plan: what goes where, from shapes alone. Nothing large is read before all is accounted for.
         stored = _stored_shapes(directory)
-        plan = account(_without_spare_rows(stored, vocab_size, source_vocab), _shapes(fresh.params), run, same_task)
+        adapters = [path for path in stored if path.startswith(f"{ADAPTERS}/")]
+        own = {path: shape for path, shape in stored.items() if path not in adapters}
+        plan = account(_without_spare_rows(own, vocab_size, source_vocab), _shapes(fresh.params), run, same_task)
         # Load what is taken, as it is stored; then merge it into the fresh parameters.
-        source, step = _load(directory, [*plan.kept, *plan.grown], stored, fresh.params, mesh)
+        source, step = _load(directory, [*plan.kept, *plan.grown, *adapters], stored, fresh.params, mesh)
+        if adapters:
+            source = by_path(merged(nested(source), record.run.optim))
+            logger.info(f"merged the adapters of {folder} into its kernels")
         if vocab_size > source_vocab:
             source |= {path: source[path][:source_vocab] for path in _TABLES if path in source}
         params = _merge(fresh.params, source)
@@ -251,7 +261,7 @@ def _load(
     def expected(path: str) -> jax.ShapeDtypeStruct:
         shape = tuple(stored[path])
         sharding = meshes.sharding(mesh, dims_of(path), shape)
-        return jax.ShapeDtypeStruct(shape, dtypes[path], sharding=sharding)
+        return jax.ShapeDtypeStruct(shape, dtypes.get(path, jnp.float32), sharding=sharding)
 
     tree = nested({path: expected(path) for path in paths})
     restored, meta = manager.restore(directory, tree, mesh, "params", part=True)
@@ -272,5 +282,5 @@ def _merge(params: Params, source: Mapping[str, jax.Array]) -> Params:
 
 def _warn_of_frozen_tokens(run: Run, params: Params, new_tokens: int) -> None:
     multipliers = by_path(lr_multipliers(run.optim, params)) if new_tokens else {}
-    if not np.any(multipliers.get(_TABLES[0], 1.0)):
+    if (new_tokens and run.optim.lora_rank) or not np.any(multipliers.get(_TABLES[0], 1.0)):
         logger.warning(f"{new_tokens} new token embeddings are frozen at their random initial values")

@@ -29,6 +29,7 @@ from contexture.train.interchange.huggingface_export import hf_files, write_hf_w
 from contexture.train.interchange.huggingface_import import open_hf
 from contexture.train.interchange.imported_model import ImportedModel
 from contexture.train.interchange.model_card import model_card
+from contexture.train.interchange.peft_export import check_has_adapters, peft_files, write_peft_weights
 from contexture.train.interchange.stablehlo import stablehlo_files, write_stablehlo_weights
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.objectives import batch_fields, batch_sizes
@@ -55,10 +56,13 @@ class Exporter:
     """Raises ConfigError or DataError for what the format cannot hold."""
     write_weights: Callable[[Path, Mapping[str, np.ndarray]], None]
     """Writes the tensors into the folder, which holds the files by then."""
+    merges: bool = True
+    """Whether `files` takes the parameters with their adapters merged, or beside them."""
 
 
 EXPORTERS: dict[str, Exporter] = {
     "hf": Exporter(lambda folder, run: None, hf_files, write_hf_weights),
+    "peft": Exporter(check_has_adapters, peft_files, write_peft_weights, merges=False),
     "bilm": Exporter(check_bilm_family, bilm_files, write_bilm_weights),
     "stablehlo": Exporter(lambda folder, run: None, stablehlo_files, write_stablehlo_weights),
 }
@@ -117,8 +121,8 @@ def import_model(
 def export_model(folder: Path, format: str, to: Path, step: int | None, cancel: CancelToken = NEVER) -> ExportResult:
     """Writes a run as files that other libraries read. `cancel` may raise to stop it.
 
-    A README.md, the model card, goes with them. format: hf, bilm or stablehlo. Raises: ConfigError for a run that the
-    format cannot hold, DataError for such a vocabulary.
+    A README.md, the model card, goes with them. format: hf, peft, bilm or stablehlo. Raises: ConfigError for a run
+    that the format cannot hold, DataError for such a vocabulary.
     """
     check_free(to)
     exporter, record = EXPORTERS[format], run_file.read(folder)
@@ -126,7 +130,7 @@ def export_model(folder: Path, format: str, to: Path, step: int | None, cancel: 
     tokenizer = read_tokenizer(folder, record)
     # On one device: the parameters are to be whole in memory anyway.
     mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
-    loaded = load_parameters(folder, record.run, record.labels, mesh, step)
+    loaded = load_parameters(folder, record.run, record.labels, mesh, step, merge=exporter.merges)
     cancel.check()
     files, tensors = exporter.files(record, jax.device_get(loaded.params), tokenizer)
     parameters = sum(x.size for x in jax.tree.leaves(loaded.params))

@@ -130,13 +130,19 @@ def _tensors(
     if tied:
         # safetensors refuses one tensor under two names; transformers ties them again when it loads.
         tensors = {name: x for name, x in tensors.items() if name not in dict(table.repeats)}
-    # The table's names are those of a model with a head: a bare backbone has no prefix, and ERNIE's is its own.
-    table_prefix = TABLE_PREFIXES[kind]
-    prefix = "" if class_name == _NAMES[kind] + "Model" else PREFIXES[kind]
     return {
-        prefix + name.removeprefix(table_prefix) if name.startswith(table_prefix) else name: x
+        name_in_class(kind, class_name, name) if name.startswith(TABLE_PREFIXES[kind]) else name: x
         for name, x in tensors.items()
     }
+
+
+def name_in_class(kind: str, class_name: str, name: str) -> str:
+    """Returns the name that a class gives to what the table calls `name`, of the backbone.
+
+    The table's names are those of a model with a head: a bare backbone has no prefix, and ERNIE's is its own.
+    """
+    prefix = "" if class_name == _NAMES[kind] + "Model" else PREFIXES[kind]
+    return prefix + name.removeprefix(TABLE_PREFIXES[kind])
 
 
 def _part(path: str) -> str:

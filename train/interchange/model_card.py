@@ -19,7 +19,7 @@ _TASKS = {
     "choice": "multiple-choice",
     "span": "question-answering",
 }
-_LIBRARIES = {"hf": "transformers", "bilm": "allennlp", "stablehlo": "jax"}
+_LIBRARIES = {"hf": "transformers", "peft": "peft", "bilm": "allennlp", "stablehlo": "jax"}
 _FAMILIES = {"bert": "BERT", "gpt": "GPT", "elmo": "ELMo"}
 _USE = {
     "hf": """```python
@@ -27,6 +27,15 @@ from transformers import AutoModel, AutoTokenizer
 
 tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModel.from_pretrained(".")
 outputs = model(**tokenizer("A text.", return_tensors="pt"))
+```""",
+    "peft": """These are adapters and heads. BASE is the folder of the model that they were trained on, exported as hf.
+
+```python
+import peft, transformers
+
+config = transformers.AutoConfig.from_pretrained(".")
+base = getattr(transformers, config.architectures[0]).from_pretrained("BASE", config=config)
+model = peft.PeftModel.from_pretrained(base, ".")
 ```""",
     "bilm": """`options.json` and the weights in hdf5 are those of bilm-tf and of AllenNLP's `Elmo` module.""",
     "stablehlo": """The program needs jax and flatbuffers (`pip install jax flatbuffers`). `model.json` lists its

@@ -123,8 +123,8 @@ def lr_multipliers(config: OptimConfig, params: Params) -> Multipliers | None:
     (Howard and Ruder 2018, section 3.2; per layer.) Raises ConfigError for frozen parameters that do not exist, and if
     all are frozen.
     """
-    if not config.frozen and not config.frozen_layers and config.layer_decay == 1.0:
-        return None
+    if config.lora_rank or (not config.frozen and not config.frozen_layers and config.layer_decay == 1.0):
+        return None  # with adapters, what is frozen is the whole backbone, which is not among params
     layers = jax.tree.leaves(params["backbone"]["layers"])[0].shape[0]
     if config.frozen_layers > layers:
         raise ConfigError(f"optim.frozen-layers={config.frozen_layers} is more than the model's {layers} layers")

@@ -93,4 +93,4 @@ def test_the_command_tells_of_several_runs(folder, tiny_run, capsys):
     (only,) = json.loads(capsys.readouterr().out)["runs"]
     assert only["step"] == only["checkpoint"] == 40 and only["state"] == "done"
     assert cli.main(["status", str(folder / "nowhere")]) == 2 and "is not a run" in capsys.readouterr().err
-    assert cli.main(["status"]) == 2 and "status wants runs" in capsys.readouterr().err
+    assert cli.main(["status"]) == 2 and "status needs runs" in capsys.readouterr().err

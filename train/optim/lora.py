@@ -1,0 +1,148 @@
+"""LoRA (Hu et al. 2021, LoRA: Low-Rank Adaptation of Large Language Models): adapters beside a frozen backbone.
+
+    W' = W + alpha/rank · A·B        A: inputs × rank, B: rank × outputs, for each adapted kernel W (section 4.1)
+
+Parameters are then {"backbone": …, "heads_<name>": …, "lora": …}. The kernel `backbone/layers/ffn/in/kernel` has its
+adapter at `lora/layers/ffn/in/kernel/a` and `…/b`. Adapters and heads are trained; the backbone stays as it is, to the
+bit, and the optimizer holds no moments for it.
+
+The kernels are merged (W') once a step, or once a microbatch, before the model runs: so every family, kernel, remat and
+quantization works as without adapters. The price is an array W' and a gradient dW for each adapted kernel, which the
+form x·W + (x·A)·B has not; with queries and values alone these are a sixth of a layer. In time, A·B costs D·rank·D for
+each kernel, little beside the tokens·D·D of its product. In bfloat16 W' is rounded where the model casts it, as is a
+kernel that is trained itself.
+
+Differs: the paper draws A from a normal distribution; here it is uniform, as in its published code (loralib) and in
+peft. The published code may drop inputs of A; W' has no such dropout.
+"""
+
+import functools
+import math
+import re
+import zlib
+
+import jax
+import jax.numpy as jnp
+
+from contexture.data.errors import did_you_mean
+from contexture.models.config import ElmoConfig
+from contexture.models.interchange.renaming import nested
+from contexture.models.model import FAMILIES, build, example
+from contexture.models.shapes import PARAMETER_DIMS, Params, by_path, count, dims_of, path_of
+from contexture.models.sharding import constrain
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
+from contexture.train.objectives import batch_sizes
+from contexture.train.options import OptimConfig
+
+ADAPTERS = "lora"
+
+
+def check_adapters(run: Run) -> None:
+    """Raises ConfigError for adapters that nothing trained stands behind, of unknown kernels, or of too high a rank."""
+    config = run.optim
+    if not config.lora_rank:
+        return
+    if not run.init.run or run.init.random:
+        what = "init.random" if run.init.random else "no init.run"
+        raise ConfigError(
+            f"optim.lora-rank={config.lora_rank} adapts a trained backbone, and {what} leaves it random; "
+            "give --init.run RUN, or leave optim.lora-rank out"
+        )
+    model, batch = build(run.model), example(FAMILIES[type(run.model)].fields, batch_sizes(run, 1))
+    jax.eval_shape(lambda: add_adapters(model.init(jax.random.key(0), batch)["params"], run))
+
+
+def add_adapters(params: Params, run: Run) -> Params:
+    """Returns the parameters with fresh adapters, as `run.optim` wants them: A uniform in ±1/√inputs, B zeros.
+
+    So the first step computes what the backbone alone does. Params may be traced. Raises ConfigError for a target that
+    is no kernel, and a rank above a kernel's smaller side.
+    """
+    config = run.optim
+    if not config.lora_rank:
+        return params
+    kernels = by_path(params["backbone"])
+    leaves: dict[str, jax.Array] = {}
+    for path in _targets(run, list(kernels)):
+        a_dims, shape = dims_of(f"{ADAPTERS}/{path}/a"), kernels[path].shape
+        layered, split_at = _layered(a_dims), len(a_dims) - 1
+        inputs, outputs = math.prod(shape[layered:split_at]), math.prod(shape[split_at:])
+        if config.lora_rank > min(inputs, outputs):
+            raise ConfigError(
+                f"optim.lora-rank={config.lora_rank} is above the rank of {path}, {inputs}×{outputs}; give at most "
+                f"{min(inputs, outputs)}, or other --optim.lora-targets"
+            )
+        # A key of the path's own: the draw does not depend on which other kernels have adapters.
+        key = jax.random.fold_in(jax.random.key(run.seed), zlib.crc32(path.encode()))
+        bound = 1.0 / math.sqrt(inputs)
+        leaves[f"{path}/a"] = jax.random.uniform(
+            key, (*shape[:split_at], config.lora_rank), minval=-bound, maxval=bound
+        )
+        leaves[f"{path}/b"] = jnp.zeros((*shape[:layered], config.lora_rank, *shape[split_at:]))
+    return {**params, ADAPTERS: nested(leaves)}
+
+
+def _targets(run: Run, paths: list[str]) -> list[str]:
+    """Returns the paths, below `backbone`, of the kernels that get adapters."""
+    kernels = [path for path in paths if any(re.fullmatch(row, f"{ADAPTERS}/{path}/a") for row, _ in PARAMETER_DIMS)]
+    # The paper adapts queries and values; an ELMo has none, and its LSTMs are what mixes over length.
+    usual = ("layers",) if isinstance(run.model, ElmoConfig) else ("query", "value")
+    words = run.optim.lora_targets or usual
+    for word in words:
+        if word != "all" and not any(word in path for path in kernels):
+            parts = dict.fromkeys(part for path in kernels for part in path.split("/"))
+            raise ConfigError(
+                f"optim.lora-targets={word} is in the path of no kernel that can have adapters"
+                f"{did_you_mean(word, parts)}; give some of {', '.join(parts)}, or all"
+            )
+    return [path for path in kernels if any(word == "all" or word in path for word in words)]
+
+
+def split(params: Params) -> tuple[Params, Params]:
+    """Returns (what is frozen whole, what is trained): with adapters the backbone and all else, else {} and all."""
+    if ADAPTERS not in params:
+        return {}, params
+    return {"backbone": params["backbone"]}, {name: part for name, part in params.items() if name != "backbone"}
+
+
+def merged(params: Params, config: OptimConfig) -> Params:
+    """Returns the parameters of the model itself: each adapted kernel is W + alpha/rank · A·B, and there is no `lora`.
+
+    config: of the run that trained the adapters. Parameters without adapters are returned as they are.
+    """
+    if ADAPTERS not in params:
+        return params
+    adapters = by_path(params[ADAPTERS])
+
+    def merge(keys: tuple[object, ...], kernel: jax.Array) -> jax.Array:
+        path = path_of(keys)
+        if f"{path}/a" not in adapters:
+            return kernel
+        a, b = adapters[f"{path}/a"], adapters[f"{path}/b"]
+        return _add_product(kernel, a, b, scale=config.lora_scale, dims=dims_of(f"backbone/{path}"))
+
+    backbone = jax.tree_util.tree_map_with_path(merge, params["backbone"])
+    return {**{name: part for name, part in params.items() if name != ADAPTERS}, "backbone": backbone}
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "dims"))
+def _add_product(kernel: jax.Array, a: jax.Array, b: jax.Array, *, scale: float, dims: str) -> jax.Array:
+    """kernel + scale · a·b, layer by layer, sharded as the kernel is."""
+    layers = tuple(range(_layered(dims)))
+    # The rank is A's last dim, and B's first after the layers. In float32 on every device: it costs little.
+    contracted = ((a.ndim - 1,), (len(layers),))
+    product = jax.lax.dot_general(a, b, (contracted, (layers, layers)), precision=jax.lax.Precision.HIGHEST)
+    return constrain(kernel + scale * product, dims)
+
+
+def _layered(dims: str) -> int:
+    """Returns how many leading dims count layers: 1 or 0."""
+    return int(dims.startswith("N"))
+
+
+def describe_parameters(params: Params) -> str:
+    """Returns how many parameters there are, '110,000 parameters', and with adapters how many of them are trained."""
+    _, trained = split(params)
+    note = f", of which {count(trained):,} are trained, adapters and heads" if ADAPTERS in params else ""
+    return f"{count(params):,} parameters{note}"
