@@ -3,6 +3,8 @@
 The text is the language reference in `pydoc_data.topics` and the docstrings of the standard library's sources, read
 with `ast` and never imported. The task: the commas and stops are taken out of a paragraph; which word did one follow?
 Nothing is drawn by chance: shares and orders come from hashes.
+
+    python examples/demo_text.py tutorial    # writes tutorial/text/*.txt and tutorial/task/*.jsonl
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import hashlib
 import inspect
 import json
 import re
+import sys
 import sysconfig
 import warnings
 from collections import Counter, defaultdict
@@ -239,3 +242,15 @@ def tagged(text: str) -> tuple[list[str], list[str]]:
         elif tags and mark and tags[-1] == "none":
             tags[-1] = TAGS[mark[0]]
     return words, tags
+
+
+def main(folder: Path) -> None:
+    """Writes text and task into a folder, and prints how much there is of both."""
+    parts = split(list(library()))
+    print({**write_text(folder / "text", parts["rest"]), **write_task(folder / "task", parts)})
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/demo_text.py FOLDER")
+    main(Path(sys.argv[1]))

@@ -4,7 +4,7 @@ import dataclasses
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from contexture.cli.commands import COMMANDS, GROUPS, Command
@@ -66,7 +66,6 @@ def command_page(name: str, title: str, argv: Sequence[str], run: Run | None = N
     """
     command, width = COMMANDS[name], _width()
     options, wants_all = options_of(command, run), "all" in argv
-    words = [option for option in options if option.positional]
     named = [option for option in options if not option.positional]
     first = [option for option in named if option.name in command.first] or named
     first.sort(key=lambda option: command.first.index(option.name) if command.first else 0)
@@ -76,17 +75,14 @@ def command_page(name: str, title: str, argv: Sequence[str], run: Run | None = N
     parts = [*textwrap.wrap(f"contexture {title} {usage}".rstrip(), width, subsequent_indent="    "), ""]
     parts += [f"{command.summary}.", ""]
     rows = [*command.arguments] if title == name else []
-    rows += [(_metavar_of(word), _text(word, command, full=True)) for word in words]
-    parts += _rows("Arguments", rows, width)
+    parts += _rows("Arguments", [*rows, *positionals(command, options)], width)
     if not wants_all or len(first) == len(named):
         few = f"Options that are used first ({len(named) - len(first)} more: --help all)"
         rows = _option_rows(first, command, full=len(first) == len(named))
         parts += _rows(few if len(first) < len(named) else "Options", rows, width)
     else:
-        for section, heading in _SECTIONS.items():
-            of_section = [option for option in named if _section(option) == section]
-            heading = heading if section or command.of_run else "Options"
-            parts += _rows(heading, _option_rows(of_section, command, full=True), width)
+        for heading, rows in option_sections(command, named):
+            parts += _rows(heading, rows, width)
     more = len(first) < len(named)
     parts += _rows("Everywhere", [row for row in _EVERYWHERE if more or row[0] != "--help all"], width)
     if command.arguments and run is None:
@@ -98,8 +94,20 @@ def command_page(name: str, title: str, argv: Sequence[str], run: Run | None = N
     parts.append("Example" if len(command.examples) == 1 else "Examples")
     given = title.partition(" ")[2]
     for example in command.examples:
-        parts += _shell_lines(example.format(recipe=given or "bert.tiny", run=given or "runs/mine"), width)
+        parts += shell_lines(example.format(recipe=given or "bert.tiny", run=given or "runs/mine"), width)
     return "\n".join(parts)
+
+
+def positionals(command: Command, options: Sequence[Option]) -> list[tuple[str, str]]:
+    """Returns the words without a name of a command, and their texts."""
+    return [(_metavar_of(option), _text(option, command, full=True)) for option in options if option.positional]
+
+
+def option_sections(command: Command, options: Sequence[Option]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yields the headings of a command's options, and below each the options as one writes them, with their texts."""
+    for section, heading in _SECTIONS.items():
+        of_section = [option for option in options if _section(option) == section and not option.positional]
+        yield heading if section or command.of_run else "Options", _option_rows(of_section, command, full=True)
 
 
 def options_of(command: Command, run: Run | None = None) -> list[Option]:
@@ -192,7 +200,7 @@ def _rows(heading: str, rows: Sequence[tuple[str, str]], width: int) -> list[str
     return [*lines, ""]
 
 
-def _shell_lines(command: str, width: int) -> list[str]:
+def shell_lines(command: str, width: int) -> list[str]:
     """Returns a command on as many lines as it needs, as shells read it: all but the last end with a backslash."""
     lines: list[str] = []
     for part in re.split(r" (?=--)", command):  # an option stays beside its value
