@@ -1,0 +1,52 @@
+"""What `make docs` adds to the pages of docs/: the READMEs of the folders, the commands, and links that fit the site.
+
+Pages link to each other as files of the repository, so that they can be read there too. A link to a file that is no
+page of the site is an error of the build, as a missing one is.
+"""
+
+import posixpath
+import re
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).parent))  # MkDocs runs hooks by their paths
+
+from command_reference import page as command_reference  # noqa: E402
+
+FROM_ELSEWHERE = {
+    "models/README.md": "architecture/models.md",
+    "data/README.md": "architecture/data.md",
+    "train/README.md": "architecture/train.md",
+    "benchmarks/README.md": "performance.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""Files of the repository outside of docs/, and their pages."""
+_LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s#]+)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for source, page in FROM_ELSEWHERE.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Returns the page; its links to files of the repository lead to the site's pages."""
+    own = page.file.src_uri
+    if own == "commands.md":
+        return command_reference()
+    sources = {site: source for source, site in FROM_ELSEWHERE.items()}
+    place = posixpath.dirname(sources.get(own, f"docs/{own}"))
+
+    def on_site(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(place, link[1]))
+        site = FROM_ELSEWHERE.get(target, target.removeprefix("docs/"))
+        return posixpath.relpath(site, posixpath.dirname(own) or ".")
+
+    return _LINK.sub(on_site, markdown)
