@@ -1,8 +1,8 @@
-# make test | test-oldest | long | lint | parity | mutants | fuzz MINUTES=30 | demo | bench | plans | soak | lock | clean          PYTHON=python3.12 chooses the interpreter of .venv
+# make test | test-oldest | long | lint | docs | parity | mutants | fuzz MINUTES=30 | demo | bench | plans | soak | lock | clean          PYTHON=python3.12 chooses the interpreter of .venv
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: test test-oldest long lint parity mutants fuzz demo bench plans soak lock clean
+.PHONY: test test-oldest long lint docs parity mutants fuzz demo bench plans soak lock clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -10,6 +10,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 RUNTIME := .venv/installed-runtime
 STAMP  := .venv/installed
 PARITY := .venv/installed-parity
+DOCS   := .venv/installed-docs
 OLDEST := .venv-oldest/installed
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11 or newer: make PYTHON=python3.12")
 
@@ -31,6 +32,10 @@ $(PARITY): requirements-parity.lock $(STAMP)
 	$(PIP) install -r requirements.lock -r requirements-parity.lock
 	touch $@
 
+$(DOCS): requirements-docs.lock $(STAMP)
+	$(PIP) install -r requirements.lock -r requirements-docs.lock
+	touch $@
+
 $(OLDEST): requirements-oldest.lock pyproject.toml
 	@$(PYTHON) -c '$(SUPPORTED)'
 	$(PYTHON) -m venv --clear .venv-oldest
@@ -47,15 +52,23 @@ test-oldest: $(OLDEST) ## the same on the lowest versions that pyproject.toml al
 long: $(STAMP)    ## what takes minutes each; HALF=0 or 1: one half of it
 	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600 $(if $(HALF),--half $(HALF))
 
-# pyright does not follow editable installs: it gets a folder that links contexture.models to models/, and so on.
+# pyright and mkdocstrings do not follow editable installs: they get a folder that links contexture.models to models/, and
+# so on.
 TYPED := .venv/typed/contexture
+define link_typed
+rm -rf $(TYPED) && mkdir -p $(TYPED)
+ln -s $(addprefix $(CURDIR)/,$(wildcard contexture/*) models train data analysis configs) $(TYPED)
+endef
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell .
-	rm -rf $(TYPED) && mkdir -p $(TYPED)
-	ln -s $(addprefix $(CURDIR)/,$(wildcard contexture/*) models train data analysis configs) $(TYPED)
+	$(link_typed)
 	$(BIN)/pyright
+
+docs: $(DOCS)     ## the documentation as a site, in site/; links and references that lead nowhere are errors
+	$(link_typed)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 parity: $(PARITY) ## against torch and transformers
 	$(BIN)/python -m pytest -m parity -n 2 --dist worksteal
@@ -87,6 +100,7 @@ soak: $(STAMP)   ## 20,000 steps of each family with random kills, against runs 
 # The universal locks for Linux and macOS. Versions stay as they are, and UPGRADE=--upgrade takes the newest.
 # requirements-runtime.lock is the part of requirements.lock that the package itself needs, and setuptools, which installs it.
 # requirements-oldest.lock has the lower bounds of pyproject.toml; what these ask for is always the newest that fits them.
+# requirements-docs.lock is what the extra [docs] adds to requirements.lock.
 # requirements-parity.lock is what `pip install torch transformers peft tensorflow-cpu` adds to requirements.lock with torch's
 # CPU wheel: it names no CUDA packages itself, and a torch that wants them brings them.
 UPGRADE ?=
@@ -101,8 +115,11 @@ lock: $(STAMP)
 	$(call compile,requirements.lock,$(UPGRADE) --extra dev)
 	echo setuptools > .venv/build.in
 	$(call compile,requirements-runtime.lock,--constraint requirements.lock .venv/build.in)
+	$(call compile,requirements-docs.lock,$(UPGRADE) --constraint requirements.lock --extra docs)
+	grep -vxFf requirements.lock requirements-docs.lock > .venv/new.lock
+	cp .venv/new.lock requirements-docs.lock
 	$(call compile,requirements-oldest.lock,--upgrade --resolution lowest-direct --extra dev)
 
 clean:
-	rm -rf .venv .venv-oldest demo runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest demo runs build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -112,6 +112,14 @@ def test_parity_adds_to_the_lock_and_changes_nothing_there():
     assert not _misfits(EXTRAS["parity"], parity)
 
 
+def test_docs_add_to_the_lock_and_agree_with_parity():
+    docs, parity = _locked("requirements-docs.lock"), _locked("requirements-parity.lock")
+    assert not docs.keys() & _locked("requirements.lock").keys()
+    assert not _misfits(EXTRAS["docs"], docs), "run `make lock`"
+    shared = docs.keys() & parity.keys()
+    assert {name: docs[name] for name in shared} == {name: parity[name] for name in shared}
+
+
 def test_the_oldest_lock_has_the_lower_bounds():
     oldest = _locked("requirements-oldest.lock")
     for one in [*DEPENDENCIES, *EXTRAS["dev"]]:

@@ -1,0 +1,92 @@
+"""The pages agree with the code: departures from originals, options, the reference of commands, links."""
+
+import importlib.util
+import posixpath
+import re
+from types import ModuleType
+
+import pytest
+
+from contexture import configs
+from contexture.cli.commands import COMMANDS
+from contexture.cli.help import options_of
+from contexture.configs.finetuning import finetune_run
+from tests.conftest import ROOT
+from tests.mutants.origin import PACKAGES
+
+HOOKS = ROOT / "docs" / "hooks"
+FOLDERS = ("benchmarks", "data", "models", "train")
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / folder / "README.md" for folder in FOLDERS),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+EVERYWHERE = {"--help", "--json", "--debug", "--version"}
+OF_OTHERS = {"--steps", "--rounds", "--lines"}
+"""Options of scripts in benchmarks/ that pages name."""
+
+
+def _flags() -> set[str]:
+    """Every option of every command, in all families."""
+    runs = [configs.recipe(name) for name in ("bert.tiny", "gpt.tiny", "elmo.tiny")]
+    tuned = [finetune_run(run, "", kind) for run in runs for kind in ("classify", "tag")]
+    flags = set(EVERYWHERE | OF_OTHERS)
+    for command in COMMANDS.values():
+        for run in [None, *runs, *tuned] if command.of_run else [None]:
+            flags |= {flag for option in options_of(command, run) for flag in option.flags}
+    return flags
+
+
+FLAGS = _flags()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_the_options_of_a_page_exist(page):
+    text = page.read_text("utf-8")
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9.-]*[a-z0-9](?![\w*=.])", text))
+    assert not named - FLAGS
+
+
+def test_every_departure_is_on_the_page_of_differences():
+    marked = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if "Differs:" in path.read_text("utf-8")
+    }
+    named = set(re.findall(r"`([a-z_0-9]+/[a-z_0-9/]*(?:\.py)?)`", (ROOT / "docs/differences.md").read_text("utf-8")))
+    assert marked and not marked - named
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_the_links_of_a_page_lead_to_files(page):
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\((?!https?:|#)([^)\s#]+)", text):
+        target = posixpath.normpath(posixpath.join(page.parent.relative_to(ROOT).as_posix(), link))
+        assert (ROOT / target).is_file(), link
+
+
+def _reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("command_reference", HOOKS / "command_reference.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_has_every_command_and_option():
+    page = _reference().page()
+    assert re.findall(r"^### (.*)$", page, re.MULTILINE) == [
+        name for group in dict.fromkeys(one.group for one in COMMANDS.values()) for name, one in COMMANDS.items()
+        if one.group == group
+    ]  # fmt: skip
+    for name, command in COMMANDS.items():
+        section = re.split(r"^###? ", page.partition(f"### {name}\n")[2], flags=re.MULTILINE)[0]
+        if name in ("show", "plan"):
+            section += page.partition("### pretrain\n")[2]
+        for option in options_of(command):
+            assert option.positional or re.search(rf"--{re.escape(option.name)}\b", section.replace("[no-]", "")), (
+                option
+            )
