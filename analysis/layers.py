@@ -71,7 +71,7 @@ def draw(mixes: Sequence[LayerMix], file: Path, theme: Theme = "light") -> None:
         errors = {"yerr": deviations, "ecolor": COLOURS[-1], "capsize": 2} if any(deviations) else {}
         axes.bar(x, means, 0.75 / layer_count, label=name, **style, **errors)
     for at, group in enumerate(groups.values()):
-        label = "equal weights" if at == 0 else None
+        label = "equal weights" if at == 0 else ""
         axes.hlines(1 / len(group[0]), at - 0.45, at + 0.45, COLOURS[-1], "dashed", linewidth=1.2, label=label)
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set_ylabel("weight in the mix (all layers: 1)")

@@ -28,7 +28,7 @@ ALL = ("--optim.lora-targets", "all")
 
 def loaded(run: Path, source: Path, folder: Path) -> tuple[Any, Any]:
     """(the base model, the same with the run's adapters and heads), as the model card says, in float64."""
-    from peft import PeftModel
+    from peft import PeftModel  # pyright: ignore[reportMissingImports]
 
     done("export", source, "hf", "--to", folder / "base")
     done("export", run, "peft", "--to", folder / "peft")
