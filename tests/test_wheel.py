@@ -64,11 +64,11 @@ def test_the_wheels_version_is_that_of_the_package(wheel: Path, python: Path, tm
 
 
 def test_a_type_checker_sees_the_annotations(python: Path, tmp_path: Path):
-    (tmp_path / "theirs.py").write_text("import contexture\n\nreveal_type(contexture.generate)\n")
+    (tmp_path / "theirs.py").write_text("import contexture\n\nreveal_type(contexture.open)\n")
     pyright = [sys.executable, "-m", "pyright", "--pythonpath", str(python), "theirs.py"]
     done = subprocess.run(pyright, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert "Unknown" not in done.stdout and "prompt" in done.stdout
+    assert "Unknown" not in done.stdout and "-> TrainedModel" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["models", "train", "data", "configs", "analysis"])

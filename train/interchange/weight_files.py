@@ -226,7 +226,8 @@ def open_npy(folder: Path, parts: int, names: Mapping[str, Shape]) -> Tensors:
     for file in files:
         with _damage(file, "npy"):
             check_plain(file)
-            array = np.load(file, mmap_mode="r", allow_pickle=False)
+            # Not np.load, which takes a file that begins as a zip for one, and leaves it open where it is none.
+            array = np.lib.format.open_memmap(file, mode="r")
             if array.ndim != 1 or array.dtype.name not in _FLOATS:
                 raise DataError(f"{file}: holds {array.dtype.name} {list(array.shape)}, not a row of floats; {_WHOLE}")
             flat.append(array)
