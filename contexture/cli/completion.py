@@ -15,11 +15,11 @@ _PATHS = ("FILE", "DIR", "RUN")
 SCRIPTS = {
     "bash": """\
 _contexture() {
-    local IFS=$'\\n' current="${COMP_WORDS[COMP_CWORD]}" found
+    local IFS=$'\\n' current="${COMP_WORDS[COMP_CWORD]}" completions
     [ "$current" = "=" ] && current=""
-    found=($("${COMP_WORDS[0]}" completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
-    COMPREPLY=($(compgen -W "${found[*]:1}" -- "$current"))
-    if [ "${found[0]}" = files ]; then
+    completions=($("${COMP_WORDS[0]}" completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    COMPREPLY=($(compgen -W "${completions[*]:1}" -- "$current"))
+    if [ "${completions[0]}" = files ]; then
         compopt -o filenames 2>/dev/null
         COMPREPLY+=($(compgen -f -- "$current"))
     fi
@@ -28,18 +28,18 @@ complete -F _contexture contexture
 """,
     "zsh": """\
 _contexture() {
-    local -a found
-    found=("${(@f)$("${words[1]}" completion --words "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    compadd -- "${(@)found[2,-1]}"
-    [ "${found[1]}" = files ] && _files
+    local -a completions
+    completions=("${(@f)$("${words[1]}" completion --words "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    compadd -- "${(@)completions[2,-1]}"
+    [ "${completions[1]}" = files ] && _files
 }
 compdef _contexture contexture
 """,
     "fish": """\
 function __contexture
-    set -l found (contexture completion --words (commandline -opc)[2..] (commandline -ct) 2>/dev/null)
-    printf '%s\\n' $found[2..]
-    test "$found[1]" = files; and __fish_complete_path (commandline -ct)
+    set -l completions (contexture completion --words (commandline -opc)[2..] (commandline -ct) 2>/dev/null)
+    printf '%s\\n' $completions[2..]
+    test "$completions[1]" = files; and __fish_complete_path (commandline -ct)
 end
 complete -c contexture -f -a '(__contexture)'
 """,
@@ -56,12 +56,12 @@ def completion_command(argv: list[str]) -> None:
 
 def print_words(words: list[str]) -> None:
     """Prints how the last word of a command line may go on, for the scripts: `files` or `words`, then a word a line."""
-    what, found = complete([word for word in words if word != "="])  # bash takes --option=value apart
-    print("\n".join([what, *found]))
+    kind, completions = complete([word for word in words if word != "="])  # bash takes --option=value apart
+    print("\n".join([kind, *completions]))
 
 
 def complete(words: list[str]) -> tuple[str, list[str]]:
-    """Returns (whether files may stand there too, the words that may): what goes on from the last of `words`."""
+    """Returns ("files" if file names may complete the last word as well, else "words"; the words that complete it)."""
     *before, current = words or [""]
     if not before:
         return WORDS, [*COMMANDS, *_ANYWHERE] if current.startswith("-") else [*COMMANDS, "help"]

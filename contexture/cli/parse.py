@@ -108,13 +108,13 @@ def _options_of_training() -> list[str]:
 
 def _clearer(line: str, argv: list[str], command: str, options: dict[str, Option]) -> str:
     """Returns tyro's error as this program writes errors: the value, what was wanted, how to mend it."""
-    if found := re.match(r"invalid choice (.*) for argument '(.*?)'\. Expected one of \((.*)\)", line):
-        value, name, choices = found[1].strip("'\""), found[2].split(",")[-1], re.findall(r"'(.*?)'", found[3])
+    if match := re.match(r"invalid choice (.*) for argument '(.*?)'\. Expected one of \((.*)\)", line):
+        value, name, choices = match[1].strip("'\""), match[2].split(",")[-1], re.findall(r"'(.*?)'", match[3])
         name = name if name.startswith("-") else name.upper()
         listed = ", ".join(filter(None, choices))
         return f"{name} is {value!r}, not one of {listed}{did_you_mean(value, choices)}"
-    if found := re.match(r"Missing value for argument '(.*?)'", line):
-        name = found[1].split(",")[0].split("/")[0]
+    if match := re.match(r"Missing value for argument '(.*?)'", line):
+        name = match[1].split(",")[0].split("/")[0]
         option = options.get(name.lstrip("-"))
         return f"{name} wants a value: {name} {option.metavar if option else 'VALUE'}"
     if line.startswith("Missing from contexture"):
@@ -126,15 +126,15 @@ def _clearer(line: str, argv: list[str], command: str, options: dict[str, Option
         ]  # fmt: skip
         wanted = wanted or [option.name.upper() for option in options.values() if option.positional]
         return f"{command} needs {' and '.join(wanted)}: contexture {command} {COMMANDS[command].usage}"
-    if found := re.match(r"(--[\w.-]+): Could not find valid parse for arguments: \[(.*)\]", line):
-        option = options.get(found[1].lstrip("-"))
-        return f"{found[1]} wants {option.metavar if option else 'other values'}, not {found[2]}"
+    if match := re.match(r"(--[\w.-]+): Could not find valid parse for arguments: \[(.*)\]", line):
+        option = options.get(match[1].lstrip("-"))
+        return f"{match[1]} wants {option.metavar if option else 'other values'}, not {match[2]}"
     for pattern, wanted in (
         (r"(?:argument )?(--[\w.-]+).*?: invalid literal for int\(\) with base 10: (.*)", "a whole number"),
         (r"(?:argument )?(--[\w.-]+).*?: could not convert string to float: (.*)", "a number"),
     ):
-        if found := re.match(pattern, line):
-            return f"{found[1]} wants {wanted}, not {found[2]}"
+        if match := re.match(pattern, line):
+            return f"{match[1]} wants {wanted}, not {match[2]}"
     return line
 
 

@@ -102,12 +102,12 @@ def _flat(tree: Mapping[Any, Any], file: str, prefix: str = "") -> dict[str, Any
         if not isinstance(key, str):
             raise ConfigError(f"{file}: {prefix}{key} is no name of an option")
         name = prefix + key.lstrip("-").replace("-", "_")
-        found = _flat(value, file, f"{name}.") if isinstance(value, Mapping) else {name: value}
-        if twice := flat.keys() & found.keys():
+        inner = _flat(value, file, f"{name}.") if isinstance(value, Mapping) else {name: value}
+        if twice := flat.keys() & inner.keys():
             raise ConfigError(f"{file}: {min(twice)} is given twice; give it once")
         if value is None:
             raise ConfigError(f"{file}: {name} has no value; give it one, or leave it out")
-        flat |= found
+        flat |= inner
     return flat
 
 

@@ -1,4 +1,4 @@
-"""Forty mistakes of a new user: each is one clear line on stderr and exit code 2, before any work has begun."""
+"""Forty mistakes of a new user: each is one clear line on stderr and exit code 2, before any work starts."""
 
 import shutil
 from pathlib import Path

@@ -146,7 +146,7 @@ def _draw_steps(axes: "Axes", losses: np.ndarray) -> None:
 
 
 class LiveLossFigure:
-    """loss.png and loss.svg of a run, drawn anew while it trains, by a thread of their own.
+    """loss.png and loss.svg of a run, redrawn while it trains, by a thread of their own.
 
     Drawing reads the whole of metrics.jsonl. So that it takes a fiftieth of a core at most, the next drawing waits for
     fifty times as long as the last one took.
@@ -176,11 +176,11 @@ class LiveLossFigure:
             draw_loss(read_metrics(self._folder / "metrics.jsonl"), self._folder / name, self._baseline, self._title)
 
     def _draw_and_wait(self) -> None:
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             draw_loss(
                 read_metrics(self._folder / "metrics.jsonl"), self._folder / "loss.png", self._baseline, self._title
             )
         except OSError:  # a full disk is reported by what must be written: metrics and checkpoints
             pass
-        self._next = time.monotonic() + 50 * (time.monotonic() - begun)
+        self._next = time.monotonic() + 50 * (time.monotonic() - start)

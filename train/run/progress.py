@@ -70,9 +70,9 @@ class _Figures(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Draws "loss 6.4491, 3,417 tokens/s, 0:02:05 left"."""
-        begun = task.fields["begun"]  # of work other than training steps
-        if begun is not None:
-            return Text(f"{task.fields['figures'][0]} {duration(time.monotonic() - begun)}", no_wrap=True)
+        busy_since = task.fields["busy_since"]  # when work other than training steps started
+        if busy_since is not None:
+            return Text(f"{task.fields['figures'][0]} {duration(time.monotonic() - busy_since)}", no_wrap=True)
         left = task.fields["seconds_left"]
         end = f"{duration(left)} left" if left is not None else ""
         room = self._console.width - len(f"step {task.completed:.0f}/{task.total or 0:.0f}") - bar_width(self._console)
@@ -101,7 +101,9 @@ class ProgressDisplay:
         if console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets")):
             bar = BarColumn(bar_width=bar_width(console))
             self._bar = Progress(_Step(), bar, _Figures(console), console=console)
-            self._task = self._bar.add_task("", total=steps, completed=done, figures=[], seconds_left=None, begun=None)
+            self._task = self._bar.add_task(
+                "", total=steps, completed=done, figures=[], seconds_left=None, busy_since=None
+            )
             self._bar.start()
 
     def show(self, record: Mapping[str, Any]) -> None:
@@ -124,11 +126,11 @@ class ProgressDisplay:
             return
         fields = self._bar.tasks[0].fields
         before = dict(fields)
-        self._bar.update(self._task, figures=[what], begun=time.monotonic(), refresh=True)
+        self._bar.update(self._task, figures=[what], busy_since=time.monotonic(), refresh=True)
         try:
             yield
         finally:
-            self._bar.update(self._task, figures=before["figures"], begun=None)
+            self._bar.update(self._task, figures=before["figures"], busy_since=None)
 
     def stop(self) -> None:
         """Lets go of the terminal."""

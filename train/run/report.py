@@ -143,11 +143,11 @@ class Report:
         if not self.speaks or self._progress is None:
             yield
             return
-        begun = time.monotonic()
+        start = time.monotonic()
         logger.info("compiling the training step")
         with self._progress.busy("compiling"):
             yield
-        logger.info(f"compiled in {time.monotonic() - begun:.1f} s")
+        logger.info(f"compiled in {time.monotonic() - start:.1f} s")
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

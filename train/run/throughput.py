@@ -99,9 +99,9 @@ class ThroughputMeter:
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
         """Yields batches, and counts the time that the loop waits for them."""
         while True:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             batch = next(batches, None)
-            self._waited += time.perf_counter() - begun
+            self._waited += time.perf_counter() - start
             if batch is None:
                 return
             yield batch
