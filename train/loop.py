@@ -80,7 +80,7 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
 
 
 def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
-    began = time.monotonic()
+    start_time = time.monotonic()
     mesh = meshes.build(run.mesh)
     agree_on_run(run)
     meshes.check_batch(
@@ -141,7 +141,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         done = _run_steps(parts, state, start, unevaluated, best, shardings, checkpoints, report, figure, signals)
         if first:
             figure.draw()
-        log_end(parts, folder, start, done, began, best)
+            log_end(parts, folder, start, done, start_time, best)
 
 
 def _run_steps(

@@ -72,21 +72,22 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
     parts.batches.rows_read = 0  # of the training itself
 
 
-def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, began: float, best: Best) -> None:
+def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, start: float, best: Best) -> None:
     """Logs how the run ended: steps and time of this start, held-out figures beside a guess, where all is, what next.
 
-    first: the step that this start began at; began: its time, as `time.monotonic` counts.
+    first: the step that this start began at; start: its time, as `time.monotonic` counts.
     """
     run = parts.run
     early = f", stopped early: no better {run.evaluate.metric} since step {best.step}" if done < run.steps else ""
     before = f" ({first} were done before)" if first else ""
-    logger.info(f"done: {done} steps in {duration(time.monotonic() - began)}{before}{early}")
+    logger.info(f"done: {done} steps in {duration(time.monotonic() - start)}{before}{early}")
     held = [record for record in read_metrics(folder / "metrics.jsonl") if record["split"] == "dev"]
     if held:
         figures = [figure for figure in figures_of(held[-1]) if not figure.startswith("lr ")]
-        guess = held[-1].get("unigram_loss")
-        beside = f" (a guess by the words' frequencies: {guess:.4f})" if guess is not None else ""
-        logger.info(f"held out at step {held[-1]['step']}: {', '.join(figures)}{beside}")
+        logger.info(f"held out at step {held[-1]['step']}: {', '.join(figures)}")
+        guess, loss = held[-1].get("unigram_loss"), held[-1].get("mlm_loss", held[-1].get("loss"))
+        if guess is not None and loss is not None:  # a BERT's guess is of its masked tokens, and not of next sentences
+            logger.info(f"loss of the predicted tokens {loss:.4f}, of a guess by their frequencies {guess:.4f}")
         if best.step and best.step != held[-1]["step"]:
             logger.info(f"best {run.evaluate.metric} of {len(held)} evaluations: at step {best.step}")
     logger.info(f"{folder}: checkpoints/, metrics.jsonl, loss.png, loss.svg")
@@ -125,8 +126,8 @@ def _label_sums(labels: Sequence[str], counts: Sequence[int]) -> str:
     named = sorted(zip(labels, counts, strict=True), key=lambda item: -item[1])
     if len(named) <= _FEW_LABELS:
         return f"{len(named)} labels: " + ", ".join(f"{name} {n:,}" for name, n in named)
-    (most, top), (least, low) = named[0], named[-1]
-    return f"{len(named)} labels, from {most} ({top:,} times) to {least} ({low:,} times)"
+    (common, top), (rare, low) = named[0], named[-1]
+    return f"{len(named)} labels, from {common} ({top:,} times) to {rare} ({low:,} times)"
 
 
 def _axes(spec: PartitionSpec) -> str:
