@@ -1,7 +1,6 @@
 """Compares runs: their losses, and the settings in which they differ, as a table, a picture, or a page."""
 
 import html
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +13,17 @@ from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 from contexture.train.run.plots import (
     COLOURS,
+    Curves,
     Theme,
     add_legend,
     add_lines_below,
     add_title,
-    loss_name,
     new_figure,
+    read_curves,
     save_figure,
     svg_text,
 )
-from contexture.train.run.report import Record, read_metrics
+from contexture.train.run.report import read_metrics
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class Comparison(TypedDict):
 
 
 @dataclass(frozen=True)
-class _Curves:
-    """The curves of one run: [points, 2] of step and loss in nats."""
+class _Drawn:
+    """What is drawn of one run: [points, 2] of step and loss in nats."""
 
     name: str
     unit: str
@@ -89,20 +89,20 @@ def compare(folders: Sequence[Path], to: Path | None = None, theme: Theme = "lig
     if to is not None:
         check_target(to)
     runs = [read(folder).run for folder in folders]
-    records = [list(read_metrics(folder / "metrics.jsonl")) for folder in folders]
+    curves = [read_curves(read_metrics(folder / "metrics.jsonl")) for folder in folders]
     names = _short_names(folders)
     differences = _differences(names, runs)
     result: Comparison = {
-        "runs": [_figures(str(folder), each) for folder, each in zip(folders, records, strict=True)],
+        "runs": [_figures(str(folder), each) for folder, each in zip(folders, curves, strict=True)],
         "differences": differences,
     }
     if to is not None:
-        curves = [_curves(name, run, each) for name, run, each in zip(names, runs, records, strict=True)]
+        drawn = [_drawn(name, run, each) for name, run, each in zip(names, runs, curves, strict=True)]
         if to.suffix == ".html":
             with atomic_file(to) as part:
-                part.write_text(_page(names, curves, result), "utf-8")
+                part.write_text(_page(names, drawn, result), "utf-8")
         else:
-            save_figure(_draw(curves, theme, _table(differences)), to)
+            save_figure(_draw(drawn, theme, _table(differences)), to)
     return result
 
 
@@ -129,39 +129,30 @@ def _short_names(folders: Sequence[Path]) -> list[str]:
     return ["/".join(each[shared:]) for each in parts]
 
 
-def _figures(run: str, records: Sequence[Record]) -> ComparedRun:
-    train = [record for record in records if record["split"] == "train"]
-    held = [r for r in records if r["split"] == "dev" and r.get("loss") is not None]
-    last = [record["loss"] for record in train[-max(len(train) // _MEANS, 1) :] if record.get("loss") is not None]
-    best = min(held, key=lambda record: record["loss"], default=None)
-    speeds = [record["tokens_per_second"] for record in train if record.get("tokens_per_second") is not None]
+def _figures(run: str, curves: Curves) -> ComparedRun:
+    train, held = curves.of("train", "loss"), curves.of("dev", "loss")
+    best = held[held[:, 1].argmin()] if len(held) else None
     return {
         "run": run,
-        "steps": train[-1]["step"] if train else 0,
-        "loss": statistics.mean(last) if last else None,
-        "held_out_loss": held[-1]["loss"] if held else None,
-        "best_held_out_loss": best["loss"] if best else None,
-        "best_step": best["step"] if best else None,
-        "tokens_per_second": statistics.median(speeds) if speeds else None,
+        "steps": int(train[-1, 0]) if len(train) else 0,
+        "loss": float(train[-max(len(train) // _MEANS, 1) :, 1].mean()) if len(train) else None,
+        "held_out_loss": float(held[-1, 1]) if len(held) else None,
+        "best_held_out_loss": float(best[1]) if best is not None else None,
+        "best_step": int(best[0]) if best is not None else None,
+        "tokens_per_second": float(np.median(curves.speeds)) if len(curves.speeds) else None,
     }
 
 
-def _curves(name: str, run: Run, records: Sequence[Record]) -> _Curves:
-    loss = loss_name(records)
+def _drawn(name: str, run: Run, curves: Curves) -> _Drawn:
     of = {"mlm_nsp": "loss of masked tokens", "lm": "loss of next tokens", "bilm": "loss of both directions"}
-    split = {
-        which: np.array([(r["step"], r[loss]) for r in records if r["split"] == which and r.get(loss) is not None])
-        for which in ("train", "dev")
-    }
+    train, held = curves.of("train", curves.name), curves.of("dev", curves.name)
     # A sampled loss is far below that of the whole vocabulary, and no figure to compare with it.
-    sampled = any("sampled_perplexity" in record for record in records)
-    train = np.empty((0, 2)) if sampled and len(split["dev"]) else split["train"].reshape(-1, 2)
-    parts = np.array_split(train, min(_MEANS, len(train))) if len(train) else []
-    means = np.array([(part[-1, 0], part[:, 1].mean()) for part in parts]).reshape(-1, 2)
-    return _Curves(name, f"{of.get(run.objective, 'loss')} (nats)", means, split["dev"].reshape(-1, 2))
+    parts = [] if curves.sampled and len(held) else np.array_split(train, max(min(_MEANS, len(train)), 1))
+    means = np.array([(part[-1, 0], part[:, 1].mean()) for part in parts if len(part)]).reshape(-1, 2)
+    return _Drawn(name, f"{of.get(run.objective, 'loss')} (nats)", means, held)
 
 
-def _draw(curves: Sequence[_Curves], theme: Theme, lines: Sequence[str] = ()) -> "Figure":
+def _draw(curves: Sequence[_Drawn], theme: Theme, lines: Sequence[str] = ()) -> "Figure":
     """Returns a figure: losses of one kind on axes of their own, and lines of text below them."""
     units = list(dict.fromkeys(each.unit for each in curves))
     figure, axes = new_figure(9, 4.2 * len(units) + 0.19 * len(lines), len(units), theme)
@@ -206,7 +197,7 @@ td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
 """
 
 
-def _page(names: Sequence[str], curves: Sequence[_Curves], result: Comparison) -> str:
+def _page(names: Sequence[str], curves: Sequence[_Drawn], result: Comparison) -> str:
     heads = ("run", "steps", "training loss", "held-out loss", "best", "at step", "tokens/s")
     forms = ("{}", "{:,}", "{:.4f}", "{:.4f}", "{:.4f}", "{:,}", "{:,.0f}")
     rows = []

@@ -1,10 +1,13 @@
 """Figures: the look that all of them share, and the loss curve of a run."""
 
+import contextlib
 import io
 import re
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -86,34 +89,61 @@ def svg_text(figure: "Figure") -> str:
     return re.sub(r"(<svg[^>]*>)", lambda tag: tag[1] + style, drawn.getvalue(), count=1)
 
 
-def loss_name(records: Iterable[Record]) -> str:
-    """Returns the loss that a run's curve shows: of its masked tokens where it predicts such, else the whole."""
-    return "mlm_loss" if any("mlm_loss" in record for record in records) else "loss"
+@dataclass(frozen=True)
+class Curves:
+    """The figures of a run that are drawn, f64; records themselves take a kilobyte each, and a run has a million.
+
+    losses   by split and name, [records, 2] of step and nats
+    speeds   tokens/s of training steps
+    sampled  whether the training loss is that of a sampled softmax
+    """
+
+    losses: Mapping[tuple[str, str], np.ndarray]
+    speeds: np.ndarray
+    sampled: bool
+
+    @property
+    def name(self) -> str:
+        """The loss that is drawn: of masked tokens where the run predicts such, else the whole."""
+        return "mlm_loss" if ("train", "mlm_loss") in self.losses else "loss"
+
+    def of(self, split: str, name: str) -> np.ndarray:
+        """Returns one loss of a split, [records, 2] of step and nats."""
+        return self.losses.get((split, name), np.empty((0, 2)))
 
 
-def draw_loss(records: Iterable[Record], path: Path, baseline: float | None = None, title: str = "") -> None:
+def read_curves(records: Iterable[Record]) -> Curves:
+    """Returns the curves of records, read once."""
+    losses: dict[tuple[str, str], array[float]] = {}
+    speeds, sampled = array("d"), False
+    for record in records:
+        for name in ("loss", "mlm_loss"):
+            if record.get(name) is not None:
+                losses.setdefault((record["split"], name), array("d")).extend((record["step"], record[name]))
+        if record.get("tokens_per_second") is not None:
+            speeds.append(record["tokens_per_second"])
+        sampled = sampled or "sampled_perplexity" in record
+    return Curves({key: np.array(x).reshape(-1, 2) for key, x in losses.items()}, np.array(speeds), sampled)
+
+
+def draw_loss(curves: Curves, path: Path, baseline: float | None = None, title: str = "") -> None:
     """Draws each step's loss faint, their running mean, the held-out loss, and the baseline; PNG or SVG by the name.
 
     A sampled softmax's loss is far below that of the whole vocabulary: where a run is trained with the one and
     evaluated with the other, each has axes of its own.
     """
-    kept = list(records)
-    name = loss_name(kept)
-    train, held = (
-        [(r["step"], r[name]) for r in kept if r["split"] == split and r.get(name) is not None]
-        for split in ("train", "dev")
-    )
-    sampled = any("sampled_perplexity" in record for record in kept)
-    apart = sampled and bool(train) and bool(held)
+    name, sampled = curves.name, curves.sampled
+    train, held = curves.of("train", name), curves.of("dev", name)
+    apart = sampled and len(train) > 0 and len(held) > 0
     figure, axes = new_figure(8, 6.4 if apart else 4.5, 2 if apart else 1)
     of = {"mlm_loss": "loss of masked tokens (nats)"}.get(name, "loss (nats)")
-    if train:
-        _draw_steps(axes[0], np.array(train))
+    if len(train):
+        _draw_steps(axes[0], train)
         axes[0].set_ylabel("sampled loss (nats)" if sampled else of)
     last = axes[-1]
-    if held:
+    if len(held):
         mark = "o" if len(held) < 50 else ""
-        last.plot(*zip(*held, strict=True), marker=mark, color=COLOURS[1], markersize=4, label="held out")
+        last.plot(*held.T, marker=mark, color=COLOURS[1], markersize=4, label="held out")
         last.set_ylabel("loss over all words (nats)" if sampled else of)
     if baseline is not None:
         last.axhline(baseline, color=COLOURS[6], linestyle="--", linewidth=1, label="unigram baseline, held out")
@@ -172,15 +202,16 @@ class LiveLossFigure:
     def draw(self) -> None:
         """Draws now."""
         self.close()
+        curves = self._read()
         for name in ("loss.png", "loss.svg"):
-            draw_loss(read_metrics(self._folder / "metrics.jsonl"), self._folder / name, self._baseline, self._title)
+            draw_loss(curves, self._folder / name, self._baseline, self._title)
+
+    def _read(self) -> Curves:
+        return read_curves(read_metrics(self._folder / "metrics.jsonl"))
 
     def _draw_and_wait(self) -> None:
         start = time.monotonic()
-        try:
-            draw_loss(
-                read_metrics(self._folder / "metrics.jsonl"), self._folder / "loss.png", self._baseline, self._title
-            )
-        except OSError:  # a full disk is reported by what must be written: metrics and checkpoints
-            pass
+        # A full disk is reported by what must be written: metrics and checkpoints.
+        with contextlib.suppress(OSError):
+            draw_loss(self._read(), self._folder / "loss.png", self._baseline, self._title)
         self._next = time.monotonic() + 50 * (time.monotonic() - start)

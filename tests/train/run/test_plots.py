@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contexture.train.run.plots import LiveLossFigure, add_title, draw_loss, new_figure, svg_text
+from contexture.train.run.plots import LiveLossFigure, add_title, new_figure, read_curves, svg_text
+from contexture.train.run.plots import draw_loss as draw_curves
 
 PNG = b"\x89PNG\r\n"
 
@@ -14,6 +15,10 @@ PNG = b"\x89PNG\r\n"
 def _records(steps: int, **figures: float) -> list[dict[str, object]]:
     train = [{"step": n, "split": "train", "loss": 9 - n / steps, **figures} for n in range(1, steps + 1)]
     return [*train, {"step": steps, "split": "dev", "loss": 7.5}]
+
+
+def draw_loss(records: list[dict[str, object]], *options: object) -> None:
+    draw_curves(read_curves(records), *options)  # pyright: ignore[reportArgumentType]
 
 
 def _texts(svg: Path) -> list[str]:
