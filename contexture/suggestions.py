@@ -46,7 +46,7 @@ _OTHER_NAMES = {
     "save.every": "save-steps save-interval checkpoint-every save-every checkpoint-interval",
     "save.max-to-keep": "save-total-limit keep-last max-to-keep latest",
     "log.every": "logging-steps log-interval log-steps log-every",
-    "log.tensorboard": "report-to",
+    "log.to": "report-to",
     "evaluate.every": "eval-steps eval-every eval-interval val-interval",
     "evaluate.patience": "early-stopping early-stopping-patience",
     "evaluate.metric": "metric-for-best-model metric",

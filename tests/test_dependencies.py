@@ -22,7 +22,10 @@ DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
 DEVELOPMENT = ("tests", "benchmarks", "examples")
 SCRIPTS = {path.stem for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py")}
 OURS = {"contexture", "tests", *SCRIPTS}
-OPTIONAL = {"torch": "reads pickled weights where it is installed; without it the error says so"}
+OPTIONAL = {
+    "torch": "reads pickled weights where it is installed; without it the error says so",
+    **dict.fromkeys(("aim", "mlflow-skinny", "wandb"), "an extra, for --log.to; without it the error says so"),
+}
 NOT_IMPORTED = {
     "flatbuffers": "jax.export imports it without asking for it",
     "importlib-resources": "tensorflow-datasets imports it without asking for it",
@@ -71,7 +74,12 @@ def test_what_tests_and_benchmarks_import_is_declared():
 
 def test_what_the_extras_declare_is_imported_or_a_tool():
     declared = _names([*EXTRAS["dev"], *EXTRAS["parity"]])
-    assert declared - _imported(DEVELOPMENT) == TOOLS.keys()
+    assert declared - _imported(DEVELOPMENT) - OPTIONAL.keys() == TOOLS.keys()
+
+
+@pytest.mark.parametrize("extra", ["aim", "mlflow", "wandb"])
+def test_the_suite_tries_the_trackers_that_users_install(extra: str):
+    assert set(map(str, EXTRAS[extra])) <= {*map(str, EXTRAS["dev"])}
 
 
 def _locked(name: str) -> dict[str, set[str]]:

@@ -24,6 +24,7 @@ from contexture.train.distributed.agreement import agree_on_folder, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.evaluation.best import Best, value_to_minimise
 from contexture.train.evaluation.evaluate import evaluate, measured
+from contexture.train.loggers.trackers import Trackers, check_trackers
 from contexture.train.metrics import saved_rank
 from contexture.train.objectives import batch_fields
 from contexture.train.optim.lora import check_adapters, merged
@@ -93,13 +94,15 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         meshes.describe_attention(run.model, run.data.packed)
         meshes.check_compiler_options(run.mesh, mesh)
         check_adapters(run)
+        check_trackers(run.log.to)
         first = jax.process_index() == 0
         # Process 0 owns the folder. Text that does not exist is refused before the folder is made.
         if first:
             data.check_text(run, folder)
             stack.enter_context(directories.lock_run_dir(folder))
         agree_on_folder(folder)
-        report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard)
+        trackers = Trackers(run, folder) if first and run.log.to else None
+        report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard, trackers=trackers)
         stack.enter_context(logged_to(report.console, dated=True))
         stack.callback(report.close)
         # Data and model.
@@ -139,6 +142,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         figure = LiveLossFigure(folder, parts.baseline.get("unigram_loss"), title)
         stack.callback(figure.close)
         done = _run_steps(parts, state, start, unevaluated, best, shardings, checkpoints, report, figure, signals)
+        report.complete()
         if first:
             figure.draw()
             log_end(parts, folder, start, done, start_time, best)
@@ -174,7 +178,7 @@ def _run_steps(
         records = meter.records([n for n, _ in ready], jax.device_get([metrics for _, metrics in ready]))
         del pending[: len(ready)]
         in_row = [record.pop("skipped_in_row") for record in records]
-        report.record(records, _safe(checkpoints, run))
+        report.record(records, checkpoints.finished)
         for record, skipped in zip(records, in_row, strict=True):
             if skipped >= run.optim.max_skipped:
                 raise Diverged(_diverged(record["step"], run, checkpoints))
@@ -189,7 +193,7 @@ def _run_steps(
                 metrics, _ = evaluate(evaluation, parts.objective, params, held_out, mesh, cancel=cancel)
         except Interrupted:
             return None
-        report.record([{"step": step, "split": "dev", **metrics, **parts.baseline}], _safe(checkpoints, run))
+        report.record([{"step": step, "split": "dev", **metrics, **parts.baseline}], checkpoints.finished)
         meter.reset()
         return metrics
 
@@ -207,7 +211,7 @@ def _run_steps(
         meta.pop("held_out_loss", None)
         # The checkpoint before is on disk now: its records may be written, and none is held for two intervals.
         checkpoints.wait()
-        report.release(_safe(checkpoints, run))
+        report.release(checkpoints.finished)
         checkpoints.save(step, state, meta, held_out_loss)
         if report.speaks:
             figure.update()
@@ -282,14 +286,6 @@ def _run_steps(
         who = f"process {jax.process_index()} of {jax.process_count()}"
         print(f"{who} read {parts.batches.rows_read} of {count} sequences", file=sys.stderr)
     return done
-
-
-def _safe(checkpoints: Checkpoints, run: Run) -> int:
-    """Returns the last step whose records may be written: one interval beyond the newest checkpoint on disk.
-
-    A killed run repeats the steps after its checkpoint. Their records are cut off then; these are at most so many.
-    """
-    return checkpoints.finished + run.save.every
 
 
 def _diverged(step: int, run: Run, checkpoints: Checkpoints) -> str:

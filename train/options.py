@@ -186,12 +186,16 @@ class LogConfig:
     """Steps whose figures are fetched from the device together. Every step is in metrics.jsonl all the same."""
     tensorboard: bool = True
     """Write the figures for TensorBoard too, in the run's folder."""
+    to: tuple[Literal["wandb", "mlflow", "aim"], ...] = ()
+    """Experiment trackers that receive the figures too: Weights & Biases, MLflow, Aim."""
     details: bool = False
     """Print every parameter and every label at the start, instead of their sums."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"log.every={self.every} is not a positive number of steps")
+        if len(set(self.to)) < len(self.to):
+            raise ValueError(f"log.to={' '.join(self.to)} names a tracker twice")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Where figures go beside metrics.jsonl: TensorBoard, and experiment trackers by `--log.to`."""

@@ -123,7 +123,7 @@ _GLANCE = 0.1
 INPUTS = "inputs"
 """The folder of a run for examples that were given in Python; written before the run starts."""
 _OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "tensorboard", "loss.png", "loss.svg",
-             "evaluations"]  # fmt: skip
+             "evaluations", "trackers.json", "wandb"]  # fmt: skip
 """What a run keeps in its folder beside run.json and the lock."""
 _WRITTEN = ["run.json", *_OF_A_RUN]
 

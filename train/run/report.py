@@ -1,4 +1,4 @@
-"""The report of a run: metrics.jsonl, TensorBoard, the loss curve, and the progress on stderr.
+"""The report of a run: metrics.jsonl, TensorBoard, experiment trackers, and the progress on stderr.
 
 `metrics.jsonl` holds each step exactly once: a line is written when the checkpoint that it needs is on disk, and lines
 beyond the restored step are removed when a run resumes.
@@ -20,6 +20,7 @@ from rich.text import Text
 
 from contexture.data.storage import atomic_file, move_aside
 from contexture.data.visible import visible
+from contexture.train.loggers.trackers import Trackers
 from contexture.train.run.console import console
 from contexture.train.run.progress import ProgressDisplay
 
@@ -62,12 +63,18 @@ def plain(value: Figure | np.ndarray | np.generic) -> Figure:
 class Report:
     """The report of one run. Only process 0 logs and writes; the others are silent."""
 
-    def __init__(self, directory: Path, *, steps: int, speaks: bool, tensorboard: bool) -> None:
+    def __init__(
+        self, directory: Path, *, steps: int, speaks: bool, tensorboard: bool, trackers: Trackers | None = None
+    ) -> None:
         self.directory, self.steps, self.speaks = directory, steps, speaks
         self.path = directory / "metrics.jsonl"
         self.console = console() if speaks else Console(quiet=True)
         self._wants_tensorboard = tensorboard and speaks
+        self._trackers = trackers if speaks else None
+        self._complete = False
+        self._interval = 0
         self._held: list[Record] = []
+        self._unsent: list[Record] = []
         self._file: Any = None
         self._events: Any = None
         self._progress: ProgressDisplay | None = None
@@ -87,6 +94,7 @@ class Report:
         `interval` steps beyond its checkpoint. If there are later ones (the checkpoints were lost or damaged), or
         damaged lines, the old file is kept beside the new one.
         """
+        self._interval = interval
         if not self.speaks:
             return
         seen, lost = 0, False
@@ -111,14 +119,21 @@ class Report:
             from contexture.train.loggers.tensorboard import Events
 
             self._events = Events(self.directory / "tensorboard", step)
+        if self._trackers is not None:
+            self._trackers.start(read_metrics(self.path), step)
         self._progress = ProgressDisplay(self.console, self.steps, step)
 
-    def record(self, records: list[Record], safe: int) -> None:
-        """Figures of steps (`step`, `split` and what was measured). Lines up to step `safe` go to disk, the others
-        wait for the checkpoint that they need: so a restart never lies more than one interval behind what is told."""
+    def record(self, records: list[Record], saved: int) -> None:
+        """Takes figures of steps: `step`, `split` and what was measured.
+
+        saved: the newest checkpoint on disk. Lines up to one interval beyond it go to disk, since a killed run leaves
+        at most so many of steps that will be done again. Trackers, which take nothing back, receive those up to it.
+        """
         records = [{name: plain(value) for name, value in record.items()} for record in records]
         self._held += records
-        self.release(safe)
+        if self._trackers is not None:
+            self._unsent += records
+        self.release(saved)
         if not self.speaks or not records:
             return
         if self._events is not None:
@@ -129,13 +144,21 @@ class Report:
         if self._progress is not None:
             self._progress.show(records[-1])
 
-    def release(self, safe: int) -> None:
-        """Write what waited, up to step `safe`."""
+    def release(self, saved: int) -> None:
+        """Writes and sends what waited for the checkpoint of step `saved`."""
+        safe = saved + self._interval
         ready = [r for r in self._held if r["step"] <= safe]
         self._held = [r for r in self._held if r["step"] > safe]
         if self._file and ready:
             self._file.writelines(json.dumps(record) + "\n" for record in ready)
             self._file.flush()
+        if self._trackers is not None:
+            self._trackers.send(r for r in self._unsent if r["step"] <= saved)
+            self._unsent = [r for r in self._unsent if r["step"] > saved]
+
+    def complete(self) -> None:
+        """Notes that the run has done all its steps, which trackers are told."""
+        self._complete = True
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -165,3 +188,6 @@ class Report:
                 with contextlib.suppress(OSError):  # a full disk was reported when it was written to
                     open_file.close()
         self._events = self._file = None
+        if self._trackers is not None:
+            self._trackers.close(self._complete)
+            self._trackers = None

@@ -24,14 +24,14 @@ def _steps(folder) -> list[int]:
 def test_lines_beyond_the_restored_step_are_cut_off(tmp_path):
     report = _report(tmp_path)
     report.start(0, 9)
-    report.record(_records(1, 6) + [{"step": 6, "split": "dev", "loss": 1.0}], safe=6)
+    report.record(_records(1, 6) + [{"step": 6, "split": "dev", "loss": 1.0}], saved=6)
     report.close()
     assert _steps(tmp_path) == [1, 2, 3, 4, 5, 6, 6]
     again = _report(tmp_path)
     with logged() as lines:
         again.start(4, 9)
     assert _steps(tmp_path) == [1, 2, 3, 4] and not lines
-    again.record(_records(5, 6), safe=6)
+    again.record(_records(5, 6), saved=6)
     again.close()
     assert _steps(tmp_path) == [1, 2, 3, 4, 5, 6]
 
@@ -46,8 +46,8 @@ def test_a_run_begun_anew_keeps_no_line(tmp_path):
 
 def test_lines_wait_for_the_checkpoint_that_they_need(tmp_path):
     report = _report(tmp_path)
-    report.start(0, 9)
-    report.record(_records(1, 5), safe=3)
+    report.start(0, 0)
+    report.record(_records(1, 5), saved=3)
     assert _steps(tmp_path) == [1, 2, 3]
     report.release(4)
     assert _steps(tmp_path) == [1, 2, 3, 4]
@@ -71,7 +71,9 @@ def test_floats_are_whole_and_what_is_not_finite_is_null(tmp_path):
     report = _report(tmp_path)
     report.start(0, 9)
     third = np.float32(1) / 3
-    report.record([{"step": 1, "split": "train", "loss": third, "grad_norm": math.inf, "skipped": np.int32(2)}], safe=1)
+    report.record(
+        [{"step": 1, "split": "train", "loss": third, "grad_norm": math.inf, "skipped": np.int32(2)}], saved=1
+    )
     report.close()
     (record,) = read_metrics(tmp_path / "metrics.jsonl")
     assert record == {"step": 1, "split": "train", "loss": float(third), "grad_norm": None, "skipped": 2}

@@ -1,0 +1,276 @@
+"""Experiment trackers: each step once, whatever kills the run; the real packages, without a network."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
+from contexture.train.loggers import trackers as module
+from contexture.train.loggers.trackers import Trackers, check_trackers, figures_of
+from contexture.train.loggers.wandb_tracker import history
+from contexture.train.options import LogConfig
+from contexture.train.run.report import Report
+from tests.helpers.logs import logged
+
+QUIET = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+RUN = replace(Run(), log=LogConfig(to=("wandb", "mlflow", "aim")))
+
+
+def records(first: int, last: int, split: str = "train") -> list[dict]:
+    return [{"step": step, "split": split, "loss": step / 3, "tag": None} for step in range(first, last + 1)]
+
+
+def evaluated(first: int, last: int) -> list[dict]:
+    """Records of a run that is evaluated every 20 steps."""
+    steps = range(first, last + 1)
+    return [one for step in steps for of in ("train", "dev")[: 1 + (step % 20 == 0)] for one in records(step, step, of)]
+
+
+class Memory:
+    """A tracker that keeps what it receives, and fails at a step where it shall."""
+
+    def __init__(self, fails_at: int = 0) -> None:
+        self.rows: list[tuple[str, int]] = []
+        self.fails_at, self.ids, self.where, self.complete = fails_at, {"run": "7"}, "in memory", None
+
+    def check(self) -> None: ...
+
+    def open_run(self, place: module.Place) -> "Memory":
+        self.place = place
+        return self
+
+    def last_step(self, split: str) -> int:
+        return max((step for of, step in self.rows if of == split), default=-1)
+
+    def add(self, step: int, split: str, figures: dict[str, float]) -> None:
+        if self.fails_at and step >= self.fails_at:
+            raise OSError("the server is gone\nfor good")
+        self.rows.append((split, step))
+
+    def flush(self) -> None: ...
+
+    def close(self, complete: bool) -> None:
+        self.complete = complete
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    memories = {name: Memory() for name in ("wandb", "mlflow", "aim")}
+    monkeypatch.setattr(module, "_module", memories.get)
+    return memories
+
+
+def report_of(folder: Path) -> Report:
+    return Report(folder, steps=9, speaks=True, tensorboard=False, trackers=Trackers(RUN, folder))
+
+
+def test_a_record_is_sent_when_its_checkpoint_is_on_disk(tmp_path, memory):
+    report = report_of(tmp_path)
+    report.start(0, 5)
+    report.record([*records(0, 0, "dev"), *records(1, 7)], saved=0)
+    report.record(records(5, 5, "dev"), saved=5)
+    report.close()
+    assert memory["aim"].rows == [("dev", 0), *(("train", step) for step in range(1, 6)), ("dev", 5)]
+    assert memory["aim"].complete is False and memory["mlflow"].rows == memory["aim"].rows
+
+
+def test_a_start_sends_what_a_tracker_lacks(tmp_path, memory):
+    lines = [*records(1, 4), *records(4, 4, "dev"), *records(5, 7)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    memory["wandb"].rows = [("train", step) for step in range(1, 4)]
+    report = report_of(tmp_path)
+    report.start(6, 2)
+    report.complete()
+    report.close()
+    assert memory["wandb"].rows == [*(("train", n) for n in range(1, 5)), ("dev", 4), ("train", 5), ("train", 6)]
+    assert memory["aim"].rows == memory["wandb"].rows and memory["aim"].complete is True
+    assert json.loads((tmp_path / "trackers.json").read_text())["mlflow"] == {"run": "7"}
+    assert memory["aim"].place.ids == {}
+    again = report_of(tmp_path)
+    again.start(6, 2)
+    again.close()
+    assert memory["aim"].place.ids == {"run": "7"} and len(memory["aim"].rows) == 7
+
+
+def test_a_tracker_that_fails_is_left_out(tmp_path, memory):
+    memory["mlflow"].fails_at = 3
+    report = report_of(tmp_path)
+    report.start(0, 1)
+    with logged() as lines:
+        report.record(records(1, 5), saved=5)
+        report.record(records(6, 7), saved=7)
+        report.close()
+    assert len(memory["mlflow"].rows) == 2 and len(memory["aim"].rows) == 7
+    (line,) = (line for line in lines if line.startswith("warning"))
+    assert line.startswith("warning: log.to=mlflow: the server is gone; training goes on without it")
+
+
+@pytest.mark.parametrize("error", [OSError("no route\nto host"), ConfigError("")])
+def test_a_tracker_that_cannot_be_opened_stops_a_new_run_and_no_old_one(tmp_path, memory, monkeypatch, error):
+    def fail(place: module.Place):
+        raise error
+
+    monkeypatch.setattr(memory["mlflow"], "open_run", fail)
+    what = "no route" if str(error) else "ConfigError"
+    new = Trackers(RUN, tmp_path)
+    with pytest.raises(ConfigError, match=f"^log.to=mlflow: {what}; mend that, or leave out --log.to mlflow$"):
+        new.start([], 0)
+    new.close(False)
+    old = Trackers(RUN, tmp_path)
+    with logged() as lines:
+        old.start(records(1, 3), 3)
+        old.close(True)
+    assert lines[0].startswith(f"warning: log.to=mlflow: {what}; training goes on") and len(memory["wandb"].rows) == 3
+
+
+def test_a_tracker_that_never_answers_holds_nobody_up(tmp_path, memory, monkeypatch):
+    monkeypatch.setattr(module, "_OPEN_SECONDS", 0.1)
+    monkeypatch.setattr(memory["wandb"], "open_run", lambda place: time.sleep(60))
+    trackers = Trackers(RUN, tmp_path)
+    with logged() as lines:
+        trackers.start(records(1, 3), 3)
+        trackers.close(True)
+    assert "no answer" in lines[0]
+
+
+def test_damaged_ids_are_as_none(tmp_path, memory):
+    for text in ("{", "[1]", '{"aim": 3}'):
+        (tmp_path / "trackers.json").write_text(text)
+        trackers = Trackers(RUN, tmp_path)
+        trackers.start([], 0)
+        trackers.close(True)
+        assert memory["aim"].place.ids == {}
+
+
+def test_figures_are_numbers_and_the_step_is_the_last():
+    figures = figures_of({"step": 4, "split": "dev", "loss": 1.5, "text": "a", "grad_norm": None})
+    assert list(figures.items()) == [("loss", 1.5), ("step", 4)]
+
+
+def test_mistakes_are_refused_before_any_work(monkeypatch):
+    with pytest.raises(ValueError, match="log.to=aim aim names a tracker twice"):
+        LogConfig(to=("aim", "aim"))
+    monkeypatch.setattr("wandb.setup", lambda: SimpleNamespace(settings=SimpleNamespace(mode="online")))
+    monkeypatch.setattr("wandb.login", lambda **_: False)
+    with pytest.raises(ConfigError, match="nobody is logged in; run `wandb login`, or set WANDB_MODE=offline"):
+        check_trackers(["wandb"])
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r'mlflow is not installed; install it: pip install "contexture\[mlflow\]"'):
+        check_trackers(["mlflow"])
+
+
+SENDS = """
+import dataclasses, os, psutil, signal, sys, time
+from pathlib import Path
+from contexture.train.loggers.trackers import Trackers
+from tests.train.loggers.test_trackers import RUN, evaluated
+first, last, killed = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "killed"
+trackers = Trackers(RUN, Path(sys.argv[1]))
+trackers.start(evaluated(1, first), first)
+trackers.send(evaluated(first + 1, last))
+if killed:
+    sent = __import__("threading").Event()
+    trackers._tasks.put(sent.set)
+    sent.wait()
+    print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+trackers.close(True)
+"""
+
+
+def test_the_real_packages_hold_each_step_once_after_a_kill(tmp_path):
+    """A run that is killed, and resumed from an earlier step than was sent."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    around = {**os.environ, **QUIET, "PYTHONPATH": str(Path(__file__).parents[3]), "JAX_PLATFORMS": "cpu"}
+    for first, last, how in ((0, 300, "killed"), (240, 340, "whole")):
+        words = [sys.executable, "-c", SENDS, str(folder), str(first), str(last), how]
+        process = subprocess.run(words, cwd=tmp_path, env=around, capture_output=True, text=True, timeout=120)
+        assert process.returncode == (-signal.SIGKILL if how == "killed" else 0), process.stderr
+        # W&B's own process writes what it has when its parent is gone.
+        for pid in map(int, process.stdout.split()):
+            while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.05)
+    ids = json.loads((folder / "trackers.json").read_text())
+    held = _held(ids)
+    assert (held["status"], held["family"]) == ("FINISHED", "bert")
+    assert held["aim"] == {"train": list(range(1, 341)), "dev": list(range(20, 341, 20))}
+    assert held["mlflow"] == held["aim"] == _steps_of_wandb(folder, ids["wandb"])
+
+
+def _steps_of_wandb(folder: Path, ids: dict[str, str]) -> dict[str, list[int]]:
+    files = sorted(folder.glob(f"wandb/offline-run-*-{ids['run']}/*.wandb"))
+    assert len(files) > 1
+    rows = [row for file in files for row in history(file)]
+    return {of: [int(row[f"{of}/step"]) for row in rows if f"{of}/step" in row] for of in ("train", "dev")}
+
+
+READS = """
+import json, sys
+from aim import Run
+from aim.storage.context import Context
+from mlflow import MlflowClient
+SPLITS = ("train", "dev")
+mlflow, aim = (json.loads(word) for word in sys.argv[1:])
+client, run = MlflowClient(mlflow["uri"]), Run(aim["run"], repo=aim["repository"])
+state = client.get_run(mlflow["run"])
+print(json.dumps({
+    "status": state.info.status,
+    "family": state.data.params["model.family"],
+    "mlflow": {of: [one.step for one in client.get_metric_history(mlflow["run"], f"{of}/loss")] for of in SPLITS},
+    "aim": {of: run.get_metric("loss", Context({"subset": of})).data.indices_list() for of in SPLITS},
+}))
+run.close()
+"""
+
+
+def _held(ids: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """What MLflow and Aim hold, read by a process of its own: their libraries warn of their own."""
+    words = [sys.executable, "-c", READS, json.dumps(ids["mlflow"]), json.dumps(ids["aim"])]
+    process = subprocess.run(words, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=60)
+    assert not process.returncode, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def test_damage_in_a_wandb_file_ends_its_rows(tmp_path):
+    assert list(history(_file(tmp_path, b""))) == []
+    assert list(history(_file(tmp_path, b":W&B\xe1\xbe\x00" + b"\x00" * 4 + b"\xff\xff\x01abc"))) == []
+
+
+def _file(folder: Path, data: bytes) -> Path:
+    (folder / "run.wandb").write_bytes(data)
+    return folder / "run.wandb"
+
+
+@pytest.mark.long
+def test_a_training_that_is_killed_and_resumed_sends_each_step_once(door, tiny_words, tmp_path):
+    words = [*tiny_words, "--dir", tmp_path / "run", "--log.to", "wandb", "mlflow", "aim"]
+    words += ["--steps", "2000", "--evaluate.every", "10"]
+    env = {**QUIET, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db", "AIM_REPO": str(tmp_path)}
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    for stop in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
+        before = metrics.stat().st_size if metrics.exists() else 0
+        process = door(*words, wait=False, env=env)
+        while not metrics.exists() or metrics.stat().st_size < before + 5000:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(stop)
+        process.communicate()
+        psutil.wait_procs(children, timeout=30)
+    ids = json.loads((tmp_path / "run" / "trackers.json").read_text())
+    whole = list(range(1, json.loads(metrics.read_bytes().splitlines()[-1])["step"] + 1))
+    held = _held(ids)
+    for steps_of in (_steps_of_wandb(tmp_path / "run", ids["wandb"]), held["mlflow"], held["aim"]):
+        assert steps_of["train"] == whole and steps_of["dev"] == sorted(set(steps_of["dev"]))

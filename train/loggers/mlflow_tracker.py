@@ -1,0 +1,73 @@
+"""MLflow: metrics `train/loss`, `dev/loss`, … of a run in the experiment MLFLOW_EXPERIMENT_NAME, else `contexture`."""
+
+import logging
+import os
+import time
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+
+from contexture.train.loggers.trackers import Place, flat
+
+_BATCH = 1000
+"""Metrics in one call, MLflow's limit."""
+
+
+def check() -> None:
+    """MLflow needs nothing beforehand: without MLFLOW_TRACKING_URI it writes mlflow.db in the working directory."""
+
+
+def open_run(place: Place) -> "MlflowTracker":
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a line for each time that it tries again
+    return MlflowTracker(place)
+
+
+class MlflowTracker:
+    """A run of MLflow."""
+
+    def __init__(self, place: Place) -> None:
+        self._client = client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or place.ids.get("uri"))
+        self._run = _existing(client, place.ids.get("run", "")) or _created(client, place)
+        self._metrics: list[Metric] = []
+        self.ids = {"uri": client.tracking_uri, "run": self._run}
+        self.where = f"run {self._run} in {client.tracking_uri}"
+        client.update_run(self._run, status="RUNNING")
+
+    def last_step(self, split: str) -> int:
+        return max((point.step for point in self._client.get_metric_history(self._run, f"{split}/step")), default=-1)
+
+    def add(self, step: int, split: str, figures: dict[str, float]) -> None:
+        if len(self._metrics) + len(figures) > _BATCH:
+            self.flush()  # a step is never cut in two
+        now = int(time.time() * 1000)
+        self._metrics += [Metric(f"{split}/{name}", value, now, step) for name, value in figures.items()]
+
+    def flush(self) -> None:
+        if self._metrics:
+            self._client.log_batch(self._run, metrics=self._metrics)
+            self._metrics = []
+
+    def close(self, complete: bool) -> None:
+        self._client.set_terminated(self._run, "FINISHED" if complete else "KILLED")
+
+
+def _existing(client: MlflowClient, run: str) -> str:
+    """Returns the id of the run if this server has it, else ""."""
+    try:
+        return client.get_run(run).info.run_id if run else ""
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return ""
+        raise
+
+
+def _created(client: MlflowClient, place: Place) -> str:
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "contexture")
+    experiment = client.get_experiment_by_name(name)
+    number = experiment.experiment_id if experiment else client.create_experiment(name)
+    run = client.create_run(number, run_name=place.name).info.run_id
+    params = [Param(key, str(value)[:6000]) for key, value in flat(place.config).items()]
+    for start in range(0, len(params), 100):
+        client.log_batch(run, params=params[start : start + 100])
+    return run
