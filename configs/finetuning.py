@@ -26,9 +26,16 @@ def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 
     data, init = _data_like(source, base), InitConfig(run=folder)
     head = source.head if source.task.kind == base.task.kind else base.head
     if isinstance(source.model, ElmoConfig):
-        return _as_elmo(base, source.model, data, head, init, random=random)
-    base = dataclasses.replace(base, model=_inherited(source.model), data=data, head=head, init=init)
-    return _as_gpt(base, task_vocabulary) if source.family == "gpt" else base
+        base = _as_elmo(base, source.model, data, head, init, random=random)
+    else:
+        base = dataclasses.replace(base, model=_inherited(source.model), data=data, head=head, init=init)
+        base = _as_gpt(base, task_vocabulary) if source.family == "gpt" else base
+    return dataclasses.replace(base, optim=dataclasses.replace(base.optim, mix_lr=MIX_LR))
+
+
+MIX_LR = 0.05
+"""The learning rate of the weights that mix layers. Adam moves a parameter by its rate at most: at the rates of heads,
+or of a whole model, the weights hardly leave their start in the steps that a task has."""
 
 
 def load_source_run(source: Path, folder: Path) -> tuple[Run, Path]:

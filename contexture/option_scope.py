@@ -62,6 +62,7 @@ _SCOPES: dict[str, _Scope] = {
         ("head.mix", "head.mix_norm", "head.mix_l2", "head.place", "head.cells"),
         _has_kind("classify", "regress", "tag"),
     ),
+    "optim.mix_lr": _Scope("--head.mix all", lambda run: run.head.mix == "all"),
     "task.second": _has_kind("classify", "regress"),
     "task.choices": _has_kind("choice"),
     "task.labels": _has_kind("classify", "tag", "choice"),

@@ -65,7 +65,7 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
     if is_bucket(run.dir):
         raise ConfigError(f"dir={run.dir}: buckets are not supported yet; give a folder on a disk of this machine")
     folder = Path(run.dir)
-    run = run_file.with_absolute_paths(run)
+    run = run_file.with_settings_of_the_start(run_file.with_absolute_paths(run), recipe, folder)
     signals.check()
     check_limits()
     # Before jax starts its threads.

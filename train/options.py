@@ -47,6 +47,8 @@ class OptimConfig:
     """How many of the lowest layers are not trained, nor the embeddings below them."""
     layer_decay: float = 1.0
     """The learning rate of each layer as a share of that of the layer above it; heads and pooler have the full rate."""
+    mix_lr: float = 0.0
+    """The peak learning rate of the weights that mix layers (--head.mix all); 0 is optim.peak-lr."""
     lora_rank: int = 0
     """The rank of adapters that are trained instead of the backbone, beside the heads (LoRA); 0 is no adapters."""
     lora_alpha: float = 8.0
@@ -78,6 +80,7 @@ class OptimConfig:
             ("b2", 0.0, 1.0),
             ("eps", 0.0, math.inf),
             ("weight_decay", 0.0, math.inf),
+            ("mix_lr", 0.0, math.inf),
             ("lora_alpha", 0.0, math.inf),
             ("clip", 0.0, math.inf),
             ("gradient_scale", 0.0, math.inf),

@@ -172,6 +172,21 @@ def _warmup_within(steps: int, warmup: int) -> int:
     return warmup if warmup < steps else steps // 10
 
 
+def with_settings_of_the_start(run: Run, recipe: Run, directory: Path) -> Run:
+    """Returns the run with settings that its first version had not, as the run in `directory` has them.
+
+    Runs of earlier versions train their mixing weights at the rate of all else, and go on so unless the user gives
+    another rate than the recipe's.
+    """
+    if run.optim.mix_lr != recipe.optim.mix_lr or not (directory / "run.json").exists():
+        return run
+    try:
+        started = read(directory).run
+    except ConfigError:
+        return run  # reported when the folder is opened
+    return run if started.optim.mix_lr else dataclasses.replace(run, optim=dataclasses.replace(run.optim, mix_lr=0.0))
+
+
 def warmup_note(given: Run, run: Run) -> str:
     """Returns a warning if `resolve_schedule` made the warm-up shorter than the one given, else ""."""
     optim = given.optim

@@ -4,7 +4,9 @@ import dataclasses
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +20,17 @@ from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.options import EvaluateConfig, OptimConfig
 from contexture.train.run.folder import steps
 from contexture.train.run.signals import Interrupted, Signals
-from contexture.train.run_file import fingerprint, from_json, may_change, read, resolve_schedule
+from contexture.train.run_file import (
+    RunRecord,
+    fingerprint,
+    from_json,
+    may_change,
+    read,
+    resolve_schedule,
+    to_json,
+    with_settings_of_the_start,
+    write,
+)
 from contexture.train.run_format_1 import upgrade
 
 
@@ -132,3 +144,18 @@ def test_a_signal_is_noted_and_told_between_two_steps(number):
     finally:
         signals.close()
     assert {n: signal.getsignal(n) for n in before} == before
+
+
+def test_an_older_run_keeps_the_rate_of_its_mixing_weights(tmp_path):
+    given = Run(dir=str(tmp_path), optim=OptimConfig(mix_lr=0.05))
+    own = replace(given, optim=OptimConfig(mix_lr=0.1))
+    assert with_settings_of_the_start(given, given, tmp_path) == given
+    (tmp_path / "run.json").write_text("{")
+    assert with_settings_of_the_start(given, given, tmp_path) == given
+    tree = to_json(given)
+    cast(dict[str, Any], tree["optim"]).pop("mix_lr")
+    (tmp_path / "run.json").write_text(json.dumps({"format": 2, "config": tree}))
+    assert with_settings_of_the_start(given, given, tmp_path).optim.mix_lr == 0.0
+    assert with_settings_of_the_start(own, given, tmp_path) == own
+    write(tmp_path, RunRecord(run=given))
+    assert with_settings_of_the_start(given, given, tmp_path) == given

@@ -116,20 +116,25 @@ def decayed(params: optax.Params, no_decay: tuple[str, ...]) -> optax.Params:
 def lr_multipliers(config: OptimConfig, params: Params) -> Multipliers | None:
     """Returns the learning rate's multiplier of each parameter, 0 if it is frozen; None if all are 1.
 
-        layer n of N (from 0)  layer_decay^(N - 1 - n)
-        embeddings             layer_decay^N
-        heads and pooler       1
+        layer n of N (from 0)      layer_decay^(N - 1 - n)
+        embeddings                 layer_decay^N
+        heads and pooler           1
+        mixing weights of a head   mix_lr/peak_lr
 
     (Howard and Ruder 2018, section 3.2; per layer.) Raises ConfigError for frozen parameters that do not exist, and if
     all are frozen.
     """
-    if config.lora_rank or (not config.frozen and not config.frozen_layers and config.layer_decay == 1.0):
-        return None  # with adapters, what is frozen is the whole backbone, which is not among params
-    layers = jax.tree.leaves(params["backbone"]["layers"])[0].shape[0]
-    if config.frozen_layers > layers:
-        raise ConfigError(f"optim.frozen-layers={config.frozen_layers} is more than the model's {layers} layers")
     paths = list(by_path(params))
-    for word in config.frozen:
+    mix = config.mix_lr / config.peak_lr if config.mix_lr and any(map(_is_mix, paths)) else 1.0
+    # With adapters, what is frozen is the whole backbone, which is not among params.
+    layered = not config.lora_rank and (bool(config.frozen) or config.frozen_layers > 0 or config.layer_decay != 1.0)
+    if not layered and mix == 1.0:
+        return None
+    layers = jax.tree.leaves(params["backbone"]["layers"])[0].shape[0] if layered else 0
+    if layered and config.frozen_layers > layers:
+        raise ConfigError(f"optim.frozen-layers={config.frozen_layers} is more than the model's {layers} layers")
+    frozen = config.frozen if layered else ()
+    for word in frozen:
         if not any(word in path for path in paths):
             parts = dict.fromkeys(part for path in paths for part in path.split("/"))
             raise ConfigError(
@@ -141,13 +146,14 @@ def lr_multipliers(config: OptimConfig, params: Params) -> Multipliers | None:
 
     def multiplier(keys: tuple[object, ...], x: jax.Array) -> np.ndarray:
         path = path_of(keys)
-        if any(word in path for word in config.frozen):
+        if any(word in path for word in frozen):
             return np.zeros((1,) * len(x.shape), np.float32)
-        if path.startswith("backbone/layers/"):
+        if layered and path.startswith("backbone/layers/"):
             # All layers are stacked in one array: the multiplier broadcasts along its first dim.
             return multiplier_N.reshape(-1, *(1,) * (len(x.shape) - 1)).astype(np.float32)
         bottom = path.startswith("backbone/embeddings/")
         value = 0.0 if bottom and config.frozen_layers else config.layer_decay**layers if bottom else 1.0
+        value = mix if _is_mix(path) else value
         return np.full((1,) * len(x.shape), value, np.float32)
 
     multipliers = jax.tree_util.tree_map_with_path(multiplier, params)
@@ -156,12 +162,18 @@ def lr_multipliers(config: OptimConfig, params: Params) -> Multipliers | None:
     return multipliers
 
 
+def _is_mix(path: str) -> bool:
+    """Returns whether a parameter is the weights of a scalar mix, which has a learning rate of its own."""
+    return path.endswith("mix/weights")
+
+
 def _clip(limit: float) -> optax.GradientTransformation:
     """gradient · min(1, limit/|gradient|), as TensorFlow's clip_by_global_norm.
 
     One factor for all, which XLA multiplies within Adam's own loops. optax divides each number instead, and XLA writes
     the quotients to memory and reads them again.
     """
+    limit = min(limit, float(np.finfo(np.float32).max))
 
     def update(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None

@@ -1,14 +1,18 @@
 """Optimizers and schedules against references written from the papers' formulas in plain NumPy."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.configs.finetuning import MIX_LR
+from contexture.models.heads.layer_mix import ScalarMix
 from contexture.models.shapes import path_of
 from contexture.train.errors import ConfigError
 from contexture.train.optim.optimizers import decayed, learning_rate, lr_multipliers, optimizer
@@ -143,6 +147,57 @@ def test_each_layer_has_its_share_of_the_rate():
     assert_close(multipliers["backbone/layers/ffn/in/kernel"], [0.25, 0.5, 1.0])
     assert multipliers["backbone/embeddings/tokens"] == [0.125]
     assert multipliers["backbone/pooler/bias"] == multipliers["heads_tag/kernel"] == [1.0]
+
+
+def test_the_weights_of_a_mix_have_a_rate_of_their_own():
+    mixes: Any = {"heads_tag": {"features": {"mix": {"weights": np.zeros(3), "gamma": np.ones(())}}, "out": np.ones(2)}}
+    config = OptimConfig(peak_lr=1e-3, mix_lr=0.05)
+    for run in (config, dataclasses.replace(config, lora_rank=4, frozen=("backbone",))):
+        multipliers: Any = lr_multipliers(run, mixes)
+        assert multipliers["heads_tag"]["out"] == [1.0]
+        mix = multipliers["heads_tag"]["features"]["mix"]
+        assert mix["weights"] == pytest.approx([50.0]) and mix["gamma"] == 1.0
+    assert lr_multipliers(OptimConfig(), mixes) is None
+    plain: Any = {"heads_tag": {"out": np.ones(2)}}
+    assert lr_multipliers(OptimConfig(mix_lr=0.05), plain) is None
+    with pytest.raises(ValueError, match="mix-lr=-1.0 is not at least 0"):
+        OptimConfig(mix_lr=-1.0)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_mix_finds_the_layer_that_matters_at_a_rate_of_its_own(layer: int):
+    """Three layers of noise, one of which also tells two classes apart. At the rate of all else it hardly leaves a
+    third."""
+    rng = np.random.default_rng(layer)
+    classes_BL = rng.integers(0, 2, (32, 8))
+    layers: list[Any] = [rng.standard_normal((32, 8, 16)).astype(np.float32) for _ in range(3)]
+    layers[layer][..., 0] += 4.0 * classes_BL - 2.0
+    mask_BL, mix = jnp.ones((32, 8), jnp.int32), ScalarMix()
+
+    def loss(params: Any) -> jax.Array:
+        x_BLD: Any = mix.apply({"params": params["mix"]}, tuple(layers), mask_BL)
+        return optax.losses.sigmoid_binary_cross_entropy(x_BLD @ params["kernel"], classes_BL).mean()
+
+    def weight(config: OptimConfig) -> float:
+        tx = optimizer(config)
+        params: Any = {"mix": mix.init(jax.random.key(0), tuple(layers), mask_BL)["params"], "kernel": jnp.zeros(16)}
+        multipliers = lr_multipliers(config, params)
+        state: Any = tx.init(params)
+
+        @jax.jit
+        def step(params: Any, state: Any) -> tuple[Any, Any]:
+            updates, state = tx.update(jax.grad(loss)(params), state, params)
+            if multipliers is not None:
+                updates = jax.tree.map(lambda u, m: u * m, updates, multipliers)
+            return jax.tree.map(lambda p, u: p - config.peak_lr * u, params, updates), state
+
+        for _ in range(100):
+            params, state = step(params, state)
+        return float(jax.nn.softmax(params["mix"]["weights"])[layer])
+
+    config = OptimConfig(name="adamw", peak_lr=1e-3, weight_decay=0.0)
+    assert weight(dataclasses.replace(config, mix_lr=MIX_LR)) > 0.8
+    assert 1 / 3 < weight(config) < 0.4
 
 
 def test_what_is_frozen_has_no_rate():
