@@ -115,10 +115,13 @@ class _Names:
         self.hint = f"; if this line is no header, give positions: {self.positions}" if table.headed else ""
 
     def column(self, asked: str, role: str, option: str) -> Column:
-        """Returns a column by its name or its position. Raises: DataError where no column is called so."""
+        """Returns a column by its name, in another case where none is called so exactly, by a name within its objects
+        (`translation.de`), or by its position. Raises: DataError where no column is called so."""
         table, places = self.table, [place for place, name in enumerate(self.names) if name == asked]
+        places = places or [place for place, name in enumerate(self.names) if name.lower() == asked.lower()]
         if len(places) == 1:
-            return Column(role, places[0] if table.width else asked, f"column {asked!r}")
+            name = self.names[places[0]]
+            return Column(role, places[0] if table.width else name, f"column {name!r}")
         if places:
             several = " or ".join(str(place + 1) for place in places)
             raise DataError(f"{table.head}: several columns are called {asked!r}; give the position, {several}")
@@ -126,6 +129,9 @@ class _Names:
             raise DataError(
                 f"{table.where}: columns have no names here, and --task.{option} is {asked!r}; give a position, from 1"
             )
+        outer, dot, inner = asked.partition(".")
+        if dot and not table.width and outer in self.names:
+            return Column(role, outer, f"column {asked!r}", tuple(inner.split(".")))
         if not asked.isdecimal() or not table.width:
             raise self._no_column(asked)
         if not 1 <= int(asked) <= table.width:
@@ -136,11 +142,7 @@ class _Names:
         return Column(role, place, f"column {asked}" + (f" {self.names[place]!r}" if self.names else ""))
 
     def _no_column(self, asked: str) -> DataError:
-        # Another case is the likeliest mistake of all.
-        lowered = {name.lower(): name for name in self.names}
         near = did_you_mean(repr(asked), map(repr, self.names))
-        if asked.lower() in lowered:
-            near = f" (did you mean {lowered[asked.lower()]!r}?)"
         hint = "" if near else self.hint
         return DataError(f"{self.table.head}: there is no column {asked!r}{near}; {self.columns_are}{hint}")
 
@@ -206,7 +208,7 @@ class _Names:
         """Raises: DataError where one column is read for two things."""
         for place, column in enumerate(columns):
             for other in columns[:place]:
-                if other.key == column.key:
+                if (other.key, other.inner) == (column.key, column.inner):
                     raise DataError(
                         f"{self.table.head}: {column.called} is both the {other.role} and the {column.role}; "
                         "give each a column of its own: --task.text, --task.choices, --task.label"

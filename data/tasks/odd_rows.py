@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Tagged, Text
@@ -19,6 +20,8 @@ class Column:
     """Its name where rows are mappings, else its place from 0."""
     called: str
     """How messages name it: "column 'premise'"."""
+    inner: tuple[str, ...] = ()
+    """The names of the field within its objects: ("de",) of the column 'translation.de'."""
 
     def __str__(self) -> str:
         return f"the {self.role} ({self.called})"
@@ -74,8 +77,11 @@ class RowReader:
 
     def _cell(self, row: Row, column: Column) -> object:
         try:
-            return row[column.key]  # pyright: ignore[reportArgumentType, reportCallIssue]  # the key fits its table
-        except KeyError:
+            value: Any = row[column.key]  # pyright: ignore[reportArgumentType, reportCallIssue]  # the key fits its table
+            for name in column.inner:
+                value = value[name]
+            return value
+        except (KeyError, TypeError, IndexError):
             raise DataError(f"{self.at}: {column} is missing; every line is to have the same keys") from None
 
     def _sequence(self, row: Row, column: Column, read: Callable[[object, str], str]) -> tuple[str, ...]:

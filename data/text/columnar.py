@@ -203,6 +203,20 @@ def _converter(type: Any, feature: object) -> tuple[Convert | None, bool]:
         return lambda value: _class_name(value, names), True
     if types.is_dictionary(type):
         return _converter(type.value_type, None)
+    if types.is_struct(type):
+        fields = {field.name: _converter(field.type, described.get(field.name)) for field in type}
+        converted = {name: convert for name, (convert, _) in fields.items() if convert is not None}
+        # A field that cannot be read is left out, and so missing where it is asked for.
+        kept = {name for name, (_, readable) in fields.items() if readable}
+
+        def plain(value: Mapping[str, Any]) -> dict[str, object]:
+            return {
+                name: converted[name](each) if name in converted and each is not None else each
+                for name, each in value.items()
+                if name in kept
+            }
+
+        return plain, bool(kept)
     if types.is_float16(type) or types.is_float32(type):
         # A float32 has its own shortest decimals: 3.8, and not 3.799999952316284, the same number as a float64.
         kind = np.float16 if types.is_float16(type) else np.float32

@@ -146,8 +146,8 @@ def test_conllu_leaves_out_ranges_empty_nodes_and_comments(tmp_path: Path):
     for label in ("xpos", "5"):
         task = TaskConfig(kind="tag", text="lemma", label=label)
         assert _read(tmp_path / "a.conllu", content, task)[0] == Tagged(("in", "der"), ("IN", "ART"), "a.conllu:3")
-    message = _refused(tmp_path / "a.conllu", content, TaskConfig(kind="tag", label="UPOS"))
-    assert message.startswith("a.conllu:3: there is no column 'UPOS' (did you mean 'upos'?); the columns are 'id', 'f")
+    message = _refused(tmp_path / "a.conllu", content, TaskConfig(kind="tag", label="UPSO"))
+    assert message.startswith("a.conllu:3: there is no column 'UPSO'; the columns are 'id', 'f")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,10 @@ def test_conllu_leaves_out_ranges_empty_nodes_and_comments(tmp_path: Path):
         # columns
         ("a.tsv", "sentence\tlabel\nx\ty\n", {"text": "sentense"}, "a.tsv:1: there is no column 'sentense' (did you "
          "mean 'sentence'?); the columns are 'sentence', 'label'"),
-        ("a.tsv", "a\tlabel\nx\ty\n", {"text": "A"}, "a.tsv:1: there is no column 'A' (did you mean 'a'?)"),
+        ("a.csv", "bC,Bc,label\nx,y,z\n", {"text": "bc"}, "a.csv:1: several columns are called 'bc'; give the position"),
+        ("a.jsonl", '{"a": {"b": 1}, "label": 2}', {"text": "a.b"}, "a.jsonl:1: the text (column 'a.b') is the number"),
+        ("a.jsonl", '{"a": {"b": 1}, "label": 2}', {"text": "a.c"}, "a.jsonl:1: the text (column 'a.c') is missing"),
+        ("a.jsonl", '{"a": "b", "label": 2}', {"text": "a.b.c"}, "a.jsonl:1: the text (column 'a.b.c') is missing"),
         ("a.tsv", "It was good\t1\nbad\t0\n", {}, "a.tsv:1: no column has a usual name of the text (text, sentence, "
          "review, …); the columns are 'It was good', '1'; name it with --task.text; if this line is no header, give "
          "positions: --task.text 1 --task.label 2"),

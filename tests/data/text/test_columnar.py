@@ -1,6 +1,8 @@
 """Parquet, Arrow and saved data sets of Hugging Face: rows as they were written, and damage in one line."""
 
+import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode_examples import encode
-from contexture.data.tasks.examples import ChoiceExample, Tagged, Text
+from contexture.data.tasks.examples import ChoiceExample, Pair, Tagged, Text
 from contexture.data.tasks.read_examples import check_sources, examples, source_of
 from contexture.data.text import columnar
 from contexture.data.text.columnar import Columnar
@@ -110,8 +112,31 @@ def test_a_row_is_an_example_and_an_odd_one_its_row_s_error(tmp_path: Path, name
         next(read)
     with pytest.raises(DataError, match=rf"{name}:0: column 'x' is of type binary; give strings, numbers, or lists"):
         next(examples(file, TaskConfig(kind="classify", text="x"), labelled=True))
-    with pytest.raises(DataError, match=rf"{name}: there is no column 'Label' \(did you mean 'label'\?\); the columns"):
-        next(examples(file, TaskConfig(kind="classify", label="Label"), labelled=True))
+    with pytest.raises(DataError, match=rf"{name}: there is no column 'labl' \(did you mean 'label'\?\); the columns"):
+        next(examples(file, TaskConfig(kind="classify", label="labl"), labelled=True))
+    read = examples(file, TaskConfig(kind="classify", label="LABEL"), labelled=True)
+    assert next(read) == Text("the cat", "1", f"{name}:0")
+
+
+@FILES
+def test_fields_within_objects_have_dotted_names(tmp_path: Path, name: str):
+    rows = [{"de": "ein Haus", "en": "a house", "raw": b""}, {"de": "der Hund", "en": None, "raw": b""}, None]
+    table = pa.table({"translation": rows, "meta": [{"score": {"label": 1}}, {"score": None}, {"score": None}]})
+    file = str(write(table, tmp_path / name))
+    task = TaskConfig(kind="classify", text="translation.de", second="Translation.en", label="meta.score.label")
+    with pytest.raises(DataError, match=f"{name}: there is no column 'Translation.en'"):
+        next(examples(file, task, labelled=True))
+    task = dataclasses.replace(task, second="translation.en")
+    assert next(examples(file, task, labelled=True)) == Pair("ein Haus", "a house", "1", f"{name}:0")
+    for field, row, wrong in (
+        ("translation.fr", 0, "the text (column 'translation.fr') is missing"),
+        ("translation.raw", 0, "the text (column 'translation.raw') is missing"),
+        ("translation.de", 2, "the text (column 'translation.de') is missing"),
+        ("translation", 0, "the text (column 'translation') is an object, no string"),
+    ):
+        read = examples(file, TaskConfig(kind="classify", text=field), labelled=False)
+        with pytest.raises(DataError, match=re.escape(f"{name}:{row}: {wrong}")):
+            list(read)
 
 
 def test_lists_are_words_tags_and_alternatives(tmp_path: Path):
