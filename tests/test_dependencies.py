@@ -22,13 +22,17 @@ DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
 DEVELOPMENT = ("tests", "benchmarks", "examples")
 SCRIPTS = {path.stem for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py")}
 OURS = {"contexture", "tests", *SCRIPTS}
-OPTIONAL = {"torch": "reads pickled weights where it is installed; without it the error says so"}
+OPTIONAL = {
+    "ipython": "draws the progress bar of a notebook, whose kernel brings it",
+    "torch": "reads pickled weights where it is installed; without it the error says so",
+}
 NOT_IMPORTED = {
     "flatbuffers": "jax.export imports it without asking for it",
     "importlib-resources": "tensorflow-datasets imports it without asking for it",
 }
 TOOLS = {
     "codespell": "a command of `make lint`",
+    "ipykernel": "runs the notebooks of examples/",
     "pyright": "a command of `make lint`",
     "pytest-timeout": "a plugin of pytest",
     "pytest-xdist": "a plugin of pytest",
