@@ -89,6 +89,7 @@ bench: $(PARITY)
 	$(BIN)/python benchmarks/elmo_step.py --steps 2 --rounds 4
 	$(BIN)/python benchmarks/writing.py --lines 1
 	$(BIN)/python benchmarks/writing.py --lines 16
+	$(BIN)/python benchmarks/calls.py
 
 plans: $(STAMP)  ## every recipe compiled for the smallest slice for it: docs/plans.md; needs the extra [plan-tpu]
 	$(PIP) install -e ".[plan-tpu]"

@@ -11,6 +11,7 @@ from contexture.models.heads.layer_mix import learned_mixes
 from contexture.models.shapes import Params
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.run.folder import INPUTS
 from contexture.train.run.plots import COLOURS, Theme, add_legend, add_title, new_figure, save_figure
 from contexture.train.run_file import read
 
@@ -26,15 +27,18 @@ def layers(runs: Sequence[Path], load_params: Callable[[Path], Params]) -> list[
         if run.head.mix != "all":
             raise ConfigError(f"{folder} mixes no layers; give runs fine-tuned with --head.mix all")
         for place, mix in learned_mixes(load_params(folder)).items():
-            mixes.append({"run": str(folder), "task": _task(run), "seed": run.seed, "place": place, **mix})
+            mixes.append({"run": str(folder), "task": _task(run, folder), "seed": run.seed, "place": place, **mix})
     return mixes
 
 
-def _task(run: Run) -> str:
-    """Returns a task's name for people: its own, else its kind with the folder and the file of its training set."""
+def _task(run: Run, folder: Path) -> str:
+    """Returns a task's name for people: its own, else its kind with the folder and the file of its training set, or,
+    where examples were given in Python, with the folder of the run."""
     if run.task.name != "off":
         return run.task.name
     file = Path(run.task.train[0])
+    if file.parent.name == INPUTS:
+        return f"{run.task.kind} {folder.name}"
     return f"{run.task.kind} {file.parent.name}/{file.stem}"
 
 
@@ -54,7 +58,7 @@ def draw(mixes: Sequence[LayerMix], file: Path, theme: Theme = "light") -> None:
         groups.setdefault(f"{mix['task']}\n({mix['place']})", []).append(mix["weights"])
     # Runs of several backbones may stand in one figure: a group has as many bars as its deepest run has layers.
     layer_count = max(len(weights) for group in groups.values() for weights in group)
-    width = max(2.4 + max(1.6, 0.35 * layer_count) * len(groups), 4.8)
+    width = max(2.4 + max(1.6, 0.35 * layer_count) * len(groups), 5.6)
     figure, (axes,) = new_figure(width, 4.2, theme=theme)
     for layer in range(layer_count):
         x, means, deviations = [], [], []

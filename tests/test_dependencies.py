@@ -23,6 +23,7 @@ DEVELOPMENT = ("tests", "benchmarks", "examples")
 SCRIPTS = {path.stem for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py")}
 OURS = {"contexture", "tests", *SCRIPTS}
 OPTIONAL = {
+    "ipython": "draws the progress bar of a notebook, whose kernel brings it",
     "torch": "reads pickled weights where it is installed; without it the error says so",
     **dict.fromkeys(("aim", "mlflow-skinny", "wandb"), "an extra, for --log.to; without it the error says so"),
 }
@@ -32,6 +33,7 @@ NOT_IMPORTED = {
 }
 TOOLS = {
     "codespell": "a command of `make lint`",
+    "ipykernel": "runs the notebooks of examples/",
     "pyright": "a command of `make lint`",
     "pytest-timeout": "a plugin of pytest",
     "pytest-xdist": "a plugin of pytest",
@@ -79,7 +81,12 @@ def test_what_the_extras_declare_is_imported_or_a_tool():
 
 @pytest.mark.parametrize("extra", ["aim", "mlflow", "wandb"])
 def test_the_suite_tries_the_trackers_that_users_install(extra: str):
-    assert set(map(str, EXTRAS[extra])) <= {*map(str, EXTRAS["dev"])}
+    packages = {str(one) for one in EXTRAS[extra] if one.name in OPTIONAL}
+    assert (
+        packages
+        and packages <= {*map(str, EXTRAS["dev"])}
+        and not _misfits(EXTRAS[extra], _locked("requirements.lock"))
+    )
 
 
 def _locked(name: str) -> dict[str, set[str]]:

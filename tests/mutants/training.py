@@ -232,6 +232,16 @@ TRAINING = (
          _CHECKPOINTS),
     ),
     *mutants_of(
+        "train/run/console.py",
+        ("progress.on-stderr", "file=sys.stdout,", "file=sys.stderr,",
+         "train/run/test_progress.py::test_a_notebook_has_one_bar_that_is_drawn_in_place"),
+    ),
+    *mutants_of(
+        "train/run/progress.py",
+        ("progress.bar-of-rich", "drawn_by = _NotebookProgress if in_notebook()", "drawn_by = Progress if True",
+         "train/run/test_progress.py::test_a_notebook_has_one_bar_that_is_drawn_in_place"),
+    ),
+    *mutants_of(
         "train/run/report.py",
         ("metrics.not-cut", 'if step and record["step"] <= step', 'if step and record["step"] >= 0', _REPORT),
         ("metrics.cut-one-early", 'if step and record["step"] <= step', 'if step and record["step"] < step', _REPORT),

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Iterator
 
@@ -9,9 +10,27 @@ from rich.console import Console
 
 from contexture.data.visible import visible
 
+NOTEBOOK_COLUMNS = 100
+
+
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook."""
+    return Console().is_jupyter
+
 
 def console() -> Console:
-    """A console on stderr."""
+    """A console on stderr. Of a notebook, which marks stderr as errors, it is on stdout, a terminal without colours."""
+    if in_notebook():
+        return Console(
+            file=sys.stdout,
+            force_terminal=True,
+            force_jupyter=False,
+            color_system=None,
+            width=NOTEBOOK_COLUMNS,
+            soft_wrap=True,
+            highlight=False,
+            emoji=False,
+        )
     return Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
 
 
@@ -24,7 +43,7 @@ class ConsoleHandler(logging.Handler):
     def __init__(self, console: Console, *, dated: bool) -> None:
         super().__init__()
         self.console = console
-        self._dated = dated and not console.is_terminal and not console.is_jupyter
+        self._dated = dated and not console.is_terminal
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints one message."""

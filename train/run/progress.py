@@ -1,8 +1,9 @@
-"""Shows how a run gets on: a progress bar on a terminal, else a line every few seconds."""
+"""Shows how a run gets on: a progress bar on a terminal and in a notebook, else a line every few seconds."""
 
 import contextlib
-import importlib.util
+import io
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -11,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
 from rich.text import Text
+
+from contexture.train.run.console import in_notebook
 
 logger = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 5.0
@@ -90,6 +93,47 @@ def bar_width(console: Console) -> int:
     return 20 if console.width >= _WIDE else 8
 
 
+class _NotebookProgress(Progress):
+    """The bar as one output of a notebook's cell, which is replaced in place; the file keeps the last.
+
+    rich's own bar needs ipywidgets, and its outputs cannot be read where no kernel runs.
+    """
+
+    def __init__(self, *columns: ProgressColumn, console: Console) -> None:
+        self._page = Console(file=io.StringIO(), width=console.width, color_system=None, force_jupyter=False)
+        super().__init__(*columns, console=self._page, auto_refresh=False)
+        self._output: Any = None
+        self._stopped = threading.Event()
+        self._clock = threading.Thread(target=self._tick, name="progress bar", daemon=True)
+
+    def _drawn(self) -> dict[str, str]:
+        with self._page.capture() as drawn:
+            self._page.print(self.get_renderable())
+        return {"text/plain": drawn.get().rstrip()}
+
+    def start(self) -> None:
+        """Adds the output."""
+        from IPython.display import display
+
+        self._output = display(self._drawn(), raw=True, display_id=True)
+        self._clock.start()
+
+    def refresh(self) -> None:
+        """Draws the bar anew."""
+        if self._output is not None:
+            self._output.update(self._drawn(), raw=True)
+
+    def _tick(self) -> None:
+        while not self._stopped.wait(0.5):
+            self.refresh()
+
+    def stop(self) -> None:
+        """Draws the bar a last time."""
+        self._stopped.set()
+        self._clock.join()
+        self.refresh()
+
+
 class ProgressDisplay:
     """The progress of one run on a console, until `stop`."""
 
@@ -97,10 +141,10 @@ class ProgressDisplay:
         self._steps, self._last_line = steps, 0.0
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        # In a notebook, rich draws a bar where ipywidgets is installed.
-        if console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets")):
-            bar = BarColumn(bar_width=bar_width(console))
-            self._bar = Progress(_Step(), bar, _Figures(console), console=console)
+        if console.is_terminal:
+            columns = (_Step(), BarColumn(bar_width=bar_width(console)), _Figures(console))
+            drawn_by = _NotebookProgress if in_notebook() else Progress
+            self._bar = drawn_by(*columns, console=console)
             self._task = self._bar.add_task(
                 "", total=steps, completed=done, figures=[], seconds_left=None, busy_since=None
             )

@@ -156,7 +156,7 @@ def test_conllu_leaves_out_ranges_empty_nodes_and_comments(tmp_path: Path):
         # columns
         ("a.tsv", "sentence\tlabel\nx\ty\n", {"text": "sentense"}, "a.tsv:1: there is no column 'sentense' (did you "
          "mean 'sentence'?); the columns are 'sentence', 'label'"),
-        ("a.csv", "bC,Bc,label\nx,y,z\n", {"text": "bc"}, "a.csv:1: several columns are called 'bc'; give the position"),
+        ("a.csv", "bC,Bc,label\nx,y,z\n", {"text": "bc"}, "a.csv:1: several columns are called 'bc'; give the pos"),
         ("a.jsonl", '{"a": {"b": 1}, "label": 2}', {"text": "a.b"}, "a.jsonl:1: the text (column 'a.b') is the number"),
         ("a.jsonl", '{"a": {"b": 1}, "label": 2}', {"text": "a.c"}, "a.jsonl:1: the text (column 'a.c') is missing"),
         ("a.jsonl", '{"a": "b", "label": 2}', {"text": "a.b.c"}, "a.jsonl:1: the text (column 'a.b.c') is missing"),

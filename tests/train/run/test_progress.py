@@ -10,6 +10,7 @@ from rich.console import Console
 from contexture.train.run.console import logged_to
 from contexture.train.run.progress import ProgressDisplay, figures_of
 from tests.helpers.logs import logged
+from tests.helpers.notebooks import outputs_of
 
 RECORD = {
     "step": 1234,
@@ -56,6 +57,32 @@ def test_without_a_terminal_progress_is_lines():
         display.show({**RECORD, "step": 2000, "seconds_left": 0.0})
     assert [line.partition(":")[0] for line in lines] == ["step 1/2000", "step 2/2000 held out", "step 2000/2000"]
     assert lines[0].endswith("lr 1.0e-04, waits for data 30%, 1:02:05 left") and "left" not in lines[-1]
+
+
+IN_A_NOTEBOOK = f"""
+from pathlib import Path
+from contexture.train.run.console import logged_to
+from contexture.train.run.report import Report
+record = {RECORD}
+report = Report(Path("run"), steps=2000, speaks=True, tensorboard=False)
+Path("run").mkdir()
+with logged_to(report.console, dated=True):
+    report.start(0, 1)
+    report.table("the task", ["kind"], [["classify"]])
+    for step in range(1, 1001):
+        report.record([record | {{"step": step}}], saved=step)
+    with report.evaluating():
+        pass
+    report.record([{{"step": 1000, "split": "dev", "loss": 5.0}}], saved=1000)
+    report.close()
+"""
+
+
+def test_a_notebook_has_one_bar_that_is_drawn_in_place(tmp_path):
+    bar, text = outputs_of(IN_A_NOTEBOOK, tmp_path)
+    assert (text.name, text.text) == ("stdout", "the task\nkind    \nclassify\nstep 1000/2000 held out: loss 5.0000\n")
+    assert list(bar.data) == ["text/plain"] and "\n" not in bar.data["text/plain"]
+    assert re.fullmatch(r"step 1000/2000 ━+╸? +loss 6.4491, .*, 1:02:05 left", bar.data["text/plain"])
 
 
 def test_what_is_not_remarkable_is_not_shown():
