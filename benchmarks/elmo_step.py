@@ -49,7 +49,7 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
     with tempfile.TemporaryDirectory() as folder:
         if not args.text:
             sys.path.insert(0, str(ROOT / "examples"))
-            from demo_text import library, split, write_text  # pyright: ignore[reportMissingImports]
+            from tutorial_text import library, split, write_text  # pyright: ignore[reportMissingImports]
 
             write_text(Path(folder) / "text", split(list(library()))["rest"])
         data = dataclasses.replace(settings().data, path=(args.text or f"{folder}/text",))

@@ -34,8 +34,8 @@ def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 
 
 
 MIX_LR = 0.05
-"""The learning rate of the weights that mix layers. Adam moves a parameter by its rate at most: at the rates of heads,
-or of a whole model, the weights hardly leave their start in the steps that a task has."""
+"""The learning rate of the weights that mix layers. Adam's updates are about as large as its rate, so at the rates of
+heads, or of a whole model, the weights hardly leave their start in the steps that a task has."""
 
 
 def load_source_run(source: Path, folder: Path) -> tuple[Run, Path]:

@@ -109,6 +109,7 @@ def check_scope(names: Collection[str], run: Run, where: str = "") -> None:
     for name in names:
         if what := scope(name, run):
             kind = f"task.kind={run.task.kind}" if _is_task(run) else f"pretraining {_NAMES[run.family]}"
+            kind = f"head.mix={run.head.mix}" if name == "optim.mix_lr" else kind
             place = f"{where}: " if where else ""
             raise ConfigError(f"{place}--{_option(name)} is for {what}, and has no meaning for {kind}; leave it out")
 

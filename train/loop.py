@@ -94,14 +94,14 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         meshes.describe_attention(run.model, run.data.packed)
         meshes.check_compiler_options(run.mesh, mesh)
         check_adapters(run)
-        check_trackers(run.log.to)
         first = jax.process_index() == 0
         # Process 0 owns the folder. Text that does not exist is refused before the folder is made.
         if first:
+            check_trackers(run.log.to)
             data.check_text(run, folder)
             stack.enter_context(directories.lock_run_dir(folder))
         agree_on_folder(folder)
-        trackers = Trackers(run, folder) if first and run.log.to else None
+        trackers = Trackers(run, folder, signals.check) if first and run.log.to else None
         report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard, trackers=trackers)
         stack.enter_context(logged_to(report.console, dated=True))
         stack.callback(report.close)

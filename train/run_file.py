@@ -178,13 +178,15 @@ def with_settings_of_the_start(run: Run, recipe: Run, directory: Path) -> Run:
     Runs of earlier versions train their mixing weights at the rate of all else, and go on so unless the user gives
     another rate than the recipe's.
     """
-    if run.optim.mix_lr != recipe.optim.mix_lr or not (directory / "run.json").exists():
+    if run.optim.mix_lr != recipe.optim.mix_lr or not run.optim.mix_lr:
         return run
     try:
-        started = read(directory).run
-    except ConfigError:
-        return run  # reported when the folder is opened
-    return run if started.optim.mix_lr else dataclasses.replace(run, optim=dataclasses.replace(run.optim, mix_lr=0.0))
+        started = json.loads(read_plain(directory / "run.json"))["config"]["optim"]
+    except (OSError, DataError, ValueError, RecursionError, KeyError, TypeError):
+        return run  # a new run, or one whose damage is reported when the folder is opened
+    if not isinstance(started, dict) or "mix_lr" in started:
+        return run
+    return dataclasses.replace(run, optim=dataclasses.replace(run.optim, mix_lr=0.0))
 
 
 def warmup_note(given: Run, run: Run) -> str:

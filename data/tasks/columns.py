@@ -70,6 +70,7 @@ def find_columns(table: Table, task: TaskConfig, labelled: bool, *, speaks: bool
     # Named by the user, or by the format (CoNLL); empty: to be found.
     text, second, label = task.text or table.usual[0], task.second, task.label or table.usual[1]
     names = _Names(table, task.kind, labelled)
+    text, second, label = names.real(text), names.real(second), names.real(label)
     if table.names is None and not (text and (label or not labelled) and (task.choices or task.kind != "choice")):
         raise DataError(f"{table.where}: a file without a header wants positions; give {names.positions}")
     if labelled and table.usual[0] and table.width == 1:
@@ -77,7 +78,8 @@ def find_columns(table: Table, task: TaskConfig, labelled: bool, *, speaks: bool
 
     # The most telling names first: a column that is found is not looked at for the next role. So `question` is the text
     # of a choice, whose alternatives are called choice1, …, and a pair's first text beside `sentence`.
-    choices = task.choices or (names.choices((text, label)) if task.kind == "choice" else ())
+    choices = tuple(map(names.real, task.choices))
+    choices = choices or (names.choices((text, label)) if task.kind == "choice" else ())
     if text or choices or tagged:
         text = names.resolve(text_role, text, (*choices, label))
     elif second:
@@ -98,7 +100,7 @@ def find_columns(table: Table, task: TaskConfig, labelled: bool, *, speaks: bool
     columns = [column for column in (text_column, second_column, *choice_columns, label_column) if column]
     if choices:
         names.check_apart(columns)
-    if speaks and (not task.text or (labelled and not task.label) or choices != task.choices):
+    if speaks and (not task.text or (labelled and not task.label) or (choices and not task.choices)):
         name = table.where if table.where.startswith(tfds.PREFIX) else Path(table.where).name
         logger.info(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
     return Columns(text_column, second_column, tuple(choice_columns), label_column, tagged)
@@ -114,14 +116,24 @@ class _Names:
         self.positions = f"{texts} --task.label {label}" if labelled else f"{texts} --task.header no"
         self.hint = f"; if this line is no header, give positions: {self.positions}" if table.headed else ""
 
+    def real(self, asked: str) -> str:
+        """Returns the name of the one column that is called so in another case; else what was asked for."""
+        outer, dot, inner = ("", "", "") if asked in self.names else asked.partition(".")
+        for one, rest in ((asked, ""), (outer, dot + inner)):
+            same = [name for name in self.names if name.lower() == one.lower()]
+            if len(same) == 1 and asked not in self.names:
+                return same[0] + rest
+        return asked
+
     def column(self, asked: str, role: str, option: str) -> Column:
-        """Returns a column by its name, in another case where none is called so exactly, by a name within its objects
-        (`translation.de`), or by its position. Raises: DataError where no column is called so."""
+        """Returns a column by its name, by that of a field within its objects (`translation.de`), or by its position.
+
+        Raises: DataError where no column is called so.
+        """
         table, places = self.table, [place for place, name in enumerate(self.names) if name == asked]
         places = places or [place for place, name in enumerate(self.names) if name.lower() == asked.lower()]
         if len(places) == 1:
-            name = self.names[places[0]]
-            return Column(role, places[0] if table.width else name, f"column {name!r}")
+            return Column(role, places[0] if table.width else asked, f"column {asked!r}")
         if places:
             several = " or ".join(str(place + 1) for place in places)
             raise DataError(f"{table.head}: several columns are called {asked!r}; give the position, {several}")

@@ -81,8 +81,9 @@ class RowReader:
             for name in column.inner:
                 value = value[name]
             return value
-        except (KeyError, TypeError, IndexError):
-            raise DataError(f"{self.at}: {column} is missing; every line is to have the same keys") from None
+        except (KeyError, TypeError):
+            every = "row is to have that field" if column.inner else "line is to have the same keys"
+            raise DataError(f"{self.at}: {column} is missing; every {every}") from None
 
     def _sequence(self, row: Row, column: Column, read: Callable[[object, str], str]) -> tuple[str, ...]:
         """Returns words, or tags, from a list of them or a string with single spaces between them."""

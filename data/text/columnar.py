@@ -139,17 +139,33 @@ class Columnar:
 
 
 class _Cells:
-    """A column of a batch, made Python objects when a cell of it is first asked for."""
+    """A column of a batch, made Python objects when a cell of it is first asked for. A cell of objects is a mapping of
+    the fields that can be read."""
 
     def __init__(self, column: Any, feature: object) -> None:
         self._column, self._values = column, None
+        self._fields: dict[str, _Cells] = {}
         self._convert, self.readable = _converter(column.type, feature)
+        names = [field.name for field in column.type] if str(column.type).startswith("struct<") else []
+        if names:
+            import pyarrow.compute as compute
+
+            described: Mapping[str, object] = feature if isinstance(feature, dict) else {}
+            for place, name in enumerate(names):
+                within = compute.struct_field(column, [place])  # pyright: ignore[reportAttributeAccessIssue]
+                field = _Cells(within, described.get(name))
+                if field.readable and names.count(name) == 1:
+                    self._fields[name] = field
+            self.readable = bool(self._fields)
 
     @property
     def type(self) -> str:
         return str(self._column.type)
 
     def value(self, place: int) -> object:
+        if self._fields:
+            valid = self._column[place].is_valid
+            return {name: field.value(place) for name, field in self._fields.items()} if valid else None
         if self._values is None:
             self._values = self._column.to_pylist()
         value = self._values[place]
@@ -203,20 +219,6 @@ def _converter(type: Any, feature: object) -> tuple[Convert | None, bool]:
         return lambda value: _class_name(value, names), True
     if types.is_dictionary(type):
         return _converter(type.value_type, None)
-    if types.is_struct(type):
-        fields = {field.name: _converter(field.type, described.get(field.name)) for field in type}
-        converted = {name: convert for name, (convert, _) in fields.items() if convert is not None}
-        # A field that cannot be read is left out, and so missing where it is asked for.
-        kept = {name for name, (_, readable) in fields.items() if readable}
-
-        def plain(value: Mapping[str, Any]) -> dict[str, object]:
-            return {
-                name: converted[name](each) if name in converted and each is not None else each
-                for name, each in value.items()
-                if name in kept
-            }
-
-        return plain, bool(kept)
     if types.is_float16(type) or types.is_float32(type):
         # A float32 has its own shortest decimals: 3.8, and not 3.799999952316284, the same number as a float64.
         kind = np.float16 if types.is_float16(type) else np.float32

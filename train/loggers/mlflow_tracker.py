@@ -19,7 +19,8 @@ def check() -> None:
 
 
 def open_run(place: Place) -> "MlflowTracker":
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a line for each time that it tries again
+    for name in ("urllib3.connectionpool", "mlflow.store.db.utils", "alembic"):  # lines of their own
+        logging.getLogger(name).setLevel(logging.ERROR)
     return MlflowTracker(place)
 
 
@@ -35,7 +36,7 @@ class MlflowTracker:
         client.update_run(self._run, status="RUNNING")
 
     def last_step(self, split: str) -> int:
-        return max((point.step for point in self._client.get_metric_history(self._run, f"{split}/step")), default=-1)
+        return int(self._client.get_run(self._run).data.metrics.get(f"{split}/step", -1))
 
     def add(self, step: int, split: str, figures: dict[str, float]) -> None:
         if len(self._metrics) + len(figures) > _BATCH:
@@ -53,9 +54,10 @@ class MlflowTracker:
 
 
 def _existing(client: MlflowClient, run: str) -> str:
-    """Returns the id of the run if this server has it, else ""."""
+    """Returns the id of the run if this server has it and it was not deleted, else ""."""
     try:
-        return client.get_run(run).info.run_id if run else ""
+        info = client.get_run(run).info if run else None
+        return info.run_id if info and info.lifecycle_stage == "active" else ""
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return ""

@@ -2,21 +2,21 @@
 
 A record is sent when the checkpoint of its step is on disk, so a step that was sent is never done again. At the start a
 tracker is asked for the last step that it holds, and receives what metrics.jsonl has after it: what a killed process
-did not send, or all of a run whose tracker is named only now. One thread talks to the trackers, so training never waits
-for a network. A tracker that fails is left out from then on; the next start sends the rest.
+did not send, or all of a run whose tracker is named only now. Each tracker has a thread of its own, so neither training
+nor another tracker waits for it. One that fails is left out from then on; the next start sends the rest.
 """
 
-import contextlib
 import dataclasses
 import importlib
 import json
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from contexture.train import run_file
 from contexture.train.config import Run
@@ -25,9 +25,9 @@ from contexture.train.errors import ConfigError
 logger = logging.getLogger(__name__)
 IDS = "trackers.json"
 """The file of a run that says which runs of the trackers belong to it."""
-_PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "aim": "aim"}
-_OPEN_SECONDS = 60.0
-_CLOSE_SECONDS = 60.0
+Record: TypeAlias = dict[str, Any]
+_OPEN_SECONDS, _CLOSE_SECONDS, _STOPPED_SECONDS = 60.0, 60.0, 10.0
+_LEFT_OUT = "training goes on without it, and the next start sends it what it lacks"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,114 +65,135 @@ class Tracker(Protocol):
 def check_trackers(names: Iterable[str]) -> None:
     """Refuses trackers that are not installed or not set up. Raises ConfigError."""
     for name in names:
-        if find_spec(_PACKAGES[name]) is None:
+        if (spec := find_spec(name)) is None or spec.origin is None:  # a folder of that name is no package
             raise ConfigError(f'log.to={name}: {name} is not installed; install it: pip install "contexture[{name}]"')
-        _module(name).check()
+        try:
+            _module(name).check()
+        except Exception as error:  # whatever a tracker's client raises for settings of its own
+            raise ConfigError(f"log.to={name}: {_first_line(error)}") from None
 
 
 def _module(name: str) -> Any:
     return importlib.import_module(f"contexture.train.loggers.{name}_tracker")
 
 
+class _Worker:
+    """A tracker, and the thread that talks to it."""
+
+    def __init__(self, name: str, place: Place) -> None:
+        self.name, self.error = name, None
+        self.tracker: Tracker | None = None
+        self.opened = threading.Event()
+        self._place, self._last = place, dict[str, int]()
+        self._tasks: queue.SimpleQueue[Callable[[Tracker], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def fail(self, error: Exception) -> None:
+        """Leaves the tracker out from now on."""
+        self.error = self.error or error
+
+    def send(self, records: Callable[[], Iterable[Record]]) -> None:
+        self._tasks.put(lambda tracker: self._add(tracker, records()))
+
+    def close(self, complete: bool) -> None:
+        self._tasks.put(lambda tracker: tracker.close(complete))
+        self._tasks.put(None)
+
+    def done_within(self, seconds: float) -> bool:
+        self._thread.join(max(seconds, 0.0))
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        try:
+            tracker = _module(self.name).open_run(self._place)
+            self._last = {split: tracker.last_step(split) for split in ("train", "dev")}
+            if self.error is not None:  # too late
+                tracker.close(False)
+                return
+            self.tracker = tracker
+        except Exception as error:  # whatever a tracker's client or its server raises
+            self.fail(error)
+            return
+        finally:
+            self.opened.set()
+        while (task := self._tasks.get()) is not None and self.error is None:
+            try:
+                task(tracker)
+            except Exception as error:
+                self.fail(error)
+                logger.warning(f"log.to={self.name}: {_first_line(error)}; {_LEFT_OUT}")
+
+    def _add(self, tracker: Tracker, records: Iterable[Record]) -> None:
+        for record in records:
+            step, split = record["step"], record["split"]
+            if step > self._last[split]:
+                tracker.add(step, split, figures_of(record))
+                self._last[split] = step
+        tracker.flush()
+
+
 class Trackers:
-    """The trackers of one run. Its methods return at once, but for `start` and `close`."""
+    """The trackers of one run. `send` returns at once; `start` and `close` wait for answers, but not for long."""
 
-    def __init__(self, run: Run, folder: Path) -> None:
-        self._names, self._run, self._folder = run.log.to, run, folder
-        self._open: dict[str, tuple[Tracker, dict[str, int]]] = {}
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
-        if self._names:
-            self._thread.start()
+    def __init__(self, run: Run, folder: Path, check: Callable[[], None] = lambda: None) -> None:
+        """check: called while trackers are opened; what it raises ends that."""
+        self._run, self._folder, self._check = run, folder, check
+        self._workers: list[_Worker] = []
 
-    def start(self, records: Iterable[dict[str, Any]], step: int) -> None:
+    def start(self, records: Callable[[], Iterable[Record]], step: int) -> None:
         """Opens the run in each tracker and sends it the records that it lacks.
 
         step: where training starts. Raises ConfigError if a tracker cannot be opened and the run is at its start; later
         that is a warning, since a job that comes back from a stop should train.
         """
-        if not self._names:
-            return
-        opened, errors = threading.Event(), dict[str, Exception]()
-        self._tasks.put(lambda: self._open_all(errors))
-        self._tasks.put(opened.set)
-        if not opened.wait(_OPEN_SECONDS):
-            errors |= {name: TimeoutError(f"no answer in {_OPEN_SECONDS:.0f} s") for name in self._names}
-        for name, error in errors.items():
-            text = f"log.to={name}: {_first_line(error)}"
-            if not step:
-                raise ConfigError(f"{text}; mend that, or leave out --log.to {name}") from None
-            logger.warning(f"{text}; training goes on without it, and the next start sends it what it lacks")
-        self._names = tuple(name for name in self._names if name not in errors)
-        for name in self._names:
-            logger.info(f"{name}: {self._open[name][0].where}")
-        self.send(records)
+        path, config = self._folder / IDS, run_file.to_json(self._run)
+        ids = _read_ids(path)
+        for name in self._run.log.to:
+            place = Place(self._folder.name, self._folder, config, ids.get(name, {}))
+            self._workers.append(_Worker(name, place))
+        limit = time.monotonic() + _OPEN_SECONDS
+        while waiting := [worker for worker in self._workers if not worker.opened.wait(0.1)]:
+            self._check()
+            if time.monotonic() > limit:
+                for worker in waiting:
+                    worker.fail(TimeoutError(f"no answer in {_OPEN_SECONDS:.0f} s"))
+                break
+        opened = [worker for worker in self._workers if worker.error is None]
+        run_file.write_json(path, ids | {worker.name: worker.tracker.ids for worker in opened if worker.tracker})
+        for worker in self._workers:
+            if worker.error is not None:
+                text = f"log.to={worker.name}: {_first_line(worker.error)}"
+                if not step:
+                    raise ConfigError(f"{text}; mend that, or leave out --log.to {worker.name}") from None
+                logger.warning(f"{text}; {_LEFT_OUT}")
+            elif worker.tracker:
+                logger.info(f"{worker.name}: {worker.tracker.where}")
+                worker.send(records)
 
-    def send(self, records: Iterable[dict[str, Any]]) -> None:
+    def send(self, records: Iterable[Record]) -> None:
         """Sends records to each tracker, but for those that it holds."""
-        if self._names and (batch := list(records)):
-            self._tasks.put(lambda: self._add(batch))
+        if batch := list(records):
+            for worker in self._workers:
+                worker.send(lambda: batch)
 
     def close(self, complete: bool) -> None:
-        """Waits until everything is sent, a minute at most. complete: the run has done all its steps."""
-        if not self._names:
-            return
-        self._tasks.put(lambda: self._close_all(complete))
-        self._tasks.put(None)
-        self._thread.join(_CLOSE_SECONDS)
-        if self._thread.is_alive():
-            logger.warning(
-                f"{' and '.join(self._names)}: no answer in {_CLOSE_SECONDS:.0f} s; what was not sent is sent when "
-                "the run is started again"
-            )
-        self._names = ()
+        """Waits until everything is sent: a minute at most, ten seconds if the run was stopped.
 
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
-
-    def _open_all(self, errors: dict[str, Exception]) -> None:
-        path = self._folder / IDS
-        ids = _read_ids(path)
-        for name in self._names:
-            place = Place(self._folder.name, self._folder, run_file.to_json(self._run), ids.get(name, {}))
-            try:
-                tracker = _module(name).open_run(place)
-                self._open[name] = tracker, {split: tracker.last_step(split) for split in ("train", "dev")}
-            except Exception as error:  # whatever a tracker's client or its server raises
-                errors[name] = error
-            else:
-                ids[name] = tracker.ids
-        run_file.write_json(path, ids)
-
-    def _add(self, records: list[dict[str, Any]]) -> None:
-        for name, (tracker, last) in list(self._open.items()):
-            with self._left_out_if_it_fails(name):
-                for record in records:
-                    step, split = record["step"], record["split"]
-                    if step > last[split]:
-                        tracker.add(step, split, figures_of(record))
-                        last[split] = step
-                tracker.flush()
-
-    def _close_all(self, complete: bool) -> None:
-        for name, (tracker, _) in list(self._open.items()):
-            with self._left_out_if_it_fails(name):
-                tracker.close(complete)
-
-    @contextlib.contextmanager
-    def _left_out_if_it_fails(self, name: str):
-        try:
-            yield
-        except Exception as error:
-            del self._open[name]
-            logger.warning(
-                f"log.to={name}: {_first_line(error)}; training goes on without it, and the next start sends it what "
-                "it lacks"
-            )
+        complete: the run has done all its steps.
+        """
+        opened = [worker for worker in self._workers if worker.tracker is not None and worker.error is None]
+        seconds = _CLOSE_SECONDS if complete else _STOPPED_SECONDS
+        limit = time.monotonic() + seconds
+        for worker in opened:
+            worker.close(complete)
+        for worker in opened:
+            if not worker.done_within(limit - time.monotonic()):
+                logger.warning(f"log.to={worker.name}: no answer in {seconds:.0f} s; the next start sends the rest")
+        self._workers = []
 
 
-def figures_of(record: dict[str, Any]) -> dict[str, float]:
+def figures_of(record: Record) -> dict[str, float]:
     """Returns the numbers of a record; what is not finite is left out. The step is always there, and the last of them:
     a tracker that has it has them all."""
     figures = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}

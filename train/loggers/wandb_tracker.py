@@ -20,7 +20,7 @@ def check() -> None:
     """Refuses to go on where nobody is logged in: W&B would ask for a key in the middle of the training's output."""
     settings = wandb.setup().settings
     if settings.mode in ("online", "shared") and not wandb.login(prompt=False):
-        raise ConfigError("log.to=wandb: nobody is logged in; run `wandb login`, or set WANDB_MODE=offline")
+        raise ConfigError("nobody is logged in; run `wandb login`, or set WANDB_MODE=offline")
 
 
 def open_run(place: Place) -> "WandbTracker":
@@ -36,6 +36,7 @@ class WandbTracker:
         self._run = wandb.init(
             id=number,
             resume="allow",
+            reinit="create_new",  # a run that the caller has open stays as it is
             project=os.environ.get("WANDB_PROJECT", "contexture"),
             name=os.environ.get("WANDB_NAME", place.name),
             dir=folder,
@@ -51,7 +52,7 @@ class WandbTracker:
             self.where = f"offline run {number}; send it with `wandb sync {files}/offline-run-*-{number}`"
         else:
             self._last = {split: int(self._run.summary.get(f"{split}/step", -1)) for split in _SPLITS}
-            self.where = str(self._run.url)
+            self.where = str(self._run.url or f"run {number}")
 
     def last_step(self, split: str) -> int:
         return self._last.get(split, -1)
@@ -67,9 +68,9 @@ class WandbTracker:
 
 
 def _last_steps(folder: Path, number: str) -> dict[str, int]:
-    """Returns the last step of each split in the files of an offline run, of which each start writes one."""
+    """Returns the last step of each split in the files of a run. Each start, offline or not, writes one."""
     last: dict[str, int] = {}
-    for path in folder.glob(f"offline-run-*-{number}/run-{number}.wandb"):
+    for path in folder.glob(f"*run-*-{number}/run-{number}.wandb"):
         for row in history(path):
             for split in _SPLITS:
                 last[split] = max(last.get(split, -1), int(row.get(f"{split}/step", -1)))

@@ -120,7 +120,7 @@ class Report:
 
             self._events = Events(self.directory / "tensorboard", step)
         if self._trackers is not None:
-            self._trackers.start(read_metrics(self.path), step)
+            self._trackers.start(lambda: (r for r in read_metrics(self.path) if r["step"] <= step), step)
         self._progress = ProgressDisplay(self.console, self.steps, step)
 
     def record(self, records: list[Record], saved: int) -> None:

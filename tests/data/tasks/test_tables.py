@@ -137,6 +137,12 @@ def _conllu(*lines: str) -> str:
     return "".join("\t".join([*line.split(" "), *"_________"][:10]) + "\n" if line else "\n" for line in lines)
 
 
+def test_a_column_named_in_another_case_is_taken_for_nothing_else(tmp_path: Path):
+    task = TaskConfig(kind="classify", second="SENTENCE")
+    rows = _read(tmp_path / "a.csv", "Text,Sentence,Label\na,b,c\n", task)
+    assert rows == [Pair("a", "b", "c", "a.csv:2")]
+
+
 def test_conllu_leaves_out_ranges_empty_nodes_and_comments(tmp_path: Path):
     content = "# text = x\n" + _conllu("1-2 im", "1 in in ADP IN", "2 dem der DET ART", "2.1 _", "", "1 #x # SYM $", "")
     assert _read(tmp_path / "a.conllu", content, TAG) == [

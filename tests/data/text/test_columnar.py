@@ -124,10 +124,19 @@ def test_fields_within_objects_have_dotted_names(tmp_path: Path, name: str):
     table = pa.table({"translation": rows, "meta": [{"score": {"label": 1}}, {"score": None}, {"score": None}]})
     file = str(write(table, tmp_path / name))
     task = TaskConfig(kind="classify", text="translation.de", second="Translation.en", label="meta.score.label")
-    with pytest.raises(DataError, match=f"{name}: there is no column 'Translation.en'"):
-        next(examples(file, task, labelled=True))
-    task = dataclasses.replace(task, second="translation.en")
     assert next(examples(file, task, labelled=True)) == Pair("ein Haus", "a house", "1", f"{name}:0")
+    with pytest.raises(DataError, match=f"{name}: there is no column 'translaton.en'"):
+        next(examples(file, dataclasses.replace(task, second="translaton.en"), labelled=True))
+    odd = pa.table({"t": pa.StructArray.from_arrays(
+        [pa.array(["a"]), pa.array([1], pa.timestamp("ns")), pa.array([1]), pa.array([2])], ["de", "when", "x", "x"]
+    )})  # fmt: skip
+    if not name.endswith("parquet"):  # which refuses to hold two fields of one name
+        file_of_odd = str(write(odd, tmp_path / f"odd.{name}"))
+        task = TaskConfig(kind="classify", text="t.de")
+        assert next(examples(file_of_odd, task, labelled=False)) == Text("a", None, f"odd.{name}:0")
+        for field in ("t.when", "t.x"):
+            with pytest.raises(DataError, match=f"column '{field}'\\) is missing; every row is to have that field"):
+                next(examples(file_of_odd, dataclasses.replace(task, text=field), labelled=False))
     for field, row, wrong in (
         ("translation.fr", 0, "the text (column 'translation.fr') is missing"),
         ("translation.raw", 0, "the text (column 'translation.raw') is missing"),

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -125,30 +126,67 @@ def test_a_tracker_that_cannot_be_opened_stops_a_new_run_and_no_old_one(tmp_path
     what = "no route" if str(error) else "ConfigError"
     new = Trackers(RUN, tmp_path)
     with pytest.raises(ConfigError, match=f"^log.to=mlflow: {what}; mend that, or leave out --log.to mlflow$"):
-        new.start([], 0)
+        new.start(list, 0)
     new.close(False)
     old = Trackers(RUN, tmp_path)
     with logged() as lines:
-        old.start(records(1, 3), 3)
+        old.start(lambda: records(1, 3), 3)
         old.close(True)
-    assert lines[0].startswith(f"warning: log.to=mlflow: {what}; training goes on") and len(memory["wandb"].rows) == 3
+    (warning,) = (line for line in lines if line.startswith("warning"))
+    assert warning.startswith(f"warning: log.to=mlflow: {what}; training goes on") and len(memory["wandb"].rows) == 3
 
 
 def test_a_tracker_that_never_answers_holds_nobody_up(tmp_path, memory, monkeypatch):
-    monkeypatch.setattr(module, "_OPEN_SECONDS", 0.1)
-    monkeypatch.setattr(memory["wandb"], "open_run", lambda place: time.sleep(60))
+    monkeypatch.setattr(module, "_OPEN_SECONDS", 0.2)
+    answer = threading.Event()
+    monkeypatch.setattr(memory["mlflow"], "open_run", lambda place: answer.wait() and memory["mlflow"])
     trackers = Trackers(RUN, tmp_path)
     with logged() as lines:
-        trackers.start(records(1, 3), 3)
+        trackers.start(lambda: records(1, 3), 3)
         trackers.close(True)
-    assert "no answer" in lines[0]
+    (warning,) = (line for line in lines if line.startswith("warning"))
+    assert warning.startswith("warning: log.to=mlflow: no answer in 0 s; training goes on without it")
+    assert len(memory["wandb"].rows) == len(memory["aim"].rows) == 3 and memory["aim"].complete is True
+    answer.set()  # too late: its run is closed, and nothing is sent
+    for thread in threading.enumerate():
+        if thread.name == "tracker mlflow":
+            thread.join(10)
+    assert memory["mlflow"].complete is False and not memory["mlflow"].rows
+
+
+def test_a_tracker_that_hangs_at_the_end_is_not_waited_for(tmp_path, memory, monkeypatch):
+    monkeypatch.setattr(module, "_STOPPED_SECONDS", 0.2)
+    answer = threading.Event()
+    monkeypatch.setattr(memory["wandb"], "flush", answer.wait)
+    trackers = Trackers(RUN, tmp_path)
+    trackers.start(list, 0)
+    trackers.send(records(1, 2))
+    with logged() as lines:
+        trackers.close(False)
+    answer.set()
+    assert lines == ["warning: log.to=wandb: no answer in 0 s; the next start sends the rest"]
+    assert len(memory["aim"].rows) == 2
+
+
+def test_a_signal_ends_the_opening_of_trackers(tmp_path, memory, monkeypatch):
+    answer = threading.Event()
+    monkeypatch.setattr(memory["aim"], "open_run", lambda place: answer.wait() and memory["aim"])
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    trackers = Trackers(RUN, tmp_path, stop)
+    with pytest.raises(KeyboardInterrupt):
+        trackers.start(list, 0)
+    trackers.close(False)
+    answer.set()
 
 
 def test_damaged_ids_are_as_none(tmp_path, memory):
     for text in ("{", "[1]", '{"aim": 3}'):
         (tmp_path / "trackers.json").write_text(text)
         trackers = Trackers(RUN, tmp_path)
-        trackers.start([], 0)
+        trackers.start(list, 0)
         trackers.close(True)
         assert memory["aim"].place.ids == {}
 
@@ -165,30 +203,35 @@ def test_mistakes_are_refused_before_any_work(monkeypatch):
     monkeypatch.setattr("wandb.login", lambda **_: False)
     with pytest.raises(ConfigError, match="nobody is logged in; run `wandb login`, or set WANDB_MODE=offline"):
         check_trackers(["wandb"])
+    monkeypatch.setattr("wandb.setup", lambda: SimpleNamespace(settings=1))
+    with pytest.raises(ConfigError, match="^log.to=wandb: 'int' object has no attribute 'mode'$"):
+        check_trackers(["wandb"])
     monkeypatch.setattr(module, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r'mlflow is not installed; install it: pip install "contexture\[mlflow\]"'):
         check_trackers(["mlflow"])
 
 
 SENDS = """
-import dataclasses, os, psutil, signal, sys, time
+import os, psutil, signal, sys, threading
 from pathlib import Path
 from contexture.train.loggers.trackers import Trackers
 from tests.train.loggers.test_trackers import RUN, evaluated
 first, last, killed = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "killed"
 trackers = Trackers(RUN, Path(sys.argv[1]))
-trackers.start(evaluated(1, first), first)
+trackers.start(lambda: evaluated(1, first), first)
 trackers.send(evaluated(first + 1, last))
 if killed:
-    sent = __import__("threading").Event()
-    trackers._tasks.put(sent.set)
-    sent.wait()
+    for worker in trackers._workers:
+        sent = threading.Event()
+        worker._tasks.put(lambda _: sent.set())
+        sent.wait()
     print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 trackers.close(True)
 """
 
 
+@pytest.mark.long
 def test_the_real_packages_hold_each_step_once_after_a_kill(tmp_path):
     """A run that is killed, and resumed from an earlier step than was sent."""
     folder = tmp_path / "run"

@@ -1,10 +1,10 @@
-"""The demo's text and its labelled task, both from what every Python carries.
+"""Text and a labelled task for the tutorials, both from what every Python carries.
 
 The text is the language reference in `pydoc_data.topics` and the docstrings of the standard library's sources, read
 with `ast` and never imported. The task: the commas and stops are taken out of a paragraph; which word did one follow?
 Nothing is drawn by chance: shares and orders come from hashes.
 
-    python examples/demo_text.py tutorial    # writes tutorial/text/*.txt and tutorial/task/*.jsonl
+    python examples/tutorial_text.py tutorial    # writes tutorial/text/*.txt and tutorial/task/*.jsonl
 """
 
 from __future__ import annotations
@@ -252,5 +252,5 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python examples/demo_text.py FOLDER")
+        sys.exit("usage: python examples/tutorial_text.py FOLDER")
     main(Path(sys.argv[1]))
