@@ -12,7 +12,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+# Run in parallel, as they are by default, independent collectives of many fake devices on few cores can wait for each
+# other for ever: XLA ends the process after 40 seconds.
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8 --xla_cpu_enable_concurrency_optimized_scheduler=false"
+)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 
 import jax  # noqa: E402

@@ -185,7 +185,9 @@ class Trackers:
         opened = [worker for worker in self._workers if worker.tracker is not None and worker.error is None]
         seconds = _CLOSE_SECONDS if complete else _STOPPED_SECONDS
         limit = time.monotonic() + seconds
-        for worker in opened:
+        for worker in self._workers:
+            if worker not in opened:
+                worker.fail(TimeoutError("opened too late"))
             worker.close(complete)
         for worker in opened:
             if not worker.done_within(limit - time.monotonic()):

@@ -148,9 +148,7 @@ def test_a_tracker_that_never_answers_holds_nobody_up(tmp_path, memory, monkeypa
     assert warning.startswith("warning: log.to=mlflow: no answer in 0 s; training goes on without it")
     assert len(memory["wandb"].rows) == len(memory["aim"].rows) == 3 and memory["aim"].complete is True
     answer.set()  # too late: its run is closed, and nothing is sent
-    for thread in threading.enumerate():
-        if thread.name == "tracker mlflow":
-            thread.join(10)
+    _wait_for_threads()
     assert memory["mlflow"].complete is False and not memory["mlflow"].rows
 
 
@@ -180,6 +178,14 @@ def test_a_signal_ends_the_opening_of_trackers(tmp_path, memory, monkeypatch):
         trackers.start(list, 0)
     trackers.close(False)
     answer.set()
+    _wait_for_threads()
+
+
+def _wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("tracker "):
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def test_damaged_ids_are_as_none(tmp_path, memory):
