@@ -2,7 +2,7 @@
 
 Text and task are written by `demo_names.py`. Commands of `contexture` are printed as they are run. Each family is
 fine-tuned with three seeds by `contexture.finetune` in this process, which starts and compiles once for all. Settings
-were fixed on other names than those that are tested here; the linear model is the best of many on the dev set.
+are the same for all seeds; the linear model is the best of many on the dev set.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ def documents() -> list[list[str]]:
     """Returns the names in lower case by documents, without those that are numbers in disguise (`cjk … 4e00`)."""
     names = (unicodedata.name(chr(code), "").lower() for code in range(sys.maxunicode + 1))
     kept = (name for name in names if name and not re.search(r"\d|^cjk|^hangul syllable", name))
-    found: list[list[str]] = []
+    split: list[list[str]] = []
     for _, group in groupby(kept, key=lambda name: name.split()[0]):
         script = list(group)
-        found += [script[at : at + LONGEST] for at in range(0, len(script), LONGEST)]
-    return found
+        split += [script[at : at + LONGEST] for at in range(0, len(script), LONGEST)]
+    return split
 
 
 def write(text: Path, task: Path, seed: int = 7) -> dict[str, int]:
@@ -62,7 +62,3 @@ def _misspelt(name: str, rng: random.Random) -> dict[str, list[str]]:
     tags = [TYPO if each == place else OK for each in range(len(words))]
     words[place] = words[place][:at] + words[place][at + 1 :]
     return {"words": words, "tags": tags}
-
-
-if __name__ == "__main__":
-    print(write(Path(sys.argv[1]) / "text", Path(sys.argv[1]) / "task"))

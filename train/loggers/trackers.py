@@ -32,7 +32,7 @@ _LEFT_OUT = "training goes on without it, and the next start sends it what it la
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What a tracker is told of a run when it opens it."""
+    """The name, folder and settings of a run, from which a tracker opens its own run."""
 
     name: str
     """The name of the run's folder."""

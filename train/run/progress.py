@@ -119,7 +119,7 @@ class _NotebookProgress(Progress):
         self._clock.start()
 
     def refresh(self) -> None:
-        """Draws the bar anew."""
+        """Draws the bar again, in place."""
         if self._output is not None:
             self._output.update(self._drawn(), raw=True)
 

@@ -157,7 +157,7 @@ class Report:
             self._unsent = [r for r in self._unsent if r["step"] > saved]
 
     def complete(self) -> None:
-        """Notes that the run has done all its steps, which trackers are told."""
+        """Marks the run as complete, so that trackers record it as finished."""
         self._complete = True
 
     @contextlib.contextmanager
