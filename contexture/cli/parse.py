@@ -107,7 +107,7 @@ def _options_of_training() -> list[str]:
 
 
 def _clearer(line: str, argv: list[str], command: str, options: dict[str, Option]) -> str:
-    """Returns tyro's error as this program writes errors: the value, what was wanted, how to mend it."""
+    """Returns tyro's error as this program writes errors: the value, what was expected, how to mend it."""
     if match := re.match(r"invalid choice (.*) for argument '(.*?)'\. Expected one of \((.*)\)", line):
         value, name, choices = match[1].strip("'\""), match[2].split(",")[-1], re.findall(r"'(.*?)'", match[3])
         name = name if name.startswith("-") else name.upper()
@@ -118,23 +118,23 @@ def _clearer(line: str, argv: list[str], command: str, options: dict[str, Option
         option = options.get(name.lstrip("-"))
         return f"{name} wants a value: {name} {option.metavar if option else 'VALUE'}"
     if line.startswith("Missing from contexture"):
-        wanted = [
+        expected = [
             f"--{option.name} {option.metavar}"
             for option in options.values()
             if option.default is dataclasses.MISSING and not option.positional
             and not any(word.partition("=")[0].replace("_", "-") in option.flags for word in argv)
         ]  # fmt: skip
-        wanted = wanted or [option.name.upper() for option in options.values() if option.positional]
-        return f"{command} needs {' and '.join(wanted)}: contexture {command} {COMMANDS[command].usage}"
+        expected = expected or [option.name.upper() for option in options.values() if option.positional]
+        return f"{command} needs {' and '.join(expected)}: contexture {command} {COMMANDS[command].usage}"
     if match := re.match(r"(--[\w.-]+): Could not find valid parse for arguments: \[(.*)\]", line):
         option = options.get(match[1].lstrip("-"))
         return f"{match[1]} wants {option.metavar if option else 'other values'}, not {match[2]}"
-    for pattern, wanted in (
+    for pattern, expected in (
         (r"(?:argument )?(--[\w.-]+).*?: invalid literal for int\(\) with base 10: (.*)", "a whole number"),
         (r"(?:argument )?(--[\w.-]+).*?: could not convert string to float: (.*)", "a number"),
     ):
         if match := re.match(pattern, line):
-            return f"{match[1]} wants {wanted}, not {match[2]}"
+            return f"{match[1]} wants {expected}, not {match[2]}"
     return line
 
 

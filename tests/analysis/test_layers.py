@@ -1,4 +1,4 @@
-"""The weights of ELMo's layers that tasks learned, told apart by their tasks."""
+"""The weights of ELMo's layers that tasks learned, grouped by task."""
 
 import json
 from pathlib import Path
