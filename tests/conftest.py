@@ -13,10 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Run in parallel, as they are by default, independent collectives of many fake devices on few cores can wait for each
-# other for ever: XLA ends the process after 40 seconds.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8 --xla_cpu_enable_concurrency_optimized_scheduler=false"
-)
+# other for ever: XLA ends the process after 40 seconds. Those of several processes wait for ever if run in this order.
+IN_ORDER = " --xla_cpu_enable_concurrency_optimized_scheduler=false"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8{IN_ORDER}"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 
 import jax  # noqa: E402
@@ -60,6 +59,8 @@ def environment() -> Callable[[int], dict[str, str]]:
 
     def around(devices: int) -> dict[str, str]:
         flags = os.environ["XLA_FLAGS"].replace("count=8", f"count={devices}")
+        if devices > 1:
+            flags = flags.replace(IN_ORDER, "")
         return {**os.environ, "XLA_FLAGS": flags, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
     return around

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import shutil
-import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from contexture.train.objectives import objective_of
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create, train_step
+from tests.helpers.jobs import finish, free_port, start_job
 from tests.helpers.parity_rule import assert_close
 
 STEPS = 20
@@ -207,34 +208,9 @@ def test_a_mesh_that_does_not_fit_is_one_clear_line():
         meshes.check_batch(meshes.build(MeshConfig()), 12, 2, "data.batch")
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
-
-
-def start_two(door, words: list[str], folder: Path):
+def start_two(door, words: list[str], folder: Path) -> list[subprocess.Popen]:
     """Two processes of four devices each, one job."""
-    port = free_port()
-    environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2"}
-    return [
-        door(
-            *words, "--dir", folder, "--mesh.distributed", "--mesh.fsdp", "2", "--mesh.tensor", "2",
-            devices=4, wait=False, env={**environment, "JAX_PROCESS_ID": str(number)},
-        )
-        for number in range(2)
-    ]  # fmt: skip
-
-
-def finish(processes) -> list[tuple[int, str]]:
-    done = []
-    for process in processes:
-        try:
-            _, stderr = process.communicate(timeout=240)
-        finally:
-            process.kill()
-        done.append((process.returncode, stderr))
-    return done
+    return start_job(door, [*words, "--mesh.fsdp", "2", "--mesh.tensor", "2"], [folder, folder], free_port())
 
 
 def losses(folder: Path) -> np.ndarray:
@@ -252,7 +228,8 @@ def test_two_processes_are_one_run_and_go_on_as_one_process(door, family, tmp_pa
     whole = losses(tmp_path / "whole")
     folder = tmp_path / "two"
     processes = start_two(door, words, folder)
-    while not list(read_metrics(folder / "metrics.jsonl")) and processes[0].poll() is None:
+    metrics = folder / "metrics.jsonl"
+    while all(r["step"] < 4 for r in read_metrics(metrics)) and processes[0].poll() is None:
         time.sleep(0.05)
     processes[1].terminate()
     first = finish(processes)
