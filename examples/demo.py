@@ -34,12 +34,12 @@ TRANSFORMER = (
 )
 PRETRAIN = {
     "GPT": f"pretrain gpt.tiny --dir {GPT} {TRANSFORMER} --data.documents blank_lines --data.batch 32 "
-    "--optim.warmup 50 --steps 400",
+    "--optim.warmup 50 --steps 200",
     "BERT": f"pretrain bert.tiny --dir {BERT} {TRANSFORMER} --data.batch 64 --data.max-predictions 7 "
-    "--data.masked-fraction 0.2 --model.init-std 0.08 --optim.b2 0.98 --optim.warmup 100 --steps 500",
+    "--data.masked-fraction 0.2 --model.init-std 0.08 --optim.b2 0.98 --optim.warmup 60 --steps 260",
     "ELMo": f"pretrain elmo.tiny --dir {ELMO} --data.path {TEXT} --data.dev-fraction 0.03 --data.length 12 "
     "--data.batch 64 --optim.name adamw --optim.schedule linear --optim.eps 1e-8 --lr 5e-3 --optim.warmup 20 "
-    "--steps 300",
+    "--steps 200",
 }
 TRIES = {
     "GPT": f'generate {GPT} --prompt "latin small letter" "black" "musical symbol" --tokens 12 --top-p 0.9',
@@ -47,7 +47,7 @@ TRIES = {
 }
 # Without dropout the seeds of a family share one compiled step.
 SHARED = {
-    "data.length": 32, "data.batch": 16, "optim.name": "adamw", "optim.schedule": "linear", "evaluate.every": 80,
+    "data.length": 32, "data.batch": 16, "optim.name": "adamw", "optim.schedule": "linear", "evaluate.every": 60,
     "model.dropout": 0.0, "model.head_dropout": 0.0,
 }  # fmt: skip
 TRANSFORMER_RATE = {"steps": 60, "optim.peak_lr": 1e-3, "model.attention_dropout": 0.0}
@@ -55,7 +55,7 @@ FINETUNE = {
     "BERT": {**SHARED, **TRANSFORMER_RATE},
     "GPT": {**SHARED, **TRANSFORMER_RATE, "task.lm_weight": 0.0},
     # The biLM is trained too, but for its biases: it has seen few misspelt words.
-    "ELMo": {**SHARED, "steps": 80, "optim.peak_lr": 4e-3, "optim.frozen": ("bias",)},
+    "ELMo": {**SHARED, "steps": 60, "optim.peak_lr": 4e-3, "optim.frozen": ("bias",)},
 }
 SOURCES = {"BERT": BERT, "GPT": GPT, "ELMo": ELMO}
 SEEDS = (0, 1, 2)

@@ -203,6 +203,8 @@ TRAINING = (
         "train/checkpoints/digests.py",
         ("digest.places-alike", "jnp.sum((b ^ (b >> 15)) * (place | 1)", "jnp.sum((b ^ (b >> 15)) * (place * 0 | 1)",
          _CHECKPOINTS),
+        ("digest.host-places-alike", "place = place * np.uint32(2654435761) + np.uint32(1)",
+         "place = place * np.uint32(0)", _CHECKPOINTS),
     ),
     *mutants_of(
         "train/checkpoints/manager.py",

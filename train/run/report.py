@@ -5,9 +5,11 @@ beyond the restored step are removed when a run resumes.
 """
 
 import contextlib
+import importlib
 import json
 import logging
 import math
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ from contexture.train.run.progress import ProgressDisplay
 logger = logging.getLogger(__name__)
 Figure: TypeAlias = int | float | str | None
 """A number as JSON holds it; None for one that is not finite."""
+_TENSORBOARD = "contexture.train.loggers.tensorboard"
 Record: TypeAlias = dict[str, Any]
 """A line of metrics.jsonl: `step` (int), `split` (str), and figures by their names (float, int or None)."""
 
@@ -72,7 +75,7 @@ class Report:
         self._wants_tensorboard = tensorboard and speaks
         self._trackers = trackers if speaks else None
         self._complete = False
-        self._interval = 0
+        self._started = self._interval = 0
         self._held: list[Record] = []
         self._unsent: list[Record] = []
         self._file: Any = None
@@ -94,7 +97,7 @@ class Report:
         `interval` steps beyond its checkpoint. If there are later ones (the checkpoints were lost or damaged), or
         damaged lines, the old file is kept beside the new one.
         """
-        self._interval = interval
+        self._started, self._interval = step, interval
         if not self.speaks:
             return
         seen, lost = 0, False
@@ -116,9 +119,8 @@ class Report:
             logger.warning(f"{self.path} holds {seen} of the {step} steps done; the others' figures are lost")
         self._file = open(self.path, "a", encoding="utf-8")
         if self._wants_tensorboard:
-            from contexture.train.loggers.tensorboard import Events
-
-            self._events = Events(self.directory / "tensorboard", step)
+            # Its package imports torch where that is installed, which takes seconds: meanwhile the step is compiled.
+            threading.Thread(target=importlib.import_module, args=(_TENSORBOARD,), daemon=True).start()
         if self._trackers is not None:
             self._trackers.start(lambda: (r for r in read_metrics(self.path) if r["step"] <= step), step)
         self._progress = ProgressDisplay(self.console, self.steps, step)
@@ -136,7 +138,10 @@ class Report:
         self.release(saved)
         if not self.speaks or not records:
             return
-        if self._events is not None:
+        if self._wants_tensorboard:
+            if self._events is None:
+                events = importlib.import_module(_TENSORBOARD).Events
+                self._events = events(self.directory / "tensorboard", self._started)
             for record in records:
                 figures = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
                 self._events.add(record["step"], record["split"], figures)

@@ -120,6 +120,19 @@ def test_a_digest_sees_every_value_and_every_place(mesh):
     assert again["x"] == words["x"] and broken == ["bad"]
 
 
+def test_devices_and_the_host_digest_alike(mesh, monkeypatch):
+    rng = np.random.default_rng(0)
+    arrays = {
+        str(np.dtype(kind)): jnp.asarray(rng.integers(0, 2, (5, 7)) if kind is bool else rng.normal(size=(5, 7)), kind)
+        for kind in (bool, np.uint8, np.int32, jnp.bfloat16, np.float16, np.float32)
+    }
+    arrays |= {"scalar": jnp.float32(3), "none": jnp.zeros((0, 2)), "nan": jnp.array([0, np.nan], jnp.bfloat16)}
+    arrays = jax.device_put(arrays, meshes.replicated(mesh))
+    host = digests(arrays, mesh)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert digests(arrays, mesh) == host and host[1] == ["nan"]
+
+
 def test_numbers_that_are_not_finite_are_never_saved(tmp_path, mesh):
     _saved(tmp_path, mesh, count=1)
     checkpoints, state = Checkpoints(tmp_path, mesh, SaveConfig(), "the run"), _state(mesh, 2)
