@@ -5,6 +5,7 @@ from tests.mutants.row import mutants_of
 _PIECES = "data/tokenizers/test_wordpiece.py::"
 _GPT = "data/tokenizers/test_byte_pair_and_sentencepiece.py::"
 _TABLES = "data/tasks/test_tables.py::"
+_FIELDS = "data/text/test_columnar.py::test_fields_within_objects_have_dotted_names"
 _ENCODE = "data/tasks/test_encode_examples.py::"
 
 TASKS = (
@@ -57,6 +58,14 @@ TASKS = (
          "data/tasks/test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
         ("tables.first-keys-rule", "if 2 * count >= len(lines))", "if count >= len(lines))",
          "data/tasks/test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
+    ),
+    *mutants_of(
+        "data/tasks/columns.py",
+        ("columns.another-case-is-none", "same = [name for name in self.names if name.lower() == one.lower()]",
+         "same = [name for name in self.names if name == one]",
+         f"{_TABLES}test_a_column_named_in_another_case_is_taken_for_nothing_else {_FIELDS}"),
+        ("columns.fields-of-the-whole-object", 'f"column {asked!r}", tuple(inner.split(".")))',
+         'f"column {asked!r}")', _FIELDS),
     ),
     *mutants_of(
         "data/tasks/conll.py",

@@ -3,6 +3,8 @@
 from tests.mutants.row import mutants_of
 
 _OPTIM = "train/optim/test_optim.py::"
+_MIXES = "test_the_weights_of_a_mix_have_a_rate_of_their_own"
+_TRACKERS = "train/loggers/test_trackers.py::"
 _TEN = f"{_OPTIM}test_ten_updates_are_those_of_the_formula"
 _GPT1_ADAM = "parity/test_gpt1_original.py::test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps"
 _MERGED = "train/optim/test_lora.py::test_a_merged_kernel_is_the_sum_of_its_own_and_of_the_scaled_product"
@@ -30,6 +32,9 @@ TRAINING = (
         ("schedule.bert-falls-from-the-warm-up", "t / max(W, 1.0), 1.0 - jnp.minimum(t, T) / T",
          "t / max(W, 1.0), 1.0 - jnp.clip((t - W) / (T - W), 0.0, 1.0)",
          f"{_OPTIM}test_the_original_s_rate_starts_at_zero_and_counts_its_fall_from_step_zero"),
+        ("mix.at-the-rate-of-all", "value = mix if _is_mix(path) else value", "value = value", f"{_OPTIM}{_MIXES}"),
+        ("mix.gamma-too", 'return path.endswith("mix/weights")', 'return "mix/" in path', f"{_OPTIM}{_MIXES}"),
+        ("mix.only-beside-rates-of-layers", "if not layered and mix == 1.0:", "if not layered:", f"{_OPTIM}{_MIXES}"),
         ("schedule.first-step-zero", "(t + 1.0) / max(W, 1.0), config.final_lr",
          "t / max(W, 1.0), config.final_lr",
          f"{_OPTIM}test_the_other_schedules_rise_to_the_peak_and_fall_to_their_end"),
@@ -276,6 +281,22 @@ TRAINING = (
          "max(int(-(-examples_per_epoch // run.data.batch) * run.epochs), 1)", _CONFIG),
         ("epochs.warm-up-not-shorter", "return warmup if warmup < steps else steps // 10", "return warmup",
          "train/test_warmup.py::test_a_warmup_that_leaves_no_step_is_a_tenth_of_all_steps"),
+    ),
+    *mutants_of(
+        "train/loggers/trackers.py",
+        ("trackers.steps-sent-again", 'if step > self._last[split]:', 'if step >= self._last[split]:',
+         f"{_TRACKERS}test_a_start_sends_what_a_tracker_lacks"),
+        ("trackers.ids-forgotten", "place = Place(self._folder.name, self._folder, config, ids.get(name, {}))",
+         "place = Place(self._folder.name, self._folder, config, {})",
+         f"{_TRACKERS}test_a_start_sends_what_a_tracker_lacks"),
+        ("trackers.the-step-is-not-the-last", 'return figures | {"step": figures.pop("step")}', "return figures",
+         f"{_TRACKERS}test_figures_are_numbers_and_the_step_is_the_last"),
+    ),
+    *mutants_of(
+        "train/run/report.py",
+        ("trackers.before-the-checkpoint", 'self._trackers.send(r for r in self._unsent if r["step"] <= saved)',
+         'self._trackers.send(r for r in self._unsent if r["step"] <= safe)',
+         f"{_TRACKERS}test_a_record_is_sent_when_its_checkpoint_is_on_disk"),
     ),
     *mutants_of(
         "train/loop.py",

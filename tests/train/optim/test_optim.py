@@ -134,7 +134,7 @@ def _shares(**more) -> dict[str, np.ndarray]:
             "layers": {"ffn": {"in": {"kernel": np.zeros((3, 2, 4))}}},
             "pooler": {"bias": np.zeros(2)},
         },
-        "heads_tag": {"kernel": np.zeros((2, 3))},
+        "heads_tag": {"kernel": np.zeros((2, 3)), "mix": {"weights": np.zeros(3)}},
     }
     multipliers = lr_multipliers(OptimConfig(**more), params)
     leaves = jax.tree_util.tree_flatten_with_path(multipliers)[0]
@@ -162,6 +162,17 @@ def test_the_weights_of_a_mix_have_a_rate_of_their_own():
     assert lr_multipliers(OptimConfig(mix_lr=0.05), plain) is None
     with pytest.raises(ValueError, match="mix-lr=-1.0 is not at least 0"):
         OptimConfig(mix_lr=-1.0)
+
+
+def test_the_rate_of_a_mix_stands_beside_those_of_layers():
+    own = {"peak_lr": 1e-3, "mix_lr": 0.05}
+    for more, layers in (({"layer_decay": 0.5}, [0.25, 0.5, 1.0]), ({"frozen_layers": 2}, [0.0, 0.0, 1.0])):
+        multipliers = _shares(**own, **more)
+        assert multipliers["heads_tag/mix/weights"] == pytest.approx([50.0])
+        assert multipliers["heads_tag/kernel"] == [1.0]
+        assert_close(multipliers["backbone/layers/ffn/in/kernel"], layers)
+    multipliers = _shares(**own, frozen=("mix",))
+    assert multipliers["heads_tag/mix/weights"] == [0.0] and multipliers["heads_tag/kernel"] == [1.0]
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
