@@ -120,7 +120,7 @@ class Report:
         self._file = open(self.path, "a", encoding="utf-8")
         if self._wants_tensorboard:
             # Its package imports torch where that is installed, which takes seconds: meanwhile the step is compiled.
-            threading.Thread(target=importlib.import_module, args=(_TENSORBOARD,), daemon=True).start()
+            threading.Thread(target=importlib.import_module, args=(_TENSORBOARD,)).start()
         if self._trackers is not None:
             self._trackers.start(lambda: (r for r in read_metrics(self.path) if r["step"] <= step), step)
         self._progress = ProgressDisplay(self.console, self.steps, step)

@@ -84,6 +84,7 @@ def test_the_command_prints_one_json_object(capsys):
     assert made["largest_arrays"][0].keys() == {"bytes", "array", "opcode", "source"}
 
 
+@pytest.mark.long
 def test_suggestions_are_ranked_and_named_as_options(monkeypatch):
     monkeypatch.setattr("contexture.train.plan.suggest.MAX_PROGRAMS", 2)
     plans = suggest(tiny(), topology("cpu:8"), "bert.tiny")

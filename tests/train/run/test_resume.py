@@ -93,7 +93,7 @@ def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, t
         pytest.param("fine-tuning", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("GPT", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("GPT", signal.SIGTERM, marks=pytest.mark.long),
-        ("ELMo", signal.SIGKILL),
+        pytest.param("ELMo", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("ELMo", signal.SIGTERM, marks=pytest.mark.long),
     ],
 )
