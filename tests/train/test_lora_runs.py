@@ -89,6 +89,7 @@ def test_a_task_is_learned_and_its_run_answers_as_any_other(lora_task, capsys):
     assert_close(vectors[0], np.asarray(states.encoding.hidden_BLD[0, 1:-1]).mean(0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_is_the_whole_run(lora_task, task_words, tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(lora_task, folder)

@@ -38,7 +38,7 @@ def text(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return made
 
 
-@pytest.mark.parametrize(("family", "kind"), [("bert", "int8"), ("gpt", "fp8")])
+@pytest.mark.parametrize(("family", "kind"), [("bert", "int8"), pytest.param("gpt", "fp8", marks=pytest.mark.long)])
 def test_losses_are_near_those_of_whole_factors_on_any_mesh(text, family, kind):
     run, batches, whole = text[family]
     losses = losses_on(quantized(run, kind), batches, (1, 1, 1), 1)[0]

@@ -217,6 +217,7 @@ def timed(run: Run) -> TimedPlan:
     return cast(TimedPlan, plan(run, dataclasses.replace(cpus, chip=CHIPS["v5e"]), "bert.tiny"))
 
 
+@pytest.mark.long
 def test_a_run_that_counts_in_epochs_or_begins_with_small_batches_is_billed_as_such(capsys):
     run = dataclasses.replace(tiny(), steps=100)
     whole = timed(run)
