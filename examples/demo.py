@@ -39,7 +39,7 @@ PRETRAIN = {
     "--data.masked-fraction 0.2 --model.init-std 0.08 --optim.b2 0.98 --optim.warmup 60 --steps 260",
     "ELMo": f"pretrain elmo.tiny --dir {ELMO} --data.path {TEXT} --data.dev-fraction 0.03 --data.length 12 "
     "--data.batch 64 --optim.name adamw --optim.schedule linear --optim.eps 1e-8 --lr 5e-3 --optim.warmup 20 "
-    "--steps 200",
+    "--steps 160",
 }
 TRIES = {
     "GPT": f'generate {GPT} --prompt "latin small letter" "black" "musical symbol" --tokens 12 --top-p 0.9',
