@@ -247,7 +247,8 @@ def tagged(text: str) -> tuple[list[str], list[str]]:
 def main(folder: Path) -> None:
     """Writes text and task into a folder, and prints how much there is of both."""
     parts = split(list(library()))
-    print({**write_text(folder / "text", parts["rest"]), **write_task(folder / "task", parts)})
+    counts = {**write_text(folder / "text", parts["rest"]), **write_task(folder / "task", parts)}
+    print(f"{folder}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
 
 
 if __name__ == "__main__":

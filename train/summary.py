@@ -89,7 +89,9 @@ def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, start: fl
         if guess is not None and loss is not None:  # a BERT's guess is of its masked tokens, and not of next sentences
             logger.info(f"loss of the predicted tokens {loss:.4f}, of a guess by their frequencies {guess:.4f}")
         if best.step and best.step != held[-1]["step"]:
-            logger.info(f"best {run.evaluate.metric} of {len(held)} evaluations: at step {best.step}")
+            kept = (folder / "checkpoints" / str(best.step)).is_dir()
+            hint = "" if kept else "; no checkpoint was saved there: --evaluate.patience saves at each"
+            logger.info(f"best {run.evaluate.metric} of {len(held)} evaluations: at step {best.step}{hint}")
     logger.info(f"{folder}: checkpoints/, metrics.jsonl, loss.png, loss.svg")
     logger.info(f"next: {next_command(run, folder)}")
 

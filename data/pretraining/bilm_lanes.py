@@ -158,7 +158,7 @@ class LaneBatches(_Lanes):
         ]
         if cut["times"]:
             words, times = f"{cut['words']:,}", f"{cut['times']:,}"
-            facts.append(f"words longer than {MAX_BYTES} bytes are cut: {words}, {times} times in all text")
+            facts.append(f"cut to {MAX_BYTES} bytes: {words} longer words, which occur {times} times")
         return "; ".join(facts)
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:

@@ -154,7 +154,8 @@ def test_a_card_says_what_the_model_is_and_no_folder_of_the_machine(tiny_run, ta
         done("export", run, format, "--to", tmp_path / format)
         card = (tmp_path / format / "README.md").read_text("utf-8")
         assert card.startswith("---\n") and f"pipeline_tag: {task}\n" in card and "/" + "tmp" not in card
-        assert "## Held-out figures" in card and "| loss | " in card
+        assert "## Held-out figures" in card and "| loss | " in card and "| epochs | " not in card
+        assert format != "hf" or "config.architectures[0]" in card
     assert "Labels: `animal`, `person`, `thing`" in card and "trained for" in card
     record = read(GOLDEN / "bert_format_2")
     card = model_card(GOLDEN / "bert_format_2", record, 120, "hf", 7)

@@ -23,9 +23,10 @@ _LIBRARIES = {"hf": "transformers", "peft": "peft", "bilm": "allennlp", "stableh
 _FAMILIES = {"bert": "BERT", "gpt": "GPT", "elmo": "ELMo"}
 _USE = {
     "hf": """```python
-from transformers import AutoModel, AutoTokenizer
+import transformers
 
-tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModel.from_pretrained(".")
+tokenizer, config = transformers.AutoTokenizer.from_pretrained("."), transformers.AutoConfig.from_pretrained(".")
+model = getattr(transformers, config.architectures[0]).from_pretrained(".")
 outputs = model(**tokenizer("A text.", return_tensors="pt"))
 ```""",
     "peft": """These are adapters and heads. BASE is the folder of the model that they were trained on, exported as hf.
@@ -96,6 +97,8 @@ def _summary(run: Run, parameters: int, step: int) -> str:
 
 def _training(record: RunRecord) -> list[str]:
     run, values = record.run, fields(record.run)
+    if run.steps:
+        values = {**values, "epochs": 0}  # which the steps override
     lines = ["| setting | value |", "|---|---|"]
     lines += [f"| {name.replace('_', '-')} | {values[name]} |" for name in _SETTINGS if values.get(name)]
     sources = {"text": run.data.path, "examples": run.task.train, "held out": (*run.data.dev, *run.task.dev)}

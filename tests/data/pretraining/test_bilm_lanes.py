@@ -262,7 +262,7 @@ def test_words_that_the_vocabulary_lacks_are_kept(tmp_path: Path):
     assert shards.char_ids[2:].tolist() == char_ids(words).tolist()
     assert LaneBatches(shards, _config(), seed=SEED).describe() == (
         "6 words (83.3% not in the vocabulary) in 2 sentences; an epoch is 3 sequences forward and as many backward; "
-        "words longer than 48 bytes are cut: 1, 2 times in all text"
+        "cut to 48 bytes: 1 longer words, which occur 2 times"
     )
 
 

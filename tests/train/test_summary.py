@@ -1,0 +1,26 @@
+"""What the end of a run reports."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from contexture.train.config import Run
+from contexture.train.evaluation.best import Best
+from contexture.train.summary import log_end
+from tests.helpers.logs import logged
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_best_step_whose_checkpoint_was_not_saved_is_reported_as_such(tmp_path: Path, kept: bool):
+    lines = [{"step": step, "split": "dev", "loss": loss} for step, loss in ((2, 0.5), (4, 0.7))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if kept:
+        (tmp_path / "checkpoints" / "2").mkdir(parents=True)
+    parts: Any = SimpleNamespace(run=Run(steps=4))
+    with logged() as messages:
+        log_end(parts, tmp_path, 0, 4, 0.0, Best(rank=0.5, step=2))
+    (line,) = (message for message in messages if "best loss of 2 evaluations: at step 2" in message)
+    assert ("no checkpoint was saved there: --evaluate.patience saves at each" in line) != kept
