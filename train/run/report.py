@@ -29,9 +29,9 @@ from contexture.train.run.progress import ProgressDisplay
 logger = logging.getLogger(__name__)
 Figure: TypeAlias = int | float | str | None
 """A number as JSON holds it; None for one that is not finite."""
-_TENSORBOARD = "contexture.train.loggers.tensorboard"
 Record: TypeAlias = dict[str, Any]
 """A line of metrics.jsonl: `step` (int), `split` (str), and figures by their names (float, int or None)."""
+_TENSORBOARD = "contexture.train.loggers.tensorboard"
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
