@@ -15,7 +15,7 @@ from contexture.models.shapes import by_path, dims_of
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.config import Run
-from contexture.train.evaluation.best import Best
+from contexture.train.evaluation.best import NO_CHECKPOINT, Best
 from contexture.train.evaluation.evaluate import report_truncated
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.optim.lora import ADAPTERS, describe_parameters
@@ -90,7 +90,7 @@ def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, start: fl
             logger.info(f"loss of the predicted tokens {loss:.4f}, of a guess by their frequencies {guess:.4f}")
         if best.step and best.step != held[-1]["step"]:
             kept = (folder / "checkpoints" / str(best.step)).is_dir()
-            hint = "" if kept else "; no checkpoint was saved there: --evaluate.patience saves at each"
+            hint = "" if kept else f"; {NO_CHECKPOINT}"
             logger.info(f"best {run.evaluate.metric} of {len(held)} evaluations: at step {best.step}{hint}")
     logger.info(f"{folder}: checkpoints/, metrics.jsonl, loss.png, loss.svg")
     logger.info(f"next: {next_command(run, folder)}")

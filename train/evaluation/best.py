@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,10 @@ import numpy as np
 from contexture.data.errors import did_you_mean
 from contexture.train import metrics
 from contexture.train.errors import ConfigError
+
+NO_CHECKPOINT = (
+    "no checkpoint was saved there: --evaluate.patience saves at each evaluation, --save.every N every N steps"
+)
 
 
 def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, float]:
@@ -61,3 +65,20 @@ class Best:
             self.rank, self.step, self.evals_without_improvement = rank, step, 0
         else:
             self.evals_without_improvement += 1
+
+
+def note_better(records: Iterable[Mapping[str, Any]], metric: str, best: int, saved: Iterable[int]) -> str | None:
+    """Returns a line about an evaluation that was better than that of the best checkpoint; None if there was none.
+
+    records: of a metrics.jsonl; best: the step of the best checkpoint; saved: the steps of all good ones.
+    """
+    # Step 0 is the model that the run was initialised from, which is no checkpoint of this run.
+    held = {r["step"]: r[metric] for r in records if r["split"] == "dev" and r["step"] and r.get(metric) is not None}
+    if best not in held:
+        return None
+    unsaved = held.keys() - {*saved}
+    step = min({best} | unsaved, key=lambda step: (metrics.rank(metric, held[step]), step != best, step))
+    if step == best:
+        return None
+    figures = f"{metric} {held[step]:.4g} against {held[best]:.4g}"
+    return f"step {step} was better than step {best} ({figures}), but {NO_CHECKPOINT}"

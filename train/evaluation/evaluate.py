@@ -31,6 +31,7 @@ from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError
+from contexture.train.evaluation.best import note_better
 from contexture.train.evaluation.held_out import baseline, open_request
 from contexture.train.evaluation.predictions import PredictionCollector, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
@@ -39,7 +40,7 @@ from contexture.train.losses import Sum, mean
 from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
 from contexture.train.options import MeshConfig
 from contexture.train.run.folder import make_folder
-from contexture.train.run.report import Figure, plain
+from contexture.train.run.report import Figure, plain, read_metrics
 from contexture.train.run_file import RunRecord
 from contexture.train.step import Carry, EvaluationStep, evaluation_step
 
@@ -226,6 +227,8 @@ def _steps_request(folder: Path, words: Sequence[str], metric: str) -> list[int 
             best = manager.best_step(ranks)
             if best is None:
                 raise ConfigError(f"{folder} holds no checkpoint with a held-out figure; give --step N")
+            if note := note_better(read_metrics(folder / "metrics.jsonl"), metric, best, ranks):
+                logger.warning(note)
             steps.append(best)
         elif word.isascii() and word.isdecimal():
             find_step(folder, int(word))

@@ -18,7 +18,7 @@ from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation import task_metrics
-from contexture.train.evaluation.best import Best, unigram_baseline, value_to_minimise
+from contexture.train.evaluation.best import Best, note_better, unigram_baseline, value_to_minimise
 from contexture.train.evaluation.evaluate import measured
 from contexture.train.evaluation.predictions import metric_names
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
@@ -140,3 +140,32 @@ def test_a_perplexity_that_an_older_version_saved_with_its_sign_turned_is_put_ri
     ranks = {step: rank_of(meta, "full_perplexity") for step, meta in metas.items()}
     assert ranks == {1: 90.0, 2: 40.0, 3: 30.0} and best_step(ranks) == 3
     assert rank_of({"metric": "accuracy", "rank": -0.5, "held_out_loss": 1.0}, "accuracy") == -0.5
+
+
+def evaluations(metric: str, *values: float | None) -> list[dict[str, Any]]:
+    """Records of the steps 0, 10, 20, …, with those of training between."""
+    held = [{"step": 10 * n, "split": "dev", metric: value} for n, value in enumerate(values)]
+    return [line for record in held for line in ({"step": record["step"], "split": "train", metric: 0.0}, record)]
+
+
+@pytest.mark.parametrize(("metric", "values"), [("loss", (0.1, 0.9, 0.3, 0.5)), ("f1", (0.99, 0.1, 0.9, 0.5))])
+def test_a_better_step_without_a_checkpoint_is_named_beside_the_best_that_has_one(metric: str, values: Any):
+    records = evaluations(metric, *values)
+    note = note_better(records, metric, 30, [10, 30]) or ""
+    assert note.startswith(f"step 20 was better than step 30 ({metric} {values[2]} against 0.5), but no checkpoint")
+    assert "--evaluate.patience saves" in note and "--save.every" in note and "\n" not in note
+
+
+@pytest.mark.parametrize(
+    ("values", "best", "saved"),
+    [
+        ((None, 0.9, 0.3, 0.5), 20, [20, 30]),  # the best has one
+        ((None, 0.3, 0.3), 20, [20]),  # as good is not better
+        ((0.1, 0.3), 10, [10]),  # step 0 is another run's
+        ((None, None, 0.3), 20, [20]),  # a loss that was not finite
+        ((None, 0.1), 20, [20]),  # the figures of the best are lost
+        ((), 20, [20]),
+    ],
+)
+def test_no_better_step_is_named_where_there_is_none(values: Any, best: int, saved: list[int]):
+    assert note_better(evaluations("loss", *values), "loss", best, saved) is None

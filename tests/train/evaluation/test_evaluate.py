@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from tests.helpers.commands import devices
+from tests.helpers.logs import logged
 from tests.helpers.parity_rule import assert_close
 from tests.train.test_mesh import free_port
 
@@ -132,6 +134,15 @@ def same(actual: Evaluated, expected: Evaluated, where: str) -> None:
             both = (r["scores"] for r in (a, b))
             ours, theirs = (list(scores.values()) if isinstance(scores, dict) else scores for scores in both)
             assert_close(ours, theirs, atol=1e-5, err_msg=where)
+
+
+def test_the_best_checkpoint_is_taken_with_a_word_on_a_better_step_that_has_none(task_run, tmp_path):
+    run = shutil.copytree(task_run("classify"), tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "split": "dev", "loss": 1e-4}\n')
+    with logged() as messages:
+        contexture.evaluate(run, step="best", to=str(tmp_path / "best"))
+    assert [m for m in messages if m.startswith("warning: step 40 was better than step ")]
 
 
 def test_other_files_several_steps_and_splits(capsys, task_run, task_files, tmp_path):
