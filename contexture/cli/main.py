@@ -13,7 +13,7 @@ import traceback
 
 import contexture
 from contexture.cli.commands import COMMANDS
-from contexture.cli.output import Result, StreamingResult, print_result, write_out
+from contexture.cli.output import Result, StreamingResult, print_result, terminal_width, write_out
 from contexture.data.errors import did_you_mean
 from contexture.data.visible import visible, visible_json
 from contexture.train.errors import ConfigError
@@ -62,7 +62,10 @@ def main(argv: list[str] | None = None) -> int:
                 streamed = result.work((lambda text: None) if as_json else write_out)
                 result = streamed if as_json else write_out("\n")
         if result is not None:
-            print(visible_json(json.dumps(result, ensure_ascii=False))) if as_json else print_result(result)
+            if as_json:
+                print(visible_json(json.dumps(result, ensure_ascii=False)))
+            else:
+                print_result(result, width=terminal_width())
         return 0
     except SystemExit as stop:
         return int(stop.code or 0)

@@ -2,14 +2,20 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 
 from contexture.data.visible import visible
 
 Result = Mapping[str, object]
 """What a command returns: printed for people, or with --json as one object."""
+
+_NARROWEST = 12
+"""Letters that a column of text keeps where a table is too wide for its terminal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,34 +30,75 @@ def write_out(text: str) -> None:
     print(visible(text), end="", flush=True)
 
 
-def print_result(result: Result, indent: str = "") -> None:
-    """Prints a result for people: nested names indented, lists of records as tables."""
+def print_result(result: Result, indent: str = "", width: int | None = None) -> None:
+    """Prints a result for people: nested names indented, lists of records as tables.
+
+    width: the columns of a terminal, where long values and tables are broken to fit; None: a value or record per line.
+    """
     for name, value in result.items():
         if isinstance(value, dict):
             print(visible(f"{indent}{name}"))
-            print_result(value, indent + "  ")
+            print_result(value, indent + "  ", width)
         elif isinstance(value, list) and value and isinstance(value[0], list):
-            print_result({f"{name} {number}": rows for number, rows in enumerate(value, 1)}, indent)
+            print_result({f"{name} {number}": rows for number, rows in enumerate(value, 1)}, indent, width)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             print(visible(f"{indent}{name}"))
-            _print_table(value, indent + "  ")
+            _print_table(value, indent + "  ", width)
         else:
-            print(visible(f"{indent}{name:<{max(26 - len(indent), 1)}} {_shown(value)}"))
+            head = visible(f"{indent}{name:<{max(26 - len(indent), 1)}} ")
+            first, *others = _broken(_shown(value), None if width is None else width - len(head))
+            print("\n".join([head + first, *(" " * len(head) + line for line in others)]))
 
 
-def _print_table(rows: list[Result], indent: str) -> None:
-    flat = {name: value for name, value in rows[0].items() if not isinstance(value, dict | list)}
-    if len(flat) < len(rows[0]):  # records that hold tables themselves
-        for row in rows:
-            print_result(row, indent)
-        return
+def terminal_width() -> int | None:
+    """Returns the columns of the terminal that stdout is; None if it is a file or another program."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _print_table(rows: list[Result], indent: str, width: int | None) -> None:
     lines = [[*map(visible, rows[0])], *([_shown(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = _column_widths(rows, lines, None if width is None else width - len(indent))
+    if widths is None:
+        for number, row in enumerate(rows):
+            print("\n" * (number > 0), end="")
+            print_result(row, indent, width)
+        return
     for line in lines:
-        print((indent + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))).rstrip())
+        cells = [_broken(cell, room, words=True) for cell, room in zip(line, widths, strict=True)]
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            print((indent + "  ".join(p.ljust(room) for p, room in zip(parts, widths, strict=True))).rstrip())
+
+
+def _column_widths(rows: list[Result], lines: list[list[str]], width: int | None) -> list[int] | None:
+    """Returns the widths of a table's columns; None if its records are to be printed one below the other: they hold
+    tables themselves, or the columns of figures leave no room for those of text."""
+    if any(_is_table(value) for value in rows[0].values()) or any(row.keys() != rows[0].keys() for row in rows):
+        return None
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    # The widest columns of text give way. Figures are never broken.
+    narrowed = [n for n, value in enumerate(rows[0].values()) if isinstance(value, str)]
+    while width is not None and sum(widths) + 2 * len(widths) - 2 > width:
+        if not narrowed or max(widths[n] for n in narrowed) <= _NARROWEST:
+            return None
+        widths[max(narrowed, key=lambda n: widths[n])] -= 1
+    return widths
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(x, dict | list) for x in value))
+
+
+def _broken(text: str, room: int | None, words: bool = False) -> list[str]:
+    """Returns a text's lines of at most `room` letters, broken between words; long words are broken only by `words`, so
+    that a path stays one that can be copied."""
+    if room is None or len(text) <= room or room < _NARROWEST or "\n" in text:
+        return [text]
+    return textwrap.wrap(text, room, replace_whitespace=False, break_long_words=words, break_on_hyphens=False)
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(f"{x:.3g}" if isinstance(x, float) else _shown(x) for x in value) or "–"
     return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else visible(f"{value}")
 
 
