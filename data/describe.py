@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
+from contexture.data.tokenizers.wordpiece import CLS, SEP
 
 
 def describe(
@@ -14,8 +15,8 @@ def describe(
 ) -> str:
     """Returns a sequence decoded back to text, for people.
 
-        BERT   `[CLS] the {cat→[MASK]} sat [SEP]`: a masked piece as {label→what is read}; a word's tag after its first
-               piece, `jim/PROPN`
+        BERT   `[CLS] the {cat→[MASK]} sat [SEP]`: a masked piece as {label→what is read}; a word with its tag,
+               `jim/PROPN`, whatever its pieces
         GPT    the text, with ⏎ for a line end; in a task `_start_ the cat _classify_`
         ELMo   a forward lane as it is read, and what is predicted: `<S> the cat → the cat sat`
 
@@ -97,11 +98,16 @@ def _in_pieces(
             # A piece inside a word stays joined to it: un{wanted→[MASK]}.
             mark = shown.removeprefix("##")
             pieces[slot] = ("##" if mark != shown else "") + f"{{{mark}→{pieces[slot]}}}"
-    pieces = [f"{p}/{labels[tag]}" if tag >= 0 else p for p, tag in zip(pieces, tags.tolist(), strict=True)]
-    text = ""
-    for piece in pieces:
-        text += piece[2:] if piece.startswith("##") and text else " " + piece
-    return text.strip()
+    # The tag stands at a word's first piece; the others follow without one, up to the next word or [SEP].
+    words: list[str] = []
+    ends: list[str] = []
+    for piece, tag in zip(pieces, tags.tolist(), strict=True):
+        if words and (piece.startswith("##") or (tag < 0 and ends[-1] and piece not in (CLS, SEP))):
+            words[-1] += piece.removeprefix("##")
+        else:
+            words.append(piece)
+            ends.append(f"/{labels[tag]}" if tag >= 0 else "")
+    return " ".join(map(str.__add__, words, ends))
 
 
 def _in_words(tokens: NDArray[np.int32], tags: NDArray[np.integer], tokenizer: Tokenizer, labels: Sequence[str]) -> str:

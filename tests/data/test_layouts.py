@@ -11,7 +11,7 @@ from contexture.data.layouts import bert_texts
 from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.helpers.slow_pairs import truncate, vocabulary
 
-TOKENIZER = WordPiece([*vocabulary(), "un", "##want", "##ed"], lowercase=True)
+TOKENIZER = WordPiece([*vocabulary(), "un", "##want", "##ed", "-"], lowercase=True)
 
 
 def _words(ids: list[int]) -> str:
@@ -63,3 +63,14 @@ def test_a_line_is_described_with_its_guesses():
     assert describe(bert_texts(TOKENIZER, ["w1"], 8), 0, TOKENIZER).startswith(
         "[CLS] w1 [SEP]\n(3 tokens; 3 in segment 0"
     )
+
+
+def test_a_word_of_several_pieces_is_described_whole_with_its_tag_behind_it():
+    words = ["w1", "unwanted", "w2-w3", "w4"]
+    batch = bert_texts(TOKENIZER, [" ".join(words)], 12)
+    pieces = [len(ids) for ids in TOKENIZER.encode(words)]
+    assert pieces == [1, 3, 3, 1]
+    tags = np.full((1, 12), -1)
+    tags[0, np.cumsum([1, *pieces[:-1]])] = [0, 1, 2, 0]
+    description = describe(batch | {"tags": tags}, 0, TOKENIZER, ("N", "ADJ", "X"), "tag")
+    assert description.splitlines()[0] == "[CLS] w1/N unwanted/ADJ w2-w3/X w4/N [SEP]"
