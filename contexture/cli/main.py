@@ -13,7 +13,7 @@ import traceback
 
 import contexture
 from contexture.cli.commands import COMMANDS
-from contexture.cli.output import Result, StreamingResult, print_result, terminal_width, write_out
+from contexture.cli.output import Result, StreamingResult, TwofoldResult, print_result, terminal_width, write_out
 from contexture.data.errors import did_you_mean
 from contexture.data.visible import visible, visible_json
 from contexture.train.errors import ConfigError
@@ -22,7 +22,7 @@ from contexture.train.run.exit_codes import exit_of
 from contexture.train.run.signals import Interrupted
 
 
-def run_command(argv: list[str]) -> Result | StreamingResult | None:
+def run_command(argv: list[str]) -> Result | StreamingResult | TwofoldResult | None:
     """Runs one command; returns None where it printed help."""
     if argv[:1] == ["help"] and argv[1:]:
         argv = [*argv[1:], "--help"]
@@ -61,6 +61,8 @@ def main(argv: list[str] | None = None) -> int:
             if isinstance(result, StreamingResult):
                 streamed = result.work((lambda text: None) if as_json else write_out)
                 result = streamed if as_json else write_out("\n")
+            elif isinstance(result, TwofoldResult):
+                result = result.json if as_json else result.shown
         if result is not None:
             if as_json:
                 print(visible_json(json.dumps(result, ensure_ascii=False)))

@@ -25,6 +25,14 @@ class StreamingResult:
     work: Callable[[Callable[[str], None]], Result]
 
 
+@dataclasses.dataclass(frozen=True)
+class TwofoldResult:
+    """A result that people see otherwise than programs: `json` is what --json prints."""
+
+    json: Result
+    shown: Result
+
+
 def write_out(text: str) -> None:
     """Prints text on stdout at once, control characters escaped."""
     print(visible(text), end="", flush=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from contexture.analysis.results import EmbeddingFile
 from contexture.api import load, open
 from contexture.cli.lines import check_lines, documents_of, lines_of
-from contexture.cli.output import Result, StreamingResult, results_alone
+from contexture.cli.output import Result, StreamingResult, TwofoldResult, results_alone
 from contexture.cli.parse import parse
 from contexture.requests import (
     CompareRequest,
@@ -234,8 +234,8 @@ def export_command(argv: list[str]) -> Result:
         return dict(export_model(Path(request.run), request.format, Path(request.to), request.step or None, signals))
 
 
-def evaluate_command(argv: list[str]) -> Result | None:
-    """Returns held-out metrics of a run."""
+def evaluate_command(argv: list[str]) -> Result | TwofoldResult | None:
+    """Returns held-out metrics of a run; people see files instead of the split that they stand for."""
     request = parse(EvaluationArgs, argv, "evaluate")
     read(request.folder)
     from contexture.train.cpu_memory import tune_cpu_allocator
@@ -246,4 +246,6 @@ def evaluate_command(argv: list[str]) -> Result | None:
         result = evaluate_run(request, signals)
     import jax
 
-    return dict(result) if jax.process_index() == 0 else None
+    if jax.process_index() > 0:
+        return None
+    return TwofoldResult(result, {name: x for name, x in result.items() if name != "split" or "files" not in result})

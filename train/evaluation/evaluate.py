@@ -57,10 +57,12 @@ class CheckpointResult(TypedDict):
 
 
 class EvaluationResult(TypedDict):
-    """The evaluation of a run: the fields of one CheckpointResult, or `checkpoints`, a list of them."""
+    """The evaluation of a run: the fields of one CheckpointResult, or `checkpoints`, a list of them; files: those that
+    were evaluated, as the request names them, in place of the run's own split."""
 
     run: str
     split: str
+    files: NotRequired[list[str]]
     examples: int
     truncated: NotRequired[int]
     step: NotRequired[int]
@@ -186,12 +188,13 @@ def _joined(
     folder: Path, request: EvaluationRequest, examples: int, truncated: int | None, results: list[CheckpointResult]
 ) -> EvaluationResult:
     """Returns the results as they are printed: one checkpoint's fields beside the run's, several as a list."""
+    of = {"split": request.split, **({"files": list(request.files)} if request.files else {}), "examples": examples}
     cut = {"truncated": truncated} if truncated is not None else {}
     if len(results) > 1 or request.steps == ("all",):
-        head = {"run": str(folder), "split": request.split, "examples": examples, **cut}
+        head = {"run": str(folder), **of, **cut}
         return cast(EvaluationResult, {**head, "checkpoints": results})
     (result,) = results
-    head = {"run": str(folder), "step": result["step"], "split": request.split, "examples": examples, **cut}
+    head = {"run": str(folder), "step": result["step"], **of, **cut}
     return cast(EvaluationResult, {**head, **{name: value for name, value in result.items() if name != "step"}})
 
 

@@ -156,8 +156,17 @@ def test_other_files_several_steps_and_splits(capsys, task_run, task_files, tmp_
     again = contexture.evaluate(run, dev=dev, step=50, to=str(tmp_path / "file"))
     assert again["step"] == 50 and again["metrics"] == every["checkpoints"][0]["metrics"]
     assert sorted(p.name for p in (tmp_path / "file").iterdir()) == ["classify.dev-50"]
+    argv = ["evaluate", str(run), "--task.dev", dev, "--to", str(tmp_path / "file")]
+    assert cli.main(argv) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert not any(line.startswith("split") for line in shown)
+    assert [line.split()[1] for line in shown if line.startswith("files")] == [dev]
+    assert cli.main([*argv, "--json"]) == 0
+    given = json.loads(capsys.readouterr().out)
+    assert given["split"] == "dev" and given["files"] == [dev]
     trained = contexture.evaluate(run, split="train", to=str(tmp_path / "train"))
     assert trained["examples"] == 160 and trained["predictions"].endswith("train-60/predictions.jsonl")
     assert cli.main(["evaluate", str(run), "--to", str(tmp_path / "told")]) == 0
     shown = capsys.readouterr().out
+    assert "split  " in shown and "files  " not in shown
     assert "accuracy" in shown and "animal" in shown and "precision" in shown
