@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from contexture.cli.argv import apply_exclusive_options, expand_aliases, find_option, take_option
 from contexture.cli.help import wants_help
-from contexture.cli.output import Result, StreamingResult, results_alone
+from contexture.cli.output import Result, StreamingResult, TwofoldResult, results_alone
 from contexture.cli.parse import parse
 from contexture.cli.settings_file import read_settings, with_settings
 from contexture.requests import NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
@@ -181,12 +181,12 @@ def prepare_command(argv: list[str]) -> Result:
     return {**summary, **splits}
 
 
-def pretrain_command(argv: list[str]) -> Result | None:
+def pretrain_command(argv: list[str]) -> TwofoldResult | None:
     """Trains a recipe, or resumes it."""
     return _train(lambda: _recipe(argv, "pretrain")[:2])
 
 
-def finetune_command(argv: list[str]) -> Result | None:
+def finetune_command(argv: list[str]) -> TwofoldResult | None:
     """Teaches a run a task, or resumes that."""
     return _train(lambda: _finetuning(argv))
 
@@ -225,8 +225,11 @@ def _finetuning(argv: list[str]) -> tuple[Run, Run]:
     return run, apply_exclusive_options(base, argv)
 
 
-def _train(read_argv: Callable[[], tuple[Run, Run]]) -> Result | None:
-    """Trains the run that the arguments describe; read with signals noted, since reading may take seconds."""
+def _train(read_argv: Callable[[], tuple[Run, Run]]) -> TwofoldResult | None:
+    """Trains the run that the arguments describe; read with signals noted, since reading may take seconds.
+
+    Programs get the last figures. People have just read the run's summary, which ends with what to do next.
+    """
     signals = Signals()
     try:
         run, base = read_argv()
@@ -245,6 +248,7 @@ def _train(read_argv: Callable[[], tuple[Run, Run]]) -> Result | None:
             return None
         check_not_diverged(folder)
         last = {r["split"]: r for r in read_metrics(folder / "metrics.jsonl")}
-        return {"run": str(folder), "step": max(steps(folder / "checkpoints"), default=0), **last}
+        step = max(steps(folder / "checkpoints"), default=0)
+        return TwofoldResult(json={"run": str(folder), "step": step, **last}, shown={})
     finally:
         signals.close()

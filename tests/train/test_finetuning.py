@@ -90,7 +90,8 @@ def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tin
     patient = [*words(), "--evaluate.every", "1", "--evaluate.patience", "2", "--evaluate.metric", "accuracy",
                "--optim.frozen", "backbone", "--optim.peak-lr", "1e-9", "--steps", "40"]  # fmt: skip
     assert finetune(patient, folder) == 0
-    assert "done: 3 steps in" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "done: 3 steps in" in err and " next: contexture predict " in err.splitlines()[-1] and not out
     assert finetune(patient, folder) == 0
     messages = stderr_of(capsys)
     assert "resuming from step 3" in messages and "stopped early: no better accuracy since step 1" in messages

@@ -77,7 +77,7 @@ class _Figures(ProgressColumn):
         if busy_since is not None:
             return Text(f"{task.fields['figures'][0]} {duration(time.monotonic() - busy_since)}", no_wrap=True)
         left = task.fields["seconds_left"]
-        end = f"{duration(left)} left" if left is not None else ""
+        end = f"{duration(left)} left" if left else ""
         room = self._console.width - len(f"step {task.completed:.0f}/{task.total or 0:.0f}") - bar_width(self._console)
         room -= len(end) + 5  # the blanks between columns, and the last column, which stays empty
         shown: list[str] = []

@@ -162,8 +162,9 @@ class Report:
             self._unsent = [r for r in self._unsent if r["step"] > saved]
 
     def complete(self) -> None:
-        """Marks the run as complete, so that trackers record it as finished."""
+        """Marks the run as complete, so that trackers record it as finished; what is printed now stands below the bar."""
         self._complete = True
+        self._stop_progress()
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -185,9 +186,7 @@ class Report:
 
     def close(self) -> None:
         """Let go of the terminal and the files. Lines that still wait are dropped: their steps will be done again."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        self._stop_progress()
         for open_file in (self._events, self._file):
             if open_file is not None:
                 with contextlib.suppress(OSError):  # a full disk was reported when it was written to
@@ -196,3 +195,8 @@ class Report:
         if self._trackers is not None:
             self._trackers.close(self._complete)
             self._trackers = None
+
+    def _stop_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

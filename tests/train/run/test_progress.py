@@ -9,6 +9,7 @@ from rich.console import Console
 
 from contexture.train.run.console import logged_to
 from contexture.train.run.progress import ProgressDisplay, figures_of
+from contexture.train.run.report import Report
 from tests.helpers.logs import logged
 from tests.helpers.notebooks import outputs_of
 
@@ -57,6 +58,19 @@ def test_without_a_terminal_progress_is_lines():
         display.show({**RECORD, "step": 2000, "seconds_left": 0.0})
     assert [line.partition(":")[0] for line in lines] == ["step 1/2000", "step 2/2000 held out", "step 2000/2000"]
     assert lines[0].endswith("lr 1.0e-04, waits for data 30%, 1:02:05 left") and "left" not in lines[-1]
+
+
+def test_the_finished_bar_stands_above_the_last_lines(tmp_path):
+    report = Report(tmp_path, steps=2, speaks=True, tensorboard=False)
+    report.console = _terminal(80)
+    with logged_to(report.console):
+        report.start(0, 1)
+        report.record([{**RECORD, "step": 2, "seconds_left": 0.0}], saved=2)
+        report.complete()
+        logging.getLogger("contexture").info("next: go on")
+        report.close()
+    rows = [row.rstrip() for row in _rows(report.console) if row.strip()]
+    assert rows[-1] == "next: go on" and rows[-2].startswith("step 2/2 ") and "left" not in rows[-2]
 
 
 IN_A_NOTEBOOK = f"""
