@@ -2,15 +2,19 @@
 
 import contextlib
 import logging
+import re
 import sys
 import time
 from collections.abc import Iterator
 
+from rich.cells import cell_len
 from rich.console import Console
 
 from contexture.data.visible import visible
 
 NOTEBOOK_COLUMNS = 100
+_UNBROKEN = re.compile(r"\s*(?:--\S+ (?!--))?\S+")
+"""A word, or an option with its value, which may be copied together; and the blanks before it."""
 
 
 def in_notebook() -> bool:
@@ -49,8 +53,24 @@ class ConsoleHandler(logging.Handler):
         """Prints one message."""
         prefix = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(record.created)) if self._dated else ""
         prefix += "warning: " if record.levelno >= logging.WARNING else ""
+        text = prefix + visible(record.getMessage())
         # A terminal's lines are broken between words; in a file, a message is a line.
-        self.console.print(prefix + visible(record.getMessage()), markup=False, soft_wrap=not self.console.is_terminal)
+        if self.console.is_terminal:
+            text = _filled(text, self.console.width)
+        self.console.print(text, markup=False, soft_wrap=not self.console.is_terminal)
+
+
+def _filled(text: str, width: int) -> str:
+    """Returns the text with its lines broken between words, but never between an option and its value."""
+    filled: list[str] = []
+    for line in text.split("\n"):
+        filled.append("")
+        for words in _UNBROKEN.findall(line):
+            if filled[-1] and cell_len(filled[-1] + words) > width:
+                filled.append(words.lstrip())
+            else:
+                filled[-1] += words
+    return "\n".join(filled)
 
 
 @contextlib.contextmanager

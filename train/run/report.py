@@ -162,7 +162,7 @@ class Report:
             self._unsent = [r for r in self._unsent if r["step"] > saved]
 
     def complete(self) -> None:
-        """Marks the run as complete, so that trackers record it as finished; what is printed now stands below the bar."""
+        """Marks the run as complete, for the trackers; what is printed from now on stands below the finished bar."""
         self._complete = True
         self._stop_progress()
 

@@ -115,3 +115,16 @@ def test_a_message_in_a_file_has_its_time(terminal, dated):
     assert re.match(f"{time}warning: the disk is slow word", first), first
     # A terminal's lines break between words, those of a file do not.
     assert len(others) == (2 if terminal else 0) and all(len(line) <= 60 for line in others)
+
+
+@pytest.mark.parametrize("width", range(24, 60))
+def test_an_option_and_its_value_stand_in_one_line_of_a_terminal(width):
+    console = _terminal(width)
+    options = ["--init.random", "--steps 2000", "--data.path a.txt", "--model.vocab 4096", "--optim.peak-lr 0.001"]
+    with logged_to(console):
+        logging.getLogger("contexture.train").info("differs from its recipe: " + " ".join(options) + "\n  (of\tall)")
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines) and lines[-1].startswith("  (of")
+    assert all(any(option in line for line in lines) for option in options)
+    assert " ".join(lines).split() == " ".join(["differs from its recipe:", *options, "(of all)"]).split()
