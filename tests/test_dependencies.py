@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import sys
 import tomllib
 from collections import defaultdict
@@ -87,6 +88,17 @@ def test_the_suite_tries_the_trackers_that_users_install(extra: str):
         and packages <= {*map(str, EXTRAS["dev"])}
         and not _misfits(EXTRAS[extra], _locked("requirements.lock"))
     )
+
+
+def test_pages_and_messages_name_extras_that_exist_and_install_them_from_the_clone():
+    texts = [path.read_text("utf-8") for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "README.md")]
+    texts += [path.read_text("utf-8") for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")]
+    commands = [line for text in texts for line in text.splitlines() if "pip install" in line]
+    named = {
+        extra for line in commands for names in re.findall(r"'\.\[([\w,-]+)\]'", line) for extra in names.split(",")
+    }
+    assert {"cuda", "tpu", "plan-tpu", "wandb", "mlflow", "aim"} <= named <= EXTRAS.keys()
+    assert not [line for line in commands if "contexture[" in line]  # no index has it
 
 
 def _locked(name: str) -> dict[str, set[str]]:

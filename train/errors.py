@@ -5,6 +5,11 @@ class ConfigError(ValueError):
     """The user's options do not fit together; the message gives the value, the expected one, and how to mend it."""
 
 
+def install_hint(extra: str) -> str:
+    """Returns how to install an extra of pyproject.toml; README.md says where the command is run."""
+    return f"install it in the clone: pip install -e '.[{extra}]'"
+
+
 class CheckpointError(Exception):
     """A checkpoint, or the folder of a run, is not what it should be."""
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 
 from contexture.train import run_file
 from contexture.train.config import Run
-from contexture.train.errors import ConfigError
+from contexture.train.errors import ConfigError, install_hint
 
 logger = logging.getLogger(__name__)
 IDS = "trackers.json"
@@ -66,7 +66,7 @@ def check_trackers(names: Iterable[str]) -> None:
     """Refuses trackers that are not installed or not set up. Raises ConfigError."""
     for name in names:
         if (spec := find_spec(name)) is None or spec.origin is None:  # a folder of that name is no package
-            raise ConfigError(f'log.to={name}: {name} is not installed; install it: pip install "contexture[{name}]"')
+            raise ConfigError(f"log.to={name}: {name} is not installed; {install_hint(name)}")
         try:
             _module(name).check()
         except Exception as error:  # whatever a tracker's client raises for settings of its own

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from contexture.models.sharding import gpu_memory_fraction
-from contexture.train.errors import ConfigError
+from contexture.train.errors import ConfigError, install_hint
 from contexture.train.mesh import Device
 
 GIB = 2**30
@@ -159,7 +159,7 @@ def _check_compiler(chip: Chip) -> None:
             installed = False
         if not installed:
             raise ConfigError(f"compiling for {chip.name} needs {module.split('.')[0]}, which is not installed; "
-                              f'install it: pip install "contexture[{extra}]"')  # fmt: skip
+                              + install_hint(extra))  # fmt: skip
 
 
 def _cpus(text: str, count: int) -> Topology:

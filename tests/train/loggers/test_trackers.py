@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from contexture.train.config import Run
-from contexture.train.errors import ConfigError
+from contexture.train.errors import ConfigError, install_hint
 from contexture.train.loggers import trackers as module
 from contexture.train.loggers.trackers import Trackers, check_trackers, figures_of
 from contexture.train.loggers.wandb_tracker import history
@@ -213,7 +214,7 @@ def test_mistakes_are_refused_before_any_work(monkeypatch):
     with pytest.raises(ConfigError, match="^log.to=wandb: 'int' object has no attribute 'mode'$"):
         check_trackers(["wandb"])
     monkeypatch.setattr(module, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r'mlflow is not installed; install it: pip install "contexture\[mlflow\]"'):
+    with pytest.raises(ConfigError, match=re.escape(f"mlflow is not installed; {install_hint('mlflow')}")):
         check_trackers(["mlflow"])
 
 

@@ -16,7 +16,7 @@ from contexture import configs
 from contexture.cli import main as cli
 from contexture.train import mesh as meshes
 from contexture.train.config import Run
-from contexture.train.errors import ConfigError
+from contexture.train.errors import ConfigError, install_hint
 from contexture.train.plan import topology as topologies
 from contexture.train.plan.describe import describe, describe_all
 from contexture.train.plan.plan import TimedPlan, abstract_step, plan
@@ -139,7 +139,7 @@ def test_a_mistake_is_one_line(capsys, words, line):
 def test_a_compiler_that_is_missing_is_said_with_its_extra(capsys, monkeypatch, name, extra):
     monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
     code, stderr = run_command(capsys, "plan", "bert.tiny", "--topology", name)
-    assert code == 2 and stderr.endswith(f'which is not installed; install it: pip install "contexture[{extra}]"')
+    assert code == 2 and stderr.endswith(f"which is not installed; {install_hint(extra)}")
 
 
 def test_options_of_xla_reach_the_step_and_the_user_s_win(monkeypatch):
