@@ -128,4 +128,9 @@ TASKS = (
          "rng.key(rng.EXAMPLE_ORDER, self.seed, 0)",
          f"{_ENCODE}test_every_pass_has_every_example_once_in_an_order_of_its_own"),
     ),
+    *mutants_of(
+        "data/describe.py",
+        ("describe.tag-in-the-middle-of-a-word", "(tag < 0 and ends[-1] and piece not in (CLS, SEP))", "False",
+         "data/test_layouts.py::test_a_word_of_several_pieces_is_described_whole_with_its_tag_behind_it"),
+    ),
 )  # fmt: skip

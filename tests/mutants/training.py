@@ -4,7 +4,6 @@ from tests.mutants.row import mutants_of
 
 _OPTIM = "train/optim/test_optim.py::"
 _MIXES = "test_the_weights_of_a_mix_have_a_rate_of_their_own"
-_TRACKERS = "train/loggers/test_trackers.py::"
 _TEN = f"{_OPTIM}test_ten_updates_are_those_of_the_formula"
 _GPT1_ADAM = "parity/test_gpt1_original.py::test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps"
 _MERGED = "train/optim/test_lora.py::test_a_merged_kernel_is_the_sum_of_its_own_and_of_the_scaled_product"
@@ -171,6 +170,8 @@ TRAINING = (
     ),
     *mutants_of(
         "train/evaluation/best.py",
+        ("best.step-0-as-a-checkpoint", 'and r["step"] and r.get', "and r.get",
+         "train/evaluation/test_best.py::test_no_better_step_is_named_where_there_is_none"),
         ("best.the-last-of-equals", "rank < self.rank", "rank <= self.rank",
          f"{_STEP}test_the_best_is_the_first_of_the_smallest_ranks_and_nan_is_none"),
         ("best.patience-without-nan", "        else:\n            self.evals_without_improvement += 1",
@@ -240,6 +241,8 @@ TRAINING = (
     ),
     *mutants_of(
         "train/run/console.py",
+        ("progress.options-parted-from-their-values", "(?!--))?", "(?!--)){0}",
+         "train/run/test_progress.py::test_an_option_and_its_value_stand_in_one_line_of_a_terminal"),
         ("progress.on-stderr", "file=sys.stdout,", "file=sys.stderr,",
          "train/run/test_progress.py::test_a_notebook_has_one_bar_that_is_drawn_in_place"),
     ),
@@ -281,22 +284,6 @@ TRAINING = (
          "max(int(-(-examples_per_epoch // run.data.batch) * run.epochs), 1)", _CONFIG),
         ("epochs.warm-up-not-shorter", "return warmup if warmup < steps else steps // 10", "return warmup",
          "train/test_warmup.py::test_a_warmup_that_leaves_no_step_is_a_tenth_of_all_steps"),
-    ),
-    *mutants_of(
-        "train/loggers/trackers.py",
-        ("trackers.steps-sent-again", 'if step > self._last[split]:', 'if step >= self._last[split]:',
-         f"{_TRACKERS}test_a_start_sends_what_a_tracker_lacks"),
-        ("trackers.ids-forgotten", "place = Place(self._folder.name, self._folder, config, ids.get(name, {}))",
-         "place = Place(self._folder.name, self._folder, config, {})",
-         f"{_TRACKERS}test_a_start_sends_what_a_tracker_lacks"),
-        ("trackers.the-step-is-not-the-last", 'return figures | {"step": figures.pop("step")}', "return figures",
-         f"{_TRACKERS}test_figures_are_numbers_and_the_step_is_the_last"),
-    ),
-    *mutants_of(
-        "train/run/report.py",
-        ("trackers.before-the-checkpoint", 'self._trackers.send(r for r in self._unsent if r["step"] <= saved)',
-         'self._trackers.send(r for r in self._unsent if r["step"] <= safe)',
-         f"{_TRACKERS}test_a_record_is_sent_when_its_checkpoint_is_on_disk"),
     ),
     *mutants_of(
         "train/loop.py",
