@@ -105,4 +105,4 @@ def test_only_the_first_process_of_a_job_needs_the_tracker_s_package(door, tiny_
     assert [row["train/step"] for row in history(file) if "train/step" in row] == [1, 2]
     # Alone, that process is refused: the package is missing there indeed.
     alone = without_wandb(*words, "--dir", tmp_path / "alone", env={})
-    assert alone.returncode == 2 and "wandb is not installed" in alone.stderr
+    assert alone.returncode == 2 and "wandb is not installed" in str(alone.stderr)
