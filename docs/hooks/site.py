@@ -28,6 +28,10 @@ FROM_ELSEWHERE = {
 }
 """Files of the repository outside of docs/, and their pages."""
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s#]+)")
+_BLOCK = re.compile(r"(<pre\b.*?</pre>)", re.DOTALL)
+_INLINE_CODE = re.compile(r"<code>([^<]*)</code>")
+_BREAK = re.compile(r"(?<=[\w*])([/_=,]|::|\.(?=\w{4}))(?=[\w*&])")
+"""Where a long word of code may be broken: behind a mark between two letters. `--model.dropout`: model.|dropout."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -50,3 +54,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(site, posixpath.dirname(own) or ".")
 
     return _LINK.sub(on_site, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Returns the page; words of code within a text are broken at marks only, never after the -- of an option. A page
+    without headings gets the room of its table of contents."""
+    if not any(heading.children for heading in page.toc):
+        page.meta["hide"] = [*page.meta.get("hide", []), "toc"]
+    pieces = _BLOCK.split(html)
+    return "".join(piece if number % 2 else _INLINE_CODE.sub(_unbroken, piece) for number, piece in enumerate(pieces))
+
+
+def _unbroken(code: re.Match[str]) -> str:
+    words = (_BREAK.sub(r"\1<wbr>", word) for word in code[1].split(" "))
+    return "<code>" + " ".join(f'<span class="word">{word}</span>' for word in words) + "</code>"
