@@ -92,6 +92,8 @@ CHIPS = {
     )
 }
 _EXAMPLES = {"tpu": "v5e:4x4", "gpu": "h100:1x8 (hosts x GPUs)", "cpu": "cpu:8"}
+_AXES = {"tpu": (2, 3), "gpu": (1, 2)}
+"""How many sizes a platform's devices have."""
 _EXTRAS = {"tpu": ("plan-tpu", ("libtpu",)),
            "gpu": ("plan-gpu", ("jax_plugins.xla_cuda13", "nvidia.cu13"))}  # fmt: skip
 MAX_CPUS = 1024
@@ -127,7 +129,9 @@ def topology(text: str) -> Topology:
     if name == "cpu" and len(sizes) == 1 and sizes[0] <= MAX_CPUS:
         return _cpus(text, sizes[0])
     chip = CHIPS.get(name)
-    if chip is None or not sizes or len(sizes) > (3 if chip.platform == "tpu" else 2):
+    # A slice of TPUs is a grid or a torus, `2x2` the least; GPUs stand in hosts. Refused here, since a compiler that is
+    # not installed would be named first, and it explains a bad size in words of its own.
+    if chip is None or len(sizes) not in _AXES[chip.platform]:
         examples = ", ".join(_EXAMPLES[chip.platform] if chip else example for example in
                              ([""] if chip else _EXAMPLES.values()))  # fmt: skip
         wrong = f"topology={text!r} is not CHIP:SIZE" if chip or name == "cpu" else f"there is no chip {name!r}"

@@ -117,6 +117,8 @@ def test_what_a_microbatch_is_estimated_to_keep_is_what_a_compiled_step_needs(
         ([], "plan needs the devices: --topology v5e:4x4"),
         (["--topology", "v9:2x2"], "there is no chip 'v9'; give v5e, v5p, v6e, h200, h100, a100 or cpu and its size"),
         (["--topology", "v5e"], "topology='v5e' is not CHIP:SIZE"),
+        (["--topology", "v5e:44"], "topology='v5e:44' is not CHIP:SIZE; give v5e, v5p, v6e, "),
+        (["--topology", "v5p:2x2x2x2"], "topology='v5p:2x2x2x2' is not CHIP:SIZE"),
         (["--topology", "v5e:0x2"], "topology='v5e:0x2' is not CHIP:SIZE"),
         (["--topology", "h100:1x2x3"], "topology='h100:1x2x3' is not CHIP:SIZE"),
         (["--topology", "cpu:2x2"], "topology='cpu:2x2' is not CHIP:SIZE"),
