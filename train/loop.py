@@ -95,7 +95,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         meshes.check_compiler_options(run.mesh, mesh)
         check_adapters(run)
         first = jax.process_index() == 0
-        # Process 0 owns the folder. Text that does not exist is refused before the folder is made.
+        # Process 0 owns the folder. Text that does not exist, or is no UTF-8, is refused before the folder is made.
         if first:
             check_trackers(run.log.to)
             data.check_text(run, folder)

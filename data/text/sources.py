@@ -165,6 +165,21 @@ def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") ->
     return sources
 
 
+def check_beginnings(sources: Iterable[Source]) -> None:
+    """Reads the first 64 KiB of each text file: a file in another encoding, or without the column "text", shows there.
+
+    Raises: DataError as `TextFile.documents`.
+    """
+    for source in sources:
+        if not isinstance(source, TextFile) or source.path.is_dir() or inner_suffix(source.path) in COLUMNAR:
+            continue
+        size = 0
+        for _, line in source.documents():
+            size += len(line) + 1
+            if size > CHUNK:
+                break
+
+
 def present(path: str | Path, what: str = "data.path") -> list[Source]:
     """Returns the sources at a path. Raises: DataError where none exists, or it is no text."""
     if str(path).startswith(tfds.PREFIX):

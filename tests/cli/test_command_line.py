@@ -77,17 +77,21 @@ def test_unknown_commands_and_recipes_are_guessed(capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "line"),
+    ("content", "line", "tried"),
     [
-        (b"", "the file is empty"),
-        (b"good line\nbad \xff line\n", "text.txt:2: not UTF-8 (byte 0xff at column 5)"),
-        (b"Only one sentence here.\n\nAnd one more.\n", "no document"),
+        (b"", "the file is empty", False),
+        (b"good line\nbad \xff line\n", "text.txt:2: not UTF-8 (byte 0xff at column 5)", False),
+        ("A text.\n".encode("utf-16"), "text.txt:1: not UTF-8 (byte 0xff at column 1)", False),
+        (b"a good line\n" * 10_000 + b"\xff", "text.txt:10001: not UTF-8 (byte 0xff at column 1)", True),
+        (b"Only one sentence here.\n\nAnd one more.\n", "no document", True),
     ],
 )
-def test_files_that_are_wrong_give_one_clear_line(capsys, tmp_path, content, line):
+def test_files_that_are_wrong_give_one_clear_line(capsys, tmp_path, content, line, tried):
+    """What is wrong at a file's beginning is refused before the run's folder is made."""
     (tmp_path / "text.txt").write_bytes(content)
     code, last = last_line_of(capsys, *pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "text.txt"))
     assert code == 2 and line in last, last
+    assert (tmp_path / "run").exists() == tried
 
 
 def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, text_folder):

@@ -13,7 +13,7 @@ from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import move_aside
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import ExampleStore
-from contexture.data.text.sources import expand
+from contexture.data.text.sources import check_beginnings, expand
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.word_level import Words
@@ -131,10 +131,10 @@ def open_shards(directory: Path, run: Run) -> Shards:
 
 
 def check_text(run: Run, directory: Path) -> None:
-    """Raises DataError if a new run, whose folder is not made yet, would find no text."""
+    """Raises DataError if a new run, whose folder is not made yet, would find no text, or none in UTF-8."""
     if run.task.kind == "off" and not (directory / "run.json").exists() and _prepared_folder(run) is None:
-        expand(run.data.path, "data.path")
-        expand(run.data.dev, "data.dev") if run.data.dev else None
+        check_beginnings(expand(run.data.path, "data.path"))
+        check_beginnings(expand(run.data.dev, "data.dev") if run.data.dev else [])
 
 
 def _prepared_folder(run: Run) -> Path | None:
