@@ -53,8 +53,12 @@ def print_result(result: Result, indent: str = "", width: int | None = None) -> 
             print(visible(f"{indent}{name}"))
             _print_table(value, indent + "  ", width)
         else:
-            head = visible(f"{indent}{name:<{max(26 - len(indent), 1)}} ")
-            first, *others = _broken(_shown(value), None if width is None else width - len(head))
+            head, text = visible(f"{indent}{name:<{max(26 - len(indent), 1)}} "), _shown(value)
+            # A path or a fingerprint that is longer than its column stands below its name, whole.
+            if width is not None and " " not in text and len(head) + len(text) > width > len(indent) + 2 + len(text):
+                print(f"{head.rstrip()}\n{indent}  {text}")
+                continue
+            first, *others = _broken(text, None if width is None else width - len(head))
             print("\n".join([head + first, *(" " * len(head) + line for line in others)]))
 
 
@@ -105,9 +109,9 @@ def _broken(text: str, room: int | None, words: bool = False) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ", ".join(f"{x:.3g}" if isinstance(x, float) else _shown(x) for x in value) or "–"
-    return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else visible(f"{value}")
+    return f"{value:.6g}" if isinstance(value, float) else "–" if value in (None, "") else visible(f"{value}")
 
 
 @contextlib.contextmanager

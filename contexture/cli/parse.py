@@ -19,6 +19,8 @@ from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 
 T = TypeVar("T")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""What switches colours on and off. tyro draws in colours where stdout is a terminal, wherever the drawing goes."""
 
 
 def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) -> T:
@@ -146,7 +148,7 @@ def _in_one_line(box: str) -> str:
     Unicode, as a block before it.
     """
     blocks, framed = [""], False
-    for line in box.splitlines():
+    for line in _COLOUR.sub("", box).splitlines():
         text = line.strip("│|╭╮╰╯+ ")
         if line.lstrip().startswith(("╭", "+")):
             framed = True

@@ -280,7 +280,7 @@ def test_every_recipe_says_its_command_and_what_to_expect():
 
 def test_a_gpt_is_not_begun_on_word_pieces(capsys, tmp_path, text_folder, tiny_run):
     """However they come: learned, given, or in shards."""
-    file, line = tiny_run / "tokenizer", "gpt cannot be fine-tuned on a vocabulary of kind wordpiece"
+    file, line = tiny_run / "tokenizer", "no gpt should start with a vocabulary of kind wordpiece"
 
     def refused(*words):
         code, last = last_line_of(capsys, *words)

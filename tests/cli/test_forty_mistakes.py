@@ -130,3 +130,21 @@ def test_a_mistake_is_one_clear_line_and_nothing_is_written(here, capsys, words)
     assert code == 2 and not out and len(err.splitlines()) == 1, err
     assert MISTAKES[words] in err and "Traceback" not in err
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("tokenizer", "ConfigError: tokenizer needs --input FILE … and --to DIR"),
+        ("tokenizer bpe --input text.txt --to new", "ConfigError: KIND is 'bpe', not one of wordpiece, byte-bpe,"),
+        ("fill bert", "ConfigError: fill needs --text TEXT: contexture fill RUN --text TEXT [options]"),
+        ("show bert.tiny --data.length x", "ConfigError: --data.length wants a whole number, not 'x'"),
+    ],
+)
+def test_in_a_terminal_a_mistake_is_the_same_line(here, capsys, monkeypatch, words, line):
+    """tyro colours its errors where stdout is a terminal."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert cli.main(words.split()) == 2
+    (err,) = capsys.readouterr().err.splitlines()
+    assert err.startswith(line), err

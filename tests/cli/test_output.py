@@ -41,6 +41,13 @@ def test_a_long_value_goes_on_below_its_beginning_and_a_path_stays_whole(capsys)
     assert " ".join(" ".join(lines).split()).count("each document alone, its first token") == 5
 
 
+def test_a_word_that_fits_a_line_of_its_own_stands_below_its_name(capsys):
+    digest = "0123456789abcdef" * 4
+    assert printed(capsys, {"fingerprint": digest, "to": "here"}, 80)[:2] == ["fingerprint", f"  {digest}"]
+    assert printed(capsys, {"in": {"fingerprint": digest}}, 80)[1:] == ["  fingerprint", f"    {digest}"]
+    assert printed(capsys, {"fingerprint": digest}, None) == [f"fingerprint                {digest}"]
+
+
 def test_for_a_program_a_value_and_a_record_are_a_line(capsys):
     assert len(printed(capsys, LONG, None)) == 3
     lines = printed(capsys, COMPARISON, None)
@@ -50,6 +57,8 @@ def test_for_a_program_a_value_and_a_record_are_a_line(capsys):
 def test_lists_are_joined_and_their_figures_short(capsys):
     lines = printed(capsys, {"files": ["a.json", "b.bin"], "missing": [], "weights": [1 / 3, 0.25, 1.0]}, None)
     assert [line.split(None, 1)[1] for line in lines] == ["a.json, b.bin", "–", "0.333, 0.25, 1"]
+    lines = printed(capsys, {"path": (), "no_decay": ("norm", "bias"), "text": ""}, None)
+    assert [line.split(None, 1)[1] for line in lines] == ["–", "norm, bias", "–"]
     table = [{"path": "backbone/norm", "shape": [128, 64]}, {"path": "bias", "shape": []}]
     assert printed(capsys, {"table": table}, None)[2].split(None, 1) == ["backbone/norm", "128, 64"]
 

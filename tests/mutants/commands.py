@@ -41,6 +41,27 @@ COMMANDS = (
          f"{_FILES}test_words_that_yaml_takes_for_truth_values_stay_words"),
     ),
     *mutants_of(
+        "contexture/cli/parse.py",
+        ("command.colours", '_COLOUR.sub("", box)', "box",
+         "cli/test_forty_mistakes.py::test_in_a_terminal_a_mistake_is_the_same_line"),
+    ),
+    *mutants_of(
+        "contexture/cli/output.py",
+        ("command.below-for-programs", "if width is not None and", "if width is None and",
+         "cli/test_output.py::test_a_word_that_fits_a_line_of_its_own_stands_below_its_name"),
+    ),
+    *mutants_of(
+        "train/run/data.py",
+        ("command.text-not-looked-at", 'check_beginnings(expand(run.data.path, "data.path"))',
+         'expand(run.data.path, "data.path")',
+         "cli/test_command_line.py::test_files_that_are_wrong_give_one_clear_line"),
+    ),
+    *mutants_of(
+        "train/plan/topology.py",
+        ("command.any-slice", '_AXES = {"tpu": (2, 3)', '_AXES = {"tpu": (1, 2, 3)',
+         "train/plan/test_plan.py::test_a_mistake_is_one_line"),
+    ),
+    *mutants_of(
         "configs/finetuning.py",
         ("finetune.other-sizes", "if mine != others and not run.init.random:",
          "if mine != others and run.init.random:", f"{_MISTAKES}::{_REFUSED}"),

@@ -74,6 +74,6 @@ def check_tokenizer_kind(run: Run, kind: str) -> None:
     _check_kind(run, kind)
     if isinstance(run.model, GptConfig) and kind in (WordPiece.kind, Words.kind):
         raise ConfigError(
-            f"gpt cannot be fine-tuned on a vocabulary of kind {kind}, to which no tokens are added; learn another "
-            "with --data.vocabulary byte-bpe, or give a published one as --data.tokenizer"
+            f"no gpt should start with a vocabulary of kind {kind}: fine-tuning could add no tokens to it; learn "
+            "another, of kind byte-bpe, or give a published one"
         )
