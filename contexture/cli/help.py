@@ -164,7 +164,7 @@ def _text(option: Option, command: Command, *, full: bool) -> str:
     text = option.text if full else option.sentence
     listed = [choice for choice in option.choices if choice]
     is_said = all(f"{choice}:" in text for choice in listed)
-    if listed and not is_said and (option.positional or "|".join(listed) != option.metavar):
+    if listed and not is_said and (option.positional or "|".join(listed) != option.metavar.removesuffix(" …")):
         text += f" One of {', '.join(listed)}."
     if option.name in command.required or (option.default is dataclasses.MISSING and not option.positional):
         return f"{text} (required)"

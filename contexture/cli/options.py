@@ -141,10 +141,13 @@ def _option(name: str, hint: Any, default: object, kind: type) -> Option:
     metavar = next((note.metavar for note in notes if getattr(note, "metavar", None)), METAVARS.get(name))
     aliases = tuple(alias for note in notes for alias in getattr(note, "aliases", None) or ())
     aliases += tuple(f"--{short}" for short, long in ALIASES.items() if long == name)
-    choices = tuple(map(str, typing.get_args(hint))) if typing.get_origin(hint) is Literal else ()
+    # tuple[Literal[…], ...]: several values, each of them one of these.
+    several = typing.get_origin(hint) is tuple
+    each = typing.get_args(hint)[0] if several else hint
+    choices = tuple(map(str, typing.get_args(each))) if typing.get_origin(each) is Literal else ()
     choices = tuple(choice for choice in choices if choice not in _NOT_TO_GIVE.get(name, ()))
     positional = any("Positional" in str(note) for note in notes)
-    metavar = metavar or _metavar(name, hint, tuple(filter(None, choices)))
+    metavar = metavar or _metavar(name, hint, tuple(filter(None, choices))) + " …" * (several and bool(choices))
     return Option(name, metavar, default, kind, choices, hint is bool, positional, aliases)
 
 

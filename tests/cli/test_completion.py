@@ -28,6 +28,8 @@ from tests.train.run.test_formats import GOLDEN
         ("pretrain elmo.tiny --", "--model.cells", "--model.quantization --data.masked-fraction"),
         ("pretrain mine.py:big --", "--model.layers", "--model.cells --model.heads"),
         ("pretrain bert.tiny --optim.name ", "adamw adagrad", "--lr"),
+        ("pretrain bert.tiny --log.to ", "wandb mlflow aim", ""),
+        ("pretrain bert.tiny --log.to wandb ", "mlflow aim", "--lr"),
         ("pretrain bert.tiny --optim.name=", "", ""),
         ("pretrain bert.tiny --help ", "all", ""),
         ("pretrain bert.tiny --steps 5 ", "", "bert.tiny"),
