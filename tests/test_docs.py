@@ -48,7 +48,7 @@ def test_the_options_of_a_page_exist(page):
     assert not named - FLAGS
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=NAMES[1:])
+@pytest.mark.parametrize("page", [*PAGES[1:], ROOT / "CONTRIBUTING.md"], ids=[*NAMES[1:], "CONTRIBUTING.md"])
 def test_the_code_of_a_page_fits_the_site(page):
     """A block of code has room for 86 letters beside the two columns of links; the rest would be out of sight."""
     blocks = re.findall(r"^```.*?\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
