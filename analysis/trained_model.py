@@ -104,9 +104,9 @@ class TrainedModel:
     ) -> np.ndarray | list[np.ndarray]:
         """Returns contextual vectors, float32.
 
-            of="sentences"   an array [N, D], a vector for each text; of one string [D]
-            of="words"       for each text an array [words, D]
-            of="tokens"      for each text an array [tokens, D], a BERT's [CLS] and [SEP] among them
+            of="sentences"  an array [N, D], a vector for each text; of one string [D]
+            of="words"      for each text an array [words, D]
+            of="tokens"     for each text an array [tokens, D], a BERT's [CLS] and [SEP] too
 
         of      words stand between spaces, or are given as lists of words; a word of several pieces has their mean
         pool    of sentences: mean of all tokens; mean-words, without a BERT's [CLS] and [SEP]; last; cls

@@ -48,11 +48,15 @@ def test_the_options_of_a_page_exist(page):
     assert not named - FLAGS
 
 
+def _wide(page: str) -> list[str]:
+    """Lines of code that are wider than a page of the site beside its two columns of links; the rest is out of sight."""
+    blocks = re.findall(r"^```.*?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if len(line) > 86]
+
+
 @pytest.mark.parametrize("page", [*PAGES[1:], ROOT / "CONTRIBUTING.md"], ids=[*NAMES[1:], "CONTRIBUTING.md"])
 def test_the_code_of_a_page_fits_the_site(page):
-    """A block of code has room for 86 letters beside the two columns of links; the rest would be out of sight."""
-    blocks = re.findall(r"^```.*?\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert not [line for block in blocks for line in block.splitlines() if len(line) > 86]
+    assert not _wide(page.read_text("utf-8"))
 
 
 def test_every_departure_is_on_the_page_of_differences():
@@ -85,6 +89,7 @@ def _reference() -> ModuleType:
 
 def test_the_reference_has_every_command_and_option():
     page = _reference().page()
+    assert not _wide(page)
     assert re.findall(r"^### (.*)$", page, re.MULTILINE) == [
         name for group in dict.fromkeys(one.group for one in COMMANDS.values()) for name, one in COMMANDS.items()
         if one.group == group

@@ -1,6 +1,7 @@
 """The page of all commands and options, made of the same texts as `--help all`. Needs no jax."""
 
 import re
+import textwrap
 from collections.abc import Iterator
 
 from contexture import configs
@@ -18,6 +19,8 @@ EXIT_CODES = {
     75: "saved on SIGTERM; start the same command again",
     130: "saved on Ctrl-C",
 }
+_COLUMNS = 86
+"""Letters of code that a page has room for."""
 
 
 def page() -> str:
@@ -38,8 +41,9 @@ def page() -> str:
 
 
 def _command(name: str, command: Command) -> Iterator[str]:
-    yield _code([f"contexture {name} {command.usage}".rstrip()])
-    examples = [line[2:] for one in command.examples for line in shell_lines(_filled(one), 90)]
+    usage = f"contexture {name} {command.usage}".rstrip()
+    yield _code(textwrap.wrap(usage, _COLUMNS, subsequent_indent="    ", break_on_hyphens=False))
+    examples = [line[2:] for one in command.examples for line in shell_lines(_filled(one), _COLUMNS + 2)]
     yield "Examples:" if len(command.examples) > 1 else "Example:"
     yield _code(examples)
     options = options_of(command)

@@ -30,7 +30,7 @@ FROM_ELSEWHERE = {
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s#]+)")
 _BLOCK = re.compile(r"(<pre\b.*?</pre>)", re.DOTALL)
 _INLINE_CODE = re.compile(r"<code>([^<]*)</code>")
-_BREAK = re.compile(r"(?<=[\w*])([/_=,]|::|\.(?=\w{4}))(?=[\w*&])")
+_BREAK = re.compile(r"(?<=\w)([/_=,]|::|\.(?=\w{4}))(?=[\w*&])")
 """Where a long word of code may be broken: behind a mark between two letters. `--model.dropout`: model.|dropout."""
 
 
@@ -66,5 +66,6 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def _unbroken(code: re.Match[str]) -> str:
-    words = (_BREAK.sub(r"\1<wbr>", word) for word in code[1].split(" "))
+    text = code[1].replace("\\|", "|")  # as a table's source has to write it
+    words = (_BREAK.sub(r"\1<wbr>", word) for word in text.split(" "))
     return "<code>" + " ".join(f'<span class="word">{word}</span>' for word in words) + "</code>"
