@@ -49,7 +49,7 @@ def test_the_options_of_a_page_exist(page):
 
 
 def _wide(page: str) -> list[str]:
-    """Lines of code that are wider than a page of the site beside its two columns of links; the rest is out of sight."""
+    """Returns the lines of code that are wider than a page of the site beside its two columns of links."""
     blocks = re.findall(r"^```.*?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if len(line) > 86]
 
