@@ -35,8 +35,7 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
     With `log.details`, each parameter and each label has a line of its own.
     """
     run = parts.run
-    changed = [f"--{name.replace('_', '-')} {_value(new)}" for name, (new, _) in
-               run_file.difference(given, recipe).items() if name != "dir"]  # fmt: skip
+    changed = [as_option(name, new) for name, (new, _) in run_file.difference(given, recipe).items() if name != "dir"]
     logger.info("differs from its recipe: " + (" ".join(changed) or "nothing"))
     logger.info(f"{meshes.describe(parts.mesh)}; {run.model.dtype}")
     if attention := meshes.describe_attention(run.model, run.data.packed):
@@ -108,8 +107,13 @@ def next_command(run: Run, folder: Path) -> str:
     return ask[run.family]
 
 
-def _value(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def as_option(name: str, value: object) -> str:
+    """Returns a setting as the command line takes it: --data.dev a b, --init.random, --data.no-lowercase."""
+    section, dot, last = name.replace("_", "-").rpartition(".")
+    if isinstance(value, bool):
+        return f"--{section}{dot}{last if value else f'no-{last}'}"
+    words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"--{section}{dot}{last} {words}"
 
 
 def _sums(parameters: Mapping[str, jax.ShapeDtypeStruct]) -> str:

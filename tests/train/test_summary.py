@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from contexture.cli.parse import parse
 from contexture.train.config import Run
 from contexture.train.evaluation.best import Best
-from contexture.train.summary import log_end
+from contexture.train.run_file import difference
+from contexture.train.summary import as_option, log_end
 from tests.helpers.logs import logged
 
 
@@ -24,3 +26,16 @@ def test_a_best_step_whose_checkpoint_was_not_saved_is_reported_as_such(tmp_path
         log_end(parts, tmp_path, 0, 4, 0.0, Best(rank=0.5, step=2))
     (line,) = (message for message in messages if "best loss of 2 evaluations: at step 2" in message)
     assert ("no checkpoint was saved there: --evaluate.patience saves at each" in line) != kept
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--init.random"], ["--data.no-lowercase"], ["--data.dev", "a b", "c"], ["--optim.peak-lr", "0.0003"]),
+        *(["--dir", "here"], ["--optim.frozen-layers", "2"], ["--data.vocabulary", "byte-bpe"]),
+    ],
+)
+def test_a_setting_that_differs_is_reported_as_it_is_given(words: list[str]):
+    given, recipe = parse(Run, words, "pretrain", Run()), Run()
+    ((name, (value, _)),) = difference(given, recipe).items()
+    assert as_option(name, value) == " ".join(words)
