@@ -125,7 +125,7 @@ def topology(text: str) -> Topology:
     Raises ConfigError for what cannot be read, a slice that does not exist, or a compiler that is not installed.
     """
     name, _, shape = text.partition(":")
-    sizes = tuple(map(int, shape.split("x"))) if re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4})*", shape) else ()
+    sizes = [int(size) for size in shape.split("x")] if re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4})*", shape) else []
     if name == "cpu" and len(sizes) == 1 and sizes[0] <= MAX_CPUS:
         return _cpus(text, sizes[0])
     chip = CHIPS.get(name)
