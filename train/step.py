@@ -64,8 +64,9 @@ def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], Sta
         return State(zero, params, tx.init(split(params)[1]), zero, zero, carry)
 
     # Only shapes are computed here; the compiled function creates each array where it lives, never whole on one device.
-    # The key is an argument: runs that differ in their seeds alone share the compiled function.
-    shapes = jax.eval_shape(state, jax.random.key(run.seed))
+    # The key is an argument: runs that differ in their seeds alone share the compiled function. Of the key too only the
+    # shape: the devices of a plan are not there, and can make none.
+    shapes = jax.eval_shape(state, jax.eval_shape(lambda: jax.random.key(run.seed)))
     shardings = meshes.state_shardings(mesh, shapes, shapes.params)
     # It runs once: a CPU's code for it is compiled in half of the time if little optimised, and gives the same bits.
     options = {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None

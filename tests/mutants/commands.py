@@ -57,6 +57,11 @@ COMMANDS = (
          "cli/test_command_line.py::test_files_that_are_wrong_give_one_clear_line"),
     ),
     *mutants_of(
+        "train/step.py",
+        ("plan.key-on-a-device", "jax.eval_shape(lambda: jax.random.key(run.seed))", "jax.random.key(run.seed)",
+         "train/plan/test_plan.py::test_a_state_s_shapes_are_computed_without_a_device"),
+    ),
+    *mutants_of(
         "train/plan/topology.py",
         ("command.any-slice", '_AXES = {"tpu": (2, 3)', '_AXES = {"tpu": (1, 2, 3)',
          "train/plan/test_plan.py::test_a_mistake_is_one_line"),

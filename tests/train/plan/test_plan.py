@@ -68,6 +68,21 @@ def test_a_plan_s_memory_is_that_of_the_run_s_own_step(name):
     assert "8 of cpu:8 as data 2 × fsdp 2 × tensor 2" in text and "fits" in text and "MFU" not in text
 
 
+def test_a_state_s_shapes_are_computed_without_a_device(monkeypatch):
+    """Those of a plan are not there: nothing can run on them, not even what makes the key of the parameters."""
+    make_key = jax.random.key
+
+    def traced(seed: int) -> jax.Array:
+        key = make_key(seed)
+        assert isinstance(key, jax.core.Tracer)
+        return key
+
+    monkeypatch.setattr(jax.random, "key", traced)
+    run = tiny()
+    step, state, batch = abstract_step(run, meshes.build(run.mesh, jax.devices()[:8]))
+    assert state.step.shape == () and batch and step
+
+
 def test_where_no_loop_goes_over_the_layers_what_is_kept_is_unknown():
     run = tiny()
     made = plan(dataclasses.replace(run, model=dataclasses.replace(run.model, unroll=0)), topology("cpu:8"))
