@@ -67,6 +67,15 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def fit_column(text: str, column: int, width: int | None) -> str:
+    """Returns lines that have a name and, from a column on, a text, with the texts broken to fit the width."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        first, *others = _broken(line[column:], None if width is None else width - column)
+        lines += [line[:column] + first, *(" " * column + other for other in others)]
+    return "\n".join(lines)
+
+
 def _print_table(rows: list[Result], indent: str, width: int | None) -> None:
     lines = [[*map(visible, rows[0])], *([_shown(value) for value in row.values()] for row in rows)]
     widths = _column_widths(rows, lines, None if width is None else width - len(indent))

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from contexture.cli.argv import apply_exclusive_options, expand_aliases, find_option, take_option
 from contexture.cli.help import wants_help
-from contexture.cli.output import Result, StreamingResult, TwofoldResult, results_alone
+from contexture.cli.output import Result, StreamingResult, TwofoldResult, fit_column, results_alone, terminal_width
 from contexture.cli.parse import parse
 from contexture.cli.settings_file import read_settings, with_settings
 from contexture.requests import NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
@@ -99,7 +99,7 @@ def plan_command(argv: list[str]) -> StreamingResult:
     silence_compilers()
     import jax
 
-    from contexture.train.plan.describe import describe, describe_all
+    from contexture.train.plan.describe import COLUMN, describe, describe_all
     from contexture.train.plan.plan import captured_stderr, plan
     from contexture.train.plan.suggest import suggest
     from contexture.train.plan.topology import topology
@@ -117,7 +117,7 @@ def plan_command(argv: list[str]) -> StreamingResult:
         with interrupted_at_once():
             logger.info(f"compiling {name} for {request.topology}; this takes a minute or more")
             made = plan(request.run, devices, name)
-        write(describe(made))
+        write(fit_column(describe(made), COLUMN, terminal_width()))
         return made
 
     return StreamingResult(work)

@@ -3,7 +3,7 @@
 import pytest
 
 from contexture.cli import main as cli
-from contexture.cli.output import print_result
+from contexture.cli.output import fit_column, print_result
 
 COMPARISON = {
     "runs": [
@@ -46,6 +46,14 @@ def test_a_word_that_fits_a_line_of_its_own_stands_below_its_name(capsys):
     assert printed(capsys, {"fingerprint": digest, "to": "here"}, 80)[:2] == ["fingerprint", f"  {digest}"]
     assert printed(capsys, {"in": {"fingerprint": digest}}, 80)[1:] == ["  fingerprint", f"    {digest}"]
     assert printed(capsys, {"fingerprint": digest}, None) == [f"fingerprint                {digest}"]
+
+
+def test_texts_beside_names_are_broken_within_their_column():
+    text = "memory    " + ", ".join(["parameters 0.0165 GiB"] * 6) + "\nfits      yes"
+    lines = fit_column(text, 10, 60).split("\n")
+    assert len(lines) == 4 and max(map(len, lines)) <= 60 and lines[-1] == "fits      yes"
+    assert all(line.startswith(" " * 10 + "parameters") for line in lines[1:-1])
+    assert fit_column(text, 10, None) == text
 
 
 def test_for_a_program_a_value_and_a_record_are_a_line(capsys):

@@ -12,6 +12,8 @@ _KINDS: tuple[Literal["parameters", "optimizer", "carry", "batch", "saved_activa
     "saved_activations",
     "temporaries",
 )
+COLUMN = 22
+"""Where the texts of `describe` begin, beside their names."""
 
 
 def describe(made: Plan) -> str:
@@ -47,7 +49,7 @@ def describe(made: Plan) -> str:
             ("all steps", _duration(made)),
         ]
     rows += [("compiled in", f"{made['compile_seconds']:.0f} s"), *(("warning", line) for line in made["warnings"])]
-    return "\n".join(f"{name:<22}{text}" for name, text in rows)
+    return "\n".join(f"{name:<{COLUMN}}{text}" for name, text in rows)
 
 
 def _gib(size: object) -> str:
