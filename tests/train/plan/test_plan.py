@@ -11,6 +11,7 @@ from typing import cast
 
 import jax
 import pytest
+from jax.core import Tracer
 
 from contexture import configs
 from contexture.cli import main as cli
@@ -74,7 +75,7 @@ def test_a_state_s_shapes_are_computed_without_a_device(monkeypatch):
 
     def traced(seed: int) -> jax.Array:
         key = make_key(seed)
-        assert isinstance(key, jax.core.Tracer)
+        assert isinstance(key, Tracer)
         return key
 
     monkeypatch.setattr(jax.random, "key", traced)
