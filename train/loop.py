@@ -38,7 +38,7 @@ from contexture.train.run.report import Report
 from contexture.train.run.signals import Interrupted, Signals
 from contexture.train.run.throughput import ThroughputMeter, activation_floats
 from contexture.train.setup import TrainingSetup, prepare
-from contexture.train.step import State, create, evaluation_step, train_step
+from contexture.train.step import EvaluationStep, Programs, State, TrainStep, create, evaluation_step, train_step
 from contexture.train.summary import log_end, log_start
 
 logger = logging.getLogger(__name__)
@@ -53,12 +53,12 @@ class Evaluated(TypedDict, total=False):
     unevaluated: bool
 
 
-def train(run: Run, recipe: Run, signals: Signals) -> Path:
+def train(run: Run, recipe: Run, signals: Signals, programs: Programs | None = None) -> Path:
     """Trains `run` in its folder, from its newest good checkpoint if there is one, and returns the folder.
 
-    recipe: the run before the user's options. Raises ConfigError, DataError, CheckpointError; MemoryError or OSError if
-    the system's limits are too low; Diverged after optim.max_skipped steps in a row without finite numbers; Interrupted
-    on SIGTERM and Ctrl-C, with everything saved.
+    recipe: the run before the user's options. programs: the compiled steps that the runs of a grid share. Raises
+    ConfigError, DataError, CheckpointError; MemoryError or OSError if the system's limits are too low; Diverged after
+    optim.max_skipped steps in a row without finite numbers; Interrupted on SIGTERM and Ctrl-C, with everything saved.
     """
     if not run.dir:
         raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
@@ -72,7 +72,7 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
     cpu_memory.tune_cpu_allocator(activation_floats(run))
     with processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
         try:
-            _train(run, recipe, folder, signals)
+            _train(run, recipe, folder, signals, programs or Programs())
         except OSError as error:
             raise CheckpointError(
                 f"{error.filename or folder}: {error.strerror or error}; what was saved before is whole"
@@ -80,7 +80,7 @@ def train(run: Run, recipe: Run, signals: Signals) -> Path:
     return folder
 
 
-def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
+def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Programs) -> None:
     start_time = time.monotonic()
     mesh = meshes.build(run.mesh)
     agree_on_run(run)
@@ -109,7 +109,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         parts, fingerprint = prepare(run, folder, mesh, signals)
         given, run = run, parts.run
         report.steps = run.steps
-        make, shapes, shardings = create(parts.model, run, mesh)
+        make, shapes, shardings = create(parts.model, run, mesh, programs)
         if run.evaluate.metric != "loss":
             # A metric that is not measured is refused now, not at the first evaluation.
             names = measured(parts.model, parts.objective, run, shapes.params, parts.store)
@@ -141,7 +141,10 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals) -> None:
         title = f"{folder.name}: {run.family}, {run.task.kind if run.task.kind != 'off' else 'pretraining'}"
         figure = LiveLossFigure(folder, parts.baseline.get("unigram_loss"), title)
         stack.callback(figure.close)
-        done = _run_steps(parts, state, start, unevaluated, best, shardings, checkpoints, report, figure, signals)
+        step_function = train_step(parts.model, parts.objective, run, shardings, programs)
+        evaluation = evaluation_step(parts.model, parts.objective, mesh, run, programs)
+        functions = step_function, evaluation
+        done = _run_steps(parts, state, start, unevaluated, best, functions, checkpoints, report, figure, signals)
         report.complete()
         if first:
             figure.draw()
@@ -154,7 +157,7 @@ def _run_steps(
     start: int,
     unevaluated: bool,
     best: Best,
-    shardings: State,
+    functions: tuple[TrainStep, EvaluationStep],
     checkpoints: Checkpoints,
     report: Report,
     figure: LiveLossFigure,
@@ -165,13 +168,11 @@ def _run_steps(
     unevaluated: the run was stopped in the evaluation that belongs to step `start`, which is done first.
     """
     run, mesh, held_out = parts.run, parts.mesh, parts.held_out
-    step_function = train_step(parts.model, parts.objective, run, shardings)
-    evaluation = evaluation_step(parts.model, parts.objective, mesh)
+    step_function, evaluation = functions
     batch_size_at, examples_before = run.data.batch_size_at, run.data.examples_before
     fields = batch_fields(run)
     meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
     pending: list[tuple[int, dict[str, jax.Array]]] = []  # metrics of steps, still on the device
-    compiled: set[int] = set()  # batch sizes
 
     def _log(ready: list[tuple[int, dict[str, jax.Array]]]) -> None:
         """Fetches the metrics of steps and records them. Raises Diverged."""
@@ -240,9 +241,9 @@ def _run_steps(
             # compiled first.
             size = batch_size_at(number)
             batch = meshes.shard_batch(mesh, local, fields, size)
-            with contextlib.nullcontext() if size in compiled else report.compiling():
+            with contextlib.nullcontext() if size in step_function.compiled else report.compiling():
                 state, metrics = step_function(state, batch)
-            compiled.add(size)
+            step_function.compiled.add(size)
             done = number + 1
             pending.append((done, metrics))
 

@@ -1,12 +1,13 @@
 """One training step and one evaluation step, jitted over the mesh, and the state that they hand on."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import TypeAlias, TypeVar, cast
+from collections.abc import Callable, Hashable
+from typing import Any, TypeAlias, TypeVar, cast
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
@@ -21,6 +22,7 @@ from contexture.train.objectives import Batch, Objective, batch_fields, batch_si
 from contexture.train.optim.lora import add_adapters, merged, split
 from contexture.train.optim.optimizers import learning_rate, lr_multipliers, optimizer
 from contexture.train.optim.row_updates import WORDS, TableRows, select_rows
+from contexture.train.options import EvaluateConfig, InitConfig, LogConfig, SaveConfig
 
 T = TypeVar("T")
 Carry: TypeAlias = Params
@@ -29,7 +31,6 @@ Metrics: TypeAlias = dict[str, jax.Array]
 Predictions: TypeAlias = dict[str, jax.Array]
 GradFn: TypeAlias = Callable[[Params, Batch, jax.Array, Carry], tuple[Params, tuple[dict[str, Sum], Carry]]]
 """(params, batch, numbers of its sequences, carry) → (gradient, (sums, next carry))."""
-TrainStep: TypeAlias = Callable[["State", Batch], tuple["State", Metrics]]
 EvaluationStep: TypeAlias = Callable[[Params, Batch, Carry | None], tuple[dict[str, Sum], Predictions, Carry]]
 
 
@@ -51,14 +52,90 @@ class State:
     carry: Carry = flax.struct.field(default_factory=dict)
 
 
-def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], State, State]:
-    """Returns (make, shapes, shardings) of a fresh state: `make()` returns it sharded over the mesh from the start."""
+@flax.struct.dataclass
+class StepSettings:
+    """The settings of a run that its compiled step takes as arguments: runs that differ in these alone share it.
+
+    seed     of the dropout masks, u32
+    peak_lr  optim.peak_lr, f32
+    """
+
+    seed: np.ndarray
+    peak_lr: np.ndarray
+
+
+def step_settings(run: Run) -> StepSettings:
+    """Returns a run's settings as the arguments of its step."""
+    return StepSettings(np.asarray(run.seed, np.uint32), np.asarray(run.optim.peak_lr, np.float32))
+
+
+def _has_constant_rate(run: Run) -> bool:
+    """Returns whether the rate is a constant of the compiled step: where layers are mixed at a rate of their own.
+
+    XLA joins the rate and the mixing weights' multiple of it where both are constants, and rounds once less. Runs that
+    were started so go on with the same numbers.
+    """
+    return run.head.mix != "off" and run.optim.mix_lr > 0.0
+
+
+def without_step_settings(run: Run) -> Run:
+    """Returns the run with all that its step is compiled for: the same for any two runs that can share the step.
+
+    The step is traced from this run. So it cannot hold a seed, a rate or a place of one run as a constant.
+    """
+    optim = run.optim if _has_constant_rate(run) else dataclasses.replace(run.optim, peak_lr=1.0)
+    return dataclasses.replace(
+        run,
+        optim=optim,
+        seed=0,
+        dir="",
+        save=SaveConfig(),
+        log=LogConfig(),
+        evaluate=EvaluateConfig(),
+        init=InitConfig(),
+    )
+
+
+class Programs:
+    """Jitted functions that the runs of one process share, by all that they were traced from."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns what `make` returned for this key the first time."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+def create(
+    model: Model, run: Run, mesh: Mesh, programs: Programs | None = None
+) -> tuple[Callable[[], State], State, State]:
+    """Returns (make, shapes, shardings) of a fresh state: `make()` returns it sharded over the mesh from the start.
+
+    programs: those of the runs before, of whose function this run takes the one that fits.
+    """
+    key = ("create", *_key(model, run, mesh))
+    jitted, shapes, shardings = (programs or Programs()).get(key, lambda: _create(model, run, mesh))
+    return lambda: jitted(jax.random.key(run.seed)), shapes, shardings
+
+
+def _key(model: Model, run: Run, mesh: Mesh) -> tuple[Hashable, ...]:
+    """Returns what the functions of a run are traced from. Its model follows from its configuration and the number of
+    labels, which stands in the sizes of the heads."""
+    sizes = {name: getattr(head, "sizes", {}) for name, head in model.heads.items()}
+    return without_step_settings(run), mesh, tuple((name, *sorted(size.items())) for name, size in sizes.items())
+
+
+def _create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[jax.Array], State], State, State]:
+    run = without_step_settings(run)
     sizes = batch_sizes(run, 1)
     tx = optimizer(run.optim)
 
     def state(key: jax.Array) -> State:
         variables = model.init(key, example(batch_fields(run), sizes))
-        zero, params = jnp.zeros((), jnp.int32), add_adapters(variables["params"], run)
+        zero, params = jnp.zeros((), jnp.int32), add_adapters(variables["params"], run, key)
         # The example is a batch of one sequence: its carry has the shapes of all but the first dim.
         carry = jax.tree.map(lambda x: jnp.zeros((run.data.batch, *x.shape[1:]), x.dtype), variables.get("carry", {}))
         return State(zero, params, tx.init(split(params)[1]), zero, zero, carry)
@@ -66,25 +143,58 @@ def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], Sta
     # Only shapes are computed here; the compiled function creates each array where it lives, never whole on one device.
     # The key is an argument: runs that differ in their seeds alone share the compiled function. Of the key too only the
     # shape: the devices of a plan are not there, and can make none.
-    shapes = jax.eval_shape(state, jax.eval_shape(lambda: jax.random.key(run.seed)))
+    shapes = jax.eval_shape(state, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = meshes.state_shardings(mesh, shapes, shapes.params)
     # It runs once: a CPU's code for it is compiled in half of the time if little optimised, and gives the same bits.
     options = {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
     jitted = jax.jit(state, out_shardings=shardings, compiler_options=options)
-    return lambda: jitted(jax.random.key(run.seed)), shapes, shardings
+    return jitted, shapes, shardings
 
 
-def train_step(model: Model, objective: Objective, run: Run, shardings: State) -> TrainStep:
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+    """The jitted step of a run: (state, batch) → (state, metrics)."""
+
+    jitted: Any
+    """(state, batch, settings) → (state, metrics), jitted."""
+    settings: StepSettings
+    compiled: set[int]
+    """The batch sizes that it has been compiled for, by this run or by one that shares it."""
+
+    def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+        return self.jitted(state, batch, self.settings)
+
+    def trace(self, state: State, batch: Batch) -> Any:
+        """Returns the step traced for arrays, or shapes, like these."""
+        return self.jitted.trace(state, batch, self.settings)
+
+    def lower(self, state: State, batch: Batch) -> Any:
+        """Returns the step lowered for arrays, or shapes, like these."""
+        return self.jitted.lower(state, batch, self.settings)
+
+
+def train_step(
+    model: Model, objective: Objective, run: Run, shardings: State, programs: Programs | None = None
+) -> TrainStep:
     """Returns the jitted step (state, batch) → (state, metrics); loss or gradient that are not finite change nothing.
 
-    The state given is donated. metrics are scalars that are the same on every device.
+    The state given is donated. metrics are scalars that are the same on every device. programs: as for `create`; they
+    are of one objective for each configuration.
     """
+    mesh = cast(Mesh, cast(NamedSharding, shardings.step).mesh)
+    key = ("step", *_key(model, run, mesh))
+    jitted, compiled = (programs or Programs()).get(key, lambda: (_train_step(model, objective, run, shardings), set()))
+    return TrainStep(jitted, step_settings(run), compiled)
+
+
+def _train_step(model: Model, objective: Objective, run: Run, shardings: State) -> Any:
+    run = without_step_settings(run)
     tx, fields = optimizer(run.optim), batch_fields(run)
     dims = {**{name: kind.partition(" ")[2] for name, kind in fields.items()}, **WORDS}
     mesh = cast(Mesh, cast(NamedSharding, shardings.step).mesh)
     on_one_cpu = [device.platform for device in mesh.devices.flat] == ["cpu"]
 
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+    def step(state: State, batch: Batch, settings: StepSettings) -> tuple[State, Metrics]:
         # Taken over the whole batch, so that the losses of its parts add up to its own.
         weights = objective.weights(batch)
         # From here on a backbone with adapters is a constant of the step, and all else the parameters.
@@ -102,7 +212,7 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
             if multipliers is not None:
                 params = _stop_frozen(params, multipliers)
             params = merged({**frozen, **params}, run.optim)
-            outputs, carry = _forward(model, params, part, carry, dropout_key(run.seed, state.step, row_B))
+            outputs, carry = _forward(model, params, part, carry, dropout_key(settings.seed, state.step, row_B))
             sums = objective.sums(outputs, part)
             return loss(objective, sums, weights), (sums, carry)
 
@@ -115,7 +225,8 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
             grads = jax.tree.map(lambda g, m: g * (m > 0), grads, multipliers)
 
         total, norm = loss(objective, sums, weights), optax.tree.norm(grads)
-        lr = learning_rate(run.optim, run.steps, state.step)
+        peak_lr = run.optim.peak_lr if _has_constant_rate(run) else settings.peak_lr
+        lr = learning_rate(run.optim, run.steps, state.step, peak_lr)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         params, opt = _apply_update(tx, state, grads, lr, multipliers, finite, on_one_cpu)
         if rows is not None:
@@ -249,11 +360,20 @@ def _all_finite(carry: Carry) -> jax.Array:
     return jnp.stack([jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(carry))]).all()
 
 
-def evaluation_step(model: Model, objective: Objective, mesh: Mesh) -> EvaluationStep:
+def evaluation_step(
+    model: Model, objective: Objective, mesh: Mesh, run: Run | None = None, programs: Programs | None = None
+) -> EvaluationStep:
     """Returns the jitted (params, batch, carry) → (sums, predictions, next carry), without dropout.
 
-    carry: of the batch before; None before the first. All results are whole on every process.
+    carry: of the batch before; None before the first. All results are whole on every process. run, programs: as for
+    `create`.
     """
+    if run is None or programs is None:
+        return _evaluation_step(model, objective, mesh)
+    return programs.get(("evaluation", *_key(model, run, mesh)), lambda: _evaluation_step(model, objective, mesh))
+
+
+def _evaluation_step(model: Model, objective: Objective, mesh: Mesh) -> EvaluationStep:
 
     def step(params: Params, batch: Batch, carry: Carry) -> tuple[dict[str, Sum], Predictions, Carry]:
         outputs, carry = _forward(model, params, batch, carry, None)

@@ -82,7 +82,7 @@ def show_command(argv: list[str]) -> Result:
     find_devices()
     model = model_of(with_attention_of_this_device(run), labels)
     inputs = example(batch_fields(run), batch_sizes(run, 1))
-    shapes = jax.eval_shape(lambda key: add_adapters(model.init(key, inputs)["params"], run), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: add_adapters(model.init(key, inputs)["params"], run, key), jax.random.key(0))
     leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
     table = [{"path": path_of(k), "dims": dims_of(path_of(k)), "shape": list(x.shape)} for k, x in leaves]
     total = {"parameters": count(shapes), "backbone": count(shapes["backbone"])}

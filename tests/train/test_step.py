@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from contexture.configs import recipe
-from contexture.data.config import DataConfig
-from contexture.models.config import BertConfig
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.models.config import BertConfig, HeadConfig
 from contexture.models.model import build
 from contexture.models.shapes import by_path, path_of
 from contexture.train import mesh as meshes
@@ -21,8 +21,8 @@ from contexture.train.losses import cross_entropy
 from contexture.train.objectives import OBJECTIVES, batch_fields
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.throughput import activation_floats
-from contexture.train.step import create, train_step
-from tests.helpers.parity_rule import assert_close, close
+from contexture.train.step import Programs, create, train_step, without_step_settings
+from tests.helpers.parity_rule import assert_close, assert_differs, close
 
 RUN = Run(
     model=BertConfig(vocab=50, length=16, layers=1, hidden=16, heads=2, ffn=24),
@@ -62,6 +62,52 @@ def test_the_old_moments_are_written_over_in_place(stepper):
     program = step.lower(make(), a_batch()).compile().as_text()
     copied = [line.strip() for line in program.splitlines() if " copy(%state_opt" in line and "f32[]" not in line]
     assert "%state_opt" in program and not copied, copied
+
+
+def test_runs_that_differ_in_seed_and_rate_share_a_step_and_have_their_own_numbers():
+    """To the bit those of a step of their own, dropout on; another setting has another step."""
+    mesh, objective = meshes.build(MeshConfig(), jax.devices()[:1]), OBJECTIVES[RUN.objective]
+    model, shared = build(RUN.model, objective.heads), Programs()
+
+    def two_steps(run: Run, programs: Programs | None) -> tuple[dict[str, np.ndarray], Any]:
+        make, _, shardings = create(model, run, mesh, programs)
+        step, state = train_step(model, objective, run, shardings, programs), make()
+        for number in range(2):
+            state, metrics = step(state, a_batch(number))
+        assert float(metrics["learning_rate"]) == np.float32(run.optim.peak_lr) * np.float32(0.9)
+        return jax.device_get(by_path(state.params)), step.jitted
+
+    def changed(seed: int, **optim) -> Run:
+        return dataclasses.replace(RUN, seed=seed, dir=f"runs/{seed}", optim=dataclasses.replace(RUN.optim, **optim))
+
+    with jax.set_mesh(mesh):
+        runs = [RUN, changed(5, peak_lr=3e-2), changed(2**31 - 1), changed(0, peak_lr=3e-2)]
+        results = [two_steps(run, shared) for run in runs]
+        assert len({id(jitted) for _, jitted in results}) == 1 and results[0][1]._cache_size() == 1
+        for run, (params, _) in zip(runs[:2], results, strict=False):
+            alone = two_steps(run, None)[0]
+            assert all(np.array_equal(params[path], alone[path]) for path in alone)
+        kernels = [params["backbone/layers/ffn/in/kernel"] for params, _ in results]
+        for n, kernel in enumerate(kernels):
+            for other in kernels[:n]:
+                assert_differs(kernel, other, 1e-3)
+        for run in (changed(0, weight_decay=0.5), dataclasses.replace(RUN, steps=11)):
+            _, _, shardings = create(model, run, mesh, shared)
+            assert train_step(model, objective, run, shardings, shared).jitted is not results[0][1]
+
+
+def test_a_step_that_mixes_layers_at_a_rate_of_their_own_is_of_one_rate():
+    mixed = dataclasses.replace(
+        RUN,
+        task=TaskConfig(kind="classify"),
+        head=HeadConfig(mix="all"),
+        optim=dataclasses.replace(RUN.optim, mix_lr=0.5),
+    )
+    other, seeded = (
+        dataclasses.replace(mixed, optim=dataclasses.replace(mixed.optim, peak_lr=1.0)),
+        dataclasses.replace(mixed, seed=1),
+    )
+    assert without_step_settings(mixed) == without_step_settings(seeded) != without_step_settings(other)
 
 
 @pytest.mark.parametrize("poison", ["slot_weights", "valid"])

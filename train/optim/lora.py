@@ -50,14 +50,15 @@ def check_adapters(run: Run) -> None:
             "give --init.run RUN, or leave optim.lora-rank out"
         )
     model, batch = build(run.model), example(FAMILIES[type(run.model)].fields, batch_sizes(run, 1))
-    jax.eval_shape(lambda: add_adapters(model.init(jax.random.key(0), batch)["params"], run))
+    key = jax.random.key(0)
+    jax.eval_shape(lambda: add_adapters(model.init(key, batch)["params"], run, key))
 
 
-def add_adapters(params: Params, run: Run) -> Params:
+def add_adapters(params: Params, run: Run, key: jax.Array) -> Params:
     """Returns the parameters with fresh adapters, as `run.optim` wants them: A uniform in ±1/√inputs, B zeros.
 
-    So the first step computes what the backbone alone does. Params may be traced. Raises ConfigError for a target that
-    is no kernel, and a rank above a kernel's smaller side.
+    So the first step computes what the backbone alone does. key: that of the run's seed. Params and key may be traced.
+    Raises ConfigError for a target that is no kernel, and a rank above a kernel's smaller side.
     """
     config = run.optim
     if not config.lora_rank:
@@ -74,10 +75,10 @@ def add_adapters(params: Params, run: Run) -> Params:
                 f"{min(inputs, outputs)}, or other --optim.lora-targets"
             )
         # A key of the path's own: the draw does not depend on which other kernels have adapters.
-        key = jax.random.fold_in(jax.random.key(run.seed), zlib.crc32(path.encode()))
+        own_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
         bound = 1.0 / math.sqrt(inputs)
         leaves[f"{path}/a"] = jax.random.uniform(
-            key, (*shape[:split_at], config.lora_rank), minval=-bound, maxval=bound
+            own_key, (*shape[:split_at], config.lora_rank), minval=-bound, maxval=bound
         )
         leaves[f"{path}/b"] = jnp.zeros((*shape[:layered], config.lora_rank, *shape[split_at:]))
     return {**params, ADAPTERS: nested(leaves)}

@@ -19,7 +19,9 @@ Multipliers: TypeAlias = Params
 """The learning rate's multiplier of each parameter, an array that broadcasts over it."""
 
 
-def learning_rate(config: OptimConfig, steps: int, step: jax.Array) -> jax.Array:
+def learning_rate(
+    config: OptimConfig, steps: int, step: jax.Array, peak_lr: float | jax.Array | np.ndarray | None = None
+) -> jax.Array:
     """The learning rate of step t (0-based, before the update), in float32; W steps of warm-up, T steps in all:
 
         bert            peak·t/W while t < W, then peak·(1 - t/T)
@@ -28,12 +30,15 @@ def learning_rate(config: OptimConfig, steps: int, step: jax.Array) -> jax.Array
 
     `bert` and `gpt1` begin at 0: as in the originals, the first step changes nothing. `bert` counts its fall from step
     0, so at t = W it drops from peak·(W-1)/W to peak·(1 - W/T) (google-research/bert, optimization.py).
+
+    peak_lr: the peak in place of optim.peak_lr, which may be traced.
     """
+    peak = config.peak_lr if peak_lr is None else peak_lr
     t, W, T = step.astype(jnp.float32), float(config.warmup), float(steps)
     if config.schedule == "gpt1":
         # The original's warm-up may end between two steps, so a fraction is not rounded to steps.
         W = config.warmup_fraction * T or W
-        return config.peak_lr * jnp.where(t > W, 1.0, t / max(W, 1e-9)) * (1.0 - jnp.minimum(t, T) / T)
+        return peak * jnp.where(t > W, 1.0, t / max(W, 1e-9)) * (1.0 - jnp.minimum(t, T) / T)
     if config.schedule == "bert":
         rising, falling = t / max(W, 1.0), 1.0 - jnp.minimum(t, T) / T
     else:
@@ -41,7 +46,7 @@ def learning_rate(config: OptimConfig, steps: int, step: jax.Array) -> jax.Array
         done = jnp.clip((t - W) / max((config.decay_steps or T) - W, 1.0), 0.0, 1.0)
         shape = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + jnp.cos(math.pi * done))
         rising, falling = (t + 1.0) / max(W, 1.0), config.final_lr + (1.0 - config.final_lr) * shape
-    return config.peak_lr * jnp.where(t < W, rising, falling)
+    return peak * jnp.where(t < W, rising, falling)
 
 
 class Moments(NamedTuple):

@@ -54,6 +54,10 @@ def adapted(run: Run, *targets: str, rank: int = 3, alpha: float = 6.0, **model:
     return dataclasses.replace(run, optim=optim, model=dataclasses.replace(run.model, **model))
 
 
+def with_adapters(run: Run, seed: int = 0) -> Any:
+    return add_adapters(backbone_of(run), run, jax.random.key(seed))
+
+
 @functools.cache
 def backbone_of(run: Run) -> dict[str, Any]:
     batch = example(FAMILIES[type(run.model)].fields, batch_sizes(run, 1))
@@ -85,7 +89,7 @@ def test_a_merged_kernel_is_the_sum_of_its_own_and_of_the_scaled_product(family)
     if isinstance(run.model, ElmoConfig):
         run = dataclasses.replace(run, model=dataclasses.replace(run.model, projection=6, layers=2))
     run = adapted(run)
-    params = add_adapters(backbone_of(run), run)
+    params = with_adapters(run)
     fresh = by_path(merged(params, run.optim))
     assert all(np.array_equal(x, fresh[path]) for path, x in by_path({"backbone": params["backbone"]}).items())
     params = drawn(params)
@@ -103,7 +107,7 @@ def test_every_row_of_adapters_is_of_an_adapter():
     elmo = dataclasses.replace(ELMO, model=dataclasses.replace(ELMO.model, projection=6))
     paths: list[str] = []
     for run in map(adapted, (BERT, elmo)):
-        paths += [f"lora/{path}" for path in by_path(add_adapters(backbone_of(run), run)["lora"])]
+        paths += [f"lora/{path}" for path in by_path(with_adapters(run)["lora"])]
     rows = {pattern for pattern, _ in PARAMETER_DIMS if pattern.startswith("lora/")}
     assert {row for row in rows if any(re.fullmatch(row, path) for path in paths)} == rows
     assert all(dims_of(path) for path in paths)
@@ -111,14 +115,14 @@ def test_every_row_of_adapters_is_of_an_adapter():
 
 def test_a_is_uniform_by_its_inputs_and_depends_on_seed_and_path_alone():
     run = adapted(BERT, "query", "ffn", rank=16)
-    adapters = by_path(add_adapters(backbone_of(run), run)["lora"])
+    adapters = by_path(with_adapters(run)["lora"])
     a = adapters["layers/ffn/out/kernel/a"]
     assert a.shape == (2, 64, 16) and adapters["layers/ffn/out/kernel/b"].shape == (2, 16, 32)
     assert np.abs(a).max() <= 1 / 8 and np.std(a) == pytest.approx(1 / 8 / math.sqrt(3), rel=0.05)
     assert_differs(a[0], a[1], 0.01)
-    others = by_path(add_adapters(backbone_of(run), adapted(run, "out", rank=16))["lora"])
+    others = by_path(with_adapters(adapted(run, "out", rank=16))["lora"])
     assert np.array_equal(a, others["layers/ffn/out/kernel/a"]) and "layers/attention/out/kernel/a" in others
-    seeded = by_path(add_adapters(backbone_of(run), dataclasses.replace(run, seed=1))["lora"])
+    seeded = by_path(with_adapters(run, seed=1)["lora"])
     assert_differs(a, seeded["layers/ffn/out/kernel/a"], 0.01)
 
 
@@ -128,7 +132,7 @@ def test_queries_and_values_are_adapted_by_default_and_an_elmos_lstms():
         (ELMO, {path for path in PRODUCTS if path.startswith(("layers/forward/", "layers/backward/"))}),
     ):
         run = dataclasses.replace(run, optim=OptimConfig(lora_rank=2))
-        assert {path[:-2] for path in by_path(add_adapters(backbone_of(run), run)["lora"])} == expected
+        assert {path[:-2] for path in by_path(with_adapters(run)["lora"])} == expected
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,7 @@ def test_queries_and_values_are_adapted_by_default_and_an_elmos_lstms():
 def test_adapters_that_do_not_fit_the_model_are_refused(targets, rank, says):
     run = adapted(BERT, *targets, rank=rank)
     with pytest.raises(ConfigError, match=says):
-        add_adapters(backbone_of(run), run)
+        with_adapters(run)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,7 @@ def test_options_that_contradict_adapters_are_refused(options, says):
 
 def test_without_a_rank_there_are_no_adapters():
     params = backbone_of(BERT)
-    assert add_adapters(params, BERT) is params and merged(params, BERT.optim) is params
+    assert add_adapters(params, BERT, jax.random.key(0)) is params and merged(params, BERT.optim) is params
     assert split(params) == ({}, params) and split(params)[1] is params
 
 
