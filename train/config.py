@@ -51,6 +51,7 @@ class Run:
             name = "lm-weight" if self.task.lm_weight else "symmetric"
             raise ValueError(f"task.{name} is for GPT, and the model is of the family {family}; leave it out")
         self._check_head(family)
+        self._check_redrawn()
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} is not in [0, 2^31)")
         if not isinstance(self.model, ElmoConfig) and self.data.length > self.model.length:
@@ -122,6 +123,25 @@ class Run:
                 raise ValueError(f"head.mix=off gives an ELMo's task.kind={kind} nothing; give --head.mix all")
             if self.model.stateful:
                 raise ValueError("model.stateful has no meaning for a task, whose examples do not follow each other")
+
+    def _check_redrawn(self) -> None:
+        count, optim = self.init.redraw_layers, self.optim
+        if not count:
+            return
+        if not self.init.run:
+            raise ValueError("init.redraw-layers has no meaning without init.run, whose layers it draws; leave it out")
+        if count > self.model.layers:
+            raise ValueError(f"init.redraw-layers={count} is more than the model's {self.model.layers} layers")
+        # A layer that is drawn and never trained is noise to all that stands above it.
+        kept = "lora-rank" if optim.lora_rank else "frozen=backbone" if "backbone" in optim.frozen else ""
+        if optim.frozen_layers > self.model.layers - count:
+            kept = f"frozen-layers={optim.frozen_layers}"
+        if kept:
+            usual = "an ELMo's backbone is frozen unless --optim.frozen says something else, as `bias`"
+            note = f" ({usual})" if self.family == "elmo" else ""
+            raise ValueError(
+                f"init.redraw-layers={count} draws layers that optim.{kept} does not train; leave one out{note}"
+            )
 
 
 def fields(kind: object, prefix: str = "") -> dict[str, object]:

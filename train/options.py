@@ -234,3 +234,11 @@ class InitConfig:
     """Let tables (vocabulary, positions, segments) be larger than its own; the new rows are random."""
     drop_heads: bool = False
     """Initialise all heads randomly, also one that would fit."""
+    redraw_layers: int = 0
+    """How many of the top layers are initialised randomly instead of taken over, and a BERT's pooler with them."""
+
+    def __post_init__(self) -> None:
+        if self.redraw_layers < 0:
+            raise ValueError(f"init.redraw-layers={self.redraw_layers} is not at least 0")
+        if self.redraw_layers and self.random:
+            raise ValueError("init.redraw-layers has no meaning where init.random draws all layers; leave one out")

@@ -1,8 +1,10 @@
 """What a run is: its length in steps, what may change when it goes on, and how a process says that it was stopped."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from contexture.data.errors import DataError
 from contexture.train.checkpoints.manager import read_meta
 from contexture.train.config import Run, fields
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
-from contexture.train.options import EvaluateConfig, OptimConfig
+from contexture.train.options import EvaluateConfig, InitConfig, OptimConfig
 from contexture.train.run.folder import steps
 from contexture.train.run.signals import Interrupted, Signals
 from contexture.train.run_file import (
@@ -61,6 +63,34 @@ def test_gpt_1_s_warm_up_stays_a_share_of_the_steps():
 def test_a_warm_up_is_shorter_than_its_run():
     short = dataclasses.replace(recipe("bert.base"), steps=0, epochs=1.0)
     assert resolve_schedule(short, 2560).optim.warmup == 1 == resolve_schedule(short, 2560).steps // 10
+
+
+@pytest.mark.parametrize(
+    ("init", "optim", "line"),
+    [
+        ({"redraw_layers": -1}, {}, "init.redraw-layers=-1 is not at least 0"),
+        (
+            {"redraw_layers": 1, "random": True},
+            {},
+            "init.redraw-layers has no meaning where init.random draws all layers",
+        ),
+        (
+            {"redraw_layers": 1, "run": ""},
+            {},
+            "init.redraw-layers has no meaning without init.run, whose layers it draws",
+        ),
+        ({"redraw_layers": 13}, {}, "init.redraw-layers=13 is more than the model's 12 layers"),
+        ({"redraw_layers": 2}, {"lora_rank": 4}, "draws layers that optim.lora-rank does not train; leave one out"),
+        ({"redraw_layers": 2}, {"frozen": ("backbone",)}, "draws layers that optim.frozen=backbone does not train"),
+        ({"redraw_layers": 2}, {"frozen_layers": 11}, "draws layers that optim.frozen-layers=11 does not train"),
+        ({"redraw_layers": 2}, {"frozen_layers": 10}, ""),
+        ({"redraw_layers": 12}, {"layer_decay": 0.9}, ""),
+    ],
+    ids=str,
+)
+def test_layers_are_redrawn_only_where_they_are_taken_over_and_trained(init, optim, line):
+    with pytest.raises(ValueError, match=re.escape(line)) if line else contextlib.nullcontext():
+        Run(init=InitConfig(**{"run": "runs/a", **init}), optim=OptimConfig(**optim))
 
 
 GOLDEN = Path(__file__).parents[1] / "golden"

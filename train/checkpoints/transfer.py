@@ -37,6 +37,7 @@ ShowTable: TypeAlias = Callable[[str, Iterable[str], Iterable[Iterable[str]]], N
 """Shows a table: (title, columns, rows)."""
 _MAY_GROW = "VLT"
 """Dims of which another run may have more: tokens, positions, segments."""
+_POOLER = "backbone/pooler/"
 _TABLES = ("backbone/embeddings/tokens", "heads_lm/table")
 """Parameters with a row for each token, which a GPT's task adds tokens to."""
 
@@ -216,7 +217,11 @@ def begin_from(
         if vocab_size > source_vocab:
             source |= {path: source[path][:source_vocab] for path in _TABLES if path in source}
         params = _merge(fresh.params, source)
-        show_table(f"parameters from {folder}, step {step}", ("what", "parameter", "shape"), plan.rows())
+        rows = plan.rows()
+        if run.init.redraw_layers:
+            params = redraw_layers(params, fresh.params, run.init.redraw_layers)
+            rows.append(_redrawn_row(params, run.init.redraw_layers))
+        show_table(f"parameters from {folder}, step {step}", ("what", "parameter", "shape"), rows)
         _warn_of_frozen_tokens(run, params, vocab_size - source_vocab)
         return fresh.replace(params=params)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -278,6 +283,36 @@ def _merge(params: Params, source: Mapping[str, jax.Array]) -> Params:
         return put_rows(x, value)
 
     return jax.tree_util.tree_map_with_path(lambda keys, x: put(x, source.get(path_of(keys))), params)
+
+
+def redraw_layers(params: Params, fresh: Params, count: int) -> Params:
+    """Returns the parameters with the top `count` layers, and the pooler, as they are in `fresh`.
+
+    The top layers are specialised in the pretraining's own task, which makes them a worse start for another than random
+    ones, above all with few examples (Zhang et al. 2021, Revisiting few-sample BERT fine-tuning, section 5).
+    """
+
+    def redrawn(keys: tuple[object, ...], x: jax.Array, new: jax.Array) -> jax.Array:
+        path = path_of(keys)
+        if path.startswith(_POOLER):
+            return new
+        if not path.startswith("backbone/layers/"):
+            return x
+        # All layers are stacked in one array, the top one last.
+        first = x.shape[0] - count
+        return jax.jit(lambda x, new: x.at[first:].set(new[first:]), out_shardings=x.sharding)(x, new)
+
+    return jax.tree_util.tree_map_with_path(redrawn, params, fresh)
+
+
+def _redrawn_row(params: Params, count: int) -> tuple[str, str, str]:
+    """Returns the row of the table for the layers that were drawn: how many, and how many numbers they are."""
+    by_name = by_path(params)
+    layers = [x for path, x in by_name.items() if path.startswith("backbone/layers/")]
+    pooler = [x.size for path, x in by_name.items() if path.startswith(_POOLER)]
+    numbers = sum(x.size // x.shape[0] * count for x in layers) + sum(pooler)
+    what = f"top {count} of {layers[0].shape[0]} layers{', pooler' if pooler else ''}"
+    return "redrawn", what, f"{numbers:,}"
 
 
 def _warn_of_frozen_tokens(run: Run, params: Params, new_tokens: int) -> None:

@@ -12,12 +12,13 @@ from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints.manager import restore
-from contexture.train.checkpoints.transfer import account, begin_from, model_of
+from contexture.train.checkpoints.transfer import account, begin_from, model_of, redraw_layers
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.options import InitConfig, MeshConfig
 from contexture.train.step import create
 from tests.helpers.parity_rule import assert_differs
+from tests.train.run.test_formats import GOLDEN
 
 RUN = Run(init=InitConfig(run="runs/a"))
 THERE = {
@@ -119,6 +120,44 @@ def test_tables_grow_by_drawn_rows(source, tiny_run):
         assert np.array_equal(params[path][rows:], fresh[path][rows:])
     assert ("grown", "backbone/embeddings/segments", "2×32 → 3×32") in messages
     assert np.array_equal(params["heads_mlm/bias"], fresh["heads_mlm/bias"]) and was["heads_mlm/bias"].any()
+
+
+def test_redrawn_layers_are_the_top_ones_and_the_rest_is_kept_to_the_bit(source, tiny_run):
+    run = dataclasses.replace(source, init=InitConfig(run=str(tiny_run), redraw_layers=1))
+    params, fresh, messages = begin(run)
+    was, redrawn = stored(tiny_run), 0
+    for path, x in params.items():
+        if path.startswith("backbone/layers/"):
+            assert np.array_equal(x[0], was[path][0]) and np.array_equal(x[1], fresh[path][1]), path
+            redrawn += x[1].size
+        else:
+            pooler = path.startswith("backbone/pooler/")
+            assert np.array_equal(x, (fresh if pooler else was)[path]), path
+            redrawn += x.size * pooler
+    assert_differs(params["backbone/layers/ffn/in/kernel"][1], was["backbone/layers/ffn/in/kernel"][1], 1e-2)
+    assert_differs(params["backbone/pooler/kernel"], was["backbone/pooler/kernel"], 1e-2)
+    assert ("redrawn", "top 1 of 2 layers, pooler", f"{redrawn:,}") in messages
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt", "elmo"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_family_has_layers_to_redraw(family, count):
+    """Of an ELMo both directions; embeddings, norms above the layers and heads stay."""
+    run = run_file.read(GOLDEN / f"{family}_format_2").run
+    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        make, _, _ = create(model_of(run, ()), dataclasses.replace(run, seed=1), mesh)
+        old, fresh = make().params, jax.tree.map(lambda x: x + 1.0, make().params)
+        params = arrays(redraw_layers(old, fresh, count))
+    old, fresh = arrays(old), arrays(fresh)
+    layered = [path for path in params if path.startswith("backbone/layers/")]
+    assert layered and any("backward" in path for path in layered) == (run.family == "elmo")
+    for path, x in params.items():
+        if path in layered:
+            first = len(x) - count
+            assert np.array_equal(x[:first], old[path][:first]) and np.array_equal(x[first:], fresh[path][first:]), path
+        else:
+            assert np.array_equal(x, (fresh if "pooler" in path else old)[path]), path
 
 
 def test_from_scratch_nothing_is_taken(source, tiny_run):
