@@ -66,13 +66,13 @@ def task_run(source: Run, place: Path, folder: str, name: str, *, random: bool =
     return finetune_run(source, folder, name, task_vocabulary=vocabulary, random=random)
 
 
-_SIZES = ("layers", "hidden", "heads", "ffn", "biases", "char_width", "filters", "highway", "cells", "projection")
+SIZES = ("layers", "hidden", "heads", "ffn", "biases", "char_width", "filters", "highway", "cells", "projection")
 """What gives a model's parameters their shapes, but for tables, which may grow."""
 
 
 def check_same_sizes(run: Run, source: Run) -> None:
     """Raises: ConfigError where a run that takes the parameters of another has a model of other sizes."""
-    for name in _SIZES:
+    for name in SIZES:
         mine, others = (getattr(each.model, name, None) for each in (run, source))
         if mine != others and not run.init.random:
             raise ConfigError(

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from contexture import configs
 from contexture.data.inputs import Examples, as_jsonl, is_paths, records
 from contexture.data.storage import atomic_file
+from contexture.grid import make_grid
 from contexture.options import with_options
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.request import EvaluationRequest
+from contexture.train.grid.folder import GRID
+from contexture.train.grid.settings import Grid
 from contexture.train.options import MeshConfig
 from contexture.train.run.folder import INPUTS
 from contexture.train.run_file import read
@@ -69,6 +72,8 @@ def finetune(
     test: "Examples | Place | Sequence[Place]" = (),
     dir: Place,
     options: Options | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    seeds: int | None = None,
 ) -> Path:
     """Fine-tunes a run on a task, in a new run's folder `dir`, or resumes that; returns the folder.
 
@@ -88,13 +93,22 @@ def finetune(
         test: further held-out examples, likewise.
         dir: the new run's folder.
         options: settings that replace those of the task's recipe.
+        grid: settings that vary: {"optim.peak_lr": [2e-5, 3e-5]}. Every combination is trained, in a folder of its own
+            within `dir`, and results.json there has the figures of all and names the best.
+        seeds: how many seeds each setting is trained with; results.json has their mean and standard deviation.
 
     Raises: as `pretrain`.
     """
     given = {name: value for name, value in (("train", train), ("dev", dev), ("test", test)) if not _is_empty(value)}
     base = _task_of(Path(source), Path(dir), task, random=bool((options or {}).get("init.random")))
     run = with_options(base, {**(options or {}), "dir": str(dir)})
-    return _train(with_options(run, _as_files(given, run.task.kind, Path(dir))), base)
+    if grid is None and seeds is None:
+        return _train(with_options(run, _as_files(given, run.task.kind, Path(dir))), base)
+    names = {name.replace("-", "_") for name in options or {}}
+    seeds = 1 if seeds is None else seeds
+    make_grid(run, grid or {}, seeds, names, "grid")  # refused before the examples are written
+    run = with_options(run, _as_files(given, run.task.kind, Path(dir)))
+    return _train_grid(make_grid(run, grid or {}, seeds, names, "grid"), base)
 
 
 def _task_of(source: Path, folder: Path, name: str, *, random: bool) -> Run:
@@ -126,7 +140,7 @@ def _as_files(given: Mapping[str, Any], kind: str, folder: Path) -> dict[str, tu
 def _write_inputs(content: bytes, file: Path, folder: Path) -> None:
     if file.is_file() and file.read_bytes() == content:
         return
-    if any((folder / "checkpoints").glob("[0-9]*")):
+    if any((folder / "checkpoints").glob("[0-9]*")) or (folder / GRID).exists():
         raise ConfigError(f"{folder} was trained with another {file.name}; give the same examples, or another dir")
     if folder.exists() and not (folder / "run.json").exists() and set(folder.iterdir()) - {folder / INPUTS}:
         raise ConfigError(f"{folder} holds other files and no run.json: it is no run's folder; give another dir")
@@ -147,6 +161,18 @@ def _train(run: Run, base: Run) -> Path:
         signals.close()
     check_not_diverged(folder)
     return folder
+
+
+def _train_grid(grid: Grid, base: Run) -> Path:
+    from contexture.train.grid.train_grid import train_grid
+    from contexture.train.run.signals import Signals
+
+    signals = Signals()
+    try:
+        train_grid(grid, base, signals)
+    finally:
+        signals.close()
+    return grid.folder
 
 
 def evaluate(

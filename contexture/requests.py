@@ -60,6 +60,29 @@ class PlanRequest(Run):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FinetuneRequest(Run):
+    """A fine-tuning; with --grid or --seeds several, which are compared."""
+
+    grid: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE,VALUE …")] = ()
+    """Train every combination of these values, a run each within --dir, and choose the best by its held-out figures.
+    Runs that differ in learning rate and seed alone share the compiled step."""
+    seeds: int = 1
+    """How many seeds each setting is trained with, from --seed on. The table has their mean and deviation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seeds < 1:
+            raise ValueError(
+                f"seeds={self.seeds} is not at least 1; give the number of runs of each setting: --seeds 5"
+            )
+
+    @property
+    def run(self) -> Run:
+        """The run that each setting is a variation of."""
+        return Run(**{field.name: getattr(self, field.name) for field in fields(Run)})
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenizerRequest:
     """Learn a vocabulary from text."""
 

@@ -37,7 +37,7 @@ class Command:
     @property
     def of_run(self) -> bool:
         """Whether its options are those of a run, which --config can give."""
-        return self.request in ("Run", "PlanRequest")
+        return self.request in ("Run", "FinetuneRequest", "PlanRequest")
 
     def kind(self) -> type:
         """Returns the type of its options."""
@@ -71,18 +71,19 @@ COMMANDS: dict[str, Command] = {
         group="Train",
         summary="Teach a run a task from labelled examples",
         run="training_commands.finetune_command",
-        request="Run",
+        request="FinetuneRequest",
         usage="RUN --task NAME | --task.kind KIND --task.train FILE --dir RUN [options]",
         arguments=(("RUN", "The folder of the run to begin from: pretrained, imported or fine-tuned."),),
         first=(
             *("dir", "task.name", "task.kind", "task.train", "task.dev", "task.dev-fraction", "epochs"),
-            *("optim.peak-lr", "data.batch", "data.length", "config"),
+            *("optim.peak-lr", "data.batch", "grid", "seeds", "config"),
         ),
         required=("dir",),
         examples=(
             "contexture finetune {run} --task.kind classify --task.train train.tsv --task.dev-fraction 0.1 "
             "--dir runs/films",
             "contexture finetune {run} --task sst2 --dir runs/sst2",
+            "contexture finetune {run} --task sst2 --dir runs/rates --grid optim.peak-lr=2e-5,3e-5,5e-5 --seeds 5",
         ),
     ),
     "status": Command(

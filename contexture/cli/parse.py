@@ -64,7 +64,7 @@ def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) 
     if unknown:
         raise ConfigError(_unrecognised(unknown[0], argv, title, parsed, _options(command, run)))
     if isinstance(parsed, Run):
-        check_scope(_names(argv), parsed)
+        check_scope(option_names(argv), parsed)
     return parsed
 
 
@@ -72,7 +72,7 @@ def _options(command: str, run: Run | None) -> dict[str, Option]:
     return {option.name: option for option in options_of(COMMANDS[command], run)}
 
 
-def _names(argv: list[str]) -> list[str]:
+def option_names(argv: list[str]) -> list[str]:
     """Returns the options among arguments as fields: `--optim.peak-lr=1` → optim.peak_lr."""
     names = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
     return [re.sub(r"(^|\.)no_(?!decay)", r"\1", name) for name in names]
@@ -91,7 +91,11 @@ def _unrecognised(word: str, argv: list[str], title: str, parsed: object, option
     else:
         known, elsewhere = list(options), {name: "contexture pretrain and finetune" for name in _options_of_training()}
     asked = word.lstrip("-").partition("=")[0].replace("_", "-")
-    others = [name for name, one in COMMANDS.items() if not one.of_run and asked in _request_options(one.kind())]
+    others = [
+        name
+        for name, one in COMMANDS.items()
+        if asked in _request_options(one.kind()) and asked not in _request_options(Run)
+    ]
     if isinstance(parsed, Run) and others:
         elsewhere = {asked: f"contexture {' and '.join(others)}", **elsewhere}
     if asked in elsewhere:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from contexture.cli.argv import apply_exclusive_options, expand_aliases, find_option, take_option
+from contexture.cli.grid_options import join_repeated, read_grid, table, wants_grid
 from contexture.cli.help import wants_help
 from contexture.cli.output import Result, StreamingResult, TwofoldResult, fit_column, results_alone, terminal_width
-from contexture.cli.parse import parse
+from contexture.cli.parse import option_names, parse
 from contexture.cli.settings_file import read_settings, with_settings
-from contexture.requests import NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
+from contexture.requests import FinetuneRequest, NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import Signals, interrupted_at_once
@@ -187,21 +188,59 @@ def pretrain_command(argv: list[str]) -> TwofoldResult | None:
 
 
 def finetune_command(argv: list[str]) -> TwofoldResult | None:
-    """Teaches a run a task, or resumes that."""
-    return _train(lambda: _finetuning(argv))
+    """Teaches a run a task, or resumes that; with --grid or --seeds, several runs, which are compared."""
+    if wants_grid(argv) and not wants_help(argv):
+        return _train_grid(argv)
+
+    def read_argv() -> tuple[Run, Run]:
+        request, base, _ = _finetuning(argv)
+        run = request.run
+        if not run.mesh.distributed:
+            _check_examples([run])
+        return run, base
+
+    return _train(read_argv)
 
 
-def _finetuning(argv: list[str]) -> tuple[Run, Run]:
-    """Returns (the run with its overrides, its recipe with the model of the run that it is initialised from)."""
+def _train_grid(argv: list[str]) -> TwofoldResult:
+    """Trains the runs of a grid that are missing. A grid that is complete is read, and needs no jax."""
+    from contexture.grid import make_grid
+    from contexture.train.grid.train_grid import check_grid, train_grid
+
+    signals = Signals()
+    try:
+        request, base, options = _finetuning(join_repeated(argv, "--grid"))
+        if "grid" in options and not request.grid:
+            raise ConfigError("--grid wants a field and its values: --grid optim.peak-lr=2e-5,3e-5")
+        grid = make_grid(request.run, read_grid(request.grid, request.run), request.seeds, options)
+        check_grid(grid)
+        _check_examples(grid.runs)
+        signals.check()
+        result = train_grid(grid, base, signals)
+        return TwofoldResult(json=result, shown=table(result, grid.base))
+    finally:
+        signals.close()
+
+
+def _check_examples(runs: list[Run]) -> None:
+    """Looks at the examples, which are the same for all of these runs, unless each of them has its own copy already."""
+    from contexture.data.tasks.read_examples import check_examples
+
+    if not all((Path(run.dir) / "data").exists() for run in runs):
+        check_examples(runs[0].task)
+
+
+def _finetuning(argv: list[str]) -> tuple[FinetuneRequest, Run, set[str]]:
+    """Returns (the run with its overrides, its recipe with the model of the run that it is initialised from, the
+    options that were given, as fields)."""
     from contexture.configs import recipes
     from contexture.configs.finetuning import check_same_sizes, load_source_run, task_run
-    from contexture.data.tasks.read_examples import check_examples
 
     file, argv = take_option(expand_aliases(argv), "--config")
     usage = "contexture finetune RUN --task NAME, or --task.kind classify|regress|tag|choice --task.train FILE"
     if not argv or argv[0].startswith("-"):
         if wants_help(argv):
-            return parse(Run, argv, "finetune"), Run()
+            return parse(FinetuneRequest, argv, "finetune"), Run(), set()
         raise ConfigError(f"finetune wants the run to begin from first: {usage}")
     if argv[0] in recipes() and not Path(argv[0]).exists():
         raise ConfigError(f"{argv[0]} is a recipe, not a run; train it: contexture pretrain {argv[0]} --dir RUN …")
@@ -214,15 +253,14 @@ def _finetuning(argv: list[str]) -> tuple[Run, Run]:
     source, place = load_source_run(Path(argv[0]), Path(find_option(argv, "--dir") or "."))
     base = task_run(source, place, argv[0], name, random="--init.random" in argv)
     given = apply_exclusive_options(with_settings(base, settings, file), argv)
-    run = parse(Run, argv[1:], f"finetune {argv[0]}", given)
+    default = FinetuneRequest(**{field.name: getattr(given, field.name) for field in dataclasses.fields(Run)})
+    run = parse(FinetuneRequest, argv[1:], f"finetune {argv[0]}", default)
     if run.task.kind != base.task.kind:
         raise ConfigError(f"task.name={name} does not fit task.kind={run.task.kind}; give one of them")
     check_same_sizes(run, source)
     if not run.task.train:
         raise ConfigError("task.train is empty; give the examples to learn from: --task.train FILE")
-    if not run.mesh.distributed and not (Path(run.dir) / "data").exists():
-        check_examples(run.task)
-    return run, apply_exclusive_options(base, argv)
+    return run, apply_exclusive_options(base, argv), set(option_names(argv))
 
 
 def _train(read_argv: Callable[[], tuple[Run, Run]]) -> TwofoldResult | None:

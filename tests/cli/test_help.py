@@ -25,7 +25,8 @@ RUNS = {
     "finetune elmo": finetune_run(recipe("elmo.tiny"), "runs/mine", "tag"),
 }
 LISTED = {
-    title: {option.name.replace("-", "_") for option in options_of(COMMANDS[title.split()[0]], run)} - {"config"}
+    title: {option.name.replace("-", "_") for option in options_of(COMMANDS[title.split()[0]], run)}
+    - {"config", "grid", "seeds"}
     for title, run in RUNS.items()
 }
 EVERY_OPTION = [option for name in COMMANDS for option in options_of(COMMANDS[name])]

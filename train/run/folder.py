@@ -51,6 +51,16 @@ def lock_run_dir(directory: Path) -> IO[str]:
                 f"{directory} holds {', '.join(others[:3])}{', …' if len(others) > 3 else ''} and no run.json: "
                 "it is no run's folder; give a new or an empty --dir"
             )
+    lock = lock_folder(directory)
+    remove_partials(directory, _WRITTEN)
+    return lock
+
+
+def lock_folder(directory: Path) -> IO[str]:
+    """Makes a folder and locks it, as long as the file that is returned is open.
+
+    Raises ConfigError if another process holds the lock, CheckpointError if the folder cannot be written.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = open(directory / "lock", "a+", encoding="utf-8")
@@ -66,7 +76,6 @@ def lock_run_dir(directory: Path) -> IO[str]:
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {platform.node()}\n{secrets.token_hex(16)}\n")
     lock.flush()
-    remove_partials(directory, _WRITTEN)
     return lock
 
 

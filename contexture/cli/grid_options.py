@@ -1,0 +1,111 @@
+"""`--grid FIELD=VALUE,VALUE …` and `--seeds N` among the arguments of finetune, and the table of a grid for people."""
+
+from collections.abc import Mapping, Sequence
+
+from contexture.cli.options import ALIASES
+from contexture.cli.output import Result
+from contexture.train.config import Run, fields
+from contexture.train.errors import ConfigError
+from contexture.train.grid.folder import RESULTS
+from contexture.train.grid.results import GridResult, SettingResult, Spread, Spreads
+from contexture.train.grid.settings import shown
+
+_OF_KIND = {"classify": "accuracy", "choice": "accuracy", "tag": "accuracy", "regress": "pearson"}
+"""The metric that the table shows of each kind of task, beside the one that it is chosen by."""
+
+
+def wants_grid(argv: Sequence[str]) -> bool:
+    """Returns whether arguments ask for several runs."""
+    return any(word.partition("=")[0] in ("--grid", "--seeds") for word in argv)
+
+
+def join_repeated(argv: Sequence[str], name: str) -> list[str]:
+    """Returns the arguments with the values of an option that stands several times behind its first place."""
+    rest: list[str] = []
+    values: list[str] = []
+    first, takes = None, False
+    for word in argv:
+        if word == name or word.startswith(f"{name}="):
+            first, takes = len(rest) if first is None else first, True
+            values += [word.partition("=")[2]] if "=" in word else []
+        elif takes and not word.startswith("--"):
+            values.append(word)
+        else:
+            takes = False
+            rest.append(word)
+    return rest if first is None else [*rest[:first], name, *values, *rest[first:]]
+
+
+def read_grid(words: Sequence[str], run: Run) -> dict[str, tuple[object, ...]]:
+    """Returns the values of each field that --grid varies, typed as the run has them.
+
+    Raises: ConfigError for words that are no field with values, and for a field that stands twice.
+    """
+    usual, values = fields(run), {}
+    for word in words:
+        option, _, text = word.partition("=")
+        option = ALIASES.get(option.lstrip("-"), option.lstrip("-"))
+        name = option.replace("-", "_")
+        if not option or not text:
+            raise ConfigError(f"--grid {word}: give a field and its values: --grid optim.peak-lr=2e-5,3e-5")
+        if name in values:
+            raise ConfigError(f"--grid {option} is given twice; give all of its values at once")
+        values[name] = tuple(_value(each.strip(), usual.get(name)) for each in text.split(","))
+    return values
+
+
+def _value(text: str, usual: object) -> object:
+    """Returns a value of the kind of `usual`; the text itself where it is none, which the configuration refuses."""
+    if isinstance(usual, bool):
+        return {"true": True, "false": False}.get(text, text)
+    if isinstance(usual, tuple):
+        return tuple(text.split())
+    for kind in (int, float):
+        if isinstance(usual, kind):
+            try:
+                return kind(text)
+            except ValueError:
+                return text
+    return text
+
+
+def table(result: GridResult, run: Run) -> Result:
+    """Returns a grid's figures as they are printed: a row for each setting, the best, and its test figures."""
+    columns = list(dict.fromkeys((result["metric"], "loss", _OF_KIND.get(run.task.kind, "loss"))))
+    best, failed = result["best"], any("diverged" in each for one in result["settings"] for each in one["runs"])
+    rows = [_row(setting, columns, best, failed) for setting in result["settings"]]
+    printed: dict[str, object] = {"grid": result["grid"], f"dev, {_means(result)}": rows}
+    if best is None:
+        printed["best"] = "none: no setting of which all runs ended with a finite figure"
+    elif best["setting"]:
+        printed["best"] = " ".join(f"--{name.replace('_', '-')} {shown(x)}" for name, x in best["setting"].items())
+    if "test" in result:
+        printed["test" if best is None or not best["setting"] else "test, of the best alone"] = _cells(
+            result["test"], columns
+        )
+    printed["all figures"] = f"{result['grid']}/{RESULTS}"
+    return printed
+
+
+def _means(result: GridResult) -> str:
+    seeds = len(result["settings"][0]["runs"])
+    return f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
+
+
+def _row(setting: SettingResult, columns: Sequence[str], best: SettingResult | None, failed: bool) -> dict[str, object]:
+    row: dict[str, object] = {name.replace("_", "-"): shown(value) for name, value in setting["setting"].items()}
+    if failed:
+        row["diverged"] = sum("diverged" in run for run in setting["runs"])
+    row |= _cells(setting["dev"], columns)
+    return row | ({"best": "←" if setting is best else ""} if setting["setting"] else {})
+
+
+def _cells(spreads: Spreads, columns: Sequence[str]) -> dict[str, object]:
+    return {name: _cell(spreads.get(name)) for name in columns}
+
+
+def _cell(spread: Mapping | Spread | None) -> str:
+    if spread is None or spread["mean"] is None:
+        return "–"
+    deviation = spread["deviation"]
+    return f"{spread['mean']:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")

@@ -1,0 +1,147 @@
+"""The folder of a grid: a run's folder for each combination of settings and seed, and grid.json. Needs no jax.
+
+grid.json holds what the runs have in common, the values that vary, and the runs that diverged: these have no figures of
+their own to tell.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from contexture.data.errors import DataError
+from contexture.data.plain_files import read_plain
+from contexture.data.storage import is_bucket, partial_of
+from contexture.train import run_file
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
+from contexture.train.grid.settings import Grid, Value, shown
+from contexture.train.run.folder import INPUTS, flag
+
+GRID, RESULTS = "grid.json", "results.json"
+FORMAT = 1
+_DECIDE = ("steps", "epochs", "evaluate.every", "evaluate.patience")
+"""Fields that may change when a run resumes, but decide which of its figures count."""
+_ALTERNATIVES = {"epochs": "steps", "steps": "epochs", "optim.warmup": "optim.warmup_fraction"}
+"""Field → the one that follows from it: a setting that has the first replaces the second."""
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ConfigError unless a grid can live in this folder: it is new, empty, or a grid's."""
+    if not str(folder).strip() or folder == Path():
+        raise ConfigError("dir is empty; say where the grid shall live: --dir DIR")
+    if is_bucket(folder):
+        raise ConfigError(f"dir={folder}: buckets are not supported yet; give a folder on a disk of this machine")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; give a folder as --dir")
+    if (folder / "run.json").exists():
+        raise ConfigError(f"{folder} is the folder of one run; give a grid another --dir")
+    if not folder.exists() or (folder / GRID).exists():
+        return
+    names = (entry.name for entry in folder.iterdir())
+    others = sorted(name for name in names if name not in ("lock", INPUTS) and partial_of(name) not in (GRID, RESULTS))
+    if others:
+        raise ConfigError(
+            f"{folder} holds {', '.join(others[:3])}{', …' if len(others) > 3 else ''} and no {GRID}: it is no grid's "
+            "folder; give a new or an empty --dir"
+        )
+
+
+def open_or_create(grid: Grid) -> dict[str, str]:
+    """Writes grid.json, and returns the runs that diverged: their folders' names → why.
+
+    Raises ConfigError for a grid that was started with other settings. Values and seeds may be added.
+    """
+    old = _read(grid.folder)
+    diverged: dict[str, str] = {}
+    if old is not None:
+        _check_base(grid, old)
+        _check_larger(grid, old)
+        diverged = dict(old["diverged"])
+    write(grid, diverged)
+    return diverged
+
+
+def write(grid: Grid, diverged: Mapping[str, str]) -> None:
+    """Writes grid.json, unless it holds the same already."""
+    tree = {
+        "format": FORMAT,
+        "config": run_file.to_json(run_file.with_absolute_paths(grid.base)),
+        "grid": {name: list(values) for name, values in grid.values.items()},
+        "seeds": grid.seeds,
+        "diverged": dict(diverged),
+    }
+    write_if_changed(grid.folder / GRID, tree)
+
+
+def write_if_changed(path: Path, tree: object) -> None:
+    """Writes a JSON file, unless it holds the same already."""
+    plain = json.loads(json.dumps(tree))
+    try:
+        same = json.loads(read_plain(path)) == plain
+    except (OSError, DataError, ValueError, RecursionError):
+        same = False
+    if not same:
+        run_file.write_json(path, plain)
+
+
+def _read(folder: Path) -> dict | None:
+    """Returns what grid.json holds, None without one. Raises ConfigError for one that no training writes."""
+    path = folder / GRID
+    if not path.exists():
+        return None
+    try:
+        tree = json.loads(read_plain(path))
+    except (OSError, DataError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    kinds = {"config": dict, "grid": dict, "seeds": int, "diverged": dict}
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        form = tree.get("format") if isinstance(tree, dict) else None
+        raise ConfigError(f"{path} has format {form!r}; this version reads format {FORMAT}")
+    for name, kind in kinds.items():
+        values = tree[name].values() if name == "grid" and isinstance(tree.get(name), dict) else ()
+        if not isinstance(tree.get(name), kind) or not all(isinstance(each, list) for each in values):
+            raise ConfigError(f"{path}: {name} is {str(tree.get(name))[:60]!r}, which no training writes; put it back")
+    return tree
+
+
+def _check_base(grid: Grid, old: Mapping) -> None:
+    """Raises ConfigError where the runs' common settings are others than at the start."""
+    then = run_file.from_json(old["config"], str(grid.folder / GRID))
+    now = run_file.with_absolute_paths(grid.base)
+    varied = {*grid.values, *(_ALTERNATIVES.get(name) for name in grid.values)}
+    for name, (new, was) in run_file.difference(now, then).items():
+        if name == "dir" or name in varied or (run_file.may_change(name) and not _decides(name, now)):
+            continue
+        raise ConfigError(
+            f"{grid.folder} holds a grid with {flag(name)} {_shown(was)}, not {_shown(new)}; give "
+            f"{flag(name)} {_shown(was)}, or another --dir"
+        )
+
+
+def _decides(name: str, run: Run) -> bool:
+    return name in _DECIDE or (name == "evaluate.metric" and run.evaluate.patience > 0)
+
+
+def _check_larger(grid: Grid, old: Mapping) -> None:
+    """Raises ConfigError where the grid varies other fields, or lacks a value or a seed that it was started with."""
+    for name in sorted({*old["grid"]} ^ {*grid.values}):
+        which = "varies" if name in old["grid"] else "does not vary"
+        raise ConfigError(f"{grid.folder} holds a grid that {which} {flag(name)}; vary the same fields, or give "
+                          "another --dir")  # fmt: skip
+    for name, values in grid.values.items():
+        given = json.loads(json.dumps(list(values)))
+        missing = [value for value in old["grid"][name] if value not in given]
+        if missing:
+            raise ConfigError(
+                f"{grid.folder} holds a grid with {flag(name)} {_shown(missing[0])} too; give this value as well, or "
+                "another --dir: a grid can only be made larger"
+            )
+    if grid.seeds < old["seeds"]:
+        raise ConfigError(
+            f"{grid.folder} holds a grid of --seeds {old['seeds']}, not {grid.seeds}; a grid can only be made larger"
+        )
+
+
+def _shown(value: object) -> str:
+    plain: Value = tuple(map(str, value)) if isinstance(value, list | tuple) else value  # type: ignore[assignment]
+    return shown(plain)

@@ -1,0 +1,162 @@
+"""The figures of a grid: of each run from its own files, of each setting over its seeds, the best by the held-out ones.
+
+Needs no jax.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NotRequired, TypeAlias, TypedDict
+
+from contexture.data.errors import DataError
+from contexture.data.plain_files import read_plain
+from contexture.train import metrics
+from contexture.train.evaluation.best import Best
+from contexture.train.grid.settings import Grid, Setting, Value
+from contexture.train.run.folder import steps
+from contexture.train.run.report import Figure, Record, read_metrics
+from contexture.train.run_file import read, write_json
+
+
+class Spread(TypedDict):
+    """A metric over seeds: mean = Σ x/n, deviation = sqrt(Σ (x - mean)²/(n - 1)).
+
+    mean is None where a seed's figure is not finite, deviation too where there is one seed.
+    """
+
+    mean: float | None
+    deviation: float | None
+
+
+Spreads: TypeAlias = dict[str, Spread]
+"""Metrics over seeds, by their names."""
+
+
+class RunResult(TypedDict):
+    """One run: its figures on the held-out examples at `step`; or why it diverged."""
+
+    run: str
+    seed: int
+    step: NotRequired[int]
+    dev: NotRequired[dict[str, Figure]]
+    diverged: NotRequired[str]
+
+
+class SettingResult(TypedDict):
+    """One setting. dev is of the runs that did not diverge."""
+
+    setting: dict[str, Value]
+    runs: list[RunResult]
+    dev: Spreads
+
+
+class GridResult(TypedDict):
+    """A grid. best is the setting of the best mean of `metric`, or None; test are its figures on the test examples."""
+
+    grid: str
+    metric: str
+    settings: list[SettingResult]
+    best: SettingResult | None
+    test: NotRequired[Spreads]
+
+
+def deciding_record(folder: Path) -> Record | None:
+    """Returns the held-out figures of a run that is complete, at the step whose checkpoint counts; None for one that is
+    still to be trained.
+
+    That step is the last one. A run with evaluate.patience saves a checkpoint at each evaluation, and the best of them
+    counts. So what counts does not depend on whether, or where, the run was stopped.
+    """
+    saved = steps(folder / "checkpoints")
+    if not saved or not (folder / "run.json").exists():
+        return None
+    record = read(folder)
+    config = record.run.evaluate
+    held = [each for each in read_metrics(folder / "metrics.jsonl") if each["split"] == "dev" and each["step"]]
+    if not held or held[-1]["step"] != saved[-1]:
+        return None
+    best = Best(config.metric)
+    for each in held:
+        best.update(each["step"], _rank(config.metric, each.get(config.metric)))
+    stopped_early = 0 < config.patience <= best.evals_without_improvement
+    if saved[-1] != record.total_steps and not stopped_early:
+        return None
+    return next((each for each in held if config.patience and each["step"] == best.step), held[-1])
+
+
+def _rank(metric: str, value: Figure) -> float:
+    return metrics.rank(metric, value) if isinstance(value, int | float) and metric in metrics.BETTER else math.nan
+
+
+def results(grid: Grid, diverged: Mapping[str, str]) -> GridResult:
+    """Returns the figures of a grid whose runs are all complete. diverged: the names of runs' folders → why."""
+    metric = grid.base.evaluate.metric
+    settings = [_setting_result(setting, diverged) for setting in grid.settings]
+    result: GridResult = {"grid": str(grid.folder), "metric": metric, "settings": settings, "best": None}
+    ranks = [_setting_rank(setting, metric) for setting in settings]
+    if any(map(math.isfinite, ranks)):
+        result["best"] = settings[min(range(len(ranks)), key=lambda n: (not math.isfinite(ranks[n]), ranks[n], n))]
+    return result
+
+
+def _setting_result(setting: Setting, diverged: Mapping[str, str]) -> SettingResult:
+    runs: list[RunResult] = []
+    for run in setting.runs:
+        folder = Path(run.dir)
+        each: RunResult = {"run": run.dir, "seed": run.seed}
+        if folder.name in diverged:
+            each["diverged"] = diverged[folder.name]
+        elif record := deciding_record(folder):
+            each["step"], each["dev"] = record["step"], figures_of(record)
+        runs.append(each)
+    return {"setting": dict(setting.values), "runs": runs, "dev": spreads(run["dev"] for run in runs if "dev" in run)}
+
+
+def figures_of(record: Mapping[str, Figure]) -> dict[str, Figure]:
+    """Returns the metrics of a record alone."""
+    return {name: value for name, value in record.items() if name not in ("step", "split")}
+
+
+def _setting_rank(setting: SettingResult, metric: str) -> float:
+    """Returns the rank of a setting's mean, the lower the better; nan for one of which a run diverged."""
+    if any("dev" not in run for run in setting["runs"]) or metric not in setting["dev"]:
+        return math.nan
+    return _rank(metric, setting["dev"][metric]["mean"])
+
+
+def spreads(figures: Iterable[Mapping[str, Figure]]) -> Spreads:
+    """Returns the metrics that all of these figures have, over them."""
+    each = list(figures)
+    return {
+        name: _spread([one[name] for one in each])
+        for name in (each[0] if each else ())
+        if all(name in one for one in each)
+    }
+
+
+def _spread(values: Sequence[Figure]) -> Spread:
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if len(numbers) < len(values):
+        return {"mean": None, "deviation": None}
+    return {"mean": statistics.fmean(numbers), "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None}
+
+
+def _test_file(run: RunResult) -> Path:
+    """Returns the file of a run's figures on the test examples, beside the predictions that they are of."""
+    return Path(run["run"]) / "evaluations" / f"test-{run.get('step')}" / "metrics.json"
+
+
+def write_test_figures(run: RunResult, figures: Mapping[str, Figure]) -> None:
+    """Keeps a run's figures on the test examples."""
+    write_json(_test_file(run), dict(figures))
+
+
+def read_test_figures(run: RunResult) -> dict[str, Figure] | None:
+    """Returns a run's figures on the test examples, None where they are still to be measured."""
+    try:
+        tree = json.loads(read_plain(_test_file(run)))
+    except (OSError, DataError, ValueError, RecursionError):
+        return None
+    return tree if isinstance(tree, dict) else None

@@ -1,0 +1,51 @@
+"""What a grid trains: each combination of settings, with each seed. Plain dataclasses: importing this needs no jax."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from contexture.train.config import Run
+
+Value: TypeAlias = bool | int | float | str | tuple[str, ...]
+"""A value of a field that varies."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One combination of settings, and its runs: one for each seed, each with its folder."""
+
+    values: Mapping[str, Value]
+    """By the names of the fields that vary: {"optim.peak_lr": 2e-5}."""
+    runs: tuple[Run, ...]
+
+    @property
+    def options(self) -> str:
+        """The setting as options of the command line: `--optim.peak-lr 2e-05 --data.batch 16`."""
+        return " ".join(f"--{name.replace('_', '-')} {shown(value)}" for name, value in self.values.items())
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid of runs in one folder."""
+
+    folder: Path
+    base: Run
+    """The run before its settings vary; its seed is the first one."""
+    values: Mapping[str, tuple[Value, ...]]
+    """The values of each field that varies."""
+    seeds: int
+    """How many seeds each setting is trained with."""
+    settings: tuple[Setting, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, in the order in which they are trained."""
+        return [run for setting in self.settings for run in setting.runs]
+
+
+def shown(value: Value) -> str:
+    """Returns a value as a user types it."""
+    return (
+        " ".join(value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
+    )

@@ -1,0 +1,96 @@
+"""Trains what a grid lacks, one run after the other in one process, and measures the best setting on the test examples.
+
+The runs share their compiled steps where they differ in seed and learning rate alone (train/step.py). Each is the run
+that the same settings give when they are trained alone, to the bit.
+"""
+
+import logging
+from pathlib import Path
+
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError, Diverged
+from contexture.train.evaluation.request import EvaluationRequest
+from contexture.train.grid import folder as folders
+from contexture.train.grid.results import (
+    GridResult,
+    deciding_record,
+    read_test_figures,
+    results,
+    spreads,
+    write_test_figures,
+)
+from contexture.train.grid.settings import Grid
+from contexture.train.run.folder import lock_folder
+from contexture.train.run.signals import Signals
+
+logger = logging.getLogger(__name__)
+
+
+def check_grid(grid: Grid) -> None:
+    """Raises ConfigError for a grid that cannot be trained, before anything is written."""
+    base = grid.base
+    folders.check_folder(grid.folder)
+    if base.mesh.distributed:
+        raise ConfigError("mesh.distributed contradicts a grid, which one process trains; leave one of them out")
+    if base.task.kind == "off" or not (base.task.dev or base.task.dev_fraction):
+        raise ConfigError(
+            "a grid chooses by held-out examples, and there are none; give --task.dev FILE, or --task.dev-fraction 0.1"
+        )
+
+
+def train_grid(grid: Grid, recipe: Run, signals: Signals) -> GridResult:
+    """Trains the runs that are missing, and returns the figures of all; results.json in the folder holds them too.
+
+    A run that diverges is noted and the next one is trained. recipe: the run before the user's options. Raises as
+    `train`; Interrupted on SIGTERM and Ctrl-C, with everything saved: the next start goes on from there.
+    """
+    check_grid(grid)
+    with lock_folder(grid.folder):
+        diverged = folders.open_or_create(grid)
+        missing = [
+            run for run in grid.runs if Path(run.dir).name not in diverged and not deciding_record(Path(run.dir))
+        ]
+        if missing:
+            _train(grid, missing, recipe, diverged, signals)
+        result = results(grid, diverged)
+        if grid.base.task.test and result["best"]:
+            _measure_test(result, signals)
+        folders.write_if_changed(grid.folder / folders.RESULTS, result)
+    return result
+
+
+def _train(grid: Grid, missing: list[Run], recipe: Run, diverged: dict[str, str], signals: Signals) -> None:
+    # Imported here: a grid that is complete needs no jax.
+    from contexture.train.loop import train
+    from contexture.train.step import Programs
+
+    programs, runs = Programs(), grid.runs
+    logger.info(f"{len(missing)} of {len(runs)} runs are to be trained")
+    for run in missing:
+        signals.check()
+        logger.info(f"run {runs.index(run) + 1} of {len(runs)}: {run.dir}")
+        try:
+            train(run, recipe, signals, programs)
+        except Diverged as error:
+            logger.warning(f"{run.dir} diverged: {error}")
+            diverged[Path(run.dir).name] = str(error)
+            folders.write(grid, diverged)
+
+
+def _measure_test(result: GridResult, signals: Signals) -> None:
+    """Adds the test figures of the best setting, measured where they are not known yet; of no other setting."""
+    best = result["best"]
+    assert best is not None
+    figures = []
+    for run in best["runs"]:
+        known = read_test_figures(run)
+        if known is None:
+            from contexture.train.evaluation.evaluate import evaluate_run
+
+            signals.check()
+            logger.info(f"measuring {run['run']} on the test examples")
+            request = EvaluationRequest(run["run"], split="test", step=run["step"])
+            known = dict(evaluate_run(request, signals)["metrics"])
+            write_test_figures(run, known)
+        figures.append(known)
+    result["test"] = spreads(figures)
