@@ -60,13 +60,15 @@ class StepSettings:
     peak_lr  optim.peak_lr, f32
     """
 
-    seed: np.ndarray
-    peak_lr: np.ndarray
+    seed: jax.Array
+    peak_lr: jax.Array
 
 
 def step_settings(run: Run) -> StepSettings:
     """Returns a run's settings as the arguments of its step."""
-    return StepSettings(np.asarray(run.seed, np.uint32), np.asarray(run.optim.peak_lr, np.float32))
+    # As numpy's scalars: they go to the devices of the state with each call, whichever these are.
+    values = np.asarray(run.seed, np.uint32), np.asarray(run.optim.peak_lr, np.float32)
+    return StepSettings(*cast(tuple[jax.Array, jax.Array], values))
 
 
 def _has_constant_rate(run: Run) -> bool:

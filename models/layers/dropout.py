@@ -12,7 +12,6 @@ once more between them.
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 # The multipliers of a 32-bit integer hash with little bias, and 2^32 divided by the golden ratio (odd), whose multiples
 # spread small counters such as site and row over all 32 bits.
@@ -27,7 +26,7 @@ class DropoutKey:
     row_B: jax.Array
 
 
-def dropout_key(seed: int | jax.Array | np.ndarray, step: jax.Array, row_B: jax.Array) -> DropoutKey:
+def dropout_key(seed: int | jax.Array, step: jax.Array, row_B: jax.Array) -> DropoutKey:
     """Returns the key of one step: `dropout_key(7, step, jnp.arange(B))`. The seed may be traced, as u32."""
     key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step))
     return DropoutKey(key=key.astype(jnp.uint32), row_B=row_B.astype(jnp.uint32))

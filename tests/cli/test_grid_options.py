@@ -75,7 +75,7 @@ def test_a_mistake_in_a_grid_is_one_line_and_nothing_is_written(here, capsys, wo
 
 
 def test_another_command_has_no_grid(here, capsys):
-    assert cli.main("pretrain bert.tiny --data.path train.tsv --dir new --grid lr=1".split()) == 2
+    assert cli.main(["pretrain", "bert.tiny", "--data.path", "train.tsv", "--dir", "new", "--grid", "lr=1"]) == 2
     assert "--grid is for contexture finetune, and has no meaning here; leave it out" in capsys.readouterr().err
 
 

@@ -3,10 +3,11 @@
 from tests.mutants.analysis import ANALYSIS
 from tests.mutants.commands import COMMANDS
 from tests.mutants.data import PRETRAINING
+from tests.mutants.grids import GRIDS
 from tests.mutants.loggers import LOGGERS
 from tests.mutants.models import MODELS
 from tests.mutants.row import Mutant
 from tests.mutants.tasks import TASKS
 from tests.mutants.training import TRAINING
 
-MUTANTS: tuple[Mutant, ...] = (*MODELS, *PRETRAINING, *TASKS, *TRAINING, *LOGGERS, *ANALYSIS, *COMMANDS)
+MUTANTS: tuple[Mutant, ...] = (*MODELS, *PRETRAINING, *TASKS, *TRAINING, *LOGGERS, *GRIDS, *ANALYSIS, *COMMANDS)

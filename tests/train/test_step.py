@@ -71,9 +71,8 @@ def test_runs_that_differ_in_seed_and_rate_share_a_step_and_have_their_own_numbe
 
     def two_steps(run: Run, programs: Programs | None) -> tuple[dict[str, np.ndarray], Any]:
         make, _, shardings = create(model, run, mesh, programs)
-        step, state = train_step(model, objective, run, shardings, programs), make()
-        for number in range(2):
-            state, metrics = step(state, a_batch(number))
+        step = train_step(model, objective, run, shardings, programs)
+        state, metrics = step(step(make(), a_batch(0))[0], a_batch(1))
         assert float(metrics["learning_rate"]) == np.float32(run.optim.peak_lr) * np.float32(0.9)
         return jax.device_get(by_path(state.params)), step.jitted
 

@@ -89,8 +89,8 @@ def _measure_test(result: GridResult, signals: Signals) -> None:
 
             signals.check()
             logger.info(f"measuring {run['run']} on the test examples")
-            request = EvaluationRequest(run["run"], split="test", step=run["step"])
-            known = dict(evaluate_run(request, signals)["metrics"])
+            request = EvaluationRequest(run["run"], split="test", step=run.get("step", ()))
+            known = evaluate_run(request, signals).get("metrics", {})
             write_test_figures(run, known)
         figures.append(known)
     result["test"] = spreads(figures)

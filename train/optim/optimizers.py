@@ -20,7 +20,7 @@ Multipliers: TypeAlias = Params
 
 
 def learning_rate(
-    config: OptimConfig, steps: int, step: jax.Array, peak_lr: float | jax.Array | np.ndarray | None = None
+    config: OptimConfig, steps: int, step: jax.Array, peak_lr: float | jax.Array | None = None
 ) -> jax.Array:
     """The learning rate of step t (0-based, before the update), in float32; W steps of warm-up, T steps in all:
 

@@ -1,0 +1,68 @@
+"""Faults in grids of fine-tunings, and in what their runs share."""
+
+from tests.mutants.row import mutants_of
+
+_STEP = "train/test_step.py::test_runs_that_differ_in_seed_and_rate_share_a_step_and_have_their_own_numbers"
+_MIXED = "train/test_step.py::test_a_step_that_mixes_layers_at_a_rate_of_their_own_is_of_one_rate"
+_COUNTS = "train/grid/test_grid_results.py::test_the_last_figures_count_and_with_patience_the_best_ones"
+_SPREAD = "train/grid/test_grid_results.py::test_a_spread_is_the_mean_and_the_deviation_of_a_sample"
+_BEST = "train/grid/test_grid_results.py::test_the_best_has_the_best_mean_in_the_metric_s_own_direction"
+_FOLDER = "train/grid/test_grid_folder.py::"
+_REFUSED = f"{_FOLDER}test_a_second_start_with_other_settings_is_refused_by_name"
+_ADDED = f"{_FOLDER}test_values_and_seeds_may_be_added_and_what_decides_nothing_may_change"
+_NAMES = f"{_FOLDER}test_each_setting_and_seed_has_a_run_of_its_own_folder"
+_MISTAKES = "cli/test_grid_options.py::test_a_mistake_in_a_grid_is_one_line_and_nothing_is_written"
+_REDRAWN = "train/checkpoints/test_transfer.py::test_every_family_has_layers_to_redraw"
+_REDRAW = "train/test_config.py::test_layers_are_redrawn_only_where_they_are_taken_over_and_trained"
+
+GRIDS = (
+    *mutants_of(
+        "train/step.py",
+        ("grid.masks-of-one-seed", "dropout_key(settings.seed, state.step, row_B)",
+         "dropout_key(run.seed, state.step, row_B)", _STEP),
+        ("grid.rate-of-one-run", "if _has_constant_rate(run) else settings.peak_lr",
+         "", _STEP),
+        ("grid.start-of-one-seed", "return lambda: jitted(jax.random.key(run.seed)), shapes, shardings",
+         "return lambda: jitted(jax.random.key(0)), shapes, shardings", _STEP),
+        ("grid.compiled-for-each-seed", "        seed=0,\n", "", _STEP),
+        ("grid.mixing-rate-shared", "return run.head.mix != \"off\" and run.optim.mix_lr > 0.0", "return False",
+         _MIXED),
+    ),
+    *mutants_of(
+        "train/grid/results.py",
+        ("grid.patience-forgotten", "each for each in held if config.patience and", "each for each in () if", _COUNTS),
+        ("grid.unfinished-run-counts", "saved[-1] != record.total_steps and not stopped_early", "False", _COUNTS),
+        ("grid.unmeasured-run-counts", 'if not held or held[-1]["step"] != saved[-1]:', "if not held:", _COUNTS),
+        ("grid.deviation-of-all", "statistics.stdev(numbers)", "statistics.pstdev(numbers)", _SPREAD),
+        ("grid.gaps-left-out-of-the-mean", "if len(numbers) < len(values):", "if not numbers:", _SPREAD),
+        ("grid.diverged-may-be-best", 'if any("dev" not in run for run in setting["runs"]) or', "if", _BEST),
+        ("grid.lower-is-better", "metrics.rank(metric, value) if isinstance", "value if isinstance", _BEST),
+    ),
+    *mutants_of(
+        "train/grid/folder.py",
+        ("grid.other-settings-pass", "(run_file.may_change(name) and not _decides(name, now))", "name",
+         _REFUSED),
+        ("grid.other-evaluations-pass", "return name in _DECIDE or", "return", _REFUSED),
+        ("grid.fewer-seeds-pass", 'if grid.seeds < old["seeds"]:', "if False:", _REFUSED),
+        ("grid.seeds-cannot-be-added", 'if grid.seeds < old["seeds"]:', 'if grid.seeds != old["seeds"]:', _ADDED),
+        ("grid.divergence-forgotten", 'diverged = dict(old["diverged"])', "pass", _ADDED),
+    ),
+    *mutants_of(
+        "contexture/grid.py",
+        ("grid.seeds-from-zero", "seed = run.seed + number", "seed = number", _NAMES),
+        ("grid.value-twice", "if value in values:", "if False:", _MISTAKES),
+        ("grid.field-given-besides", "if other in given), None):", "if other in ()), None):", _MISTAKES),
+        ("grid.loss-that-varies", 'if name in _CHANGE_THE_LOSS and run.evaluate.metric == "loss":', "if False:",
+         _MISTAKES),
+    ),
+    *mutants_of(
+        "train/checkpoints/transfer.py",
+        ("redraw.bottom-layers", "x.at[first:].set(new[first:])", "x.at[:count].set(new[:count])", _REDRAWN),
+        ("redraw.pooler-kept", "if path.startswith(_POOLER):\n            return new", "if path.startswith(_POOLER):\n"
+         "            return x", _REDRAWN),
+    ),
+    *mutants_of(
+        "train/config.py",
+        ("redraw.frozen-layers-drawn", "if optim.frozen_layers > self.model.layers - count:", "if False:", _REDRAW),
+    ),
+)  # fmt: skip
