@@ -60,10 +60,21 @@ _SCOPES: dict[str, _Scope] = {
     **dict.fromkeys(("optim.b1", "optim.b2", "optim.moments", "optim.stochastic_rounding"), _ADAM),
     **dict.fromkeys(
         ("head.mix", "head.mix_norm", "head.mix_l2", "head.place", "head.cells"),
-        _has_kind("classify", "regress", "tag"),
+        _has_kind("classify", "regress", "tag", "span"),
     ),
     "optim.mix_lr": _Scope("--head.mix all", lambda run: run.head.mix == "all"),
-    "task.second": _has_kind("classify", "regress"),
+    "task.second": _has_kind("classify", "regress", "span"),
+    **dict.fromkeys(
+        (
+            "task.answer_start",
+            "task.stride",
+            "task.question_length",
+            "task.answer_length",
+            "task.n_best",
+            "task.null_threshold",
+        ),
+        _has_kind("span"),
+    ),
     "task.choices": _has_kind("choice"),
     "task.labels": _has_kind("classify", "tag", "choice"),
     "task.class_weights": _has_kind("classify", "tag", "choice"),

@@ -18,6 +18,7 @@ from contexture.data.pretraining.sentence_pairs import HeldOutPairs, PairBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights
 from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tasks.spans.answer_rules import answer_rules
 from contexture.data.tokenizers.base import Tokenizer
 
 
@@ -99,8 +100,10 @@ def open_held_out(
     """
     if isinstance(store, ExampleStore):
         weights_C = class_weights(task, store.labels, store.counts)
-        dev = store.splits["dev"]
-        return HeldOutTask(dev, tokenizer, config, batch, weights_C, family=family) if dev.examples else None
+        dev, rules = store.splits["dev"], answer_rules(task, store.counts)
+        return (
+            HeldOutTask(dev, tokenizer, config, batch, weights_C, family=family, rules=rules) if dev.examples else None
+        )
     if not store.splits["dev"].documents:
         return None
     config = replace(config, batch=batch, ramp_from=0, ramp_steps=0)  # a ramp is for training

@@ -6,8 +6,9 @@ import os
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, TypedDict
+from typing import BinaryIO, Generic, Protocol, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,7 @@ class Int64Writer(HashingWriter):
 
 
 I64 = NDArray[np.int64]
+Item = TypeVar("Item", bound=np.generic, covariant=True)
 Kind: TypeAlias = "type | Mapping[str, Kind] | Sequence[Kind]"
 """An expected type of JSON, see `misfit`."""
 
@@ -100,6 +102,36 @@ def joined(starts: I64, lengths: I64) -> tuple[I64, I64]:
     # A span begins anew where it is not where the one before it ended.
     apart = np.flatnonzero(np.append(True, starts[1:] != starts[:-1] + lengths[:-1]))
     return starts[apart], np.add.reduceat(lengths, apart)
+
+
+class _Bytes(Protocol):
+    def read(self, count: int, at: int) -> bytes: ...
+
+
+class Memory:
+    """Bytes of an array by their place, as File reads those of a file."""
+
+    def __init__(self, array: NDArray[np.generic]) -> None:
+        self._bytes = array.tobytes()
+
+    def read(self, count: int, at: int) -> bytes:
+        return self._bytes[at : at + count]
+
+
+@dataclass(frozen=True)
+class Column(Generic[Item]):
+    """Items of a dtype by their place."""
+
+    bytes: _Bytes
+    dtype: np.dtype[Item]
+
+    def read(self, starts: I64, lengths: I64) -> NDArray[Item]:
+        """Spans joined: starts i64 [n], lengths i64 [n] → [sum of lengths]."""
+        # Examples that lie side by side are one read: evaluation reads a batch at once.
+        starts, lengths = joined(starts, lengths)
+        size = self.dtype.itemsize
+        spans = zip((lengths * size).tolist(), (starts * size).tolist(), strict=True)
+        return np.frombuffer(b"".join(self.bytes.read(count, at) for count, at in spans), self.dtype)
 
 
 def check_bytes(file: Path, sha256: str, mend: str, cancel: CancelToken = NEVER) -> None:

@@ -137,10 +137,7 @@ class TaskConfig:
     """A named task, as `contexture recipes` lists them, with its own files and settings."""
     kind: Literal["off", "classify", "regress", "tag", "choice", "span"] = "off"
     """What is predicted. classify: a class of a text or a pair. regress: a number. tag: a tag for each word. choice:
-    which alternative fits a text.
-
-    An imported model may have `span`, the span of an answer; it cannot be trained.
-    """
+    which alternative fits a text. span: the answer to a question, in the words of its context."""
     train: tuple[str, ...] = ()
     """Labelled examples to learn from: *.tsv, *.csv, *.jsonl, *.conll, *.conllu, or TFDS sets (tfds:NAME:SPLIT)."""
     dev: tuple[str, ...] = ()
@@ -150,16 +147,20 @@ class TaskConfig:
     dev_fraction: float = 0.0
     """The share of the rows of task.train that is held out, drawn by their numbers. It takes the place of task.dev."""
     text: str = ""
-    """The column of the text, of the first text of a pair, or of the words. Without it, one with a usual name (text,
-    sentence, …). A column is a name, or a position counted from 1."""
+    """The column of the text, of the first text of a pair, of the words, or of the question. Without it, one with a
+    usual name (text, sentence, …). A column is a name, or a position counted from 1."""
     second: str = ""
-    """The column of the second text of a pair. Without it, one with a usual name beside the first, where there is
-    one."""
+    """The column of the second text of a pair, or of the context of a question. Without it, one with a usual name
+    beside the first, where there is one."""
     choices: tuple[str, ...] = ()
     """The columns of the alternatives, or the one that holds a list of them. Without it, `choices`, or those with usual
     names (choice1 and choice2, ending0 and ending1, …)."""
     label: str = ""
-    """The column of the label, the number or the tags. Without it, one with a usual name (label, category, tags, …)."""
+    """The column of the label, the number, the tags or the answers. Without it, one with a usual name (label, category,
+    tags, …)."""
+    answer_start: str = ""
+    """The column of the character, counted from 0, that the answer begins at in its context. Without it, `answer_start`
+    or `start`; where there is none, the first place in the context that reads so."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether tsv and csv begin with the names of their columns; auto is yes, unless columns are given by position."""
     labels: tuple[str, ...] = ()
@@ -171,15 +172,27 @@ class TaskConfig:
     """Read a pair in both orders, and add the two outputs (GPT-1's similarity)."""
     lm_weight: float = 0.0
     """The weight of the auxiliary language-modelling loss (GPT-1's lambda); 0 disables it."""
+    stride: int = 128
+    """Tokens from one window of a long context to the next."""
+    question_length: int = 64
+    """The most tokens of a question; a longer one loses its end."""
+    answer_length: int = 30
+    """The most tokens of an answer that is predicted."""
+    n_best: int = 20
+    """Starts, ends and answers that are compared for each question."""
+    null_threshold: str = "dev"
+    """How far the score of no answer must exceed that of the best one to be given: a number, `dev` (what was best for
+    F1 on the held-out questions, where training has some without an answer), or `never`."""
 
     def __post_init__(self) -> None:
+        self._check_span()
         if not 0.0 <= self.dev_fraction < 1.0:
             raise ValueError(f"task.dev-fraction={self.dev_fraction} is not in [0, 1)")
         if self.dev and self.dev_fraction:
             raise ValueError("task.dev and task.dev-fraction both hold out examples; give one of them")
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("task.labels names a label twice; give each once")
-        for name, kinds in (("second", ("tag", "choice")), ("symmetric", ("tag", "choice"))):
+        for name, kinds in (("second", ("tag", "choice")), ("symmetric", ("tag", "choice", "span"))):
             if getattr(self, name) and self.kind in kinds:
                 raise ValueError(f"task.{name} has no meaning for task.kind={self.kind}; leave it out")
         if self.choices and self.kind not in ("off", "choice"):
@@ -190,5 +203,19 @@ class TaskConfig:
             raise ValueError("task.labels names a single alternative; give a name for each, or none")
         if not 0.0 <= self.lm_weight < math.inf:
             raise ValueError(f"task.lm-weight={self.lm_weight} is not a number from 0 on")
-        if self.kind == "regress" and (self.labels or self.class_weights):
-            raise ValueError("task.labels and task.class-weights have no meaning for task.kind=regress; leave them out")
+        if self.kind in ("regress", "span") and (self.labels or self.class_weights):
+            raise ValueError(
+                f"task.labels and task.class-weights have no meaning for task.kind={self.kind}; leave them out"
+            )
+
+    def _check_span(self) -> None:
+        for name in ("stride", "question_length", "answer_length", "n_best"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"task.{name.replace('_', '-')}={getattr(self, name)} is not a positive number")
+        if self.null_threshold not in ("dev", "never"):
+            try:
+                finite = math.isfinite(float(self.null_threshold))
+            except ValueError:
+                finite = False
+            if not finite:
+                raise ValueError(f"task.null-threshold={self.null_threshold} is no number, and neither dev nor never")

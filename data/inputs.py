@@ -18,6 +18,7 @@ _TUPLES = {
     "regress": {2: ("text", "label"), 3: ("text1", "text2", "label")},
     "tag": {2: ("words", "tags")},
     "choice": {3: ("text", "choices", "label")},
+    "span": {3: ("question", "context", "answers")},
 }
 """The columns of a row that is given as a tuple, by the kind of task and the tuple's length."""
 
@@ -79,7 +80,8 @@ def plain(value: Any) -> Any:
 def records(given: Examples, kind: str, what: str) -> list[Record]:
     """Returns labelled examples as dicts of their columns. kind: of the task; what: the argument, for messages.
 
-    A tuple is (text, label), (first, second, label), (words, tags) or (text, choices, label).
+    A tuple is (text, label), (first, second, label), (words, tags), (text, choices, label) or (question,
+    context, answers).
 
     Raises: DataError for rows of another shape, and for no row.
     """

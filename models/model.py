@@ -13,10 +13,10 @@ from contexture.models import bert, elmo, gpt
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
 from contexture.models.encoding import Encoding
 from contexture.models.heads.language_model import MaskedLmHead, NextSentenceHead, NextTokenHead
-from contexture.models.heads.layer_mix import MixHead, MixPooledHead, MixTagHead
+from contexture.models.heads.layer_mix import MixHead, MixPooledHead, MixSpanHead, MixTagHead
 from contexture.models.heads.linear_head import LinearHead
 from contexture.models.heads.sampled_softmax import BiLmHead
-from contexture.models.heads.tasks import ChoiceHead, PooledHead, SpanHead, TokenHead
+from contexture.models.heads.tasks import ChoiceHead, PooledHead, SpanHead, SpanPointerHead, TokenHead
 from contexture.models.layers.blocks import Init, activation_floats
 from contexture.models.layers.dropout import DropoutKey, repeat_for_choices
 from contexture.models.shapes import by_path
@@ -136,8 +136,9 @@ def _next_token(config: GptConfig, sizes: dict[str, int]) -> nn.Module:
     return NextTokenHead(sizes, gpt.kernel_init(config), jnp.dtype(config.dtype), config.tied)
 
 
-def _span(config: BertConfig, sizes: dict[str, int]) -> nn.Module:
-    return SpanHead({**sizes, "C": 2}, bert.kernel_init(config), jnp.dtype(config.dtype))
+def _span(config: ModelConfig, sizes: dict[str, int]) -> nn.Module:
+    head = SpanPointerHead if isinstance(config, GptConfig) else SpanHead
+    return head({**sizes, "C": 2}, FAMILIES[type(config)].kernel_init(config), jnp.dtype(config.dtype))
 
 
 def _bilm(config: ElmoConfig, sizes: dict[str, int]) -> nn.Module:
@@ -163,7 +164,12 @@ HEADS: dict[str, HeadFactory] = {
     "choice": _task_head(ChoiceHead),
     "span": _span,
 }
-MIX_HEADS: dict[str, type[MixHead]] = {"classify": MixPooledHead, "regress": MixPooledHead, "tag": MixTagHead}
+MIX_HEADS: dict[str, type[MixHead]] = {
+    "classify": MixPooledHead,
+    "regress": MixPooledHead,
+    "tag": MixTagHead,
+    "span": MixSpanHead,
+}
 """The heads that stand in for those of HEADS where a task reads a mix of the layers."""
 
 _NO_MIX = HeadConfig()
@@ -179,8 +185,8 @@ def build(config: ModelConfig, heads: tuple[str, ...] = (), classes: int = 1, he
 
     def build_head(name: str) -> nn.Module:
         if head.mix != "off" and name in MIX_HEADS:
-            dtype = jnp.dtype(config.dtype)
-            return MIX_HEADS[name](sizes, family.kernel_init(config), dtype, config.head_dropout, head)
+            dtype, own = jnp.dtype(config.dtype), {**sizes, "C": 2} if name == "span" else sizes
+            return MIX_HEADS[name](own, family.kernel_init(config), dtype, config.head_dropout, head)
         return HEADS[name](config, sizes)
 
     return Model(family.backbone(config), {name: build_head(name) for name in heads})

@@ -60,6 +60,8 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"heads_bilm/bias", "V"),
     (r"heads_(mlm|lm)/table", "VD"),
     (r"heads_(nsp|classify|regress|tag|span)/kernel", "DC"),
+    (r"heads_span/query/kernel", "DC_"),
+    (r"heads_span/query/bias", "C_"),
     (r"heads_(nsp|classify|regress|tag|span)/bias", "C"),
     (r"heads_\w+/features/(output_)?mix/weights", "_"),
     (r"heads_\w+/features/(output_)?mix/gamma", ""),

@@ -43,6 +43,21 @@ def has_best(scores: Array) -> Array:
     return cast(Array, (scores == scores.max(-1, keepdims=True)).sum(-1) == 1)
 
 
+def span_candidates(logits_BLC: jax.Array, mask_BL: jax.Array, count: int) -> dict[str, jax.Array]:
+    """Returns the places that score best as the start (C = 0) and as the end (C = 1) of an answer, of equals the first:
+    start_places, end_places i32 Bn, start_scores, end_scores f32 Bn; and null_scores f32 B, the sum of both at place 0.
+
+    Differs: the original also looks at padding, where no answer is, so that it may find fewer of those that are.
+    """
+    logits_BLC = logits_BLC.astype(jnp.float32)
+    inside_BLC = jnp.where(mask_BL[:, :, None] > 0, logits_BLC, -jnp.inf)
+    count = min(count, logits_BLC.shape[1])
+    best: dict[str, jax.Array] = {"null_scores": logits_BLC[:, 0].sum(-1)}
+    for number, end in enumerate(("start", "end")):
+        best[f"{end}_scores"], best[f"{end}_places"] = jax.lax.top_k(inside_BLC[:, :, number], count)
+    return best
+
+
 def means(sums: dict[str, Sum]) -> dict[str, jax.Array]:
     """Returns the metrics: total / weight of each, and exp of that for a perplexity."""
     metrics = {name: s.total / jnp.maximum(s.weight, 1e-9) for name, s in sums.items()}

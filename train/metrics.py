@@ -10,11 +10,13 @@ BETTER: dict[str, Literal["lower", "higher"]] = {
     **dict.fromkeys(("mlm_accuracy", "nsp_accuracy", "lm_accuracy", "accuracy"), "higher"),
     **dict.fromkeys(("f1", "f1_macro", "f1_weighted", "precision", "recall", "matthews"), "higher"),
     **dict.fromkeys(("entity_f1", "entity_precision", "entity_recall"), "higher"),
+    **dict.fromkeys(("exact_match", "has_answer_exact_match", "has_answer_f1"), "higher"),
+    **dict.fromkeys(("no_answer_exact_match", "best_exact_match", "best_f1"), "higher"),
     **dict.fromkeys(("pearson", "spearman"), "higher"),
     **dict.fromkeys(("mse", "mae"), "lower"),
     # baselines
     **dict.fromkeys(("unigram_loss", "mean_mse"), "lower"),
-    **dict.fromkeys(("unigram_accuracy", "majority_accuracy"), "higher"),
+    **dict.fromkeys(("unigram_accuracy", "majority_accuracy", "majority_exact_match"), "higher"),
 }
 """Whether a lower or a higher value of a metric is better. A new metric gets its line here: `rank` guesses none."""
 

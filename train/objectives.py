@@ -18,7 +18,7 @@ from contexture.models.config import WORD_CHARS
 from contexture.models.heads.crf import CrfOutput
 from contexture.models.model import FAMILIES, Outputs
 from contexture.train.config import Run
-from contexture.train.losses import Sum, cross_entropy, has_best
+from contexture.train.losses import Sum, cross_entropy, has_best, span_candidates
 
 Batch: TypeAlias = dict[str, jax.Array]
 
@@ -272,6 +272,7 @@ class SpanObjective:
         default_factory=lambda: {"starts": "i32 B", "ends": "i32 B", "weights": "f32 B", "valid": "f32 B"}
     )
     terms: dict[str, float] = field(default_factory=lambda: {"span_loss": 1.0})
+    n_best: int = 20
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
         return {"span_loss": jnp.maximum(batch["weights"].sum(), 1e-9)}
@@ -283,8 +284,8 @@ class SpanObjective:
         return {"span_loss": Sum(((start_B + end_B) / 2 * batch["weights"]).sum(), batch["weights"].sum())}
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
-        """logits f32 BLC of each token: C = 0 that the answer begins there, 1 that it ends there."""
-        return {"logits": outputs.heads["span"]}
+        """The places that score best as start and end, as `span_candidates`."""
+        return span_candidates(outputs.heads["span"], outputs.encoding.mask_BL, self.n_best)
 
 
 @dataclass(frozen=True)
@@ -365,14 +366,14 @@ OBJECTIVES: dict[str, Objective] = {
 
 def objective_of(run: Run) -> Objective:
     """Returns the objective of a run, with the terms that its options add."""
-    objective = OBJECTIVES[run.objective]
+    objective = SpanObjective(n_best=run.task.n_best) if run.objective == "span" else OBJECTIVES[run.objective]
     objective = WithLmLoss(objective, run.task.lm_weight) if run.task.lm_weight else objective
     return WithMixPenalty(objective, run.head.mix_l2) if run.head.mix_l2 else objective
 
 
 def batch_fields(run: Run) -> dict[str, str]:
     """Returns all fields of a run's batches: those of its backbone and those of its objective."""
-    if run.task.kind not in ("off", "span"):
+    if run.task.kind != "off":
         return task_fields(run.task.kind, run.family, run.task.symmetric, run.head.pair)
     if run.objective == "bilm":
         sampled = {"negatives": "i32 _S", "tries": "f32 _"} if run.data.negatives else {}

@@ -40,7 +40,7 @@ METAVARS = {
     "model.filters": "WIDTH COUNT …",
 }
 """What stands for the value of an option in help, where its type does not say it; requests annotate their own."""
-_NOT_TO_GIVE = {"task.kind": ("off", "span")}
+_NOT_TO_GIVE = {"task.kind": ("off",)}
 """Values that a configuration can have, but no command line."""
 VARIES = object()
 """The default of an option that differs from recipe to recipe."""

@@ -237,7 +237,7 @@ def _finetuning(argv: list[str]) -> tuple[FinetuneRequest, Run, set[str]]:
     from contexture.configs.finetuning import check_same_sizes, load_source_run, task_run
 
     file, argv = take_option(expand_aliases(argv), "--config")
-    usage = "contexture finetune RUN --task NAME, or --task.kind classify|regress|tag|choice --task.train FILE"
+    usage = "contexture finetune RUN --task NAME, or --task.kind classify|regress|tag|choice|span --task.train FILE"
     if not argv or argv[0].startswith("-"):
         if wants_help(argv):
             return parse(FinetuneRequest, argv, "finetune"), Run(), set()

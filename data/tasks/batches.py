@@ -21,6 +21,8 @@ from contexture.data.layouts import (
     truncate_longest_first,
 )
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows
+from contexture.data.tasks.spans.answer_rules import AnswerRules
+from contexture.data.tasks.spans.span_store import UNSPELLED, SpanSplit
 from contexture.data.tasks.tables import counted
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MAX_BYTES
@@ -39,9 +41,11 @@ ANSWERS = {
     "regress": {"targets": "f32 B", "valid": "f32 B"},
     "tag": {"tags": "i32 BL", "tag_weights": "f32 BL", "valid": "f32 B"},
     "choice": {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
+    "span": {"starts": "i32 B", "ends": "i32 B", "weights": "f32 B", "valid": "f32 B"},
 }
-"""The arrays of answers, by task.kind. labels and tags: numbers, 0 and -1 where there is none; weights: that of an
-example, or of the piece that stands for a word, in the loss; valid: 0 where an example only fills up a batch."""
+"""The arrays of answers, by task.kind. labels and tags: numbers, 0 and -1 where there is none; starts and ends: places
+of the answer's first and last token in the sequence, 0 where it is not in this window; weights: that of an example, or
+of the piece that stands for a word, in the loss; valid: 0 where an example only fills up a batch."""
 
 
 def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool = False) -> dict[str, str]:
@@ -86,6 +90,15 @@ def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, 
     if not (np.isfinite(weights_C) & (weights_C > 0)).all():
         raise DataError(f"task.class-weights={' '.join(task.class_weights)}: weights must be above 0")
     return weights_C
+
+
+def token_places(rows: Rows, tokens: I64, elmo: bool) -> I64:
+    """Returns where tokens, counted from the first of their row, stand in its sequence: behind the special token in
+    front, and behind that between the two texts; an ELMo's arrays have none."""
+    if elmo:
+        return tokens
+    second = np.where(rows["b"] < 0, rows["end"], rows["b"]) - rows["a"]
+    return 1 + tokens + (tokens >= second)
 
 
 @dataclass(frozen=True)
@@ -137,6 +150,8 @@ class _Reader:
         if split.kind == "choice" or split.symmetric:
             batch = {name: array.reshape(count, -1, self.length) for name, array in batch.items()}
         answers = self._answers(rows[:: split.choices])
+        if split.spans is not None:
+            answers |= self._spans(split.spans, numbers if chosen is None else numbers[chosen], rows)
         if split.tags is not None:
             # Tags lie beside the tokens: the span that was read as text is read again as tags.
             tags_BL = np.full(text_BL.shape, -1, np.int32)
@@ -163,6 +178,8 @@ class _Reader:
         sequences = {name: batch[name].reshape(len(numbers), texts, words) for name in ("index", "mask")}
         sequences = {name: x[chosen] if split.pair else x[chosen, 0] for name, x in sequences.items()}
         answers = self._answers(rows[chosen])
+        if split.spans is not None:
+            answers |= self._spans(split.spans, numbers[chosen], rows[chosen])
         if split.tags is not None:
             tags_BL = np.full((len(numbers), words), -1, np.int32)
             tags_BL[batch["mask"] > 0] = split.tags.read(starts, lengths)
@@ -178,6 +195,14 @@ class _Reader:
         elif split.kind == "regress":
             batch["targets"] = rows["answer"].copy().view(np.float64).astype(np.float32)
         return {**batch, "valid": np.ones(len(rows), np.float32)}
+
+    def _spans(self, spans: SpanSplit, numbers: I64, rows: Rows) -> Batch:
+        labels = spans.labels.read(numbers, np.ones(len(numbers), np.int64))
+        batch: Batch = {"weights": (labels["start"] != UNSPELLED).astype(np.float32)}
+        for field, end in (("starts", "start"), ("ends", "end")):
+            places = token_places(rows, labels[end].astype(np.int64), self.family == "elmo")
+            batch[field] = np.where(labels[end] >= 0, places, 0).astype(np.int32)
+        return batch
 
     def _tags(self, tags_BL: NDArray[np.int32]) -> Batch:
         weights_BL = np.where(tags_BL >= 0, self.weights_C[np.maximum(tags_BL, 0)], 0).astype(np.float32)
@@ -248,6 +273,9 @@ class TaskBatches:
 
     def describe(self) -> str:
         """Describes the training data, in a sentence."""
+        if self.split.spans is not None:
+            windows = f"{self.split.examples:,} windows of {self.length} tokens"
+            return f"{self.split.spans.count:,} questions in {windows}"
         longer = self.split.longer_than(self.length)
         cut = f"; {longer:,} of them longer, and cut" if longer else ""
         sequences = 2 if self.split.symmetric else self.split.choices
@@ -271,15 +299,18 @@ class HeldOutTask:
         length: int = 0,
         *,
         family: Family,
+        rules: AnswerRules | None = None,
     ) -> None:
         """weights_C: the weight of each label in the loss (all 1 if None). length: tokens of a sequence; 0: as many as
-        the longest example needs."""
+        the longest example needs. rules: how the answer to a question is chosen."""
         self.fields = task_fields(split.kind, family, split.symmetric, split.pair)
         self.shift = int(family == "elmo")
         """1 where no special token stands before the text, so that a word stands a place earlier than its piece."""
         self.tokenizer, self.batch, self.split = tokenizer, batch, split
-        self.count = split.examples
-        self.steps = -(-self.count // batch)
+        self.family: Family = family
+        self.rules = rules or AnswerRules()
+        self.count = split.examples if split.spans is None else split.spans.count
+        self.steps = -(-split.examples // batch)
         self.rows_read = 0
         ones_C = np.ones(max(len(split.labels), 1), np.float32)
         length = length or sequence_length(config, split.longest)
@@ -292,17 +323,17 @@ class HeldOutTask:
         return self._reader.length
 
     def numbers(self, step: int) -> I64:
-        """Returns the examples of a batch, without those that only fill it up."""
-        return np.arange(step * self.batch, min((step + 1) * self.batch, self.count))
+        """Returns the examples (of questions, the windows) of a batch, without those that only fill it up."""
+        return np.arange(step * self.batch, min((step + 1) * self.batch, self.split.examples))
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """Reads as TaskBatches does, for steps below `steps`. Rows past the last example repeat example 0 without
         weight, for an ELMo without its words."""
         rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
         numbers = step * self.batch + np.arange(self.batch)
-        batch = self._reader.read(np.where(numbers >= self.count, 0, numbers), rows)
+        batch = self._reader.read(np.where(numbers >= self.split.examples, 0, numbers), rows)
         # Devices need whole batches, so the last one is filled up by an example that counts nowhere.
-        spare = numbers[rows] >= self.count
+        spare = numbers[rows] >= self.split.examples
         weights = ("valid", "weights", "tag_weights", "next_weights")
         for name in (*weights, "mask") if self.split.char_ids is not None else weights:
             if name in batch:

@@ -32,6 +32,8 @@ _WORDS = ("tokens", "words", "text", "sentence")
 _TAGS = ("tags", "ner_tags", "upos", "pos_tags", "ner", "labels", "label")
 _CONTEXTS = ("text", "context", "ctx", "premise", "question", "goal", "story", "sentence")
 _CHOICES = ("choices", "endings", "options", "alternatives")
+_QUESTIONS, _PASSAGES = ("question", "query"), ("context", "paragraph", "passage", "document", "text")
+_ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
 _CHOICE = re.compile(r"(choice|ending|option|alternative|solution|sol)_?(\d+)")
 
 
@@ -54,8 +56,10 @@ _ROLES = {
     "regress": (_TEXT, _Role("label", "label", _NUMBERS, prefer=True)),
     "tag": (_Role("words", "text", _WORDS, prefer=True), _Role("tags", "label", _TAGS, prefer=True)),
     "choice": (_Role("text", "text", _CONTEXTS), _LABEL),
+    "span": (_Role("question", "text", _QUESTIONS, prefer=True), _Role("answers", "label", _ANSWERS, prefer=True)),
 }
 """By kind of task: the text and the label. A pair has a second text besides, a choice its alternatives."""
+_CONTEXT = _Role("context", "second", _PASSAGES, prefer=True)
 _FIRST_TEXT = _Role("text", "text", (*_TEXTS, *(first for first, _ in _PAIRS)))
 """Of a pair whose second text is named."""
 
@@ -75,6 +79,9 @@ def find_columns(table: Table, task: TaskConfig, labelled: bool, *, speaks: bool
         raise DataError(f"{table.where}: a file without a header wants positions; give {names.positions}")
     if labelled and table.usual[0] and table.width == 1:
         raise DataError(f"{table.head}: 1 column where a word and its tag are wanted; give every word its tag")
+
+    if task.kind == "span":
+        return _span_columns(names, task, (text, second, label), labelled, speaks)
 
     # The most telling names first: a column that is found is not looked at for the next role. So `question` is the text
     # of a choice, whose alternatives are called choice1, …, and a pair's first text beside `sentence`.
@@ -101,9 +108,38 @@ def find_columns(table: Table, task: TaskConfig, labelled: bool, *, speaks: bool
     if choices:
         names.check_apart(columns)
     if speaks and (not task.text or (labelled and not task.label) or (choices and not task.choices)):
-        name = table.where if table.where.startswith(tfds.PREFIX) else Path(table.where).name
-        logger.info(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
+        _log(table, columns)
     return Columns(text_column, second_column, tuple(choice_columns), label_column, tagged)
+
+
+def _span_columns(
+    names: "_Names", task: TaskConfig, given: tuple[str, str, str], labelled: bool, speaks: bool
+) -> Columns:
+    """Returns the columns of questions: the question, the context, the answers and where they begin, an id."""
+    (question_role, answer_role), (question, context, answers) = _ROLES["span"], given
+    question = names.resolve(question_role, question, (context, answers))
+    context = names.resolve(_CONTEXT, context, (question, answers))
+    columns = [names.column(question, "question", "text"), names.column(context, "context", "second")]
+    answer_column = start_column = None
+    if labelled:
+        answers = names.resolve(answer_role, answers, (question, context))
+        answer_column = names.column(answers, "answers", "label")
+        columns.append(answer_column)
+        starts = names.real(task.answer_start) or next(iter(names.usual(_STARTS, (question, context, answers))), "")
+        if starts:
+            start_column = names.column(starts, "place of the answer", "answer-start")
+            columns.append(start_column)
+    ids = names.usual(("id",), (question, context, answers))
+    names.check_apart(columns)
+    if speaks and (not task.text or not task.second or (labelled and not task.label)):
+        _log(names.table, columns)
+    id_column = names.column(ids[0], "id", "id") if ids else None
+    return Columns(columns[0], columns[1], (), answer_column, False, start_column, id_column, spans=True)
+
+
+def _log(table: Table, columns: Sequence[Column]) -> None:
+    name = table.where if table.where.startswith(tfds.PREFIX) else Path(table.where).name
+    logger.info(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
 
 
 class _Names:
@@ -113,6 +149,7 @@ class _Names:
         self.table, self.names = table, table.names or ()
         self.columns_are = f"the columns are {listed(self.names)}" if self.names else "there are no columns"
         texts, label = ("--task.text 1 --task.choices 2 3", 4) if kind == "choice" else ("--task.text 1", 2)
+        texts, label = ("--task.text 1 --task.second 2", 3) if kind == "span" else (texts, label)
         self.positions = f"{texts} --task.label {label}" if labelled else f"{texts} --task.header no"
         self.hint = f"; if this line is no header, give positions: {self.positions}" if table.headed else ""
 
@@ -165,7 +202,7 @@ class _Names:
         """
         if named:
             return named
-        columns = self._usual(role.usual, used)
+        columns = self.usual(role.usual, used)
         if len(columns) > 1 and not role.prefer:
             raise self._unclear(role.name, role.option, columns)
         if not columns:
@@ -177,12 +214,12 @@ class _Names:
 
     def texts(self, used: Sequence[str]) -> tuple[str, str]:
         """Returns the column of the text and "", or those of the two texts of a pair."""
-        columns = ((self._usual([first], used), self._usual([second], used)) for first, second in _PAIRS)
+        columns = ((self.usual([first], used), self.usual([second], used)) for first, second in _PAIRS)
         pairs = [(first[0], second[0]) for first, second in columns if first and second]
         if not pairs:
             return self.resolve(_TEXT, "", used), ""
         # A pair beside another, or beside a single text: which one is meant is a guess that nobody would notice.
-        others = self._usual(_TEXTS, (*pairs[0], *used))
+        others = self.usual(_TEXTS, (*pairs[0], *used))
         if len(pairs) > 1 or others:
             raise self._unclear("text", "text", list(dict.fromkeys([*chain(*pairs), *others])))
         return pairs[0]
@@ -190,7 +227,7 @@ class _Names:
     def choices(self, used: Sequence[str]) -> tuple[str, ...]:
         """Returns the column of a list of alternatives, or the columns of one each, numbered from 0 or 1."""
         # Columns by what they are called without their number: {"ending": {0: "ending0", 1: "ending1"}}.
-        groups: dict[str, dict[int, str]] = {name: {0: name} for name in self._usual(_CHOICES, used)}
+        groups: dict[str, dict[int, str]] = {name: {0: name} for name in self.usual(_CHOICES, used)}
         for name in self.names:
             match = _CHOICE.fullmatch(name.lower())
             if match:
@@ -226,7 +263,7 @@ class _Names:
                         "give each a column of its own: --task.text, --task.choices, --task.label"
                     )
 
-    def _usual(self, usual: Sequence[str], used: Sequence[str]) -> list[str]:
+    def usual(self, usual: Sequence[str], used: Sequence[str]) -> list[str]:
         """Returns the columns with these names, in the order of these; in another case where none is so exactly."""
         free = [column for column in self.names if column not in used]
         exact = {name: [column for column in free if column == name] for name in usual}

@@ -3,8 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,26 +22,24 @@ from contexture.data.tasks.example_store import (
     ROW,
     SPLITS,
     WORDS,
-    Column,
-    ExampleSplit,
     ExampleStore,
-    Memory,
-    Rows,
     SourceEntry,
     SplitCounts,
     sha256_of,
     tokens_of,
 )
-from contexture.data.tasks.example_tokens import tagged_tokens, text_tokens
-from contexture.data.tasks.examples import ChoiceExample, Example, Tagged
+from contexture.data.tasks.example_tokens import EncodedChunk, encode_chunk, reader, same_shape
+from contexture.data.tasks.examples import ChoiceExample, Example, QuestionExample, Tagged
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels, alternatives, answer, usual_alternatives
 from contexture.data.tasks.read_examples import check_sources, examples, open_source, source_of
+from contexture.data.tasks.spans.span_store import FILES as SPAN_FILES
+from contexture.data.tasks.spans.span_store import question_records
+from contexture.data.tasks.spans.windows import SpanChunk, span_layout
 from contexture.data.text.columnar import is_saved
 from contexture.data.text.sources import shared
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
-from contexture.data.tokenizers.word_level import Words
 
 T = TypeVar("T")
 CHUNK = 4096
@@ -50,97 +47,6 @@ CHUNK = 4096
 _AT_ONCE = 1 << 16
 """Answers that get their final numbers together."""
 _TAG = np.dtype("<i4")
-
-
-@dataclass(frozen=True)
-class EncodedChunk:
-    """A chunk of examples, encoded: rows [n · choices], whose places are counted from the chunk's first token; tokens;
-    tags."""
-
-    rows: Rows
-    tokens: NDArray[np.uint32]
-    tags: NDArray[np.int32] | None
-    choices: int = 1
-
-
-def reader(tokenizer: Tokenizer) -> Tokenizer | OpenVocabulary:
-    """Returns the encoder of a task's examples: the tokenizer itself; for words, an open vocabulary that numbers any
-    word."""
-    return OpenVocabulary(tokenizer) if isinstance(tokenizer, Words) else tokenizer
-
-
-def encode_chunk(
-    chunk: Sequence[Example],
-    kind: str,
-    tokenizer: Tokenizer | OpenVocabulary,
-    labels: Labels,
-    file: int,
-    report: FileReport | None = None,
-) -> EncodedChunk:
-    """Tokenises examples and numbers their answers. A text or a word without a piece is read as the unknown token,
-    which `report` counts.
-
-    Raises: DataError with file:line for an unknown label, a number that is none, more or fewer alternatives than others
-    have.
-    """
-    report = report or FileReport("examples", tokenizer)
-    choices = alternatives(chunk, labels) if kind == "choice" else 1
-    rows = np.full(len(chunk) * choices, -1, ROW)
-    rows["file"] = file
-    rows["line"] = np.repeat([int(example.origin.rpartition(":")[2]) for example in chunk], choices)
-
-    tags: list[list[int]] | None = None
-    if kind == "tag":
-        # Words, and a tag for each: the answer stands beside the tokens, and the row has none.
-        pieces, tags = tagged_tokens([x for x in chunk if isinstance(x, Tagged)], tokenizer, labels, report)
-    else:
-        # One text or two. The second lies behind the first; its place is known once all ends are.
-        plain = [x for x in chunk if not isinstance(x, Tagged)]
-        texts = text_tokens(plain, tokenizer, report)
-        pieces = [first + (second or []) for first, second in texts]
-        rows["b"] = [-1 if second is None else len(first) for first, second in texts]
-        rows["answer"] = np.repeat([answer(example, kind, labels) for example in plain], choices)
-
-    lengths = np.array([len(ids) for ids in pieces], np.int64)
-    rows["end"] = np.cumsum(lengths)
-    rows["a"] = rows["end"] - lengths
-    rows["b"] += np.where(rows["b"] >= 0, rows["a"], 0)
-
-    total = int(lengths.sum())
-    flat_tags = None if tags is None else np.fromiter(chain.from_iterable(tags), np.int32, total)
-    return EncodedChunk(rows, np.fromiter(chain.from_iterable(pieces), np.uint32, total), flat_tags, choices)
-
-
-def same_shape(encoded: EncodedChunk, pair: bool | None, origin: str) -> bool:
-    """Returns whether the examples are pairs; origin: that of one of them. Raises: DataError where one differs from the
-    others, or from `pair`."""
-    is_pair = encoded.rows["b"] >= 0
-    pair = bool(is_pair[0]) if pair is None else pair
-    if len(others := np.flatnonzero(is_pair != pair)):
-        at = f"{origin.rpartition(':')[0]}:{encoded.rows['line'][others[0]]}"
-        kinds = ("a single text", "a pair of texts")
-        raise DataError(
-            f"{at}: {kinds[not pair]}, and {kinds[pair]} is what was learned from; name the columns: --task.text "
-            "(and --task.second), or in predict --text (and --second)"
-        )
-    return pair
-
-
-def in_memory(
-    encoded: EncodedChunk,
-    kind: str,
-    labels: tuple[str, ...],
-    source: str,
-    symmetric: bool = False,
-    char_ids: NDArray[np.uint16] | None = None,
-) -> ExampleSplit:
-    """Returns a chunk as a split of its own."""
-    tags = None if encoded.tags is None else Column(Memory(encoded.tags), _TAG)
-    longest = int(tokens_of(encoded.rows, char_ids is not None).max())
-    rows, tokens = Column(Memory(encoded.rows), ROW), Column(Memory(encoded.tokens), np.dtype("<u4"))
-    choices = encoded.choices
-    count = len(encoded.rows) // choices
-    return ExampleSplit(kind, labels, (source,), count, longest, rows, tokens, tags, choices, symmetric, char_ids)
 
 
 MAX_BATCH = 1 << 14
@@ -169,12 +75,13 @@ def encode(
     cancel: CancelToken = NEVER,
     labels: Sequence[str] = (),
     pair: bool | None = None,
+    length: int = 384,
 ) -> ExampleStore:
     """Encodes task.train and task.dev into the folder `to` and opens it.
 
     labels, pair: those of a run that is already trained, instead of task.labels and the shape of train's examples; then
-    task.train may be empty. The folder appears when it is whole; what `cancel` raises stops the work and leaves nothing
-    behind.
+    task.train may be empty. length: tokens of a sequence, into which the contexts of questions are cut. The folder
+    appears when it is whole; what `cancel` raises stops the work and leaves nothing behind.
 
     Raises: DataError for files that `examples` and `encode_chunk` refuse, and where examples of train are held out too.
     """
@@ -182,7 +89,7 @@ def encode(
     check_sources(task.dev, "task.dev")
     _apart(task)
     with atomic_folder(to) as part:
-        writer = _Writer(part, task, tokenizer, Labels(labels or task.labels, bool(task.labels)), pair)
+        writer = _Writer(part, task, tokenizer, Labels(labels or task.labels, bool(task.labels)), pair, length)
         try:
             for path in task.train:
                 writer.add(path, "train", cancel)
@@ -218,21 +125,25 @@ def _renumbered(raw: bytes, tagged: bool, numbers: I64) -> bytes:
 
 
 class _Writer:
-    def __init__(self, folder: Path, task: TaskConfig, tokenizer: Tokenizer, labels: Labels, pair: bool | None) -> None:
-        self.pair = pair
+    def __init__(
+        self, folder: Path, task: TaskConfig, tokenizer: Tokenizer, labels: Labels, pair: bool | None, length: int
+    ) -> None:
+        self.pair, self.layout = pair, span_layout(task, length)
         self.folder, self.task, self.labels = folder, task, labels
         self.tokenizer = reader(tokenizer)
         # How many distinct words an ELMo's examples have is not known beforehand.
         spells = isinstance(self.tokenizer, OpenVocabulary)
         self.dtype = np.dtype("<u4" if spells or tokenizer.size > 1 << 16 else "<u2")
-        parts = ("rows", "tokens", "tags") if task.kind == "tag" else ("rows", "tokens")
+        parts = ("rows", "tokens", *{"tag": ("tags",), "span": SPAN_FILES}.get(task.kind, ()))
         self.files = {
             f"{split}-{name}": HashingWriter(folder / f"{split}-{name}.bin") for split in SPLITS for name in parts
         }
         self.splits: dict[str, SplitCounts] = {name: {"examples": 0, "tokens": 0, "longest": 0} for name in SPLITS}
         self.sources: list[SourceEntry] = []
+        if task.kind == "span":
+            self.splits = {name: {**counts, "questions": 0, "text_bytes": 0} for name, counts in self.splits.items()}
         self.counts = np.zeros(0, np.int64)
-        """How often each label stands in train, by its number."""
+        """How often each label stands in train, by its number; of questions, those with an answer and those without."""
         self._read = 0
         """Examples so far, which are held out by their numbers."""
 
@@ -253,7 +164,9 @@ class _Writer:
             chunk = [example for example in read if self._is_answered(example, report)]
             if not chunk:
                 continue
-            encoded = encode_chunk(chunk, self.task.kind, self.tokenizer, self.labels, len(self.sources) - 1, report)
+            encoded = encode_chunk(
+                chunk, self.task.kind, self.tokenizer, self.labels, len(self.sources) - 1, report, self.layout
+            )
             self.pair = same_shape(encoded, self.pair, chunk[0].origin)
             if self.task.symmetric and not self.pair:
                 raise DataError(
@@ -274,7 +187,7 @@ class _Writer:
             if isinstance(example, Tagged):
                 for tag in example.tags or ():
                     self.labels.number(tag, example.origin)
-            else:
+            elif not isinstance(example, QuestionExample):
                 if isinstance(example, ChoiceExample):
                     alternatives([example], self.labels)
                 answer(example, self.task.kind, self.labels)
@@ -288,7 +201,7 @@ class _Writer:
         if not len(chosen):
             return
         counts, choices = self.splits[split], encoded.choices
-        chosen_rows = (chosen[:, None] * choices + np.arange(choices)).ravel()
+        chosen_rows = encoded.rows_of(chosen)
         rows = encoded.rows[chosen_rows].copy()
 
         # The chosen rows' tokens move together: those of rows that are not chosen fall out from between them.
@@ -302,6 +215,9 @@ class _Writer:
         rows["a"] += shift
         rows["end"] += shift
 
+        if encoded.spans is not None:
+            rows["answer"] = self._write_spans(encoded.spans, split, chosen, chosen_rows, places, rows["answer"])
+
         self.files[f"{split}-rows"].write(rows.tobytes())
         self.files[f"{split}-tokens"].write(encoded.tokens[places].astype(self.dtype).tobytes())
         answers = rows["answer"][::choices]
@@ -310,21 +226,47 @@ class _Writer:
             self.files[f"{split}-tags"].write(tags.astype(_TAG).tobytes())
             answers = tags[tags >= 0]
 
-        counts["examples"] += len(chosen)
+        counts["examples"] += len(rows) // choices
         counts["tokens"] += len(places)
         longest = int(tokens_of(rows, isinstance(self.tokenizer, OpenVocabulary)).max())
         counts["longest"] = max(counts["longest"], longest)
-        if split == "train" and self.task.kind != "regress":
+        if split == "train" and self.task.kind not in ("regress", "span"):
             # Labels are numbered as they come, so there may be more of them than in the chunk before.
             new = np.bincount(answers, minlength=max(len(self.labels.numbers), len(self.counts)))
             self.counts = new + np.pad(self.counts, (0, len(new) - len(self.counts)))
+
+    def _write_spans(
+        self,
+        spans: SpanChunk,
+        split: str,
+        chosen: NDArray[np.intp],
+        windows: NDArray[np.intp],
+        tokens: NDArray[np.intp],
+        owners: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Writes the chosen questions of a chunk, their windows' labels and their tokens' places. owners: the question
+        of each window. Returns their numbers within the split."""
+        counts = self.splits[split]
+        questions = [spans.examples[number] for number in chosen]
+        texts_before = counts.get("text_bytes", 0)
+        records, texts = question_records(questions, [spans.windows[number] for number in chosen], texts_before)
+        written = (spans.places[tokens], spans.labels[windows], records)
+        for name, content in zip(SPAN_FILES, [*(x.tobytes() for x in written), texts], strict=True):
+            self.files[f"{split}-{name}"].write(content)
+        numbers = counts.get("questions", 0) + np.searchsorted(chosen, owners)
+        counts["questions"] = counts.get("questions", 0) + len(chosen)
+        counts["text_bytes"] = texts_before + len(texts)
+        if split == "train":
+            without = sum(not question.answers for question in questions)
+            self.counts = np.pad(self.counts, (0, 2 - len(self.counts))) + [len(questions) - without, without]
+        return numbers
 
     def close_labels(self) -> None:
         """Gives the labels their sorted numbers, also in the files.
 
         Sorted numbers do not depend on the order of the examples, but are known only when all of train was read.
         """
-        if self.labels.closed or self.task.kind == "regress":
+        if self.labels.closed or self.task.kind in ("regress", "span"):
             return
         renumbered = self.labels.close()
         counts = np.zeros(len(renumbered), np.int64)
@@ -356,7 +298,7 @@ class _Writer:
                 f"task.dev-fraction={self.task.dev_fraction} holds out none of "
                 f"{self.splits['train']['examples']} examples; raise it, or give --task.dev"
             )
-        if kind != "regress" and self.task.train and len(labels) < 2:
+        if kind not in ("regress", "span") and self.task.train and len(labels) < 2:
             raise DataError(
                 f"{self.sources[0]['name']}: every example has the label {labels[0]!r}, so there is nothing to learn; "
                 "see that --task.label names the right column"

@@ -9,6 +9,8 @@
     index.json          "format": 1, labels and their counts, sources, size and sha256 of each file, a fingerprint;
                         "choices": how many alternatives, "symmetric": true, where they apply
 
+Question answering has a row for each window of a context, and the files of `data.tasks.spans.span_store` besides.
+
 Read by position (pread), as shards are: nothing is held or mapped, so memory does not grow with the examples.
 `data.tasks.encode_examples` writes the folder.
 """
@@ -18,16 +20,17 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar, cast
+from typing import NotRequired, TypeAlias, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.binary_files import I64, File, FileEntry, check_bytes, fingerprint_of, joined, misfit
+from contexture.data.binary_files import I64, Column, File, FileEntry, check_bytes, fingerprint_of, misfit
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
+from contexture.data.tasks.spans.span_store import FILES, LABEL, PLACE, QUESTION, SpanSplit
 from contexture.data.text.columnar import INFO, files_of, is_saved
 from contexture.data.tokenizers.elmo_char_ids import are_cut
 from contexture.data.tokenizers.word_level import char_id_table
@@ -44,11 +47,10 @@ ROW = np.dtype([(name, "<i8") for name in ("a", "b", "end", "file", "line", "ans
     end     where its last text ends
     file    the number of its source
     line    its line there
-    answer  its label's number, or for a regression the bits of a float64; -1 for none
+    answer  its label's number, for a regression the bits of a float64, for a window its question's number; -1 for none
 """
 Rows: TypeAlias = NDArray[np.void]
 """Examples as ROW."""
-Item = TypeVar("Item", bound=np.generic, covariant=True)
 Answers: TypeAlias = NDArray[np.int32 | np.float64]
 """i32 (numbers of labels) or f64 (of a regression)."""
 _MEND = "delete the folder and start the command again"
@@ -72,6 +74,9 @@ class SplitCounts(TypedDict):
     examples: int
     tokens: int
     longest: int
+    questions: NotRequired[int]
+    """Of question answering, whose `examples` are windows."""
+    text_bytes: NotRequired[int]
 
 
 class SourceEntry(TypedDict):
@@ -102,36 +107,6 @@ class ExamplesIndex(TypedDict):
     symmetric: NotRequired[bool]
 
 
-class _Bytes(Protocol):
-    def read(self, count: int, at: int) -> bytes: ...
-
-
-class Memory:
-    """Bytes of an array by their place, as File reads those of a file."""
-
-    def __init__(self, array: NDArray[np.generic]) -> None:
-        self._bytes = array.tobytes()
-
-    def read(self, count: int, at: int) -> bytes:
-        return self._bytes[at : at + count]
-
-
-@dataclass(frozen=True)
-class Column(Generic[Item]):
-    """Items of a dtype by their place."""
-
-    bytes: _Bytes
-    dtype: np.dtype[Item]
-
-    def read(self, starts: I64, lengths: I64) -> NDArray[Item]:
-        """Spans joined: starts i64 [n], lengths i64 [n] → [sum of lengths]."""
-        # Examples that lie side by side are one read: evaluation reads a batch at once.
-        starts, lengths = joined(starts, lengths)
-        size = self.dtype.itemsize
-        spans = zip((lengths * size).tolist(), (starts * size).tolist(), strict=True)
-        return np.frombuffer(b"".join(self.bytes.read(count, at) for count, at in spans), self.dtype)
-
-
 @dataclass(frozen=True)
 class ExampleSplit:
     """The examples of one split. labels: the classes or tags in their order, () for a regression."""
@@ -151,6 +126,8 @@ class ExampleSplit:
     """Pairs are read in both orders."""
     char_ids: NDArray[np.uint16] | None = None
     """Where tokens are words that are read by their characters: the character ids of each, u16 [n, 50]."""
+    spans: SpanSplit | None = None
+    """Of question answering: the questions, whose windows are the rows."""
 
     @property
     def pair(self) -> bool:
@@ -255,6 +232,17 @@ class ExampleStore:
             self.choices,
             self.index.get("symmetric", False),
             self._char_ids,
+            self._spans(name) if self.kind == "span" else None,
+        )
+
+    def _spans(self, name: str) -> SpanSplit:
+        places, labels, questions, texts = (File(self.folder / f"{name}-{part}.bin") for part in FILES)
+        return SpanSplit(
+            self.index["splits"][name].get("questions", 0),
+            Column(places, PLACE),
+            Column(labels, LABEL),
+            Column(questions, QUESTION),
+            Column(texts, np.dtype("u1")),
         )
 
     @staticmethod

@@ -1,14 +1,24 @@
-"""The texts and words of examples → pieces, by a tokenizer or an open vocabulary."""
+"""Examples → pieces by a tokenizer or an open vocabulary, and their answers as numbers: a chunk at a time."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
-from contexture.data.tasks.examples import ChoiceExample, Pair, Tagged, Text
+import numpy as np
+from numpy.typing import NDArray
+
+from contexture.data.binary_files import I64, Column, Memory
+from contexture.data.errors import DataError
+from contexture.data.tasks.example_store import ROW, ExampleSplit, Rows, tokens_of
+from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
-from contexture.data.tasks.labels import Labels
+from contexture.data.tasks.labels import Labels, alternatives, answer
+from contexture.data.tasks.spans.span_store import spans_in_memory
+from contexture.data.tasks.spans.windows import SpanChunk, SpanLayout, span_windows
 from contexture.data.tasks.word_alignment import cut_words, encode_checked, unknown_ids
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
+from contexture.data.tokenizers.word_level import Words
 
 
 def tagged_tokens(
@@ -54,3 +64,131 @@ def _texts(example: Text | Pair | ChoiceExample) -> tuple[str, ...]:
     if isinstance(example, Pair):
         return example.first, example.second
     return (example.text, *example.choices) if isinstance(example, ChoiceExample) else (example.text,)
+
+
+@dataclass(frozen=True)
+class EncodedChunk:
+    """A chunk of examples, encoded: rows [n · choices], whose places are counted from the chunk's first token; tokens;
+    tags. A question has a row for each of its windows, whose `answer` is the question's number in the chunk."""
+
+    rows: Rows
+    tokens: NDArray[np.uint32]
+    tags: NDArray[np.int32] | None
+    choices: int = 1
+    spans: SpanChunk | None = None
+
+    def rows_of(self, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Returns the rows of examples, by their numbers in the chunk."""
+        if self.spans is not None:
+            return np.flatnonzero(np.isin(self.rows["answer"], chosen))
+        return (chosen[:, None] * self.choices + np.arange(self.choices)).ravel()
+
+
+def reader(tokenizer: Tokenizer) -> Tokenizer | OpenVocabulary:
+    """Returns the encoder of a task's examples: the tokenizer itself; for words, an open vocabulary that numbers any
+    word."""
+    return OpenVocabulary(tokenizer) if isinstance(tokenizer, Words) else tokenizer
+
+
+def encode_chunk(
+    chunk: Sequence[Example],
+    kind: str,
+    tokenizer: Tokenizer | OpenVocabulary,
+    labels: Labels,
+    file: int,
+    report: FileReport | None = None,
+    layout: SpanLayout | None = None,
+) -> EncodedChunk:
+    """Tokenises examples and numbers their answers. A text or a word without a piece is read as the unknown token,
+    which `report` counts. layout: of questions, the sequences that they are laid out in.
+
+    Raises: DataError with file:line for an unknown label, a number that is none, more or fewer alternatives than others
+    have.
+    """
+    report = report or FileReport("examples", tokenizer)
+    choices = alternatives(chunk, labels) if kind == "choice" else 1
+    lines = np.array([int(example.origin.rpartition(":")[2]) for example in chunk])
+    if layout is not None:
+        return _encode_questions([x for x in chunk if isinstance(x, QuestionExample)], tokenizer, file, lines, report,
+                                 layout)  # fmt: skip
+    rows = np.full(len(chunk) * choices, -1, ROW)
+    rows["file"] = file
+    rows["line"] = np.repeat(lines, choices)
+
+    tags: list[list[int]] | None = None
+    if kind == "tag":
+        # Words, and a tag for each: the answer stands beside the tokens, and the row has none.
+        pieces, tags = tagged_tokens([x for x in chunk if isinstance(x, Tagged)], tokenizer, labels, report)
+    else:
+        # One text or two. The second lies behind the first; its place is known once all ends are.
+        plain = [x for x in chunk if not isinstance(x, Tagged | QuestionExample)]
+        texts = text_tokens(plain, tokenizer, report)
+        pieces = [first + (second or []) for first, second in texts]
+        rows["b"] = [-1 if second is None else len(first) for first, second in texts]
+        rows["answer"] = np.repeat([answer(example, kind, labels) for example in plain], choices)
+
+    tokens = _laid_out(rows, pieces)
+    flat_tags = None if tags is None else np.fromiter(chain.from_iterable(tags), np.int32, len(tokens))
+    return EncodedChunk(rows, tokens, flat_tags, choices)
+
+
+def _laid_out(rows: Rows, pieces: Sequence[Sequence[int]]) -> NDArray[np.uint32]:
+    """Returns the tokens of all rows behind each other, and enters their places; `b` is counted from its row's first
+    token before."""
+    lengths = np.array([len(ids) for ids in pieces], np.int64)
+    rows["end"] = np.cumsum(lengths)
+    rows["a"] = rows["end"] - lengths
+    rows["b"] += np.where(rows["b"] >= 0, rows["a"], 0)
+    return np.fromiter(chain.from_iterable(pieces), np.uint32, int(lengths.sum()))
+
+
+def _encode_questions(
+    chunk: Sequence[QuestionExample],
+    tokenizer: Tokenizer | OpenVocabulary,
+    file: int,
+    lines: I64,
+    report: FileReport,
+    layout: SpanLayout,
+) -> EncodedChunk:
+    windows = span_windows(chunk, tokenizer, layout, report)
+    rows = np.full(len(windows.tokens), -1, ROW)
+    rows["file"], rows["line"] = file, lines[windows.owners]
+    rows["b"], rows["answer"] = windows.seconds, windows.owners
+    return EncodedChunk(rows, _laid_out(rows, windows.tokens), None, 1, windows.chunk)
+
+
+def same_shape(encoded: EncodedChunk, pair: bool | None, origin: str) -> bool:
+    """Returns whether the examples are pairs; origin: that of one of them. Raises: DataError where one differs from the
+    others, or from `pair`."""
+    is_pair = encoded.rows["b"] >= 0
+    pair = bool(is_pair[0]) if pair is None else pair
+    if len(others := np.flatnonzero(is_pair != pair)):
+        at = f"{origin.rpartition(':')[0]}:{encoded.rows['line'][others[0]]}"
+        kinds = ("a single text", "a pair of texts")
+        raise DataError(
+            f"{at}: {kinds[not pair]}, and {kinds[pair]} is what was learned from; name the columns: --task.text "
+            "(and --task.second), or in predict --text (and --second)"
+        )
+    return pair
+
+
+def in_memory(
+    encoded: EncodedChunk,
+    kind: str,
+    labels: tuple[str, ...],
+    source: str,
+    symmetric: bool = False,
+    char_ids: NDArray[np.uint16] | None = None,
+) -> ExampleSplit:
+    """Returns a chunk as a split of its own."""
+    tags = None if encoded.tags is None else Column(Memory(encoded.tags), np.dtype("<i4"))
+    longest = int(tokens_of(encoded.rows, char_ids is not None).max())
+    rows, tokens = Column(Memory(encoded.rows), ROW), Column(Memory(encoded.tokens), np.dtype("<u4"))
+    choices = encoded.choices
+    count = len(encoded.rows) // choices
+    spans = encoded.spans and spans_in_memory(
+        encoded.spans.examples, encoded.spans.windows, encoded.spans.places, encoded.spans.labels
+    )
+    return ExampleSplit(
+        kind, labels, (source,), count, longest, rows, tokens, tags, choices, symmetric, char_ids, spans
+    )  # fmt: skip

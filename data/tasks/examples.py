@@ -1,6 +1,7 @@
 """Labelled examples: the content of a row of a user's file or of a TFDS set, before it is tokenised."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +43,23 @@ class ChoiceExample:
     origin: str
 
 
-Example = Text | Pair | Tagged | ChoiceExample
+class Answer(NamedTuple):
+    """An answer as it stands in its context, and the character that it begins at."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionExample:
+    """A question about a context. answers: those that are right, () where the context holds none, None if unknown."""
+
+    id: str
+    """Its own id, else its origin."""
+    question: str
+    context: str
+    answers: tuple[Answer, ...] | None
+    origin: str
+
+
+Example = Text | Pair | Tagged | ChoiceExample | QuestionExample

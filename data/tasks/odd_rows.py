@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from contexture.data.errors import DataError
-from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Tagged, Text
+from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
+from contexture.data.tasks.spans.answers import read_answers
 from contexture.data.tasks.tables import Row, counted
 
 
@@ -29,13 +30,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a task. tagged: `text` holds words, and `label` a tag for each."""
+    """The columns of a task. tagged: `text` holds words, and `label` a tag for each. spans: `text` holds questions,
+    `second` their contexts, and `label` their answers."""
 
     text: Column
     second: Column | None
     choices: tuple[Column, ...]
     label: Column | None
     tagged: bool
+    start: Column | None = None
+    id: Column | None = None
+    spans: bool = False
 
 
 def is_quoted(cell: object) -> bool:
@@ -67,6 +72,8 @@ class RowReader:
                 )
             return Tagged(words, tags, self.origin)
         text = self._text(self._cell(row, columns.text), str(columns.text))
+        if columns.spans and columns.second is not None:
+            return self._question(row, columns, text, self._text(self._cell(row, columns.second), str(columns.second)))
         label_text = _label(self._cell(row, label), str(label), at) if label else None
         if columns.choices:
             return ChoiceExample(text, self._alternatives(row, columns.choices), label_text, self.origin)
@@ -74,6 +81,15 @@ class RowReader:
             return Text(text, label_text, self.origin)
         second = self._text(self._cell(row, columns.second), str(columns.second))
         return Pair(text, second, label_text, self.origin)
+
+    def _question(self, row: Row, columns: Columns, question: str, context: str) -> QuestionExample:
+        answers = None
+        if columns.label is not None:
+            start = self._cell(row, columns.start) if columns.start is not None else None
+            answers = read_answers(self._cell(row, columns.label), start, context, self.at)
+        given = self._cell(row, columns.id) if columns.id is not None else None
+        own = "" if given is None else str(given).strip()
+        return QuestionExample(own or self.origin, question, context, answers, self.origin)
 
     def _cell(self, row: Row, column: Column) -> object:
         try:

@@ -10,9 +10,10 @@ from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import COLUMNAR, check_content, check_plain, inner_suffix
 from contexture.data.tasks.columns import find_columns
 from contexture.data.tasks.conll import conll
-from contexture.data.tasks.examples import Example
+from contexture.data.tasks.examples import Example, QuestionExample
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.odd_rows import RowReader, is_quoted
+from contexture.data.tasks.spans.squad_file import questions_of_json
 from contexture.data.tasks.tables import Table, columnar, objects, separated, table_of_records
 from contexture.data.text import tfds
 from contexture.data.text.columnar import files_of, is_saved
@@ -83,8 +84,8 @@ def examples(
     """Yields the rows of a file or a TFDS set as examples, in their order, in memory bounded by a row.
 
     classify and regress give Text, or Pair where there is a second column; tag gives Tagged, choice gives
-    ChoiceExample. Unless they are `labelled`, labels and tags are None, and need no column. The columns that are read
-    are logged where not all were given.
+    ChoiceExample, span gives QuestionExample. Unless they are `labelled`, labels, tags and answers are None, and need
+    no column. The columns that are read are logged where not all were given.
 
     report: counts invalid rows, which are left out, and empty texts, which are kept.
 
@@ -93,7 +94,7 @@ def examples(
     table = _table(path, task)
     columns = find_columns(table, task, labelled)
     name = table.where if path.startswith(tfds.PREFIX) else open_source(path).name
-    empty = True
+    empty, ids = True, dict[str, str]()
     tabs = report is not None and inner_suffix(path) == ".tsv"
     for number, row in table.rows:
         empty = False
@@ -107,6 +108,11 @@ def examples(
             if isinstance(row, DataError):
                 raise row
             example = reader.example(row, columns)
+            # Answers are handed in by the ids of questions, so that two with one id could not be told apart.
+            if isinstance(example, QuestionExample):
+                first = ids.setdefault(example.id, example.origin)
+                if first != example.origin:
+                    raise DataError(f"{reader.at}: the id {example.id!r} is that of {first} too; give each its own")
         except DataError as error:
             # Where somebody counts odd rows, one of them does not end the work.
             if report is None:
@@ -146,6 +152,8 @@ def _table(path: str, task: TaskConfig) -> Table:
     match inner_suffix(file):
         case ".tsv" | ".csv":
             return separated(file, _has_header(task))
+        case ".json" if task.kind == "span":
+            return questions_of_json(file)
         case ".jsonl" | ".json":
             return objects(file)
         case ".parquet" | ".arrow" | ".feather":
@@ -158,7 +166,7 @@ def _table(path: str, task: TaskConfig) -> Table:
 
 
 def _has_header(task: TaskConfig) -> bool:
-    given = [column for column in (task.text, task.second, *task.choices, task.label) if column]
+    given = [column for column in (task.text, task.second, *task.choices, task.label, task.answer_start) if column]
     # Columns that are all given by position suggest that they have no names.
     by_position = bool(task.text and task.label) and all(map(str.isdecimal, given))
     return task.header == "yes" or (task.header == "auto" and not by_position)

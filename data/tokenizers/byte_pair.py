@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -79,6 +79,20 @@ class ByteBPE(TextEncoder):
         return tokenizer_files.encode_words(
             [_SAFE.split(text) for text in texts], lambda words: _ids(self._tokenizer, words)
         )
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Texts → ids, and begin and end of each among the characters of its text; a character that lies in several
+        tokens belongs to each."""
+        placed: list[tuple[list[int], list[tuple[int, int]]]] = []
+        for text, ids in zip(texts, self.encode_batch(texts), strict=True):
+            # The character that each byte is of.
+            characters = [n for n, character in enumerate(text) for _ in character.encode()]
+            ends = [*accumulate(len(self._bytes[number]) for number in ids)]
+            starts = [0, *ends[:-1]] if ends else []
+            placed.append(
+                (ids, [(characters[a], characters[b - 1] + 1) for a, b in zip(starts, ends, strict=True)])
+            )  # fmt: skip
+        return placed
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids → text; bytes that are no character become U+FFFD, as in the original."""

@@ -67,6 +67,10 @@ class Characters(TextEncoder):
             )
         return ids.tolist()
 
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Texts → ids, and begin and end of each among the characters of its text."""
+        return [(self._encode(text), [(n, n + 1) for n in range(len(text))]) for text in texts]
+
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.characters[number] for number in ids)
 

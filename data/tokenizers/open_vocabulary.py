@@ -98,6 +98,18 @@ class OpenVocabulary:
         """Texts → the numbers of their words."""
         return [self.number(self._words(text)) for text in texts]
 
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Texts → the numbers of their words, and begin and end of each among the characters of its text."""
+        placed: list[tuple[list[int], list[tuple[int, int]]]] = []
+        for text in texts:
+            words, places, at = self._words(text), list[tuple[int, int]](), 0
+            for word in words:  # each stands in the text as it is, behind the one before it
+                begin = text.index(word, at)
+                at = begin + len(word)
+                places.append((begin, at))
+            placed.append((self.number(words), places))
+        return placed
+
     def number(self, words: Iterable[str]) -> list[int]:
         """Words → their numbers; no word is split."""
         return [*map(self._ids.__getitem__, words)]

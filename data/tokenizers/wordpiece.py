@@ -83,6 +83,11 @@ class WordPiece(TextEncoder):
         """Texts → ids, without special tokens, on all cores."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Texts → ids, and begin and end of each among the characters of its text."""
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+
     def decode(self, ids: Iterable[int]) -> str:
         """Ids, special tokens too → text: pieces joined, without spaces around English stops and apostrophes."""
         text = " ".join(self.vocabulary[number] for number in ids).replace(" ##", "")

@@ -158,6 +158,21 @@ class MixTagHead(MixHead):
         return LinearChainCRF(self.sizes["C"], name="chain")(logits_BLC, batch["tags"], encoding.mask_BL)
 
 
+class MixSpanHead(MixHead):
+    """The logits of each word being the answer's start and its end: Encoding with states → float32 BLC with C = 2.
+
+    The question and its context are one sequence, through which the task's biLSTM carries the question.
+
+    Differs: the ELMo paper puts the mix into BiDAF with self-attention (section 4); here it goes into the biLSTM alone.
+    """
+
+    @nn.compact
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
+        return self.feature_logits("BL_,_C->BLC", self.mixed_features(encoding, dropout_key))
+
+
 class MixPooledHead(MixHead):
     """A class, or a number, for each text or pair of texts: Encoding with states → float32 BC.
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from contexture.models.encoding import Encoding
 from contexture.models.heads.linear_head import LinearHead
+from contexture.models.layers.blocks import logits_linear
 from contexture.models.layers.dropout import DropoutKey, dropout
 
 SITE = 1 << 16
@@ -50,6 +51,26 @@ class SpanHead(LinearHead):
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
     ) -> jax.Array:
         return self.logits("BLD,DC->BLC", encoding.hidden_BLD)
+
+
+class SpanPointerHead(LinearHead):
+    """The same for a model that reads from left to right, which knows the question only behind the context: Encoding →
+    float32 BLC.
+
+        logits[l, c] = hidden[l] · query[c] / √D + linear(hidden[l])[c]      query = linear(pooled)
+
+    Differs: GPT-1 was never tried on spans of answers; the query comes from the token that reads the whole sequence.
+    """
+
+    @nn.compact
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
+        hidden_BLD, sizes = encoding.hidden_BLD, {**self.sizes, "_": self.sizes["D"]}
+        query = logits_linear("BD,DC_->BC_", sizes, self.kernel_init, self.dtype, name="query")
+        query_BCD = (query(self.pooled(encoding)) / self.sizes["D"] ** 0.5).astype(hidden_BLD.dtype)
+        pointed_BLC = jnp.einsum("BLD,BCD->BLC", hidden_BLD, query_BCD, preferred_element_type=jnp.float32)
+        return pointed_BLC + self.logits("BLD,DC->BLC", hidden_BLD)
 
 
 class ChoiceHead(LinearHead):

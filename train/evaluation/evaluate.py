@@ -33,8 +33,9 @@ from contexture.train.distributed.agreement import agree_on_content, agree_on_ru
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.best import note_better
 from contexture.train.evaluation.held_out import baseline, open_request
-from contexture.train.evaluation.predictions import PredictionCollector, metric_names
+from contexture.train.evaluation.predictions import PredictionCollector, collector_of, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
+from contexture.train.evaluation.spans import SpanCollector
 from contexture.train.evaluation.task_metrics import LabelRow
 from contexture.train.losses import Sum, mean
 from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
@@ -80,7 +81,7 @@ def evaluate(
     mesh: Mesh,
     write: IO[str] | None = None,
     cancel: CancelToken = NEVER,
-) -> tuple[dict[str, float], PredictionCollector | None]:
+) -> tuple[dict[str, float], PredictionCollector | SpanCollector | None]:
     """Returns (the loss and all metrics, the predictions of a task or None).
 
     write gets a JSON line for each example of a task. `cancel` may raise to stop the evaluation.
@@ -88,7 +89,7 @@ def evaluate(
     rows = meshes.local_rows(mesh, held_out.batch)
     totals: dict[str, np.ndarray] = {}
     carry: Carry | None = None
-    collector = PredictionCollector(held_out) if isinstance(held_out, HeldOutTask) else None
+    collector = collector_of(held_out) if isinstance(held_out, HeldOutTask) else None
     with iterate(held_out, 0, held_out.steps, rows) as stream:
         for number, local in stream:
             cancel.check()
@@ -117,7 +118,7 @@ def measured(model: Model, objective: Objective, run: Run, params: Params, store
         assert isinstance(outputs, Outputs)
         return objective.sums(outputs, batch)
 
-    of_task = metric_names(store.kind, store.labels) if isinstance(store, ExampleStore) else []
+    of_task = metric_names(store.kind, store.labels, store.counts) if isinstance(store, ExampleStore) else []
     return ["loss", *jax.eval_shape(sums, params), *of_task]
 
 

@@ -21,6 +21,7 @@ from contexture.data.storage import partial_beside
 from contexture.data.tasks.batches import HeldOutTask, class_weights
 from contexture.data.tasks.encode_examples import check_batch, encode
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore
+from contexture.data.tasks.spans.answer_rules import answer_rules
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.train import mesh as meshes
@@ -60,8 +61,6 @@ def _check_request(folder: Path, record: RunRecord, request: EvaluationRequest) 
     run = record.run
     if request.batch:
         check_batch(request.batch, "examples")
-    if run.objective == "span":
-        raise ConfigError(f"{folder} is a question-answering model, which has no task here yet; export it, or embed")
     if run.task.kind == "off":
         if request.files or request.split != "dev":
             raise ConfigError(f"{folder} is a pretraining: it has its own held-out text (--split dev) and no task")
@@ -97,7 +96,8 @@ def _held_out_task(
     def held_out(split: ExampleSplit, labels: tuple[str, ...]) -> HeldOut:
         # The loss weighs each label as in training, by training's counts.
         weights = class_weights(run.task, labels, record.counts)
-        return HeldOutTask(split, tokenizer, run.data, batch, weights, family=run.family)
+        rules = answer_rules(run.task, record.counts)
+        return HeldOutTask(split, tokenizer, run.data, batch, weights, family=run.family, rules=rules)
 
     if files := request.files or (run.task.test if request.split == "test" else ()):
         task = dataclasses.replace(run.task, train=(), dev=files, test=(), dev_fraction=0.0)
@@ -134,7 +134,7 @@ def _encoded(
     with _temporary_folder(request, folder) as encoded:
         # One process encodes, the others wait for it.
         if jax.process_index() == 0:
-            encode(task, tokenizer, encoded, cancel, record.labels, record.pair)
+            encode(task, tokenizer, encoded, cancel, record.labels, record.pair, record.run.data.length)
             processes.publish("encoded", "")
         else:
             processes.wait_for("encoded")

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Required, TypedDict
+from typing import Required, TypedDict, cast
 
 import jax
 from jax.sharding import Mesh
@@ -17,22 +17,27 @@ from contexture.data.errors import DataError
 from contexture.data.layouts import power_of_two
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.encode_examples import check_batch, chunks, encode_chunk, in_memory, reader, same_shape
-from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Tagged, Text
+from contexture.data.tasks.encode_examples import check_batch, chunks
+from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, same_shape
+from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels
 from contexture.data.tasks.read_examples import check_sources, examples, examples_of
+from contexture.data.tasks.spans.answer_rules import AnswerRules, answer_rules
+from contexture.data.tasks.spans.windows import span_layout
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints.transfer import Loaded, find_step, load_parameters
 from contexture.train.errors import ConfigError
-from contexture.train.evaluation.predictions import Prediction, PredictionCollector
+from contexture.train.evaluation.predictions import Prediction, collector_of
+from contexture.train.evaluation.spans import SpanAnswer
 from contexture.train.objectives import objective_of
 from contexture.train.options import MeshConfig
 from contexture.train.run.data import read_tokenizer
 from contexture.train.run.folder import make_folder
+from contexture.train.run.report import read_metrics
 from contexture.train.step import evaluation_step
 
 logger = logging.getLogger(__name__)
@@ -49,11 +54,14 @@ class FilePrediction(TypedDict, total=False):
     second: str
     choices: list[str]
     words: list[str]
+    question: str
     label: str | float
     prediction: str | float
     labels: list[str]
     predictions: list[str]
     scores: dict[str, float] | list[float]
+    null_score: float
+    n_best: list[SpanAnswer]
 
 
 class PredictFileResult(TypedDict):
@@ -91,8 +99,6 @@ class Predictor:
         self.folder = Path(run)
         record = run_file.read(self.folder)
         self.run = record.run
-        if self.run.objective == "span":
-            raise ConfigError(f"{run} is a question-answering model, which has no task here yet; export it, or embed")
         if self.run.task.kind == "off":
             raise ConfigError(f"{run} was pretrained and not fine-tuned for a task: contexture finetune {run} --task …")
         find_step(self.folder, step)
@@ -103,16 +109,24 @@ class Predictor:
         self.batch = batch
         with meshes.use(self.mesh, self.run.model.dtype):
             self.loaded: Loaded = loaded or load_parameters(self.folder, self.run, self.labels, self.mesh, step)
+        self.rules: AnswerRules = answer_rules(self.run.task, record.counts, self._searched_threshold())
         self.truncated = 0
         """Examples so far that were longer than the model's sequences."""
         self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
 
+    def _searched_threshold(self) -> float:
+        """Returns the threshold of no answer that was best for F1 when this checkpoint was evaluated; else 0."""
+        for record in read_metrics(self.folder / "metrics.jsonl"):
+            if record["split"] == "dev" and record["step"] == self.loaded.step:
+                return float(record.get("best_f1_threshold") or 0.0)
+        return 0.0
+
     def __call__(self, texts: Sequence[object]) -> list[Prediction]:
         """Texts → {"prediction", "scores"} each, in order.
 
-        A text is a str, or a pair of str; for tags a list of words, for choices (text, [alternative, …]); or all are
-        dicts of columns, as rows of a file are. A text or a word that the vocabulary cannot spell is read as the
-        unknown token. Raises DataError for anything else.
+        A text is a str, or a pair of str; for tags a list of words, for choices (text, [alternative, …]), for spans
+        (question, context); or all are dicts of columns, as rows of a file are. A text or a word that the vocabulary
+        cannot spell is read as the unknown token. Raises DataError for anything else.
         """
         if isinstance(texts, str):
             raise DataError("give a list of texts, also for one: [text]")
@@ -132,6 +146,10 @@ class Predictor:
             raise DataError(f"{origin}: {text!r} is not a text, a pair of texts or, for tags, a list of words")
         if self.run.task.kind == "tag":
             return Tagged(tuple(text.split() if isinstance(text, str) else parts), None, origin)
+        if self.run.task.kind == "span":
+            if len(parts) != 2:
+                raise DataError(f"{origin}: {text!r} is no question with its context: (question, context)")
+            return QuestionExample(origin, parts[0], parts[1], None, origin)
         if len(parts) > 2:
             raise DataError(f"{origin}: {len(parts)} texts are neither one nor a pair")
         return Text(parts[0], None, origin) if len(parts) == 1 else Pair(parts[0], parts[1], None, origin)
@@ -149,7 +167,8 @@ class Predictor:
         kind, origin = self.run.task.kind, given[0].origin
         numbers = reader(self.tokenizer)
         labels = Labels(self.labels or (() if kind == "choice" else ("",)))
-        encoded = encode_chunk(given, kind, numbers, labels, 0, self.report)
+        layout = span_layout(self.run.task, self.run.data.length)
+        encoded = encode_chunk(given, kind, numbers, labels, 0, self.report, layout)
         same_shape(encoded, self.pair, origin)
         char_ids = numbers.char_ids() if isinstance(numbers, OpenVocabulary) else None
         names = tuple(labels.numbers) if kind == "choice" else self.labels
@@ -159,15 +178,17 @@ class Predictor:
         length = min(next((n for n in LENGTHS if n >= split.longest + 2), limit), limit)
         self.truncated += split.longer_than(length)
         # A few examples are a batch of their own size, rounded up so that few programs are compiled.
-        batch = meshes.round_up_to_devices(self.mesh, min(self.batch, power_of_two(len(given))))
-        held_out = HeldOutTask(split, self.tokenizer, self.run.data, batch, length=length, family=self.run.family)
-        collector = PredictionCollector(held_out, labelled=False)
+        batch = meshes.round_up_to_devices(self.mesh, min(self.batch, power_of_two(split.examples)))
+        held_out = HeldOutTask(
+            split, self.tokenizer, self.run.data, batch, length=length, family=self.run.family, rules=self.rules
+        )
+        collector = collector_of(held_out, labelled=False)
         rows = meshes.local_rows(self.mesh, batch)
         with meshes.use(self.mesh, self.run.model.dtype), iterate(held_out, 0, held_out.steps, rows) as stream:
             for number, local in stream:
                 arrays = meshes.shard_batch(self.mesh, local, held_out.fields, batch)
                 predictions = jax.device_get(self._step(self.loaded.params, arrays, {})[1])
-                yield from collector.add(number, predictions)
+                yield from cast(Iterator[Prediction], collector.add(number, predictions))
 
 
 def predict_file(
@@ -234,6 +255,7 @@ class _Texts(TypedDict, total=False):
     second: str
     choices: list[str]
     words: list[str]
+    question: str
 
 
 def _texts(example: Example) -> _Texts:
@@ -241,4 +263,6 @@ def _texts(example: Example) -> _Texts:
         return {"text": example.text, "choices": list(example.choices)}
     if isinstance(example, Tagged):
         return {"words": list(example.words)}
+    if isinstance(example, QuestionExample):  # without the context, which is long, and which questions share
+        return {"question": example.question}
     return {"text": example.text} if isinstance(example, Text) else {"text": example.first, "second": example.second}

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows
 from contexture.train.evaluation import task_metrics
+from contexture.train.evaluation.spans import SpanAnswer, SpanCollector, no_answer_baseline
+from contexture.train.evaluation.squad_metrics import WITH_UNANSWERABLE
 from contexture.train.evaluation.task_metrics import LabelRow, Tags
 from contexture.train.losses import has_best
 
@@ -20,7 +22,7 @@ class Prediction(TypedDict, total=False):
     """The record of one example, with its label if the file has one.
 
     Classes: label, prediction, {label: probability}. Numbers: label, prediction. Tags: one of each for each word; the
-    prediction is "" for a word that was truncated.
+    prediction is "" for a word that was truncated. Questions: the answer, "" for none, and what SpanPrediction has.
     """
 
     id: Required[str]
@@ -29,6 +31,8 @@ class Prediction(TypedDict, total=False):
     labels: list[str]
     predictions: list[str]
     scores: dict[str, float] | list[float]
+    null_score: float
+    n_best: list[SpanAnswer]
 
 
 class PredictionCollector:
@@ -138,15 +142,29 @@ class PredictionCollector:
         return task_metrics.class_table(*self._numbers(), self.split.labels) if self.split.kind != "regress" else []
 
 
+def collector_of(held_out: HeldOutTask, labelled: bool = True) -> PredictionCollector | SpanCollector:
+    """Returns the collector of a kind of task."""
+    return (
+        SpanCollector(held_out, labelled)
+        if held_out.split.spans is not None
+        else PredictionCollector(held_out, labelled)
+    )
+
+
 def majority_baseline(store: ExampleStore, split: ExampleSplit) -> dict[str, float]:
-    """Returns the metric of one answer to everything, training's best: majority_accuracy, or mean_mse of numbers."""
+    """Returns the metric of one answer to everything, training's best: majority_accuracy, mean_mse of numbers, or
+    of questions majority_exact_match, that of no answer."""
+    if split.spans is not None:
+        return no_answer_baseline(split.spans)
     if store.kind == "regress":
         return task_metrics.mean_guess(float(store.splits["train"].answers().mean()), split.answers())
     return task_metrics.majority(store.counts, split.answers())
 
 
-def metric_names(kind: str, labels: tuple[str, ...]) -> list[str]:
-    """Returns the names of `PredictionCollector.figures` for a kind of task, by scoring a smallest example of it."""
+def metric_names(kind: str, labels: tuple[str, ...], counts: tuple[int, ...] = ()) -> list[str]:
+    """Returns the names of `figures` for a kind of task, by scoring a smallest example of it. counts: training's."""
+    if kind == "span":
+        return ["exact_match", "f1", *(WITH_UNANSWERABLE if len(counts) > 1 and counts[1] else ())]
     if kind == "regress":
         return list(task_metrics.regressed(np.arange(2.0), np.arange(2.0)))
     if kind == "tag":

@@ -125,7 +125,9 @@ def _compute(run: Run, model: Model, tokens: int) -> Callable[[Arrays, Arrays], 
                 inputs["tags"] = jnp.full_like(inputs["mask"], -1)
             outputs = model.apply(variables, inputs, only=tuple(h for h in objective.heads if h != "lm"))
             assert isinstance(outputs, Outputs)
-            answers = objective.predictions(outputs)
+            # The logits of all tokens: what is best among them depends on options that the file cannot ask for.
+            span = outputs.heads.get("span")
+            answers = objective.predictions(outputs) if span is None else {"logits": span}
             return {name: x for name, x in answers.items() if name != "may_hit"}
         heads = ("mlm",) if isinstance(config, BertConfig) and "mlm" in model.heads else ()
         outputs = model.apply(variables, inputs, only=heads, states=isinstance(config, ElmoConfig))
@@ -149,7 +151,7 @@ def _table(config: GptConfig, weights: Arrays) -> jax.Array | None:
 
 def _output_dims(run: Run, outputs: Mapping[str, np.ndarray]) -> list[str]:
     """Returns the dims of each output in letters, as models/README.md has them; N counts layers, the words' first."""
-    last = {"classify": "BC", "choice": "BA", "regress": "B", "span": "BL", "tag": "BL"}
+    last = {"classify": "BC", "choice": "BA", "regress": "B", "span": "BLC", "tag": "BL"}
     pretrained = {"hidden": "BLD", "states": "NBLD", "logits": "BPV" if run.family == "bert" else "BLV"}
     names = {np.dtype("float32"): "f32", np.dtype("int32"): "i32"}
     dims = pretrained if run.task.kind == "off" else dict.fromkeys(outputs, last[run.objective])

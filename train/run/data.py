@@ -51,7 +51,7 @@ def _open_examples(run: Run, directory: Path, cancel: CancelToken) -> tuple[Toke
     else:
         tokenizer = _tokenizer(run, directory, cancel)
         check_tokenizer(run, tokenizer)
-        store = encode(run.task, tokenizer, folder, cancel)
+        store = encode(run.task, tokenizer, folder, cancel, length=run.data.length)
     if store.index["tokenizer"] != tokenizer.fingerprint:
         raise ConfigError(f"{folder} was encoded with another vocabulary than {directory / 'tokenizer'}; put it back")
     return tokenizer, store

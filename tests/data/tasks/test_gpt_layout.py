@@ -12,8 +12,9 @@ from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, task_fields
-from contexture.data.tasks.encode_examples import encode, encode_chunk, in_memory
+from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore
+from contexture.data.tasks.example_tokens import encode_chunk, in_memory
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Tagged, Text
 from contexture.data.tasks.labels import Labels
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens

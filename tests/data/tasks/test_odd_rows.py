@@ -6,8 +6,9 @@ import pytest
 
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.tasks.encode_examples import encode, encode_chunk, reader
+from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tasks.example_tokens import encode_chunk, reader
 from contexture.data.tasks.examples import Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels

@@ -1,0 +1,1 @@
+"""Question answering: the answer to a question is a span of its context (SQuAD)."""

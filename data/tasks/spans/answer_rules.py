@@ -1,0 +1,31 @@
+"""How an answer is chosen among spans: the options of a run's task, and what its training set had."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from contexture.data.config import TaskConfig
+
+
+@dataclass(frozen=True)
+class AnswerRules:
+    """How an answer is chosen among the spans of a context (run_squad.py, write_predictions)."""
+
+    n_best: int = 20
+    """Starts, ends and answers that are looked at."""
+    answer_length: int = 30
+    """The most tokens of an answer."""
+    unanswerable: bool = False
+    """Whether "no answer" is an answer."""
+    threshold: float = 0.0
+    """No answer is given where the score of none exceeds that of the best by more than this."""
+
+
+def answer_rules(task: TaskConfig, counts: Sequence[int], searched: float = 0.0) -> AnswerRules:
+    """Returns the rules of a run. counts: training's questions with an answer and without; searched: the threshold that
+    was best on held-out questions."""
+    # A model that never saw a question without an answer has not learned what its score of none means.
+    learned = len(counts) > 1 and counts[1] > 0
+    given = task.null_threshold not in ("dev", "never")
+    threshold = float(task.null_threshold) if given else searched
+    unanswerable = given or (learned and task.null_threshold == "dev")
+    return AnswerRules(task.n_best, task.answer_length, unanswerable, threshold)

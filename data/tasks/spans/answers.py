@@ -1,0 +1,78 @@
+"""The answers of a question as files write them, compared with its context."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from contexture.data.errors import DataError
+from contexture.data.tasks.examples import Answer
+
+
+def read_answers(value: object, start: object, context: str, at: str) -> tuple[Answer, ...]:
+    """Returns the answers of one question; () for none.
+
+        "Rollo"                                            a string, "" or null for no answer
+        ["Rollo", "Rollo"]                                 several that are right
+        {"text": ["Rollo"], "answer_start": [308]}         as TFDS and Hugging Face have SQuAD
+        [{"text": "Rollo", "answer_start": 308}]           as SQuAD's own files
+
+    start: of a string, the character of the context that it begins at; without it, the first place that reads so.
+
+    Raises: DataError for an answer that is not in its context there, and for what is none of these.
+    """
+    return tuple(_placed(text, place, context, at) for text, place in _pairs(value, start, at))
+
+
+def _pairs(value: object, start: object, at: str) -> list[tuple[object, object]]:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return []
+    if isinstance(value, str):
+        return [(value, None if start == "" else start)]
+    if isinstance(value, Mapping):
+        texts, starts = value.get("text"), value.get("answer_start")
+        if isinstance(texts, str | bytes):
+            return [(texts, starts)]
+        texts = _listed(texts, at)
+        starts = [None] * len(texts) if starts is None else _listed(starts, at)
+        if len(texts) != len(starts):
+            raise DataError(f"{at}: {len(texts)} answers and {len(starts)} places; give each answer one")
+        return [*zip(texts, starts, strict=True)]
+    pairs: list[tuple[object, object]] = []
+    for each in _listed(value, at):
+        pairs += _pairs(each, None, at) if isinstance(each, Mapping | str) else [(each, None)]
+    return pairs
+
+
+def _listed(value: object, at: str) -> Sequence[object]:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return value
+    raise DataError(f'{at}: the answers are of type {type(value).__name__}; give a string, or {{"text": [], '
+                    '"answer_start": []}')  # fmt: skip
+
+
+def _placed(text: object, place: object, context: str, at: str) -> Answer:
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"{at}: an answer is {text!r}; give a text, or no answer at all")
+    if place is None:
+        if (first := context.find(text)) < 0:
+            raise DataError(f"{at}: the answer {text[:40]!r} is not in its context; copy it letter for letter")
+        return Answer(text, first)
+    try:
+        start = int(place)  # pyright: ignore[reportArgumentType]  # whatever is no number is refused
+        exact = float(place) == start  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError, OverflowError):
+        start, exact = -1, False
+    if not exact or isinstance(place, bool):
+        raise DataError(f"{at}: the answer begins at {place!r}; give the number of its first character, from 0")
+    if start < 0 or context[start : start + len(text)] != text:
+        near = context.find(text)
+        there = f" (it is at {near})" if near >= 0 else ""
+        raise DataError(
+            f"{at}: the answer {text[:40]!r} is not at character {start} of its context{there}; count from 0, and copy "
+            "it letter for letter"
+        )
+    return Answer(text, start)

@@ -1,0 +1,150 @@
+"""Answers to questions from the scores of places: the windows of a question joined, scored, and written as records."""
+
+from collections.abc import Iterator
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contexture.data.tasks.batches import HeldOutTask, token_places
+from contexture.data.tasks.example_store import Rows
+from contexture.data.tasks.examples import QuestionExample
+from contexture.data.tasks.spans.span_store import SpanSplit
+from contexture.train.evaluation import squad_metrics
+from contexture.train.evaluation.squad_metrics import Scored
+from contexture.train.evaluation.task_metrics import LabelRow
+
+
+class SpanAnswer(TypedDict):
+    """One answer of the n best: its text, its first character in the context, its score (start + end), and its
+    probability among the n best. No answer has an empty text."""
+
+    text: str
+    start: int
+    score: float
+    probability: float
+
+
+class SpanPrediction(TypedDict, total=False):
+    """The record of one question. answers: the right ones, if the file has them; null_score: how far the score of no
+    answer is above that of the best one."""
+
+    id: str
+    answers: list[str]
+    prediction: str
+    null_score: float
+    n_best: list[SpanAnswer]
+
+
+class SpanCollector:
+    """Collects the predictions of every batch of questions' windows, in order (run_squad.py, write_predictions).
+
+    A span counts if both ends are in the context, its start is not seen better by another window, its end is not before
+    its start, and it is not too long. Memory holds the windows of one question, and the scores of each.
+    """
+
+    def __init__(self, held_out: HeldOutTask, labelled: bool = True) -> None:
+        assert held_out.split.spans is not None
+        self.held_out, self.split, self.rules, self.labelled = held_out, held_out.split, held_out.rules, labelled
+        self.spans: SpanSplit = held_out.split.spans
+        self._scored: list[Scored] = []
+        self._windows: list[NDArray[np.float64]] = []
+        """Of the question that is being read: begin, end, score of each window's spans [n, 3]."""
+        self._null = np.inf
+
+    def add(self, step: int, predictions: dict[str, np.ndarray]) -> Iterator[SpanPrediction]:
+        """Takes the predictions of a batch, and yields {"id", "prediction", …} for each question that is complete."""
+        numbers = self.held_out.numbers(step)
+        rows = self.split.take(numbers)
+        lengths = rows["end"] - rows["a"]
+        places = np.split(self.spans.places.read(rows["a"], lengths), np.cumsum(lengths)[:-1])
+        records = self.spans.take(rows["answer"])
+        for n, (row, record) in enumerate(zip(rows, records, strict=True)):
+            self._windows.append(
+                self._candidates(rows[n : n + 1], places[n], {k: x[n] for k, x in predictions.items()})
+            )
+            null = float(predictions["null_scores"][n])
+            self._null = min(self._null, null) if null == null else np.nan  # NaN stays
+            if len(self._windows) == record["windows"]:
+                yield self._answer(self.spans.read(record, self.split.origin(row)))
+                self._windows, self._null = [], np.inf
+
+    def _candidates(self, row: Rows, places: NDArray[np.void], outputs: dict[str, np.ndarray]) -> NDArray[np.float64]:
+        """Returns begin, end and score of a window's spans, those of the best start first [n, 3]."""
+        # The token of each place in the sequence, -1 for special tokens and padding.
+        tokens = np.arange(len(places), dtype=np.int64)
+        token_at = np.full(self.held_out.length + 1, -1)
+        token_at[token_places(np.repeat(row, len(places)), tokens, self.held_out.family == "elmo")] = tokens
+        starts, ends = token_at[outputs["start_places"]], token_at[outputs["end_places"]]
+        good = {}
+        for name, at in (("start", starts), ("end", ends)):
+            inside = (at >= 0) & (places["begin"][at] >= 0) & np.isfinite(outputs[f"{name}_scores"])
+            good[name] = inside & (places["widest"][at] > 0) if name == "start" else inside
+        length = ends[None, :] - starts[:, None] + 1
+        fits = good["start"][:, None] & good["end"][None, :] & (length >= 1) & (length <= self.rules.answer_length)
+        first, last = np.nonzero(fits)
+        scores = outputs["start_scores"].astype(np.float64)[first] + outputs["end_scores"].astype(np.float64)[last]
+        return np.stack([places["begin"][starts[first]], places["end"][ends[last]], scores], 1)
+
+    def _answer(self, question: QuestionExample) -> SpanPrediction:
+        spans = np.concatenate(self._windows)
+        n_best: list[SpanAnswer] = []
+        seen = set[str]()
+        for begin, end, score in spans[np.argsort(-spans[:, 2], kind="stable")]:
+            text = question.context[int(begin) : int(end)]
+            start, text = int(begin) + len(text) - len(text.lstrip()), text.strip()
+            if text and text not in seen:
+                seen.add(text)
+                n_best.append({"text": text, "start": start, "score": float(score), "probability": 0.0})
+                if len(n_best) == self.rules.n_best:
+                    break
+        best, null = n_best[0] if n_best else None, self._null - n_best[0]["score"] if n_best else np.inf
+        if self.rules.unanswerable and np.isfinite(self._null):
+            # Of equal scores the span comes first, as in the original, which adds no answer behind all spans.
+            at = sum(each["score"] >= self._null for each in n_best)
+            n_best.insert(at, {"text": "", "start": 0, "score": float(self._null), "probability": 0.0})
+        _normalise(n_best)
+        silent = self.rules.unanswerable and not null <= self.rules.threshold
+        text = best["text"] if best and not silent else ""
+        broken = np.isnan(self._null) or (best is None and not self.rules.unanswerable)
+        self._score(question, text, best["text"] if best else "", float(null), broken)
+        record: SpanPrediction = {"id": question.id}
+        if self.labelled:
+            record["answers"] = [answer.text for answer in question.answers or ()]
+        record["prediction"] = text
+        if np.isfinite(null):
+            record["null_score"] = round(float(null), 6)
+        return {**record, "n_best": n_best}
+
+    def _score(self, question: QuestionExample, given: str, forced: str, null: float, broken: bool) -> None:
+        if not self.labelled:
+            return
+        gold = [answer.text for answer in question.answers or ()]
+        # A model whose scores are not numbers has no answer, which is no hit either.
+        answered = (0.0, 0.0) if broken else squad_metrics.text_scores(given, gold)
+        right = (0.0, 0.0) if broken else squad_metrics.text_scores(forced, gold)
+        self._scored.append(Scored(bool(gold), answered, right, null))
+
+    def figures(self) -> dict[str, float]:
+        """Returns the scores over all questions that were added."""
+        return squad_metrics.figures(self._scored)
+
+    def table(self) -> list[LabelRow]:
+        """Returns no rows: answers have no labels."""
+        return []
+
+
+def _normalise(n_best: list[SpanAnswer]) -> None:
+    """Gives the n best their probabilities: exp(score) / Σ exp(score)."""
+    scores = np.array([each["score"] for each in n_best])
+    weights = np.exp(scores - scores.max()) if len(scores) else scores
+    for each, weight in zip(n_best, weights, strict=True):
+        each["probability"] = round(float(weight / weights.sum()), 6)
+        each["score"] = round(each["score"], 6)
+
+
+def no_answer_baseline(spans: SpanSplit) -> dict[str, float]:
+    """Returns the exact match of giving no answer to any question: the share of those that have none."""
+    records = spans.take(np.arange(spans.count))
+    without = sum(not spans.read(record, "").answers for record in records)
+    return {"majority_exact_match": without / spans.count}

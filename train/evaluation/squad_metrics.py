@@ -1,0 +1,107 @@
+"""The scores of SQuAD's official scorer (evaluate-v2.0.py; on questions that all have an answer, also that of 1.1).
+
+    exact_match   the predicted text is one of the right answers, both normalised
+    f1            2·precision·recall / (precision + recall) of their words as multisets, that of the closest answer
+
+Normalised: in lower case, without ASCII punctuation, then without the words a, an, the; white space as single spaces. A
+question without an answer has the one right answer "". All scores are means over questions, from 0 to 1.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+WITH_UNANSWERABLE = (
+    "has_answer_exact_match",
+    "has_answer_f1",
+    "no_answer_exact_match",
+    "best_exact_match",
+    "best_exact_match_threshold",
+    "best_f1",
+    "best_f1_threshold",
+)
+"""The scores of a set with questions that have no answer, beside exact_match and f1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One question's scores. answered: of the answer that was given; forced: of the best text, whatever was given;
+    null: how far no answer scored above it."""
+
+    has_answer: bool
+    answered: tuple[float, float]
+    forced: tuple[float, float]
+    null: float
+
+
+def normalised(text: str) -> str:
+    """Returns a text as it is compared: "The  Eiffel-Tower!" → "eiffeltower"."""
+    # Articles last: "a-b" is no longer one once its hyphen is gone.
+    plain = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", plain).split())
+
+
+def text_scores(predicted: str, gold: Sequence[str]) -> tuple[float, float]:
+    """Returns (exact match, F1) of a text against right answers, the best of each."""
+    answers = [text for text in gold if normalised(text)] or [""]
+    return max(_exact(predicted, text) for text in answers), max(_f1(predicted, text) for text in answers)
+
+
+def _exact(predicted: str, gold: str) -> float:
+    return float(normalised(predicted) == normalised(gold))
+
+
+def _f1(predicted: str, gold: str) -> float:
+    words, right = normalised(predicted).split(), normalised(gold).split()
+    if not words or not right:
+        # No answer is right where there is none, and nothing else is.
+        return float(words == right)
+    common = (Counter(words) & Counter(right)).total()
+    if not common:
+        return 0.0
+    precision, recall = common / len(words), common / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+def figures(scored: Sequence[Scored]) -> dict[str, float]:
+    """Returns the scores of a set; of one with questions that have no answer also those of WITH_UNANSWERABLE.
+
+    best_…: with the threshold of `null` that gives the best score. Raises ValueError without a question.
+    """
+    if not scored:
+        raise ValueError("nothing to score: no examples")
+    result = {"exact_match": _mean(scored, 0), "f1": _mean(scored, 1)}
+    with_answer = [each for each in scored if each.has_answer]
+    without = [each for each in scored if not each.has_answer]
+    if not without:
+        return result
+    if with_answer:
+        result |= {"has_answer_exact_match": _mean(with_answer, 0), "has_answer_f1": _mean(with_answer, 1)}
+    result["no_answer_exact_match"] = _mean(without, 0)
+    for name, which in (("exact_match", 0), ("f1", 1)):
+        result[f"best_{name}"], result[f"best_{name}_threshold"] = best_threshold(scored, which)
+    return result
+
+
+def best_threshold(scored: Sequence[Scored], which: int) -> tuple[float, float]:
+    """Returns (the best mean, its threshold): no answer is given where `null` is above the threshold. 0.0 where giving
+    none at all is best. which: 0 exact match, 1 F1 (find_best_thresh).
+
+    Differs: the official scorer is handed texts of which some are empty by then; here each question has its best text.
+    """
+    # Below every threshold all questions are left without an answer; then they are answered one by one.
+    current = best = float(sum(not each.has_answer for each in scored))
+    threshold = 0.0
+    for each in sorted(scored, key=lambda each: each.null):
+        current += each.forced[which] if each.has_answer else -1.0
+        if current > best:
+            best, threshold = current, each.null
+    return best / len(scored), threshold
+
+
+def _mean(scored: Sequence[Scored], which: int) -> float:
+    return sum(each.answered[which] for each in scored) / len(scored)
