@@ -1,0 +1,128 @@
+"""SQuAD's scores: hand-made cases, an independent implementation of the official script, the search of a threshold."""
+
+import collections
+import json
+import re
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contexture.train.evaluation.squad_metrics import Scored, best_threshold, figures, normalised, text_scores
+
+
+def official_normal(text: str) -> list[str]:
+    """The words that the official script compares, letter by letter."""
+    kept = "".join(character for character in text.lower() if character not in set(string.punctuation))
+    return [word for word in re.split(r"\s+", re.sub(r"\b(a|an|the)\b", " ", kept)) if word]
+
+
+def official(predicted: str, gold: list[str]) -> tuple[float, float]:
+    answers = [each for each in gold if official_normal(each)] or [""]
+    exact = max(int(official_normal(predicted) == official_normal(each)) for each in answers)
+    f1s = []
+    for each in answers:
+        one, other = collections.Counter(official_normal(predicted)), collections.Counter(official_normal(each))
+        if not one or not other:
+            f1s.append(float(one == other))
+            continue
+        same = sum(min(count, other[word]) for word, count in one.items())
+        if not same:
+            f1s.append(0.0)
+            continue
+        precision, recall = same / sum(one.values()), same / sum(other.values())
+        f1s.append(2 * precision * recall / (precision + recall))
+    return float(exact), max(f1s)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "exact", "f1"),
+    [
+        ("The Eiffel Tower!", ["eiffel tower"], 1, 1),
+        ("Tower of Eiffel", ["Eiffel Tower"], 0, 0.8),
+        ("", ["Rollo"], 0, 0),
+        ("", [], 1, 1),
+        ("Rollo", [], 0, 0),
+        ("the", [], 1, 1),  # nothing is left of an article
+        ("", ["the", "a."], 1, 1),  # right answers of which nothing is left are none
+        ("10th century", ["10th and 11th centuries", "the 10th century"], 1, 1),
+        ("cat cat", ["cat"], 0, 2 / 3),  # words are counted as often as they stand there
+        ("a-b", ["ab"], 1, 1),  # an article that was none before its hyphen was taken away
+        ("北京", ["北京。"], 0, 0),  # a stop that is not ASCII stays: the script knows no Chinese
+        ("北京", ["北京"], 1, 1),
+        ("北 京", ["北京"], 0, 0),
+        ("another theory", ["other theory"], 0, 0.5),  # articles within words stay
+    ],
+)
+def test_hand_made_cases(predicted, gold, exact, f1):
+    assert text_scores(predicted, gold) == pytest.approx((exact, f1), abs=0) == official(predicted, gold)
+
+
+TEXTS = st.text("aA thTHe.,-an猫犬\t'0", max_size=14)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXTS, st.lists(TEXTS, max_size=3))
+def test_scores_are_those_of_the_official_script_to_the_last_digit(predicted, gold):
+    assert text_scores(predicted, gold) == official(predicted, gold)
+
+
+def test_texts_are_normalised_as_the_script_does():
+    assert normalised(" The  Eiffel-Tower,\tan a. ") == "eiffeltower"
+    assert normalised("A a an THE anthem") == "anthem"
+
+
+def test_real_answers_against_one_another(shared):
+    """Every right answer of real questions against the right answers of the next question."""
+    questions = []
+    for article in json.loads((shared / "data" / "qa_squad2_subset" / "dev_part.json").read_text())["data"]:
+        for paragraph in article["paragraphs"]:
+            questions += [[each["text"] for each in question["answers"]] for question in paragraph["qas"]]
+    for one, other in zip(questions, questions[1:], strict=False):
+        for text in one or [""]:
+            assert text_scores(text, other) == official(text, other)
+            assert not one or text_scores(text, one) == (1, 1)
+
+
+def scored(has_answer: bool, forced: float, null: float) -> Scored:
+    given = (0.0 if has_answer else 1.0) if null > 0 else (forced if has_answer else 0.0)
+    return Scored(has_answer, (given, given), (forced, forced), null)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.sampled_from([0.0, 0.5, 1.0]), st.integers(-4, 4)), min_size=1, max_size=9,
+        unique_by=lambda each: each[2],
+    )
+)  # fmt: skip
+def test_the_best_threshold_is_that_of_trying_each(cases):
+    all_scored = [scored(*case) for case in cases]
+
+    def mean(threshold: float) -> float:
+        given = [(float(not x.has_answer) if x.null > threshold else x.forced[1] * x.has_answer) for x in all_scored]
+        return sum(given) / len(given)
+
+    best, threshold = best_threshold(all_scored, 1)
+    assert best == max(mean(t) for t in (-99, *(x.null for x in all_scored)))
+    # 0 stands for giving no answer at all, as in the official script.
+    assert mean(threshold) == best or (threshold == 0 and mean(-99) == best)
+
+
+def test_figures_of_a_set_with_and_without_unanswerable_questions():
+    assert figures([scored(True, 0.5, -1), scored(True, 1.0, -2)]) == {"exact_match": 0.75, "f1": 0.75}
+    both = figures([scored(True, 1.0, 2), scored(False, 0.0, 3)])
+    assert both == {
+        "exact_match": 0.5,
+        "f1": 0.5,
+        "has_answer_exact_match": 0.0,
+        "has_answer_f1": 0.0,
+        "no_answer_exact_match": 1.0,
+        "best_exact_match": 1.0,
+        "best_exact_match_threshold": 2,
+        "best_f1": 1.0,
+        "best_f1_threshold": 2,
+    }
+    with pytest.raises(ValueError, match="no examples"):
+        figures([])
