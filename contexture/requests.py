@@ -17,7 +17,7 @@ from contexture.train.evaluation.request import EvaluationRequest, Strings
 Place: TypeAlias = str | Path
 """A file or a folder."""
 _RUN, _FILE, _DIR = (tyro.conf.arg(metavar=metavar) for metavar in ("RUN", "FILE", "DIR"))
-_FILES, _TEXTS, _COLUMN = (tyro.conf.arg(metavar=metavar) for metavar in ("FILE …", "TEXT …", "COLUMN"))
+_FILES, _TEXTS, _TEXT = (tyro.conf.arg(metavar=metavar) for metavar in ("FILE …", "TEXT …", "TEXT"))
 
 
 def several(values: Strings) -> tuple[str, ...]:
@@ -139,20 +139,21 @@ class EvaluationArgs(EvaluationRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
-    """Predictions for new examples, a JSON line each."""
+    """Predictions for new examples: of a file, a JSON line each, or for one that is given here."""
 
     run: tyro.conf.Positional[Annotated[str, _RUN]]
     """The folder of a fine-tuned run."""
-    input: Annotated[str, _FILE]
-    """A file of examples, labelled or not, of any size."""
-    to: Annotated[str, _FILE]
+    input: Annotated[str, _FILE] = ""
+    """A file of examples, labelled or not, of any size. Without it, --text is the example itself."""
+    to: Annotated[str, _FILE] = ""
     """The file to write the predictions to, a JSON object per line."""
-    text: Annotated[str, _COLUMN] = ""
-    """The column of the text or the words, where it has another name than in the training set."""
-    second: Annotated[str, _COLUMN] = ""
-    """The column of the second text of a pair."""
-    choices: Annotated[tuple[str, ...], tyro.conf.arg(metavar="COLUMN …")] = ()
-    """The columns of the alternatives."""
+    text: Annotated[str, _TEXT] = ""
+    """One text, or its words, or the question. With --input: the column of it, where it has another name than in the
+    training set."""
+    second: Annotated[str, _TEXT] = ""
+    """The second text of a pair, or the context of a question. With --input: the column of it."""
+    choices: Annotated[tuple[str, ...], _TEXTS] = ()
+    """The alternatives. With --input: the columns of them."""
     header: Literal["", "auto", "yes", "no"] = ""
     """Whether tsv and csv begin with the names of their columns. Without it, as in training."""
     step: int = 0
@@ -161,7 +162,14 @@ class PredictionRequest:
     """Examples at a time."""
 
     def __post_init__(self) -> None:
-        _check_place(self.to)
+        if self.input:
+            _check_place(self.to)
+        elif self.to:
+            raise ValueError("to= is for the predictions of a file; give it as --input FILE, or leave --to out")
+        elif not self.text.strip():
+            raise ValueError("give --input FILE and --to FILE, or one example: --text TEXT")
+        elif self.header:
+            raise ValueError("header= is for a file; give it as --input FILE, or leave --header out")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch} is not a positive number of examples")
 

@@ -116,8 +116,11 @@ COMMANDS: dict[str, Command] = {
         summary="Label new examples with a fine-tuned run",
         run="query_commands.predict_command",
         request="PredictionRequest",
-        usage="RUN --input FILE --to FILE [options]",
-        examples=("contexture predict runs/films --input new.tsv --to answers.jsonl",),
+        usage="RUN --input FILE --to FILE [options], or RUN --text TEXT [options]",
+        examples=(
+            "contexture predict runs/films --input new.tsv --to answers.jsonl",
+            'contexture predict runs/films --text "A bore from start to end."',
+        ),
     ),
     "fill": Command(
         group="Use a run",

@@ -31,6 +31,7 @@ from contexture.train.run_file import read
 
 if TYPE_CHECKING:
     from contexture.analysis.embed import SplitSentence, Units
+    from contexture.train.evaluation.predict import Predictor
 
 NOTHING_WRITTEN = "stopped, nothing was written; the same command starts again"
 STOPPED = "stopped; the same command starts again"
@@ -46,8 +47,8 @@ def listening(state: str) -> Iterator[Signals]:
         signals.close()
 
 
-def predict_command(argv: list[str]) -> Result:
-    """Predicts new examples."""
+def predict_command(argv: list[str]) -> Result | TwofoldResult:
+    """Predicts the examples of a file, or one that the arguments hold."""
     request = parse(PredictionRequest, argv, "predict")
     read(Path(request.run))
     with listening(NOTHING_WRITTEN) as signals:
@@ -56,8 +57,23 @@ def predict_command(argv: list[str]) -> Result:
 
         tune_cpu_allocator()
         predictor = Predictor(request.run, step=request.step or None, batch=request.batch)
+        if not request.input:
+            return _predict_one(predictor, request)
         columns = {name: getattr(request, name) for name in ("text", "second", "choices", "header")}
         return dict(predict_file(predictor, request.input, Path(request.to), columns, signals))
+
+
+def _predict_one(predictor: "Predictor", request: PredictionRequest) -> TwofoldResult:
+    """Predicts the example of a request; people see the five best answers to a question."""
+    if predictor.run.task.kind == "choice":
+        example: object = request.text, request.choices
+    elif request.choices:
+        raise ConfigError(f"--choices is for --task.kind choice, and {request.run} is {predictor.run.task.kind}")
+    else:
+        example = (request.text, request.second) if request.second else request.text
+    (answer,) = predictor([example])
+    result = {"run": request.run, "step": predictor.loaded.step, **{n: x for n, x in answer.items() if n != "id"}}
+    return TwofoldResult(result, {**result, **({"n_best": answer["n_best"][:5]} if "n_best" in answer else {})})
 
 
 def fill_command(argv: list[str]) -> Result:

@@ -1,7 +1,7 @@
 """Answers to questions from the scores of places: the windows of a question joined, scored, and written as records."""
 
 from collections.abc import Iterator
-from typing import TypedDict
+from typing import NotRequired, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,14 @@ class SpanAnswer(TypedDict):
     probability: float
 
 
-class SpanPrediction(TypedDict, total=False):
+class SpanPrediction(TypedDict):
     """The record of one question. answers: the right ones, if the file has them; null_score: how far the score of no
     answer is above that of the best one."""
 
     id: str
-    answers: list[str]
+    answers: NotRequired[list[str]]
     prediction: str
-    null_score: float
+    null_score: NotRequired[float]
     n_best: list[SpanAnswer]
 
 
@@ -108,13 +108,9 @@ class SpanCollector:
         text = best["text"] if best and not silent else ""
         broken = np.isnan(self._null) or (best is None and not self.rules.unanswerable)
         self._score(question, text, best["text"] if best else "", float(null), broken)
-        record: SpanPrediction = {"id": question.id}
-        if self.labelled:
-            record["answers"] = [answer.text for answer in question.answers or ()]
-        record["prediction"] = text
-        if np.isfinite(null):
-            record["null_score"] = round(float(null), 6)
-        return {**record, "n_best": n_best}
+        right = {"answers": [answer.text for answer in question.answers or ()]} if self.labelled else {}
+        score = {"null_score": round(float(null), 6)} if np.isfinite(null) else {}
+        return cast(SpanPrediction, {"id": question.id, **right, "prediction": text, **score, "n_best": n_best})
 
     def _score(self, question: QuestionExample, given: str, forced: str, null: float, broken: bool) -> None:
         if not self.labelled:
