@@ -162,13 +162,13 @@ class PredictionRequest:
     """Examples at a time."""
 
     def __post_init__(self) -> None:
-        if self.input:
-            _check_place(self.to)
-        elif self.to:
+        if self.input and not self.to.strip():
+            raise ValueError("predict needs --to FILE: contexture predict RUN --input FILE --to FILE")
+        if self.to and not self.input:
             raise ValueError("to= is for the predictions of a file; give it as --input FILE, or leave --to out")
-        elif not self.text.strip():
+        if not self.input and not self.text.strip():
             raise ValueError("give --input FILE and --to FILE, or one example: --text TEXT")
-        elif self.header:
+        if not self.input and self.header:
             raise ValueError("header= is for a file; give it as --input FILE, or leave --header out")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch} is not a positive number of examples")

@@ -20,12 +20,12 @@ def describe(
         GPT    the text, with ⏎ for a line end; in a task `_start_ the cat _classify_`
         ELMo   a forward lane as it is read, and what is predicted: `<S> the cat → the cat sat`
 
-    An example's label stands behind it. Of an example of several sequences the first is shown, of a choice (kind) the
+    An example's label stands behind it, or the answer to a question. Of an example of several sequences the first is shown, of a choice (kind) the
     right one.
     """
     # A batch says by its arrays what it is.
     if "types" in batch:
-        return _lane(batch, row, tokenizer) if "next" in batch else _words(batch, row, labels)
+        return _lane(batch, row, tokenizer) if "next" in batch else _words(batch, row, labels, tokenizer)
     several: list[str] = []
     if batch["tokens"].ndim == 3:
         count, shown = batch["tokens"].shape[1], int(batch["labels"][row]) if kind == "choice" else 0
@@ -33,7 +33,7 @@ def describe(
         batch = {name: array[:, shown] if array.ndim == 3 else array for name, array in batch.items()}
     tokens = batch["tokens"][row, : int(batch["mask"][row].sum())]
     facts = [f"{len(tokens)} tokens", *several]
-    if "next" in batch and not {"labels", "targets", "tags"} & set(batch):
+    if "next" in batch and not {"labels", "targets", "tags", "starts"} & set(batch):
         packed = [f"{batch['packs'][row].max()} documents apart"] if "packs" in batch else []
         counted = int((batch["next_weights"][row] > 0).sum())
         return f"{_shown(tokens, tokenizer)}\n({'; '.join([*facts, *packed, f'{counted} to predict'])})"
@@ -50,12 +50,25 @@ def describe(
         facts.append(f"label {labels[batch['labels'][row]]}")
     elif "targets" in batch:
         facts.append(f"target {batch['targets'][row]:g}")
+    elif "starts" in batch:
+        facts.append(_answer(batch, row, tokenizer))
     if "is_random" in batch:
         facts.append("the second span is random" if batch["is_random"][row] else "the second span is the next")
     return f"{text}\n({'; '.join(facts)})"
 
 
-def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str]) -> str:
+def _answer(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:
+    """Returns the answer in a window, in quotes."""
+    start, end = int(batch["starts"][row]), int(batch["ends"][row])
+    if not end:
+        return "no answer in this window"
+    if "types" in batch:
+        words = words_from_char_ids(batch["types"][batch["index"][row, start : end + 1]])
+        return f'answer "{" ".join(words)}"'
+    return f'answer "{tokenizer.decode(batch["tokens"][row, start : end + 1].tolist()).strip()}"'
+
+
+def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str], tokenizer: Tokenizer) -> str:
     """Returns an ELMo's text, each word with its tag, or a pair's two texts; and the answer."""
     index, mask = batch["index"][row], batch["mask"][row]
     texts = [
@@ -67,6 +80,7 @@ def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str]) -> 
         texts = [[f"{word}/{labels[tag]}" for word, tag in zip(texts[0], tags, strict=True)]]
     answer = f" → {labels[batch['labels'][row]]}" if "labels" in batch else ""
     answer = f" → {batch['targets'][row]:g}" if "targets" in batch else answer
+    answer = f" → {_answer(batch, row, tokenizer)}" if "starts" in batch else answer
     return f"{' | '.join(map(' '.join, texts))}{answer}\n({sum(map(len, texts))} words)"
 
 

@@ -23,6 +23,13 @@ FEATURES: dict[str, dict[str, Any]] = {
         "tokens": tfds.features.Sequence(_TEXT()),
         "ner": tfds.features.Sequence(_CLASS(names=["O", "B-PER", "I-PER", "B-LOC"])),
     },
+    "squad/v1.1": {
+        "id": tfds.features.Scalar(np.str_),
+        "title": _TEXT(),
+        "context": _TEXT(),
+        "question": _TEXT(),
+        "answers": tfds.features.Sequence({"text": _TEXT(), "answer_start": np.int32}),
+    },
     "lm1b": {"text": _TEXT()},
     "wikipedia/20230601.en": {"title": _TEXT(), "text": _TEXT()},
     "opinions": {

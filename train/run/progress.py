@@ -25,6 +25,7 @@ _SHOWN = {
     "loss": "loss {:.4f}",
     "accuracy": "accuracy {:.1%}",
     "entity_f1": "entity F1 {:.1%}",
+    "exact_match": "exact match {:.1%}",
     "pearson": "Pearson {:.3f}",
     "mlm_accuracy": "mlm {:.1%}",
     "nsp_accuracy": "nsp {:.1%}",
