@@ -20,8 +20,8 @@ def describe(
         GPT    the text, with ⏎ for a line end; in a task `_start_ the cat _classify_`
         ELMo   a forward lane as it is read, and what is predicted: `<S> the cat → the cat sat`
 
-    An example's label stands behind it, or the answer to a question. Of an example of several sequences the first is shown, of a choice (kind) the
-    right one.
+    An example's label stands behind it, or the answer to a question. Of an example of several sequences the first is
+    shown, of a choice (kind) the right one.
     """
     # A batch says by its arrays what it is.
     if "types" in batch:
