@@ -154,7 +154,7 @@ def account(stored: Shapes, expected: Shapes, run: Run, same_task: bool) -> Acco
     """
     source = run.init.run
     # A head fits by its shape also where its classes are others: a task's is kept only for the same task.
-    kinds = ("classify", "regress", "tag", "choice") if same_task else ()
+    kinds = ("classify", "regress", "tag", "choice", "span") if same_task else ()
     heads = {"heads_mlm", "heads_nsp", "heads_bilm", "heads_lm", *(f"heads_{kind}" for kind in kinds)}
     result = Account({}, {}, {}, {})
     for path, shape in stored.items():

@@ -30,6 +30,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.evaluation.best import unigram_baseline
 from contexture.train.evaluation.predictions import majority_baseline
 from contexture.train.evaluation.request import EvaluationRequest
+from contexture.train.evaluation.spans import answer_counts
 from contexture.train.run.data import open_shards, read_tokenizer
 from contexture.train.run.folder import make_folder
 from contexture.train.run_file import RunRecord
@@ -94,9 +95,11 @@ def _held_out_task(
     store = _open_store(folder, record, cancel)
 
     def held_out(split: ExampleSplit, labels: tuple[str, ...]) -> HeldOut:
+        # What an imported model was trained on is not known: whether a question may have no answer says the file.
+        counts = answer_counts(split.spans) if split.spans is not None and not record.counts else record.counts
         # The loss weighs each label as in training, by training's counts.
         weights = class_weights(run.task, labels, record.counts)
-        rules = answer_rules(run.task, record.counts)
+        rules = answer_rules(run.task, counts)
         return HeldOutTask(split, tokenizer, run.data, batch, weights, family=run.family, rules=rules)
 
     if files := request.files or (run.task.test if request.split == "test" else ()):

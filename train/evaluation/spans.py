@@ -139,8 +139,12 @@ def _normalise(n_best: list[SpanAnswer]) -> None:
         each["score"] = round(each["score"], 6)
 
 
+def answer_counts(spans: SpanSplit) -> tuple[int, int]:
+    """Returns how many questions have an answer, and how many have none."""
+    without = sum(not spans.read(record, "").answers for record in spans.take(np.arange(spans.count)))
+    return spans.count - without, without
+
+
 def no_answer_baseline(spans: SpanSplit) -> dict[str, float]:
     """Returns the exact match of giving no answer to any question: the share of those that have none."""
-    records = spans.take(np.arange(spans.count))
-    without = sum(not spans.read(record, "").answers for record in records)
-    return {"majority_exact_match": without / spans.count}
+    return {"majority_exact_match": answer_counts(spans)[1] / spans.count}
