@@ -145,7 +145,7 @@ class PredictionRequest:
     """The folder of a fine-tuned run."""
     input: Annotated[str, _FILE] = ""
     """A file of examples, labelled or not, of any size. Without it, --text is the example itself."""
-    to: Annotated[str, _FILE] = ""
+    to: Annotated[str | None, _FILE] = None
     """The file to write the predictions to, a JSON object per line."""
     text: Annotated[str, _TEXT] = ""
     """One text, or its words, or the question. With --input: the column of it, where it has another name than in the
@@ -162,7 +162,9 @@ class PredictionRequest:
     """Examples at a time."""
 
     def __post_init__(self) -> None:
-        if self.input and not self.to.strip():
+        if self.to is not None:
+            _check_place(self.to)
+        if self.input and not self.to:
             raise ValueError("predict needs --to FILE: contexture predict RUN --input FILE --to FILE")
         if self.to and not self.input:
             raise ValueError("to= is for the predictions of a file; give it as --input FILE, or leave --to out")

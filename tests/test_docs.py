@@ -30,7 +30,7 @@ OF_OTHERS = {"--steps", "--rounds", "--lines"}
 def _flags() -> set[str]:
     """Every option of every command, in all families."""
     runs = [configs.recipe(name) for name in ("bert.tiny", "gpt.tiny", "elmo.tiny")]
-    tuned = [finetune_run(run, "", kind) for run in runs for kind in ("classify", "tag")]
+    tuned = [finetune_run(run, "", kind) for run in runs for kind in ("classify", "tag", "span")]
     flags = set(EVERYWHERE | OF_OTHERS)
     for command in COMMANDS.values():
         for run in [None, *runs, *tuned] if command.of_run else [None]:

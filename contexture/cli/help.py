@@ -134,7 +134,7 @@ def _any_runs(command: Command) -> list[Run]:
     if command.arguments[0][0] != "RUN":
         return runs
     one_of_each = {run.family: run for run in reversed(runs)}
-    return [finetune_run(run, "", "classify") for run in one_of_each.values()]
+    return [finetune_run(run, "", kind) for kind in ("classify", "span") for run in one_of_each.values()]
 
 
 def _width() -> int:

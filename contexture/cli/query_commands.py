@@ -57,7 +57,7 @@ def predict_command(argv: list[str]) -> Result | TwofoldResult:
 
         tune_cpu_allocator()
         predictor = Predictor(request.run, step=request.step or None, batch=request.batch)
-        if not request.input:
+        if request.to is None:
             return _predict_one(predictor, request)
         columns = {name: getattr(request, name) for name in ("text", "second", "choices", "header")}
         return dict(predict_file(predictor, request.input, Path(request.to), columns, signals))

@@ -173,7 +173,8 @@ def test_a_gpt_3_is_trained_on_the_tokens_of_its_paper(name):
 
 # task: peak rate, passes (Devlin et al. 2018, A.3; GLUE's passes and rate as transformers' Flax examples give them).
 TASKS = {
-    **dict.fromkeys(("classify", "regress", "tag", "choice", "conll2003"), (5e-5, 3.0)),
+    **dict.fromkeys(("classify", "regress", "tag", "choice", "span", "squad11", "conll2003"), (5e-5, 3.0)),
+    "squad2": (5e-5, 2.0),
     **dict.fromkeys(("cola", "sst2", "stsb", "qqp", "mnli", "qnli", "rte"), (2e-5, 3.0)),
     "mrpc": (2e-5, 5.0),
 }
@@ -189,6 +190,9 @@ def test_a_task_is_fine_tuned_as_bert_s_paper_says(name):
     assert task_recipes().keys() == TASKS.keys()
     actual, (peak_lr, epochs) = fields(task_recipes()[name]()), TASKS[name]
     expected = {**FINE_TUNING, "optim.peak_lr": peak_lr, "epochs": epochs}
+    if actual["task.kind"] == "span":  # run_squad.py; sections 4.2 and 4.3
+        expected |= {"data.length": 384, "task.stride": 128, "task.question_length": 64, "task.answer_length": 30,
+                     "task.n_best": 20, "data.batch": 48 if name == "squad2" else 32}  # fmt: skip
     assert {field: actual[field] for field in expected} == expected
 
 

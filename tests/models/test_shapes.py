@@ -145,7 +145,7 @@ def test_every_parameter_has_dims(every_recipe_s_parameters):
 
 def test_every_row_of_dims_is_some_parameter_s(every_recipe_s_parameters):
     paths = every_recipe_s_parameters["bert.tiny"].keys() | every_recipe_s_parameters["gpt.tiny"].keys()
-    choice = _shapes(recipes()["gpt.tiny"]().model, ("choice",))
+    choice = _shapes(recipes()["gpt.tiny"]().model, ("choice", "span"))
     paths |= {path_of(path) for path, _ in jax.tree.leaves_with_path(choice)}
     paths |= by_path(_shapes(dataclasses.replace(recipes()["gpt.tiny"]().model, tied=False), ("lm",))).keys()
     elmo = _made(recipes()["elmo.tiny"]())

@@ -17,6 +17,7 @@ from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tasks.examples import ChoiceExample
 from contexture.data.tasks.read_examples import examples
+from contexture.data.tasks.spans.answer_rules import AnswerRules
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.char_level import Characters
 from contexture.train import mesh as meshes
@@ -289,6 +290,7 @@ def predictor() -> Predictor:
     made.run = SimpleNamespace(task=CHOICE, family="gpt", data=GPT, model=SimpleNamespace(length=16, dtype="float32"))  # type: ignore[assignment]
     made.labels, made.pair, made.tokenizer, made.truncated = ("0", "1"), True, LETTERS, 0
     made.mesh = meshes.build(MeshConfig())
+    made.rules = AnswerRules()
     made.folder, made.batch = Path("run"), meshes.round_up_to_devices(made.mesh, 3)
     made.loaded = SimpleNamespace(params={}, step=7)  # type: ignore[assignment]
     made._step = lambda params, batch, carry: ({}, {"scores": batch["mask"].sum(-1) / jnp.float32(32)}, {})
