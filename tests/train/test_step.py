@@ -93,9 +93,10 @@ def test_runs_that_differ_in_seed_and_rate_share_a_step_and_have_their_own_numbe
         # The seed decides both the first parameters and, from the same ones, the masks.
         made = [create(model, run, mesh, shared) for run in runs[:2]]
         starts = [by_path(make().params)["backbone/layers/ffn/in/kernel"] for make, _, _ in made]
-        assert_differs(*starts, 1e-2)
+        assert_differs(starts[0], starts[1], 1e-2)
         steps = [train_step(model, objective, run, made[0][2], shared) for run in runs[:2]]
-        assert_differs(*(step(made[0][0](), a_batch())[1]["loss"] for step in steps), 1e-3)
+        losses = [step(made[0][0](), a_batch())[1]["loss"] for step in steps]
+        assert_differs(losses[0], losses[1], 1e-3)
         for run in (changed(0, weight_decay=0.5), dataclasses.replace(RUN, steps=11)):
             _, _, shardings = create(model, run, mesh, shared)
             assert train_step(model, objective, run, shardings, shared).jitted is not results[0][1]

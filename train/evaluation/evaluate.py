@@ -43,7 +43,7 @@ from contexture.train.options import MeshConfig
 from contexture.train.run.folder import make_folder
 from contexture.train.run.report import Figure, plain, read_metrics
 from contexture.train.run_file import RunRecord
-from contexture.train.step import Carry, EvaluationStep, evaluation_step
+from contexture.train.step import Carry, EvaluationStep, Programs, evaluation_step
 
 logger = logging.getLogger(__name__)
 
@@ -133,21 +133,24 @@ def report_truncated(held_out: HeldOut) -> int | None:
     return truncated
 
 
-def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> EvaluationResult:
+def evaluate_run(
+    request: EvaluationRequest, cancel: CancelToken = NEVER, programs: Programs | None = None
+) -> EvaluationResult:
     """Evaluates a run's newest good checkpoint, or those of `request.step`.
 
-    It uses the run's own mesh if that fits the devices here, else all of them as copies. Raises ConfigError if the
-    folder is no run or holds nothing out, DataError for the user's files, CheckpointError if no checkpoint is good.
+    It uses the run's own mesh if that fits the devices here, else all of them as copies. programs: the compiled steps
+    of the runs before, of which this run takes the one that fits. Raises ConfigError if the folder is no run or holds
+    nothing out, DataError for the user's files, CheckpointError if no checkpoint is good.
     """
     folder = request.folder
     record = run_file.read(folder)
     with processes.joined(request.mesh, lambda: manager.steps(folder / "checkpoints")):
-        return _evaluate_run(folder, record, request, cancel)
+        return _evaluate_run(folder, record, request, cancel, programs)
 
 
 def _evaluate_run(
-    folder: Path, record: RunRecord, request: EvaluationRequest, cancel: CancelToken
-) -> EvaluationResult:  # fmt: skip
+    folder: Path, record: RunRecord, request: EvaluationRequest, cancel: CancelToken, programs: Programs | None
+) -> EvaluationResult:
     run = record.run
     meshes.find_devices()  # before anything else asks jax for them
     agree_on_run(run)
@@ -171,7 +174,7 @@ def _evaluate_run(
                     raise
                 continue
             # One program serves all checkpoints.
-            function = function or evaluation_step(loaded.model, objective, mesh)
+            function = function or evaluation_step(loaded.model, objective, mesh, run, programs)
             file = _predictions_file(folder, request, loaded.step) if run.task.kind != "off" else None
             with _writing(file) as write:
                 metrics, collector = evaluate(function, objective, loaded.params, held_out, mesh, write, cancel)

@@ -81,16 +81,15 @@ def _measure_test(result: GridResult, signals: Signals) -> None:
     """Adds the test figures of the best setting, measured where they are not known yet; of no other setting."""
     best = result["best"]
     assert best is not None
-    figures = []
-    for run in best["runs"]:
-        known = read_test_figures(run)
-        if known is None:
-            from contexture.train.evaluation.evaluate import evaluate_run
+    unmeasured = [run for run in best["runs"] if read_test_figures(run) is None]
+    if unmeasured:
+        from contexture.train.evaluation.evaluate import evaluate_run
+        from contexture.train.step import Programs
 
+        programs = Programs()
+        for run in unmeasured:
             signals.check()
             logger.info(f"measuring {run['run']} on the test examples")
             request = EvaluationRequest(run["run"], split="test", step=run.get("step", ()))
-            known = evaluate_run(request, signals).get("metrics", {})
-            write_test_figures(run, known)
-        figures.append(known)
-    result["test"] = spreads(figures)
+            write_test_figures(run, evaluate_run(request, signals, programs).get("metrics", {}))
+    result["test"] = spreads(read_test_figures(run) or {} for run in best["runs"])
