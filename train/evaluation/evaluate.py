@@ -32,6 +32,7 @@ from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.best import note_better
+from contexture.train.evaluation.file_rows import FileRow
 from contexture.train.evaluation.held_out import baseline, open_request
 from contexture.train.evaluation.predictions import PredictionCollector, collector_of, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
@@ -49,10 +50,12 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointResult(TypedDict):
-    """The evaluation of one checkpoint; of a task also a row for each label and the file of predictions."""
+    """The evaluation of one checkpoint; of a task also a row for each file, where there are several, a row for each
+    label, and the file of predictions."""
 
     step: int
     metrics: dict[str, Figure]
+    by_file: NotRequired[list[FileRow]]
     labels: NotRequired[list[LabelRow]]
     predictions: NotRequired[str]
 
@@ -68,6 +71,7 @@ class EvaluationResult(TypedDict):
     truncated: NotRequired[int]
     step: NotRequired[int]
     metrics: NotRequired[dict[str, Figure]]
+    by_file: NotRequired[list[FileRow]]
     labels: NotRequired[list[LabelRow]]
     predictions: NotRequired[str]
     checkpoints: NotRequired[list[CheckpointResult]]
@@ -182,6 +186,8 @@ def _evaluate_run(
                 "step": loaded.step,
                 "metrics": {name: plain(value) for name, value in (metrics | known).items()},
             }
+            if collector is not None and (rows := collector.by_file()):
+                result["by_file"] = rows
             if collector is not None:
                 result["labels"], result["predictions"] = collector.table(), str(file)
             results.append(result)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows
 from contexture.train.evaluation import task_metrics
+from contexture.train.evaluation.file_rows import FileRow, rows_by_file
 from contexture.train.evaluation.spans import SpanAnswer, SpanCollector, no_answer_baseline
 from contexture.train.evaluation.squad_metrics import WITH_UNANSWERABLE
 from contexture.train.evaluation.task_metrics import LabelRow, Tags
@@ -47,12 +48,15 @@ class PredictionCollector:
         self._predicted: list[Numbers] = []
         self._words: list[NDArray[np.int64]] = []
         """Words of each example, for tags."""
+        self._files: list[NDArray[np.int64]] = []
+        """The number of each example's source."""
 
     def add(self, step: int, predictions: dict[str, np.ndarray]) -> Iterator[Prediction]:
         """Takes the predictions of a batch, and yields {"id": "dev.tsv:7", …} for each of its examples."""
         numbers = self.held_out.numbers(step)
         # An example with alternatives has a row for each; all of them have its answer.
         rows = self.split.take(numbers)[:: self.split.choices]
+        self._files.append(rows["file"])
         # The last batch is filled up with sequences that are no examples.
         outputs = {name: array[: len(numbers)] for name, array in predictions.items()}
         records = {"classify": self._classes, "choice": self._classes, "regress": self._values, "tag": self._tags}
@@ -116,24 +120,35 @@ class PredictionCollector:
             for gold, predictions, scores in zip(*(np.split(x, ends) for x in columns), strict=True)
         ]
 
-    def _numbers(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (gold, predicted) of all examples or words in order."""
-        return np.concatenate(self._gold), np.concatenate(self._predicted)
+    def _chosen(self, file: int | None) -> NDArray[np.bool_]:
+        """Returns which examples are of a source; None: all."""
+        files = np.concatenate(self._files)
+        return np.ones(len(files), bool) if file is None else files == file
 
-    def _tag_names(self) -> tuple[Tags, Tags]:
+    def _numbers(self, file: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (gold, predicted) of all examples or words in order, or of those of a source."""
+        chosen = self._chosen(file)
+        chosen = np.repeat(chosen, np.concatenate(self._words)) if self._words else chosen
+        return np.concatenate(self._gold)[chosen], np.concatenate(self._predicted)[chosen]
+
+    def _tag_names(self, file: int | None = None) -> tuple[Tags, Tags]:
         """Returns (gold, predicted) as a list of tags for each example."""
         names = np.array([*self.split.labels, ""], object)
-        ends = np.cumsum(np.concatenate(self._words))[:-1]
-        gold, predicted = ([x.tolist() for x in np.split(names[numbers], ends)] for numbers in self._numbers())
+        ends = np.cumsum(np.concatenate(self._words)[self._chosen(file)])[:-1]
+        gold, predicted = ([x.tolist() for x in np.split(names[numbers], ends)] for numbers in self._numbers(file))
         return gold, predicted
 
-    def figures(self) -> dict[str, float]:
-        """Returns the metrics of the kind of task, over all that was added."""
+    def figures(self, file: int | None = None) -> dict[str, float]:
+        """Returns the metrics of the kind of task, over all that was added, or over the examples of a source."""
         if self.split.kind == "regress":
-            return task_metrics.regressed(*self._numbers())
+            return task_metrics.regressed(*self._numbers(file))
         if self.split.kind == "tag":
-            return task_metrics.tagged(*self._tag_names(), self.split.labels)
-        return task_metrics.classified(*self._numbers(), self.split.labels)
+            return task_metrics.tagged(*self._tag_names(file), self.split.labels)
+        return task_metrics.classified(*self._numbers(file), self.split.labels)
+
+    def by_file(self) -> list[FileRow]:
+        """Returns the examples and metrics of each source, where there are several."""
+        return rows_by_file(self.split.sources, np.concatenate(self._files), self.figures)
 
     def table(self) -> list[LabelRow]:
         """Returns a row for each label: precision, recall, F1, count."""

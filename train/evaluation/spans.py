@@ -11,6 +11,7 @@ from contexture.data.tasks.example_store import Rows
 from contexture.data.tasks.examples import QuestionExample
 from contexture.data.tasks.spans.span_store import SpanSplit
 from contexture.train.evaluation import squad_metrics
+from contexture.train.evaluation.file_rows import FileRow, rows_by_file
 from contexture.train.evaluation.squad_metrics import Scored
 from contexture.train.evaluation.task_metrics import LabelRow
 
@@ -48,6 +49,8 @@ class SpanCollector:
         self.held_out, self.split, self.rules, self.labelled = held_out, held_out.split, held_out.rules, labelled
         self.spans: SpanSplit = held_out.split.spans
         self._scored: list[Scored] = []
+        self._files: list[int] = []
+        """The number of each question's source."""
         self._windows: list[NDArray[np.float64]] = []
         """Of the question that is being read: begin, end, score of each window's spans [n, 3]."""
         self._null = np.inf
@@ -66,6 +69,7 @@ class SpanCollector:
             null = float(predictions["null_scores"][n])
             self._null = min(self._null, null) if null == null else np.nan  # NaN stays
             if len(self._windows) == record["windows"]:
+                self._files.append(int(row["file"]))
                 yield self._answer(self.spans.read(record, self.split.origin(row)))
                 self._windows, self._null = [], np.inf
 
@@ -121,9 +125,14 @@ class SpanCollector:
         right = (0.0, 0.0) if broken else squad_metrics.text_scores(forced, gold)
         self._scored.append(Scored(bool(gold), answered, right, null))
 
-    def figures(self) -> dict[str, float]:
-        """Returns the scores over all questions that were added."""
-        return squad_metrics.figures(self._scored)
+    def figures(self, file: int | None = None) -> dict[str, float]:
+        """Returns the scores over all questions that were added, or over those of a source."""
+        pairs = zip(self._scored, self._files, strict=True)
+        return squad_metrics.figures([each for each, number in pairs if file in (None, number)])
+
+    def by_file(self) -> list[FileRow]:
+        """Returns the questions and scores of each source, where there are several."""
+        return rows_by_file(self.split.sources, np.array(self._files, np.int64), self.figures)
 
     def table(self) -> list[LabelRow]:
         """Returns no rows: answers have no labels."""

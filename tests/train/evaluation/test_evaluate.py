@@ -145,6 +145,28 @@ def test_the_best_checkpoint_is_taken_with_a_word_on_a_better_step_that_has_none
     assert [m for m in messages if m.startswith("warning: step 40 was better than step ")]
 
 
+@pytest.mark.parametrize("kind", ["classify", pytest.param("regress", marks=pytest.mark.long), "tag"])
+def test_several_files_have_a_row_each(task_run, task_files, tmp_path, kind):
+    """A row holds the figures of its file evaluated alone: languages side by side."""
+    suffix = {"classify": "tsv", "regress": "jsonl", "tag": "conllu"}[kind]
+    whole = (task_files / f"{kind}.dev.{suffix}").read_text("utf-8")
+    parts = whole.split("\n\n") if kind == "tag" else lines_of(task_files / f"{kind}.dev.{suffix}")
+    head, join = ([], "\n\n") if kind == "tag" else (parts[:1] * (kind == "classify"), "\n")
+    rows = [part for part in parts[len(head) :] if part.strip()]
+    files = []
+    for name, some in (("de", rows[:30]), ("fr", rows[30:])):
+        files.append(tmp_path / f"{name}.{suffix}")
+        files[-1].write_text(join.join([*head, *some]) + join, "utf-8")
+    with devices(1):
+        both = contexture.evaluate(task_run(kind), dev=[*map(str, files)], to=str(tmp_path / "both"))
+        alone = [contexture.evaluate(task_run(kind), dev=str(file), to=str(tmp_path / file.stem)) for file in files]
+    assert [(row["file"], row["examples"]) for row in both["by_file"]] == [(files[0].name, 30), (files[1].name, 67)]
+    assert both["examples"] == 97 and "by_file" not in alone[0]
+    for row, one in zip(both["by_file"], alone, strict=True):
+        figures = {name: x for name, x in row.items() if name not in ("file", "examples")}
+        assert figures and figures == pytest.approx({name: one["metrics"][name] for name in figures}, rel=1e-6)
+
+
 def test_other_files_several_steps_and_splits(capsys, task_run, task_files, tmp_path):
     run = task_run("classify")
     every = contexture.evaluate(run, step="all", to=str(tmp_path / "all"))
