@@ -22,7 +22,7 @@ def rows_by_file(
         return []
     rows: list[FileRow] = []
     for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-        row: FileRow = {"file": sources[number], "examples": count}
+        row: FileRow = {"file": str(sources[number]), "examples": int(count)}
         row.update({name: plain(value) for name, value in figures(number).items()})
         rows.append(row)
     return rows
