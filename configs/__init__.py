@@ -11,8 +11,8 @@ from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 
 Recipe = Callable[[], Run]
-_TASKS = "tasks"
-_NO_RECIPES = (_TASKS, "finetuning", "own_recipes")
+_TASKS = ("tasks", "published_tasks")
+_NO_RECIPES = (*_TASKS, "task_settings", "finetuning", "own_recipes")
 
 
 def recipes() -> dict[str, Recipe]:
@@ -23,7 +23,7 @@ def recipes() -> dict[str, Recipe]:
 
 def task_recipes() -> dict[str, Recipe]:
     """Returns every fine-tuning recipe: {"classify": <function>, …, "sst2": <function>}, kinds of task first."""
-    return _functions(_TASKS)
+    return {name: function for module in _TASKS for name, function in _functions(module).items()}
 
 
 def recipe(name: str) -> Run:

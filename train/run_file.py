@@ -134,7 +134,7 @@ def with_absolute_paths(run: Run) -> Run:
 
 
 def _absolute(path: str) -> str:
-    return os.path.abspath(path) if path and not path.startswith("tfds:") else path
+    return os.path.abspath(path) if path and not path.startswith(("tfds:", "published:")) else path
 
 
 def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:

@@ -109,7 +109,7 @@ def _apart(task: TaskConfig) -> None:
     train = [open_source(path) for path in task.train]
     for name, paths in (("task.dev", task.dev), ("task.test", task.test)):
         for path in paths:
-            exists = path.startswith("tfds:") or os.path.isfile(path) or is_saved(path)
+            exists = path.startswith(("tfds:", "published:")) or os.path.isfile(path) or is_saved(path)
             if exists and shared([*train, open_source(path)]):
                 raise DataError(f"{path}: {name} names examples of task.train too; keep held-out examples apart")
 

@@ -18,6 +18,7 @@ Read by position (pread), as shards are: nothing is held or mapped, so memory do
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypeAlias, TypedDict, cast
@@ -30,6 +31,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
+from contexture.data.tasks.published.publishers import is_published, open_published
 from contexture.data.tasks.spans.span_store import FILES, LABEL, PLACE, QUESTION, SpanSplit
 from contexture.data.text.columnar import INFO, files_of, is_saved
 from contexture.data.tokenizers.elmo_char_ids import are_cut
@@ -175,11 +177,18 @@ def sha256_of(path: str) -> str:
     digests of its own."""
     if path.startswith("tfds:"):
         return ""
+    if is_published(path):
+        files = [file for file, _, _ in open_published(path).parts]
+        return _digest_of(files) if len(files) > 1 else sha256_of(files[0])
     if not os.path.isdir(path):
         with open_plain(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     # With the file that names the classes: other names are other labels.
-    files = [*files_of(Path(path)), *(file for file in [Path(path, INFO)] if file.is_file())]
+    return _digest_of([*files_of(Path(path)), *(file for file in [Path(path, INFO)] if file.is_file())])
+
+
+def _digest_of(files: Sequence[str | Path]) -> str:
+    """Returns the sha256 of those of several files."""
     return hashlib.sha256("".join(map(sha256_of, map(str, files))).encode()).hexdigest()
 
 
@@ -271,7 +280,7 @@ class ExampleStore:
         encoded, or ""."""
         for split, paths in (("train", task.train), ("dev", task.dev)):
             for path in paths:
-                # Files that are gone are no longer needed, and TFDS sets do not change.
+                # Files that are gone are no longer needed; TFDS sets and published files do not change.
                 if path.startswith("tfds:") or not (os.path.isfile(path) or is_saved(path)):
                     continue
                 # A file may lie elsewhere now; its content counts.

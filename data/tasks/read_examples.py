@@ -13,6 +13,7 @@ from contexture.data.tasks.conll import conll
 from contexture.data.tasks.examples import Example, QuestionExample
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.odd_rows import RowReader, is_quoted
+from contexture.data.tasks.published.publishers import is_published, open_published, table_of
 from contexture.data.tasks.spans.squad_file import questions_of_json
 from contexture.data.tasks.tables import Table, columnar, objects, separated, table_of_records
 from contexture.data.text import tfds
@@ -31,7 +32,7 @@ def check_sources(paths: Iterable[str], what: str) -> None:
     is not on disk."""
     sources: list[Source] = []
     for path in paths:
-        if not path.startswith(tfds.PREFIX):
+        if not path.startswith(tfds.PREFIX) and not is_published(path):
             _check_file(path, what)
         sources.append(open_source(path))
         if not sources[-1].size:
@@ -46,6 +47,8 @@ def check_examples(task: TaskConfig) -> None:
         check_sources(paths, what)
         for path in paths:
             find_columns(_table(path, task), task, labelled=True, speaks=False)
+    for path in filter(is_published, task.test):
+        open_published(path)
 
 
 def _check_file(path: str, what: str) -> None:
@@ -139,6 +142,8 @@ def examples_of(records: Sequence[Mapping[str, object]], task: TaskConfig) -> li
 
 def open_source(path: str) -> Source:
     """Returns a file or a TFDS set by its name. Raises: DataError for a set that is not on disk."""
+    if is_published(path):
+        return open_published(path)
     return tfds.open_split(path) if path.startswith(tfds.PREFIX) else TextFile(Path(path))
 
 
@@ -146,6 +151,8 @@ def _table(path: str, task: TaskConfig) -> Table:
     if path.startswith(tfds.PREFIX):
         split = tfds.open_split(path)
         return Table(split.name, split.name, tuple(split.features), 0, split.rows())
+    if is_published(path):
+        return table_of(path)
     file = Path(path)
     if file.is_dir():
         return columnar(file)

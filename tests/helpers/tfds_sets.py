@@ -19,11 +19,30 @@ FEATURES: dict[str, dict[str, Any]] = {
         "idx": np.int32,
     },
     "glue/stsb": {"sentence1": _TEXT(), "sentence2": _TEXT(), "label": np.float32, "idx": np.int32},
+    "glue/wnli": {
+        "sentence1": _TEXT(),
+        "sentence2": _TEXT(),
+        "label": _CLASS(names=["not_entailment", "entailment"]),
+        "idx": np.int32,
+    },
+    "glue/mnli": {
+        "premise": _TEXT(),
+        "hypothesis": _TEXT(),
+        "label": _CLASS(names=["entailment", "neutral", "contradiction"]),
+        "idx": np.int32,
+    },
     "conll2003": {
         "tokens": tfds.features.Sequence(_TEXT()),
         "ner": tfds.features.Sequence(_CLASS(names=["O", "B-PER", "I-PER", "B-LOC"])),
     },
     "squad/v1.1": {
+        "id": tfds.features.Scalar(np.str_),
+        "title": _TEXT(),
+        "context": _TEXT(),
+        "question": _TEXT(),
+        "answers": tfds.features.Sequence({"text": _TEXT(), "answer_start": np.int32}),
+    },
+    "xquad/de": {
         "id": tfds.features.Scalar(np.str_),
         "title": _TEXT(),
         "context": _TEXT(),

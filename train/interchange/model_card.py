@@ -103,7 +103,7 @@ def _training(record: RunRecord) -> list[str]:
     lines += [f"| {name.replace('_', '-')} | {values[name]} |" for name in _SETTINGS if values.get(name)]
     sources = {"text": run.data.path, "examples": run.task.train, "held out": (*run.data.dev, *run.task.dev)}
     for what, paths in sources.items():
-        names = [visible(path if path.startswith("tfds:") else Path(path).name) for path in paths]
+        names = [visible(path if path.startswith(("tfds:", "published:")) else Path(path).name) for path in paths]
         lines += [f"| {what} | {', '.join(names)} |"] if names else []
     if run.init.run:
         lines.append(f"| initialised from | {visible(Path(run.init.run).name)} |")
