@@ -19,7 +19,8 @@ symmetric softmax sampled elmo dropout lstm char-cnn mix features crf mesh shape
 adam decay clip adagrad lora rates step loss objective perplexity rank best unigram scores digest checkpoint metrics
 identity may-change epochs resume transfer defaults signals exit recipes score embed generate
 storage settle agree together slots logits tfds plan plugin quantization remat
-help scope alias config completion finetune progress columns trackers describe command grid redraw span""".split()
+help scope alias config completion finetune progress columns trackers describe command grid redraw span
+published""".split()
 
 
 def _functions(file: Path) -> dict[str, bool]:

@@ -6,9 +6,12 @@ from tests.mutants.data import PRETRAINING
 from tests.mutants.grids import GRIDS
 from tests.mutants.loggers import LOGGERS
 from tests.mutants.models import MODELS
+from tests.mutants.published import PUBLISHED
 from tests.mutants.row import Mutant
 from tests.mutants.spans import SPANS
 from tests.mutants.tasks import TASKS
 from tests.mutants.training import TRAINING
 
-MUTANTS: tuple[Mutant, ...] = (*MODELS, *PRETRAINING, *TASKS, *TRAINING, *LOGGERS, *GRIDS, *SPANS, *ANALYSIS, *COMMANDS)
+MUTANTS: tuple[Mutant, ...] = (
+    *MODELS, *PRETRAINING, *TASKS, *TRAINING, *LOGGERS, *GRIDS, *SPANS, *PUBLISHED, *ANALYSIS, *COMMANDS
+)  # fmt: skip

@@ -76,7 +76,7 @@ def _sentences(path: Path) -> Iterator[tuple[int, Row | DataError]]:
             yield number, DataError(f"{path}:{number}: no tree like (3 (2 It) (4 works)); leave the line out")
             continue
         # Brackets would be those of the tree, and a slash those of a label: the treebank spells them otherwise.
-        text = " ".join(_BRACKETS.get(word, word).replace("\\/", "/") for word in words)
+        text = " ".join((_BRACKETS.get(word) or word).replace("\\/", "/") for word in words)
         yield number, {"text": text, "label": root[1]}
 
 
