@@ -170,7 +170,7 @@ class Sandbox:
         names = {"HOME": "home", "TMPDIR": "tmp", "TFDS_DATA_DIR": "pristine", "XDG_CACHE_HOME": "caches"}
         before, here = dict(os.environ), os.getcwd()
         os.environ.update({name: str(self.base / folder) for name, folder in names.items()})
-        os.environ["TFDS_DATA_DIR"] = str(self.theirs)
+        os.environ["TFDS_DATA_DIR"] = os.environ["CONTEXTURE_DATA"] = str(self.theirs)
         os.chdir(self.base / "work")
         try:
             with warnings.catch_warnings():

@@ -253,7 +253,11 @@ def _steps_request(folder: Path, words: Sequence[str], metric: str) -> list[int 
 
 def _predictions_file(folder: Path, request: EvaluationRequest, step: int) -> Path:
     # The name of the split or of the first file, as far as it can be part of a folder's name.
-    name = re.sub(r"[^\w.-]+", "-", Path(request.files[0]).stem) if request.files else request.split
+    name = request.split
+    if request.files:
+        # xnli.test.tsv:de → xnli.test-de: the part of a set counts, and no suffix does.
+        parts = (Path(part).stem for part in Path(request.files[0]).name.split(":"))
+        name = re.sub(r"[^\w.-]+", "-", ":".join(parts))
     return Path(request.to or folder / "evaluations") / f"{name}-{step}" / "predictions.jsonl"
 
 

@@ -15,7 +15,7 @@ from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.published.publishers import SETS
 from contexture.data.tasks.read_examples import check_examples, check_sources, examples, source_of
 from contexture.data.tokenizers.char_level import Characters
-from tests.helpers.commands import run_command
+from tests.helpers.commands import done, json_of, run_command
 from tests.helpers.tfds_sets import build
 from tests.train.run.test_formats import GOLDEN
 
@@ -266,6 +266,42 @@ def test_paths_of_published_files_stay_names(place):
 
     run = task("swag")
     assert with_absolute_paths(run).task == run.task
+
+
+@pytest.mark.parametrize(
+    ("file", "folder"),
+    [
+        ("published:xnli/xnli.test.tsv:de", "xnli.test-de-4"),
+        ("published:xnli/xnli.test.tsv", "xnli.test-4"),
+        ("published:race/test/high", "high-4"),
+        ("tfds:xquad/zh:test", "zh-test-4"),
+        ("tfds:glue/sst2:train[:10%]", "sst2-train-10--4"),
+        ("data/mine.test.tsv", "mine.test-4"),
+    ],
+)
+def test_each_part_of_a_set_has_predictions_of_its_own(file, folder):
+    from contexture.train.evaluation.evaluate import EvaluationRequest, _predictions_file
+
+    written = _predictions_file(Path("run"), EvaluationRequest("run", dev=file), 4)
+    assert written == Path("run/evaluations", folder, "predictions.jsonl")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("one_device")
+def test_a_published_task_goes_the_whole_road(place):
+    put(place, "xnli")
+    put(place, "swag")
+    for name in ("xnli", "swag"):
+        done("finetune", GOLDEN / "run_format_1", "--task", name, "--dir", place / f"run-{name}", "--steps", 2,
+             "--data.batch", 1, "--log.no-tensorboard")  # fmt: skip
+    for language in ("de", "ar"):
+        files = ["--dev", f"published:xnli/xnli.test.tsv:{language}"]
+        assert json_of("evaluate", place / "run-xnli", *files)["examples"] == 1
+        assert (place / "run-xnli" / "evaluations" / f"xnli.test-{language}-2" / "predictions.jsonl").is_file()
+    words = ["predict", place / "run-swag", "--input", "published:swag/val.csv", "--to", place / "answers.jsonl"]
+    assert json_of(*words)["examples"] == 1
+    (answer,) = map(json.loads, (place / "answers.jsonl").read_text("utf-8").splitlines())
+    assert answer["choices"][0] == "She waves." and set(answer["scores"]) == set("0123")
 
 
 ROWS: dict[str, dict[str, list[dict[str, Any]]]] = {
