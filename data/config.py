@@ -129,7 +129,8 @@ class DataConfig:
 class TaskConfig:
     """A labelled task and where its examples lie.
 
-    Files are *.tsv, *.csv, *.jsonl, *.conll and *.conllu, or TFDS sets as tfds:NAME[/CONFIG][:VERSION][:SPLIT].
+    Files are *.tsv, *.csv, *.jsonl, *.conll and *.conllu, or TFDS sets as tfds:NAME[/CONFIG][:VERSION][:SPLIT],
+    or files of publishers as published:SET/FILE.
     A column is a name, or a position counted from 1.
     """
 

@@ -29,7 +29,7 @@ MISTAKES = {
     f"pretrain bert.tiny {NEW} --steps": "--steps wants a value: --steps N",
     "finetune": "finetune wants the run to begin from first: contexture finetune RUN --task NAME, or --task.kind",
     "finetune bert --dir new": "finetune wants a task: contexture finetune RUN --task NAME, or --task.kind",
-    "finetune bert --task sst3 --dir new": "there is no task 'sst3' (did you mean sst2?); `contexture recipes` lists",
+    "finetune bert --task ssst2 --dir new": "there is no task 'ssst2' (did you mean sst2?); `contexture recipes` lists",
     "finetune bert --task.kind classify --dir new": "task.train is empty; give the examples to learn from:",
     "predict task --input train.tsv": "predict needs --to FILE: contexture predict RUN --input FILE --to FILE",
     "evaluate": "evaluate needs RUN: contexture evaluate RUN [options]",

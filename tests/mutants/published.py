@@ -22,6 +22,7 @@ PUBLISHED = (
         "data/tasks/published/texts.py",
         ("published.no-agreement", 'None if label == "-" else', "", _READ),
         ("published.contradictory", '.replace("contradictory", "contradiction")', "", _READ),
+        ("published.words-with-spaces-lost", "([^()]+)", r"([^()\s]+)", _READ),
         ("published.brackets-stay", "(_BRACKETS.get(word) or word)", "word", _READ),
         ("published.tree-not-closed", ' or tree.count("(") != tree.count(")")', "", _ODD),
         ("published.all-languages", 'if language in ("", row["language"])', "if row",

@@ -12,7 +12,7 @@ from contexture.data.tasks.tables import Row, Table, objects, separated
 from contexture.data.text.lines import decoded_lines
 
 PAIR = ("premise", "hypothesis", "label")
-_LEAF = re.compile(r"\([0-4] ([^()\s]+)\)")
+_LEAF = re.compile(r"\([0-4] ([^()]+)\)")  # a word may hold a space that does not break
 _TREE = re.compile(r"\(([0-4]) .+\)")
 _BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
 _BETWEEN = "\x02"

@@ -178,7 +178,7 @@ def test_what_is_no_run_is_named_before_anything_is_done(capsys, tmp_path, base,
     ("words", "line"),
     [
         (finetune("base"), "finetune wants a task: contexture finetune RUN --task NAME, or --task.kind"),
-        (finetune("base", "--task", "sst3"), "there is no task 'sst3' (did you mean sst2?); `contexture recipes`"),
+        (finetune("base", "--task", "ssst2"), "there is no task 'ssst2' (did you mean sst2?); `contexture recipes`"),
         (finetune("base", "--task.kind", "classify", "--task.name", "mine"), "there is no task 'mine'"),
         (finetune("base", "--task.kind", "tag", "--task.name", "sst2"), "does not fit task.kind=tag"),
         (finetune("base", "--task", "sst2", "--dir", "run"), "tfds:glue/sst2:train: glue/sst2 is not in "),

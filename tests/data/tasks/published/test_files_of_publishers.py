@@ -15,11 +15,12 @@ from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.published.publishers import SETS
 from contexture.data.tasks.read_examples import check_examples, check_sources, examples, source_of
 from contexture.data.tokenizers.char_level import Characters
+from tests.conftest import ROOT
 from tests.helpers.commands import done, json_of, run_command
 from tests.helpers.tfds_sets import build
 from tests.train.run.test_formats import GOLDEN
 
-CHARACTERS = Characters([*(chr(x) for x in range(32, 127)), *"هوي"])
+CHARACTERS = Characters([*(chr(x) for x in range(32, 127)), *"هوي\u00a0"])
 
 
 def lines(*rows: object) -> str:
@@ -48,7 +49,7 @@ FILES: dict[str, dict[str, str]] = {
         **{f"xnli.{split}.tsv": tabs(XNLI, "ar|neutral|x|هو|هي|1|True", "de|entailment|x|Er ging.|Er kam.|1|True")
            for split in ("dev", "test")},
     },
-    "sst5": {f"{split}.txt": lines(r"(3 (2 (2 It) (2 -LRB-)) (4 (2 1\/2) (3 works)))", "(0 (1 Bad) (2 .))")
+    "sst5": {f"{split}.txt": lines("(3 (2 (2 It) (2 -LRB-)) (4 (2 8\u00a01\\/2) (3 works)))", "(0 (1 Bad) (2 .))")
              for split in ("train", "dev", "test")},
     "swag": {f"{split}.csv": lines(
         ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label",
@@ -78,7 +79,7 @@ ASKED = [("Who has a cat? Ann has a cat.", ("Bo", "Ann", "Cy", "Di"), "B"),
 EXAMPLES: dict[str, list[Example]] = {
     "snli": [Pair("A man.", "A boy.", "neutral", "snli_1.0_train.jsonl:2")],
     "xnli": [Pair('He " left .', "He stayed .", "contradiction", "multinli.train.en.tsv:2")],
-    "sst5": [Text("It ( 1/2 works", "3", "train.txt:1"), Text("Bad .", "0", "train.txt:2")],
+    "sst5": [Text("It ( 8\u00a01/2 works", "3", "train.txt:1"), Text("Bad .", "0", "train.txt:2")],
     "swag": [ChoiceExample("He sits, tired.", ("She waves.", "She sings, too.", "She runs.", 'She says "no".'), "2",
                            "train.csv:2")],
     "race": [ChoiceExample(*ASKED[(n + 1) % 2], f"train:{n}") for n in range(1, 5)],
@@ -120,6 +121,12 @@ def read(path: str, config: TaskConfig, *, labelled: bool = True) -> list[Exampl
 def test_every_published_set_is_a_named_task():
     named = {name for name in task_recipes() if any("published:" in path for path in task(name).task.train)}
     assert named == SETS.keys() == FILES.keys() == EXAMPLES.keys()
+
+
+def test_every_named_task_stands_in_the_guide():
+    guide = (ROOT / "docs" / "finetuning.md").read_text("utf-8").partition("## Named tasks")[2].partition("\n## ")[0]
+    kinds = {"classify", "regress", "tag", "choice", "span"}
+    assert [name for name in task_recipes().keys() - kinds if f"`{name}`" not in guide] == []
 
 
 @pytest.mark.parametrize("name", FILES)
