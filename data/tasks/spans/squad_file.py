@@ -50,9 +50,13 @@ def _rows(path: Path, content: object) -> Iterator[Row | DataError]:
                     yield DataError(f"{path}:{number}: a question is no object; a file in SQuAD's form is {_FORM}")
                     continue
                 row: dict[str, object] = {"context": context, "question": question.get("question")}
-                # A question that cannot be answered may list plausible answers, which are none.
-                answers = [] if question.get("is_impossible") is True else question.get("answers", [])
-                row |= {"id": question.get("id", ""), "answers": answers}
+                row["id"] = question.get("id", "")
+                # A question that cannot be answered may list plausible answers, which are none. One without a list of
+                # answers is not labelled, which is no answer either.
+                if question.get("is_impossible") is True:
+                    row["answers"] = []
+                elif "answers" in question:
+                    row["answers"] = question["answers"]
                 yield _checked(path, number, row)
 
 

@@ -112,6 +112,7 @@ def span_windows(
     Raises: DataError with file:line for text that the vocabulary cannot spell.
     """
     origins = [example.origin for example in examples]
+    _check_characters(examples)
     joined = isinstance(tokenizer, OpenVocabulary)
     context_first = not joined and GPT_SPECIALS[-1] in tokenizer.specials
     special = 2 if joined else 3
@@ -147,6 +148,17 @@ def span_windows(
         counts.append(len(windows))
     chunk = SpanChunk(examples, counts, np.concatenate(places), np.array(labels, LABEL))
     return SpanWindows(tokens, seconds, np.array(owners, np.int64), chunk)
+
+
+def _check_characters(examples: Sequence[QuestionExample]) -> None:
+    """Raises: DataError with the origin of a question of which a text cannot be stored as UTF-8."""
+    for example in examples:
+        try:
+            f"{example.question}{example.id}".encode()
+            example.context.encode()
+        except UnicodeEncodeError as error:
+            half = f"half a character, U+{ord(error.object[error.start]):04X}"
+            raise DataError(f"{example.origin}: {half}; give text in UTF-8") from None
 
 
 def _moved(start: int, end: int, by: int) -> tuple[int, int]:

@@ -133,6 +133,7 @@ MISTAKES = {
     "number.json": (squad({"id": "q", "question": 7, "answers": []}), "is the number 7, no string; give a string"),
     "context.json": (squad(question(1), context=None), "the context (column 'context') is null, no string"),
     "answers.json": (squad({"id": "q", "question": "ab?", "answers": 7}), "answers.json:1: the answers are of type"),
+    "no_answers.json": (squad({"id": "q", "question": "ab?"}), "no_answers.json:1: the answers (column 'answers') is"),
     "twice.json": (squad(question(1), question(1)), "twice.json:2: the id 'q1' is that of twice.json:1 too; give each"),
     "surrogate.json": ('{"data": [{"paragraphs": [{"context": "\\ud800", "qas": [{"question": "a"}]}]}]}',
                        "surrogate.json:1: half a character"),

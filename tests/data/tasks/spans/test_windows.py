@@ -154,6 +154,13 @@ def test_an_answer_that_no_token_holds_teaches_nothing():
     assert cut([example], PIECES, SpanLayout(16)).chunk.labels["start"].tolist() == [UNSPELLED]
 
 
+@pytest.mark.parametrize("tokenizer", [PIECES, LETTERS, OpenVocabulary(WORDS)])
+@pytest.mark.parametrize("texts", [("q", "ab", "c \ud800"), ("q", "\udfff", "ab"), ("\udcff", "ab", "cd")])
+def test_half_a_character_is_one_clear_line(tokenizer, texts):
+    with pytest.raises(DataError, match=r"f:1: half a character, U\+D[8CF][0F][0F]; give text in UTF-8"):
+        cut([QuestionExample(*texts, None, "f:1")], tokenizer, SpanLayout(16))
+
+
 def test_no_room_is_one_clear_line():
     with pytest.raises(DataError, match="data.length=15 has no room for a question and its context; give at least 16"):
         SpanLayout(15)
