@@ -36,7 +36,7 @@ from contexture.train.evaluation.file_rows import FileRow
 from contexture.train.evaluation.held_out import baseline, open_request
 from contexture.train.evaluation.predictions import PredictionCollector, collector_of, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
-from contexture.train.evaluation.spans import SpanCollector
+from contexture.train.evaluation.spans import SpanCollector, answer_counts
 from contexture.train.evaluation.task_metrics import LabelRow
 from contexture.train.losses import Sum, mean
 from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
@@ -122,7 +122,11 @@ def measured(model: Model, objective: Objective, run: Run, params: Params, store
         assert isinstance(outputs, Outputs)
         return objective.sums(outputs, batch)
 
-    of_task = metric_names(store.kind, store.labels, store.counts) if isinstance(store, ExampleStore) else []
+    of_task: list[str] = []
+    if isinstance(store, ExampleStore):
+        # Whether questions have no answer says the split that is measured, and not training's.
+        spans = store.splits["dev"].spans if store.kind == "span" and "dev" in store.splits else None
+        of_task = metric_names(store.kind, store.labels, answer_counts(spans) if spans else ())
     return ["loss", *jax.eval_shape(sums, params), *of_task]
 
 

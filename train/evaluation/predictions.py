@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows
-from contexture.train.evaluation import task_metrics
+from contexture.train.evaluation import squad_metrics, task_metrics
 from contexture.train.evaluation.file_rows import FileRow, rows_by_file
 from contexture.train.evaluation.spans import SpanAnswer, SpanCollector, no_answer_baseline
-from contexture.train.evaluation.squad_metrics import WITH_UNANSWERABLE
+from contexture.train.evaluation.squad_metrics import Scored
 from contexture.train.evaluation.task_metrics import LabelRow, Tags
 from contexture.train.losses import has_best
 
@@ -177,9 +177,11 @@ def majority_baseline(store: ExampleStore, split: ExampleSplit) -> dict[str, flo
 
 
 def metric_names(kind: str, labels: tuple[str, ...], counts: tuple[int, ...] = ()) -> list[str]:
-    """Returns the names of `figures` for a kind of task, by scoring a smallest example of it. counts: training's."""
+    """Returns the names of `figures` for a kind of task, by scoring a smallest example of it. counts: of questions,
+    those with an answer and those without."""
     if kind == "span":
-        return ["exact_match", "f1", *(WITH_UNANSWERABLE if len(counts) > 1 and counts[1] else ())]
+        kinds = [has_answer for has_answer, count in zip((True, False), counts, strict=False) if count]
+        return list(squad_metrics.figures([Scored(each, (0.0, 0.0), (0.0, 0.0), 0.0) for each in kinds or (True,)]))
     if kind == "regress":
         return list(task_metrics.regressed(np.arange(2.0), np.arange(2.0)))
     if kind == "tag":

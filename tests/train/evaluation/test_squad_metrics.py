@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.train.evaluation.predictions import metric_names
 from contexture.train.evaluation.squad_metrics import Scored, best_threshold, figures, normalised, text_scores
 
 
@@ -128,3 +129,12 @@ def test_figures_of_a_set_with_and_without_unanswerable_questions():
     }
     with pytest.raises(ValueError, match="no examples"):
         figures([])
+
+
+@pytest.mark.parametrize("counts", [(1, 0), (0, 1), (3, 2)])
+def test_the_names_of_the_scores_are_known_before_they_are_measured(counts):
+    """Which there are follows from the questions that are measured: with an answer, without one, or both."""
+    scored = [
+        Scored(has_answer, (1.0, 1.0), (1.0, 1.0), 0.5) for has_answer in [True] * counts[0] + [False] * counts[1]
+    ]
+    assert metric_names("span", (), counts) == [*figures(scored)]
