@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ def make_grid(
     """
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise ConfigError(f"seeds={seeds} is not at least 1; give the number of runs of each setting: --seeds 5")
+    if not isinstance(values, Mapping) or not all(isinstance(field, str) for field in values):
+        raise ConfigError(f"{where} is {values!r}; give fields with their values: {{'optim.peak_lr': [2e-5, 3e-5]}}")
     normal: dict[str, tuple[Value, ...]] = {}
     for field, each in values.items():
         name = field.replace("-", "_")
@@ -86,16 +88,20 @@ def _check_field(name: str, run: Run, where: str) -> None:
     may_vary = name in _MAY_VARY or name.partition(".")[0] in _MAY_VARY
     if not may_vary or name in _OF_THE_SOURCE:
         raise ConfigError(f"{where}: {option} cannot vary within a grid; give it once for all runs, as --{option}")
-    if name in _CHANGE_THE_LOSS and run.evaluate.metric == "loss":
+    # The loss of a question is over the places of its windows, whose number and size follow from the length.
+    changes_loss = name in _CHANGE_THE_LOSS or (name == "data.length" and run.task.kind == "span")
+    if changes_loss and run.evaluate.metric == "loss":
         raise ConfigError(
             f"{where}: {option} changes the loss itself, and the best setting would be chosen by it; choose by another "
-            "figure, such as --evaluate.metric accuracy"
+            f"figure, such as --evaluate.metric {'f1' if run.task.kind == 'span' else 'accuracy'}"
         )
 
 
 def _values(name: str, given: Sequence[Any], usual: object, where: str) -> tuple[Value, ...]:
     """Returns the values of a field as the configuration holds them. usual: one of the field's kind."""
     values: list[Value] = []
+    if not isinstance(given, Iterable | int | float):
+        raise ConfigError(f"{where} {_option(name)} is {given!r}; give a list of values")
     for value in [given] if isinstance(given, str | int | float) else given:
         if isinstance(usual, tuple):
             value = (value,) if isinstance(value, str) else tuple(value)

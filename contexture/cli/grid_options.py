@@ -10,7 +10,7 @@ from contexture.train.grid.folder import RESULTS
 from contexture.train.grid.results import GridResult, SettingResult, Spread, Spreads
 from contexture.train.grid.settings import shown
 
-_OF_KIND = {"classify": "accuracy", "choice": "accuracy", "tag": "accuracy", "regress": "pearson"}
+_OF_KIND = {"classify": "accuracy", "choice": "accuracy", "tag": "accuracy", "regress": "pearson", "span": "f1"}
 """The metric that the table shows of each kind of task, beside the one that it is chosen by."""
 
 

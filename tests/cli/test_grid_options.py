@@ -8,6 +8,8 @@ import pytest
 from contexture.cli import main as cli
 from contexture.cli.grid_options import join_repeated, read_grid, table
 from contexture.configs.finetuning import finetune_run
+from contexture.grid import make_grid
+from contexture.options import with_options
 from contexture.train.errors import ConfigError
 from contexture.train.grid.results import GridResult, SettingResult
 from contexture.train.run_file import read
@@ -72,6 +74,29 @@ def test_a_mistake_in_a_grid_is_one_line_and_nothing_is_written(here, capsys, wo
     assert code == 2 and not out and len(err.splitlines()) == 1, err
     assert MISTAKES[words] in err and "Traceback" not in err, err
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (5, "grid is 5; give fields with their values: {'optim.peak_lr': [2e-5, 3e-5]}"),
+        ({1: [2]}, "grid is {1: [2]}; give fields with their values"),
+        ({"optim.peak_lr": None}, "grid optim.peak-lr is None; give a list of values"),
+    ],
+)
+def test_what_is_no_grid_in_python_is_one_clear_line(values, message):
+    with pytest.raises(ConfigError) as error:
+        make_grid(RUN, values, where="grid")
+    assert message in str(error.value)
+
+
+def test_lengths_of_questions_are_not_compared_by_a_loss_over_other_windows():
+    run = with_options(finetune_run(read(GOLDEN / "bert_format_2").run, "bert", "span"), {"data.length": 16})
+    lengths = {"data.length": [16, 24]}
+    with pytest.raises(ConfigError, match="data.length changes the loss itself, .* such as --evaluate.metric f1"):
+        make_grid(run, lengths)
+    assert len(make_grid(with_options(run, {"evaluate.metric": "f1"}), lengths).runs) == 2
+    assert len(make_grid(RUN, {"data.length": [8, 16]}).runs) == 2
 
 
 def test_another_command_has_no_grid(here, capsys):

@@ -12,6 +12,7 @@ _REFUSED = f"{_FOLDER}test_a_second_start_with_other_settings_is_refused_by_name
 _ADDED = f"{_FOLDER}test_values_and_seeds_may_be_added_and_what_decides_nothing_may_change"
 _NAMES = f"{_FOLDER}test_each_setting_and_seed_has_a_run_of_its_own_folder"
 _MISTAKES = "cli/test_grid_options.py::test_a_mistake_in_a_grid_is_one_line_and_nothing_is_written"
+_WINDOWS = "cli/test_grid_options.py::test_lengths_of_questions_are_not_compared_by_a_loss_over_other_windows"
 _REDRAWN = "train/checkpoints/test_transfer.py::test_every_family_has_layers_to_redraw"
 _REDRAW = "train/test_config.py::test_layers_are_redrawn_only_where_they_are_taken_over_and_trained"
 
@@ -52,8 +53,8 @@ GRIDS = (
         ("grid.seeds-from-zero", "seed = run.seed + number", "seed = number", _NAMES),
         ("grid.value-twice", "if value in values:", "if False:", _MISTAKES),
         ("grid.field-given-besides", "if other in given), None):", "if other in ()), None):", _MISTAKES),
-        ("grid.loss-that-varies", 'if name in _CHANGE_THE_LOSS and run.evaluate.metric == "loss":', "if False:",
-         _MISTAKES),
+        ("grid.loss-that-varies", 'if changes_loss and run.evaluate.metric == "loss":', "if False:", _MISTAKES),
+        ("grid.loss-of-other-windows", ' or (name == "data.length" and run.task.kind == "span")', "", _WINDOWS),
     ),
     *mutants_of(
         "train/checkpoints/transfer.py",
