@@ -156,7 +156,7 @@ def test_an_answer_that_no_token_holds_teaches_nothing():
 
 @pytest.mark.parametrize("tokenizer", [PIECES, LETTERS, OpenVocabulary(WORDS)])
 @pytest.mark.parametrize("texts", [("q", "ab", "c \ud800"), ("q", "\udfff", "ab"), ("\udcff", "ab", "cd")])
-def test_half_a_character_is_one_clear_line(tokenizer, texts):
+def test_half_a_character_is_one_clear_line(tokenizer, texts: tuple[str, str, str]):
     with pytest.raises(DataError, match=r"f:1: half a character, U\+D[8CF][0F][0F]; give text in UTF-8"):
         cut([QuestionExample(*texts, None, "f:1")], tokenizer, SpanLayout(16))
 
