@@ -62,8 +62,9 @@ def _placed(text: object, place: object, context: str, at: str) -> Answer:
             raise DataError(f"{at}: the answer {text[:40]!r} is not in its context; copy it letter for letter")
         return Answer(text, first)
     try:
-        start = int(place)  # pyright: ignore[reportArgumentType]  # whatever is no number is refused
-        exact = float(place) == start  # pyright: ignore[reportArgumentType]
+        # As a float first: a table in which some places are empty is often written with 3.0 for 3.
+        number = float(place)  # pyright: ignore[reportArgumentType]  # whatever is no number is refused
+        start, exact = int(number), number.is_integer()
     except (TypeError, ValueError, OverflowError):
         start, exact = -1, False
     if not exact or isinstance(place, bool):
