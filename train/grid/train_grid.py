@@ -5,6 +5,7 @@ that the same settings give when they are trained alone, to the bit.
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from contexture.train.config import Run
@@ -65,6 +66,7 @@ def _train(grid: Grid, missing: list[Run], recipe: Run, diverged: dict[str, str]
     from contexture.train.step import Programs
 
     programs, runs = Programs(), grid.runs
+    _check_examples([run for run in runs if run not in missing and Path(run.dir).name not in diverged])
     logger.info(f"{len(missing)} of {len(runs)} runs are to be trained")
     for run in missing:
         signals.check()
@@ -75,6 +77,20 @@ def _train(grid: Grid, missing: list[Run], recipe: Run, diverged: dict[str, str]
             logger.warning(f"{run.dir} diverged: {error}")
             diverged[Path(run.dir).name] = str(error)
             folders.write(grid, diverged)
+
+
+def _check_examples(complete: Sequence[Run]) -> None:
+    """Raises ConfigError where the files of examples are not those that the complete runs were trained on: figures on
+    other examples cannot be compared with theirs."""
+    from contexture.data.tasks.example_store import ExampleStore
+
+    stored = [Path(run.dir) / "data" for run in complete if (Path(run.dir) / "data").is_dir()]
+    # One run is enough: none was added to the grid after another without this check.
+    for folder in stored[:1]:
+        if changed := ExampleStore.open(folder).sources_changed(complete[0].task):
+            raise ConfigError(
+                f"{changed}, so that further runs could not be compared; put it back, or give another --dir"
+            )
 
 
 def _measure_test(result: GridResult, signals: Signals) -> None:

@@ -149,6 +149,20 @@ def test_only_what_is_missing_is_trained_and_the_table_is_the_same(grid, words, 
     assert moved == (grid / "results.json").read_text()
 
 
+def test_runs_on_other_examples_are_not_added(grid, words, files, tmp_path, capsys):
+    shutil.copytree(grid, tmp_path / "grid")
+    (named,) = [word for word in files if word.startswith("--task.train=")]
+    train = tmp_path / "train.tsv"
+    train.write_text(Path(named.partition("=")[2]).read_text("utf-8") + "the moon\ta\n", "utf-8")
+    tree = json.loads((tmp_path / "grid" / "grid.json").read_text("utf-8"))
+    tree["config"]["task"]["train"] = [str(train)]  # as if the file had been changed where it lies
+    (tmp_path / "grid" / "grid.json").write_text(json.dumps(tree), "utf-8")
+    more = [f"--task.train={train}" if word == named else word for word in words]
+    assert cli.main([*more, "--seeds", "3", "--dir", str(tmp_path / "grid")]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "train.tsv is not what it was when " in error and "could not be compared; put it back, or give" in error
+
+
 def test_a_run_that_diverges_is_noted_and_its_setting_is_never_the_best(files, tmp_path, capsys):
     words = ["finetune", BERT, *files, "--optim.name", "adamw", "--optim.clip", "0", "--optim.max-skipped", "1",
              "--grid", "lr=1e-3,1e30", "--dir", tmp_path / "grid"]  # fmt: skip
