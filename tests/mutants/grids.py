@@ -12,6 +12,7 @@ _REFUSED = f"{_FOLDER}test_a_second_start_with_other_settings_is_refused_by_name
 _ADDED = f"{_FOLDER}test_values_and_seeds_may_be_added_and_what_decides_nothing_may_change"
 _NAMES = f"{_FOLDER}test_each_setting_and_seed_has_a_run_of_its_own_folder"
 _MISTAKES = "cli/test_grid_options.py::test_a_mistake_in_a_grid_is_one_line_and_nothing_is_written"
+_EXAMPLES = "train/grid/test_train_grid.py::test_runs_on_other_examples_are_not_added"
 _WINDOWS = "cli/test_grid_options.py::test_lengths_of_questions_are_not_compared_by_a_loss_over_other_windows"
 _REDRAWN = "train/checkpoints/test_transfer.py::test_every_family_has_layers_to_redraw"
 _REDRAW = "train/test_config.py::test_layers_are_redrawn_only_where_they_are_taken_over_and_trained"
@@ -47,6 +48,10 @@ GRIDS = (
         ("grid.fewer-seeds-pass", 'if grid.seeds < old["seeds"]:', "if False:", _REFUSED),
         ("grid.seeds-cannot-be-added", 'if grid.seeds < old["seeds"]:', 'if grid.seeds != old["seeds"]:', _ADDED),
         ("grid.divergence-forgotten", 'diverged = dict(old["diverged"])', "pass", _ADDED),
+    ),
+    *mutants_of(
+        "train/grid/train_grid.py",
+        ("grid.runs-on-other-examples", "for folder in stored[:1]:", "for folder in stored[:0]:", _EXAMPLES),
     ),
     *mutants_of(
         "contexture/grid.py",
