@@ -21,6 +21,7 @@ from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file, move_aside
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tasks.spans.answer_rules import answer_rules
 from contexture.models.model import Model, Outputs, example
 from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
@@ -36,7 +37,7 @@ from contexture.train.evaluation.file_rows import FileRow
 from contexture.train.evaluation.held_out import baseline, open_request
 from contexture.train.evaluation.predictions import PredictionCollector, collector_of, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
-from contexture.train.evaluation.spans import SpanCollector, answer_counts
+from contexture.train.evaluation.spans import SpanCollector, answer_counts, searched_threshold
 from contexture.train.evaluation.task_metrics import LabelRow
 from contexture.train.losses import Sum, mean
 from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
@@ -184,6 +185,9 @@ def _evaluate_run(
             # One program serves all checkpoints.
             function = function or evaluation_step(loaded.model, objective, mesh, run, programs)
             file = _predictions_file(folder, request, loaded.step) if run.task.kind != "off" else None
+            if isinstance(held_out, HeldOutTask) and record.counts and (request.files or request.split == "test"):
+                # Other questions than those that it was searched on: answered as `predict` answers them.
+                held_out.rules = answer_rules(run.task, record.counts, searched_threshold(folder, loaded.step))
             with _writing(file) as write:
                 metrics, collector = evaluate(function, objective, loaded.params, held_out, mesh, write, cancel)
             result: CheckpointResult = {

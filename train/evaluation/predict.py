@@ -32,12 +32,11 @@ from contexture.train import run_file
 from contexture.train.checkpoints.transfer import Loaded, find_step, load_parameters
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.predictions import Prediction, collector_of
-from contexture.train.evaluation.spans import SpanAnswer
+from contexture.train.evaluation.spans import SpanAnswer, searched_threshold
 from contexture.train.objectives import objective_of
 from contexture.train.options import MeshConfig
 from contexture.train.run.data import read_tokenizer
 from contexture.train.run.folder import make_folder
-from contexture.train.run.report import read_metrics
 from contexture.train.step import evaluation_step
 
 logger = logging.getLogger(__name__)
@@ -109,17 +108,12 @@ class Predictor:
         self.batch = batch
         with meshes.use(self.mesh, self.run.model.dtype):
             self.loaded: Loaded = loaded or load_parameters(self.folder, self.run, self.labels, self.mesh, step)
-        self.rules: AnswerRules = answer_rules(self.run.task, record.counts, self._searched_threshold())
+        self.rules: AnswerRules = answer_rules(
+            self.run.task, record.counts, searched_threshold(self.folder, self.loaded.step)
+        )
         self.truncated = 0
         """Examples so far that were longer than the model's sequences."""
         self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
-
-    def _searched_threshold(self) -> float:
-        """Returns the threshold of no answer that was best for F1 when this checkpoint was evaluated; else 0."""
-        for record in read_metrics(self.folder / "metrics.jsonl"):
-            if record["split"] == "dev" and record["step"] == self.loaded.step:
-                return float(record.get("best_f1_threshold") or 0.0)
-        return 0.0
 
     def __call__(self, texts: Sequence[object]) -> list[Prediction]:
         """Texts → {"prediction", "scores"} each, in order.

@@ -1,6 +1,7 @@
 """Answers to questions from the scores of places: the windows of a question joined, scored, and written as records."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from contexture.train.evaluation import squad_metrics
 from contexture.train.evaluation.file_rows import FileRow, rows_by_file
 from contexture.train.evaluation.squad_metrics import Scored
 from contexture.train.evaluation.task_metrics import LabelRow
+from contexture.train.run.report import read_metrics
 
 
 class SpanAnswer(TypedDict):
@@ -110,7 +112,7 @@ class SpanCollector:
         _normalise(n_best)
         silent = self.rules.unanswerable and not null <= self.rules.threshold
         text = best["text"] if best and not silent else ""
-        broken = np.isnan(self._null) or (best is None and not self.rules.unanswerable)
+        broken = bool(np.isnan(self._null))
         self._score(question, text, best["text"] if best else "", float(null), broken)
         right = {"answers": [answer.text for answer in question.answers or ()]} if self.labelled else {}
         score = {"null_score": round(float(null), 6)} if np.isfinite(null) else {}
@@ -146,6 +148,15 @@ def _normalise(n_best: list[SpanAnswer]) -> None:
     for each, weight in zip(n_best, weights, strict=True):
         each["probability"] = round(float(weight / weights.sum()), 6)
         each["score"] = round(each["score"], 6)
+
+
+def searched_threshold(folder: Path, step: int) -> float:
+    """Returns the threshold of no answer that was best for F1 when a run's checkpoint was evaluated on its dev set; 0
+    where it was not."""
+    for record in read_metrics(folder / "metrics.jsonl"):
+        if record["split"] == "dev" and record["step"] == step:
+            return float(record.get("best_f1_threshold") or 0.0)
+    return 0.0
 
 
 def answer_counts(spans: SpanSplit) -> tuple[int, int]:

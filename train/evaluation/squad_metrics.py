@@ -15,16 +15,6 @@ from dataclasses import dataclass
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-WITH_UNANSWERABLE = (
-    "has_answer_exact_match",
-    "has_answer_f1",
-    "no_answer_exact_match",
-    "best_exact_match",
-    "best_exact_match_threshold",
-    "best_f1",
-    "best_f1_threshold",
-)
-"""The scores of a set with questions that have no answer, beside exact_match and f1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +58,8 @@ def _f1(predicted: str, gold: str) -> float:
 
 
 def figures(scored: Sequence[Scored]) -> dict[str, float]:
-    """Returns the scores of a set; of one with questions that have no answer also those of WITH_UNANSWERABLE.
+    """Returns the scores of a set; of one with questions that have no answer also has_answer_…,
+    no_answer_exact_match and best_….
 
     best_…: with the threshold of `null` that gives the best score. Raises ValueError without a question.
     """

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,23 @@ def test_the_threshold_of_the_dev_set_is_that_of_predictions(answering):
     with devices(1):
         rules = Predictor(answering).rules
     assert rules.unanswerable and rules.threshold == record["best_f1_threshold"]
+
+
+def test_other_questions_are_evaluated_with_the_threshold_of_predictions(answering, question_files, tmp_path):
+    run, to = shutil.copytree(answering, tmp_path / "run"), tmp_path / "answers.jsonl"
+    file = run / "metrics.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for record in records:
+        if "best_f1_threshold" in record:
+            record["best_f1_threshold"] = 1e6  # never silent
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    questions = str(question_files / "dev.json")
+    with devices(1):
+        assert cli.main(["predict", str(run), "--input", questions, "--to", str(to)]) == 0
+        result = contexture.evaluate(run, dev=questions, to=str(tmp_path / "e"))
+    given = [json.loads(line)["prediction"] for line in to.read_text("utf-8").splitlines()]
+    assert all(given) and [record["prediction"] for record in answers_of(tmp_path / "e")] == given
+    assert result["metrics"]["no_answer_exact_match"] == 0
 
 
 def test_what_is_no_question_is_one_clear_line(answering, capsys):
