@@ -45,7 +45,17 @@ class CompletionRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRequest(Run):
+class RunRequest(Run):
+    """The options of a run, and further ones of a command."""
+
+    @property
+    def run(self) -> Run:
+        """The run alone."""
+        return Run(**{field.name: getattr(self, field.name) for field in fields(Run)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest(RunRequest):
     """What training a recipe takes of devices that need not be here: memory, time, what bounds it."""
 
     topology: Annotated[str, tyro.conf.arg(metavar="DEVICES")] = ""
@@ -53,14 +63,9 @@ class PlanRequest(Run):
     suggest: bool = False
     """Try meshes, microbatches, remat and attention, and rank what fits."""
 
-    @property
-    def run(self) -> Run:
-        """The run to plan."""
-        return Run(**{field.name: getattr(self, field.name) for field in fields(Run)})
-
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneRequest(Run):
+class FinetuneRequest(RunRequest):
     """A fine-tuning; with --grid or --seeds several, which are compared."""
 
     grid: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE,VALUE …")] = ()
@@ -68,18 +73,6 @@ class FinetuneRequest(Run):
     Runs that differ in learning rate and seed alone share the compiled step."""
     seeds: int = 1
     """How many seeds each setting is trained with, from --seed on. The table has their mean and deviation."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.seeds < 1:
-            raise ValueError(
-                f"seeds={self.seeds} is not at least 1; give the number of runs of each setting: --seeds 5"
-            )
-
-    @property
-    def run(self) -> Run:
-        """The run that each setting is a variation of."""
-        return Run(**{field.name: getattr(self, field.name) for field in fields(Run)})
 
 
 @dataclass(frozen=True, kw_only=True)
