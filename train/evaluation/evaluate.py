@@ -185,8 +185,9 @@ def _evaluate_run(
             # One program serves all checkpoints.
             function = function or evaluation_step(loaded.model, objective, mesh, run, programs)
             file = _predictions_file(folder, request, loaded.step) if run.task.kind != "off" else None
-            if isinstance(held_out, HeldOutTask) and record.counts and (request.files or request.split == "test"):
-                # Other questions than those that it was searched on: answered as `predict` answers them.
+            others = request.files or request.split == "test"
+            if isinstance(held_out, HeldOutTask) and held_out.split.spans is not None and record.counts and others:
+                # Other questions than those that the threshold was searched on: answered as `predict` answers them.
                 held_out.rules = answer_rules(run.task, record.counts, searched_threshold(folder, loaded.step))
             with _writing(file) as write:
                 metrics, collector = evaluate(function, objective, loaded.params, held_out, mesh, write, cancel)
@@ -194,9 +195,9 @@ def _evaluate_run(
                 "step": loaded.step,
                 "metrics": {name: plain(value) for name, value in (metrics | known).items()},
             }
-            if collector is not None and (rows := collector.by_file()):
-                result["by_file"] = rows
             if collector is not None:
+                if rows := collector.by_file():
+                    result["by_file"] = rows
                 result["labels"], result["predictions"] = collector.table(), str(file)
             results.append(result)
     return _joined(folder, request, held_out.count, truncated, results)
