@@ -8,7 +8,7 @@ from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 from contexture.train.grid.folder import RESULTS
 from contexture.train.grid.results import GridResult, SettingResult, Spread, Spreads
-from contexture.train.grid.settings import shown
+from contexture.train.grid.settings import as_options, shown
 
 _OF_KIND = {"classify": "accuracy", "choice": "accuracy", "tag": "accuracy", "regress": "pearson", "span": "f1"}
 """The metric that the table shows of each kind of task, beside the one that it is chosen by."""
@@ -78,7 +78,7 @@ def table(result: GridResult, run: Run) -> Result:
     if best is None:
         printed["best"] = "none: no setting of which all runs ended with a finite figure"
     elif best["setting"]:
-        printed["best"] = " ".join(f"--{name.replace('_', '-')} {shown(x)}" for name, x in best["setting"].items())
+        printed["best"] = as_options(best["setting"])
     if "test" in result:
         printed["test" if best is None or not best["setting"] else "test, of the best alone"] = _cells(
             result["test"], columns

@@ -19,11 +19,6 @@ class Setting:
     """By the names of the fields that vary: {"optim.peak_lr": 2e-5}."""
     runs: tuple[Run, ...]
 
-    @property
-    def options(self) -> str:
-        """The setting as options of the command line: `--optim.peak-lr 2e-05 --data.batch 16`."""
-        return " ".join(f"--{name.replace('_', '-')} {shown(value)}" for name, value in self.values.items())
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -42,6 +37,11 @@ class Grid:
     def runs(self) -> list[Run]:
         """All runs, in the order in which they are trained."""
         return [run for setting in self.settings for run in setting.runs]
+
+
+def as_options(values: Mapping[str, Value]) -> str:
+    """Returns a setting as options of the command line: `--optim.peak-lr 2e-05 --data.batch 16`."""
+    return " ".join(f"--{name.replace('_', '-')} {shown(value)}" for name, value in values.items())
 
 
 def shown(value: Value) -> str:

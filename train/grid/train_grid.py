@@ -43,7 +43,7 @@ def train_grid(grid: Grid, recipe: Run, signals: Signals) -> GridResult:
     """Trains the runs that are missing, and returns the figures of all; results.json in the folder holds them too.
 
     A run that diverges is noted and the next one is trained. recipe: the run before the user's options. Raises as
-    `train`; Interrupted on SIGTERM and Ctrl-C, with everything saved: the next start goes on from there.
+    `train`; Interrupted on SIGTERM and Ctrl-C, with everything saved; the next start resumes.
     """
     check_grid(grid)
     with lock_folder(grid.folder):

@@ -13,7 +13,7 @@ from contexture.options import with_options
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.grid.folder import open_or_create, write
-from contexture.train.grid.settings import Grid
+from contexture.train.grid.settings import Grid, as_options
 from contexture.train.grid.train_grid import check_grid
 from contexture.train.run_file import read
 from tests.train.run.test_formats import GOLDEN
@@ -42,7 +42,7 @@ def test_each_setting_and_seed_has_a_run_of_its_own_folder(tmp_path):
         expected = {"optim.peak_lr": run.optim.peak_lr, "data.batch": run.data.batch, "seed": run.seed, "dir": run.dir}
         assert run == with_options(BASE, expected)
         assert name == f"peak-lr={run.optim.peak_lr},batch={run.data.batch}-seed{run.seed}"
-    assert [setting.options for setting in grid.settings][1] == "--optim.peak-lr 0.001 --data.batch 16"
+    assert as_options(grid.settings[1].values) == "--optim.peak-lr 0.001 --data.batch 16"
     assert [Path(run.dir).name for run in grid_in(tmp_path, {}, 2).runs] == ["seed0", "seed1"]
     same = grid_in(tmp_path, {"model.dropout": [0, 0.1], "optim.frozen": ["bias", ("ffn", "norm")]}, 1)
     assert Path(same.runs[1].dir).name == "dropout=0.0,frozen=ffn-norm-seed0" and same.runs[1].optim.frozen == (
