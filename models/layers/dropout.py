@@ -73,14 +73,18 @@ def random_word(start: jax.Array, stride: jax.Array, column: jax.Array) -> jax.A
     return x ^ (x >> 16)
 
 
-def bits(dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...]) -> jax.Array:
-    """Returns random words, u32, of shape (B, …)."""
+def bits(
+    dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...], whole: tuple[int, ...] = ()
+) -> jax.Array:
+    """Returns random words, u32, of shape (B, …): those of an array of the shape (B, *whole) cut to this one."""
     start_B, stride_B = row_words(dropout_key, site)
     # column = the row-major index of an element within its sequence, built from iotas so that a sharded array counts
     # its own part without communication.
     column = jnp.zeros((1,) + shape[1:], jnp.uint32)
     for axis in range(1, len(shape)):
-        column = column * jnp.uint32(shape[axis]) + jax.lax.broadcasted_iota(jnp.uint32, column.shape, axis)
+        column = column * jnp.uint32((0, *(whole or shape[1:]))[axis]) + jax.lax.broadcasted_iota(
+            jnp.uint32, column.shape, axis
+        )
     tail = (1,) * (len(shape) - 1)
     return random_word(start_B.reshape(-1, *tail), stride_B.reshape(-1, *tail), column)
 
@@ -91,15 +95,22 @@ def is_kept(word: jax.Array, rate: float) -> jax.Array:
     return word >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
-def dropout(x: jax.Array, rate: float, dropout_key: DropoutKey | None, site: jax.Array | int) -> jax.Array:
+def dropout(
+    x: jax.Array,
+    rate: float,
+    dropout_key: DropoutKey | None,
+    site: jax.Array | int,
+    whole: tuple[int, ...] = (),
+) -> jax.Array:
     """Zeroes each element of x (B, …) with probability rate and scales the others by 1/(1 - rate).
 
     Returns x itself for dropout_key=None (evaluation) or rate 0. `site` numbers the places of a model where dropout is
-    applied, so that no two share a mask.
+    applied, so that no two share a mask. whole: the dims, but the first, of the array that x may be a part of, cut at
+    its ends, whose mask is drawn: that of a sequence is then the same however far it is padded.
     """
     if dropout_key is None or rate == 0.0:
         return x
-    keep = is_kept(bits(dropout_key, site, x.shape), rate)
+    keep = is_kept(bits(dropout_key, site, x.shape, whole), rate)
     # Scaled in float32: 1/(1 - rate) rounded to bfloat16 would bias the mean.
     kept = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
     return jnp.where(keep, kept, jnp.zeros((), x.dtype))

@@ -44,14 +44,16 @@ def attend(
     rate: float = 0.0,
     dropout_key: DropoutKey | None = None,
     site: jax.Array | int = 0,
+    longest: int = 0,
     interpret: bool = False,
 ) -> jax.Array:
     """dropout(softmax(q·k/sqrt(K) + mask))·v → BLHK by a kernel (`tpu_kernel`, `gpu_kernel`), with the dropout masks
-    that the reference draws. `interpret` runs the kernel as plain operations, on any device and slowly."""
+    that the reference draws, also by `longest`. `interpret` runs the kernel as plain operations, on any device and
+    slowly."""
     assert not mask.causal or mask.tokens_BM is None, "no model hides padding from causal attention"
     B, L, H, K = q_BLHK.shape
     drops = dropout_key is not None and rate > 0.0
-    sizes = sizes_of(mask, L, K, q_BLHK.dtype, kernel, rate if drops else 0.0)
+    sizes = sizes_of(mask, L, K, q_BLHK.dtype, kernel, rate if drops else 0.0, longest)
 
     order = ["BLHK".index(letter) for letter in kernel.ORDER]
     room, wider = sizes.keys * sizes.key_blocks - L, kernel.padded_width(K) - K
@@ -65,12 +67,15 @@ def attend(
     return y.transpose([kernel.ORDER.index(letter) for letter in "BLHK"])[:, :L, :, :K]
 
 
-def sizes_of(mask: AttentionMask, length: int, width: int, dtype: DTypeLike, kernel: ModuleType, rate: float) -> Sizes:
+def sizes_of(
+    mask: AttentionMask, length: int, width: int, dtype: DTypeLike, kernel: ModuleType, rate: float, longest: int = 0
+) -> Sizes:
     """Returns what a kernel is compiled for, with sequences and heads of this length and width."""
     queries, keys = kernel.blocks(length, width, dtype)
     padded = -(-length // max(queries, keys)) * max(queries, keys)
     return Sizes(
-        length=length, queries=queries, keys=keys, query_blocks=padded // queries, key_blocks=padded // keys,
+        length=length, longest=longest or length, queries=queries, keys=keys,
+        query_blocks=padded // queries, key_blocks=padded // keys,
         scale=width**-0.5, rate=rate, causal=mask.causal, windowed=mask.window is not None,
         padded=mask.tokens_BM is not None, packed=mask.packs_BL is not None, rounds=jnp.dtype(dtype).itemsize < 4,
         saves=True,

@@ -27,11 +27,14 @@ def attend(
     rate: float = 0.0,
     dropout_key: DropoutKey | None = None,
     site: jax.Array | int = 0,
+    longest: int = 0,
 ) -> jax.Array:
     """dropout(softmax(q·k/sqrt(K) + mask))·v → BLHK: by the reference where the mask is an array that broadcasts to
-    BHLM, by a kernel where it is a rule."""
+    BHLM, by a kernel where it is a rule. longest: as in `reference.attend`."""
     if not isinstance(mask, AttentionMask):
-        return reference.attend(q_BLHK, k_BMHK, v_BMHK, mask, rate=rate, dropout_key=dropout_key, site=site)
+        return reference.attend(
+            q_BLHK, k_BMHK, v_BMHK, mask, rate=rate, dropout_key=dropout_key, site=site, longest=longest
+        )
     if mask.implementation == "cudnn":  # chosen for causal attention without dropout, window and documents
         return cudnn.attend(q_BLHK, k_BMHK, v_BMHK)
     # Pallas takes as long to import as all of this package, and a CPU's user needs none of it.
@@ -39,7 +42,7 @@ def attend(
 
     on = platform()
     return flash.attend(
-        q_BLHK, k_BMHK, v_BMHK, mask, rate=rate, dropout_key=dropout_key, site=site,
+        q_BLHK, k_BMHK, v_BMHK, mask, rate=rate, dropout_key=dropout_key, site=site, longest=longest,
         kernel=gpu_kernel if on == "gpu" else tpu_kernel, interpret=on == "cpu",
     )  # fmt: skip
 
@@ -77,7 +80,8 @@ class Attention(nn.Module):
         q_BLHK, k_BMHK, v_BMHK = fused_projections((self.query, self.key, self.value), x_BLD)
 
         def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attend(q, k, v, mask, rate=self.rate, dropout_key=dropout_key, site=site)
+            longest = self.sizes["L"]
+            return attend(q, k, v, mask, rate=self.rate, dropout_key=dropout_key, site=site, longest=longest)
 
         return self.out((jax.checkpoint(attention) if self.recompute else attention)(q_BLHK, k_BMHK, v_BMHK))
 

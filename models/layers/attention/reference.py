@@ -1,7 +1,7 @@
 """Attention as its formula reads, with the weights BHLM as an array: what kernels are measured against, and what a
 CPU runs (Vaswani et al. 2017, section 3.2)."""
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,13 @@ Residuals: TypeAlias = tuple[
 """What the backward pass keeps: q, k, v, the attention weights, and how to draw their dropout mask again."""
 
 
+class Drop(NamedTuple):
+    """The dropout of attention weights: its rate, and the dims (H, L, M) by which it numbers them."""
+
+    rate: float
+    whole: tuple[int, ...]
+
+
 def attend(
     q_BLHK: jax.Array,
     k_BMHK: jax.Array,
@@ -24,14 +31,18 @@ def attend(
     rate: float = 0.0,
     dropout_key: DropoutKey | None = None,
     site: jax.Array | int = 0,
+    longest: int = 0,
 ) -> jax.Array:
     """dropout(softmax(q·k/sqrt(K) + bias))·v → BLHK; the softmax in float32.
 
-    bias broadcasts: a mask over keys is (B, 1, 1, M). It is a constant: it receives no gradient.
+    bias broadcasts: a mask over keys is (B, 1, 1, M). It is a constant: it receives no gradient. longest: of sequences
+    padded to several lengths, the greatest; a weight's dropout depends on its place there. 0: M.
     """
     # Heads before positions: each product below is then a batch of plain matrix products.
     q_BHLK, k_BHMK, v_BHMK = (x.swapaxes(1, 2) for x in (q_BLHK, k_BMHK, v_BMHK))
-    y_BHLK = _attend(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, rate)
+    longest = longest or k_BMHK.shape[1]
+    drop = Drop(rate, (q_BLHK.shape[2], longest, longest))
+    y_BHLK = _attend(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, drop)
     return y_BHLK.swapaxes(1, 2)
 
 
@@ -43,9 +54,9 @@ def _attend(
     bias_BHLM: jax.Array,
     dropout_key: DropoutKey | None,
     site: jax.Array | int,
-    rate: float,
+    drop: Drop,
 ) -> jax.Array:
-    return _attend_forward(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, rate)[0]
+    return _attend_forward(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, drop)[0]
 
 
 def _attend_forward(
@@ -55,27 +66,28 @@ def _attend_forward(
     bias_BHLM: jax.Array,
     dropout_key: DropoutKey | None,
     site: jax.Array | int,
-    rate: float,
+    drop: Drop,
 ) -> tuple[jax.Array, Residuals]:
     # Scaled behind the product and in float32: q/sqrt(K) rounded to bfloat16 would lose bits of the logits.
     logits_BHLM = jnp.einsum("BHLK,BHMK->BHLM", q_BHLK, k_BHMK).astype(jnp.float32) * q_BHLK.shape[-1] ** -0.5
     weights_BHLM = jax.nn.softmax(logits_BHLM + bias_BHLM, axis=-1).astype(v_BHMK.dtype)
-    y_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dropout(weights_BHLM, rate, dropout_key, site), v_BHMK)
+    y_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dropout(weights_BHLM, drop.rate, dropout_key, site, drop.whole), v_BHMK)
     # The weights are kept, in the compute dtype. Logits, mask and dropped weights are not: the gradient needs no
     # logits, and a counter-based mask costs less to draw again than to store.
     return y_BHLK, (q_BHLK, k_BHMK, v_BHMK, weights_BHLM, dropout_key, site)
 
 
-def _attend_backward(rate: float, saved: Residuals, dy_BHLK: jax.Array) -> tuple[jax.Array | None, ...]:
+def _attend_backward(drop: Drop, saved: Residuals, dy_BHLK: jax.Array) -> tuple[jax.Array | None, ...]:
     """dlogits = weights · (dweights - Σ weights · dweights), then back through both products.
 
     A product whose summed dim does not stand last on its left is slow in XLA on a CPU, hence the swapaxes.
     """
     q_BHLK, k_BHMK, v_BHMK, weights_BHLM, dropout_key, site = saved
-    dropped_BHLM = dropout(weights_BHLM, rate, dropout_key, site)
+    dropped_BHLM = dropout(weights_BHLM, drop.rate, dropout_key, site, drop.whole)
     dv_BHKM = jnp.einsum("BHKL,BHLM->BHKM", dy_BHLK.swapaxes(2, 3), dropped_BHLM)
     # The same mask once more: dropout is linear, and its own transpose.
-    dweights_BHLM = dropout(jnp.einsum("BHLK,BHMK->BHLM", dy_BHLK, v_BHMK), rate, dropout_key, site)
+    dweights_BHLM = jnp.einsum("BHLK,BHMK->BHLM", dy_BHLK, v_BHMK)
+    dweights_BHLM = dropout(dweights_BHLM, drop.rate, dropout_key, site, drop.whole)
     dweights_BHLM = dweights_BHLM.astype(jnp.float32)
     # The mean is formed from the same rounded weights as the differences, so that a row's dlogits sum to zero also in
     # bfloat16, as softmax's gradient must.

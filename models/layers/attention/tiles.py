@@ -25,6 +25,8 @@ class Sizes(NamedTuple):
 
     length: int
     """Tokens of a sequence; the arrays are padded to whole blocks."""
+    longest: int
+    """The greatest length that sequences are padded to, by which dropout numbers weights."""
     queries: int
     """Queries of a tile."""
     keys: int
@@ -197,8 +199,8 @@ def unrounded(kept_sum: jax.Array, rounded_sum: jax.Array) -> jax.Array:
 
 
 def kept(s: Sizes, start: jax.Array, stride: jax.Array, head: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
-    """Returns a tile's dropout mask, the very one that `dropout` draws for an array HLM: a weight's column is its
-    place there, row by row."""
-    length = jnp.uint32(s.length)
+    """Returns a tile's dropout mask, the very one that `dropout` draws for an array HLM of the greatest length: a
+    weight's column is its place there, row by row."""
+    length = jnp.uint32(s.longest)
     row = head.astype(jnp.uint32) * length + query.astype(jnp.uint32)
     return is_kept(random_word(start, stride, row * length + key.astype(jnp.uint32)), s.rate)

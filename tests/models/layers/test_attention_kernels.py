@@ -210,6 +210,30 @@ def test_masks_are_the_reference_s_bit_for_bit(length: int):
         assert np.array_equal(actual, expected)
 
 
+def test_masks_of_a_shorter_sequence_are_those_of_the_longest():
+    """However far a batch is padded, its tokens lose the same weights."""
+    key = dropout_key(11, jnp.int32(2), jnp.arange(2) + 30)
+    bias = jnp.zeros((1, 1, 1, 1))
+
+    def drawn(length: int) -> np.ndarray:
+        return kept_by(
+            lambda q, k, v, **more: reference.attend(q, k, v, bias, longest=96, **more), length, 3, 2, key
+        )  # fmt: skip
+
+    whole = drawn(96)
+    for length in (40, 64):
+        assert np.array_equal(drawn(length), whole[:, :, :length, :length])
+        nothing = AttentionMask(tokens_BM=jnp.ones((2, length), jnp.int32))
+        for kernel in (tpu_kernel, gpu_kernel):
+            actual = kept_by(
+                lambda q, k, v, of=kernel, **more: flash.attend(
+                    q, k, v, nothing, kernel=of, interpret=True, longest=96, **more
+                ),
+                length, 3, 2, key,
+            )  # fmt: skip
+            assert np.array_equal(actual, whole[:, :, :length, :length])
+
+
 MESH = ("data", "fsdp", "tensor")
 
 

@@ -219,6 +219,12 @@ def test_rows_in_parts_make_the_same_masks_as_the_whole():
         assert (np.asarray(part) == whole[rows]).all()
 
 
+def test_a_part_of_an_array_has_the_mask_of_the_whole():
+    key = dropout_key(7, jnp.int32(1), jnp.arange(4))
+    whole = np.asarray(bits(key, 2, (4, 3, 6, 6)))
+    assert (np.asarray(bits(key, 2, (4, 3, 4, 5), (3, 6, 6))) == whole[:, :, :4, :5]).all()
+
+
 def test_a_mesh_changes_no_mask():
     x, rows = np.ones((8, 4, 8, 16), np.float32), np.arange(8)
     whole = np.asarray(_dropped(x, 0.3, 0, rows))
