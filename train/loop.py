@@ -13,11 +13,14 @@ import jax
 
 from contexture.data.batches import iterate
 from contexture.data.storage import is_bucket
+from contexture.data.tasks.batches import TaskBatches
 from contexture.models.heads.layer_mix import describe_mixes
 from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.manager import Checkpoints
 from contexture.train.checkpoints.transfer import begin_from
+from contexture.train.compilation.ahead import CompilesAhead
+from contexture.train.compilation.programs import Programs, shapes_of
 from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_folder, agree_on_run
@@ -38,7 +41,7 @@ from contexture.train.run.report import Report
 from contexture.train.run.signals import Interrupted, Signals
 from contexture.train.run.throughput import ThroughputMeter, activation_floats
 from contexture.train.setup import TrainingSetup, prepare
-from contexture.train.step import EvaluationStep, Programs, State, TrainStep, create, evaluation_step, train_step
+from contexture.train.step import EvaluationStep, State, TrainStep, create, evaluation_step, train_step
 from contexture.train.summary import log_end, log_start
 
 logger = logging.getLogger(__name__)
@@ -143,7 +146,9 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Prog
         stack.callback(figure.close)
         step_function = train_step(parts.model, parts.objective, run, shardings, programs)
         evaluation = evaluation_step(parts.model, parts.objective, mesh, run, programs)
-        functions = step_function, evaluation
+        ahead = _compiles_ahead(parts, step_function, expected)
+        stack.callback(ahead.stop) if ahead is not None else None
+        functions = step_function, evaluation, ahead
         done = _run_steps(parts, state, start, unevaluated, best, functions, checkpoints, report, figure, signals)
         report.complete()
         if first:
@@ -157,7 +162,7 @@ def _run_steps(
     start: int,
     unevaluated: bool,
     best: Best,
-    functions: tuple[TrainStep, EvaluationStep],
+    functions: tuple[TrainStep, EvaluationStep, CompilesAhead | None],
     checkpoints: Checkpoints,
     report: Report,
     figure: LiveLossFigure,
@@ -168,10 +173,12 @@ def _run_steps(
     unevaluated: the run was stopped in the evaluation that belongs to step `start`, which is done first.
     """
     run, mesh, held_out = parts.run, parts.mesh, parts.held_out
-    step_function, evaluation = functions
+    step_function, evaluation, ahead = functions
     batch_size_at, examples_before = run.data.batch_size_at, run.data.examples_before
     fields = batch_fields(run)
-    meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, start)
+    kind, batches = mesh.devices.flat[0].device_kind, parts.batches
+    length_at = batches.length_at if isinstance(batches, TaskBatches) else lambda step: run.data.length
+    meter = ThroughputMeter(run, mesh.devices.size, kind, start, length_at)
     pending: list[tuple[int, dict[str, jax.Array]]] = []  # metrics of steps, still on the device
 
     def _log(ready: list[tuple[int, dict[str, jax.Array]]]) -> None:
@@ -235,15 +242,19 @@ def _run_steps(
             _leave(signals.state)
 
     done, end = start, start if _patience_ended() else run.steps
+    if ahead is not None:
+        ahead.start(start, end)
     with iterate(parts.batches, start, end, lambda step: meshes.local_rows(mesh, batch_size_at(step))) as stream:
         for number, local in meter.timed(stream):
-            # Update. The call returns at once: the device works while the host reads on. Only a batch of a new size is
-            # compiled first.
+            # Update. The call returns at once: the device works while the host reads on. Only for a batch of a new
+            # size or length is it compiled first.
             size = batch_size_at(number)
             batch = meshes.shard_batch(mesh, local, fields, size)
-            with contextlib.nullcontext() if size in step_function.compiled else report.compiling():
+            shapes = shapes_of(batch)
+            if ahead is not None:
+                ahead.provide(shapes, step_function.compiled)
+            with contextlib.nullcontext() if shapes in step_function.compiled else report.compiling():
                 state, metrics = step_function(state, batch)
-            step_function.compiled.add(size)
             done = number + 1
             pending.append((done, metrics))
 
@@ -287,6 +298,23 @@ def _run_steps(
         who = f"process {jax.process_index()} of {jax.process_count()}"
         print(f"{who} read {parts.batches.rows_read} of {count} sequences", file=sys.stderr)
     return done
+
+
+def _compiles_ahead(parts: TrainingSetup, step_function: TrainStep, state: State) -> CompilesAhead | None:
+    """Returns what compiles the step for further lengths of batches; None if there are none. state: its shapes.
+
+    Several processes would have to compile in the same order, and do so when a batch comes.
+    """
+    run, mesh, batches = parts.run, parts.mesh, parts.batches
+    if not isinstance(batches, TaskBatches) or len(batches.lengths) == 1 or jax.process_count() > 1:
+        return None
+    fields, size_at = batch_fields(run), run.data.batch_size_at
+    return CompilesAhead(
+        lambda batch: step_function.lower(state, batch).compile(),
+        batches,
+        lambda step: meshes.shard_batch(mesh, batches.read(step), fields, size_at(step)),
+        lambda: meshes.use(mesh, run.model.dtype),
+    )
 
 
 def _diverged(step: int, run: Run, checkpoints: Checkpoints) -> str:

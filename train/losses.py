@@ -43,6 +43,14 @@ def has_best(scores: Array) -> Array:
     return cast(Array, (scores == scores.max(-1, keepdims=True)).sum(-1) == 1)
 
 
+def without_padding(logits_BLC: jax.Array, mask_BL: jax.Array) -> jax.Array:
+    """Returns the logits of places, float32, those of padding so low that none is chosen.
+
+    Finite: a sequence that only fills up a batch may have nothing else, and its loss, which counts nowhere, is no NaN.
+    """
+    return jnp.where(mask_BL[:, :, None] > 0, logits_BLC.astype(jnp.float32), -1e10)
+
+
 def span_candidates(logits_BLC: jax.Array, mask_BL: jax.Array, count: int) -> dict[str, jax.Array]:
     """Returns the places that score best as the start (C = 0) and as the end (C = 1) of an answer, of equals the first:
     start_places, end_places i32 Bn, start_scores, end_scores f32 Bn; and null_scores f32 B, the sum of both at place 0.

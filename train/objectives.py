@@ -18,7 +18,7 @@ from contexture.models.config import WORD_CHARS
 from contexture.models.heads.crf import CrfOutput
 from contexture.models.model import FAMILIES, Outputs
 from contexture.train.config import Run
-from contexture.train.losses import Sum, cross_entropy, has_best, span_candidates
+from contexture.train.losses import Sum, cross_entropy, has_best, span_candidates, without_padding
 
 Batch: TypeAlias = dict[str, jax.Array]
 
@@ -264,8 +264,8 @@ class ChoiceObjective:
 
 @dataclass(frozen=True)
 class SpanObjective:
-    """The first and the last token of an answer: half the sum of both cross entropies over all tokens of the sequence
-    (BERT, section 4.2; run_squad.py)."""
+    """The first and the last token of an answer: half the sum of both cross entropies over the tokens of the sequence
+    (BERT, section 4.2; run_squad.py). Differs: the original counts padding among them, so its loss depends on it."""
 
     heads: tuple[str, ...] = ("span",)
     fields: dict[str, str] = field(
@@ -278,7 +278,7 @@ class SpanObjective:
         return {"span_loss": jnp.maximum(batch["weights"].sum(), 1e-9)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
-        logits_BLC = outputs.heads["span"]
+        logits_BLC = without_padding(outputs.heads["span"], outputs.encoding.mask_BL)
         start_B, _ = cross_entropy(logits_BLC[:, :, 0], batch["starts"])
         end_B, _ = cross_entropy(logits_BLC[:, :, 1], batch["ends"])
         return {"span_loss": Sum(((start_B + end_B) / 2 * batch["weights"]).sum(), batch["weights"].sum())}

@@ -16,6 +16,7 @@ from contexture.models.model import Model, Outputs, example
 from contexture.models.shapes import Params, dims_of, path_of
 from contexture.models.sharding import constrain
 from contexture.train import mesh as meshes
+from contexture.train.compilation.programs import Programs, Shapes, shapes_of
 from contexture.train.config import Run
 from contexture.train.losses import Sum, means
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss
@@ -98,19 +99,6 @@ def without_step_settings(run: Run) -> Run:
     )
 
 
-class Programs:
-    """Jitted functions that the runs of one process share, by all that they were traced from."""
-
-    def __init__(self) -> None:
-        self._made: dict[Hashable, Any] = {}
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns what `make` returned for this key the first time."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
-
 def create(
     model: Model, run: Run, mesh: Mesh, programs: Programs | None = None
 ) -> tuple[Callable[[], State], State, State]:
@@ -160,11 +148,11 @@ class TrainStep:
     jitted: Any
     """(state, batch, settings) → (state, metrics), jitted."""
     settings: StepSettings
-    compiled: set[int]
-    """The batch sizes that it has been compiled for, by this run or by one that shares it."""
+    compiled: dict[Shapes, Any]
+    """The programs for the shapes of batches that this run has had, or one that shares the step."""
 
     def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        return self.jitted(state, batch, self.settings)
+        return self.compiled.setdefault(shapes_of(batch), self.jitted)(state, batch, self.settings)
 
     def trace(self, state: State, batch: Batch) -> Any:
         """Returns the step traced for arrays, or shapes, like these."""
@@ -185,7 +173,7 @@ def train_step(
     """
     mesh = cast(Mesh, cast(NamedSharding, shardings.step).mesh)
     key = ("step", *_key(model, run, mesh))
-    jitted, compiled = (programs or Programs()).get(key, lambda: (_train_step(model, objective, run, shardings), set()))
+    jitted, compiled = (programs or Programs()).get(key, lambda: (_train_step(model, objective, run, shardings), {}))
     return TrainStep(jitted, step_settings(run), compiled)
 
 

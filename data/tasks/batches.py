@@ -21,6 +21,7 @@ from contexture.data.layouts import (
     truncate_longest_first,
 )
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows
+from contexture.data.tasks.lengths import batch_lengths, length_for, padded, places_for
 from contexture.data.tasks.spans.answer_rules import AnswerRules
 from contexture.data.tasks.spans.span_store import UNSPELLED, SpanSplit
 from contexture.data.tasks.tables import counted
@@ -58,14 +59,15 @@ def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool =
     return {**sequences, **ANSWERS[kind]}
 
 
+WINDOW = 64
+"""Held-out batches whose examples are sorted by length together, where batches have several lengths."""
 SHORTEST = 5
 """Tokens of a sequence with room for a pair: three special tokens and a token of each text."""
 
 
 def sequence_length(config: DataConfig, longest: int) -> int:
     """Returns the tokens of a sequence: as many as the longest example needs, in steps of 8, at most data.length."""
-    # Two more than `longest` counts: the special tokens at its ends.
-    return min(config.length, -(-(longest + 2) // 8) * 8)
+    return int(padded(np.int64(longest), config.length))
 
 
 def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, ...]) -> NDArray[np.float32]:
@@ -108,7 +110,8 @@ class _Reader:
     split: ExampleSplit
     tokenizer: Tokenizer
     family: Family
-    length: int
+    lengths: tuple[int, ...]
+    """Those that batches are padded to, ascending."""
     weights_C: NDArray[np.float32]
     types: int = 0
     """Rows for distinct words; 0: as many as there could be."""
@@ -120,17 +123,22 @@ class _Reader:
             word_tokenizer(self.tokenizer)
         else:
             _ = wordpiece(self.tokenizer) if self.family == "bert" else gpt_specials(self.tokenizer)
-        if self.length < SHORTEST:
+        if self.lengths[-1] < SHORTEST:
             raise DataError(
-                f"data.length={self.length} has no room for a pair of texts and its special tokens; "
+                f"data.length={self.lengths[-1]} has no room for a pair of texts and its special tokens; "
                 f"give at least {SHORTEST}"
             )
 
+    def length_of(self, numbers: I64) -> int:
+        """Returns the length that a batch of the examples with these numbers is padded to."""
+        return length_for(self.lengths, self.split.tokens_of(numbers)) if self.lengths[1:] else self.lengths[0]
+
     def read(self, numbers: I64, chosen: I64 | None = None) -> Batch:
-        """Returns the examples with these numbers as a batch, or the chosen rows of it. Where words are read by their
-        characters, `types` are those of the whole batch, so that every device has the same."""
+        """Returns the examples with these numbers as a batch, or the chosen rows of it. The length is that of the whole
+        batch, and where words are read by their characters, so are `types`: every device has the same."""
+        length = self.length_of(numbers)
         if self.family == "elmo":
-            return self._words(numbers, np.arange(len(numbers)) if chosen is None else chosen)
+            return self._words(numbers, np.arange(len(numbers)) if chosen is None else chosen, length)
         split, rows = self.split, self.split.take(numbers if chosen is None else numbers[chosen])
         count = len(rows) // split.choices
         single = rows["b"] < 0
@@ -138,17 +146,17 @@ class _Reader:
         b_length = np.where(single, -1, rows["end"] - middle)
         pairs = SpanPairs(rows["a"], middle - rows["a"], middle, b_length, np.zeros(len(rows), bool))
         # Both orders first: a pair and its reverse are each cut for themselves, since b gives on a tie.
-        pairs = truncate_longest_first(both_orders(pairs) if split.symmetric else pairs, self.length)
+        pairs = truncate_longest_first(both_orders(pairs) if split.symmetric else pairs, length)
         batch: Batch
         if self.family == "gpt":
-            batch = gpt_pair(split.tokens.read, pairs, self.tokenizer, self.length)
+            batch = gpt_pair(split.tokens.read, pairs, self.tokenizer, length)
         else:
-            batch = bert_pair(split.tokens.read, pairs, wordpiece(self.tokenizer), self.length)
+            batch = bert_pair(split.tokens.read, pairs, wordpiece(self.tokenizer), length)
         text_BL = batch.pop("candidates")
         del batch["lengths"]
         # An example's sequences stand below each other: BAL are the same numbers in the same order.
         if split.kind == "choice" or split.symmetric:
-            batch = {name: array.reshape(count, -1, self.length) for name, array in batch.items()}
+            batch = {name: array.reshape(count, -1, length) for name, array in batch.items()}
         answers = self._answers(rows[:: split.choices])
         if split.spans is not None:
             answers |= self._spans(split.spans, numbers if chosen is None else numbers[chosen], rows)
@@ -159,7 +167,7 @@ class _Reader:
             answers |= self._tags(tags_BL)
         return {**batch, **answers}
 
-    def _words(self, numbers: I64, chosen: I64) -> Batch:
+    def _words(self, numbers: I64, chosen: I64, length: int) -> Batch:
         """Reads examples for an ELMo, a pair's texts as two sequences.
 
         data.length counts the begin and the end of a sentence, which the model itself adds, so the arrays have two
@@ -167,7 +175,7 @@ class _Reader:
         """
         split, rows = self.split, self.split.take(numbers)
         assert split.char_ids is not None
-        words, texts = self.length - 2, 2 if split.pair else 1
+        words, texts = length - 2, 2 if split.pair else 1
         middle = np.where(rows["b"] < 0, rows["end"], rows["b"])
         starts = np.stack([rows["a"], middle], 1)[:, :texts].ravel()
         lengths = np.stack([middle - rows["a"], rows["end"] - middle], 1)[:, :texts].ravel()
@@ -233,20 +241,32 @@ class TaskBatches:
         self.examples_per_epoch = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
-        length, types = sequence_length(config, split.longest), config.word_types
-        self._reader = _Reader(split, tokenizer, family, length, weights_C, types)
+        length = sequence_length(config, split.longest)
+        self.lengths = batch_lengths(split, length, config.batch, shuffled=True)
+        """Tokens of a sequence: a batch has the least that holds its longest example."""
+        self._reader = _Reader(split, tokenizer, family, self.lengths, weights_C, config.word_types)
         self._orders: dict[int, I64] = {}
         self._lock = threading.Lock()
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence."""
-        return self._reader.length
+        """Tokens of the longest sequences."""
+        return self.lengths[-1]
+
+    def length_at(self, step: int) -> int:
+        """Returns the tokens of the step's sequences."""
+        return self._reader.length_of(self._numbers(step)) if self.lengths[1:] else self.length
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """Returns the rows (numbers within the batch, all of them if None) of the step's batch, in the order asked
         for."""
         rows = np.arange(self.config.batch_size_at(step)) if rows is None else np.asarray(rows, np.int64)
+        with self._lock:
+            self.rows_read += len(rows)
+        return self._reader.read(self._numbers(step), rows)
+
+    def _numbers(self, step: int) -> I64:
+        """Returns the examples of the step's batch."""
         every = np.arange(self.config.batch_size_at(step))
         places = self.config.examples_before(step) + every
         # A batch at the end of an epoch goes on with the next one, and an epoch may be shorter than a batch.
@@ -255,9 +275,7 @@ class TaskBatches:
         for e in np.unique(epochs).tolist():
             mine = epochs == e
             numbers[mine] = self._order(e)[within[mine]]
-        with self._lock:
-            self.rows_read += len(rows)
-        return self._reader.read(numbers, rows)
+        return numbers
 
     def _order(self, e: int) -> I64:
         with self._lock:
@@ -274,18 +292,23 @@ class TaskBatches:
     def describe(self) -> str:
         """Describes the training data, in a sentence."""
         if self.split.spans is not None:
-            windows = f"{self.split.examples:,} windows of {self.length} tokens"
+            windows = f"{self.split.examples:,} windows of {self._lengths()} tokens"
             return f"{self.split.spans.count:,} questions in {windows}"
         longer = self.split.longer_than(self.length)
         cut = f"; {longer:,} of them longer, and cut" if longer else ""
         sequences = 2 if self.split.symmetric else self.split.choices
         several = f"{sequences} " if sequences > 1 else ""
         words = f"; {counted(self._cut_words, 'word')} longer than {MAX_BYTES} bytes, cut" if self._cut_words else ""
-        return f"{self.split.examples:,} examples in {several}sequences of {self.length} tokens{cut}{words}"
+        return f"{self.split.examples:,} examples in {several}sequences of {self._lengths()} tokens{cut}{words}"
+
+    def _lengths(self) -> str:
+        *others, last = map(str, self.lengths)
+        return f"{', '.join(others)} or {last}" if others else last
 
 
 class HeldOutTask:
-    """Every example once and in order, in `steps` batches of `batch` examples."""
+    """Every example once, in `steps` batches of `batch` examples: in order, or of several lengths in order of length
+    within each WINDOW of batches."""
 
     unit = "examples"
 
@@ -296,13 +319,13 @@ class HeldOutTask:
         config: DataConfig,
         batch: int,
         weights_C: NDArray[np.float32] | None = None,
-        length: int = 0,
+        lengths: tuple[int, ...] = (),
         *,
         family: Family,
         rules: AnswerRules | None = None,
     ) -> None:
-        """weights_C: the weight of each label in the loss (all 1 if None). length: tokens of a sequence; 0: as many as
-        the longest example needs. rules: how the answer to a question is chosen."""
+        """weights_C: the weight of each label in the loss (all 1 if None). lengths: tokens of a sequence, as
+        TaskBatches.lengths; (): those that suit the examples. rules: how the answer to a question is chosen."""
         self.fields = task_fields(split.kind, family, split.symmetric, split.pair)
         self.shift = int(family == "elmo")
         """1 where no special token stands before the text, so that a word stands a place earlier than its piece."""
@@ -313,27 +336,49 @@ class HeldOutTask:
         self.steps = -(-split.examples // batch)
         self.rows_read = 0
         ones_C = np.ones(max(len(split.labels), 1), np.float32)
-        length = length or sequence_length(config, split.longest)
+        if not lengths:
+            lengths = batch_lengths(split, sequence_length(config, split.longest), batch, shuffled=False)
+        self.lengths = lengths
         weights_C = ones_C if weights_C is None else weights_C
-        self._reader = _Reader(split, tokenizer, family, length, weights_C, config.word_types)
+        self._reader = _Reader(split, tokenizer, family, lengths, weights_C, config.word_types)
+        self._sorted: dict[int, I64] = {}
+        self._lock = threading.Lock()
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence."""
-        return self._reader.length
+        """Tokens of the longest sequences."""
+        return self.lengths[-1]
 
     def numbers(self, step: int) -> I64:
         """Returns the examples (of questions, the windows) of a batch, without those that only fill it up."""
-        return np.arange(step * self.batch, min((step + 1) * self.batch, self.split.examples))
+        first, last = step * self.batch, min((step + 1) * self.batch, self.split.examples)
+        if not self.lengths[1:]:
+            return np.arange(first, last)
+        window, before = step // WINDOW, step // WINDOW * WINDOW * self.batch
+        with self._lock:
+            if window not in self._sorted:
+                # Readers that run ahead meet at the border of two windows.
+                self._sorted = {w: order for w, order in self._sorted.items() if abs(w - window) == 1}
+                numbers = np.arange(before, min(before + WINDOW * self.batch, self.split.examples))
+                places = places_for(self.lengths, self.split.tokens_of(numbers))
+                # The longest first: if memory does not suffice, that shows at once.
+                self._sorted[window] = numbers[np.argsort(-places, kind="stable")]
+            return self._sorted[window][first - before : last - before]
+
+    def ends_window(self, step: int) -> bool:
+        """Returns whether the examples of all batches up to this one are a number of first examples."""
+        return not self.lengths[1:] or step + 1 == self.steps or (step + 1) % WINDOW == 0
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """Reads as TaskBatches does, for steps below `steps`. Rows past the last example repeat example 0 without
+        """Reads as TaskBatches does, for steps below `steps`. Rows past the last example repeat it without
         weight, for an ELMo without its words."""
         rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
-        numbers = step * self.batch + np.arange(self.batch)
-        batch = self._reader.read(np.where(numbers >= self.split.examples, 0, numbers), rows)
-        # Devices need whole batches, so the last one is filled up by an example that counts nowhere.
-        spare = numbers[rows] >= self.split.examples
+        own = self.numbers(step)
+        # Devices need whole batches, so the last one is filled up by an example that counts nowhere: one of its own,
+        # which makes it no longer.
+        numbers = np.concatenate([own, np.repeat(own[-1:], self.batch - len(own))])
+        batch = self._reader.read(numbers, rows)
+        spare = rows >= len(own)
         weights = ("valid", "weights", "tag_weights", "next_weights")
         for name in (*weights, "mask") if self.split.char_ids is not None else weights:
             if name in batch:

@@ -161,14 +161,17 @@ class ExampleSplit:
         """Returns the file and the line of an example: "train.tsv:7"."""
         return f"{self.sources[int(row['file'])]}:{int(row['line'])}"
 
+    def tokens_of(self, numbers: I64) -> I64:
+        """Returns the tokens of the longest sequence of each example, as `longest` counts them."""
+        return tokens_of(self.take(numbers), self.char_ids is not None).reshape(-1, self.choices).max(1)
+
     def longer_than(self, length: int) -> int:
         """Returns how many examples do not fit a sequence of so many tokens."""
         count = 0
         for first in range(0, self.examples, 1 << 16):
-            rows = self.take(np.arange(first, min(first + (1 << 16), self.examples)))
+            numbers = np.arange(first, min(first + (1 << 16), self.examples))
             # One alternative that is too long makes the example so.
-            too_long = tokens_of(rows, self.char_ids is not None) + 2 > length
-            count += int(too_long.reshape(-1, self.choices).any(1).sum())
+            count += int((self.tokens_of(numbers) + 2 > length).sum())
         return count
 
 

@@ -48,8 +48,8 @@ MODELS = (
         ("attention.gradient-mean", "dlogits_BHLM = weights_BHLM * (dweights_BHLM - mean_BHL1)",
          "dlogits_BHLM = weights_BHLM * (dweights_BHLM - 0.0 * mean_BHL1)", _ATTEND),
         ("attention.no-bias", "logits_BHLM + bias_BHLM, axis=-1", "logits_BHLM, axis=-1", _ATTEND),
-        ("attention.no-dropout", "dropout(weights_BHLM, rate, dropout_key, site), v_BHMK)", "weights_BHLM, v_BHMK)",
-         _ATTEND),
+        ("attention.no-dropout", "drop.rate, dropout_key, site, drop.whole), v_BHMK)",
+         "0.0, dropout_key, site, drop.whole), v_BHMK)", _ATTEND),
     ),
     *mutants_of(
         "models/layers/attention/module.py",

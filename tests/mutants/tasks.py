@@ -6,6 +6,7 @@ _PIECES = "data/tokenizers/test_wordpiece.py::"
 _GPT = "data/tokenizers/test_byte_pair_and_sentencepiece.py::"
 _TABLES = "data/tasks/test_tables.py::"
 _FIELDS = "data/text/test_columnar.py::test_fields_within_objects_have_dotted_names"
+_LENGTHS = "data/tasks/test_lengths.py::"
 _ENCODE = "data/tasks/test_encode_examples.py::"
 
 TASKS = (
@@ -122,11 +123,23 @@ TASKS = (
          "train/test_class_weights.py"),
         ("class-weights.of-no-tag", "np.where(tags_BL >= 0, self.weights_C[np.maximum(tags_BL, 0)], 0)",
          "np.where(tags_BL >= 0, 1, 0)", "train/test_class_weights.py"),
-        ("task-batches.lines-too-long", "-(-(longest + 2) // 8) * 8", "-(-(longest + 3) // 8) * 8",
-         f"{_ENCODE}test_lines_are_as_long_as_the_longest_example"),
         ("task-batches.one-order-for-all-passes", "rng.key(rng.EXAMPLE_ORDER, self.seed, e)",
          "rng.key(rng.EXAMPLE_ORDER, self.seed, 0)",
          f"{_ENCODE}test_every_pass_has_every_example_once_in_an_order_of_its_own"),
+    ),
+    *mutants_of(
+        "data/tasks/lengths.py",
+        ("task-batches.lines-too-long", "-(-(tokens + 2) // 8) * 8", "-(-(tokens + 3) // 8) * 8",
+         f"{_ENCODE}test_lines_are_as_long_as_the_longest_example"),
+        ("task-batches.shuffled-as-sorted", "reached = reached**batch", "pass",
+         f"{_LENGTHS}test_the_lengths_cost_the_least_of_all"),
+        ("task-batches.length-too-short", "np.asarray(tokens) + 2)", "np.asarray(tokens))",
+         f"{_LENGTHS}test_a_training_batch_has_the_least_length_that_holds_it"),
+    ),
+    *mutants_of(
+        "train/evaluation/outputs.py",
+        ("task-batches.answers-in-order-of-length", "order = np.argsort(numbers)", "order = np.arange(len(numbers))",
+         "train/run/test_lengths.py::test_predictions_of_a_long_file_keep_its_order"),
     ),
     *mutants_of(
         "data/describe.py",

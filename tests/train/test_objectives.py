@@ -9,7 +9,7 @@ import pytest
 from contexture.models.encoding import Encoding
 from contexture.models.heads.chunked_softmax import TokenLosses
 from contexture.models.model import Outputs
-from contexture.train.losses import Sum, mean, means
+from contexture.train.losses import Sum, cross_entropy, mean, means, without_padding
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import assert_differs, close
 
@@ -81,3 +81,14 @@ def test_a_mean_on_the_host_is_that_on_the_device():
     for name, value in means(sums).items():
         assert mean(name, 6.0, 4.0) == pytest.approx(float(value), rel=1e-6)
     assert_differs(means(sums)["loss"], means(sums)["full_perplexity"], 1.0)
+
+
+def test_padding_is_no_place_of_an_answer_in_the_loss():
+    logits_BLC, mask_BL = np.random.default_rng(2).normal(size=(3, 9, 2)), np.ones((3, 9), np.int32)
+    mask_BL[:, 6:] = 0
+    padded, _ = cross_entropy(without_padding(jnp.asarray(logits_BLC), jnp.asarray(mask_BL))[:, :, 1], jnp.arange(3))
+    whole, _ = cross_entropy(jnp.asarray(logits_BLC[:, :6, 1]), jnp.arange(3))
+    assert np.allclose(padded, whole, rtol=1e-6)
+    # A row that only fills up a batch has nothing but padding.
+    nothing, _ = cross_entropy(without_padding(jnp.asarray(logits_BLC), jnp.zeros((3, 9)))[:, :, 0], jnp.arange(3))
+    assert np.isfinite(nothing).all()

@@ -14,6 +14,7 @@ from contexture.models.config import BertConfig, HeadConfig
 from contexture.models.model import build
 from contexture.models.shapes import by_path, path_of
 from contexture.train import mesh as meshes
+from contexture.train.compilation.programs import Programs
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.best import Best, unigram_baseline, value_to_minimise
@@ -21,7 +22,7 @@ from contexture.train.losses import cross_entropy
 from contexture.train.objectives import OBJECTIVES, batch_fields
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.throughput import activation_floats
-from contexture.train.step import Programs, create, train_step, without_step_settings
+from contexture.train.step import create, train_step, without_step_settings
 from tests.helpers.parity_rule import assert_close, assert_differs, close
 
 RUN = Run(

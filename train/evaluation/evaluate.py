@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from contexture.data.batches import HeldOut, iterate
+from contexture.data.batches import HeldOut
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.pretraining.bilm_lanes import SAMPLED
 from contexture.data.pretraining.shards import Shards
@@ -28,6 +28,7 @@ from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints import manager
 from contexture.train.checkpoints.transfer import find_step, load_parameters
+from contexture.train.compilation.programs import Programs
 from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
@@ -35,6 +36,7 @@ from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.best import note_better
 from contexture.train.evaluation.file_rows import FileRow
 from contexture.train.evaluation.held_out import baseline, open_request
+from contexture.train.evaluation.outputs import computed
 from contexture.train.evaluation.predictions import PredictionCollector, collector_of, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.spans import SpanCollector, answer_counts, searched_threshold
@@ -45,7 +47,7 @@ from contexture.train.options import MeshConfig
 from contexture.train.run.folder import make_folder
 from contexture.train.run.report import Figure, plain, read_metrics
 from contexture.train.run_file import RunRecord
-from contexture.train.step import Carry, EvaluationStep, Programs, evaluation_step
+from contexture.train.step import EvaluationStep, evaluation_step
 
 logger = logging.getLogger(__name__)
 
@@ -91,23 +93,16 @@ def evaluate(
 
     write gets a JSON line for each example of a task. `cancel` may raise to stop the evaluation.
     """
-    rows = meshes.local_rows(mesh, held_out.batch)
     totals: dict[str, np.ndarray] = {}
-    carry: Carry | None = None
     collector = collector_of(held_out) if isinstance(held_out, HeldOutTask) else None
-    with iterate(held_out, 0, held_out.steps, rows) as stream:
-        for number, local in stream:
-            cancel.check()
-            batch = meshes.shard_batch(mesh, local, held_out.fields, held_out.batch)
-            sums, predictions, carry = step(params, batch, carry)
-            sums, predictions = jax.device_get((sums, predictions))
-            # A mean over batches would weigh the last, smaller one too much, so totals and weights are added up, in
-            # float64: many batches in float32 would lose digits.
-            for name, s in sums.items():
-                totals[name] = totals.get(name, np.zeros(2)) + np.array([s.total, s.weight], np.float64)
-            for record in collector.add(number, predictions) if collector is not None else ():
-                if write is not None:
-                    write.write(json.dumps(record, ensure_ascii=False) + "\n")
+    for number, sums, predictions in computed(step, params, held_out, mesh, cancel=cancel):
+        # A mean over batches would weigh the last, smaller one too much, so totals and weights are added up, in
+        # float64: many batches in float32 would lose digits.
+        for name, s in sums.items():
+            totals[name] = totals.get(name, np.zeros(2)) + np.array([s.total, s.weight], np.float64)
+        for record in collector.add(number, predictions) if collector is not None else ():
+            if write is not None:
+                write.write(json.dumps(record, ensure_ascii=False) + "\n")
     metrics = {name: mean(name, total, weight) for name, (total, weight) in totals.items()}
     loss = sum(coefficient * metrics[name] for name, coefficient in objective.terms.items())
     return {"loss": float(loss), **metrics, **(collector.figures() if collector else {})}, collector

@@ -8,20 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Required, TypedDict, cast
 
-import jax
 from jax.sharding import Mesh
 
-from contexture.data.batches import iterate
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.layouts import power_of_two
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.encode_examples import check_batch, chunks
+from contexture.data.tasks.example_store import ExampleSplit
 from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, same_shape
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels
+from contexture.data.tasks.lengths import MIN_SAVING, batch_lengths
 from contexture.data.tasks.read_examples import check_sources, examples, examples_of
 from contexture.data.tasks.spans.answer_rules import AnswerRules, answer_rules
 from contexture.data.tasks.spans.windows import span_layout
@@ -31,6 +31,7 @@ from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints.transfer import Loaded, find_step, load_parameters
 from contexture.train.errors import ConfigError
+from contexture.train.evaluation.outputs import computed
 from contexture.train.evaluation.predictions import Prediction, collector_of
 from contexture.train.evaluation.spans import SpanAnswer, searched_threshold
 from contexture.train.objectives import objective_of
@@ -113,6 +114,7 @@ class Predictor:
         )
         self.truncated = 0
         """Examples so far that were longer than the model's sequences."""
+        self._several: tuple[int, ...] = ()
         self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
 
     def __call__(self, texts: Sequence[object]) -> list[Prediction]:
@@ -169,20 +171,34 @@ class Predictor:
         split = in_memory(encoded, kind, names, origin.rpartition(":")[0], self.run.task.symmetric, char_ids)
         # + 2: the special tokens in front of a sequence and behind it.
         limit = self.run.data.length
-        length = min(next((n for n in LENGTHS if n >= split.longest + 2), limit), limit)
-        self.truncated += split.longer_than(length)
+        self.truncated += split.longer_than(limit)
         # A few examples are a batch of their own size, rounded up so that few programs are compiled.
         batch = meshes.round_up_to_devices(self.mesh, min(self.batch, power_of_two(split.examples)))
         held_out = HeldOutTask(
-            split, self.tokenizer, self.run.data, batch, length=length, family=self.run.family, rules=self.rules
+            split,
+            self.tokenizer,
+            self.run.data,
+            batch,
+            lengths=self._lengths(split, batch),
+            family=self.run.family,
+            rules=self.rules,
         )
         collector = collector_of(held_out, labelled=False)
-        rows = meshes.local_rows(self.mesh, batch)
-        with meshes.use(self.mesh, self.run.model.dtype), iterate(held_out, 0, held_out.steps, rows) as stream:
-            for number, local in stream:
-                arrays = meshes.shard_batch(self.mesh, local, held_out.fields, batch)
-                predictions = jax.device_get(self._step(self.loaded.params, arrays, {})[1])
+        with meshes.use(self.mesh, self.run.model.dtype):
+            for number, _, predictions in computed(self._step, self.loaded.params, held_out, self.mesh, {}):
                 yield from cast(Iterator[Prediction], collector.add(number, predictions))
+
+    def _lengths(self, split: ExampleSplit, batch: int) -> tuple[int, ...]:
+        """Returns the lengths for the batches of a chunk: of a few, one of LENGTHS. Those of the first chunk that has
+        several batches serve the later ones, so that no more programs are compiled."""
+        limit = self.run.data.length
+        longest = min(next((n for n in LENGTHS if n >= split.longest + 2), limit), limit)
+        if split.examples < MIN_SAVING * batch:
+            return (longest,)
+        if not self._several:
+            self._several = batch_lengths(split, longest, batch, shuffled=False)
+        # A later chunk may have longer examples.
+        return self._several if longest <= self._several[-1] else (*self._several[1:], limit)
 
 
 def predict_file(

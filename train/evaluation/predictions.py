@@ -10,6 +10,7 @@ from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows
 from contexture.train.evaluation import squad_metrics, task_metrics
 from contexture.train.evaluation.file_rows import FileRow, rows_by_file
+from contexture.train.evaluation.outputs import ExampleOrder
 from contexture.train.evaluation.spans import SpanAnswer, SpanCollector, no_answer_baseline
 from contexture.train.evaluation.squad_metrics import Scored
 from contexture.train.evaluation.task_metrics import LabelRow, Tags
@@ -44,6 +45,7 @@ class PredictionCollector:
 
     def __init__(self, held_out: HeldOutTask, labelled: bool = True) -> None:
         self.held_out, self.split, self.labelled = held_out, held_out.split, labelled
+        self._order = ExampleOrder(held_out)
         self._gold: list[Numbers] = []
         self._predicted: list[Numbers] = []
         self._words: list[NDArray[np.int64]] = []
@@ -52,13 +54,14 @@ class PredictionCollector:
         """The number of each example's source."""
 
     def add(self, step: int, predictions: dict[str, np.ndarray]) -> Iterator[Prediction]:
-        """Takes the predictions of a batch, and yields {"id": "dev.tsv:7", …} for each of its examples."""
-        numbers = self.held_out.numbers(step)
+        """Takes the predictions of a batch, and yields {"id": "dev.tsv:7", …} for each example, in order: for those of
+        this batch, or where batches are sorted by length, for those of all batches of a window at once."""
+        if (ready := self._order.add(step, predictions)) is None:
+            return
+        numbers, outputs = ready
         # An example with alternatives has a row for each; all of them have its answer.
         rows = self.split.take(numbers)[:: self.split.choices]
         self._files.append(rows["file"])
-        # The last batch is filled up with sequences that are no examples.
-        outputs = {name: array[: len(numbers)] for name, array in predictions.items()}
         records = {"classify": self._classes, "choice": self._classes, "regress": self._values, "tag": self._tags}
         for row, record in zip(rows, records[self.split.kind](rows, outputs), strict=True):
             yield cast(Prediction, {"id": self.split.origin(row), **record})

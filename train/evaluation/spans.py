@@ -13,6 +13,7 @@ from contexture.data.tasks.examples import QuestionExample
 from contexture.data.tasks.spans.span_store import SpanSplit
 from contexture.train.evaluation import squad_metrics
 from contexture.train.evaluation.file_rows import FileRow, rows_by_file
+from contexture.train.evaluation.outputs import ExampleOrder
 from contexture.train.evaluation.squad_metrics import Scored
 from contexture.train.evaluation.task_metrics import LabelRow
 from contexture.train.run.report import read_metrics
@@ -50,6 +51,7 @@ class SpanCollector:
         assert held_out.split.spans is not None
         self.held_out, self.split, self.rules, self.labelled = held_out, held_out.split, held_out.rules, labelled
         self.spans: SpanSplit = held_out.split.spans
+        self._order = ExampleOrder(held_out)
         self._scored: list[Scored] = []
         self._files: list[int] = []
         """The number of each question's source."""
@@ -59,7 +61,9 @@ class SpanCollector:
 
     def add(self, step: int, predictions: dict[str, np.ndarray]) -> Iterator[SpanPrediction]:
         """Takes the predictions of a batch, and yields {"id", "prediction", …} for each question that is complete."""
-        numbers = self.held_out.numbers(step)
+        if (ready := self._order.add(step, predictions)) is None:
+            return
+        numbers, predictions = ready
         rows = self.split.take(numbers)
         lengths = rows["end"] - rows["a"]
         places = np.split(self.spans.places.read(rows["a"], lengths), np.cumsum(lengths)[:-1])

@@ -62,8 +62,8 @@ def train_grid(grid: Grid, recipe: Run, signals: Signals) -> GridResult:
 
 def _train(grid: Grid, missing: list[Run], recipe: Run, diverged: dict[str, str], signals: Signals) -> None:
     # Imported here: a grid that is complete needs no jax.
+    from contexture.train.compilation.programs import Programs
     from contexture.train.loop import train
-    from contexture.train.step import Programs
 
     programs, runs = Programs(), grid.runs
     _check_examples([run for run in runs if run not in missing and Path(run.dir).name not in diverged])
@@ -99,8 +99,8 @@ def _measure_test(result: GridResult, signals: Signals) -> None:
     assert best is not None
     unmeasured = [run for run in best["runs"] if read_test_figures(run) is None]
     if unmeasured:
+        from contexture.train.compilation.programs import Programs
         from contexture.train.evaluation.evaluate import evaluate_run
-        from contexture.train.step import Programs
 
         programs = Programs()
         for run in unmeasured:

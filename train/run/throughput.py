@@ -1,7 +1,9 @@
 """How fast a run trains: tokens per second, and how much of the chip's peak (MFU) that is."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from contexture.models.model import FAMILIES
@@ -81,16 +83,22 @@ def activation_floats(run: Run) -> float:
 class ThroughputMeter:
     """Turns the fetched metrics of steps into records, with speed and time left."""
 
-    def __init__(self, run: Run, devices: int, device_kind: str, start: int) -> None:
+    def __init__(
+        self, run: Run, devices: int, device_kind: str, start: int, length_at: Callable[[int], int] | None = None
+    ) -> None:
+        """length_at: the tokens of a step's sequences; None: data.length of all."""
         self._steps = run.steps
         self._last_time, self._last_step = time.perf_counter(), start
         self._compiled = False
         self._waited = 0.0
         self._data = run.data
         peak = peak_flops(device_kind)
-        flops = FAMILIES[type(run.model)].training_flops(run.model, batch_sizes(run, 1))
-        # Of one sequence: the fraction of a second that all devices need for it at their peak.
-        self._peak_seconds = flops / (peak * devices) if peak else None
+        self._length_at = length_at or (lambda step: run.data.length)
+        sizes, training_flops = batch_sizes(run, 1), FAMILIES[type(run.model)].training_flops
+        # Of one sequence of a length: the fraction of a second that all devices need for it at their peak.
+        self._peak_seconds = lru_cache(
+            lambda length: training_flops(run.model, {**sizes, "L": length}) / (peak * devices) if peak else None
+        )
 
     def reset(self) -> None:
         """Leaves the time since the last records out of the next speed: it was not spent on training."""
@@ -117,17 +125,21 @@ class ThroughputMeter:
         now, last = time.perf_counter(), steps[-1]
         count = max(last - self._last_step, 1)
         seconds = (now - self._last_time) / count
-        # A mean too: the batch may grow (data.ramp-from).
-        sequences = (self._data.examples_before(last) - self._data.examples_before(self._last_step)) / count
+        # Means too: the batch may grow (data.ramp-from), and its length change.
+        done = range(self._last_step, last)
+        batches = Counter[int]()
+        for step in done:
+            batches[self._length_at(step)] += self._data.batch_size_at(step)
         speed: dict[str, float] = {}
         if self._compiled:  # the first records include the compilation
             speed = {
-                "tokens_per_second": sequences * self._data.length / seconds,
+                "tokens_per_second": sum(n * length for length, n in batches.items()) / count / seconds,
                 "seconds_left": seconds * (self._steps - last),
                 "data_wait": min(self._waited / max(now - self._last_time, 1e-9), 1.0),
             }
-            if self._peak_seconds is not None:
-                speed["mfu"] = sequences * self._peak_seconds / seconds
+            peak_seconds = [(self._peak_seconds(length), n) for length, n in batches.items()]
+            if all(each is not None for each, _ in peak_seconds):
+                speed["mfu"] = sum((each or 0.0) * n for each, n in peak_seconds) / count / seconds
         self._last_time, self._last_step, self._compiled, self._waited = now, last, True, 0.0
         return [
             {"step": step, "split": "train", **figures, **speed} for step, figures in zip(steps, fetched, strict=True)

@@ -226,7 +226,7 @@ def test_masks_of_a_shorter_sequence_are_those_of_the_longest():
         nothing = AttentionMask(tokens_BM=jnp.ones((2, length), jnp.int32))
         for kernel in (tpu_kernel, gpu_kernel):
             actual = kept_by(
-                lambda q, k, v, of=kernel, **more: flash.attend(
+                lambda q, k, v, of=kernel, nothing=nothing, **more: flash.attend(
                     q, k, v, nothing, kernel=of, interpret=True, longest=96, **more
                 ),
                 length, 3, 2, key,

@@ -13,7 +13,7 @@ from contexture.data.pretraining.sentence_pairs import HeldOutPairs, SentencePai
 from contexture.train import loop
 from contexture.train.checkpoints.late_evaluation import with_evaluation, write
 from contexture.train.checkpoints.manager import best_step, rank_of, read_meta
-from contexture.train.evaluation import evaluate
+from contexture.train.evaluation import outputs
 from contexture.train.run.folder import steps
 from contexture.train.run.report import read_metrics
 from tests.helpers.commands import done, run_command
@@ -48,7 +48,7 @@ def whole(one_device, words: list[str], tmp_path_factory) -> Path:
 def terminate_in(patch: pytest.MonkeyPatch, evaluation: int, batch: int) -> list[int]:
     """SIGTERM at a batch of the n-th evaluation → the batches that are evaluated from then on."""
     count, after = 0, []
-    iterate = evaluate.iterate
+    iterate = outputs.iterate
 
     class Steps:
         def __init__(self, *given: Any) -> None:
@@ -67,7 +67,7 @@ def terminate_in(patch: pytest.MonkeyPatch, evaluation: int, batch: int) -> list
         def __exit__(self, *error: Any) -> None:
             self.opened.__exit__(*error)
 
-    patch.setattr(evaluate, "iterate", Steps)
+    patch.setattr(outputs, "iterate", Steps)
     return after
 
 
