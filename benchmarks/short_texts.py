@@ -1,0 +1,205 @@
+"""Fine-tuning on, predicting and embedding short texts of many lengths: ours against transformers on torch.
+
+A BERT of 6 layers of width 384 classifies 4,096 made texts, of 3 to 90 words and half of them below 14. Every batch of
+torch is padded to its own longest text, as transformers' DataCollatorWithPadding does. The contenders:
+
+    torch     finetune: BertForSequenceClassification with that collator and AdamW; predict: the pipeline
+    sorted    predict and embed: a plain torch loop over batches that are sorted by length
+    ours      the step, `predict` and `embed` of a run, from texts to answers
+
+`harness.py` says how they are measured. A "token" of the table is a text.
+
+    python benchmarks/short_texts.py --what finetune|predict|embed --batch 32 --rounds 8 [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Worker, Workers, compare, parser, show, work
+
+LAYERS, HIDDEN, HEADS, FFN, PEAK_LR = 6, 384, 6, 1536, 1e-4
+TEXTS, WORDS = 4096, 4000
+
+
+def texts() -> tuple[list[str], list[int]]:
+    """The same texts and classes for everyone."""
+    random = np.random.default_rng(0)
+    lengths = np.clip(np.exp(random.normal(2.6, 0.6, TEXTS)), 3, 90).astype(int)
+    made = [" ".join(f"w{number}" for number in random.integers(0, WORDS, length)) for length in lengths]
+    return made, [int(text[1:].partition(" ")[0]) % 2 for text in made]
+
+
+def published(folder: Path) -> tuple[Any, Any]:
+    """A model with random parameters and its tokenizer, written as transformers writes them."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    torch.manual_seed(0)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(WORDS))]
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", "utf-8")
+    tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"))
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary), hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=FFN, max_position_embeddings=128, num_labels=2,
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def torch_worker(args: argparse.Namespace, *, by_length: bool) -> Worker:
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    torch.set_num_threads(args.threads)
+    model, tokenizer = published(Path(tempfile.mkdtemp()))
+    given, classes = texts()
+    facts = {"torch": torch.__version__, "transformers": transformers.__version__}
+    if args.what == "finetune":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, fused=args.torch_adamw == "fused")
+        encoded = [{**tokenizer(text), "labels": label} for text, label in zip(given, classes, strict=True)]
+        collate = transformers.DataCollatorWithPadding(tokenizer)
+        random, model = np.random.default_rng(1), model.train()
+
+        def train(n: int) -> float:
+            loss = torch.zeros(())
+            for _ in range(n):
+                loss = model(**collate([encoded[i] for i in random.choice(TEXTS, args.batch, False)])).loss
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss.item()
+
+        return train, facts
+    model = model.eval()
+    if not by_length:
+        answer = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+        return lambda n: len(answer(given[: n * args.batch], batch_size=args.batch)), facts
+
+    def compute(n: int) -> float:
+        own = tokenizer(given[: n * args.batch])["input_ids"]
+        order = sorted(range(len(own)), key=lambda i: len(own[i]))
+        answers: list[Any] = [None] * len(own)
+        with torch.inference_mode():
+            for first in range(0, len(order), args.batch):
+                numbers = order[first : first + args.batch]
+                batch = tokenizer.pad({"input_ids": [own[i] for i in numbers]}, return_tensors="pt")
+                if args.what == "predict":
+                    result = model(**batch).logits.softmax(-1).tolist()
+                else:
+                    mask = batch["attention_mask"][..., None]
+                    result = ((model.bert(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)).numpy()
+                for i, row in zip(numbers, result, strict=True):
+                    answers[i] = row
+        return float(len(answers))
+
+    return compute, facts
+
+
+def ours(args: argparse.Namespace) -> Worker:
+    folder = Path(tempfile.mkdtemp())
+    published(folder / "hf")
+    import jax
+
+    import contexture
+
+    run = contexture.import_model("hf", folder / "hf", folder / "run")
+    given, classes = texts()
+    facts = {"jax": jax.__version__}
+    if args.what == "finetune":
+        return tuner(args, folder, run), facts
+    model = contexture.open(run)
+    if args.what == "predict":
+        return lambda n: len(model.predict(given[: n * args.batch])), facts
+    return lambda n: len(model.embed(given[: n * args.batch], pool="mean", batch=args.batch)), facts
+
+
+def tuner(args: argparse.Namespace, folder: Path, source: Any) -> Any:
+    """Our fine-tuning step over a run's own batches."""
+    import jax
+
+    from contexture.data.config import DataConfig, TaskConfig
+    from contexture.data.tasks.batches import TaskBatches
+    from contexture.data.tasks.encode_examples import encode
+    from contexture.models.config import BertConfig
+    from contexture.train import mesh as meshes
+    from contexture.train.checkpoints.transfer import model_of
+    from contexture.train.config import Run
+    from contexture.train.objectives import batch_fields, objective_of
+    from contexture.train.options import MeshConfig, OptimConfig
+    from contexture.train.run.data import read_tokenizer
+    from contexture.train.run_file import read
+    from contexture.train.step import create, train_step
+
+    given, classes = texts()
+    rows = "".join(f"{text}\t{label}\n" for text, label in zip(given, classes, strict=True))
+    (folder / "train.tsv").write_text("text\tlabel\n" + rows, "utf-8")
+    task = TaskConfig(kind="classify", train=(str(folder / "train.tsv"),))
+    tokenizer = read_tokenizer(Path(source), read(Path(source)))
+    store = encode(task, tokenizer, folder / "data")
+    config = DataConfig(batch=args.batch, length=128, max_predictions=1)
+    run = Run(
+        model=BertConfig(vocab=tokenizer.size, layers=LAYERS, hidden=HIDDEN, heads=HEADS, ffn=FFN, length=128),
+        data=config, task=task, optim=OptimConfig(name="adamw", schedule="linear", warmup=10, peak_lr=PEAK_LR),
+    )  # fmt: skip
+    batches = TaskBatches(store, tokenizer, config, task, family="bert", seed=0)
+    mesh, fields = meshes.build(MeshConfig()), batch_fields(run)
+    model = model_of(run, store.labels)
+    with meshes.use(mesh, run.model.dtype):
+        make, _, shardings = create(model, run, mesh)
+        state, step = make(), train_step(model, objective_of(run), run, shardings)
+        # A program for each length, as a run compiles them beside its first steps.
+        for length in batches.lengths:
+            number = next(n for n in range(10_000) if batches.length_at(n) == length)
+            state, _ = step(state, meshes.shard_batch(mesh, batches.read(number), fields, args.batch))
+    done = 0
+
+    def train(n: int) -> float:
+        nonlocal state, done
+        measured: Any = {"loss": 0.0}
+        with meshes.use(mesh, run.model.dtype):
+            for _ in range(n):
+                state, measured = step(state, meshes.shard_batch(mesh, batches.read(done), fields, args.batch))
+                done += 1
+        jax.block_until_ready(state)
+        return float(measured["loss"])
+
+    return train
+
+
+WORKERS: Workers = {
+    "torch": lambda args: torch_worker(args, by_length=False),
+    "sorted": lambda args: torch_worker(args, by_length=True),
+    "ours": ours,
+}
+
+
+def main() -> None:
+    options = parser(__doc__, WORKERS, steps=32, one_arena=False)
+    options.add_argument("--what", choices=("finetune", "predict", "embed"), default="finetune")
+    options.add_argument("--batch", type=int, default=32)
+    args = options.parse_args()
+    without = {"finetune": "sorted", "embed": "torch"}.get(args.what)
+    args.only = [name for name in args.only if name != without]
+    if args.worker:
+        work(args, WORKERS)
+        return
+    pairs = [("ours", "torch"), ("ours", "sorted"), ("sorted", "torch")]
+    result = {"what": args.what, "batch": args.batch, **compare(args, pairs, args.batch)}
+    if args.json:
+        print(json.dumps(result))
+    else:
+        show(result, f"{args.what} short texts, batches of {args.batch}; texts a second")
+
+
+if __name__ == "__main__":
+    main()
