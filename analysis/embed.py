@@ -13,6 +13,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines, power_of_two, token_lines
 from contexture.data.tasks.encode_examples import check_batch, chunks
+from contexture.data.tasks.lengths import choose_lengths
 from contexture.data.tasks.word_alignment import encode_checked, unknown_ids
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import are_cut
@@ -145,51 +146,122 @@ def embed(
     check_batch(batch)
     numbers = _layer_numbers(layers, config.layers)
     config = replace(config, stateful=stateful) if isinstance(config, ElmoConfig) else config
+    backbone, what = {"backbone": params["backbone"]}, (tuple(numbers), pool)
+    if stateful:
+        groups: Iterable[Sequence[Units]] = chunks(sentences, batch)
+        planned = ((group, [(list(range(len(group))), 0)]) for group in groups)
+    else:
+        width = len(numbers) * config.width
+        planned = _planned(sentences, batch, lambda units: width * (len(units) if pool == "none" else 1))
     carry: Params = {}
     rows = 0
+    for window, plan in planned:
+        vectors = list[np.ndarray](window)  # pyright: ignore[reportArgumentType]  # each is replaced
+        before: tuple[list[int], jax.Array] | None = None
+        for places, length in plan:
+            cancel.check()
+            # All batches have the rows of the first, rounded up: few programs are compiled.
+            rows = rows or (batch if stateful else min(batch, power_of_two(len(places))))
+            fields = _fields([window[n] for n in places], rows, tokenizer, config, length)
+            arrays, carry = _states(config, what, backbone, fields, carry)
+            # A batch is fetched when the next one is on its way: the device works while the host writes.
+            _put(vectors, window, before)
+            before = places, arrays
+        _put(vectors, window, before)
+        for each in vectors:
+            yield each[0] if layers == "last" else each
+
+
+_WINDOW, _FLOATS = 64, 1 << 26
+"""Sentences are sorted by length within so many batches, and so many numbers of their vectors."""
+
+
+def _planned(
+    sentences: Iterable[Units], batch: int, floats: Callable[[Units], int]
+) -> Iterator[tuple[list[Units], list[tuple[list[int], int]]]]:
+    """Yields windows of sentences, each with its batches: (places in the window, length; 0: their power of two)."""
+    lengths: tuple[int, ...] = ()
+    for window in _windows(sentences, batch, floats):
+        units = np.array([len(each) for each in window], np.int64)
+        if len(window) <= batch:
+            yield window, [(list(range(len(window))), 0)]
+            continue
+        # The lengths of the first window of several batches serve the later ones, so that no more are compiled.
+        needed, counts = np.unique(-(-np.maximum(units, 1) // 8) * 8, return_counts=True)
+        lengths = lengths or choose_lengths(needed, counts, power_of_two(int(needed[-1])), batch, shuffled=False)
+        order = np.argsort(-units, kind="stable")
+        groups = [order[first : first + batch].tolist() for first in range(0, len(order), batch)]
+        yield window, [(group, next((n for n in lengths if n >= units[group[0]]), 0)) for group in groups]
+
+
+def _windows(sentences: Iterable[Units], batch: int, floats: Callable[[Units], int]) -> Iterator[list[Units]]:
+    """Yields sentences in lists: whole batches, _WINDOW of them, or fewer whose vectors would be too large together."""
+    window, size = list[Units](), 0
     for group in chunks(sentences, batch):
-        cancel.check()
-        # Rows and lengths are rounded up, and all batches have the rows of the first: few programs are compiled.
-        rows = rows or (batch if stateful else min(batch, power_of_two(len(group))))
-        fields = _fields(group, rows, tokenizer, config)
-        arrays, carry = _states(config, tuple(numbers), {"backbone": params["backbone"]}, fields, carry)
-        states = np.asarray(jax.device_get(arrays), np.float32)
-        for row, units in enumerate(group):
-            vectors = states[:, row, : len(units)]
-            if pool == "cls":
-                vectors = vectors[:, 0]
-            elif pool != "none":
-                vectors = _pooled(vectors[:, 1:-1] if bert and pool != "mean" else vectors, pool)
-            yield vectors[0] if layers == "last" else vectors
+        own = sum(map(floats, group))
+        if window and (size + own > _FLOATS or len(window) == _WINDOW * batch):
+            yield window
+            window, size = [], 0
+        window += group
+        size += own
+    if window:
+        yield window
+
+
+def _put(vectors: list[np.ndarray], window: Sequence[Units], computed: tuple[list[int], jax.Array] | None) -> None:
+    """Puts the vectors of a batch, [layers, B, L, D] or [layers, B, D], at the places of its sentences."""
+    if computed is None:
+        return
+    places, array = computed
+    array = np.asarray(jax.device_get(array), np.float32)
+    for row, place in enumerate(places):
+        own = array[:, row]
+        vectors[place] = own[:, : len(window[place])] if own.ndim == 3 else own
 
 
 def _fields(
-    sentences: Sequence[Units], batch: int, tokenizer: Tokenizer | OpenVocabulary, config: ModelConfig
+    sentences: Sequence[Units], batch: int, tokenizer: Tokenizer | OpenVocabulary, config: ModelConfig, length: int
 ) -> Batch:
     """Returns the model's input; words are strings and token ids are ints, which `sentence_splitter` sees to."""
     if isinstance(config, ElmoConfig):
-        return elmo_lines(cast(Sequence[Sequence[str]], sentences), batch)
+        return elmo_lines(cast(Sequence[Sequence[str]], sentences), batch, length)
     assert not isinstance(tokenizer, OpenVocabulary)
-    return token_lines(cast(Sequence[Sequence[int]], sentences), batch, tokenizer.pad, config.length)
+    lines = cast(Sequence[Sequence[int]], sentences)
+    return token_lines(lines, batch, tokenizer.pad, config.length, min(length, config.length))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _states(
-    config: ModelConfig, layers: tuple[int, ...], params: Params, batch: Batch, carry: Params
+    config: ModelConfig, what: tuple[tuple[int, ...], str], params: Params, batch: Batch, carry: Params
 ) -> tuple[jax.Array, Params]:
-    """Returns (the wanted layers f32 [layers, B, L, D], what a stateful ELMo carries to the next batch)."""
+    """Returns (f32 [layers, B, L, D], or pooled [layers, B, D]; what a stateful ELMo carries to the next batch). what:
+    the layers and the pooling."""
+    layers, pool = what
     model = build(config)  # the backbone alone
     outputs, variables = model.apply({"params": params, "carry": carry}, batch, states=True, mutable=["carry"])
     assert isinstance(outputs, Outputs)
     states = outputs.encoding.states
-    return jax.numpy.stack([states[n] for n in layers]), dict(variables).get("carry", {})
+    stacked = jax.numpy.stack([states[n] for n in layers])
+    if pool != "none":
+        stacked = _pooled(stacked, jax.numpy.asarray(batch["mask"]).sum(1), pool, isinstance(config, BertConfig))
+    return stacked, dict(variables).get("carry", {})
 
 
-def _pooled(vectors: np.ndarray, pool: str) -> np.ndarray:
-    """[layers, units, D] → [layers, D]."""
-    if not vectors.shape[1]:
-        return np.zeros((len(vectors), vectors.shape[2]), np.float32)
-    return vectors[:, -1] if pool == "last" else vectors.mean(1)
+def _pooled(states_NBLD: jax.Array, count_B: jax.Array, pool: str, ends: bool) -> jax.Array:
+    """Returns a vector of each sentence, f32 NBD, here on the device: what is fetched is small. ends: the first and the
+    last of its units are [CLS] and [SEP]."""
+    own = ends and pool != "mean"
+    first, behind_B = int(own and pool != "cls"), count_B - int(own)
+    place_BL = jax.numpy.broadcast_to(
+        jax.numpy.arange(states_NBLD.shape[2])[None], (len(count_B), states_NBLD.shape[2])
+    )
+    if pool in ("cls", "last"):
+        chosen_BL = place_BL == (0 if pool == "cls" else behind_B[:, None] - 1)
+    else:
+        chosen_BL = place_BL < behind_B[:, None]
+    weights_BL = (chosen_BL & (place_BL >= first)).astype(jax.numpy.float32)
+    weights_BL /= jax.numpy.maximum(weights_BL.sum(1, keepdims=True), 1.0)
+    return jax.numpy.einsum("NBLD,BL->NBD", states_NBLD.astype(jax.numpy.float32), weights_BL)
 
 
 def _layer_numbers(layers: str, top: int) -> list[int]:

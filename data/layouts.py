@@ -208,14 +208,15 @@ def elmo_words(read: Read, starts: I64, lengths: I64, char_ids: NDArray[np.uint1
     return {"types": types, "index": index_BL, "mask": inside_BL.astype(np.int32)}
 
 
-def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0) -> Batch:
-    """Lines of words → types i32 RW, index i32 BL, mask i32 BL; B is `rows` where there are fewer lines.
+def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0, length: int = 0) -> Batch:
+    """Lines of words → types i32 RW, index i32 BL, mask i32 BL; B is `rows` where there are fewer lines, L is `length`.
 
-    L and R are the powers of two (from 8, 64 on) in which they find room, so that few shapes are compiled.
+    R, and L where none is given, are the powers of two (from 64, 8 on) in which they find room, so that few shapes are
+    compiled.
     """
     distinct = sorted({word for words in lines for word in words})
     place = {word: number for number, word in enumerate(distinct, FIRST_WORD)}
-    index = np.zeros((max(rows, len(lines)), _length(lines)), np.int32)
+    index = np.zeros((max(rows, len(lines)), length or _length(lines)), np.int32)
     mask = np.zeros_like(index)
     for row, words in enumerate(lines):
         index[row, : len(words)] = [place[word] for word in words]
@@ -237,10 +238,10 @@ def text_batch(tokenizer: Tokenizer, texts: Sequence[str], length: int | None = 
     return token_lines(lines, len(lines), tokenizer.pad, max(map(len, lines), default=0))
 
 
-def token_lines(lines: Sequence[Sequence[int]], rows: int, pad: int, limit: int) -> Batch:
-    """Lines of ids → tokens, segments, mask i32 BL; B is `rows` where there are fewer lines, L the power of two (from 8
-    on, at most `limit`) in which they find room."""
-    tokens = np.full((max(rows, len(lines)), min(_length(lines), limit)), pad, np.int32)
+def token_lines(lines: Sequence[Sequence[int]], rows: int, pad: int, limit: int, length: int = 0) -> Batch:
+    """Lines of ids → tokens, segments, mask i32 BL; B is `rows` where there are fewer lines. L is `length`, or without
+    one the power of two (from 8 on, at most `limit`) in which they find room."""
+    tokens = np.full((max(rows, len(lines)), length or min(_length(lines), limit)), pad, np.int32)
     mask = np.zeros_like(tokens)
     for row, ids in enumerate(lines):
         tokens[row, : len(ids)] = ids

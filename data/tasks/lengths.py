@@ -8,7 +8,7 @@ from contexture.data.tasks.example_store import ExampleSplit
 
 MAX_LENGTHS = 6
 """Lengths at most: a program is compiled for each."""
-MIN_SAVING = 8
+MIN_SAVING = 3
 """Whole batches, of the greatest length, that a further length must save in one pass over the examples: about what its
 compilation takes on a CPU. Small sets have one length therefore."""
 _CHUNK = 1 << 16

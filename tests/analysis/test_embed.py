@@ -231,3 +231,18 @@ def test_nothing_is_left_of_what_was_stopped(elmo_run, text, tmp_path, capsys, m
     code, err = run_command(capsys, "embed", elmo_run, "--input", text, "--to", tmp_path / name, "--batch", 1)
     assert (code, err) == (130, "Ctrl-C")
     assert seen[-1] and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("pool", ["none", "mean", "last"])
+def test_sorted_by_length_sentences_keep_their_order_and_their_vectors(opened, pool, monkeypatch):
+    """Sentences of 0 to 40 words, in two windows of several batches; padded to few lengths, each has the vectors that
+    it has alone."""
+    monkeypatch.setattr("contexture.analysis.embed._WINDOW", 12)
+    rng, words = np.random.default_rng(3), " ".join(TEXT).split()[:12]
+    sentences = [rng.choice(words, int(40 * x**3)).tolist() for x in rng.random(70)]
+    together = list(vectors_of(*opened, sentences, pool=pool, batch=4))
+    assert len(together) == len(sentences)
+    for sentence, vectors in zip(sentences[:16], together, strict=False):
+        (alone,) = vectors_of(*opened, [sentence], pool=pool)
+        assert vectors.shape == alone.shape == (3, *([len(sentence)] if pool == "none" else []), 12)
+        assert np.allclose(vectors, alone, atol=1e-6)
