@@ -105,7 +105,7 @@ def test_small_sets_have_one_length(tmp_path):
     task = TaskConfig(kind="classify", train=(str(tmp_path / "train.tsv"),))
     split = encode(task, TOKENIZER, tmp_path / "data").splits["train"]
     assert lengths.batch_lengths(split, 48, 4, shuffled=True) == (48,)
-    assert lengths.batch_lengths(split, 48, 8, shuffled=False) == (48,)
+    assert lengths.batch_lengths(split, 48, 16, shuffled=False) == (48,)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1), st.sampled_from([(8,), (8, 24), (16, 24, 48)]))
