@@ -13,7 +13,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines, power_of_two, token_lines
 from contexture.data.tasks.encode_examples import check_batch, chunks
-from contexture.data.tasks.lengths import choose_lengths
+from contexture.data.tasks.lengths import STEP, choose_lengths
 from contexture.data.tasks.word_alignment import encode_checked, unknown_ids
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import are_cut
@@ -187,8 +187,8 @@ def _planned(
             yield window, [(list(range(len(window))), 0)]
             continue
         # The lengths of the first window of several batches serve the later ones, so that no more are compiled.
-        needed, counts = np.unique(-(-np.maximum(units, 1) // 8) * 8, return_counts=True)
-        lengths = lengths or choose_lengths(needed, counts, power_of_two(int(needed[-1])), batch, shuffled=False)
+        needed, counts = np.unique(-(-np.maximum(units, 1) // STEP) * STEP, return_counts=True)
+        lengths = lengths or choose_lengths(needed, counts, int(needed[-1]), batch, shuffled=False)
         order = np.argsort(-units, kind="stable")
         groups = [order[first : first + batch].tolist() for first in range(0, len(order), batch)]
         yield window, [(group, next((n for n in lengths if n >= units[group[0]]), 0)) for group in groups]
