@@ -18,11 +18,9 @@ def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 
     task_vocabulary  of a GPT, the size of its vocabulary with the tokens that separate a task's texts
     random           whether the model is initialised randomly, as a baseline
 
-    Raises: ConfigError for an unknown task, and one that the family does not have.
+    Raises: ConfigError for an unknown task.
     """
     base = task(name)
-    if source.family == "elmo" and base.task.kind == "choice":
-        raise ConfigError("task.kind=choice is not for an ELMo; give a run of a BERT or a GPT")
     data, init = _data_like(source, base), InitConfig(run=folder)
     head = source.head if source.task.kind == base.task.kind else base.head
     if isinstance(source.model, ElmoConfig):

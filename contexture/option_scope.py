@@ -60,7 +60,7 @@ _SCOPES: dict[str, _Scope] = {
     **dict.fromkeys(("optim.b1", "optim.b2", "optim.moments", "optim.stochastic_rounding"), _ADAM),
     **dict.fromkeys(
         ("head.mix", "head.mix_norm", "head.mix_l2", "head.place", "head.cells"),
-        _has_kind("classify", "regress", "tag", "span"),
+        _has_kind("classify", "regress", "tag", "choice", "span"),
     ),
     "optim.mix_lr": _Scope("--head.mix all", lambda run: run.head.mix == "all"),
     "task.second": _has_kind("classify", "regress", "span"),

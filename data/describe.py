@@ -25,10 +25,11 @@ def describe(
     """
     # A batch says by its arrays what it is.
     if "types" in batch:
-        return _lane(batch, row, tokenizer) if "next" in batch else _words(batch, row, labels, tokenizer)
+        return _lane(batch, row, tokenizer) if "next" in batch else _words(batch, row, labels, tokenizer, kind)
     several: list[str] = []
     if batch["tokens"].ndim == 3:
         count, shown = batch["tokens"].shape[1], int(batch["labels"][row]) if kind == "choice" else 0
+        count = int(batch["choices"][row].sum()) if kind == "choice" else count
         several = [f"the right one of {count} alternatives" if kind == "choice" else f"the first of {count} sequences"]
         batch = {name: array[:, shown] if array.ndim == 3 else array for name, array in batch.items()}
     tokens = batch["tokens"][row, : int(batch["mask"][row].sum())]
@@ -68,9 +69,12 @@ def _answer(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> 
     return f'answer "{tokenizer.decode(batch["tokens"][row, start : end + 1].tolist()).strip()}"'
 
 
-def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str], tokenizer: Tokenizer) -> str:
+def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str], tokenizer: Tokenizer, kind: str) -> str:
     """Returns an ELMo's text, each word with its tag, or a pair's two texts; and the answer."""
-    index, mask = batch["index"][row], batch["mask"][row]
+    index, mask, several = batch["index"][row], batch["mask"][row], ""
+    if kind == "choice":
+        index, mask = (x[int(batch["labels"][row])] for x in (index, mask))
+        several = f"; the right one of {int(batch['choices'][row].sum())} alternatives"
     texts = [
         words_from_char_ids(batch["types"][i[m > 0]])
         for i, m in zip(np.atleast_2d(index), np.atleast_2d(mask), strict=True)
@@ -81,7 +85,7 @@ def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str], tok
     answer = f" → {labels[batch['labels'][row]]}" if "labels" in batch else ""
     answer = f" → {batch['targets'][row]:g}" if "targets" in batch else answer
     answer = f" → {_answer(batch, row, tokenizer)}" if "starts" in batch else answer
-    return f"{' | '.join(map(' '.join, texts))}{answer}\n({sum(map(len, texts))} words)"
+    return f"{' | '.join(map(' '.join, texts))}{answer}\n({sum(map(len, texts))} words{several})"
 
 
 def _lane(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:

@@ -48,7 +48,7 @@ def truncate_randomly(pairs: SpanPairs, numbers: I64, *, length: int, seed: int)
     # How many tokens go from each side follows from the lengths; only how many of them from the front is chance. So the
     # coins that show heads are counted, and no token is looked at.
     a, b = pairs.a_length, pairs.b_length
-    a_kept, b_kept = _kept(a, b, length - 3)
+    a_kept, b_kept = kept_tokens(a, b, length - 3)
     a_front = _heads(rng.key(rng.CUT_A, seed), numbers, a - a_kept)
     b_front = _heads(rng.key(rng.CUT_B, seed), numbers, b - b_kept)
     return SpanPairs(pairs.a_start + a_front, a_kept, pairs.b_start + b_front, b_kept, pairs.is_random)
@@ -60,11 +60,11 @@ def truncate_longest_first(pairs: SpanPairs, length: int) -> SpanPairs:
 
     Differs: finetune-transformer-lm cuts each text of a pair to n_ctx/2 - 2 tokens, however short the other is.
     """
-    a_kept, b_kept = _kept(pairs.a_length, pairs.b_length, length - 3)
+    a_kept, b_kept = kept_tokens(pairs.a_length, pairs.b_length, length - 3)
     return SpanPairs(pairs.a_start, a_kept, pairs.b_start, b_kept, pairs.is_random)
 
 
-def _kept(a: I64, b: I64, room: int) -> tuple[I64, I64]:
+def kept_tokens(a: I64, b: I64, room: int) -> tuple[I64, I64]:
     """Returns how much of each side is left when the longer one gives until both together have at most `room`."""
     over, half = a + b > room, room // 2
     # A side below the half is kept whole. Else both are cut to halves, b to the smaller one, since b gives on a tie.
@@ -193,12 +193,22 @@ def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], len
     return {name: batch[name] for name in ("tokens", "segments", "mask")}
 
 
-def elmo_words(read: Read, starts: I64, lengths: I64, char_ids: NDArray[np.uint16], length: int, rows: int) -> Batch:
+def elmo_words(
+    read: Read,
+    starts: I64,
+    lengths: I64,
+    char_ids: NDArray[np.uint16],
+    length: int,
+    rows: int,
+    sequences: int | None = None,
+) -> Batch:
     """Spans of words → types i32 RW, index i32 BL, mask i32 BL; a span's words from `length` on are left out. types:
     the characters of each distinct word, behind three rows for nothing, begin and end; R is `rows`, doubled until they
-    have room."""
+    have room. sequences: B where it is less than the spans, of which as many follow each other in a sequence; there is
+    room for them."""
     lengths = np.minimum(lengths, length)
-    inside_BL = np.arange(length) < lengths[:, None]
+    totals = lengths.reshape(sequences or len(lengths), -1).sum(1)
+    inside_BL = np.arange(length) < totals[:, None]
     ids = read(starts, lengths)
     # Each distinct word goes through the character CNN once, however often it stands in the batch.
     distinct, place = np.unique(ids, return_inverse=True)

@@ -13,7 +13,7 @@ from contexture.models import bert, elmo, gpt
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
 from contexture.models.encoding import Encoding
 from contexture.models.heads.language_model import MaskedLmHead, NextSentenceHead, NextTokenHead
-from contexture.models.heads.layer_mix import MixHead, MixPooledHead, MixSpanHead, MixTagHead
+from contexture.models.heads.layer_mix import MixChoiceHead, MixHead, MixPooledHead, MixSpanHead, MixTagHead
 from contexture.models.heads.linear_head import LinearHead
 from contexture.models.heads.sampled_softmax import BiLmHead
 from contexture.models.heads.tasks import ChoiceHead, PooledHead, SpanHead, SpanPointerHead, TokenHead
@@ -168,6 +168,7 @@ MIX_HEADS: dict[str, type[MixHead]] = {
     "classify": MixPooledHead,
     "regress": MixPooledHead,
     "tag": MixTagHead,
+    "choice": MixChoiceHead,
     "span": MixSpanHead,
 }
 """The heads that stand in for those of HEADS where a task reads a mix of the layers."""
@@ -186,6 +187,7 @@ def build(config: ModelConfig, heads: tuple[str, ...] = (), classes: int = 1, he
     def build_head(name: str) -> nn.Module:
         if head.mix != "off" and name in MIX_HEADS:
             dtype, own = jnp.dtype(config.dtype), {**sizes, "C": 2} if name == "span" else sizes
+            own = {**own, "C": 1} if name == "choice" else own
             return MIX_HEADS[name](own, family.kernel_init(config), dtype, config.head_dropout, head)
         return HEADS[name](config, sizes)
 

@@ -109,7 +109,7 @@ class Run:
 
     def _check_head(self, family: str) -> None:
         head, kind = self.head, self.task.kind
-        if head.mix != "off" and (kind not in ("classify", "regress", "tag", "span") or self.task.symmetric):
+        if head.mix != "off" and (kind == "off" or self.task.symmetric):
             what = "task.symmetric" if self.task.symmetric else f"task.kind={kind}"
             raise ValueError(f"head.mix={head.mix} has no meaning for {what}; leave it out")
         if head.crf and (family != "elmo" or kind != "tag" or self.task.class_weights):

@@ -243,7 +243,7 @@ class ChoiceObjective:
     """The right one of an example's alternatives: cross entropy over them (Radford et al. 2018, section 3.3)."""
 
     heads: tuple[str, ...] = ("choice",)
-    fields: dict[str, str] = field(default_factory=lambda: {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"})
+    fields: dict[str, str] = field(default_factory=lambda: {**Classify().fields, "choices": "f32 BA"})
     terms: dict[str, float] = field(default_factory=lambda: {"choice_loss": 1.0})
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
@@ -258,7 +258,7 @@ class ChoiceObjective:
         }
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
-        """scores f32 BA: the probability of each alternative."""
+        """scores f32 BA: the probability of each alternative, 0 of what is none."""
         return {"scores": jax.nn.softmax(outputs.heads["choice"])}
 
 

@@ -79,7 +79,8 @@ def with_data_facts(run: Run, *, words: int = 0, pair: bool | None = None) -> Ru
     """
     if not isinstance(run.model, ElmoConfig):
         return run
-    pair = run.task.kind != "off" and bool(pair)
+    # A text and an alternative are one sequence, whose head has no parameters of its own for pairs.
+    pair = run.task.kind not in ("off", "choice") and bool(pair)
     try:
         model = dataclasses.replace(run.model, vocab=words or run.model.vocab)
     except ValueError as error:

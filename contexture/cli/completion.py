@@ -126,7 +126,7 @@ def _run_of(command: Command, before: list[str]) -> Run | None:
     from contexture.configs.finetuning import finetune_run
 
     family, task = _family(Path(name)), find_option(before, "--task.name", "--task", "--task.kind")
-    if family not in FAMILIES or (family, task) == ("elmo", "choice"):
+    if family not in FAMILIES:
         return None
     return finetune_run(known[f"{family}.tiny"](), name, task if task in task_recipes() else "classify")
 

@@ -18,10 +18,11 @@ from contexture.data.layouts import (
     elmo_words,
     gpt_pair,
     gpt_specials,
+    kept_tokens,
     truncate_longest_first,
 )
-from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows
-from contexture.data.tasks.lengths import batch_lengths, length_for, padded, places_for
+from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
+from contexture.data.tasks.lengths import batch_lengths, length_for, one_of, padded, places_for
 from contexture.data.tasks.spans.answer_rules import AnswerRules
 from contexture.data.tasks.spans.span_store import UNSPELLED, SpanSplit
 from contexture.data.tasks.tables import counted
@@ -41,12 +42,13 @@ ANSWERS = {
     "classify": {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
     "regress": {"targets": "f32 B", "valid": "f32 B"},
     "tag": {"tags": "i32 BL", "tag_weights": "f32 BL", "valid": "f32 B"},
-    "choice": {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
+    "choice": {"choices": "f32 BA", "labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
     "span": {"starts": "i32 B", "ends": "i32 B", "weights": "f32 B", "valid": "f32 B"},
 }
 """The arrays of answers, by task.kind. labels and tags: numbers, 0 and -1 where there is none; starts and ends: places
-of the answer's first and last token in the sequence, 0 where it is not in this window; weights: that of an example, or
-of the piece that stands for a word, in the loss; valid: 0 where an example only fills up a batch."""
+of the answer's first and last token in the sequence, 0 where it is not in this window; choices: 0 where an example has
+fewer alternatives than others; weights: that of an example, or of the piece that stands for a word, in the loss; valid:
+0 where an example only fills up a batch."""
 
 
 def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool = False) -> dict[str, str]:
@@ -75,9 +77,10 @@ def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, 
     as in scikit-learn. Raises: DataError for an unknown label, or a weight that is no number above 0."""
     weights_C = np.ones(max(len(labels), 1), np.float32)
     if task.class_weights == ("balanced",):
-        # A label without examples would divide by zero; its weight is never used.
+        # A label without examples would divide by zero; the last of many alternatives may have none.
         counted = np.maximum(np.array(counts, np.float64), 1.0)
-        return (sum(counts) / (len(labels) * counted)).astype(np.float32)
+        balanced_C = (sum(counts) / (len(labels) * counted)).astype(np.float32)
+        return np.where(np.array(counts) > 0, balanced_C, np.float32(1.0))
     for entry in task.class_weights:
         label, _, weight = entry.rpartition("=")
         if label not in labels:
@@ -155,9 +158,11 @@ class _Reader:
         text_BL = batch.pop("candidates")
         del batch["lengths"]
         # An example's sequences stand below each other: BAL are the same numbers in the same order.
+        if split.kind == "choice" and "next_weights" in batch:
+            batch["next_weights"][is_absent(rows)] = 0.0  # special tokens alone say nothing of the language
         if split.kind == "choice" or split.symmetric:
             batch = {name: array.reshape(count, -1, length) for name, array in batch.items()}
-        answers = self._answers(rows[:: split.choices])
+        answers = self._answers(rows)
         if split.spans is not None:
             answers |= self._spans(split.spans, numbers if chosen is None else numbers[chosen], rows)
         if split.tags is not None:
@@ -168,7 +173,7 @@ class _Reader:
         return {**batch, **answers}
 
     def _words(self, numbers: I64, chosen: I64, length: int) -> Batch:
-        """Reads examples for an ELMo, a pair's texts as two sequences.
+        """Reads examples for an ELMo, a pair's texts as two sequences, or as one where an alternative is chosen.
 
         data.length counts the begin and the end of a sentence, which the model itself adds, so the arrays have two
         places fewer.
@@ -178,16 +183,22 @@ class _Reader:
         words, texts = length - 2, 2 if split.pair else 1
         middle = np.where(rows["b"] < 0, rows["end"], rows["b"])
         starts = np.stack([rows["a"], middle], 1)[:, :texts].ravel()
-        lengths = np.stack([middle - rows["a"], rows["end"] - middle], 1)[:, :texts].ravel()
-        lengths = np.minimum(lengths, words)
+        lengths = np.stack([middle - rows["a"], rows["end"] - middle], 1)[:, :texts]
+        if split.layout == "joined":
+            # Both lie in one sequence: the longer one gives first, as where special tokens stand between them.
+            lengths = np.stack(kept_tokens(lengths[:, 0], lengths[:, 1], words), 1)
+            texts = split.choices
+        lengths = np.minimum(lengths, words).ravel()
         # All rows are read, also where a few are chosen: the distinct words of the whole batch make its table.
-        size = self.types or len(starts) * words + FIRST_WORD
-        batch = elmo_words(split.tokens.read, starts, lengths, split.char_ids, words, size)
+        count = len(numbers) * texts
+        size = self.types or count * words + FIRST_WORD
+        batch = elmo_words(split.tokens.read, starts, lengths, split.char_ids, words, size, count)
         sequences = {name: batch[name].reshape(len(numbers), texts, words) for name in ("index", "mask")}
         sequences = {name: x[chosen] if split.pair else x[chosen, 0] for name, x in sequences.items()}
-        answers = self._answers(rows[chosen])
+        rows = rows.reshape(len(numbers), split.choices)[chosen].ravel()
+        answers = self._answers(rows)
         if split.spans is not None:
-            answers |= self._spans(split.spans, numbers[chosen], rows[chosen])
+            answers |= self._spans(split.spans, numbers[chosen], rows)
         if split.tags is not None:
             tags_BL = np.full((len(numbers), words), -1, np.int32)
             tags_BL[batch["mask"] > 0] = split.tags.read(starts, lengths)
@@ -196,6 +207,9 @@ class _Reader:
 
     def _answers(self, rows: Rows) -> Batch:
         split, batch = self.split, dict[str, np.ndarray]()
+        if split.kind == "choice":
+            batch["choices"] = (~is_absent(rows)).reshape(-1, split.choices).astype(np.float32)
+        rows = rows[:: split.choices]
         if split.kind in ("classify", "choice"):
             # -1, no label, becomes 0: predictions are made without one, and their loss is never read.
             batch["labels"] = np.maximum(rows["answer"], 0).astype(np.int32)
@@ -292,18 +306,14 @@ class TaskBatches:
     def describe(self) -> str:
         """Describes the training data, in a sentence."""
         if self.split.spans is not None:
-            windows = f"{self.split.examples:,} windows of {self._lengths()} tokens"
+            windows = f"{self.split.examples:,} windows of {one_of(self.lengths)} tokens"
             return f"{self.split.spans.count:,} questions in {windows}"
         longer = self.split.longer_than(self.length)
         cut = f"; {longer:,} of them longer, and cut" if longer else ""
         sequences = 2 if self.split.symmetric else self.split.choices
-        several = f"{sequences} " if sequences > 1 else ""
+        several = f"{'up to ' * self.split.has_absent()}{sequences} " if sequences > 1 else ""
         words = f"; {counted(self._cut_words, 'word')} longer than {MAX_BYTES} bytes, cut" if self._cut_words else ""
-        return f"{self.split.examples:,} examples in {several}sequences of {self._lengths()} tokens{cut}{words}"
-
-    def _lengths(self) -> str:
-        *others, last = map(str, self.lengths)
-        return f"{', '.join(others)} or {last}" if others else last
+        return f"{self.split.examples:,} examples in {several}sequences of {one_of(self.lengths)} tokens{cut}{words}"
 
 
 class HeldOutTask:

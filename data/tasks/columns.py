@@ -243,7 +243,13 @@ class _Names:
         if len(groups) > 1:
             several = [name for group in groups.values() for name in group.values()]
             raise self._unclear("alternatives", "choices", several)
-        (group,) = groups.values()
+        ((stem, group),) = groups.items()
+        # In objects, few questions may have as many alternatives as the longest list.
+        others = {match[2]: name for name in self.table.rare
+                  if (match := _CHOICE.fullmatch(name.lower())) and match[1] == stem}  # fmt: skip
+        while (number := max(group) + 1) and str(number) in others:
+            group[number] = others[str(number)]
+            self.names = (*self.names, group[number])
         # ending0, ending1, ending3: a gap means that one was overlooked.
         numbers = sorted(group)
         if numbers[0] > 1 or numbers != list(range(numbers[0], numbers[0] + len(numbers))):

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -25,13 +26,14 @@ from contexture.data.tasks.example_store import (
     ExampleStore,
     SourceEntry,
     SplitCounts,
+    pair_layout,
     sha256_of,
     tokens_of,
 )
 from contexture.data.tasks.example_tokens import EncodedChunk, encode_chunk, reader, same_shape
-from contexture.data.tasks.examples import ChoiceExample, Example, QuestionExample, Tagged
+from contexture.data.tasks.examples import Example, QuestionExample, Tagged
 from contexture.data.tasks.file_report import FileReport
-from contexture.data.tasks.labels import Labels, alternatives, answer, usual_alternatives
+from contexture.data.tasks.labels import Labels, answer
 from contexture.data.tasks.read_examples import check_sources, examples, open_source, source_of
 from contexture.data.tasks.spans.span_store import FILES as SPAN_FILES
 from contexture.data.tasks.spans.span_store import question_records
@@ -144,6 +146,8 @@ class _Writer:
             self.splits = {name: {**counts, "questions": 0, "text_bytes": 0} for name, counts in self.splits.items()}
         self.counts = np.zeros(0, np.int64)
         """How often each label stands in train, by its number; of questions, those with an answer and those without."""
+        self.widths: dict[str, list[tuple[int, int]]] = {name: [] for name in SPLITS}
+        """Of a choice, (examples, rows of each) of each chunk in the order of the files."""
         self._read = 0
         """Examples so far, which are held out by their numbers."""
 
@@ -157,9 +161,6 @@ class _Writer:
         report = FileReport(Path(path).name, self.tokenizer)
         for read in chunks(examples(path, self.task, labelled=True, report=report)):
             cancel.check()
-            # The first chunk says how many alternatives there are; examples with more or fewer are then odd.
-            if self.task.kind == "choice":
-                self.labels.number_alternatives(usual_alternatives(read))
             # Answers are checked before anything is encoded, so that an odd one costs its row and not the chunk.
             chunk = [example for example in read if self._is_answered(example, report)]
             if not chunk:
@@ -188,8 +189,6 @@ class _Writer:
                 for tag in example.tags or ():
                     self.labels.number(tag, example.origin)
             elif not isinstance(example, QuestionExample):
-                if isinstance(example, ChoiceExample):
-                    alternatives([example], self.labels)
                 answer(example, self.task.kind, self.labels)
         except DataError as error:
             report.leave_out(error)
@@ -226,9 +225,11 @@ class _Writer:
             self.files[f"{split}-tags"].write(tags.astype(_TAG).tobytes())
             answers = tags[tags >= 0]
 
+        if self.task.kind == "choice":
+            self.widths[split].append((len(rows) // choices, choices))
         counts["examples"] += len(rows) // choices
         counts["tokens"] += len(places)
-        longest = int(tokens_of(rows, isinstance(self.tokenizer, OpenVocabulary)).max())
+        longest = int(tokens_of(rows, pair_layout(self.task.kind, isinstance(self.tokenizer, OpenVocabulary))).max())
         counts["longest"] = max(counts["longest"], longest)
         if split == "train" and self.task.kind not in ("regress", "span"):
             # Labels are numbered as they come, so there may be more of them than in the chunk before.
@@ -274,19 +275,45 @@ class _Writer:
         self.counts = counts
         for split in SPLITS:
             name = f"{split}-{'tags' if self.task.kind == 'tag' else 'rows'}"
-            old = self.files[name]
             tagged = self.task.kind == "tag"
             size = _TAG.itemsize if tagged else ROW.itemsize
-            old.file.seek(0)
-            with atomic_file(old.path) as part:
-                new = HashingWriter(part)
-                while raw := old.file.read(size * _AT_ONCE):
+            with self._rewriting(name) as new:
+                while raw := self.files[name].file.read(size * _AT_ONCE):
                     new.write(_renumbered(raw, tagged, renumbered))
-                new.file.flush()
-            # Open still: held-out examples are written behind these.
-            old.file.close()
-            new.path = old.path
-            self.files[name] = new
+
+    def _widen(self) -> int:
+        """Gives every example of a choice as many rows as the one with most alternatives has, which is known only when
+        all were read. Returns that number."""
+        width = max((width for parts in self.widths.values() for _, width in parts), default=1)
+        for split, parts in self.widths.items():
+            if all(own == width for _, own in parts):
+                continue
+            name = f"{split}-rows"
+            with self._rewriting(name) as new:
+                for count, own in parts:
+                    for first in range(0, count, CHUNK):
+                        few = min(CHUNK, count - first)
+                        rows = np.frombuffer(self.files[name].file.read(few * own * ROW.itemsize), ROW)
+                        rows = rows.reshape(few, own)
+                        # The first row has the example's place and answer; without tokens it is no alternative.
+                        absent = np.repeat(rows[:, :1], width - own, axis=1)
+                        absent["b"], absent["end"] = -1, absent["a"]
+                        new.write(np.concatenate([rows, absent], 1).tobytes())
+        return width
+
+    @contextmanager
+    def _rewriting(self, name: str) -> Iterator[HashingWriter]:
+        """A file that takes the place of one that was written, which is read from its beginning meanwhile."""
+        old = self.files[name]
+        old.file.seek(0)
+        with atomic_file(old.path) as part:
+            new = HashingWriter(part)
+            yield new
+            new.file.flush()
+        # Open still: held-out examples may be written behind these.
+        old.file.close()
+        new.path = old.path
+        self.files[name] = new
 
     def finish(self) -> None:
         """Checks the examples, and writes the index."""
@@ -306,6 +333,9 @@ class _Writer:
         if isinstance(self.tokenizer, OpenVocabulary):
             self.files[WORDS] = HashingWriter(self.folder / WORDS)
             self.files[WORDS].write(self.tokenizer.file())
+        choices = self._widen()
+        # The held-out questions may have more alternatives than any to learn from.
+        self.counts = np.pad(self.counts, (0, max(len(labels) - len(self.counts), 0) if kind == "choice" else 0))
         self.close()
         index: dict[str, object] = {
             "format": FORMAT,
@@ -320,7 +350,7 @@ class _Writer:
             "files": {out.path.name: out.entry() for out in self.files.values()},
         }
         if kind == "choice":
-            index["choices"] = len(labels)
+            index["choices"] = choices
         if self.task.symmetric:
             index["symmetric"] = True
         index["fingerprint"] = fingerprint_of(index)

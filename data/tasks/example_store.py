@@ -1,13 +1,13 @@
 """Tokenised examples of a task: encoded once, then read by number.
 
     SPLIT-rows.bin      i64 [examples, 6], the fields of ROW; a choice has a row for each alternative: its text and the
-                        alternative
+                        alternative; one of fewer alternatives than others has rows without tokens behind its own
     SPLIT-tokens.bin    u16 (u32 where the vocabulary needs it), one long row of ids without special tokens
     words.json          for an ELMo, whose ids are numbers of words: the words
     SPLIT-tags.bin      i32 beside the tokens, for task.kind=tag: the tag's number at the piece that stands for a word,
                         else -1
     index.json          "format": 1, labels and their counts, sources, size and sha256 of each file, a fingerprint;
-                        "choices": how many alternatives, "symmetric": true, where they apply
+                        "choices": rows of an example, "symmetric": true, where they apply
 
 Question answering has a row for each window of a context, and the files of `data.tasks.spans.span_store` besides.
 
@@ -18,10 +18,10 @@ Read by position (pread), as shards are: nothing is held or mapped, so memory do
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NotRequired, TypeAlias, TypedDict, cast
+from typing import Literal, NotRequired, TypeAlias, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,13 +123,18 @@ class ExampleSplit:
     tokens: Column[np.integer]
     tags: Column[np.int32] | None
     choices: int = 1
-    """Rows of an example: one for each alternative of a choice."""
+    """Rows of an example: of a choice as many as the longest list of alternatives has."""
     symmetric: bool = False
     """Pairs are read in both orders."""
     char_ids: NDArray[np.uint16] | None = None
     """Where tokens are words that are read by their characters: the character ids of each, u16 [n, 50]."""
     spans: SpanSplit | None = None
     """Of question answering: the questions, whose windows are the rows."""
+
+    @property
+    def layout(self) -> "PairLayout":
+        """How the two texts of its pairs lie in sequences."""
+        return pair_layout(self.kind, self.char_ids is not None)
 
     @property
     def pair(self) -> bool:
@@ -144,11 +149,10 @@ class ExampleSplit:
         """Returns every answer in order: numbers of labels i32 [n] (-1: none) or of tags (one a word), or for a
         regression f64 [n]."""
         # In chunks, since a row is six times as large as its answer.
-        parts = [self._answers(first) for first in range(0, self.examples, 1 << 16)]
+        parts = [self._answers(self.take(numbers)) for numbers in self._every()]
         return np.concatenate(parts) if parts else np.empty(0, np.float64 if self.kind == "regress" else np.int32)
 
-    def _answers(self, first: int) -> Answers:
-        rows = self.take(np.arange(first, min(first + (1 << 16), self.examples)))
+    def _answers(self, rows: Rows) -> Answers:
         if self.tags is not None:
             # Only the pieces that stand for words have tags; they lie in the order of the words.
             tags = self.tags.read(rows["a"], rows["end"] - rows["a"])
@@ -163,13 +167,21 @@ class ExampleSplit:
 
     def tokens_of(self, numbers: I64) -> I64:
         """Returns the tokens of the longest sequence of each example, as `longest` counts them."""
-        return tokens_of(self.take(numbers), self.char_ids is not None).reshape(-1, self.choices).max(1)
+        return tokens_of(self.take(numbers), self.layout).reshape(-1, self.choices).max(1)
+
+    def has_absent(self) -> bool:
+        """Returns whether some examples of a choice have fewer alternatives than others."""
+        return self.choices > 1 and any(is_absent(self.take(numbers)).any() for numbers in self._every())
+
+    def _every(self) -> Iterator[I64]:
+        """Yields the numbers of all examples, in parts."""
+        for first in range(0, self.examples, 1 << 16):
+            yield np.arange(first, min(first + (1 << 16), self.examples))
 
     def longer_than(self, length: int) -> int:
         """Returns how many examples do not fit a sequence of so many tokens."""
         count = 0
-        for first in range(0, self.examples, 1 << 16):
-            numbers = np.arange(first, min(first + (1 << 16), self.examples))
+        for numbers in self._every():
             # One alternative that is too long makes the example so.
             count += int((self.tokens_of(numbers) + 2 > length).sum())
         return count
@@ -195,13 +207,28 @@ def _digest_of(files: Sequence[str | Path]) -> str:
     return hashlib.sha256("".join(map(sha256_of, map(str, files))).encode()).hexdigest()
 
 
-def tokens_of(rows: Rows, apart: bool) -> I64:
+PairLayout = Literal["marked", "apart", "joined"]
+"""The two texts of a pair: with a special token between them; of an ELMo in a sequence each, or, where one of several
+alternatives is chosen, as one sequence of words."""
+
+
+def pair_layout(kind: str, elmo: bool) -> PairLayout:
+    """Returns how a family lays out the pairs of a kind of task."""
+    return "marked" if not elmo else "joined" if kind == "choice" else "apart"
+
+
+def is_absent(rows: Rows) -> NDArray[np.bool_]:
+    """Returns which rows stand for no alternative: an example has fewer of them than others. Each text has a token."""
+    return rows["a"] == rows["end"]
+
+
+def tokens_of(rows: Rows, layout: PairLayout) -> I64:
     """Returns the tokens of each row's sequence, without the special ones at its two ends, but with the one between two
-    texts. apart: a pair's texts have a sequence each, and the longer one counts."""
+    texts. Where they lie apart, the longer one counts."""
     whole, single = rows["end"] - rows["a"], rows["b"] < 0
-    if not apart:
+    if layout != "apart":
         # One more for the token between two texts.
-        return whole + ~single
+        return whole + (~single if layout == "marked" else 0)
     first = np.where(single, whole, rows["b"] - rows["a"])
     return np.maximum(first, whole - first)
 
@@ -218,7 +245,7 @@ class ExampleStore:
         self.pair: bool = index["pair"]
         """Whether the examples are pairs of texts."""
         self.choices: int = index.get("choices", 1)
-        """Alternatives of an example, each a pair with its text; 1 where there is nothing to choose."""
+        """The most alternatives of an example, each a pair with its text; 1 where there is nothing to choose."""
         self.fingerprint: str = index["fingerprint"]
         self._char_ids, self.cut_words = None, 0
         """cut_words: how many of the distinct words of all examples have more bytes than are read."""

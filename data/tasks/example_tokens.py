@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from contexture.data.binary_files import I64, Column, Memory
 from contexture.data.errors import DataError
-from contexture.data.tasks.example_store import ROW, ExampleSplit, Rows, tokens_of
+from contexture.data.tasks.example_store import ROW, ExampleSplit, Rows, is_absent, pair_layout, tokens_of
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels, alternatives, answer
@@ -36,10 +36,13 @@ def tagged_tokens(
 
 
 def text_tokens(
-    chunk: Sequence[Text | Pair | ChoiceExample], tokenizer: Tokenizer | OpenVocabulary, report: FileReport
+    chunk: Sequence[Text | Pair | ChoiceExample],
+    tokenizer: Tokenizer | OpenVocabulary,
+    report: FileReport,
+    choices: int = 1,
 ) -> list[tuple[list[int], list[int] | None]]:
     """Returns the pieces of each row's first text and of its second, where it has one; a choice has a row for each
-    alternative."""
+    alternative, and empty ones up to `choices` rows."""
     texts = [_texts(example) for example in chunk]
     # The tokenizer gets all texts at once (it runs on all cores), and they are dealt out to the rows afterwards.
     origins = [example.origin for example, parts in zip(chunk, texts, strict=True) for _ in parts]
@@ -57,6 +60,7 @@ def text_tokens(
     for parts in texts:
         first, *others = [next(pieces) for _ in parts]
         rows += [(first, other) for other in others or [None]]
+        rows += [([], None)] * (choices - max(len(others), 1))
     return rows
 
 
@@ -69,7 +73,8 @@ def _texts(example: Text | Pair | ChoiceExample) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class EncodedChunk:
     """A chunk of examples, encoded: rows [n · choices], whose places are counted from the chunk's first token; tokens;
-    tags. A question has a row for each of its windows, whose `answer` is the question's number in the chunk."""
+    tags. A question with fewer alternatives than others has rows without tokens behind its own (`is_absent`). A
+    question about a context has a row for each of its windows, whose `answer` is the question's number in the chunk."""
 
     rows: Rows
     tokens: NDArray[np.uint32]
@@ -102,11 +107,10 @@ def encode_chunk(
     """Tokenises examples and numbers their answers. A text or a word without a piece is read as the unknown token,
     which `report` counts. layout: of questions, the sequences that they are laid out in.
 
-    Raises: DataError with file:line for an unknown label, a number that is none, more or fewer alternatives than others
-    have.
+    Raises: DataError with file:line for an unknown label, a number that is none, too few or too many alternatives.
     """
     report = report or FileReport("examples", tokenizer)
-    choices = alternatives(chunk, labels) if kind == "choice" else 1
+    choices = int(alternatives(chunk, labels).max()) if kind == "choice" else 1
     lines = np.array([int(example.origin.rpartition(":")[2]) for example in chunk])
     if layout is not None:
         return _encode_questions([x for x in chunk if isinstance(x, QuestionExample)], tokenizer, file, lines, report,
@@ -122,7 +126,7 @@ def encode_chunk(
     else:
         # One text or two. The second lies behind the first; its place is known once all ends are.
         plain = [x for x in chunk if not isinstance(x, Tagged | QuestionExample)]
-        texts = text_tokens(plain, tokenizer, report)
+        texts = text_tokens(plain, tokenizer, report, choices)
         pieces = [first + (second or []) for first, second in texts]
         rows["b"] = [-1 if second is None else len(first) for first, second in texts]
         rows["answer"] = np.repeat([answer(example, kind, labels) for example in plain], choices)
@@ -162,7 +166,7 @@ def same_shape(encoded: EncodedChunk, pair: bool | None, origin: str) -> bool:
     others, or from `pair`."""
     is_pair = encoded.rows["b"] >= 0
     pair = bool(is_pair[0]) if pair is None else pair
-    if len(others := np.flatnonzero(is_pair != pair)):
+    if len(others := np.flatnonzero((is_pair != pair) & ~is_absent(encoded.rows))):
         at = f"{origin.rpartition(':')[0]}:{encoded.rows['line'][others[0]]}"
         kinds = ("a single text", "a pair of texts")
         raise DataError(
@@ -182,7 +186,7 @@ def in_memory(
 ) -> ExampleSplit:
     """Returns a chunk as a split of its own."""
     tags = None if encoded.tags is None else Column(Memory(encoded.tags), np.dtype("<i4"))
-    longest = int(tokens_of(encoded.rows, char_ids is not None).max())
+    longest = int(tokens_of(encoded.rows, pair_layout(kind, char_ids is not None)).max())
     rows, tokens = Column(Memory(encoded.rows), ROW), Column(Memory(encoded.tokens), np.dtype("<u4"))
     choices = encoded.choices
     count = len(encoded.rows) // choices

@@ -1,6 +1,5 @@
 """The meaning of labels: labels ↔ numbers, and the right alternative of a choice."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,8 +7,11 @@ from numpy.typing import NDArray
 
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Text
-from contexture.data.tasks.tables import FIRST_ROWS, counted
+from contexture.data.tasks.tables import counted
 
+MAX_ALTERNATIVES = 256
+"""The most alternatives of a question. All questions of a batch have rows for as many as the longest list has, so that
+one damaged row would take the memory of all others."""
 _LARGEST = 1e18
 """Largest number of a regression, of either sign: in float32 a sum of squares of larger ones is not finite."""
 
@@ -42,11 +44,29 @@ class Labels:
         self.closed = True
         return renumbered
 
-    def number_alternatives(self, count: int) -> None:
-        """Closes; `count` alternatives without names are called 0, 1, …"""
-        if not self.closed or not self.numbers:  # an imported run does not say how many it has
-            self.numbers = {str(number): number for number in range(count)}
-            self.closed = True
+    def alternatives(self, count: int, origin: str) -> list[str]:
+        """Returns the names of a question's alternatives: those that the user gave, or 0, 1, …
+
+        Raises: DataError for fewer than two, and for more than have names.
+        """
+        if count < 2:
+            raise DataError(f"{origin}: {counted(count, 'alternative')}; give at least two to choose from")
+        if self.named and count > len(self.numbers):
+            names = ", ".join(self.numbers)
+            raise DataError(
+                f"{origin}: {counted(count, 'alternative')} where task.labels names {len(self.numbers)} ({names}); "
+                "give a name for each"
+            )
+        if count > MAX_ALTERNATIVES:
+            raise DataError(f"{origin}: {count:,} alternatives; at most {MAX_ALTERNATIVES} can be chosen from")
+        known = list(self.numbers)[:count]
+        return [*known, *map(str, range(len(known), count))]
+
+    def add_alternatives(self, names: Sequence[str]) -> None:
+        """Closes, with the names of a question's alternatives among the labels."""
+        for name in names:
+            self.numbers.setdefault(name, len(self.numbers))
+        self.closed = True
 
 
 def _sort_key(label: str) -> tuple[float, str]:
@@ -58,23 +78,15 @@ def _sort_key(label: str) -> tuple[float, str]:
     return (value, label) if value == value else (float("inf"), label)
 
 
-def usual_alternatives(examples: Sequence[Example]) -> int:
-    """Returns how many alternatives most of the first examples have."""
-    counts = Counter(len(x.choices) if isinstance(x, ChoiceExample) else 0 for x in examples[:FIRST_ROWS])
-    return counts.most_common(1)[0][0]
+def alternatives(examples: Sequence[Example], labels: Labels) -> NDArray[np.int64]:
+    """Returns how many alternatives each example has, and has `labels` name them all.
 
-
-def alternatives(examples: Sequence[Example], labels: Labels) -> int:
-    """Returns how many alternatives each example has. Raises: DataError for one that has more or fewer."""
-    labels.number_alternatives(usual_alternatives(examples))
-    for example in examples:
-        count = len(example.choices) if isinstance(example, ChoiceExample) else 0
-        if count != len(labels.numbers):
-            raise DataError(
-                f"{example.origin}: {counted(count, 'alternative')} where {len(labels.numbers)} are wanted, one for "
-                f"each of the labels {', '.join(labels.numbers)}; give every example as many"
-            )
-    return len(labels.numbers)
+    Raises: DataError with file:line for an example that has too few or too many.
+    """
+    counts = [len(x.choices) if isinstance(x, ChoiceExample) else 0 for x in examples]
+    for example, count in zip(examples, counts, strict=True):
+        labels.add_alternatives(labels.alternatives(count, example.origin))
+    return np.array(counts, np.int64)
 
 
 def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> int:
@@ -103,12 +115,12 @@ def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> i
 
 def _right(example: ChoiceExample, label: str, labels: Labels) -> int:
     """Returns the alternative that a label means, by its name (or number) or by its own text."""
-    matches = {labels.numbers[label]} if label in labels.numbers else set()
+    names = labels.alternatives(len(example.choices), example.origin)
+    matches = {names.index(label)} if label in names else set()
     # A label that is a name given by the user is that name alone. A number from 0 may also be an alternative's own text
     # ("2" among sums): if the two differ, nobody can tell which was meant.
     if not matches or not labels.named:
         matches |= {number for number, choice in enumerate(example.choices) if choice.strip() == label}
-    names = list(labels.numbers)
     if not matches:
         raise DataError(
             f"{example.origin}: label {label[:40]!r} is neither one of {', '.join(names)} nor an alternative's own text"

@@ -82,3 +82,9 @@ def length_for(lengths: tuple[int, ...], tokens: I64) -> int:
 def places_for(lengths: tuple[int, ...], tokens: I64 | NDArray[np.int64] | np.int64) -> NDArray[np.int64]:
     """Returns the place among the lengths of the one that holds each sequence."""
     return np.minimum(np.searchsorted(lengths, np.asarray(tokens) + 2), len(lengths) - 1)
+
+
+def one_of(lengths: tuple[int, ...]) -> str:
+    """Returns the lengths for people: "16, 32 or 96"."""
+    *others, last = map(str, lengths)
+    return f"{', '.join(others)} or {last}" if others else last

@@ -91,13 +91,16 @@ class RowReader:
         own = "" if given is None else str(given).strip()
         return QuestionExample(own or self.origin, question, context, answers, self.origin)
 
-    def _cell(self, row: Row, column: Column) -> object:
+    def _cell(self, row: Row, column: Column, *, optional: bool = False) -> object:
+        """Returns the content of a column. optional: None where the row lacks it. Raises: DataError if it does."""
         try:
             value: Any = row[column.key]  # pyright: ignore[reportArgumentType, reportCallIssue]  # the key fits its table
             for name in column.inner:
                 value = value[name]
             return value
         except (KeyError, TypeError):
+            if optional:
+                return None
             every = "row is to have that field" if column.inner else "line is to have the same keys"
             raise DataError(f"{self.at}: {column} is missing; every {every}") from None
 
@@ -116,10 +119,14 @@ class RowReader:
         return tuple(read(each, f"{one} {place} ({column.called})") for place, each in enumerate(value, 1))
 
     def _alternatives(self, row: Row, columns: Sequence[Column]) -> tuple[str, ...]:
-        """Returns alternatives from a list in one column, or from one column each."""
+        """Returns alternatives from a list in one column, or from one column each, of which the last may be empty."""
         at = self.at
         if len(columns) > 1:
-            return tuple(self._text(self._cell(row, column), str(column)) for column in columns)
+            cells = [self._cell(row, column, optional=n > 1) for n, column in enumerate(columns)]
+            # A question with fewer alternatives than there are columns leaves the last ones empty.
+            while len(cells) > 2 and (cells[-1] is None or (isinstance(cells[-1], str) and not cells[-1].strip())):
+                cells.pop()
+            return tuple(self._text(cell, str(column)) for cell, column in zip(cells, columns, strict=False))
         column = columns[0]
         value = self._cell(row, column)
         if not isinstance(value, list):

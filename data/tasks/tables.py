@@ -49,6 +49,8 @@ class Table:
     """The columns of texts and labels, where the format itself fixes them."""
     headed: bool = False
     """Whether the names come from a first line, which may be no header."""
+    rare: tuple[str, ...] = ()
+    """Of objects, the keys that fewer than half of the first ones have."""
 
 
 def separated(path: Path, header: bool) -> Table:
@@ -138,7 +140,8 @@ def table_of_records(
         raise odd or DataError(f"{where}: no row in the file; {expected}")
     # Not the first object's keys alone: one odd object would then make all others odd.
     names = tuple(key for key, count in keys.items() if 2 * count >= len(lines))
-    return Table(where, f"{where}:{lines[0]}", names, 0, records())
+    rare = tuple(key for key in keys if key not in names)
+    return Table(where, f"{where}:{lines[0]}", names, 0, records(), rare=rare)
 
 
 def columnar(path: Path) -> Table:

@@ -3,6 +3,7 @@
 layers → scalar mix → dropout → the task's biLSTM (optional) → linear map, with a CRF over tags (optional)
 """
 
+import dataclasses
 from typing import TypedDict
 
 import flax.linen as nn
@@ -13,7 +14,7 @@ from jax.typing import DTypeLike
 from contexture.models.config import HeadConfig
 from contexture.models.encoding import Encoding
 from contexture.models.heads.crf import CrfOutput, LinearChainCRF
-from contexture.models.heads.linear_head import LinearHead
+from contexture.models.heads.linear_head import LinearHead, without_absent
 from contexture.models.layers.blocks import logits_linear
 from contexture.models.layers.dropout import DropoutKey, dropout, repeat_for_choices
 from contexture.models.shapes import Params, by_path
@@ -173,6 +174,43 @@ class MixSpanHead(MixHead):
         return self.feature_logits("BL_,_C->BLC", self.mixed_features(encoding, dropout_key))
 
 
+class MixChoiceHead(MixHead):
+    """A logit for each alternative of an example: Encoding with states → float32 BA; -inf where the batch's `choices`
+    is 0.
+
+    A text and an alternative are one sequence, through which the task's biLSTM carries the text. Of the sequence's
+    features [max, mean] over its words are read.
+
+    Differs: the ELMo paper has no multiple choice.
+    """
+
+    @nn.compact
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
+        if "choices" in batch:
+            # A sequence for no alternative has no words, so that it does not count in `mix_norm` either.
+            present_B = (batch["choices"].reshape(-1) > 0).astype(encoding.mask_BL.dtype)
+            encoding = dataclasses.replace(encoding, mask_BL=encoding.mask_BL * present_B[:, None])
+        x_BLX = self.mixed_features(encoding, repeat_for_choices(dropout_key, encoding.choices))
+        text_BX = max_and_mean(x_BLX, encoding.mask_BL, self.dtype)
+        text_BAX = text_BX.reshape(-1, encoding.choices, text_BX.shape[-1])
+        # One dropout mask for all alternatives of an example, as in `ChoiceHead`.
+        mask_BX = dropout(jnp.ones_like(text_BAX[:, 0]), self.rate, dropout_key, SITE + 3)
+        return without_absent(self.feature_logits("BA_,_C->BAC", text_BAX * mask_BX[:, None])[..., 0], batch)
+
+
+def max_and_mean(x_BLX: jax.Array, mask_BL: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """[max, mean] of each feature over the words of a sequence: BLX → BX, twice as wide."""
+    inside_BLX = mask_BL[:, :, None] > 0
+    max_BX = jnp.where(inside_BLX, x_BLX, -jnp.inf).max(1)
+    # An empty text has no maximum: zeros instead of -inf.
+    max_BX = jnp.where(inside_BLX.any(1), max_BX, 0.0)
+    count_BX = jnp.maximum(mask_BL.sum(1), 1)[:, None]
+    mean_BX = jnp.where(inside_BLX, x_BLX, 0.0).sum(1) / count_BX
+    return jnp.concatenate([max_BX, mean_BX], -1).astype(dtype)
+
+
 class MixPooledHead(MixHead):
     """A class, or a number, for each text or pair of texts: Encoding with states → float32 BC.
 
@@ -186,13 +224,7 @@ class MixPooledHead(MixHead):
     ) -> jax.Array:
         # A pair's two texts are two rows of the batch; each has its own masks.
         x_BLX = self.mixed_features(encoding, repeat_for_choices(dropout_key, encoding.choices))
-        inside_BLX = encoding.mask_BL[:, :, None] > 0
-        max_BX = jnp.where(inside_BLX, x_BLX, -jnp.inf).max(1)
-        # An empty text has no maximum: zeros instead of -inf.
-        max_BX = jnp.where(inside_BLX.any(1), max_BX, 0.0)
-        count_BX = jnp.maximum(encoding.mask_BL.sum(1), 1)[:, None]
-        mean_BX = jnp.where(inside_BLX, x_BLX, 0.0).sum(1) / count_BX
-        text_BX = jnp.concatenate([max_BX, mean_BX], -1).astype(self.dtype)
+        text_BX = max_and_mean(x_BLX, encoding.mask_BL, self.dtype)
         if self.head.pair:
             # The rows of a pair are consecutive: B·2 → B, 2.
             u, v = jnp.moveaxis(text_BX.reshape(-1, 2, text_BX.shape[-1]), 1, 0)

@@ -2,10 +2,19 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from contexture.models.encoding import Encoding
 from contexture.models.layers.blocks import Init, logits_linear
+
+
+def without_absent(logits_BA: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+    """Returns the logits of alternatives, -inf where `choices` (f32 BA) of the batch is 0: the example has fewer of
+    them than others, and a softmax over its own alone."""
+    if "choices" not in batch:
+        return logits_BA
+    return jnp.where(batch["choices"] > 0, logits_BA, -jnp.inf)
 
 
 class LinearHead(nn.Module):

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models.encoding import Encoding
-from contexture.models.heads.linear_head import LinearHead
+from contexture.models.heads.linear_head import LinearHead, without_absent
 from contexture.models.layers.blocks import logits_linear
 from contexture.models.layers.dropout import DropoutKey, dropout
 
@@ -74,7 +74,8 @@ class SpanPointerHead(LinearHead):
 
 
 class ChoiceHead(LinearHead):
-    """A logit for each alternative of an example, from its pooled vector: Encoding → float32 BA."""
+    """A logit for each alternative of an example, from its pooled vector: Encoding → float32 BA. Where the batch's
+    `choices` is 0 it is -inf."""
 
     @nn.compact
     def __call__(
@@ -85,4 +86,5 @@ class ChoiceHead(LinearHead):
         # All alternatives of an example share one dropout mask, as in GPT-1's code (finetune-transformer-lm, train.py):
         # they are compared on the same features.
         mask_BD = dropout(jnp.ones_like(pooled_BAD[:, 0]), self.rate, dropout_key, SITE)
-        return self.logits("BAD,D_->BA_", pooled_BAD * mask_BD[:, None], _=1)[..., 0]
+        logits_BA = self.logits("BAD,D_->BA_", pooled_BAD * mask_BD[:, None], _=1)[..., 0]
+        return without_absent(logits_BA, batch)

@@ -239,10 +239,10 @@ def test_sorted_by_length_sentences_keep_their_order_and_their_vectors(opened, p
     it has alone."""
     monkeypatch.setattr("contexture.analysis.embed._WINDOW", 12)
     rng, words = np.random.default_rng(3), " ".join(TEXT).split()[:12]
-    sentences = [rng.choice(words, int(40 * x**3)).tolist() for x in rng.random(70)]
-    together = list(vectors_of(*opened, sentences, pool=pool, batch=4))
+    sentences: list[list[str]] = [rng.choice(words, int(40 * x**3)).tolist() for x in rng.random(70)]
+    together = list(vectors_of(opened[0], opened[1], opened[2], sentences, pool=pool, batch=4))
     assert len(together) == len(sentences)
     for sentence, vectors in zip(sentences[:16], together, strict=False):
-        (alone,) = vectors_of(*opened, [sentence], pool=pool)
+        (alone,) = vectors_of(opened[0], opened[1], opened[2], [sentence], pool=pool)
         assert vectors.shape == alone.shape == (3, *([len(sentence)] if pool == "none" else []), 12)
         assert np.allclose(vectors, alone, atol=1e-6)

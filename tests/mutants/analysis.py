@@ -5,6 +5,7 @@ from tests.mutants.row import mutants_of
 _UNITS = "analysis/test_units.py"
 _ONCE = f"{_UNITS}::test_every_token_is_scored_once_with_as_much_context_as_a_window_holds"
 _PIECES = "analysis/test_embed.py::test_pieces_have_the_vectors_of_their_model"
+_SORTED = "analysis/test_embed.py::test_sorted_by_length_sentences_keep_their_order_and_their_vectors"
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
 
 ANALYSIS = (
@@ -22,10 +23,11 @@ ANALYSIS = (
     ),
     *mutants_of(
         "analysis/embed.py",
-        ("embed.marks-in-the-mean", "vectors[:, 1:-1] if bert and pool != \"mean\" else vectors", "vectors", _PIECES),
-        ("embed.mean-is-last", 'vectors[:, -1] if pool == "last" else vectors.mean(1)', "vectors[:, -1]", _PIECES),
-        ("embed.mean-without-marks", "if bert and pool != \"mean\" else", "if bert else", _PIECES),
-        ("embed.cls-elsewhere", "vectors = vectors[:, 0]\n", "vectors = vectors[:, 1]\n", _UNITS),
+        ("embed.marks-in-the-mean", "int(own and pool != \"cls\"), count_B - int(own)", "0, count_B", _PIECES),
+        ("embed.mean-is-last", 'if pool in ("cls", "last"):', "if True:", _PIECES),
+        ("embed.mean-without-marks", "own = ends and pool != \"mean\"", "own = ends", _PIECES),
+        ("embed.cls-elsewhere", '(0 if pool == "cls" else', '(1 if pool == "cls" else', _UNITS),
+        ("embed.sorted-vectors", "vectors[place] = own[", "vectors[row] = own[", _SORTED),
         ("embed.last-is-first", "list(range(top + 1)) if layers == \"all\" else [top]",
          "list(range(top + 1)) if layers == \"all\" else [0]", _UNITS),
     ),

@@ -95,8 +95,6 @@ TASKS = (
          "data/tasks/test_choices.py::test_a_number_that_is_a_text_too_wants_to_be_told_apart"),
         ("labels.too-large", "if abs(value) > _LARGEST:", "if value > _LARGEST:",
          "data/tasks/test_odd_rows.py::test_a_label_that_is_no_number_is_left_out_of_a_regression"),
-        ("labels.first-question-rules", "counts.most_common(1)[0][0]", "[*counts][0]",
-         "data/tasks/test_odd_rows.py::test_a_question_of_more_alternatives_than_the_others_is_left_out"),
     ),
     *mutants_of(
         "data/tasks/file_report.py",

@@ -99,6 +99,8 @@ def _held_out_task(
         counts = answer_counts(split.spans) if split.spans is not None and not record.counts else record.counts
         # The loss weighs each label as in training, by training's counts.
         weights = class_weights(run.task, labels, record.counts)
+        # Other questions may have more alternatives than those that were learned from.
+        weights = np.pad(weights, (0, max(len(split.labels) - len(weights), 0)), constant_values=1.0)
         rules = answer_rules(run.task, counts)
         return HeldOutTask(split, tokenizer, run.data, batch, weights, family=run.family, rules=rules)
 

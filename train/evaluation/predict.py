@@ -162,7 +162,7 @@ class Predictor:
         # Encoded as the training examples were, but in memory.
         kind, origin = self.run.task.kind, given[0].origin
         numbers = reader(self.tokenizer)
-        labels = Labels(self.labels or (() if kind == "choice" else ("",)))
+        labels = Labels(self.labels or (() if kind == "choice" else ("",)), bool(self.run.task.labels))
         layout = span_layout(self.run.task, self.run.data.length)
         encoded = encode_chunk(given, kind, numbers, labels, 0, self.report, layout)
         same_shape(encoded, self.pair, origin)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows
+from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
 from contexture.train.evaluation import squad_metrics, task_metrics
 from contexture.train.evaluation.file_rows import FileRow, rows_by_file
 from contexture.train.evaluation.outputs import ExampleOrder
@@ -50,6 +50,8 @@ class PredictionCollector:
         self._predicted: list[Numbers] = []
         self._words: list[NDArray[np.int64]] = []
         """Words of each example, for tags."""
+        self._counts: list[int] = []
+        """Of the batch's examples, their alternatives; of a class, all labels."""
         self._files: list[NDArray[np.int64]] = []
         """The number of each example's source."""
 
@@ -60,7 +62,8 @@ class PredictionCollector:
             return
         numbers, outputs = ready
         # An example with alternatives has a row for each; all of them have its answer.
-        rows = self.split.take(numbers)[:: self.split.choices]
+        every = self.split.take(numbers)
+        rows, self._counts = every[:: self.split.choices], _alternatives(every, self.split)
         self._files.append(rows["file"])
         records = {"classify": self._classes, "choice": self._classes, "regress": self._values, "tag": self._tags}
         for row, record in zip(rows, records[self.split.kind](rows, outputs), strict=True):
@@ -75,9 +78,9 @@ class PredictionCollector:
             {
                 **({"label": labels[g]} if g >= 0 else {}),
                 "prediction": labels[p],
-                "scores": dict(zip(labels, (round(x, 6) for x in scores_C.tolist()), strict=True)),
+                "scores": dict(zip(labels[:count], (round(x, 6) for x in scores_C[:count].tolist()), strict=True)),
             }
-            for g, p, scores_C in zip(gold.tolist(), predicted.tolist(), scores_BC, strict=True)
+            for g, p, scores_C, count in zip(gold.tolist(), predicted.tolist(), scores_BC, self._counts, strict=True)
         ]
 
     def _values(self, rows: Rows, outputs: dict[str, np.ndarray]) -> list[dict[str, object]]:
@@ -158,6 +161,12 @@ class PredictionCollector:
         if self.split.kind == "tag":
             return task_metrics.tag_table(*self._tag_names(), self.split.labels)
         return task_metrics.class_table(*self._numbers(), self.split.labels) if self.split.kind != "regress" else []
+
+
+def _alternatives(rows: Rows, split: ExampleSplit) -> list[int]:
+    if split.kind != "choice":
+        return [len(split.labels)] * (len(rows) // split.choices)
+    return (~is_absent(rows)).reshape(-1, split.choices).sum(1).tolist()
 
 
 def collector_of(held_out: HeldOutTask, labelled: bool = True) -> PredictionCollector | SpanCollector:

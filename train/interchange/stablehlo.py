@@ -84,7 +84,8 @@ def _inputs(run: Run) -> dict[str, str]:
     task = run.task.kind != "off"
     names = FAMILIES[type(run.model)].fields
     fields = batch_fields(run) if task else names
-    inputs = {name: fields[name] for name in names}
+    # Questions may have different numbers of alternatives, which an array beside the texts tells.
+    inputs = {name: fields[name] for name in (*names, *(("choices",) if run.task.kind == "choice" else ()))}
     return inputs if task or run.family != "bert" else {**inputs, "slots": "i32 BP"}
 
 
@@ -99,7 +100,7 @@ def _symbolic(run: Run, fields: Mapping[str, str]) -> dict[str, jax.ShapeDtypeSt
     def shape(kind: str) -> jax.ShapeDtypeStruct:
         letters = kind.partition(" ")[2]
         dims = jax.export.symbolic_shape(", ".join(known.get(letter, letter) for letter in letters), scope=scope)
-        return jax.ShapeDtypeStruct(dims, jnp.int32)
+        return jax.ShapeDtypeStruct(dims, jnp.float32 if kind.startswith("f32") else jnp.int32)
 
     return {name: shape(kind) for name, kind in fields.items()}
 
@@ -167,8 +168,10 @@ def _example(run: Run, fields: Mapping[str, str], tokenizer: Tokenizer) -> dict[
         batch = text_batch(tokenizer, _EXAMPLE, limit)
     except ValueError:  # a vocabulary that cannot spell them
         batch = text_batch(tokenizer, ("", ""), limit)
-    batch = {name: np.asarray(x, np.int32) for name, x in batch.items() if name in fields}
+    batch: dict[str, np.ndarray] = {name: np.asarray(x, np.int32) for name, x in batch.items() if name in fields}
     batch = {name: x[None] if "A" in fields[name] else x for name, x in batch.items()}
+    if "choices" in fields:
+        batch["choices"] = np.ones((1, len(_EXAMPLE)), np.float32)
     if "slots" in fields:
         batch["slots"] = np.zeros((2, 1), np.int32)
     return batch

@@ -10,8 +10,9 @@ from contexture.data.tasks.published.converted import Fields, converted
 from contexture.data.tasks.tables import Row, Table, objects, separated
 
 COLUMNS = ("text", "choices", "label")
-LETTERS = "ABCDE"
-"""What alternatives are called in RACE (four) and CommonsenseQA (five)."""
+LETTERS, NUMBERS = "ABCDE", "12345"
+"""What alternatives are called in RACE (four) and CommonsenseQA (five); ARC, which has the latter's form, and three to
+five of them, gives those of some questions numbers."""
 
 
 def swag(path: Path) -> Table:
@@ -50,12 +51,16 @@ def copa(path: Path) -> Table:
 
 
 def commonsense_questions(path: Path) -> Table:
-    """Returns CommonsenseQA's questions, each with five answers, called A to E."""
+    """Returns CommonsenseQA's questions, each with its answers in the order of their names, as A to E."""
 
     def convert(row: Fields) -> Fields:
-        question = row["question"]
+        question, key = row["question"], row.get("answerKey")
         choices = {choice["label"]: choice["text"] for choice in question["choices"]}
-        return {"text": question["stem"], "choices": [choices[x] for x in LETTERS], "label": row.get("answerKey")}
+        names = "".join(sorted(choices))
+        if names not in (LETTERS[: len(choices)], NUMBERS[: len(choices)]) or not names:
+            raise ValueError("an alternative is missing")
+        label = LETTERS[names.index(key)] if key and key in names else key
+        return {"text": question["stem"], "choices": [choices[x] for x in names], "label": label}
 
     return converted(objects(path), ("question",), COLUMNS, convert)
 

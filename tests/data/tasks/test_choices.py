@@ -183,9 +183,14 @@ HEAD = "text,choice1,choice2,label\n"
         ("a.csv", HEAD + "b,c,c,c\n", {}, "a.csv:2: label 'c' may mean alternative 0 or 1, by number or by text; give"),
         ("a.csv", HEAD + "b,c,d,\n", {}, "a.csv:2: the label (column 'label') is empty"),
         # how many
-        ("a.jsonl", '{"text": "b", "choices": ["c", "d"], "label": 0}\n{"text": "b", "choices": ["c", "d", "e"], '
-         '"label": 0}\n', {}, "a.jsonl:2: 3 alternatives where 2 are wanted, one for each of the labels 0, 1; give"),
-        ("a.csv", HEAD + "b,c,d,0\n", {"labels": ("x", "y", "z")}, "a.csv:2: 2 alternatives where 3 are wanted, one f"),
+        ("a.jsonl", '{"text": "b", "choices": ["c", "d", "e"], "label": 2}\n{"text": "b", "choices": ["c", "d"], '
+         '"label": 2}\n', {}, "a.jsonl:2: label '2' is neither one of 0, 1 nor an alternative's own text; count the"),
+        ("a.jsonl", '{"text": "b", "choices": ["c", "d", "e"], "label": "x"}\n', {"labels": ("x", "y")},
+         "a.jsonl:1: 3 alternatives where task.labels names 2 (x, y); give a name for each"),
+        ("a.csv", HEAD + "b,c,d,z\n", {"labels": ("x", "y", "z")}, "a.csv:2: label 'z' is neither one of x, y nor an "),
+        ("a.csv", HEAD + "b,c,,0\n", {}, "a.csv:2: the alternative 1 (column 'choice2') is empty; fill it"),
+        ("a.jsonl", json.dumps({"text": "b", "choices": ["c"] * 257, "label": 0}), {}, "a.jsonl:1: 257 alternatives; at"
+         " most 256 can be chosen from"),
         ("a.jsonl", '{"text": "b", "choices": ["c"], "label": 0}', {}, "a.jsonl:1: the alternatives (column 'choices')"
          " are 1; give at least two to choose from"),
         ("a.jsonl", '{"text": "b", "choices": "c", "label": 0}', {}, "a.jsonl:1: the alternatives (column 'choices') "
@@ -306,12 +311,15 @@ def test_a_predictor_chooses(predictor: Predictor):
         (("b", "c"), "text:0: ('b', 'c') is not a text with a list"),
         (("b", ["c", 1]), "text:0: ('b', ['c', 1]) is not a text with a list"),
         (("b", []), "text:0: ('b', []) is not a text with a list"),
-        (("b", ["c", "d", "e"]), "text:0: 3 alternatives where 2 are wanted"),
+        (("b", ["c"]), "text:0: 1 alternative; give at least two to choose from"),
     ):
         with pytest.raises(DataError) as caught:
             predictor([item])
         assert str(caught.value).startswith(message)
     assert len(predictor([("b", ["c", ""])])) == 1  # an empty text is read as unknown
+    more: Any = predictor([("b", ["c", "d", "eee"]), ("b", ["cc", "d"])])
+    assert [one["prediction"] for one in more] == ["2", "0"]
+    assert [[*one["scores"]] for one in more] == [["0", "1", "2"], ["0", "1"]]
 
 
 def test_a_file_of_choices_is_answered(predictor: Predictor, tmp_path: Path):

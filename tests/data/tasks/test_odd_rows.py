@@ -111,14 +111,15 @@ def test_an_odd_row_that_is_the_first_is_left_out_as_any_other(tmp_path, name, r
 
 
 @pytest.mark.parametrize("place", [0, 150])
-def test_a_question_of_more_alternatives_than_the_others_is_left_out(tmp_path, place):
-    """Also as the first: the others are not the odd ones then."""
+def test_a_question_of_one_alternative_is_left_out(tmp_path, place):
+    """One of more alternatives than the others is none of the odd ones."""
     rows = ['{"text": "w1", "choices": ["w2", "w3", "w4"], "label": 2}\n'] * 200
-    rows.insert(place, '{"text": "w1", "choices": ["w2", "w3", "w4", "w5"], "label": 3}\n')
+    rows.insert(place, '{"text": "w1", "choices": ["w2"], "label": 0}\n')
+    rows.insert(99, '{"text": "w1", "choices": ["w2", "w3", "w4", "w5"], "label": 3}\n')
     store, messages = _encode(tmp_path, "".join(rows), "train.jsonl", kind="choice")
-    assert store.splits["train"].examples == 200 and store.labels == ("0", "1", "2") and len(messages) == 1
-    expected = f"train.jsonl:{place + 1}: 4 alternatives where 3 are wanted, one for each of the labels 0, 1, 2"
-    assert f"left out 1 of 201 rows; the first: {expected}" in messages[0]
+    assert store.splits["train"].examples == 201 and store.labels == ("0", "1", "2", "3") and len(messages) == 1
+    expected = f"train.jsonl:{place + 1 + (place > 99)}: the alternatives (column 'choices') are 1; give at least two"
+    assert f"left out 1 of 202 rows; the first: {tmp_path}/{expected}" in messages[0]
 
 
 @pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl", "train.conll", "train.conllu"])
