@@ -181,6 +181,7 @@ def evaluate(
     dev: "Examples | Place | Sequence[Place]" = (),
     split: Literal["dev", "test", "train"] = "dev",
     step: int | str | Sequence[int | str] = (),
+    watch: bool = False,
     batch: int = 0,
     to: Place = "",
     mesh: MeshConfig = MeshConfig(),  # noqa: B008  # frozen
@@ -191,9 +192,11 @@ def evaluate(
         run: the run's folder.
         dev: of a task: labelled examples to evaluate instead of the run's own; files or rows, as in `finetune`.
         split: of a task: which of the run's own examples.
-        step: checkpoints: their steps, "best", or "all"; empty: the newest good one.
+        step: checkpoints: their steps, "best", or "all"; empty: the newest good one. The results of all are kept in
+            checkpoints.jsonl, and evaluated again only where a checkpoint, the data or the batch has changed.
+        watch: follow a training that another process does: evaluate each checkpoint as it appears.
         batch: sequences at a time; 0: as in training.
-        to: a folder for predictions.jsonl; empty: RUN/evaluations.
+        to: a folder for predictions.jsonl and checkpoints.jsonl; empty: RUN/evaluations.
         mesh: of devices; the default: as in training if that fits, else all as copies.
 
     Raises: ConfigError for a folder that is no run and what does not exist in it, DataError for examples,
@@ -209,7 +212,9 @@ def evaluate(
             files = (str(file),)
         steps = (step,) if isinstance(step, int | str) else tuple(step)
         try:
-            request = EvaluationRequest(run, split=split, dev=files, step=steps, batch=batch, to=str(to), mesh=mesh)
+            request = EvaluationRequest(
+                run, split=split, dev=files, step=steps, watch=watch, batch=batch, to=str(to), mesh=mesh
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from None
         return dict(evaluate.evaluate_run(request))

@@ -105,11 +105,15 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command(
         group="Use a run",
         summary="Measure a run on held-out examples",
-        run="query_commands.evaluate_command",
+        run="evaluation_commands.evaluate_command",
         request="EvaluationArgs",
         usage="RUN [options]",
-        first=("split", "dev", "step", "batch", "to"),
-        examples=("contexture evaluate runs/films", "contexture evaluate runs/films --dev other.tsv --step best"),
+        first=("split", "dev", "step", "watch", "batch", "to"),
+        examples=(
+            "contexture evaluate runs/films",
+            "contexture evaluate runs/films --dev other.tsv --step best",
+            "contexture evaluate runs/films --step all --watch",
+        ),
     ),
     "predict": Command(
         group="Use a run",

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from contexture.analysis.results import EmbeddingFile
 from contexture.api import load, open
 from contexture.cli.lines import check_lines, documents_of, lines_of
-from contexture.cli.output import Result, StreamingResult, TwofoldResult, results_alone
+from contexture.cli.output import Result, StreamingResult, TwofoldResult
 from contexture.cli.parse import parse
 from contexture.requests import (
     CompareRequest,
     EmbeddingRequest,
-    EvaluationArgs,
     ExportRequest,
     FillRequest,
     GenerationRequest,
@@ -248,20 +247,3 @@ def export_command(argv: list[str]) -> Result:
 
     with listening(NOTHING_WRITTEN) as signals:
         return dict(export_model(Path(request.run), request.format, Path(request.to), request.step or None, signals))
-
-
-def evaluate_command(argv: list[str]) -> Result | TwofoldResult | None:
-    """Returns held-out metrics of a run; people see files instead of the split that they stand for."""
-    request = parse(EvaluationArgs, argv, "evaluate")
-    read(request.folder)
-    from contexture.train.cpu_memory import tune_cpu_allocator
-    from contexture.train.evaluation.evaluate import evaluate_run
-
-    tune_cpu_allocator()
-    with listening(STOPPED) as signals, results_alone() if request.mesh.distributed else contextlib.nullcontext():
-        result = evaluate_run(request, signals)
-    import jax
-
-    if jax.process_index() > 0:
-        return None
-    return TwofoldResult(result, {name: x for name, x in result.items() if name != "split" or "files" not in result})

@@ -1,4 +1,4 @@
-"""Faults in what is asked of a trained model: scores, vectors, texts."""
+"""Faults in what is asked of a trained model: evaluations, scores, vectors, texts."""
 
 from tests.mutants.row import mutants_of
 
@@ -7,6 +7,9 @@ _ONCE = f"{_UNITS}::test_every_token_is_scored_once_with_as_much_context_as_a_wi
 _PIECES = "analysis/test_embed.py::test_pieces_have_the_vectors_of_their_model"
 _SORTED = "analysis/test_embed.py::test_sorted_by_length_sentences_keep_their_order_and_their_vectors"
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
+_EVERY = "train/evaluation/test_every_checkpoint.py::"
+_ONCE = f"{_EVERY}test_every_checkpoint_has_a_row_and_is_evaluated_once"
+_FOLLOWED = f"{_EVERY}test_a_training_is_followed_to_its_end"
 
 ANALYSIS = (
     *mutants_of(
@@ -40,5 +43,31 @@ ANALYSIS = (
         ("generate.half-characters-told", 'ready = len(text.rstrip("\\ufffd"))', "ready = len(text)",
          "analysis/test_generate_units.py"),
         ("generate.part-of-a-stop-told", "ready -= size\n", "ready -= 0\n", "analysis/test_generate_units.py"),
+    ),
+)  # fmt: skip
+
+EVALUATION = (
+    *mutants_of(
+        "train/evaluation/checkpoint_results.py",
+        ("evaluate.results-of-other-data-taken", 'if record["of"] != of or digest', "if digest", _ONCE),
+        ("evaluate.results-of-other-checkpoint-taken", 'digest not in (None, record["checkpoint"])', "False", _ONCE),
+        ("evaluate.results-beside-other-predictions", 'if record["written"] == _sha256(file):', "if True:", _ONCE),
+        ("evaluate.removed-checkpoint-forgotten", "if step not in existing and self.stored(step)]", "if False]",
+         f"{_EVERY}test_the_results_of_a_checkpoint_outlive_it"),
+        ("evaluate.torn-line-continued", "file.write(b\"\\n\" * torn + ", "file.write(",
+         f"{_EVERY}test_a_torn_line_is_left_out_and_those_behind_it_count"),
+        ("evaluate.curve-hides-what-comes-behind", "or self._events is not None):", "and True):",
+         f"{_EVERY}test_the_curve_holds_each_step_once_beside_the_training_s"),
+    ),
+    *mutants_of(
+        "train/evaluation/watch.py",
+        ("evaluate.watch-ends-early", "if not training:", "if True:", _FOLLOWED),
+        ("evaluate.ended-run-watched", "    if not holder_of(folder):\n", "    if False:\n",
+         f"{_EVERY}test_a_mistake_is_one_line"),
+    ),
+    *mutants_of(
+        "train/evaluation/evaluate.py",
+        ("evaluate.compiled-for-each-checkpoint", "self.mesh, self.run, self.programs)", "self.mesh)",
+         f"{_EVERY}test_nothing_is_compiled_or_encoded_twice"),
     ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """All rows, area by area."""
 
-from tests.mutants.analysis import ANALYSIS
+from tests.mutants.analysis import ANALYSIS, EVALUATION
 from tests.mutants.commands import COMMANDS
 from tests.mutants.data import PRETRAINING
 from tests.mutants.grids import GRIDS
@@ -13,5 +13,5 @@ from tests.mutants.tasks import TASKS
 from tests.mutants.training import TRAINING
 
 MUTANTS: tuple[Mutant, ...] = (
-    *MODELS, *PRETRAINING, *TASKS, *TRAINING, *LOGGERS, *GRIDS, *SPANS, *PUBLISHED, *ANALYSIS, *COMMANDS
+    *MODELS, *PRETRAINING, *TASKS, *TRAINING, *LOGGERS, *GRIDS, *EVALUATION, *SPANS, *PUBLISHED, *ANALYSIS, *COMMANDS
 )  # fmt: skip

@@ -86,6 +86,11 @@ def read_meta(directory: Path) -> Meta:
     return _read_json(directory)[0]
 
 
+def digest_of(directory: Path) -> str:
+    """Returns one digest for all that a checkpoint holds. Raises CheckpointError if it has none."""
+    return text_digest(_read_item(directory, "digest"))
+
+
 def read_meta_together(directory: Path) -> Meta:
     """`read_meta` in every process of a job; raises in all if one cannot read it."""
     return processes.together(lambda: read_meta(directory), CheckpointError)

@@ -26,7 +26,7 @@ from contexture.train.optim.lora import ADAPTERS, merged
 from contexture.train.optim.optimizers import lr_multipliers
 from contexture.train.run.data import read_tokenizer
 from contexture.train.run_file import RunRecord
-from contexture.train.step import State, create
+from contexture.train.step import Programs, State, create
 
 logger = logging.getLogger(__name__)
 
@@ -88,24 +88,33 @@ def _first_good(folder: Path, step: int | None, read: Callable[[Path], T]) -> T:
         try:
             return read(folder / "checkpoints" / str(number))
         except CheckpointError as error:
-            bad.append(f"step {number}: {error}")
+            # Whoever trains the run removes checkpoints that are older than those that it keeps.
+            there = (folder / "checkpoints" / str(number)).is_dir()
+            bad.append(f"step {number}: {error if there else 'removed while it was read'}")
             logger.warning(f"checkpoint of {bad[-1]}")
     raise CheckpointError(f"no good checkpoint in {folder / 'checkpoints'} ({'; '.join(bad)})")
 
 
 def load_parameters(
-    folder: Path, run: Run, labels: tuple[str, ...], mesh: Mesh, step: int | None = None, *, merge: bool = True
+    folder: Path,
+    run: Run,
+    labels: tuple[str, ...],
+    mesh: Mesh,
+    step: int | None = None,
+    *,
+    merge: bool = True,
+    programs: Programs | None = None,
 ) -> Loaded:
     """Returns the parameters alone (no optimizer) of a step, or of the newest good checkpoint, sharded over the mesh.
 
     The model gets the attention of the devices here, which need not be those that it was trained on.
-    Adapters are merged into their kernels, unless `merge` is False.
+    Adapters are merged into their kernels, unless `merge` is False. programs: as for `create`.
 
     Raises ConfigError if there is no such step, CheckpointError if none is good.
     """
     run = with_attention_of_this_device(run)
     model = model_of(run, labels)
-    _, shapes, shardings = create(model, run, mesh)
+    _, shapes, shardings = create(model, run, mesh, programs)
     expected = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes.params, shardings.params
     )

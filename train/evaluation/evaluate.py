@@ -1,12 +1,12 @@
 """Metrics on held-out data: every example once, exact whatever the batch or the mesh."""
 
+import contextlib
 import dataclasses
 import filecmp
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NotRequired, TypedDict, cast
 
@@ -34,13 +34,15 @@ from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.best import note_better
+from contexture.train.evaluation.checkpoint_results import CheckpointResult, CheckpointResults, numbers_of
 from contexture.train.evaluation.file_rows import FileRow
-from contexture.train.evaluation.held_out import baseline, open_request
+from contexture.train.evaluation.held_out import HeldOutData, baseline, open_request
 from contexture.train.evaluation.outputs import computed
 from contexture.train.evaluation.predictions import PredictionCollector, collector_of, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.spans import SpanCollector, answer_counts, searched_threshold
 from contexture.train.evaluation.task_metrics import LabelRow
+from contexture.train.evaluation.watch import checkpoints_as_written, wait_for_first
 from contexture.train.losses import Sum, mean
 from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
 from contexture.train.options import MeshConfig
@@ -52,20 +54,10 @@ from contexture.train.step import EvaluationStep, evaluation_step
 logger = logging.getLogger(__name__)
 
 
-class CheckpointResult(TypedDict):
-    """The evaluation of one checkpoint; of a task also a row for each file, where there are several, a row for each
-    label, and the file of predictions."""
-
-    step: int
-    metrics: dict[str, Figure]
-    by_file: NotRequired[list[FileRow]]
-    labels: NotRequired[list[LabelRow]]
-    predictions: NotRequired[str]
-
-
 class EvaluationResult(TypedDict):
     """The evaluation of a run: the fields of one CheckpointResult, or `checkpoints`, a list of them; files: those that
-    were evaluated, as the request names them, in place of the run's own split."""
+    were evaluated, as the request names them, in place of the run's own split; results: the file that has a line for
+    each checkpoint, where all were evaluated."""
 
     run: str
     split: str
@@ -77,6 +69,7 @@ class EvaluationResult(TypedDict):
     by_file: NotRequired[list[FileRow]]
     labels: NotRequired[list[LabelRow]]
     predictions: NotRequired[str]
+    results: NotRequired[str]
     checkpoints: NotRequired[list[CheckpointResult]]
 
 
@@ -155,47 +148,130 @@ def evaluate_run(
 def _evaluate_run(
     folder: Path, record: RunRecord, request: EvaluationRequest, cancel: CancelToken, programs: Programs | None
 ) -> EvaluationResult:
-    run = record.run
     meshes.find_devices()  # before anything else asks jax for them
+    if request.watch:
+        record = wait_for_first(folder, cancel)
+    run = record.run
     agree_on_run(run)
     options = {name: value for name, value in dataclasses.asdict(request).items() if name != "run"}
     processes.agree({"options": options}, "start all processes by one command")
     mesh = _mesh(request.mesh, run)
-    steps = _steps_request(folder, request.steps, run.evaluate.metric)
-    results: list[CheckpointResult] = []
-    with meshes.use(mesh, run.model.dtype), open_request(folder, record, request, mesh, cancel) as (held_out, store):
-        objective = objective_of(run)
-        truncated = report_truncated(held_out)
-        agree_on_content(folder, run, held_out.tokenizer, store)
-        known = baseline(held_out, store, cancel) if store is not None else {}
-        function: EvaluationStep | None = None
-        for number in steps:
-            try:
-                loaded = load_parameters(folder, run, record.labels, mesh, number)
-            except CheckpointError:
-                # A damaged checkpoint was logged. Of several it is left out; alone, or the last chance, it is an error.
-                if number == steps[-1] and not results:
-                    raise
-                continue
-            # One program serves all checkpoints.
-            function = function or evaluation_step(loaded.model, objective, mesh, run, programs)
-            file = _predictions_file(folder, request, loaded.step) if run.task.kind != "off" else None
-            others = request.files or request.split == "test"
-            if isinstance(held_out, HeldOutTask) and held_out.split.spans is not None and record.counts and others:
-                # Other questions than those that the threshold was searched on: answered as `predict` answers them.
-                held_out.rules = answer_rules(run.task, record.counts, searched_threshold(folder, loaded.step))
-            with _writing(file) as write:
-                metrics, collector = evaluate(function, objective, loaded.params, held_out, mesh, write, cancel)
-            result: CheckpointResult = {
-                "step": loaded.step,
-                "metrics": {name: plain(value) for name, value in (metrics | known).items()},
+    steps: Iterable[int | None] = (
+        checkpoints_as_written(folder, cancel)
+        if request.watch
+        else _steps_request(folder, request.steps, run.evaluate.metric)
+    )
+    with meshes.use(mesh, run.model.dtype), open_request(folder, record, request, mesh, cancel) as data:
+        truncated = report_truncated(data.held_out)
+        agree_on_content(folder, run, data.held_out.tokenizer, data.store)
+        evaluation = _Evaluation(folder, record, request, data, mesh, programs, cancel)
+        if not request.every_step:
+            results = evaluation.of_steps(steps)
+            return _joined(folder, request, data.held_out.count, truncated, results)
+        with contextlib.closing(evaluation.stored_results()) as stored:
+            results = evaluation.of_steps(steps, stored)
+            joined = _joined(folder, request, data.held_out.count, truncated, results)
+            return cast(EvaluationResult, {**joined, "results": str(stored.path), "checkpoints": results})
+
+
+class _Evaluation:
+    """The evaluation of a run's checkpoints, one after the other; one compiled program serves all of them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        record: RunRecord,
+        request: EvaluationRequest,
+        data: HeldOutData,
+        mesh: Mesh,
+        programs: Programs | None,
+        cancel: CancelToken,
+    ) -> None:
+        self.folder, self.record, self.run, self.request = folder, record, record.run, request
+        self.data, self.mesh, self.programs, self.cancel = data, mesh, programs or Programs(), cancel
+        self.objective = objective_of(self.run)
+        self.known = baseline(data.held_out, data.store, cancel) if data.store is not None else {}
+
+    def stored_results(self) -> CheckpointResults:
+        """Opens the results of the run's checkpoints on these data. Raises ConfigError if they cannot be written."""
+
+        def depends_on(step: int) -> dict[str, object]:
+            return {
+                "data": self.data.fingerprint,
+                "batch": self.data.held_out.batch,
+                "threshold": self._threshold(step),
             }
-            if collector is not None:
-                if rows := collector.by_file():
-                    result["by_file"] = rows
-                result["labels"], result["predictions"] = collector.table(), str(file)
+
+        to, name = _results_folder(self.folder, self.request), _data_name(self.request)
+        return CheckpointResults(self.folder, to, name, self.request.split, depends_on, self.run.log.tensorboard)
+
+    def _threshold(self, step: int) -> float | None:
+        """Returns the threshold of no answer for other questions than those that it was searched on: they are answered
+        as `predict` answers them. None where it plays no part."""
+        others = self.request.files or self.request.split == "test"
+        return searched_threshold(self.folder, step) if self.run.task.kind == "span" and others else None
+
+    def of_steps(self, steps: Iterable[int | None], stored: CheckpointResults | None = None) -> list[CheckpointResult]:
+        """Returns the results of checkpoints, and of those that retention has removed since they were evaluated.
+
+        None is the newest good one. A checkpoint that is damaged, or no longer there, is left out with one line; where
+        none is left it is an error. Raises CheckpointError.
+        """
+        results: list[CheckpointResult] = []
+        failure: CheckpointError | None = None
+        for step in self._with_removed(steps, stored):
+            self.cancel.check()
+            known = stored.stored(step) if stored is not None and step is not None else None
+            # Taken before the checkpoint is read: whoever trains the run may remove it at any time.
+            digest = stored.digest(step) or "" if stored is not None and step is not None and known is None else None
+            try:
+                result = known or self._evaluate(step)
+            except CheckpointError as error:
+                failure = error
+                continue
+            except ConfigError:
+                if stored is None or (self.folder / "checkpoints" / str(step)).is_dir():
+                    raise
+                logger.warning(f"checkpoint of step {step}: removed before it was read")
+                continue
             results.append(result)
-    return _joined(folder, request, held_out.count, truncated, results)
+            if stored is not None:
+                stored.add(result, digest)
+                figures = ", ".join(f"{name} {value:.4g}" for name, value in numbers_of(result["metrics"])[:4])
+                logger.info(f"step {result['step']:,}: {figures}{' (evaluated before)' if known is not None else ''}")
+        if failure is not None and not results:
+            raise failure
+        return results
+
+    @staticmethod
+    def _with_removed(steps: Iterable[int | None], stored: CheckpointResults | None) -> Iterator[int | None]:
+        removed = sorted(stored.removed_steps()) if stored is not None else []
+        for step in steps:
+            while removed and step is not None and removed[0] < step:
+                yield removed.pop(0)
+            yield step
+        yield from removed
+
+    def _evaluate(self, number: int | None) -> CheckpointResult:
+        """Returns the result of a checkpoint. Raises CheckpointError if it is not good, ConfigError if it is gone."""
+        folder, held_out = self.folder, self.data.held_out
+        loaded = load_parameters(folder, self.run, self.record.labels, self.mesh, number, programs=self.programs)
+        step = evaluation_step(loaded.model, self.objective, self.mesh, self.run, self.programs)
+        file = _predictions_file(folder, self.request, loaded.step) if self.run.task.kind != "off" else None
+        threshold = self._threshold(loaded.step)
+        if isinstance(held_out, HeldOutTask) and self.record.counts and threshold is not None:
+            held_out.rules = answer_rules(self.run.task, self.record.counts, threshold)
+        with _writing(file) as write:
+            metrics, collector = evaluate(step, self.objective, loaded.params, held_out, self.mesh, write, self.cancel)
+        result: CheckpointResult = {
+            "step": loaded.step,
+            "metrics": {name: plain(value) for name, value in (metrics | self.known).items()},
+        }
+        if collector is not None:
+            if rows := collector.by_file():
+                result["by_file"] = rows
+            result["labels"], result["predictions"] = collector.table(), str(file)
+        return result
 
 
 def _joined(
@@ -204,7 +280,7 @@ def _joined(
     """Returns the results as they are printed: one checkpoint's fields beside the run's, several as a list."""
     of = {"split": request.split, **({"files": list(request.files)} if request.files else {}), "examples": examples}
     cut = {"truncated": truncated} if truncated is not None else {}
-    if len(results) > 1 or request.steps == ("all",):
+    if len(results) > 1 or request.every_step:
         head = {"run": str(folder), **of, **cut}
         return cast(EvaluationResult, {**head, "checkpoints": results})
     (result,) = results
@@ -255,17 +331,24 @@ def _steps_request(folder: Path, words: Sequence[str], metric: str) -> list[int 
     return steps
 
 
+def _data_name(request: EvaluationRequest) -> str:
+    """Returns the name of the split or of the first file, as far as it can be part of a folder's name."""
+    if not request.files:
+        return request.split
+    # xnli.test.tsv:de → xnli.test-de: the part of a set counts, and no suffix does.
+    parts = (Path(part).stem for part in Path(request.files[0]).name.split(":"))
+    return re.sub(r"[^\w.-]+", "-", ":".join(parts))
+
+
+def _results_folder(folder: Path, request: EvaluationRequest) -> Path:
+    return Path(request.to or folder / "evaluations")
+
+
 def _predictions_file(folder: Path, request: EvaluationRequest, step: int) -> Path:
-    # The name of the split or of the first file, as far as it can be part of a folder's name.
-    name = request.split
-    if request.files:
-        # xnli.test.tsv:de → xnli.test-de: the part of a set counts, and no suffix does.
-        parts = (Path(part).stem for part in Path(request.files[0]).name.split(":"))
-        name = re.sub(r"[^\w.-]+", "-", ":".join(parts))
-    return Path(request.to or folder / "evaluations") / f"{name}-{step}" / "predictions.jsonl"
+    return _results_folder(folder, request) / f"{_data_name(request)}-{step}" / "predictions.jsonl"
 
 
-@contextmanager
+@contextlib.contextmanager
 def _writing(path: Path | None) -> Iterator[IO[str] | None]:
     """The file of predictions, opened for writing in process 0; it is at `path` whole or not at all."""
     if path is None or jax.process_index() > 0:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -35,8 +35,16 @@ from contexture.train.run.data import open_shards, read_tokenizer
 from contexture.train.run.folder import make_folder
 from contexture.train.run_file import RunRecord
 
-HeldOutData: TypeAlias = tuple[HeldOut, Shards | ExampleStore | None]
-"""The held-out batches, and what the run was trained on, or None if that is not there any more."""
+
+class HeldOutData(NamedTuple):
+    """The held-out batches; what the run was trained on, or None if that is not there any more; and the fingerprint of
+    the data that the batches are of."""
+
+    held_out: HeldOut
+    store: Shards | ExampleStore | None
+    fingerprint: str
+
+
 _LABELS = {"next": "next_weights", "next_backward": "next_weights_backward", "labels": "slot_weights"}
 """Batch fields of tokens to predict, of any pretraining → their weights."""
 
@@ -84,7 +92,7 @@ def _held_out_text(folder: Path, record: RunRecord, batch: int, lanes: int, canc
     held_out = open_held_out(shards, tokenizer, run.data, run.task, run.family, batch, lanes, cancel)
     if held_out is None:
         raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
-    return held_out, shards
+    return HeldOutData(held_out, shards, shards.fingerprint)
 
 
 @contextmanager
@@ -107,12 +115,13 @@ def _held_out_task(
     if files := request.files or (run.task.test if request.split == "test" else ()):
         task = dataclasses.replace(run.task, train=(), dev=files, test=(), dev_fraction=0.0)
         with _encoded(task, tokenizer, record, request, folder, cancel) as other:
-            yield held_out(other.splits["dev"], record.labels or other.labels), store
+            batches = held_out(other.splits["dev"], record.labels or other.labels)
+            yield HeldOutData(batches, store, other.fingerprint)
         return
     split = store.splits[request.split] if store is not None else None
-    if split is None or not split.examples:
+    if store is None or split is None or not split.examples:
         raise ConfigError(f"{folder} holds no {request.split} examples; give a file: --task.dev F")
-    yield held_out(split, record.labels), store
+    yield HeldOutData(held_out(split, record.labels), store, f"{store.fingerprint}/{request.split}")
 
 
 def _open_store(folder: Path, record: RunRecord, cancel: CancelToken) -> ExampleStore | None:

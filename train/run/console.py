@@ -5,10 +5,12 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from contexture.data.visible import visible
 
@@ -36,6 +38,14 @@ def console() -> Console:
             emoji=False,
         )
     return Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+
+
+def print_table(console: Console, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Prints a table on a console, control characters escaped."""
+    table = Table(*map(visible, columns), title=Text(visible(title)), title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(visible(cell)) for cell in row))  # not as markup: a label may stand in brackets
+    console.print(table)
 
 
 class ConsoleHandler(logging.Handler):

@@ -17,13 +17,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from contexture.data.storage import atomic_file, move_aside
-from contexture.data.visible import visible
 from contexture.train.loggers.trackers import Trackers
-from contexture.train.run.console import console
+from contexture.train.run.console import console, print_table
 from contexture.train.run.progress import ProgressDisplay
 
 logger = logging.getLogger(__name__)
@@ -84,11 +81,7 @@ class Report:
 
     def table(self, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         """Prints a table on stderr."""
-        heads = map(visible, columns)
-        table = Table(*heads, title=Text(visible(title)), title_justify="left", box=None, pad_edge=False)
-        for row in rows:
-            table.add_row(*(Text(visible(cell)) for cell in row))  # not as markup: a label may stand in brackets
-        self.console.print(table)
+        print_table(self.console, title, columns, rows)
 
     def start(self, step: int, interval: int, evaluated: bool = True) -> None:
         """Continues after `step` updates: removes later records, whose steps will be done again.

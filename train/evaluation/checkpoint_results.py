@@ -1,0 +1,181 @@
+"""The results of a run's checkpoints: a line each in checkpoints.jsonl, and a curve for TensorBoard.
+
+A line holds what was evaluated beside the result, so that the same command, started again, evaluates only what is
+missing:
+
+    of            what the result depends on: the data's fingerprint, the batch, the threshold of no answer, the version
+    checkpoint    a digest of the checkpoint's digests, which changes with any of its numbers
+    written       sha256 of the predictions that stand beside the result, where there are any
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict, cast
+
+import jax
+
+from contexture.train.checkpoints import manager
+from contexture.train.errors import CheckpointError
+from contexture.train.evaluation.file_rows import FileRow
+from contexture.train.evaluation.task_metrics import LabelRow
+from contexture.train.run.folder import make_folder, steps, versions
+from contexture.train.run.report import Figure
+
+logger = logging.getLogger(__name__)
+
+NAME = "checkpoints.jsonl"
+_BASELINES = ("majority_", "mean_mse", "unigram_")
+"""Beginnings of the names of metrics that no model has a part in."""
+
+
+class CheckpointResult(TypedDict):
+    """The evaluation of one checkpoint; of a task also a row for each file, where there are several, a row for each
+    label, and the file of predictions."""
+
+    step: int
+    metrics: dict[str, Figure]
+    by_file: NotRequired[list[FileRow]]
+    labels: NotRequired[list[LabelRow]]
+    predictions: NotRequired[str]
+
+
+def numbers_of(metrics: Mapping[str, Figure]) -> list[tuple[str, float]]:
+    """Returns the metrics of a model that are numbers, without those of a guess by frequency alone."""
+    return [
+        (name, value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not name.startswith(_BASELINES)
+    ]
+
+
+class CheckpointResults:
+    """The results of one run's checkpoints on the same data with the same settings. Only process 0 writes."""
+
+    def __init__(
+        self, run: Path, to: Path, name: str, split: str, of: Callable[[int], dict[str, object]], events: bool
+    ) -> None:
+        """run: its folder; to: the folder of checkpoints.jsonl and of the predictions; name: of the data, in the names
+        of the curve and of the predictions' folders; split: in the names of the curve's figures; of: what the result
+        of a step depends on beside the checkpoint; events: whether a curve is written.
+
+        Raises ConfigError if nothing may be written to `to`.
+        """
+        self.path, self.split = to / NAME, split
+        self._checkpoints, self._name = run / "checkpoints", name
+        self._of, self._version = of, versions().get("contexture", "")
+        self._speaks = jax.process_index() == 0
+        self._curve = run / "tensorboard" / f"evaluated-{name}" if events and self._speaks else None
+        self._events: Any = None
+        if self._speaks:
+            make_folder(to, "--to")
+        # Processes of a job may see different files: all of them evaluate everything.
+        self._stored = _read(self.path) if jax.process_count() == 1 else {}
+
+    def removed_steps(self) -> list[int]:
+        """Returns the steps that have a result, and whose checkpoints retention has removed since."""
+        existing = set(steps(self._checkpoints))
+        return [step for step in self._stored if step not in existing and self.stored(step)]
+
+    def stored(self, step: int) -> CheckpointResult | None:
+        """Returns the result that an earlier call wrote for this checkpoint, data and settings; None for none."""
+        digest, of = self.digest(step), self._facts(step)
+        for record in self._stored.get(step, ()):
+            if record["of"] != of or digest not in (None, record["checkpoint"]):
+                continue
+            result = cast(CheckpointResult, {**record["result"]})
+            if record["written"] is None:
+                return result
+            # Predictions of other examples may have taken the place of those that the result is of.
+            file = self._predictions(step)
+            if record["written"] == _sha256(file):
+                result["predictions"] = str(file)
+                return result
+        return None
+
+    def _facts(self, step: int) -> dict[str, object]:
+        return {**self._of(step), "version": self._version}
+
+    def _predictions(self, step: int) -> Path:
+        return self.path.parent / f"{self._name}-{step}" / "predictions.jsonl"
+
+    def digest(self, step: int) -> str | None:
+        """Returns the digest of a checkpoint, "" of one that is damaged; None where it is no longer there."""
+        try:
+            return manager.digest_of(self._checkpoints / str(step))
+        except CheckpointError:
+            return "" if (self._checkpoints / str(step)).is_dir() else None
+
+    def add(self, result: CheckpointResult, checkpoint: str | None) -> None:
+        """Takes the next result in order of step. checkpoint: the digest of what was evaluated, None for a result of an
+        earlier call."""
+        if checkpoint is not None and self._speaks:
+            facts = {name: value for name, value in result.items() if name != "predictions"}
+            written = _sha256(self._predictions(result["step"])) if "predictions" in result else None
+            record = {
+                "step": result["step"],
+                "of": self._facts(result["step"]),
+                "checkpoint": checkpoint,
+                "written": written,
+                "result": facts,
+            }
+            with open(self.path, "a+b") as file:
+                # A line that was torn by a kill is closed; it is read as damaged, and left out.
+                torn = file.tell() > 0 and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+                file.write(b"\n" * torn + json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        if self._curve is not None and (checkpoint is not None or self._events is not None):
+            self._draw(self._curve, result["step"], result)
+
+    def _draw(self, curve: Path, step: int, result: CheckpointResult) -> None:
+        """Adds a point to the curve; from the first new one on all are written, since TensorBoard hides what older
+        files of events say of the steps behind the first of a new file."""
+        from contexture.train.loggers.tensorboard import Events
+
+        try:
+            self._events = self._events or Events(curve, step - 1)
+            figures = {name: x for name, x in result["metrics"].items() if isinstance(x, int | float)}
+            self._events.add(step, self.split, figures)
+            self._events.flush()
+        except OSError as error:
+            logger.warning(f"no curve is written to {curve}: {error.strerror}")
+            self._curve = None
+
+    def close(self) -> None:
+        """Closes the curve."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+
+def _sha256(file: Path) -> str:
+    """Returns the digest of a file; "" where there is none."""
+    try:
+        with open(file, "rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+_FIELDS = {"step": int, "of": dict, "checkpoint": str, "written": (str, type(None)), "result": dict}
+
+
+def _read(path: Path) -> dict[int, list[dict[str, Any]]]:
+    """Returns the lines by step, the newest first; damaged ones are left out."""
+    records: dict[int, list[dict[str, Any]]] = {}
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return records
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and all(isinstance(record.get(n, ...), kind) for n, kind in _FIELDS.items()):
+            result = record["result"]
+            if result.get("step") == record["step"] and isinstance(result.get("metrics"), dict):
+                records.setdefault(record["step"], []).insert(0, record)
+    return records
