@@ -13,7 +13,7 @@ from contexture.grid import make_grid
 from contexture.options import with_options
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.evaluation.request import EvaluationRequest
+from contexture.train.evaluation.request import EvaluationOptions, requests_of
 from contexture.train.grid.folder import GRID
 from contexture.train.grid.settings import Grid
 from contexture.train.options import MeshConfig
@@ -176,7 +176,7 @@ def _train_grid(grid: Grid, base: Run) -> Path:
 
 
 def evaluate(
-    run: Place,
+    run: "Place | Sequence[Place]",
     *,
     dev: "Examples | Place | Sequence[Place]" = (),
     split: Literal["dev", "test", "train"] = "dev",
@@ -189,7 +189,8 @@ def evaluate(
     """Evaluates a run on held-out examples, each once: {"run", "step", "split", "examples", "metrics", …}.
 
     Args:
-        run: the run's folder.
+        run: the run's folder. Of a list of folders each is evaluated: {"runs": [{"run", …}, …]}, with "error" in
+            place of the metrics of one that failed after the first was evaluated.
         dev: of a task: labelled examples to evaluate instead of the run's own; files or rows, as in `finetune`.
         split: of a task: which of the run's own examples.
         step: checkpoints: their steps, "best", or "all"; empty: the newest good one. The results of all are kept in
@@ -204,20 +205,24 @@ def evaluate(
     """
     from contexture.train.evaluation import evaluate
 
+    runs = (run,) if isinstance(run, str | Path) else tuple(run)
     with contextlib.ExitStack() as stack:
         files = _files(dev)
         if files is None:
             file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "dev.jsonl"
-            file.write_bytes(as_jsonl(records(dev, read(Path(run)).run.task.kind, "dev")))
+            file.write_bytes(as_jsonl(records(dev, read(Path(runs[0])).run.task.kind, "dev")))
             files = (str(file),)
         steps = (step,) if isinstance(step, int | str) else tuple(step)
         try:
-            request = EvaluationRequest(
-                run, split=split, dev=files, step=steps, watch=watch, batch=batch, to=str(to), mesh=mesh
+            options = EvaluationOptions(
+                split=split, dev=files, step=steps, watch=watch, batch=batch, to=str(to), mesh=mesh
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        return dict(evaluate.evaluate_run(request))
+        requests = requests_of(runs, options)
+        if isinstance(run, str | Path):
+            return dict(evaluate.evaluate_run(requests[0]))
+        return {"runs": list(map(dict, evaluate.evaluate_runs(requests)))}
 
 
 def _files(given: Any) -> tuple[str, ...] | None:

@@ -12,7 +12,7 @@ import tyro
 from contexture.data.config import LearnedKind
 from contexture.models.config import Sampling
 from contexture.train.config import Run
-from contexture.train.evaluation.request import EvaluationRequest, Strings
+from contexture.train.evaluation.request import EvaluationOptions, Strings
 
 Place: TypeAlias = str | Path
 """A file or a folder."""
@@ -120,11 +120,12 @@ class PrepareRequest:
         _check_place(self.to)
 
 
-@dataclass(frozen=True)
-class EvaluationArgs(EvaluationRequest):
-    """Held-out metrics of a run, over the whole set, each example once."""
+@dataclass(frozen=True, kw_only=True)
+class EvaluationArgs(EvaluationOptions):
+    """Held-out metrics of runs, over the whole set, each example once."""
 
-    run: tyro.conf.Positional[Annotated[Place, _RUN]]
+    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
+    """The folder of a run, or of several, which are evaluated one after the other."""
     dev: Annotated[Strings, tyro.conf.arg(aliases=["--task.dev"], metavar="FILE …")] = ()
     step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="N …|best|all")] = ()
     to: Annotated[str, _DIR] = ""

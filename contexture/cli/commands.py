@@ -104,15 +104,16 @@ COMMANDS: dict[str, Command] = {
     ),
     "evaluate": Command(
         group="Use a run",
-        summary="Measure a run on held-out examples",
+        summary="Measure runs on held-out examples",
         run="evaluation_commands.evaluate_command",
         request="EvaluationArgs",
-        usage="RUN [options]",
+        usage="RUN … [options]",
         first=("split", "dev", "step", "watch", "batch", "to"),
         examples=(
             "contexture evaluate runs/films",
             "contexture evaluate runs/films --dev other.tsv --step best",
             "contexture evaluate runs/films --step all --watch",
+            "contexture evaluate runs/films runs/intent --split test",
         ),
     ),
     "predict": Command(

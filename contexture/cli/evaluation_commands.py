@@ -8,46 +8,67 @@ from contexture.cli.output import Result, TwofoldResult, results_alone
 from contexture.cli.parse import parse
 from contexture.cli.query_commands import STOPPED, listening
 from contexture.requests import EvaluationArgs
+from contexture.train.evaluation.request import requests_of
 from contexture.train.run.console import console, print_table
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
-    from contexture.train.evaluation.checkpoint_results import CheckpointResult
+    from contexture.train.evaluation.evaluate import EvaluationResult
 
 STOPPED_BETWEEN = "stopped; the same command evaluates the checkpoints that are missing"
 
 
-def evaluate_command(argv: list[str]) -> Result | TwofoldResult | None:
-    """Returns held-out metrics of a run; people see files instead of the split that they stand for, and checkpoints as
-    a table on stderr."""
-    request = parse(EvaluationArgs, argv, "evaluate")
-    read(request.folder)
+def evaluate_command(argv: list[str]) -> TwofoldResult | None:
+    """Returns held-out metrics of runs; people see files instead of the split that they stand for, and several runs or
+    checkpoints as a table on stderr."""
+    args = parse(EvaluationArgs, argv, "evaluate")
+    requests = requests_of(args.runs, args)
+    for request in requests:
+        read(request.folder)
     from contexture.train.cpu_memory import tune_cpu_allocator
-    from contexture.train.evaluation.evaluate import evaluate_run
+    from contexture.train.evaluation.evaluate import evaluate_run, evaluate_runs
 
     tune_cpu_allocator()
-    stopped = STOPPED_BETWEEN if request.every_step else STOPPED
-    with listening(stopped) as signals, results_alone() if request.mesh.distributed else contextlib.nullcontext():
-        result = evaluate_run(request, signals)
+    stopped = STOPPED_BETWEEN if args.every_step else STOPPED
+    with listening(stopped) as signals, results_alone() if args.mesh.distributed else contextlib.nullcontext():
+        if len(requests) > 1:
+            return _several(evaluate_runs(requests, signals))
+        result = evaluate_run(requests[0], signals)
     import jax
 
     if jax.process_index() > 0:
         return None
-    shown = {name: x for name, x in result.items() if name != "split" or "files" not in result}
     if "checkpoints" in result:
-        show_checkpoints(result["checkpoints"])
-        del shown["checkpoints"]
-    return TwofoldResult(result, shown)
+        show_results([result])
+    return TwofoldResult(result, _shown(result))
 
 
-def show_checkpoints(results: "Sequence[CheckpointResult]") -> None:
-    """Prints a table on stderr, a row for each checkpoint."""
+def _several(results: "list[EvaluationResult]") -> TwofoldResult:
+    show_results(results)
+    shown = [_shown({name: x for name, x in each.items() if name not in ("metrics", "labels")}) for each in results]
+    return TwofoldResult({"runs": results}, {"runs": shown}, code=int(any("error" in each for each in results)))
+
+
+def _shown(result: "EvaluationResult | Result") -> Result:
+    """Returns what people see of a result on stdout: files instead of the split that they stand for, and no rows that
+    the table on stderr has."""
+    hidden = {"checkpoints", *(["split"] if "files" in result else [])}
+    return {name: x for name, x in result.items() if name not in hidden}
+
+
+def show_results(results: "Sequence[EvaluationResult]") -> None:
+    """Prints a table on stderr: a row for each run and each of its checkpoints."""
     from contexture.train.evaluation.checkpoint_results import numbers_of
 
-    figures = [dict(numbers_of(result["metrics"])) for result in results]
-    names = list(dict.fromkeys(name for each in figures for name in each))
     rows = [
-        [f"{result['step']:,}", *(f"{each[name]:.4g}" if name in each else "–" for name in names)]
-        for result, each in zip(results, figures, strict=True)
+        (result["run"], f"{row['step']:,}" if "step" in row else "–", dict(numbers_of(row.get("metrics", {}))))
+        for result in results
+        for row in result.get("checkpoints", [result])
     ]
-    print_table(console(), "", ["step", *names], rows)
+    names = list(dict.fromkeys(name for _, _, figures in rows for name in figures))
+    several = len(results) > 1
+    cells = [
+        [*([run] if several else []), step, *(f"{figures[name]:.4g}" if name in figures else "–" for name in names)]
+        for run, step, figures in rows
+    ]
+    print_table(console(), "", [*(["run"] if several else []), "step", *names], cells)

@@ -55,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    code = 0
     try:
         with logged_to(console()):
             result = run_command(argv)
@@ -62,13 +63,13 @@ def main(argv: list[str] | None = None) -> int:
                 streamed = result.work((lambda text: None) if as_json else write_out)
                 result = streamed if as_json else write_out("\n")
             elif isinstance(result, TwofoldResult):
-                result = result.json if as_json else result.shown
+                code, result = result.code, result.json if as_json else result.shown
         if result is not None:
             if as_json:
                 print(visible_json(json.dumps(result, ensure_ascii=False)))
             else:
                 print_result(result, width=terminal_width())
-        return 0
+        return code
     except SystemExit as stop:
         return int(stop.code or 0)
     except BrokenPipeError:

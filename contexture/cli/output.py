@@ -27,10 +27,11 @@ class StreamingResult:
 
 @dataclasses.dataclass(frozen=True)
 class TwofoldResult:
-    """A result that people see otherwise than programs: `json` is what --json prints."""
+    """A result that people see otherwise than programs: `json` is what --json prints; `code`: the exit code."""
 
     json: Result
     shown: Result
+    code: int = 0
 
 
 def write_out(text: str) -> None:

@@ -32,7 +32,7 @@ MISTAKES = {
     "finetune bert --task ssst2 --dir new": "there is no task 'ssst2' (did you mean sst2?); `contexture recipes` lists",
     "finetune bert --task.kind classify --dir new": "task.train is empty; give the examples to learn from:",
     "predict task --input train.tsv": "predict needs --to FILE: contexture predict RUN --input FILE --to FILE",
-    "evaluate": "evaluate needs RUN: contexture evaluate RUN [options]",
+    "evaluate": "evaluate needs RUN: contexture evaluate RUN … [options]",
     "tokenizer wordpice --input text.txt --to new": "KIND is 'wordpice', not one of wordpiece, byte-bpe, characters, "
     "sentencepiece-unigram, sentencepiece-bpe, words (did you mean wordpiece?)",
     "generate gpt": "give --prompt TEXT, or --input FILE with a prompt in each line",

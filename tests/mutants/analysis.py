@@ -9,6 +9,7 @@ _SORTED = "analysis/test_embed.py::test_sorted_by_length_sentences_keep_their_or
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
 _EVERY = "train/evaluation/test_every_checkpoint.py::"
 _ONCE = f"{_EVERY}test_every_checkpoint_has_a_row_and_is_evaluated_once"
+_SEEN = "train/evaluation/test_several_runs.py::test_a_run_that_fails_is_one_line_before_any_is_evaluated"
 _FOLLOWED = f"{_EVERY}test_a_training_is_followed_to_its_end"
 
 ANALYSIS = (
@@ -69,5 +70,7 @@ EVALUATION = (
         "train/evaluation/evaluate.py",
         ("evaluate.compiled-for-each-checkpoint", "self.mesh, self.run, self.programs)", "self.mesh)",
          f"{_EVERY}test_nothing_is_compiled_or_encoded_twice"),
+        ("evaluate.first-run-before-the-second-is-seen", "first_good(request.folder, step, manager.read_meta)", "pass",
+         _SEEN),
     ),
 )  # fmt: skip

@@ -78,7 +78,7 @@ def find_step(folder: Path, step: int | None) -> list[int]:
     return [step] if step is not None else existing[::-1]
 
 
-def _first_good(folder: Path, step: int | None, read: Callable[[Path], T]) -> T:
+def first_good(folder: Path, step: int | None, read: Callable[[Path], T]) -> T:
     """Returns the result of `read` for the first checkpoint that it can read.
 
     Raises CheckpointError if none is good.
@@ -123,7 +123,7 @@ def load_parameters(
         params, meta = manager.restore(directory, expected, mesh, "params")
         return Loaded(model, merged(params, run.optim) if merge else params, meta["step"])
 
-    return _first_good(folder, step, read)
+    return first_good(folder, step, read)
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def begin_from(
         _warn_of_frozen_tokens(run, params, vocab_size - source_vocab)
         return fresh.replace(params=params)  # pyright: ignore[reportAttributeAccessIssue]
 
-    return _first_good(folder, run.init.step or None, read)
+    return first_good(folder, run.init.step or None, read)
 
 
 def _source_vocab_size(run: Run, folder: Path, record: RunRecord, vocab_size: int) -> int:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from contexture.data.batches import HeldOut
 from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.errors import DataError
 from contexture.data.pretraining.bilm_lanes import SAMPLED
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file, move_aside
@@ -27,7 +28,7 @@ from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints import manager
-from contexture.train.checkpoints.transfer import find_step, load_parameters
+from contexture.train.checkpoints.transfer import find_step, first_good, load_parameters
 from contexture.train.compilation.programs import Programs
 from contexture.train.config import Run
 from contexture.train.distributed import processes
@@ -36,7 +37,7 @@ from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.best import note_better
 from contexture.train.evaluation.checkpoint_results import CheckpointResult, CheckpointResults, numbers_of
 from contexture.train.evaluation.file_rows import FileRow
-from contexture.train.evaluation.held_out import HeldOutData, baseline, open_request
+from contexture.train.evaluation.held_out import HeldOutData, baseline, check_request, open_request
 from contexture.train.evaluation.outputs import computed
 from contexture.train.evaluation.predictions import PredictionCollector, collector_of, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
@@ -57,7 +58,7 @@ logger = logging.getLogger(__name__)
 class EvaluationResult(TypedDict):
     """The evaluation of a run: the fields of one CheckpointResult, or `checkpoints`, a list of them; files: those that
     were evaluated, as the request names them, in place of the run's own split; results: the file that has a line for
-    each checkpoint, where all were evaluated."""
+    each checkpoint, where all were evaluated; error: why this run of several could not be evaluated."""
 
     run: str
     split: str
@@ -69,6 +70,7 @@ class EvaluationResult(TypedDict):
     by_file: NotRequired[list[FileRow]]
     labels: NotRequired[list[LabelRow]]
     predictions: NotRequired[str]
+    error: NotRequired[str]
     results: NotRequired[str]
     checkpoints: NotRequired[list[CheckpointResult]]
 
@@ -143,6 +145,29 @@ def evaluate_run(
     record = run_file.read(folder)
     with processes.joined(request.mesh, lambda: manager.steps(folder / "checkpoints")):
         return _evaluate_run(folder, record, request, cancel, programs)
+
+
+def evaluate_runs(requests: Sequence[EvaluationRequest], cancel: CancelToken = NEVER) -> list[EvaluationResult]:
+    """Evaluates several runs; those that are alike but for rate and seed share the compiled program.
+
+    Raises ConfigError or CheckpointError, before any is evaluated, for what can be seen of each by then. Of what is
+    seen later the line is logged, and is the `error` in the run's place.
+    """
+    for request in requests:
+        record = run_file.read(request.folder)
+        check_request(request.folder, record, request)
+        for step in _steps_request(request.folder, request.steps, record.run.evaluate.metric)[-1:]:
+            first_good(request.folder, step, manager.read_meta)
+    programs, results = Programs(), list[EvaluationResult]()
+    for request in requests:
+        cancel.check()
+        logger.info(f"evaluating {request.run}")
+        try:
+            results.append(evaluate_run(request, cancel, programs))
+        except (ConfigError, DataError, CheckpointError) as error:
+            logger.warning(f"{request.run} was not evaluated: {error}")
+            results.append(cast(EvaluationResult, {"run": str(request.folder), "error": str(error)}))
+    return results
 
 
 def _evaluate_run(

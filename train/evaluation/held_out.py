@@ -56,7 +56,7 @@ def open_request(
 
     Raises ConfigError for a request that does not fit the run, DataError for the user's files.
     """
-    _check_request(folder, record, request)
+    check_request(folder, record, request)
     # The lanes of an ELMo are sequences that carry text. How many there are must not depend on the number of devices.
     lanes = request.batch or record.run.evaluate.batch or record.run.data.batch
     batch = meshes.round_up_to_devices(mesh, lanes)
@@ -65,7 +65,7 @@ def open_request(
     return _held_out_task(folder, record, request, batch, cancel)
 
 
-def _check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -> None:
+def check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -> None:
     """Raises ConfigError or DataError for a request that does not fit the run, before anything is opened."""
     run = record.run
     if request.batch:

@@ -1,9 +1,12 @@
 """What an evaluation looks at. Needs no jax."""
 
-from dataclasses import KW_ONLY, dataclass, field
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
+from contexture.train.errors import ConfigError
 from contexture.train.options import MeshConfig
 
 Strings = str | tuple[str, ...] | list[str]
@@ -12,13 +15,10 @@ Steps = int | str | tuple[int | str, ...] | list[int | str]
 """Steps of checkpoints, `best` or `all`."""
 
 
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """Which examples and which checkpoints of a run are evaluated, and how."""
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """Which examples and which checkpoints are evaluated, and how."""
 
-    run: str | Path
-    """The folder of the run."""
-    _: KW_ONLY
     split: Literal["dev", "test", "train"] = "dev"
     """Which of the run's own examples to evaluate, where it has a task."""
     dev: Strings = ()
@@ -56,7 +56,39 @@ class EvaluationRequest:
         """Whether every checkpoint is evaluated."""
         return self.watch or self.steps == ("all",)
 
+
+@dataclass(frozen=True)
+class EvaluationRequest(EvaluationOptions):
+    """The evaluation of one run."""
+
+    run: str | Path
+    """The folder of the run."""
+
     @property
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.run)
+
+
+def requests_of(runs: Sequence[str | Path], options: EvaluationOptions) -> list[EvaluationRequest]:
+    """Returns a request for each run, with the same options; of several runs each writes into a folder of its own.
+
+    Raises ConfigError for runs that cannot be evaluated in one call.
+    """
+    if not runs:
+        raise ConfigError("evaluate needs RUN: contexture evaluate RUN … [options]")
+    given = {field.name: getattr(options, field.name) for field in fields(EvaluationOptions)}
+    if len(runs) == 1:
+        return [EvaluationRequest(runs[0], **given)]
+    if options.watch or options.mesh.distributed:
+        option = "watch" if options.watch else "mesh.distributed"
+        raise ConfigError(f"--{option} is for one run; give one, or leave --{option} out")
+    places = [os.path.realpath(run) for run in runs]
+    for run, place in zip(runs, places, strict=True):
+        if places.count(place) > 1:
+            raise ConfigError(f"{run} is named twice; give every run once")
+        name = Path(place).name
+        if options.to and [Path(each).name for each in places].count(name) > 1:
+            raise ConfigError(f"several runs are called {name}, a folder in --to {options.to}; leave --to out")
+    tos = [str(Path(options.to, Path(place).name)) if options.to else "" for place in places]
+    return [EvaluationRequest(run, **{**given, "to": to}) for run, to in zip(runs, tos, strict=True)]

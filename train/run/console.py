@@ -15,6 +15,8 @@ from rich.text import Text
 from contexture.data.visible import visible
 
 NOTEBOOK_COLUMNS = 100
+_UNLIMITED = 10_000
+"""Columns of a table in a file."""
 _UNBROKEN = re.compile(r"\s*(?:--\S+ (?!--))?\S+")
 """A word, or an option with its value, which may be copied together; and the blanks before it."""
 
@@ -41,11 +43,16 @@ def console() -> Console:
 
 
 def print_table(console: Console, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Prints a table on a console, control characters escaped."""
-    table = Table(*map(visible, columns), title=Text(visible(title)), title_justify="left", box=None, pad_edge=False)
+    """Prints a table, control characters escaped. Nothing is cut off: cells take several lines on a terminal, and in a
+    file a row is a line."""
+    table = Table(title=Text(visible(title)) if title else None, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(visible(column), overflow="fold")
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))  # not as markup: a label may stand in brackets
-    console.print(table)
+    # A console's print takes no width beyond that of the console.
+    wide = Console(file=console.file, quiet=console.quiet, width=_UNLIMITED, emoji=False)
+    (console if console.is_terminal else wide).print(table)
 
 
 class ConsoleHandler(logging.Handler):

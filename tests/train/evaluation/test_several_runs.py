@@ -1,0 +1,107 @@
+"""`evaluate RUN RUN …`: one table, a row for each run; what is wrong with one is said before the first is evaluated."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+
+import contexture
+from contexture.cli import main as cli
+from contexture.train.evaluation import evaluate as module
+from tests.helpers.commands import json_of, run_command
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+@pytest.fixture
+def runs(task_run, tmp_path) -> list[Path]:
+    """Two copies of a fine-tuned run."""
+    whole = shutil.ignore_patterns("evaluations")
+    return [shutil.copytree(task_run("classify"), tmp_path / name, ignore=whole) for name in ("a", "b")]
+
+
+def test_several_runs_are_each_as_alone_and_share_a_program(runs, tiny_run, capsys, monkeypatch):
+    made = []
+    make = module.evaluation_step
+    monkeypatch.setattr(module, "evaluation_step", lambda *words: made.append(make(*words)) or made[-1])
+    alone = [json_of("evaluate", run) for run in [*runs, tiny_run]]
+    assert all("runs" not in one and one["step"] in (40, 60) for one in alone)
+    made.clear()
+    capsys.readouterr()
+    assert cli.main(["evaluate", *map(str, [*runs, tiny_run]), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"runs": alone}
+    assert made[0] is made[1] and made[2] is not made[0]
+    table = [
+        line.split() for line in err.splitlines() if line.split()[:1] in (["run"], [str(runs[0])], [str(tiny_run)])
+    ]
+    assert table[0][:3] == ["run", "step", "loss"] and [row[1] for row in table[1:]] == ["60", "40"]
+    assert float(table[1][2]) == pytest.approx(alone[0]["metrics"]["loss"], rel=1e-3)
+    assert contexture.evaluate([*runs, tiny_run]) == {"runs": alone}
+
+
+def test_predictions_lie_in_a_folder_of_each_run(runs, tmp_path):
+    result = contexture.evaluate(runs, to=str(tmp_path / "to"))
+    places = [Path(one["predictions"]) for one in result["runs"]]
+    assert places == [tmp_path / "to" / name / "dev-60" / "predictions.jsonl" for name in ("a", "b")]
+    assert all(place.is_file() for place in places)
+
+
+def _without_checkpoints(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+
+
+def _with_damaged_meta(run: Path) -> None:
+    for step in ("50", "60"):
+        (run / "checkpoints" / step / "meta" / "metadata").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("harm", "words", "code", "line"),
+    [
+        (shutil.rmtree, [], 2, "b"),
+        (_without_checkpoints, [], 2, "b holds no checkpoint yet; train it first"),
+        (_with_damaged_meta, [], 1, "no good checkpoint in"),
+        (lambda run: None, ["--step", "7"], 2, "holds no checkpoint of step 7"),
+        (lambda run: None, ["--split", "test"], 2, "was trained without --task.test"),
+        (lambda run: None, ["--watch"], 2, "--watch is for one run; give one, or leave --watch out"),
+        (lambda run: None, ["--mesh.distributed"], 2, "--mesh.distributed is for one run"),
+    ],
+)
+def test_a_run_that_fails_is_one_line_before_any_is_evaluated(runs, capsys, monkeypatch, harm, words, code, line):
+    harm(runs[1])
+    monkeypatch.setattr(module, "evaluate_run", lambda *_: pytest.fail("evaluated"))
+    got, err = run_command(capsys, "evaluate", *runs, *words)
+    assert got == code and line in err.splitlines()[-1] and "Traceback" not in err
+    assert words or str(runs[1]) in err.splitlines()[-1]
+
+
+def test_a_run_that_fails_later_leaves_the_others_their_rows(runs, capsys):
+    for step in ("50", "60"):
+        # The largest file of numbers: nothing but reading them shows it.
+        max((runs[0] / "checkpoints" / step / "state").rglob("*"), key=lambda file: file.stat().st_size).unlink()
+    assert cli.main(["evaluate", *map(str, runs), "--json"]) == 1
+    out, err = capsys.readouterr()
+    damaged, good = json.loads(out)["runs"]
+    assert damaged["run"] == str(runs[0]) and "no good checkpoint" in damaged["error"] and good["metrics"]
+    assert f"warning: {runs[0]} was not evaluated: no good checkpoint" in err and "Traceback" not in err
+
+
+def test_runs_that_would_write_over_each_other_are_refused(runs, capsys, tmp_path):
+    code, err = run_command(capsys, "evaluate", runs[0], runs[1], runs[0])
+    assert code == 2 and err == f"ConfigError: {runs[0]} is named twice; give every run once"
+    other = shutil.copytree(runs[1], tmp_path / "elsewhere" / "a")
+    code, err = run_command(capsys, "evaluate", runs[0], other, "--to", tmp_path / "to")
+    assert code == 2 and "several runs are called a, a folder in --to" in err
+    code, err = run_command(capsys, "evaluate")
+    assert code == 2 and err == "ConfigError: evaluate needs RUN: contexture evaluate RUN … [options]"
+
+
+def test_every_checkpoint_of_several_runs_has_a_row(runs, capsys):
+    jax.clear_caches()
+    assert cli.main(["evaluate", *map(str, runs), "--step", "all", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert [[row["step"] for row in one["checkpoints"]] for one in json.loads(out)["runs"]] == [[50, 60], [50, 60]]
+    assert [line.split()[1] for line in err.splitlines() if line.startswith(str(runs[1]))] == ["50", "60"]
