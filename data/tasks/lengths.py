@@ -10,7 +10,7 @@ MAX_LENGTHS = 6
 """Lengths at most: a program is compiled for each."""
 MIN_SAVING = 3
 """Whole batches, of the greatest length, that a further length must save in one pass over the examples, so that three
-passes make up for its compilation on a CPU; a sixth of it where no gradient is computed. Small sets have one length."""
+passes make up for its compilation on a CPU; a third of it where no gradient is computed. Small sets have one length."""
 STEP = 4
 """Lengths beside the greatest are multiples of this."""
 _CHUNK = 1 << 16
@@ -53,7 +53,7 @@ def choose_lengths(lengths: I64, counts: I64, limit: int, batch: int, *, shuffle
     if shuffled:
         reached = reached**batch
     lengths, reached = np.append(lengths[:-1], limit), np.concatenate([[0.0], reached])
-    saving = MIN_SAVING if shuffled else MIN_SAVING / 6
+    saving = MIN_SAVING if shuffled else MIN_SAVING / 3
     # cost[i, j]: of the batches that are longer than lengths[i - 1] and at most lengths[j], all padded to lengths[j].
     cost = np.maximum(reached[None, 1:] - reached[:-1, None], 0.0) * lengths[None, :] / limit * batches + saving
     cost = np.where(np.arange(len(lengths))[:, None] <= np.arange(len(lengths)), cost, np.inf)

@@ -19,6 +19,7 @@ from contexture.models.shapes import Params, by_path, dims_of, path_of
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints import manager
+from contexture.train.compilation.programs import Programs
 from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.objectives import objective_of
@@ -26,7 +27,7 @@ from contexture.train.optim.lora import ADAPTERS, merged
 from contexture.train.optim.optimizers import lr_multipliers
 from contexture.train.run.data import read_tokenizer
 from contexture.train.run_file import RunRecord
-from contexture.train.step import Programs, State, create
+from contexture.train.step import State, create
 
 logger = logging.getLogger(__name__)
 

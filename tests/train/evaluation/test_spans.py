@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.config import DataConfig, Family, TaskConfig
-from contexture.data.tasks.batches import HeldOutTask
+from contexture.data.tasks.batches import HeldOutTask, sequence_length
 from contexture.data.tasks.example_tokens import encode_chunk, in_memory
 from contexture.data.tasks.examples import Answer, QuestionExample
 from contexture.data.tasks.labels import Labels
@@ -43,7 +43,9 @@ def open_questions(
     char_ids = reader.char_ids() if isinstance(reader, OpenVocabulary) else None
     split = in_memory(encoded, "span", (), "f", char_ids=char_ids)
     config = DataConfig(batch=batch, length=layout.length, max_predictions=1)
-    return HeldOutTask(split, tokenizer, config, batch, family=family, rules=AnswerRules(**rules))
+    # Of one length, so that batches are in order, as the scores that are drawn here.
+    lengths = (sequence_length(config, split.longest),)
+    return HeldOutTask(split, tokenizer, config, batch, lengths=lengths, family=family, rules=AnswerRules(**rules))
 
 
 def collect(held_out: HeldOutTask, logits) -> tuple[list[SpanPrediction], SpanCollector]:

@@ -34,6 +34,7 @@ def files(tmp_path_factory) -> Path:
 def tuned(source: Path, files: Path, kind: str, folder: Path, *more: str) -> Path:
     train, dev = sorted(files.glob(f"{kind}.*"), reverse=True)
     words = "--data.batch 8 --data.length 48 --optim.peak-lr 1e-3 --log.every 4 --save.every 8 --evaluate.batch 4"
+    words += " --evaluate.every 12"
     done("finetune", source, "--task.kind", kind, "--task.train", train, "--task.dev", dev, "--dir", folder,
          *words.split(), "--steps", "24", "--optim.frozen", *more)  # fmt: skip
     return folder
@@ -43,15 +44,30 @@ def figures(folder: Path, names: tuple[str, ...] = ("loss", "grad_norm", "accura
     return [[record[name] for name in names if name in record] for record in read_metrics(folder / "metrics.jsonl")]
 
 
+@pytest.fixture(autouse=True)
+def several_lengths(monkeypatch):
+    """Three lengths, which need not save much."""
+    monkeypatch.setattr(lengths, "MIN_SAVING", 0.05)
+    monkeypatch.setattr(lengths, "MAX_LENGTHS", 3)
+
+
 @pytest.fixture(scope="module")
-def source(request, tiny_run) -> Path:
+def source(tiny_run) -> Path:
     return tiny_run
+
+
+@pytest.fixture(scope="module")
+def short(one_device, source, files, tmp_path_factory) -> Path:
+    """A run whose batches have several lengths."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lengths, "MIN_SAVING", 0.05)
+        patch.setattr(lengths, "MAX_LENGTHS", 3)
+        return tuned(source, files, "classify", tmp_path_factory.mktemp("short") / "run")
 
 
 @pytest.mark.parametrize("kind", ["classify", pytest.param("tag", marks=pytest.mark.long)])
 def test_numbers_are_those_of_full_padding(source, files, kind, tmp_path, monkeypatch):
     """With dropout, in training, evaluation and prediction; records stay in the order of the file."""
-    monkeypatch.setattr(lengths, "MIN_SAVING", 0.05)
     shapes = set()
     inner = TrainStep.__call__
 
@@ -78,7 +94,7 @@ def test_numbers_are_those_of_full_padding(source, files, kind, tmp_path, monkey
         return result["metrics"], [json.loads(line) for line in lines]
 
     padded, padded_records = evaluated(short)
-    monkeypatch.setattr(lengths, "MAX_LENGTHS", 6)
+    monkeypatch.setattr(lengths, "MAX_LENGTHS", 3)
     (short / "evaluations").rename(short / "padded")
     metrics, records = evaluated(short)
     assert metrics == pytest.approx(padded, rel=1e-6)
@@ -89,10 +105,8 @@ def test_numbers_are_those_of_full_padding(source, files, kind, tmp_path, monkey
         assert record["scores"] == pytest.approx(other["scores"], abs=2e-6)
 
 
-def test_a_run_of_several_lengths_that_is_stopped_is_the_same_run(source, files, tmp_path, monkeypatch):
+def test_a_run_of_several_lengths_that_is_stopped_is_the_same_run(source, short, files, tmp_path, monkeypatch):
     """The lengths follow from the step, and each program gives what it gave, whether it was compiled ahead or not."""
-    monkeypatch.setattr(lengths, "MIN_SAVING", 0.05)
-    whole = tuned(source, files, "classify", tmp_path / "whole")
     stopped = tmp_path / "stopped"
     inner = loop.Report.record
 
@@ -107,14 +121,12 @@ def test_a_run_of_several_lengths_that_is_stopped_is_the_same_run(source, files,
             tuned(source, files, "classify", stopped)
     monkeypatch.setattr(loop, "_compiles_ahead", lambda *given: None)
     tuned(source, files, "classify", stopped)
-    assert figures(stopped) == figures(whole)
+    assert figures(stopped) == figures(short)
 
 
-def test_predictions_of_a_long_file_keep_its_order(source, files, tmp_path, monkeypatch):
-    monkeypatch.setattr(lengths, "MIN_SAVING", 0.05)
-    run = tuned(source, files, "classify", tmp_path / "run")
+def test_predictions_of_a_long_file_keep_its_order(short, files):
     texts = [line.split("\t")[0] for line in (files / "classify.dev.tsv").read_text("utf-8").splitlines()[1:]]
-    model = contexture.open(run)
+    model = contexture.open(short)
     together, alone = model.predict(texts), [model.predict([text])[0] for text in texts[:9]]
     assert [each["id"] for each in together] == [f"text:{n}" for n in range(len(texts))]
     for one, other in zip(together, alone, strict=False):
