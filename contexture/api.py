@@ -184,6 +184,7 @@ def evaluate(
     watch: bool = False,
     batch: int = 0,
     to: Place = "",
+    submission: Place = "",
     mesh: MeshConfig = MeshConfig(),  # noqa: B008  # frozen
 ) -> dict[str, Any]:
     """Evaluates a run on held-out examples, each once: {"run", "step", "split", "examples", "metrics", …}.
@@ -198,6 +199,8 @@ def evaluate(
         watch: follow a training that another process does: evaluate each checkpoint as it appears.
         batch: sequences at a time; 0: as in training.
         to: a folder for predictions.jsonl and checkpoints.jsonl; empty: RUN/evaluations.
+        submission: a folder for files of GLUE's or SQuAD's server, which are written instead, of examples without
+            labels: those of `dev`, else GLUE's test sets or the run's questions.
         mesh: of devices; the default: as in training if that fits, else all as copies.
 
     Raises: ConfigError for a folder that is no run and what does not exist in it, DataError for examples,
@@ -215,7 +218,14 @@ def evaluate(
         steps = (step,) if isinstance(step, int | str) else tuple(step)
         try:
             options = EvaluationOptions(
-                split=split, dev=files, step=steps, watch=watch, batch=batch, to=str(to), mesh=mesh
+                split=split,
+                dev=files,
+                step=steps,
+                watch=watch,
+                batch=batch,
+                to=str(to),
+                submission=str(submission),
+                mesh=mesh,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None

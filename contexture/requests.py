@@ -129,6 +129,7 @@ class EvaluationArgs(EvaluationOptions):
     dev: Annotated[Strings, tyro.conf.arg(aliases=["--task.dev"], metavar="FILE …")] = ()
     step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="N …|best|all")] = ()
     to: Annotated[str, _DIR] = ""
+    submission: Annotated[str, _DIR] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

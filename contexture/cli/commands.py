@@ -108,12 +108,13 @@ COMMANDS: dict[str, Command] = {
         run="evaluation_commands.evaluate_command",
         request="EvaluationArgs",
         usage="RUN … [options]",
-        first=("split", "dev", "step", "watch", "batch", "to"),
+        first=("split", "dev", "step", "watch", "batch", "to", "submission"),
         examples=(
             "contexture evaluate runs/films",
             "contexture evaluate runs/films --dev other.tsv --step best",
             "contexture evaluate runs/films --step all --watch",
             "contexture evaluate runs/films runs/intent --split test",
+            "contexture evaluate runs/cola --submission glue/",
         ),
     ),
     "predict": Command(

@@ -44,7 +44,8 @@ def evaluate_command(argv: list[str]) -> TwofoldResult | None:
 
 
 def _several(results: "list[EvaluationResult]") -> TwofoldResult:
-    show_results(results)
+    if not any("submission" in each for each in results):
+        show_results(results)
     shown = [_shown({name: x for name, x in each.items() if name not in ("metrics", "labels")}) for each in results]
     return TwofoldResult({"runs": results}, {"runs": shown}, code=int(any("error" in each for each in results)))
 

@@ -46,7 +46,7 @@ def check_examples(task: TaskConfig) -> None:
     for what, paths in (("task.train", task.train), ("task.dev", task.dev)):
         check_sources(paths, what)
         for path in paths:
-            find_columns(_table(path, task), task, labelled=True, speaks=False)
+            find_columns(open_table(path, task), task, labelled=True, speaks=False)
     for path in filter(is_published, task.test):
         open_published(path)
 
@@ -94,7 +94,7 @@ def examples(
 
     Raises: DataError with file:line for an invalid row where no report counts it, and for missing columns.
     """
-    table = _table(path, task)
+    table = open_table(path, task)
     columns = find_columns(table, task, labelled)
     name = table.where if path.startswith(tfds.PREFIX) else open_source(path).name
     empty, ids = True, dict[str, str]()
@@ -147,7 +147,8 @@ def open_source(path: str) -> Source:
     return tfds.open_split(path) if path.startswith(tfds.PREFIX) else TextFile(Path(path))
 
 
-def _table(path: str, task: TaskConfig) -> Table:
+def open_table(path: str, task: TaskConfig) -> Table:
+    """Returns the rows of a file or a TFDS set. Raises: DataError for one of no known format."""
     if path.startswith(tfds.PREFIX):
         split = tfds.open_split(path)
         return Table(split.name, split.name, tuple(split.features), 0, split.rows())

@@ -10,6 +10,8 @@ _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
 _EVERY = "train/evaluation/test_every_checkpoint.py::"
 _ONCE = f"{_EVERY}test_every_checkpoint_has_a_row_and_is_evaluated_once"
 _SEEN = "train/evaluation/test_several_runs.py::test_a_run_that_fails_is_one_line_before_any_is_evaluated"
+_SUBMITTED = "train/evaluation/test_submission.py::"
+_NLI = f"{_SUBMITTED}test_mnli_is_named_by_its_files_and_writes_names"
 _FOLLOWED = f"{_EVERY}test_a_training_is_followed_to_its_end"
 
 ANALYSIS = (
@@ -61,7 +63,7 @@ EVALUATION = (
          f"{_EVERY}test_the_curve_holds_each_step_once_beside_the_training_s"),
     ),
     *mutants_of(
-        "train/evaluation/watch.py",
+        "train/evaluation/steps.py",
         ("evaluate.watch-ends-early", "if not training:", "if True:", _FOLLOWED),
         ("evaluate.ended-run-watched", "    if not holder_of(folder):\n", "    if False:\n",
          f"{_EVERY}test_a_mistake_is_one_line"),
@@ -72,5 +74,19 @@ EVALUATION = (
          f"{_EVERY}test_nothing_is_compiled_or_encoded_twice"),
         ("evaluate.first-run-before-the-second-is-seen", "first_good(request.folder, step, manager.read_meta)", "pass",
          _SEEN),
+    ),
+    *mutants_of(
+        "train/evaluation/submission.py",
+        ("evaluate.submission-not-clipped", "np.clip(float(value), 0.0, _HIGHEST)", "float(value)",
+         f"{_SUBMITTED}test_likeness_is_a_number_from_0_to_5"),
+        ("evaluate.submission-labels-turned", 'negative: "0", positive: "1", "0"', 'negative: "1", positive: "0", "0"',
+         f"{_SUBMITTED}test_a_pair_of_classes_is_written_as_numbers"),
+        ("evaluate.submission-in-the-order-of-tfds", "lines.sort(key=lambda line: int(str(line[0])))", "pass",
+         f"{_SUBMITTED}test_without_files_the_test_set_of_glue_is_handed_in"),
+        ("evaluate.submission-own-index-unread", "if own is None or isinstance(row, DataError):", "if True:", _NLI),
+        ("evaluate.submission-mismatched-is-matched", '"MNLI-mm.tsv" if "mismatched" in name', '"MNLI-mm.tsv" if False',
+         _NLI),
+        ("evaluate.submission-odds-are-probabilities", '_sigmoid(answer.get("null_score", math.inf))',
+         'answer.get("null_score", math.inf)', f"{_SUBMITTED}test_questions_are_answered_by_their_ids"),
     ),
 )  # fmt: skip

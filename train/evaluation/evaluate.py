@@ -28,13 +28,12 @@ from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints import manager
-from contexture.train.checkpoints.transfer import find_step, first_good, load_parameters
+from contexture.train.checkpoints.transfer import first_good, load_parameters
 from contexture.train.compilation.programs import Programs
 from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError
-from contexture.train.evaluation.best import note_better
 from contexture.train.evaluation.checkpoint_results import CheckpointResult, CheckpointResults, numbers_of
 from contexture.train.evaluation.file_rows import FileRow
 from contexture.train.evaluation.held_out import HeldOutData, baseline, check_request, open_request
@@ -42,13 +41,14 @@ from contexture.train.evaluation.outputs import computed
 from contexture.train.evaluation.predictions import PredictionCollector, collector_of, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.spans import SpanCollector, answer_counts, searched_threshold
+from contexture.train.evaluation.steps import checkpoints_as_written, steps_named, wait_for_first
+from contexture.train.evaluation.submission import SubmittedFile, check_submission, write_submission
 from contexture.train.evaluation.task_metrics import LabelRow
-from contexture.train.evaluation.watch import checkpoints_as_written, wait_for_first
 from contexture.train.losses import Sum, mean
 from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
 from contexture.train.options import MeshConfig
 from contexture.train.run.folder import make_folder
-from contexture.train.run.report import Figure, plain, read_metrics
+from contexture.train.run.report import Figure, plain
 from contexture.train.run_file import RunRecord
 from contexture.train.step import EvaluationStep, evaluation_step
 
@@ -71,6 +71,7 @@ class EvaluationResult(TypedDict):
     labels: NotRequired[list[LabelRow]]
     predictions: NotRequired[str]
     error: NotRequired[str]
+    submission: NotRequired[list[SubmittedFile]]
     results: NotRequired[str]
     checkpoints: NotRequired[list[CheckpointResult]]
 
@@ -143,6 +144,8 @@ def evaluate_run(
     """
     folder = request.folder
     record = run_file.read(folder)
+    if request.submission:
+        return cast(EvaluationResult, write_submission(request, record, cancel))
     with processes.joined(request.mesh, lambda: manager.steps(folder / "checkpoints")):
         return _evaluate_run(folder, record, request, cancel, programs)
 
@@ -155,8 +158,8 @@ def evaluate_runs(requests: Sequence[EvaluationRequest], cancel: CancelToken = N
     """
     for request in requests:
         record = run_file.read(request.folder)
-        check_request(request.folder, record, request)
-        for step in _steps_request(request.folder, request.steps, record.run.evaluate.metric)[-1:]:
+        (check_submission if request.submission else check_request)(request.folder, record, request)
+        for step in steps_named(request.folder, request.steps, record.run.evaluate.metric)[-1:]:
             first_good(request.folder, step, manager.read_meta)
     programs, results = Programs(), list[EvaluationResult]()
     for request in requests:
@@ -184,7 +187,7 @@ def _evaluate_run(
     steps: Iterable[int | None] = (
         checkpoints_as_written(folder, cancel)
         if request.watch
-        else _steps_request(folder, request.steps, run.evaluate.metric)
+        else steps_named(folder, request.steps, run.evaluate.metric)
     )
     with meshes.use(mesh, run.model.dtype), open_request(folder, record, request, mesh, cancel) as data:
         truncated = report_truncated(data.held_out)
@@ -320,40 +323,6 @@ def _mesh(given: MeshConfig, run: Run) -> Mesh:
         return meshes.build(run.mesh)
     except ConfigError:
         return meshes.build(MeshConfig())
-
-
-def _steps_request(folder: Path, words: Sequence[str], metric: str) -> list[int | None]:
-    """Returns the steps that the words name: numbers, `best`, `all`; [None], the newest good one, for no words.
-
-    Raises ConfigError for steps that do not exist, and for other words.
-    """
-    if not words:
-        return [None]
-    existing = sorted(find_step(folder, None))
-    if tuple(words) == ("all",):
-        return list(existing)
-    steps: list[int | None] = []
-    for word in words:
-        if word == "best":
-            ranks: dict[int, float | None] = {}
-            for step in existing:
-                try:
-                    meta = manager.read_meta(folder / "checkpoints" / str(step))
-                except CheckpointError:
-                    continue
-                ranks[step] = manager.rank_of(meta, metric)
-            best = manager.best_step(ranks)
-            if best is None:
-                raise ConfigError(f"{folder} holds no checkpoint with a held-out figure; give --step N")
-            if note := note_better(read_metrics(folder / "metrics.jsonl"), metric, best, ranks):
-                logger.warning(note)
-            steps.append(best)
-        elif word.isascii() and word.isdecimal():
-            find_step(folder, int(word))
-            steps.append(int(word))
-        else:
-            raise ConfigError(f"--step {word}: give the numbers of steps, `best`, or `all`")
-    return steps
 
 
 def _data_name(request: EvaluationRequest) -> str:

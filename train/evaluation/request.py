@@ -31,6 +31,9 @@ class EvaluationOptions:
     """Sequences at a time; 0 is as in training."""
     to: str = ""
     """The folder to write predictions.jsonl to, and with --step all checkpoints.jsonl. Without it, RUN/evaluations."""
+    submission: str = ""
+    """The folder to write files for GLUE's or SQuAD's server to, of examples without labels: those of --dev, else
+    GLUE's test sets, or the run's questions. Nothing is measured."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def __post_init__(self) -> None:
@@ -38,6 +41,10 @@ class EvaluationOptions:
             raise ValueError(f"batch={self.batch} is not a number of sequences (0: as in training)")
         if self.watch and self.steps not in ((), ("all",)):
             raise ValueError(f"watch evaluates every checkpoint; give --step all, not {' '.join(self.steps)}")
+        if self.submission and (self.every_step or len(self.steps) > 1):
+            raise ValueError("a submission is of one checkpoint; give one --step, or leave it out")
+        if self.submission and self.mesh.distributed:
+            raise ValueError("submission is for one process; leave --mesh.distributed out")
         if self.watch and self.mesh.distributed:
             raise ValueError("watch is for one process; leave --mesh.distributed out")
 

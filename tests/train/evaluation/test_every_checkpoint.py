@@ -23,7 +23,7 @@ from contexture.cli import main as cli
 from contexture.data.tasks.lengths import MAX_LENGTHS
 from contexture.train.checkpoints import manager, transfer
 from contexture.train.evaluation import evaluate as module
-from contexture.train.evaluation import watch
+from contexture.train.evaluation import steps as watch
 from contexture.train.run.folder import lock_folder
 from tests.helpers.commands import json_of, run_command
 from tests.helpers.logs import logged
@@ -226,7 +226,7 @@ def test_a_checkpoint_that_retention_removes_is_one_line(run, monkeypatch, when)
         return work(*words)
 
     monkeypatch.setattr(owner, name, removed)
-    monkeypatch.setattr(module, "find_step", lambda *_: [60, 50])
+    monkeypatch.setattr(watch, "find_step", lambda *_: [60, 50])
     with logged() as messages:
         assert steps_of(contexture.evaluate(run, step="all")) == [60]
     assert [m for m in messages if "step 50" in m] == [f"warning: checkpoint of step 50: removed {when} it was read"]

@@ -1,19 +1,60 @@
-"""The checkpoints of a run as another process writes them, in order of step. Needs no jax."""
+"""The steps of the checkpoints that an evaluation looks at: as words name them, or as another process writes them."""
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from contexture.data.cancel import CancelToken
 from contexture.train import run_file
-from contexture.train.errors import ConfigError
+from contexture.train.checkpoints import manager
+from contexture.train.checkpoints.transfer import find_step
+from contexture.train.errors import CheckpointError, ConfigError
+from contexture.train.evaluation.best import note_better
 from contexture.train.run.folder import holder_of, steps
+from contexture.train.run.report import read_metrics
 from contexture.train.run_file import RunRecord
+
+logger = logging.getLogger(__name__)
 
 INTERVAL = 1.0
 """Seconds between two looks at the folder."""
 _GLANCE = 0.1
 """Seconds after which a signal is answered."""
+
+
+def steps_named(folder: Path, words: Sequence[str], metric: str) -> list[int | None]:
+    """Returns the steps that the words name: numbers, `best`, `all`; [None], the newest good one, for no words.
+
+    Raises ConfigError for steps that do not exist, and for other words.
+    """
+    if not words:
+        return [None]
+    existing = sorted(find_step(folder, None))
+    if tuple(words) == ("all",):
+        return list(existing)
+    steps: list[int | None] = []
+    for word in words:
+        if word == "best":
+            ranks: dict[int, float | None] = {}
+            for step in existing:
+                try:
+                    meta = manager.read_meta(folder / "checkpoints" / str(step))
+                except CheckpointError:
+                    continue
+                ranks[step] = manager.rank_of(meta, metric)
+            best = manager.best_step(ranks)
+            if best is None:
+                raise ConfigError(f"{folder} holds no checkpoint with a held-out figure; give --step N")
+            if note := note_better(read_metrics(folder / "metrics.jsonl"), metric, best, ranks):
+                logger.warning(note)
+            steps.append(best)
+        elif word.isascii() and word.isdecimal():
+            find_step(folder, int(word))
+            steps.append(int(word))
+        else:
+            raise ConfigError(f"--step {word}: give the numbers of steps, `best`, or `all`")
+    return steps
 
 
 def wait_for_first(folder: Path, cancel: CancelToken) -> RunRecord:

@@ -1,0 +1,243 @@
+"""Files of predictions in the forms that the servers of GLUE and SQuAD take.
+
+GLUE    DIR/CoLA.tsv, …: `index` and `prediction`, a line for each example, in the order of GLUE's file
+SQuAD   DIR/predictions.json: the answer to each question by its id, "" for none; and where questions may have no answer
+        DIR/na_probs.json: the probability of none, 1 / (1 + exp(-null_score)). evaluate-v2.0.py --na-prob-file, which
+        searches for the best threshold, keeps every answer at its usual threshold of 1.
+
+The examples need no labels, so that nothing is measured.
+"""
+
+import dataclasses
+import itertools
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypedDict
+
+import numpy as np
+
+from contexture.data.cancel import CancelToken
+from contexture.data.config import TaskConfig
+from contexture.data.errors import DataError
+from contexture.data.storage import atomic_file
+from contexture.data.tasks.encode_examples import chunks
+from contexture.data.tasks.read_examples import check_sources, examples, open_table
+from contexture.data.text import tfds
+from contexture.train import mesh as meshes
+from contexture.train.errors import CheckpointError, ConfigError
+from contexture.train.evaluation.predict import Predictor
+from contexture.train.evaluation.predictions import Prediction
+from contexture.train.evaluation.request import EvaluationRequest
+from contexture.train.evaluation.steps import steps_named
+from contexture.train.options import MeshConfig
+from contexture.train.run.folder import make_folder
+from contexture.train.run_file import RunRecord
+
+logger = logging.getLogger(__name__)
+
+Labels: TypeAlias = Mapping[str, str]
+"""What is written for each label of a run."""
+
+
+class SubmittedFile(TypedDict):
+    """A file of a submission, and where its examples are from."""
+
+    file: str
+    source: str
+    examples: int
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How GLUE takes a task: the name of its file, what is written for each label (none: a number from 0 to 5), and the
+    splits that are handed in."""
+
+    file: str
+    labels: Labels
+    tests: tuple[str, ...] = ("test",)
+
+
+def _numbered(negative: str, positive: str) -> Labels:
+    # TFDS names the classes; GLUE's own files have their numbers.
+    return {negative: "0", positive: "1", "0": "0", "1": "1"}
+
+
+def _named(*labels: str) -> Labels:
+    return {label: label for label in labels}
+
+
+_NLI = _named("entailment", "neutral", "contradiction")
+_ENTAILMENT = _named("entailment", "not_entailment")
+_GLUE = {
+    "cola": _Form("CoLA.tsv", _numbered("unacceptable", "acceptable")),
+    "sst2": _Form("SST-2.tsv", _numbered("negative", "positive")),
+    "mrpc": _Form("MRPC.tsv", _numbered("not_equivalent", "equivalent")),
+    "stsb": _Form("STS-B.tsv", {}),
+    "qqp": _Form("QQP.tsv", _numbered("not_duplicate", "duplicate")),
+    "mnli": _Form("", _NLI, ("test_matched", "test_mismatched")),
+    "qnli": _Form("QNLI.tsv", _ENTAILMENT),
+    "rte": _Form("RTE.tsv", _ENTAILMENT),
+    "wnli": _Form("WNLI.tsv", _numbered("not_entailment", "entailment")),
+}
+"""By the name of the task. The files of MNLI, whose model answers the diagnostic set too, are named by their source."""
+_PAIRS = (("sentence1", "sentence2"), ("#1 String", "#2 String"))
+"""Columns of pairs in GLUE's own files, where TFDS calls them otherwise."""
+_PROBABILITIES = "na_probs.json"
+_AT_ONCE = 1024
+"""Rows of a TFDS set that are read at once."""
+_HIGHEST = 5.0
+"""The highest likeness of two sentences in STS-B."""
+
+
+def check_submission(folder: Path, record: RunRecord, request: EvaluationRequest) -> None:
+    """Raises ConfigError for a run without such a form and files that exist, DataError for the user's files."""
+    _planned(folder, record, request)
+
+
+def _planned(folder: Path, record: RunRecord, request: EvaluationRequest) -> list[tuple[str, Path]]:
+    """Returns each source, and the file that is written of it."""
+    task, to = record.run.task, Path(request.submission)
+    form = _GLUE.get(task.name)
+    if form is None and task.kind != "span":
+        what = "a pretraining" if task.kind == "off" else f"--task {task.name}" if task.name != "off" else task.kind
+        raise ConfigError(f"{folder} is {what}, which has no form of submission; there are {', '.join(_GLUE)} and span")
+    if form is not None and form.labels and (others := [x for x in record.labels if x not in form.labels]):
+        expected = ", ".join(form.labels)
+        raise ConfigError(f"{folder} has the label {others[0]}, which is none of GLUE {task.name}; it has {expected}")
+    # Only questions are handed in of the run's own files: GLUE's server takes its test sets, which have no labels.
+    own = {"train": task.train, "dev": task.dev, "test": task.test}[request.split]
+    tests = tuple(f"tfds:glue/{task.name}:{split}" for split in form.tests) if form is not None else own
+    sources = request.files or tests
+    if not sources:
+        raise ConfigError(f"{folder} names no file of its {request.split} set; give it as --dev F")
+    if to.exists() and not to.is_dir():
+        raise ConfigError(f"--submission {to} is a file; give a folder")
+    planned = [(source, to / _name_of(form, source)) for source in sources]
+    for source, file in planned:
+        if [other for _, other in planned].count(file) > 1:
+            raise ConfigError(f"{source} and another file would both be {file.name}; give one of them")
+        if taken := next((each for each in (file, file.with_name(_PROBABILITIES)) if each.exists()), None):
+            raise ConfigError(f"{taken} is there already; give another --submission, or move the file away")
+    check_sources(sources, "submission")
+    return planned
+
+
+def _name_of(form: _Form | None, source: str) -> str:
+    """Returns the name of the file of a source: test_mismatched.tsv → MNLI-mm.tsv. form: None for questions."""
+    if form is None or form.file:
+        return form.file if form is not None else "predictions.json"
+    name = (source.rpartition("glue/")[2] if source.startswith(tfds.PREFIX) else Path(source).name).lower()
+    if re.match("ax\\b|diagnostic", name):
+        return "AX.tsv"
+    if "matched" not in name:
+        raise ConfigError(
+            f"{source}: its name says neither matched, mismatched nor diagnostic; rename it as GLUE has it"
+        )
+    return "MNLI-mm.tsv" if "mismatched" in name else "MNLI-m.tsv"
+
+
+def write_submission(
+    request: EvaluationRequest, record: RunRecord, cancel: CancelToken
+) -> dict[str, str | int | list[SubmittedFile]]:
+    """Writes the files of a run's submission: {"run", "step", "submission": a row for each file}. Each appears whole or
+    not at all.
+
+    Raises ConfigError as `check_submission`, and for steps; DataError for an invalid example: each has to be answered;
+    CheckpointError where no checkpoint is good, and for predictions that are not numbers.
+    """
+    folder = request.folder
+    planned = _planned(folder, record, request)
+    (step,) = steps_named(folder, request.steps, record.run.evaluate.metric)
+    mesh = meshes.build(request.mesh) if request.mesh != MeshConfig() else None
+    predictor = Predictor(folder, step=step, batch=request.batch or 64, mesh=mesh)
+    make_folder(Path(request.submission), "--submission")
+    written: list[SubmittedFile] = []
+    for source, file in planned:
+        form = _GLUE.get(record.run.task.name)
+        answers = _answers(predictor, source, cancel)
+        count = _write_glue(form, answers, file, source) if form is not None else _write_squad(predictor, answers, file)
+        written.append({"file": str(file), "source": source, "examples": count})
+        logger.info(f"{file}: {count:,} predictions for {source}")
+    return {"run": str(folder), "step": predictor.loaded.step, "submission": written}
+
+
+def _answers(predictor: Predictor, source: str, cancel: CancelToken) -> Iterator[tuple[object, Prediction]]:
+    """Yields (the id in GLUE's sense, the prediction) of each example of a source, in order."""
+    task = predictor.run.task
+    table = open_table(source, task)
+    if predictor.pair:
+        task = _with_columns(task, table.names or ())
+    rows = (row for _, row in table.rows)
+    ids = itertools.count() if task.kind == "span" else _indices(source, table.names or (), rows)
+    for chunk in chunks(examples(source, task, labelled=False)):
+        cancel.check()
+        for prediction in predictor.answer(chunk):
+            yield next(ids), prediction
+
+
+def _with_columns(task: TaskConfig, names: Sequence[str]) -> TaskConfig:
+    lower = [name.lower() for name in names]
+    for text, second in _PAIRS:
+        if task.text.lower() not in lower and {text, second} <= {*names}:
+            return dataclasses.replace(task, text=text, second=second)
+    return task
+
+
+def _indices(source: str, names: Sequence[str], rows: Iterator[object]) -> Iterator[object]:
+    """Yields the index that each row holds, or its number from 0 on."""
+    if source.startswith(tfds.PREFIX):
+        # TFDS shuffles the rows of a set when it is prepared; only `idx` says where they stood.
+        records = tfds.open_split(source).records
+        for start in range(0, len(records), _AT_ONCE):
+            for record in records.__getitems__([*range(start, min(start + _AT_ONCE, len(records)))]):
+                if "idx" not in record:
+                    raise DataError(f"{source}: it has no column idx, the index of GLUE's file; give GLUE's own file")
+                yield int(np.asarray(record["idx"]))
+        return
+    own = next((name for name in ("index", "idx") if name in names), None)
+    for number, row in enumerate(rows):
+        if own is None or isinstance(row, DataError):
+            yield number
+        else:
+            yield row[own] if isinstance(row, Mapping) else row[names.index(own)]  # pyright: ignore
+
+
+def _write_glue(form: _Form, answers: Iterator[tuple[object, Prediction]], file: Path, source: str) -> int:
+    lines: list[tuple[object, str]] = []
+    for index, answer in answers:
+        value = answer.get("prediction", "")
+        if form.labels:
+            lines.append((index, form.labels[str(value)]))
+        elif math.isfinite(float(value)):
+            lines.append((index, f"{np.clip(float(value), 0.0, _HIGHEST):.6f}"))
+        else:
+            raise CheckpointError(f"{source}: the prediction of example {index} is {value}, no number")
+    if source.startswith(tfds.PREFIX):
+        lines.sort(key=lambda line: int(str(line[0])))
+    with atomic_file(file) as part:
+        part.write_text("".join(f"{a}\t{b}\n" for a, b in [("index", "prediction"), *lines]), "utf-8")
+    return len(lines)
+
+
+def _write_squad(predictor: Predictor, answers: Iterator[tuple[object, Prediction]], file: Path) -> int:
+    given: dict[str, str] = {}
+    none: dict[str, float] = {}
+    for _, answer in answers:
+        given[answer["id"]] = str(answer.get("prediction", ""))
+        # Without an answer that it could give, a question has no score of none either.
+        none[answer["id"]] = _sigmoid(answer.get("null_score", math.inf))
+    if predictor.rules.unanswerable:
+        with atomic_file(file.with_name(_PROBABILITIES)) as part:
+            part.write_text(json.dumps(none), "utf-8")
+    with atomic_file(file) as part:
+        part.write_text(json.dumps(given, ensure_ascii=False), "utf-8")
+    return len(given)
+
+
+def _sigmoid(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-x)) if x >= 0.0 else math.exp(x) / (1.0 + math.exp(x))
