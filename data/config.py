@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 LearnedKind = Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"]
 """The kinds of vocabulary that can be learned from text."""
+BadRows = Literal["few", "fail", "skip"]
 Family = Literal["bert", "gpt", "elmo"]
 """A model family, as far as its data differ: which stream of text it is pretrained on, how a task's examples are laid
 out."""
@@ -147,6 +148,9 @@ class TaskConfig:
     """Held-out labelled examples for `contexture evaluate --split test`."""
     dev_fraction: float = 0.0
     """The share of the rows of task.train that is held out, drawn by their numbers. It takes the place of task.dev."""
+    bad_rows: BadRows = "few"
+    """Rows that cannot be read. few: left out, but more than 1 % of a file are an error. fail: the first is an error.
+    skip: left out, however many. They are counted and reported."""
     text: str = ""
     """The column of the text, of the first text of a pair, of the words, or of the question. Without it, one with a
     usual name (text, sentence, …). A column is a name, or a position counted from 1."""

@@ -158,7 +158,7 @@ class _Writer:
         name = path if source["name"] in [other["name"] for other in self.sources] else source["name"]
         self.sources.append({"name": name, "size": source["size"], "sha256": sha256_of(path), "split": split})
         fraction = self.task.dev_fraction if split == "train" else 0.0
-        report = FileReport(Path(path).name, self.tokenizer)
+        report = FileReport(Path(path).name, self.tokenizer, bad_rows=self.task.bad_rows)
         for read in chunks(examples(path, self.task, labelled=True, report=report)):
             cancel.check()
             # Answers are checked before anything is encoded, so that an odd one costs its row and not the chunk.
@@ -181,6 +181,8 @@ class _Writer:
             self._write(encoded, split, np.flatnonzero(~held))
             self._write(encoded, "dev", np.flatnonzero(held))
         report.finish()
+        if report.left_out:
+            self.sources[-1]["left_out"] = report.left_out
 
     def _is_answered(self, example: Example, report: FileReport) -> bool:
         """Returns whether the answer of an example is valid; else `report` counts it."""

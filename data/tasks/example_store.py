@@ -88,6 +88,8 @@ class SourceEntry(TypedDict):
     size: int
     sha256: str
     split: str
+    left_out: NotRequired[int]
+    """Rows that could not be read, where there were any."""
 
 
 class ExamplesIndex(TypedDict):
@@ -130,6 +132,8 @@ class ExampleSplit:
     """Where tokens are words that are read by their characters: the character ids of each, u16 [n, 50]."""
     spans: SpanSplit | None = None
     """Of question answering: the questions, whose windows are the rows."""
+    left_out: int = 0
+    """Rows of its files that could not be read."""
 
     @property
     def layout(self) -> "PairLayout":
@@ -272,6 +276,7 @@ class ExampleStore:
             self.index.get("symmetric", False),
             self._char_ids,
             self._spans(name) if self.kind == "span" else None,
+            sum(source.get("left_out", 0) for source in self.index["sources"] if source["split"] == name),
         )
 
     def _spans(self, name: str) -> SpanSplit:

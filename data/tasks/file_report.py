@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 
+from contexture.data.config import BadRows
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.unknown_tokens import Encoder, UnknownTokens
 
@@ -21,10 +22,10 @@ class FileReport:
     """The odd rows of one file. A row that cannot be read is left out. An empty text, and a text or a word that no
     token spells, is read as the unknown token."""
 
-    def __init__(self, name: str, tokenizer: Encoder, *, every_row: bool = False) -> None:
+    def __init__(self, name: str, tokenizer: Encoder, *, every_row: bool = False, bad_rows: BadRows = "few") -> None:
         """every_row: for predictions, where no row may be left out, since each needs an answer; any text may be
-        empty."""
-        self.name, self.every_row = name, every_row
+        empty. bad_rows: task.bad_rows."""
+        self.name, self.every_row, self.bad_rows = name, every_row, bad_rows
         self.rows = self.left_out = self.empty = self.unspelled = self.quoted = 0
         self._odd: list[DataError] = []
         self._first_left_out = self._first_empty = self._unspelled = ""
@@ -32,7 +33,7 @@ class FileReport:
 
     def leave_out(self, error: DataError) -> None:
         """Counts a row that cannot be read. Raises: DataError where it may not be left out, or too many are odd."""
-        if self.every_row:
+        if self.every_row or self.bad_rows == "fail":
             raise error
         self.left_out += 1
         self._first_left_out = self._first_left_out or str(error)
@@ -40,6 +41,8 @@ class FileReport:
 
     def read_empty(self, error: DataError, origin: str) -> None:
         """Counts an empty text. Raises: DataError where too many are odd."""
+        if self.bad_rows == "fail" and not self.every_row:
+            raise error
         self.empty += 1
         self._first_empty = self._first_empty or origin
         if not self.every_row:
@@ -57,7 +60,7 @@ class FileReport:
     def _count(self, error: DataError) -> None:
         self._odd = self._odd or [error]
         # So many are no accident: a file of gigabytes need not be read to its end to say so.
-        if self.left_out + self.empty >= _SURE:
+        if self.bad_rows != "skip" and self.left_out + self.empty >= _SURE:
             self.check()
 
     def check(self) -> None:
@@ -65,8 +68,13 @@ class FileReport:
         is then in the file as a whole, or in the options, and training on the rest would hide it."""
         # Where every row is answered, an empty text is an input like others.
         odd = self.left_out + (0 if self.every_row else self.empty)
+        if self.bad_rows == "skip" and self.left_out < max(self.rows, 1):
+            return
         if odd > max(MAX_ODD * self.rows, min(_FEW, self.rows // 10)):
-            raise DataError(f"{self._odd[0]} ({odd:,} of {self.rows:,} rows are odd)" if odd > 1 else str(self._odd[0]))
+            mend = "" if self.bad_rows == "skip" else "; --task.bad-rows skip leaves them out"
+            raise DataError(
+                f"{self._odd[0]} ({odd:,} of {self.rows:,} rows are odd{mend})" if odd > 1 else str(self._odd[0])
+            )
 
     def finish(self) -> None:
         """Warns of odd rows, a line for each kind. Raises: as `check`."""

@@ -56,15 +56,20 @@ logger = logging.getLogger(__name__)
 
 
 class EvaluationResult(TypedDict):
-    """The evaluation of a run: the fields of one CheckpointResult, or `checkpoints`, a list of them; files: those that
-    were evaluated, as the request names them, in place of the run's own split; results: the file that has a line for
-    each checkpoint, where all were evaluated; error: why this run of several could not be evaluated."""
+    """The evaluation of a run: the fields of one CheckpointResult, or `checkpoints`, a list of them.
+
+    files     those that were evaluated, as the request names them, in place of the run's own split
+    left_out  rows of them that could not be read
+    results   the file that has a line for each checkpoint, where all were evaluated
+    error     why this run of several could not be evaluated
+    """
 
     run: str
     split: str
     files: NotRequired[list[str]]
     examples: int
     truncated: NotRequired[int]
+    left_out: NotRequired[int]
     step: NotRequired[int]
     metrics: NotRequired[dict[str, Figure]]
     by_file: NotRequired[list[FileRow]]
@@ -122,15 +127,17 @@ def measured(model: Model, objective: Objective, run: Run, params: Params, store
     return ["loss", *jax.eval_shape(sums, params), *of_task]
 
 
-def report_truncated(held_out: HeldOut) -> int | None:
-    """Returns how many examples of a task are longer than a sequence, and warns if there are any; None for text."""
+def report_truncated(held_out: HeldOut) -> dict[str, int]:
+    """Returns how many examples of a task are longer than a sequence, and warns if there are any, and how many rows of
+    its files could not be read; {} for text."""
     if not isinstance(held_out, HeldOutTask):
-        return None
+        return {}
     truncated = held_out.split.longer_than(held_out.length)
     if truncated:
         limit = held_out.length
         logger.warning(f"truncated {truncated:,} of {held_out.count:,} held-out examples to data.length={limit} tokens")
-    return truncated
+    left_out = held_out.split.left_out
+    return {"truncated": truncated, **({"left_out": left_out} if left_out else {})}
 
 
 def evaluate_run(
@@ -190,15 +197,15 @@ def _evaluate_run(
         else steps_named(folder, request.steps, run.evaluate.metric)
     )
     with meshes.use(mesh, run.model.dtype), open_request(folder, record, request, mesh, cancel) as data:
-        truncated = report_truncated(data.held_out)
+        odd = report_truncated(data.held_out)
         agree_on_content(folder, run, data.held_out.tokenizer, data.store)
         evaluation = _Evaluation(folder, record, request, data, mesh, programs, cancel)
         if not request.every_step:
             results = evaluation.of_steps(steps)
-            return _joined(folder, request, data.held_out.count, truncated, results)
+            return _joined(folder, request, data.held_out.count, odd, results)
         with contextlib.closing(evaluation.stored_results()) as stored:
             results = evaluation.of_steps(steps, stored)
-            joined = _joined(folder, request, data.held_out.count, truncated, results)
+            joined = _joined(folder, request, data.held_out.count, odd, results)
             return cast(EvaluationResult, {**joined, "results": str(stored.path), "checkpoints": results})
 
 
@@ -303,16 +310,15 @@ class _Evaluation:
 
 
 def _joined(
-    folder: Path, request: EvaluationRequest, examples: int, truncated: int | None, results: list[CheckpointResult]
+    folder: Path, request: EvaluationRequest, examples: int, odd: dict[str, int], results: list[CheckpointResult]
 ) -> EvaluationResult:
     """Returns the results as they are printed: one checkpoint's fields beside the run's, several as a list."""
     of = {"split": request.split, **({"files": list(request.files)} if request.files else {}), "examples": examples}
-    cut = {"truncated": truncated} if truncated is not None else {}
     if len(results) > 1 or request.every_step:
-        head = {"run": str(folder), **of, **cut}
+        head = {"run": str(folder), **of, **odd}
         return cast(EvaluationResult, {**head, "checkpoints": results})
     (result,) = results
-    head = {"run": str(folder), "step": result["step"], **of, **cut}
+    head = {"run": str(folder), "step": result["step"], **of, **odd}
     return cast(EvaluationResult, {**head, **{name: value for name, value in result.items() if name != "step"}})
 
 

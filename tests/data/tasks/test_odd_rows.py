@@ -25,8 +25,8 @@ TOKENIZER = WordPiece(vocabulary(), lowercase=True)
 GOOD = [(f"w{n % 9 + 1}", "ab"[n % 2]) for n in range(300)]
 
 
-def _tsv(*odd: str) -> str:
-    lines = [f"{text}\t{label}" for text, label in GOOD]
+def _tsv(*odd: str, only: bool = False) -> str:
+    lines = [] if only else [f"{text}\t{label}" for text, label in GOOD]
     lines[7:7] = odd
     return "\n".join(["text\tlabel", *lines, ""])
 
@@ -171,7 +171,7 @@ def test_a_held_out_label_that_training_lacks_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("row", ["w1", "w1\t", "\ta"])
 def test_more_odd_rows_than_one_in_a_hundred_end_the_work(tmp_path, row):
-    with pytest.raises(DataError, match=r"train\.tsv:9: .*\(4 of 304 rows are odd\)"):
+    with pytest.raises(DataError, match=r"train\.tsv:9: .*\(4 of 304 rows are odd; --task.bad-rows skip"):
         _encode(tmp_path, _tsv(*[row] * 4))
     assert [path.name for path in tmp_path.iterdir()] == ["train.tsv"]
 
@@ -192,6 +192,25 @@ def test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work(tmp_path, rows
                 report.finish()
             warnings = [f"warning: t.tsv: left out {odd} of {rows} rows"] if odd else []
             assert [line.partition("; ")[0] for line in messages] == warnings
+
+
+def test_bad_rows_fail_at_the_first_or_are_skipped_however_many(tmp_path):
+    rows = [*["w1"] * 150, "w2\ta", "\ta", "w3\tb", "w4\ta"]
+    with pytest.raises(DataError, match=r"train\.tsv:2: 1 column where the header has 2"):
+        _encode(tmp_path, _tsv(*rows, only=True), bad_rows="fail")
+    with pytest.raises(DataError, match=r"train\.tsv:3: the text \(column 'text'\) is empty"):
+        _encode(tmp_path, _tsv("w1\ta", "\ta", "w2\tb", only=True), bad_rows="fail")
+    with pytest.raises(DataError, match="--task.bad-rows skip leaves them out"):
+        _encode(tmp_path, _tsv(*rows, only=True))
+    store, messages = _encode(tmp_path, _tsv(*rows, only=True), bad_rows="skip")
+    split = store.splits["train"]
+    assert (split.examples, split.left_out) == (4, 150)
+    assert "left out 150 of 154 rows; the first: " in messages[0] and "train.tsv:2" in messages[0]
+
+
+def test_a_file_of_nothing_but_bad_rows_is_an_error_also_where_they_are_skipped(tmp_path):
+    with pytest.raises(DataError, match=r"train\.tsv:2: 1 column .*\(120 of 120 rows are odd\)"):
+        _encode(tmp_path, _tsv(*["w1"] * 120, only=True), bad_rows="skip")
 
 
 def test_a_file_of_odd_rows_ends_the_work_early(tmp_path):

@@ -78,6 +78,8 @@ def test_a_run_that_fails_is_one_line_before_any_is_evaluated(runs, capsys, monk
     assert words or str(runs[1]) in err.splitlines()[-1]
 
 
+# As in tests/test_fuzz_found.py: tensorstore reports to an event loop of Orbax that ended with a read that failed.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning")
 def test_a_run_that_fails_later_leaves_the_others_their_rows(runs, capsys):
     for step in ("50", "60"):
         # The largest file of numbers: nothing but reading them shows it.
