@@ -79,7 +79,7 @@ def test_a_run_that_fails_is_one_line_before_any_is_evaluated(runs, capsys, monk
 
 
 # As in tests/test_fuzz_found.py: tensorstore reports to an event loop of Orbax that ended with a read that failed.
-@pytest.mark.filterwarnings("ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_a_run_that_fails_later_leaves_the_others_their_rows(runs, capsys):
     for step in ("50", "60"):
         # The largest file of numbers: nothing but reading them shows it.
