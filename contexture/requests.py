@@ -130,6 +130,7 @@ class EvaluationArgs(EvaluationOptions):
     step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="N …|best|all")] = ()
     to: Annotated[str, _DIR] = ""
     submission: Annotated[str, _DIR] = ""
+    figures: Annotated[str, _DIR] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

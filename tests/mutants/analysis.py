@@ -10,6 +10,8 @@ _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
 _EVERY = "train/evaluation/test_every_checkpoint.py::"
 _ONCE = f"{_EVERY}test_every_checkpoint_has_a_row_and_is_evaluated_once"
 _SEEN = "train/evaluation/test_several_runs.py::test_a_run_that_fails_is_one_line_before_any_is_evaluated"
+_FIGURES = "train/evaluation/test_figures.py::"
+_CELLS = f"{_FIGURES}test_every_prediction_is_in_one_cell_and_one_bin"
 _SUBMITTED = "train/evaluation/test_submission.py::"
 _NLI = f"{_SUBMITTED}test_mnli_is_named_by_its_files_and_writes_names"
 _FOLLOWED = f"{_EVERY}test_a_training_is_followed_to_its_end"
@@ -74,6 +76,17 @@ EVALUATION = (
          f"{_EVERY}test_nothing_is_compiled_or_encoded_twice"),
         ("evaluate.first-run-before-the-second-is-seen", "first_good(request.folder, step, manager.read_meta)", "pass",
          _SEEN),
+    ),
+    *mutants_of(
+        "train/evaluation/figures.py",
+        ("evaluate.matrix-turned", "confusion_matrix(predictions.gold, predictions.predicted, labels",
+         "confusion_matrix(predictions.predicted, predictions.gold, labels", _CELLS),
+        ("evaluate.calibration-of-empty-bins", "edges[:-1][held], accuracy", "edges[:-1][: held.sum()], accuracy",
+         _CELLS),
+        ("evaluate.calibration-unweighted", "- self.confidence), weights=self.counts)", "- self.confidence))",
+         f"{_FIGURES}test_counts_and_rates_equal_an_independent_count"),
+        ("evaluate.rare-labels-lost", "rows[:, others].sum(1, keepdims=True)", "rows[:, others[:1]]",
+         f"{_FIGURES}test_rare_labels_stand_together_in_a_picture_and_no_count_is_lost"),
     ),
     *mutants_of(
         "train/evaluation/submission.py",

@@ -20,6 +20,7 @@ import jax
 
 from contexture.train.checkpoints import manager
 from contexture.train.errors import CheckpointError
+from contexture.train.evaluation.figures import Calibration
 from contexture.train.evaluation.file_rows import FileRow
 from contexture.train.evaluation.task_metrics import LabelRow
 from contexture.train.run.folder import make_folder, steps, versions
@@ -34,13 +35,15 @@ _BASELINES = ("majority_", "mean_mse", "unigram_")
 
 class CheckpointResult(TypedDict):
     """The evaluation of one checkpoint; of a task also a row for each file, where there are several, a row for each
-    label, and the file of predictions."""
+    label, and the file of predictions; where figures were asked for, their folder and the calibration."""
 
     step: int
     metrics: dict[str, Figure]
     by_file: NotRequired[list[FileRow]]
     labels: NotRequired[list[LabelRow]]
     predictions: NotRequired[str]
+    figures: NotRequired[str]
+    calibration: NotRequired[Calibration | None]
 
 
 def numbers_of(metrics: Mapping[str, Figure]) -> list[tuple[str, float]]:

@@ -35,6 +35,7 @@ from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.checkpoint_results import CheckpointResult, CheckpointResults, numbers_of
+from contexture.train.evaluation.figures import Calibration, write_figures
 from contexture.train.evaluation.file_rows import FileRow
 from contexture.train.evaluation.held_out import HeldOutData, baseline, check_request, open_request
 from contexture.train.evaluation.outputs import computed
@@ -75,6 +76,8 @@ class EvaluationResult(TypedDict):
     by_file: NotRequired[list[FileRow]]
     labels: NotRequired[list[LabelRow]]
     predictions: NotRequired[str]
+    figures: NotRequired[str]
+    calibration: NotRequired[Calibration | None]
     error: NotRequired[str]
     submission: NotRequired[list[SubmittedFile]]
     results: NotRequired[str]
@@ -306,7 +309,17 @@ class _Evaluation:
             if rows := collector.by_file():
                 result["by_file"] = rows
             result["labels"], result["predictions"] = collector.table(), str(file)
+        if self.request.figures and isinstance(collector, PredictionCollector) and jax.process_index() == 0:
+            result["figures"] = self.request.figures
+            result["calibration"] = self._draw(collector, loaded.step)
         return result
+
+    def _draw(self, collector: PredictionCollector, step: int) -> Calibration | None:
+        to, task = Path(self.request.figures), self.run.task
+        make_folder(to, "--figures")
+        name = task.name if task.name != "off" else self.folder.resolve().name
+        title = f"{name} ({_data_name(self.request)}, step {step:,})"
+        return write_figures(to, collector.gathered(), collector.table(), title, self.request.theme)
 
 
 def _joined(

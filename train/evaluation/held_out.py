@@ -28,6 +28,7 @@ from contexture.train import mesh as meshes
 from contexture.train.distributed import processes
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.best import unigram_baseline
+from contexture.train.evaluation.figures import KINDS
 from contexture.train.evaluation.predictions import majority_baseline
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.spans import answer_counts
@@ -68,6 +69,12 @@ def open_request(
 def check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -> None:
     """Raises ConfigError or DataError for a request that does not fit the run, before anything is opened."""
     run = record.run
+    if request.figures:
+        if run.task.kind not in KINDS:
+            kind = "a pretraining" if run.task.kind == "off" else run.task.kind
+            raise ConfigError(f"{folder} is {kind}; --figures is for tasks with labels: {', '.join(KINDS)}")
+        if Path(request.figures).exists() and not Path(request.figures).is_dir():
+            raise ConfigError(f"--figures {request.figures} is a file; give a folder")
     if request.batch:
         check_batch(request.batch, "examples")
     if run.task.kind == "off":

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
 from contexture.train.evaluation import squad_metrics, task_metrics
+from contexture.train.evaluation.figures import LabelledPredictions
 from contexture.train.evaluation.file_rows import FileRow, rows_by_file
 from contexture.train.evaluation.outputs import ExampleOrder
 from contexture.train.evaluation.spans import SpanAnswer, SpanCollector, no_answer_baseline
@@ -38,7 +39,7 @@ class Prediction(TypedDict, total=False):
 
 
 class PredictionCollector:
-    """Collects the predictions of every batch of a HeldOutTask; memory holds two numbers for each example or word.
+    """Collects the predictions of every batch of a HeldOutTask; memory holds three numbers for each example or word.
 
     Records name the first of several labels that score alike; the metrics count no hit there (`losses.has_best`).
     """
@@ -48,6 +49,8 @@ class PredictionCollector:
         self._order = ExampleOrder(held_out)
         self._gold: list[Numbers] = []
         self._predicted: list[Numbers] = []
+        self._confidence: list[NDArray[np.float64]] = []
+        """The probability of the best label; 0 for a word that was truncated."""
         self._words: list[NDArray[np.int64]] = []
         """Words of each example, for tags."""
         self._counts: list[int] = []
@@ -74,6 +77,7 @@ class PredictionCollector:
         predicted = scores_BC.argmax(-1).astype(np.int32)
         self._gold.append(gold)
         self._predicted.append(np.where(has_best(scores_BC), predicted, -1).astype(np.int32))
+        self._confidence.append(scores_BC.max(-1).astype(np.float64))
         return [
             {
                 **({"label": labels[g]} if g >= 0 else {}),
@@ -112,6 +116,7 @@ class PredictionCollector:
         words = np.bincount(example, minlength=len(rows))
         self._gold.append(marks)
         self._predicted.append(np.where(outputs["may_hit"][example, column], predicted, -1).astype(np.int32))
+        self._confidence.append(scores.astype(np.float64))
         self._words.append(words)
         # Index -1 is the last name: "", for no prediction.
         names = np.array([*self.split.labels, ""], object)
@@ -151,6 +156,10 @@ class PredictionCollector:
         if self.split.kind == "tag":
             return task_metrics.tagged(*self._tag_names(file), self.split.labels)
         return task_metrics.classified(*self._numbers(file), self.split.labels)
+
+    def gathered(self) -> LabelledPredictions:
+        """Returns the label and the prediction of each example, or each word."""
+        return LabelledPredictions(self.split.labels, *self._numbers(), np.concatenate(self._confidence))
 
     def by_file(self) -> list[FileRow]:
         """Returns the examples and metrics of each source, where there are several."""

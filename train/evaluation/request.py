@@ -4,13 +4,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from contexture.train.errors import ConfigError
 from contexture.train.options import MeshConfig
 
 Strings = str | tuple[str, ...] | list[str]
 """One or several."""
+Theme: TypeAlias = Literal["light", "dark"]
 Steps = int | str | tuple[int | str, ...] | list[int | str]
 """Steps of checkpoints, `best` or `all`."""
 
@@ -31,6 +32,10 @@ class EvaluationOptions:
     """Sequences at a time; 0 is as in training."""
     to: str = ""
     """The folder to write predictions.jsonl to, and with --step all checkpoints.jsonl. Without it, RUN/evaluations."""
+    figures: str = ""
+    """The folder to write figures of a task with labels to: confusion matrix, rates of each label, calibration."""
+    theme: Theme = "light"
+    """The colours of a *.png. An *.svg follows its reader."""
     submission: str = ""
     """The folder to write files for GLUE's or SQuAD's server to, of examples without labels: those of --dev, else
     GLUE's test sets, or the run's questions. Nothing is measured."""
@@ -43,6 +48,10 @@ class EvaluationOptions:
             raise ValueError(f"watch evaluates every checkpoint; give --step all, not {' '.join(self.steps)}")
         if self.submission and (self.every_step or len(self.steps) > 1):
             raise ValueError("a submission is of one checkpoint; give one --step, or leave it out")
+        if self.figures and (self.every_step or len(self.steps) > 1):
+            raise ValueError("figures are of one checkpoint; give one --step, or leave it out")
+        if self.figures and self.submission:
+            raise ValueError("figures= is for what is measured, and submission= measures nothing; give one of them")
         if self.submission and self.mesh.distributed:
             raise ValueError("submission is for one process; leave --mesh.distributed out")
         if self.watch and self.mesh.distributed:
@@ -91,11 +100,14 @@ def requests_of(runs: Sequence[str | Path], options: EvaluationOptions) -> list[
         option = "watch" if options.watch else "mesh.distributed"
         raise ConfigError(f"--{option} is for one run; give one, or leave --{option} out")
     places = [os.path.realpath(run) for run in runs]
+    folder, option = (options.to, "to") if options.to else (options.figures, "figures")
     for run, place in zip(runs, places, strict=True):
         if places.count(place) > 1:
             raise ConfigError(f"{run} is named twice; give every run once")
         name = Path(place).name
-        if options.to and [Path(each).name for each in places].count(name) > 1:
-            raise ConfigError(f"several runs are called {name}, a folder in --to {options.to}; leave --to out")
-    tos = [str(Path(options.to, Path(place).name)) if options.to else "" for place in places]
-    return [EvaluationRequest(run, **{**given, "to": to}) for run, to in zip(runs, tos, strict=True)]
+        if folder and [Path(each).name for each in places].count(name) > 1:
+            raise ConfigError(f"several runs are called {name}, a folder in {folder}; leave --{option} out")
+    own = [
+        {name: str(Path(to, Path(place).name)) for name in ("to", "figures") if (to := given[name])} for place in places
+    ]
+    return [EvaluationRequest(run, **{**given, **of_run}) for run, of_run in zip(runs, own, strict=True)]

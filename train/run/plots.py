@@ -61,6 +61,14 @@ def add_legend(axes: "Axes", theme: Theme = "light", **place: Any) -> None:
         axes.legend(labelcolor=_INK[theme], fontsize=9, **paper, **place)
 
 
+def add_legend_below(figure: "Figure", theme: Theme = "light") -> None:
+    """Adds the legend of all axes below them, where it covers nothing."""
+    legends: Any = [axes.get_legend_handles_labels() for axes in figure.axes]
+    handles, labels = ([each for legend in legends for each in legend[side]] for side in (0, 1))
+    place: Any = {"loc": "outside lower center", "ncols": 4, "frameon": False}
+    figure.legend(handles, labels, fontsize=9, labelcolor=_INK[theme], **place)
+
+
 def add_lines_below(figure: "Figure", lines: Sequence[str], theme: Theme = "light") -> None:
     """Adds lines of text in letters of equal width below the axes."""
     ink = _INK[theme]
