@@ -21,8 +21,7 @@ import jax
 from contexture.train.checkpoints import manager
 from contexture.train.errors import CheckpointError
 from contexture.train.evaluation.figures import Calibration
-from contexture.train.evaluation.file_rows import FileRow
-from contexture.train.evaluation.task_metrics import LabelRow
+from contexture.train.evaluation.task_metrics import FileRow, LabelRow
 from contexture.train.run.folder import make_folder, steps, versions
 from contexture.train.run.report import Figure
 

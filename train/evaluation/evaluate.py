@@ -36,7 +36,6 @@ from contexture.train.distributed.agreement import agree_on_content, agree_on_ru
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.checkpoint_results import CheckpointResult, CheckpointResults, numbers_of
 from contexture.train.evaluation.figures import Calibration, write_figures
-from contexture.train.evaluation.file_rows import FileRow
 from contexture.train.evaluation.held_out import HeldOutData, baseline, check_request, open_request
 from contexture.train.evaluation.outputs import computed
 from contexture.train.evaluation.predictions import PredictionCollector, collector_of, metric_names
@@ -44,7 +43,7 @@ from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.spans import SpanCollector, answer_counts, searched_threshold
 from contexture.train.evaluation.steps import checkpoints_as_written, steps_named, wait_for_first
 from contexture.train.evaluation.submission import SubmittedFile, check_submission, write_submission
-from contexture.train.evaluation.task_metrics import LabelRow
+from contexture.train.evaluation.task_metrics import FileRow, LabelRow
 from contexture.train.losses import Sum, mean
 from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
 from contexture.train.options import MeshConfig

@@ -10,11 +10,10 @@ from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
 from contexture.train.evaluation import squad_metrics, task_metrics
 from contexture.train.evaluation.figures import LabelledPredictions
-from contexture.train.evaluation.file_rows import FileRow, rows_by_file
 from contexture.train.evaluation.outputs import ExampleOrder
 from contexture.train.evaluation.spans import SpanAnswer, SpanCollector, no_answer_baseline
 from contexture.train.evaluation.squad_metrics import Scored
-from contexture.train.evaluation.task_metrics import LabelRow, Tags
+from contexture.train.evaluation.task_metrics import FileRow, LabelRow, Tags, rows_by_file
 from contexture.train.losses import has_best
 
 Numbers: TypeAlias = NDArray[np.int32] | NDArray[np.float64]

@@ -12,10 +12,9 @@ from contexture.data.tasks.example_store import Rows
 from contexture.data.tasks.examples import QuestionExample
 from contexture.data.tasks.spans.span_store import SpanSplit
 from contexture.train.evaluation import squad_metrics
-from contexture.train.evaluation.file_rows import FileRow, rows_by_file
 from contexture.train.evaluation.outputs import ExampleOrder
 from contexture.train.evaluation.squad_metrics import Scored
-from contexture.train.evaluation.task_metrics import LabelRow
+from contexture.train.evaluation.task_metrics import FileRow, LabelRow, rows_by_file
 from contexture.train.run.report import read_metrics
 
 

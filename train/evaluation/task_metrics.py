@@ -7,11 +7,14 @@ the gold, are a ValueError. The libraries are imported where they are used, sinc
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
+
+from contexture.train.run.report import Figure, plain
 
 Tags: TypeAlias = Sequence[Sequence[str]]
 """A tag for each word of each example; "" where the model predicted none."""
@@ -225,3 +228,23 @@ def _silent() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+FileRow: TypeAlias = dict[str, Figure]
+"""{"file": its name, "examples": 97, "accuracy": …}."""
+
+
+def rows_by_file(
+    sources: Sequence[str], files: NDArray[np.int64], figures: Callable[[int], dict[str, float]]
+) -> list[FileRow]:
+    """Returns a row for each source, in their order, where there are several. files: the source of each example;
+    figures: the metrics of a source's examples."""
+    numbers, counts = np.unique(files, return_counts=True)
+    if len(numbers) < 2:
+        return []
+    rows: list[FileRow] = []
+    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+        row: FileRow = {"file": str(sources[number]), "examples": int(count)}
+        row.update({name: plain(value) for name, value in figures(number).items()})
+        rows.append(row)
+    return rows
