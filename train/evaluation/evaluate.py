@@ -256,6 +256,7 @@ class _Evaluation:
         """
         results: list[CheckpointResult] = []
         failure: CheckpointError | None = None
+        before = 0
         for step in self._with_removed(steps, stored):
             self.cancel.check()
             known = stored.stored(step) if stored is not None and step is not None else None
@@ -274,8 +275,12 @@ class _Evaluation:
             results.append(result)
             if stored is not None:
                 stored.add(result, digest)
-                figures = ", ".join(f"{name} {value:.4g}" for name, value in numbers_of(result["metrics"])[:4])
-                logger.info(f"step {result['step']:,}: {figures}{' (evaluated before)' if known is not None else ''}")
+                if known is None:
+                    figures = ", ".join(f"{name} {value:.4g}" for name, value in numbers_of(result["metrics"])[:4])
+                    logger.info(f"step {result['step']:,}: {figures}")
+                before += known is not None
+        if stored is not None and before:
+            logger.info(f"{before:,} of {len(results):,} results were in {stored.path} already")
         if failure is not None and not results:
             raise failure
         return results

@@ -90,6 +90,7 @@ def test_every_checkpoint_has_a_row_and_is_evaluated_once(run):
         with logged() as messages:
             assert steps_of(contexture.evaluate(run, step="all")) == [60]
         assert [m for m in messages if m.startswith("warning: checkpoint of step 50: item meta")]
+        assert messages[-1] == f"1 of 1 results were in {first['results']} already"
 
 
 def test_the_table_stands_on_stderr_and_stdout_has_one_object(run, capsys):

@@ -95,8 +95,9 @@ def test_runs_that_would_write_over_each_other_are_refused(runs, capsys, tmp_pat
     code, err = run_command(capsys, "evaluate", runs[0], runs[1], runs[0])
     assert code == 2 and err == f"ConfigError: {runs[0]} is named twice; give every run once"
     other = shutil.copytree(runs[1], tmp_path / "elsewhere" / "a")
-    code, err = run_command(capsys, "evaluate", runs[0], other, "--to", tmp_path / "to")
-    assert code == 2 and "several runs are called a, a folder in --to" in err
+    for option in ("--to", "--figures"):
+        code, err = run_command(capsys, "evaluate", runs[0], other, option, tmp_path / "to")
+        assert code == 2 and f"several runs are called a, a folder in {tmp_path / 'to'}; leave {option} out" in err
     code, err = run_command(capsys, "evaluate")
     assert code == 2 and err == "ConfigError: evaluate needs RUN: contexture evaluate RUN … [options]"
 
