@@ -45,7 +45,9 @@ def console() -> Console:
 def print_table(console: Console, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     """Prints a table, control characters escaped. Nothing is cut off: cells take several lines on a terminal, and in a
     file a row is a line."""
-    table = Table(title=Text(visible(title)) if title else None, title_justify="left", box=None, pad_edge=False)
+    if title:  # not the table's own title, which would be broken at the table's width
+        console.print(Text(visible(title)), soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(visible(column), overflow="fold")
     for row in rows:

@@ -16,7 +16,7 @@ Residuals: TypeAlias = tuple[
 
 
 class Drop(NamedTuple):
-    """The dropout of attention weights: its rate, and the dims (H, L, M) by which it numbers them."""
+    """The dropout of attention weights: its rate, and the dims (H, L, M) by which it numbers them; (): their own."""
 
     rate: float
     whole: tuple[int, ...]
@@ -36,12 +36,11 @@ def attend(
     """dropout(softmax(q·k/sqrt(K) + bias))·v → BLHK; the softmax in float32.
 
     bias broadcasts: a mask over keys is (B, 1, 1, M). It is a constant: it receives no gradient. longest: of sequences
-    padded to several lengths, the greatest; a weight's dropout depends on its place there. 0: M.
+    padded to several lengths, the greatest; a weight's dropout depends on its place there. 0: they have one length.
     """
     # Heads before positions: each product below is then a batch of plain matrix products.
     q_BHLK, k_BHMK, v_BHMK = (x.swapaxes(1, 2) for x in (q_BLHK, k_BMHK, v_BMHK))
-    longest = longest or k_BMHK.shape[1]
-    drop = Drop(rate, (q_BLHK.shape[2], longest, longest))
+    drop = Drop(rate, (q_BLHK.shape[2], longest, longest) if longest else ())
     y_BHLK = _attend(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, drop)
     return y_BHLK.swapaxes(1, 2)
 
