@@ -252,16 +252,15 @@ def _pooled(states_NBLD: jax.Array, count_B: jax.Array, pool: str, ends: bool) -
     last of its units are [CLS] and [SEP]."""
     own = ends and pool != "mean"
     first, behind_B = int(own and pool != "cls"), count_B - int(own)
-    place_BL = jax.numpy.broadcast_to(
-        jax.numpy.arange(states_NBLD.shape[2])[None], (len(count_B), states_NBLD.shape[2])
-    )
+    place_1L, behind_B1 = jax.numpy.arange(states_NBLD.shape[2])[None], behind_B[:, None]
     if pool in ("cls", "last"):
-        chosen_BL = place_BL == (0 if pool == "cls" else behind_B[:, None] - 1)
+        chosen_BL = place_1L == (0 * behind_B1 if pool == "cls" else behind_B1 - 1)
     else:
-        chosen_BL = place_BL < behind_B[:, None]
-    weights_BL = (chosen_BL & (place_BL >= first)).astype(jax.numpy.float32)
+        chosen_BL = place_1L < behind_B1
+    weights_BL = (chosen_BL & (place_1L >= first)).astype(jax.numpy.float32)
     weights_BL /= jax.numpy.maximum(weights_BL.sum(1, keepdims=True), 1.0)
-    return jax.numpy.einsum("NBLD,BL->NBD", states_NBLD.astype(jax.numpy.float32), weights_BL)
+    # A sum, not a product of matrices, which some devices round to 16 bits.
+    return (states_NBLD.astype(jax.numpy.float32) * weights_BL[None, :, :, None]).sum(2)
 
 
 def _layer_numbers(layers: str, top: int) -> list[int]:

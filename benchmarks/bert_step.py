@@ -15,7 +15,6 @@ contenders:
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 import numpy as np
@@ -172,10 +171,7 @@ def main() -> None:
         "step": {name: getattr(args, name) for name in ("batch", "length", "predictions")},
         **compare(args, pairs, args.batch * args.length),
     }
-    if args.json:
-        print(json.dumps(result))
-    else:
-        show(result, f"BERT {args.size} ({layers} layers, {hidden}), batch {args.batch} x {args.length}")
+    show(args, result, f"BERT {args.size} ({layers} layers, {hidden}), batch {args.batch} x {args.length}")
 
 
 if __name__ == "__main__":

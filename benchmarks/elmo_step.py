@@ -12,7 +12,6 @@ its forget gate's 1 is in its bias.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -179,7 +178,7 @@ def main() -> None:
     pairs = [("ours", "torch"), ("ours", "torch_once"), ("torch_once", "torch"), ("ours", "ours_every")]
     result = compare(args, pairs, 32 * 20)
     title = "ELMo, cells 1024, projected to 128, 32 lanes of 20 words each way (words of one direction a second)"
-    print(json.dumps(result)) if args.json else show(result, title)
+    show(args, result, title)
 
 
 if __name__ == "__main__":

@@ -194,8 +194,11 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def show(result: dict[str, Any], title: str) -> None:
-    """For a person."""
+def show(args: argparse.Namespace, result: dict[str, Any], title: str) -> None:
+    """Prints a result: one JSON object with --json, else tables."""
+    if args.json:
+        print(json.dumps(result))
+        return
     from rich.console import Console
     from rich.table import Table
 

@@ -205,7 +205,7 @@ def main() -> None:
         print(json.dumps(quality(args)))
     else:
         result = compare(args, [("ours", "torch"), ("ours", "compiled"), ("compiled", "torch")], 12 * 64)
-        print(json.dumps(result)) if args.json else show(result, "GPT, 4 layers of 128, 12 x 64 characters")
+        show(args, result, "GPT, 4 layers of 128, 12 x 64 characters")
 
 
 if __name__ == "__main__":

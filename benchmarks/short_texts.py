@@ -15,7 +15,6 @@ torch is padded to its own longest text, as transformers' DataCollatorWithPaddin
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -195,10 +194,7 @@ def main() -> None:
         return
     pairs = [("ours", "torch"), ("ours", "sorted"), ("sorted", "torch")]
     result = {"what": args.what, "batch": args.batch, **compare(args, pairs, args.batch)}
-    if args.json:
-        print(json.dumps(result))
-    else:
-        show(result, f"{args.what} short texts, batches of {args.batch}; texts a second")
+    show(args, result, f"{args.what} short texts, batches of {args.batch}; texts a second")
 
 
 if __name__ == "__main__":

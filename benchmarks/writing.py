@@ -9,7 +9,6 @@ how they are measured; tokens/s are those written.
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 import numpy as np
@@ -81,7 +80,7 @@ def main() -> None:
         work(args, WORKERS)
         return
     result = compare(args, [("ours", "transformers")], args.lines * args.tokens)
-    print(json.dumps(result)) if args.json else show(result, f"GPT-2 124M, {args.lines} texts of {args.tokens} tokens")
+    show(args, result, f"GPT-2 124M, {args.lines} texts of {args.tokens} tokens")
 
 
 if __name__ == "__main__":

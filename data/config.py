@@ -7,6 +7,7 @@ from typing import Literal, get_args
 LearnedKind = Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"]
 """The kinds of vocabulary that can be learned from text."""
 BadRows = Literal["few", "fail", "skip"]
+"""What becomes of labelled rows that cannot be read (`TaskConfig.bad_rows`)."""
 Family = Literal["bert", "gpt", "elmo"]
 """A model family, as far as its data differ: which stream of text it is pretrained on, how a task's examples are laid
 out."""

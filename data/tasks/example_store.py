@@ -153,7 +153,7 @@ class ExampleSplit:
         """Returns every answer in order: numbers of labels i32 [n] (-1: none) or of tags (one a word), or for a
         regression f64 [n]."""
         # In chunks, since a row is six times as large as its answer.
-        parts = [self._answers(self.take(numbers)) for numbers in self._every()]
+        parts = [self._answers(self.take(numbers)) for numbers in self.parts()]
         return np.concatenate(parts) if parts else np.empty(0, np.float64 if self.kind == "regress" else np.int32)
 
     def _answers(self, rows: Rows) -> Answers:
@@ -175,9 +175,9 @@ class ExampleSplit:
 
     def has_absent(self) -> bool:
         """Returns whether some examples of a choice have fewer alternatives than others."""
-        return self.choices > 1 and any(is_absent(self.take(numbers)).any() for numbers in self._every())
+        return self.choices > 1 and any(is_absent(self.take(numbers)).any() for numbers in self.parts())
 
-    def _every(self) -> Iterator[I64]:
+    def parts(self) -> Iterator[I64]:
         """Yields the numbers of all examples, in parts."""
         for first in range(0, self.examples, 1 << 16):
             yield np.arange(first, min(first + (1 << 16), self.examples))
@@ -185,7 +185,7 @@ class ExampleSplit:
     def longer_than(self, length: int) -> int:
         """Returns how many examples do not fit a sequence of so many tokens."""
         count = 0
-        for numbers in self._every():
+        for numbers in self.parts():
             # One alternative that is too long makes the example so.
             count += int((self.tokens_of(numbers) + 2 > length).sum())
         return count

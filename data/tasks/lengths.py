@@ -1,7 +1,6 @@
 """The lengths that batches of a task's examples are padded to: a few, so that few programs are compiled."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contexture.data.binary_files import I64
 from contexture.data.tasks.example_store import ExampleSplit
@@ -13,8 +12,6 @@ MIN_SAVING = 3
 passes make up for its compilation on a CPU; a third of it where no gradient is computed. Small sets have one length."""
 STEP = 4
 """Lengths beside the greatest are multiples of this."""
-_CHUNK = 1 << 16
-"""Examples whose rows are read together."""
 
 
 def padded(tokens: I64 | np.int64, limit: int) -> I64 | np.int64:
@@ -31,8 +28,7 @@ def batch_lengths(split: ExampleSplit, limit: int, batch: int, *, shuffled: bool
     if split.examples < batch * MIN_SAVING:
         return (limit,)  # fewer batches than a length must save
     counts = np.zeros(limit // STEP + 2, np.int64)
-    for first in range(0, split.examples, _CHUNK):
-        numbers = np.arange(first, min(first + _CHUNK, split.examples))
+    for numbers in split.parts():
         needed = np.minimum(split.tokens_of(numbers) + 2, limit)
         counts += np.bincount(-(-needed // STEP), minlength=len(counts))
     places = np.flatnonzero(counts)
@@ -76,12 +72,12 @@ def choose_lengths(lengths: I64, counts: I64, limit: int, batch: int, *, shuffle
 def length_for(lengths: tuple[int, ...], tokens: I64) -> int:
     """Returns the least of the lengths that holds the longest of sequences of so many tokens; if none does, which cut
     it, the greatest."""
-    return lengths[int(places_for(lengths, tokens.max(initial=0))[()])]
+    return lengths[places_for(lengths, tokens).max(initial=0)]
 
 
-def places_for(lengths: tuple[int, ...], tokens: I64 | NDArray[np.int64] | np.int64) -> NDArray[np.int64]:
+def places_for(lengths: tuple[int, ...], tokens: I64) -> I64:
     """Returns the place among the lengths of the one that holds each sequence."""
-    return np.minimum(np.searchsorted(lengths, np.asarray(tokens) + 2), len(lengths) - 1)
+    return np.minimum(np.searchsorted(lengths, tokens + 2), len(lengths) - 1)
 
 
 def one_of(lengths: tuple[int, ...]) -> str:

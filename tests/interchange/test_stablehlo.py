@@ -144,9 +144,10 @@ def test_a_choice_is_exported_with_its_alternatives(tiny_run, tmp_path, environm
     done("export", run, "stablehlo", "--to", tmp_path / "out")
     model, choices = contexture.open(run), ["sees", "likes the moon"]
     (answer,) = model.predict([("the cat", choices)])
-    batch = bert_texts(model.tokenizer, [("the cat", choice) for choice in choices], 16)
-    outputs = _alone(tmp_path / "out", {name: x[None] for name, x in batch.items()}, tmp_path, environment)
-    assert_close(outputs["scores"][0], list(answer["scores"].values()), atol=1e-6)
+    batch = bert_texts(model.tokenizer, [("the cat", choice) for choice in [*choices, "nothing"]], 16)
+    inputs = {name: x[None] for name, x in batch.items()} | {"choices": np.array([[1, 1, 0]], np.float32)}
+    outputs = _alone(tmp_path / "out", inputs, tmp_path, environment)
+    assert_close(outputs["scores"][0], [*answer["scores"].values(), 0.0], atol=1e-6)
 
 
 def test_a_card_says_what_the_model_is_and_no_folder_of_the_machine(tiny_run, task_run, tmp_path):

@@ -215,9 +215,8 @@ def test_a_prediction_out_of_a_tie_is_named_and_counts_as_no_hit():
     rows = np.zeros(4, ROW)
     split: Any = SimpleNamespace(kind="classify", labels=("a", "b"), choices=1, take=lambda numbers: rows[numbers])
     split.origin = lambda row: "dev.tsv:1"
-    answers = PredictionCollector(
-        SimpleNamespace(split=split, numbers=lambda step: np.arange(4), ends_window=lambda step: True)
-    )  # pyright: ignore[reportArgumentType]
+    held_out: Any = SimpleNamespace(split=split, numbers=lambda step: np.arange(4), ends_window=lambda step: True)
+    answers = PredictionCollector(held_out)
     scores = np.array([[0.5, 0.5], [np.nan, np.nan], [0.4, 0.6], [0.6, 0.4]], np.float32)
     named = [record.get("prediction") for record in answers.add(0, {"scores": scores})]
     assert named == ["a", "a", "b", "a"]

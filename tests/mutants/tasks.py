@@ -7,6 +7,8 @@ _GPT = "data/tokenizers/test_byte_pair_and_sentencepiece.py::"
 _TABLES = "data/tasks/test_tables.py::"
 _FIELDS = "data/text/test_columnar.py::test_fields_within_objects_have_dotted_names"
 _LENGTHS = "data/tasks/test_lengths.py::"
+_VARYING = "data/tasks/test_varying_alternatives.py::"
+_CHOICE = "train/run/test_choice.py::"
 _ENCODE = "data/tasks/test_encode_examples.py::"
 
 TASKS = (
@@ -61,7 +63,22 @@ TASKS = (
          "data/tasks/test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
     ),
     *mutants_of(
+        "data/tasks/odd_rows.py",
+        ("choice.last-columns-are-empty-texts", "while len(cells) > 2 and", "while len(cells) > 99 and",
+         f"{_VARYING}test_the_last_alternatives_may_be_absent"),
+    ),
+    *mutants_of(
+        "data/tasks/encode_examples.py",
+        ("choice.rows-not-widened", "if all(own == width for _, own in parts):", "if True:",
+         f"{_VARYING}test_a_store_has_as_many_rows_as_the_longest_list_wherever_it_stands"),
+        ("choice.absent-rows-have-tokens", 'absent["b"], absent["end"] = -1, absent["a"]', 'absent["b"] = -1',
+         f"{_VARYING}test_a_store_has_as_many_rows_as_the_longest_list_wherever_it_stands"),
+    ),
+    *mutants_of(
         "data/tasks/columns.py",
+        ("choice.rare-keys-unread", "while (number := max(group) + 1) and str(number) in others:",
+         "while (number := max(group) + 1) and str(number) in []:",
+         f"{_VARYING}test_the_last_alternatives_may_be_absent"),
         ("columns.another-case-is-none", "same = [name for name in self.names if name.lower() == one.lower()]",
          "same = [name for name in self.names if name == one]",
          f"{_TABLES}test_a_column_named_in_another_case_is_taken_for_nothing_else {_FIELDS}"),
@@ -95,6 +112,12 @@ TASKS = (
          "data/tasks/test_choices.py::test_a_number_that_is_a_text_too_wants_to_be_told_apart"),
         ("labels.too-large", "if abs(value) > _LARGEST:", "if value > _LARGEST:",
          "data/tasks/test_odd_rows.py::test_a_label_that_is_no_number_is_left_out_of_a_regression"),
+        ("labels.one-alternative-passes", "        if count < 2:", "        if count < 1:",
+         "data/tasks/test_choices.py::test_a_predictor_chooses"),
+        ("labels.any-number-of-alternatives", "if count > MAX_ALTERNATIVES:", "if count > 2 * MAX_ALTERNATIVES:",
+         "data/tasks/test_choices.py::test_what_is_wrong_is_told_in_one_line"),
+        ("labels.names-of-all-questions", "known = list(self.numbers)[:count]", "known = list(self.numbers)",
+         "data/tasks/test_choices.py::test_what_is_wrong_is_told_in_one_line"),
     ),
     *mutants_of(
         "data/tasks/file_report.py",
@@ -114,6 +137,10 @@ TASKS = (
     ),
     *mutants_of(
         "data/tasks/batches.py",
+        ("choice.words-of-none-weigh", 'batch["next_weights"][is_absent(rows)] = 0.0', 'batch["next_weights"] += 0.0',
+         f"{_VARYING}test_absent_alternatives_have_special_tokens_alone"),
+        ("choice.text-cut-alone", "kept_tokens(lengths[:, 0], lengths[:, 1], words)", "(lengths[:, 0], lengths[:, 1])",
+         f"{_VARYING}test_an_elmo_reads_a_text_and_an_alternative_as_one_sequence"),
         ("class-weights.not-by-labels", "(sum(counts) / (len(labels) * counted))", "(sum(counts) / counted)",
          f"{_ENCODE}test_class_weights"),
         ("class-weights.of-no-label", 'batch["weights"] = self.weights_C[batch["labels"]]',
@@ -131,13 +158,23 @@ TASKS = (
          f"{_ENCODE}test_lines_are_as_long_as_the_longest_example"),
         ("task-batches.shuffled-as-sorted", "reached = reached**batch", "pass",
          f"{_LENGTHS}test_the_lengths_cost_the_least_of_all"),
-        ("task-batches.length-too-short", "np.asarray(tokens) + 2)", "np.asarray(tokens))",
+        ("task-batches.length-too-short", "np.searchsorted(lengths, tokens + 2)", "np.searchsorted(lengths, tokens)",
          f"{_LENGTHS}test_a_training_batch_has_the_least_length_that_holds_it"),
     ),
     *mutants_of(
         "train/evaluation/outputs.py",
         ("task-batches.answers-in-order-of-length", "order = np.argsort(numbers)", "order = np.arange(len(numbers))",
          "train/run/test_lengths.py::test_predictions_of_a_long_file_keep_its_order"),
+    ),
+    *mutants_of(
+        "models/heads/tasks.py",
+        ("choice.absent-ones-count", "return without_absent(logits_BA, batch)", "return logits_BA",
+         f"{_CHOICE}test_a_question_has_the_probabilities_that_it_has_alone"),
+    ),
+    *mutants_of(
+        "models/heads/layer_mix.py",
+        ("choice.absent-ones-in-the-norm", "mask_BL=encoding.mask_BL * present_B[:, None]",
+         "mask_BL=encoding.mask_BL", f"{_CHOICE}test_absent_alternatives_change_neither_loss_nor_gradient"),
     ),
     *mutants_of(
         "data/describe.py",

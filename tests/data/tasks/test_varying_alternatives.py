@@ -54,8 +54,7 @@ def read(path: str, **task: Any) -> list[tuple[str, tuple[str, ...], str | None]
     ("name", "content", "task"),
     [
         ("a.jsonl", json_lines(), {}),
-        ("a.csv", "text,choice1,choice2,choice3,choice4,choice5,label\nb,c,d,e,,,2\nde,f,g,,  ,,1\nh,b,c,d,e,fg,4\n",
-         {}),
+        ("a.csv", "text,sol1,sol2,sol3,sol4,sol5,label\nb,c,d,e,,,2\nde,f,g,,  ,,1\nh,b,c,d,e,fg,4\n", {}),
         ("a.tsv", "b\tc\td\te\t\t\t2\nde\tf\tg\t\t\t\t1\nh\tb\tc\td\te\tfg\t4\n",
          {"text": "1", "choices": ("2", "3", "4", "5", "6"), "label": "7"}),
         ("a.jsonl", "".join(json.dumps({"text": text, **{f"choice{n}": choice for n, choice in enumerate(choices)},
@@ -91,15 +90,15 @@ def test_published_questions_have_three_to_five_answers(tmp_path):
     """ARC's files have the form of CommonsenseQA's; some of its questions number their answers."""
 
     def row(names: str, key: str) -> dict[str, Any]:
-        return {"answerKey": key, "question": {"stem": "?", "choices": [{"label": x, "text": f"t{x}"} for x in names]}}
+        return {"answerKey": key, "question": {"stem": "?", "choices": [{"label": x, "text": f"{x}."} for x in names]}}
 
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps(row(*each)) + "\n" for each in (
-        ("ABCD", "C"), ("1234", "2"), ("CBA", "A"), ("ABCDE", "E"), ("ABD", "A"))))  # fmt: skip
+        ("ABCD", "C"), ("1234", "2"), ("CBA", "A"), ("ABCDE", "E"), ("ACD", "A"))))  # fmt: skip
     *rows, (_, odd) = commonsense_questions(file).rows
     assert [(x["choices"], x["label"]) for _, x in rows if isinstance(x, dict)] == [
-        (["tA", "tB", "tC", "tD"], "C"), (["t1", "t2", "t3", "t4"], "B"), (["tA", "tB", "tC"], "A"),
-        (["tA", "tB", "tC", "tD", "tE"], "E")]  # fmt: skip
+        (["A.", "B.", "C.", "D."], "C"), (["1.", "2.", "3.", "4."], "B"), (["A.", "B.", "C."], "A"),
+        (["A.", "B.", "C.", "D.", "E."], "E")]  # fmt: skip
     assert "a.jsonl:5: not in the form of its publisher" in str(odd)
 
 
@@ -172,7 +171,6 @@ def test_a_question_has_the_rows_that_it_has_alone(questions, length, family):
         assert together["choices"][row].tolist() == [1.0] * count + [0.0] * (most - count)
         if family == "elmo":
             for where in (together, alone):
-                where["index"] = where["index"].copy()
                 where["words"] = where["types"][where["index"]]
             names_of = ("mask", "words")
         else:
