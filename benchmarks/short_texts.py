@@ -43,10 +43,10 @@ def published(folder: Path) -> tuple[Any, Any]:
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(WORDS))]
     folder.mkdir(exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", "utf-8")
-    tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"))
+    tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"))  # pyright: ignore[reportAttributeAccessIssue]
     config = transformers.BertConfig(
         vocab_size=len(vocabulary), hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        intermediate_size=FFN, max_position_embeddings=128, num_labels=2,
+        intermediate_size=FFN, max_position_embeddings=128, num_labels=2,  # pyright: ignore[reportCallIssue]
     )  # fmt: skip
     model = transformers.BertForSequenceClassification(config)
     model.save_pretrained(folder)
