@@ -59,10 +59,10 @@ _SCOPES: dict[str, _Scope] = {
     "optim.gradient_scale": _Scope("--optim.name adagrad", lambda run: run.optim.name == "adagrad"),
     **dict.fromkeys(("optim.b1", "optim.b2", "optim.moments", "optim.stochastic_rounding"), _ADAM),
     **dict.fromkeys(
-        ("head.mix", "head.mix_norm", "head.mix_l2", "head.place", "head.cells"),
+        ("head.mix", "head.mix_norm", "head.mix_l2", "head.place", "head.cells", "head.lstm_layers"),
         _has_kind("classify", "regress", "tag", "choice", "span"),
     ),
-    "optim.mix_lr": _Scope("--head.mix all", lambda run: run.head.mix == "all"),
+    "optim.mix_lr": _Scope("--head.mix all or last-four", lambda run: run.head.mixes),
     "task.second": _has_kind("classify", "regress", "span"),
     **dict.fromkeys(
         (

@@ -258,9 +258,10 @@ ModelConfig = BertConfig | GptConfig | ElmoConfig
 class HeadConfig:
     """What a task's head reads from the backbone (Peters et al. 2018, section 3.3)."""
 
-    mix: Literal["off", "all", "top", "words"] = "off"
-    """Which layers make the vector of each word. off: the last layer as it is. all: a learned mix of all layers. top,
-    words: the last layer or the words' embeddings alone, with a learned scale."""
+    mix: Literal["off", "all", "last-four", "concat-last-four", "top", "second-to-last", "words"] = "off"
+    """Which layers make the vector of each word. off: the last layer as it is. all, last-four: a learned mix of all
+    layers (the words' embeddings too), or of the last four. concat-last-four: the last four, side by side. top,
+    second-to-last, words: one layer alone, or the words' embeddings. All but `off` have a learned scale."""
     mix_norm: bool = False
     """Whether each layer is normalised over all words of a batch before the mix, as in the original. Outputs then
     depend a little on the batch, and a training step on optim.accumulate."""
@@ -271,6 +272,8 @@ class HeadConfig:
     embeddings. both: into both."""
     cells: int = 0
     """How many cells the task's biLSTM has in each direction; 0 is no biLSTM."""
+    lstm_layers: int = 1
+    """How many layers the task's biLSTM has."""
     crf: bool = False
     """Whether tags are scored as a chain, with a conditional random field."""
     pair: bool = False
@@ -279,20 +282,37 @@ class HeadConfig:
     def __post_init__(self) -> None:
         if self.cells < 0:
             raise ValueError(f"head.cells={self.cells} is not a number of cells (0: no biLSTM)")
+        if self.lstm_layers < 1:
+            raise ValueError(f"head.lstm-layers={self.lstm_layers} is not a positive number of layers")
         if not 0.0 <= self.mix_l2 < math.inf:
             raise ValueError(f"head.mix-l2={self.mix_l2} is not a number from 0 on")
         if self.mix == "off":
-            defaults = (("mix_norm", False), ("mix_l2", 0.0), ("place", "input"), ("cells", 0), ("crf", False))
+            defaults = (
+                *(("mix_norm", False), ("mix_l2", 0.0), ("place", "input"), ("cells", 0), ("lstm_layers", 1)),
+                ("crf", False),
+            )
             for name, default in defaults:
                 if getattr(self, name) != default:
                     raise ValueError(
                         f"head.{name.replace('_', '-')}={getattr(self, name)} has no meaning for head.mix=off; "
-                        "give --head.mix all, top or words"
+                        "give --head.mix all, or another choice of layers"
                     )
-        elif self.mix != "all" and self.mix_l2:
+        elif not self.mixes and self.mix_l2:
             raise ValueError(f"head.mix-l2={self.mix_l2} has no meaning for head.mix={self.mix}, which mixes nothing")
         elif self.place != "input" and not self.cells:
             raise ValueError(f"head.place={self.place} wants a biLSTM of the task's own; give --head.cells")
+        elif self.lstm_layers != 1 and not self.cells:
+            raise ValueError(f"head.lstm-layers={self.lstm_layers} wants the size of the biLSTM; give --head.cells")
+
+    @property
+    def mixes(self) -> bool:
+        """Returns whether the weights of several layers are learned."""
+        return self.mix in ("all", "last-four")
+
+    @property
+    def fewest_layers(self) -> int:
+        """Returns how many layers a backbone has at least, for there to be those that are read."""
+        return {"last-four": 4, "concat-last-four": 4, "second-to-last": 2}.get(self.mix, 0)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,11 @@ class Run:
         if head.mix != "off" and (kind == "off" or self.task.symmetric):
             what = "task.symmetric" if self.task.symmetric else f"task.kind={kind}"
             raise ValueError(f"head.mix={head.mix} has no meaning for {what}; leave it out")
+        if head.fewest_layers > self.model.layers:
+            raise ValueError(
+                f"head.mix={head.mix} reads {head.fewest_layers} layers, and the model has {self.model.layers}; "
+                "give another choice, such as --head.mix all"
+            )
         if head.crf and (family != "elmo" or kind != "tag" or self.task.class_weights):
             raise ValueError(
                 "head.crf scores the tags of an ELMo's task.kind=tag, all alike; leave it or task.class-weights out"

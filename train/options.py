@@ -48,7 +48,7 @@ class OptimConfig:
     layer_decay: float = 1.0
     """The learning rate of each layer as a share of that of the layer above it; heads and pooler have the full rate."""
     mix_lr: float = 0.0
-    """The peak learning rate of the weights that mix layers (--head.mix all); 0 is optim.peak-lr."""
+    """The peak learning rate of the weights that mix layers (--head.mix all or last-four); 0 is optim.peak-lr."""
     lora_rank: int = 0
     """The rank of adapters that are trained instead of the backbone, beside the heads (LoRA); 0 is no adapters."""
     lora_alpha: float = 8.0

@@ -46,7 +46,7 @@ class ScalarMix(nn.Module):
 
 
 class LearnedMix(TypedDict):
-    """The learned values of a scalar mix; weights after the softmax, the embeddings' first."""
+    """The learned values of a scalar mix; weights after the softmax, the lowest layer's first."""
 
     weights: list[float]
     gamma: float
@@ -68,7 +68,7 @@ def learned_mixes(params: Params) -> dict[str, LearnedMix]:
 def describe_mixes(params: Params) -> list[str]:
     """The learned mixes for people, a sentence each."""
     return [
-        f"learned mix at the {place}, the words' own layer first: {' '.join(f'{w:.3f}' for w in mix['weights'])}; "
+        f"learned mix at the {place}, the lowest layer first: {' '.join(f'{w:.3f}' for w in mix['weights'])}; "
         f"gamma {mix['gamma']:.3f}"
         for place, mix in learned_mixes(params).items()
     ]
@@ -102,6 +102,23 @@ class TaskLstm(nn.Module):
         return jnp.concatenate(directions, -1)
 
 
+def layers_read(mix: str, states: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Returns what a mix reads of a backbone's states, the embeddings first: each an array BLD, or one BLX of several
+    layers side by side."""
+    match mix:
+        case "words":
+            return states[:1]
+        case "top":
+            return states[-1:]
+        case "second-to-last":
+            return states[-2:-1]
+        case "last-four":
+            return states[-4:]
+        case "concat-last-four":
+            return (jnp.concatenate(states[-4:], -1),)
+    return states
+
+
 class MixedFeatures(nn.Module):
     """The mix of layers, before or after the task's biLSTM, or both: Encoding with states → BLX."""
 
@@ -112,16 +129,16 @@ class MixedFeatures(nn.Module):
     @nn.compact
     def __call__(self, encoding: Encoding, dropout_key: DropoutKey | None) -> jax.Array:
         h, mask_BL, states = self.head, encoding.mask_BL, encoding.states
-        layers = {"all": states, "top": states[-1:], "words": states[:1]}[h.mix]
+        layers = layers_read(h.mix, states)
         # Where the mix joins the biLSTM's output alone, its input is the context-free layer: the words' embeddings.
         lstm_layers = states[:1] if h.place == "output" else layers
         x_BLD = ScalarMix(h.mix_norm, name="mix")(lstm_layers, mask_BL)
-        # Dropout before and after the biLSTM; each place has a site of its own.
+        # Dropout before and after each layer of the biLSTM; each place has a site of its own.
         x_BLD = dropout(x_BLD, self.rate, dropout_key, SITE)
-        if h.cells:
-            x_BLD = dropout(
-                TaskLstm(h.cells, self.dtype, name="lstm")(x_BLD, mask_BL), self.rate, dropout_key, SITE + 1
-            )
+        for n in range(h.lstm_layers if h.cells else 0):
+            lstm = TaskLstm(h.cells, self.dtype, name=f"lstm_{n}" if n else "lstm")
+            site = SITE + 3 + n if n else SITE + 1
+            x_BLD = dropout(lstm(x_BLD, mask_BL), self.rate, dropout_key, site)
         if h.place != "input":
             # A mix of its own: which layers help may differ between input and output (section 3.2).
             output_BLD = ScalarMix(h.mix_norm, name="output_mix")(layers, mask_BL)

@@ -101,7 +101,7 @@ def test_all_that_is_listed_is_taken_and_all_else_is_refused(title):
             words += {"model.filters": ["1", "8"], "task.labels": ["a", "b"], "mesh.compiler_options": ["a=b"]}.get(
                 name, ["1"]
             )
-        if name in ("head.place", "head.cells", "head.mix_norm", "head.mix_l2"):
+        if name in ("head.place", "head.cells", "head.mix_norm", "head.mix_l2", "head.lstm_layers"):
             words += ["--head.mix", "all"]  # it is for a mix
         try:
             parse(Run, words, title, run)

@@ -1,4 +1,4 @@
-"""Faults in tokenizers and in the labelled examples of tasks."""
+"""Faults in tokenizers, in the labelled examples of tasks and in heads that read a mix of layers."""
 
 from tests.mutants.row import mutants_of
 
@@ -9,6 +9,7 @@ _FIELDS = "data/text/test_columnar.py::test_fields_within_objects_have_dotted_na
 _LENGTHS = "data/tasks/test_lengths.py::"
 _VARYING = "data/tasks/test_varying_alternatives.py::"
 _CHOICE = "train/run/test_choice.py::"
+_MIX = "models/heads/test_layer_mix.py::"
 _ENCODE = "data/tasks/test_encode_examples.py::"
 
 TASKS = (
@@ -175,6 +176,31 @@ TASKS = (
         "models/heads/layer_mix.py",
         ("choice.absent-ones-in-the-norm", "mask_BL=encoding.mask_BL * present_B[:, None]",
          "mask_BL=encoding.mask_BL", f"{_CHOICE}test_absent_alternatives_change_neither_loss_nor_gradient"),
+        ("mix.no-gamma", "(gamma * mixed)", "(mixed + 0.0 * gamma)",
+         f"{_MIX}test_a_mix_is_gamma_times_the_weighted_sum_of_layers"),
+        ("mix.weights-not-normed", 'weights_N = jax.nn.softmax(self.param("weights"',
+         'weights_N = jnp.exp(self.param("weights"',
+         f"{_MIX}test_a_mix_is_gamma_times_the_weighted_sum_of_layers"),
+        ("mix.five-layers-for-four", 'case "last-four":\n            return states[-4:]',
+         'case "last-four":\n            return states[-5:]',
+         f"{_MIX}test_each_choice_of_layers_gives_those_layers_times_gamma"),
+        ("features.padding-in-the-mean", "mean_BX = jnp.where(inside_BLX, x_BLX, 0.0)",
+         "mean_BX = jnp.where(True, x_BLX, 0.0)",
+         f"{_MIX}test_a_task_s_head_sees_words_alone"),
+        ("features.padding-in-the-largest", "jnp.where(inside_BLX, x_BLX, -jnp.inf).max(1)",
+         "jnp.where(True, x_BLX, -jnp.inf).max(1)",
+         f"{_MIX}test_a_task_s_head_sees_words_alone"),
+    ),
+    *mutants_of(
+        "models/heads/crf.py",
+        ("crf.first-left-out", "start_C[None] + logits_BLC[:, 0], words)\n    return jax.nn.logsumexp",
+         "0 * start_C[None] + logits_BLC[:, 0], words)\n    return jax.nn.logsumexp",
+         f"{_MIX}test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out"),
+        ("crf.steps-turned", "between_BL = transitions_CC[tags_BL[:, :-1], tags_BL[:, 1:]]",
+         "between_BL = transitions_CC[tags_BL[:, 1:], tags_BL[:, :-1]]",
+         f"{_MIX}test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out"),
+        ("crf.last-left-out", "last_B = (best_BC + end_C[None]).argmax(1)", "last_B = best_BC.argmax(1)",
+         f"{_MIX}test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out"),
     ),
     *mutants_of(
         "data/describe.py",

@@ -60,16 +60,22 @@ def store(tmp_path, monkeypatch):
 CONFIG = DataConfig(batch=4, length=48, max_predictions=1)
 
 
-def test_a_training_batch_has_the_least_length_that_holds_it(store):
+def test_a_training_batch_has_the_least_length_that_holds_it(store, monkeypatch):
     batches = TaskBatches(store, TOKENIZER, CONFIG, TaskConfig(kind="classify"), seed=3, family="bert")
-    assert 1 < len(batches.lengths) <= lengths.MAX_LENGTHS
+    monkeypatch.setattr(lengths, "MAX_LENGTHS", 1)
+    whole = TaskBatches(store, TOKENIZER, CONFIG, TaskConfig(kind="classify"), seed=3, family="bert")
+    assert whole.lengths == (48,)
+    assert 1 < len(batches.lengths) <= 6
     assert batches.lengths[-1] == 48 and list(batches.lengths) == sorted(batches.lengths)
     seen = set()
     for step in range(90):
-        batch, length = batches.read(step), batches.length_at(step)
-        longest = int(batch["mask"].sum(1).max())
+        batch, full, length = batches.read(step), whole.read(step), batches.length_at(step)
+        # From the batch of full length: one that is cut would agree with itself.
+        longest = int(full["mask"].sum(1).max())
         assert batch["tokens"].shape == (4, length)
         assert length == min(n for n in batches.lengths if n >= longest)
+        for name, x in full.items():
+            assert np.array_equal(batch[name], x[:, :length] if x.ndim == 2 else x), name
         # What belongs to another process has the length of the whole batch too.
         part = batches.read(step, np.array([2]))
         assert all(np.array_equal(part[name][0], batch[name][2]) for name in batch)

@@ -1,18 +1,21 @@
 """What a task reads of a backbone's layers: mixes, chains of tags, and the heads over them."""
 
 import itertools
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contexture.data.config import DataConfig, TaskConfig
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
+from contexture.models.encoding import Encoding
 from contexture.models.heads.crf import LinearChainCRF
-from contexture.models.heads.layer_mix import ScalarMix, learned_mixes
+from contexture.models.heads.layer_mix import MixedFeatures, ScalarMix, learned_mixes
 from contexture.models.model import build
 from contexture.models.shapes import by_path, dims_of
+from contexture.train.config import Run
 from tests.helpers.parity_rule import assert_close
 
 MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], np.int32)
@@ -79,10 +82,12 @@ def _batch(pair: bool, columns: int = 4) -> dict[str, np.ndarray]:
     return {"types": types, "index": index.reshape(lines), "mask": mask.reshape(lines), "tags": tags}
 
 
-@pytest.mark.parametrize(("name", "pair", "place"), [("tag", False, "both"), ("classify", True, "input")])
-def test_a_task_s_head_sees_words_alone(name: str, pair: bool, place: Any):
+@pytest.mark.parametrize(
+    ("name", "pair", "place", "lstm_layers"), [("tag", False, "both", 1), ("classify", True, "input", 2)]
+)
+def test_a_task_s_head_sees_words_alone(name: str, pair: bool, place: Any, lstm_layers: int):
     """More columns of padding change no answer; every parameter has dims and a gradient."""
-    head = HeadConfig(mix="all", mix_norm=True, place=place, cells=5, pair=pair)
+    head = HeadConfig(mix="all", mix_norm=True, place=place, cells=5, pair=pair, lstm_layers=lstm_layers)
     model = build(CONFIG, (name,), 3, head)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), _batch(pair))["params"])
     rng = np.random.default_rng(3)
@@ -105,6 +110,32 @@ def test_a_task_s_head_sees_words_alone(name: str, pair: bool, place: Any):
     mixes = learned_mixes(params)
     assert mixes.keys() == ({"input"} if place == "input" else {"input", "output"})
     assert all(sum(mix["weights"]) == pytest.approx(1.0) for mix in mixes.values())
+
+
+def test_each_choice_of_layers_gives_those_layers_times_gamma():
+    rng = np.random.default_rng(5)
+    states = tuple(rng.standard_normal((4, 4, 6)).astype(np.float32) for _ in range(6))
+    expected = {
+        "all": np.mean(states, 0), "last-four": np.mean(states[2:], 0), "top": states[5], "second-to-last": states[4],
+        "words": states[0], "concat-last-four": np.concatenate(states[2:], 2),
+    }  # fmt: skip
+    assert {*expected, "off"} == set(get_args(get_type_hints(HeadConfig)["mix"]))
+    encoding = Encoding(jnp.asarray(states[-1]), jnp.asarray(MASK), states=tuple(map(jnp.asarray, states)))
+    for mix, x in expected.items():
+        features = MixedFeatures(HeadConfig(mix=mix), 0.0, np.float32)  # pyright: ignore[reportArgumentType]
+        params = features.init(jax.random.key(0), encoding, None)
+        params = jax.tree.map_with_path(lambda path, x: 1.5 + 0 * x if "gamma" in str(path) else x, params)
+        assert_close(features.apply(params, encoding, None), 1.5 * x, atol=1e-6)
+
+
+def test_each_layer_of_the_task_s_lstm_reads_both_directions_of_the_one_below():
+    head = HeadConfig(mix="top", cells=5, lstm_layers=3)
+    shapes = jax.eval_shape(lambda: build(CONFIG, ("tag",), 3, head).init(jax.random.key(0), _batch(False))["params"])
+    inputs = {path: x.shape for path, x in by_path(shapes).items() if path.endswith("forward/cell/ii/kernel")}
+    assert inputs == {
+        f"heads_tag/features/{name}/forward/cell/ii/kernel": (width, 5)
+        for name, width in (("lstm", 8), ("lstm_1", 10), ("lstm_2", 10))
+    }
 
 
 ONE_WIDTH: dict[str, Any] = {"vocab": 9, "length": 4, "layers": 2, "hidden": 8, "heads": 2, "ffn": 8}
@@ -149,6 +180,14 @@ def test_settings_that_mean_nothing_are_refused():
         ({"mix": "all", "mix_l2": -1.0}, "head.mix-l2=-1.0 is not a number from 0 on"),
         ({"mix": "all", "cells": -1}, "head.cells=-1 is not a number of cells"),
         ({"mix": "words", "mix_l2": 0.1}, "head.mix-l2=0.1 has no meaning for head.mix=words"),
+        ({"mix": "all", "lstm_layers": 2}, "head.lstm-layers=2 wants the size of the biLSTM; give --head.cells"),
+        ({"mix": "all", "lstm_layers": 0}, "head.lstm-layers=0 is not a positive number of layers"),
+        ({"lstm_layers": 2}, "head.lstm-layers=2 has no meaning for head.mix=off"),
     ):
         with pytest.raises(ValueError, match=message):
             HeadConfig(**wrong)  # pyright: ignore[reportArgumentType]
+    for mix, layers in (("last-four", 4), ("concat-last-four", 4), ("second-to-last", 2)):
+        parts: dict[str, Any] = {"task": TaskConfig(kind="tag"), "head": HeadConfig(mix=mix)}
+        Run(model=BertConfig(**{**ONE_WIDTH, "length": 8, "layers": layers}), data=DataConfig(length=8), **parts)
+        with pytest.raises(ValueError, match=f"head.mix={mix} reads {layers} layers, and the model has {layers - 1}"):
+            Run(model=BertConfig(**{**ONE_WIDTH, "length": 8, "layers": layers - 1}), data=DataConfig(length=8), **parts)
