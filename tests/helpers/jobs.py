@@ -1,5 +1,6 @@
 """Jobs of several processes on this machine: started, waited for, their last lines read."""
 
+import json
 import socket
 import subprocess
 import time
@@ -32,6 +33,18 @@ def start_process(door, words: list[str], folder: Path, port: int, number: int, 
         "JAX_PROCESS_ID": str(number),
     }
     return door(*words, "--dir", folder, "--mesh.distributed", devices=4, wait=False, env=environment)
+
+
+def evaluate_in_two_processes(door, run: Path, batch: int, to: Path) -> dict:
+    """What evaluating a run says, done by two processes of two devices each."""
+    around = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
+    words = ["evaluate", run, "--batch", batch, "--mesh.distributed", "--to", to, "--json"]
+    processes = [door(*words, devices=2, wait=False, env={**around, "JAX_PROCESS_ID": str(n)}) for n in range(2)]
+    outputs = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    # The first process alone speaks.
+    assert not outputs[1][0].strip()
+    return json.loads(outputs[0][0])
 
 
 def finish(processes: list[subprocess.Popen], timeout: float = 240) -> list[tuple[int, str]]:

@@ -188,6 +188,7 @@ def test_settings_that_mean_nothing_are_refused():
             HeadConfig(**wrong)  # pyright: ignore[reportArgumentType]
     for mix, layers in (("last-four", 4), ("concat-last-four", 4), ("second-to-last", 2)):
         parts: dict[str, Any] = {"task": TaskConfig(kind="tag"), "head": HeadConfig(mix=mix)}
-        Run(model=BertConfig(**{**ONE_WIDTH, "length": 8, "layers": layers}), data=DataConfig(length=8), **parts)
+        sizes = {**ONE_WIDTH, "length": 8}
+        Run(model=BertConfig(**{**sizes, "layers": layers}), data=DataConfig(length=8), **parts)
         with pytest.raises(ValueError, match=f"head.mix={mix} reads {layers} layers, and the model has {layers - 1}"):
-            Run(model=BertConfig(**{**ONE_WIDTH, "length": 8, "layers": layers - 1}), data=DataConfig(length=8), **parts)
+            Run(model=BertConfig(**{**sizes, "layers": layers - 1}), data=DataConfig(length=8), **parts)

@@ -13,9 +13,9 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from tests.helpers.commands import devices
+from tests.helpers.jobs import evaluate_in_two_processes
 from tests.helpers.logs import logged
 from tests.helpers.parity_rule import assert_close
-from tests.train.test_mesh import free_port
 
 Evaluated = tuple[dict, list[dict]]
 """(what evaluate says, its predictions)."""
@@ -37,20 +37,6 @@ def evaluated(task_run, tmp_path_factory) -> Callable[[str, int, int], Evaluated
         return result, predictions(to / "dev-60")
 
     return evaluate
-
-
-@pytest.fixture(scope="module")
-def by_two_processes(door, task_run, tmp_path_factory) -> Evaluated:
-    to = tmp_path_factory.mktemp("two")
-    environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
-    words = ["evaluate", task_run("classify"), "--batch", "7", "--mesh.distributed", "--to", to, "--json"]
-    processes = [
-        door(*words, devices=2, wait=False, env={**environment, "JAX_PROCESS_ID": str(number)}) for number in range(2)
-    ]
-    outputs = [process.communicate(timeout=240) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert not outputs[1][0].strip()
-    return json.loads(outputs[0][0]), predictions(to / "dev-60")
 
 
 def lines_of(file: Path) -> list[str]:
@@ -115,8 +101,16 @@ def test_batch_and_devices_change_no_prediction(evaluated, kind, count, batch):
     same(evaluated(kind, count, batch), evaluated(kind, 1, 64), f"{count} devices, batch {batch}")
 
 
-def test_two_processes_change_no_prediction(evaluated, by_two_processes):
-    same(by_two_processes, evaluated("classify", 1, 64), "two processes")
+@pytest.mark.parametrize(
+    ("kind", "batch"),
+    [
+        ("classify", 7),
+        *(pytest.param(kind, batch, marks=pytest.mark.long) for kind in ("regress", "tag") for batch in (1, 64)),
+    ],
+)
+def test_two_processes_change_no_prediction(evaluated, door, task_run, tmp_path, kind, batch):
+    result = evaluate_in_two_processes(door, task_run(kind), batch, tmp_path)
+    same((result, predictions(tmp_path / "dev-60")), evaluated(kind, 1, 64), "two processes")
 
 
 def same(actual: Evaluated, expected: Evaluated, where: str) -> None:

@@ -11,7 +11,7 @@ import contexture
 from contexture.cli import main as cli
 from contexture.train.run.report import read_metrics
 from tests.helpers.commands import devices
-from tests.helpers.jobs import free_port
+from tests.helpers.jobs import evaluate_in_two_processes
 
 SIZES = {
     "bert": "--data.length 48 --optim.peak-lr 4e-3",
@@ -81,7 +81,7 @@ def test_figures_do_not_depend_on_devices_and_batches(answering, tmp_path):
         "metrics"
     ].keys()
     for result, given in zip(results[1:], answers[1:], strict=True):
-        assert result["metrics"] == pytest.approx(results[0]["metrics"], abs=1e-5)
+        assert result["metrics"] == pytest.approx(results[0]["metrics"], abs=1e-6)
         assert [r["prediction"] for r in given] == [r["prediction"] for r in answers[0]]
         assert [r["null_score"] for r in given] == pytest.approx([r["null_score"] for r in answers[0]], abs=1e-4)
 
@@ -161,14 +161,12 @@ def test_64_questions_are_learned(door, family, question_files, tmp_path, reques
 
 
 @pytest.mark.long
-def test_two_processes_change_no_answer(door, answering, tmp_path):
+@pytest.mark.parametrize("batch", [1, 6, 64])
+def test_two_processes_change_no_answer(door, answering, tmp_path, batch):
     with devices(1):
-        contexture.evaluate(answering, to=str(tmp_path / "one"))
-    around = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
-    words = ["evaluate", answering, "--batch", "6", "--mesh.distributed", "--to", tmp_path / "two", "--json"]
-    job = [door(*words, devices=2, wait=False, env={**around, "JAX_PROCESS_ID": str(n)}) for n in range(2)]
-    outputs = [process.communicate(timeout=240) for process in job]
-    assert [process.returncode for process in job] == [0, 0], outputs
+        expected = contexture.evaluate(answering, to=str(tmp_path / "one"))
+    result = evaluate_in_two_processes(door, answering, batch, tmp_path / "two")
+    assert result["metrics"] == pytest.approx(expected["metrics"], abs=1e-6)
     one, two = answers_of(tmp_path / "one"), answers_of(tmp_path / "two")
     assert [r["prediction"] for r in two] == [r["prediction"] for r in one]
 
