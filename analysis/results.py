@@ -1,6 +1,6 @@
 """What queries of a trained model return. Importing this needs no jax."""
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 
 class TokenScore(TypedDict):
@@ -36,15 +36,24 @@ class TextScore(TextCounts):
 
     loss is in nats a token, perplexity is exp(loss), word_perplexity exp(nats / words), bits_per_byte in bits over the
     text's UTF-8. convention says how documents, windows and words were counted.
+
+    Of a BERT there are pseudo_perplexity and word_pseudo_perplexity instead: each token is predicted from all others,
+    which gives no probability of the text. Of an ELMo, loss is the mean of both directions, whose own perplexities
+    stand beside; unknown counts the words that its vocabulary lacks, which are scored as `<UNK>`.
     """
 
     loss: float
-    perplexity: float
-    word_perplexity: float
-    bits_per_byte: float
-    length: int
-    stride: int
     convention: str
+    perplexity: NotRequired[float]
+    word_perplexity: NotRequired[float]
+    bits_per_byte: NotRequired[float]
+    pseudo_perplexity: NotRequired[float]
+    word_pseudo_perplexity: NotRequired[float]
+    forward_perplexity: NotRequired[float]
+    backward_perplexity: NotRequired[float]
+    unknown: NotRequired[int]
+    length: NotRequired[int]
+    stride: NotRequired[int]
 
 
 class RunScore(TextScore):

@@ -1,4 +1,4 @@
-"""Scores text by a GPT: perplexity per token and per word, bits per byte."""
+"""Scores text by a run of any family: perplexity of a GPT and an ELMo, pseudo-perplexity of a BERT."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -7,13 +7,15 @@ from functools import partial
 import jax
 import numpy as np
 
+from contexture.analysis.bilm_score import direction_nats
+from contexture.analysis.masked_score import pseudo_nats
 from contexture.analysis.results import TextCounts, TextScore
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import check_batch, chunks
 from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.config import GptConfig
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.models.heads.chunked_softmax import TokenLosses
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
@@ -28,37 +30,121 @@ def score(
     length: int = 0,
     stride: int = 0,
     batch: int = 8,
+    split_sentences: bool = True,
     cancel: CancelToken = NEVER,
 ) -> TextScore:
-    """Computes perplexity and bits per byte of documents, each of them alone.
+    """Computes how well a model predicts documents, each of them alone.
 
-        perplexity      = exp(nats / tokens)
-        word_perplexity = exp(nats / words)             words between white space
-        bits_per_byte   = nats / ln 2 / bytes           bytes of UTF-8
+        GPT   each token from those before it:
+              perplexity      = exp(nats / tokens)
+              word_perplexity = exp(nats / words)             words between white space
+              bits_per_byte   = nats / ln 2 / bytes           bytes of UTF-8
+        BERT  each token, masked alone, from all others of its window (Salazar et al. 2020):
+              pseudo_perplexity, word_pseudo_perplexity       the same of these nats
+        ELMo  each word of a sentence from those before it, and from those behind it:
+              forward_perplexity, backward_perplexity         exp(nats / tokens) of a direction
+              perplexity                                      of the mean of both directions' nats
 
-    length  tokens of a window; 0: as many as the model takes
-    stride  tokens from one window to the next; 0: length, so that windows do not overlap
-    batch   windows at a time
+    length           tokens of a window, a BERT's [CLS] and [SEP] too; 0: as many as the model takes
+    stride           tokens from one window to the next; 0: so many that windows do not overlap
+    batch            windows, or an ELMo's sentences, at a time
+    split_sentences  of an ELMo, whether lines are split into sentences
 
-    Tokens of a window that the window before has scored are context alone. Where the vocabulary has a token that ends
-    documents, each document begins behind it and all its tokens are scored; else its first token is neither scored nor
-    counted. `convention` of the result repeats this.
+    Tokens of a window that the window before has scored are context alone. Where a GPT's vocabulary has a token that
+    ends documents, each document begins behind it and all its tokens are scored; else its first token is neither scored
+    nor counted. `convention` of the result repeats this.
 
-    Raises: DataError for a model that is no GPT, a length or stride that does not fit, and documents without a token.
+    Raises: DataError for a run without the head that predicts words, a length or stride that does not fit, and
+        documents without a token.
     """
     config = model.config
-    if not isinstance(config, GptConfig):
-        raise DataError("only a GPT is scored by the next token; this run is of another family")
+    check_batch(batch, "sentences" if isinstance(config, ElmoConfig) else "windows")
+    totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
+    if isinstance(config, ElmoConfig):
+        if length or stride:
+            raise DataError(
+                "length and stride have no meaning for an ELMo, which reads whole sentences; leave them out"
+            )
+        both, unknown = direction_nats(
+            model, params, tokenizer, documents, totals, split_sentences=split_sentences, batch=batch, cancel=cancel
+        )
+        tokens = _counted(totals)
+        loss = sum(both.values()) / 2 / tokens
+        return {
+            **totals,
+            "loss": loss,
+            "perplexity": _exp(loss),
+            "forward_perplexity": _exp(both["forward"] / tokens),
+            "backward_perplexity": _exp(both["backward"] / tokens),
+            "unknown": unknown,
+            "convention": (
+                f"each {'sentence' if split_sentences else 'line'} alone, from a state of zeros; tokens are words and "
+                "the end of the sentence, backward its beginning; a word that the vocabulary lacks is read by its "
+                "characters and scored as <UNK>; the loss is the mean of both directions"
+            ),
+        }
+    length = length or config.length
+    # A BERT's [CLS] and [SEP] take two places.
+    fewest, room = (3, length - 2) if isinstance(config, BertConfig) else (2, length)
+    stride = stride or max(room, 1)
+    if not fewest <= length <= config.length:
+        raise DataError(f"length={length} is not between {fewest} and the {config.length} tokens that the model takes")
+    if not 1 <= stride <= room:
+        raise DataError(f"stride={stride} is not between 1 and {f'length={length}' if fewest == 2 else room}")
+    windows = f"windows of {length} tokens, {stride} new in each; words are what stands between white space"
+    if isinstance(config, BertConfig):
+        nats = pseudo_nats(
+            model, params, tokenizer, documents, totals, length=length, stride=stride, batch=batch, cancel=cancel
+        )
+        loss = nats / _counted(totals)
+        return {
+            **totals,
+            "loss": loss,
+            "pseudo_perplexity": _exp(loss),
+            "word_pseudo_perplexity": _exp(nats / max(totals["words"], 1)),
+            "length": length,
+            "stride": stride,
+            "convention": (
+                f"each document alone; each token is masked alone, and predicted from all others of its window; "
+                f"[CLS] and [SEP] stand around it and are not scored; {windows}"
+            ),
+        }
+    nats = _next_token_nats(config, params, tokenizer, documents, totals, length, stride, batch, cancel)
+    loss = nats / _counted(totals)
+    first = "scored behind the token that ends documents" if tokenizer.end is not None else "neither scored nor counted"
+    return {
+        **totals,
+        "loss": loss,
+        "perplexity": _exp(loss),
+        "word_perplexity": _exp(nats / max(totals["words"], 1)),
+        "bits_per_byte": nats / math.log(2) / max(totals["bytes"], 1),
+        "length": length,
+        "stride": stride,
+        "convention": f"each document alone, its first token {first}; {windows}; bytes are UTF-8",
+    }
+
+
+def _counted(totals: TextCounts) -> int:
+    """Returns the number of tokens. Raises: DataError where there is none."""
+    if not totals["tokens"]:
+        raise DataError("there is no token to score in the text; give text")
+    return totals["tokens"]
+
+
+def _next_token_nats(
+    config: GptConfig,
+    params: Params,
+    tokenizer: Tokenizer,
+    documents: Iterable[str],
+    totals: TextCounts,
+    length: int,
+    stride: int,
+    batch: int,
+    cancel: CancelToken,
+) -> float:
+    """Returns -Σ log p(token | those before it). Raises: DataError for a model without a softmax over words."""
     if not config.tied and "heads_lm" not in params:
         raise DataError("this run has no softmax over words: its own table was left behind; give a pretrained run")
-    length = length or config.length
-    stride = stride or length
-    if not 2 <= length <= config.length:
-        raise DataError(f"length={length} is not between 2 and the {config.length} tokens that the model takes")
-    check_batch(batch, "windows")
-    if not 1 <= stride <= length:
-        raise DataError(f"stride={stride} is not between 1 and length={length}")
-    totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
     nats = 0.0
     for group in chunks(_windows(documents, tokenizer, length, stride, totals), batch):
         cancel.check()
@@ -73,24 +159,7 @@ def score(
             weights_BL[row, size - new : size] = 1.0
         loss_BL = np.asarray(_losses(config, params, {**fields, "next_weights": weights_BL}), np.float64)
         nats += float((loss_BL * weights_BL).sum())
-    if not totals["tokens"]:
-        raise DataError("there is no token to score in the text; give text")
-    first = "scored behind the token that ends documents" if tokenizer.end is not None else "neither scored nor counted"
-    convention = (
-        f"each document alone, its first token {first}; windows of {length} tokens, {stride} new in each; words are "
-        "what stands between white space; bytes are UTF-8"
-    )
-    loss = nats / totals["tokens"]
-    return {
-        **totals,
-        "loss": loss,
-        "perplexity": _exp(loss),
-        "word_perplexity": _exp(nats / max(totals["words"], 1)),
-        "bits_per_byte": nats / math.log(2) / max(totals["bytes"], 1),
-        "length": length,
-        "stride": stride,
-        "convention": convention,
-    }
+    return nats
 
 
 @partial(jax.jit, static_argnums=0)

@@ -281,14 +281,15 @@ class TrainedModel:
         return texts()
 
     def score(self, texts: Any, *, length: int = 0, stride: int = 0, batch: int = 8) -> TextScore:
-        """Measures how well a GPT predicts text: {"loss", "perplexity", "word_perplexity", "bits_per_byte", …}; each
-        text is a document of its own, and several are summed.
+        """Measures how well a run predicts text: {"loss", "perplexity", …}, a BERT's "pseudo_perplexity"; each text is
+        a document of its own, and several are summed. `analysis.score` says what the families measure.
 
         length  tokens of a window; 0: as in training
         stride  new tokens in each window, the others being context; 0: all
-        batch   windows at a time
+        batch   windows, or an ELMo's sentences, at a time
 
-        Raises: DataError for a model that is no GPT, a length or stride that does not fit, and text without a token.
+        Raises: DataError for a run without the head that predicts words, a length or stride that does not fit, and
+            text without a token.
         """
         given, _ = _texts(texts)
         return self.score_documents(given, length=length, stride=stride, batch=batch)
@@ -297,7 +298,8 @@ class TrainedModel:
         self, documents: Any, *, length: int = 0, stride: int = 0, batch: int = 8, cancel: CancelToken = NEVER
     ) -> TextScore:
         """`score` of any number of documents, which are read one at a time."""
-        length = length or self.run.data.length
+        # An ELMo has no windows: it reads sentences.
+        length = length or (0 if self.run.family == "elmo" else self.run.data.length)
         return self._compute(
             lambda: score.score(
                 self.model,
@@ -307,6 +309,7 @@ class TrainedModel:
                 length=length,
                 stride=stride,
                 batch=batch,
+                split_sentences=self.run.data.split_sentences,
                 cancel=cancel,
             )
         )

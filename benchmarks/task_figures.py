@@ -164,7 +164,7 @@ def main() -> None:
                 train, dev = few[task]
                 contexture(f"finetune {source} {common} --task.train {train} --task.dev {dev} --steps 300 --batch 16 "
                            f"{BY_HEART} --dir {run}")  # fmt: skip
-                metric = "exact" if KINDS[task] == "span" else "accuracy"
+                metric = "exact_match" if KINDS[task] == "span" else "accuracy"
                 figures = {
                     name: json.loads(contexture(f"evaluate {run} --task.dev {path} --json"))["metrics"][metric]
                     for name, path in (("train", train), ("dev", dev))

@@ -352,21 +352,21 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """How well a GPT predicts text: perplexity per token and per word, bits per byte."""
+    """How well a run predicts text: perplexity, a BERT's pseudo-perplexity, both directions of an ELMo."""
 
     run: tyro.conf.Positional[Annotated[Place, _RUN]]
-    """The folder of a pretrained GPT."""
+    """The folder of a pretrained run."""
     input: Annotated[Strings, _FILES]
     """The text to score: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
     _: KW_ONLY
     documents: Literal["files", "blank_lines"] = "files"
     """What a document of a *.txt file is: the whole file, or the text between blank lines."""
     length: int = 0
-    """Tokens of a window; 0 is as in training."""
+    """Tokens of a window, a BERT's [CLS] and [SEP] too; 0 is as in training."""
     stride: int = 0
     """New tokens in each window, the others being context; 0 is all."""
     batch: int = 8
-    """Windows at a time."""
+    """Windows, or an ELMo's sentences, at a time."""
     step: int = 0
     """The step of the checkpoint to use; 0 is the newest good one."""
 

@@ -147,7 +147,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "score": Command(
         group="Use a run",
-        summary="Measure how well a GPT predicts a text",
+        summary="Measure how well a run predicts a text",
         run="query_commands.score_command",
         request="ScoreRequest",
         usage="RUN --input FILE … [options]",

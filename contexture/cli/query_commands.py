@@ -119,7 +119,7 @@ def generate_command(argv: list[str]) -> StreamingResult:
 
 
 def score_command(argv: list[str]) -> Result:
-    """Measures how well a GPT predicts text."""
+    """Measures how well a run predicts text."""
     request = parse(ScoreRequest, argv, "score")
     from contexture.data.text.sources import expand
 

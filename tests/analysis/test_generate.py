@@ -187,7 +187,6 @@ def test_mistakes_of_writing_and_scoring_are_one_clear_line(writer: Opened):
     for call, message in (
         (lambda: write(writer, ["a", long]), r"prompt 1: \d+ tokens and 12 to be written are more than the 48 that"),
         (lambda: write((bert, {}, tokenizer), ["a"]), "only a GPT writes on from a prompt"),
-        (lambda: score(bert, {}, tokenizer, ["a"]), "only a GPT is scored"),
         (lambda: score(*writer, ["a"], length=49), "length=49 is not between 2 and the 48 tokens"),
         (lambda: score(*writer, ["a"], length=8, stride=9), "stride=9 is not between 1 and length=8"),
         (lambda: score(*writer, []), "no token to score"),

@@ -7,8 +7,10 @@ _ONCE = f"{_UNITS}::test_every_token_is_scored_once_with_as_much_context_as_a_wi
 _PIECES = "analysis/test_embed.py::test_pieces_have_the_vectors_of_their_model"
 _SORTED = "analysis/test_embed.py::test_sorted_by_length_sentences_keep_their_order_and_their_vectors"
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
+_MASKED = "analysis/test_score.py::test_a_bert_s_score_masks_each_token_alone"
+_BOTH = "analysis/test_score.py::test_an_elmo_s_score_is_that_of_both_directions_word_by_word"
 _EVERY = "train/evaluation/test_every_checkpoint.py::"
-_ONCE = f"{_EVERY}test_every_checkpoint_has_a_row_and_is_evaluated_once"
+_ROW_ONCE = f"{_EVERY}test_every_checkpoint_has_a_row_and_is_evaluated_once"
 _SEEN = "train/evaluation/test_several_runs.py::test_a_run_that_fails_is_one_line_before_any_is_evaluated"
 _FIGURES = "train/evaluation/test_figures.py::"
 _CELLS = f"{_FIGURES}test_every_prediction_is_in_one_cell_and_one_bin"
@@ -25,9 +27,20 @@ ANALYSIS = (
         ("score.first-tokens-of-a-window", "weights_BL[row, size - new : size] = 1.0", "weights_BL[row, :new] = 1.0",
          _UNITS),
         ("score.bits-are-nats", "nats / math.log(2) / max", "nats / max", _UNITS),
-        ("score.perplexity-per-byte", '"perplexity": _exp(loss)', '"perplexity": _exp(nats / totals["bytes"])',
-         _ONE_BY_ONE),
-        ("score.words-are-tokens", 'max(totals["words"], 1)', 'max(totals["tokens"], 1)', _UNITS),
+        ("score.perplexity-per-byte", '"perplexity": _exp(loss),\n        "word_perplexity"',
+         '"perplexity": _exp(nats / totals["bytes"]),\n        "word_perplexity"', _ONE_BY_ONE),
+        ("score.words-are-tokens", '"word_perplexity": _exp(nats / max(totals["words"], 1))',
+         '"word_perplexity": _exp(nats / max(totals["tokens"], 1))', _UNITS),
+    ),
+    *mutants_of(
+        "analysis/masked_score.py",
+        ("score.masks-the-context", "range(1 + len(window) - new, 1 + len(window))", "range(1, 1 + new)", _MASKED),
+        ("score.padded-rows-are-tokens", "min(pieces.size, config.vocab)", "config.vocab", _MASKED),
+    ),
+    *mutants_of(
+        "analysis/bilm_score.py",
+        ("score.backward-begins-at-the-beginning", "[2 if back else 1, *index", "[1, *index", _BOTH),
+        ("score.backward-ends-at-the-end", "words.begin if back else words.end", "words.end", _BOTH),
     ),
     *mutants_of(
         "analysis/embed.py",
@@ -55,9 +68,9 @@ ANALYSIS = (
 EVALUATION = (
     *mutants_of(
         "train/evaluation/checkpoint_results.py",
-        ("evaluate.results-of-other-data-taken", 'if record["of"] != of or digest', "if digest", _ONCE),
-        ("evaluate.results-of-other-checkpoint-taken", 'digest not in (None, record["checkpoint"])', "False", _ONCE),
-        ("evaluate.results-beside-other-predictions", 'if record["written"] == _sha256(file):', "if True:", _ONCE),
+        ("evaluate.results-of-other-data-taken", 'if record["of"] != of or digest', "if digest", _ROW_ONCE),
+        ("evaluate.results-of-other-checkpoint-taken", 'digest not in (None, record["checkpoint"])', "False", _ROW_ONCE),
+        ("evaluate.results-beside-other-predictions", 'if record["written"] == _sha256(file):', "if True:", _ROW_ONCE),
         ("evaluate.removed-checkpoint-forgotten", "if step not in existing and self.stored(step)]", "if False]",
          f"{_EVERY}test_the_results_of_a_checkpoint_outlive_it"),
         ("evaluate.torn-line-continued", "file.write(b\"\\n\" * torn + ", "file.write(",
