@@ -69,7 +69,8 @@ EVALUATION = (
     *mutants_of(
         "train/evaluation/checkpoint_results.py",
         ("evaluate.results-of-other-data-taken", 'if record["of"] != of or digest', "if digest", _ROW_ONCE),
-        ("evaluate.results-of-other-checkpoint-taken", 'digest not in (None, record["checkpoint"])', "False", _ROW_ONCE),
+        ("evaluate.results-of-other-checkpoint-taken", 'digest not in (None, record["checkpoint"])', "False",
+         _ROW_ONCE),
         ("evaluate.results-beside-other-predictions", 'if record["written"] == _sha256(file):', "if True:", _ROW_ONCE),
         ("evaluate.removed-checkpoint-forgotten", "if step not in existing and self.stored(step)]", "if False]",
          f"{_EVERY}test_the_results_of_a_checkpoint_outlive_it"),
