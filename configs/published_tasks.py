@@ -5,7 +5,7 @@ those of `data/tasks/published`.
 """
 
 from contexture.configs.task_settings import paper_settings
-from contexture.data.config import TaskConfig
+from contexture.data.config import Context, TaskConfig
 from contexture.train.config import Run
 
 _NLI = ("entailment", "neutral", "contradiction")
@@ -28,10 +28,11 @@ def _texts(name: str, files: tuple[str, str, str], *, text: str, second: str = "
     return paper_settings(task, peak_lr=peak_lr, epochs=epochs)
 
 
-def _tags(name: str, files: tuple[str, str, str], *, text: str = "", label: str = "") -> Run:
+def _tags(name: str, files: tuple[str, str, str], *, text: str = "", label: str = "", length: int = 128,
+          context: Context = "sentence") -> Run:  # fmt: skip
     train, dev, test = (f"published:{name}/{file}" for file in files)
     task = TaskConfig(name=name, kind="tag", train=(train,), dev=(dev,), test=(test,), text=text, label=label)
-    return paper_settings(task, peak_lr=5e-5)
+    return paper_settings(task, peak_lr=5e-5, length=length, context=context)
 
 
 def snli() -> Run:
@@ -123,6 +124,18 @@ def roc_stories() -> Run:
     """
     file, test = (f"cloze_test_{split}__spring2016 - cloze_test_ALL_{split}.csv" for split in ("val", "test"))
     return _choice("roc_stories", (file,), dev_fraction=0.2, test=test, labels=("1", "2"))
+
+
+def conll2003_documents() -> Run:
+    """CoNLL-2003: names, each sentence read within its document
+
+    contexture finetune RUN --task conll2003_documents --dir runs/names
+
+    Section 5.3, "the maximal document context provided by the data", at 5e-5, with a cased model; sequences of 512
+    tokens are the most that BERT reads. Expect: entity F1 96.4 on the dev set, 92.4 on the test set (paper, base). Not
+    yet run here.
+    """
+    return _tags("conll2003_documents", ("eng.train", "eng.testa", "eng.testb"), length=512, context="document")
 
 
 def wnut17() -> Run:

@@ -1,17 +1,23 @@
 """What the named tasks have in common: the settings of BERT's paper (Devlin et al. 2018, section 4, appendix A.3)."""
 
-from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.config import Context, DataConfig, TaskConfig
 from contexture.train.config import Run
 from contexture.train.options import OptimConfig
 
 
 def paper_settings(
-    task: TaskConfig, *, epochs: float = 3.0, peak_lr: float = 2e-5, batch: int = 32, length: int = 128
+    task: TaskConfig,
+    *,
+    epochs: float = 3.0,
+    peak_lr: float = 2e-5,
+    batch: int = 32,
+    length: int = 128,
+    context: Context = "sentence",
 ) -> Run:
     """Returns the run that learns a task: batches of 32, 3 epochs, a rate that rises over the first tenth of the
     steps."""
     return Run(
-        data=DataConfig(batch=batch, length=length, max_predictions=1),
+        data=DataConfig(batch=batch, length=length, max_predictions=1, context=context),
         optim=OptimConfig(peak_lr=peak_lr, warmup=0, warmup_fraction=0.1),
         task=task,
         steps=0,

@@ -52,6 +52,7 @@ _SCOPES: dict[str, _Scope] = {
     **dict.fromkeys(("data.documents", "data.packed"), _pretrains("gpt")),
     **dict.fromkeys(("data.max_predictions", "data.masked_fraction", "data.short_fraction"), _pretrains("bert")),
     "data.negatives": _pretrains("elmo"),
+    "data.context": _has_kind("tag"),
     **dict.fromkeys(
         ("data.ramp_from", "data.ramp_steps"),
         _Scope("a BERT, a GPT, or fine-tuning", lambda run: run.family != "elmo" or _is_task(run)),

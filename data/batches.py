@@ -16,8 +16,9 @@ from contexture.data.pretraining.bilm_lanes import HeldOutLanes, LaneBatches
 from contexture.data.pretraining.lm_windows import HeldOutWindows, WindowBatches
 from contexture.data.pretraining.sentence_pairs import HeldOutPairs, PairBatches
 from contexture.data.pretraining.shards import Shards
-from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights
+from contexture.data.tasks.batches import HeldOutTask, TaskBatches
 from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tasks.labels import class_weights
 from contexture.data.tasks.spans.answer_rules import answer_rules
 from contexture.data.tokenizers.base import Tokenizer
 

@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 LearnedKind = Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"]
 """The kinds of vocabulary that can be learned from text."""
+Context = Literal["sentence", "document"]
+"""What a tagged sentence is read with: nothing, or the sentences around it (`DataConfig.context`)."""
 BadRows = Literal["few", "fail", "skip"]
 """What becomes of labelled rows that cannot be read (`TaskConfig.bad_rows`)."""
 Family = Literal["bert", "gpt", "elmo"]
@@ -55,6 +57,9 @@ class DataConfig:
     """The step at which the ramp reaches data.batch."""
     length: int = 128
     """Tokens per sequence, special tokens included."""
+    context: Context = "sentence"
+    """What a sentence of a tagging task is read with. document: as much of the document around it as fits data.length;
+    files are *.conll (-DOCSTART- begins a document) or *.conllu (# newdoc)."""
     max_predictions: int = 0
     """The most masked tokens per sequence (max_predictions_per_seq); 0 is length times masked-fraction, rounded up."""
     masked_fraction: float = 0.15

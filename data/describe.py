@@ -5,13 +5,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from contexture.data.config import Context
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
 from contexture.data.tokenizers.wordpiece import CLS, SEP
 
 
 def describe(
-    batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, labels: Sequence[str] = (), kind: str = "off"
+    batch: Mapping[str, np.ndarray],
+    row: int,
+    tokenizer: Tokenizer,
+    labels: Sequence[str] = (),
+    kind: str = "off",
+    context: Context = "sentence",
 ) -> str:
     """Returns a sequence decoded back to text, for people.
 
@@ -21,7 +27,7 @@ def describe(
         ELMo   a forward lane as it is read, and what is predicted: `<S> the cat → the cat sat`
 
     An example's label stands behind it, or the answer to a question. Of an example of several sequences the first is
-    shown, of a choice (kind) the right one.
+    shown, of a choice (kind) the right one. context: data.context.
     """
     # A batch says by its arrays what it is.
     if "types" in batch:
@@ -42,7 +48,7 @@ def describe(
     if "next" in batch:
         text = _in_words(tokens, tags, tokenizer, labels)
     else:
-        text = _in_pieces(batch, row, tokens, tags, tokenizer, labels)
+        text = _in_pieces(batch, row, tokens, tags, tokenizer, labels, context)
         second = int(batch["segments"][row, : len(tokens)].sum())
         facts.append(f"{len(tokens) - second} in segment 0, {second} in segment 1")
     if "slots" in batch:
@@ -81,7 +87,8 @@ def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str], tok
     ]
     if "tags" in batch:
         tags = batch["tags"][row][mask > 0].tolist()
-        texts = [[f"{word}/{labels[tag]}" for word, tag in zip(texts[0], tags, strict=True)]]
+        # A word without a tag is context.
+        texts = [[f"{word}/{labels[tag]}" if tag >= 0 else word for word, tag in zip(texts[0], tags, strict=True)]]
     answer = f" → {labels[batch['labels'][row]]}" if "labels" in batch else ""
     answer = f" → {batch['targets'][row]:g}" if "targets" in batch else answer
     answer = f" → {_answer(batch, row, tokenizer)}" if "starts" in batch else answer
@@ -105,6 +112,7 @@ def _in_pieces(
     tags: NDArray[np.integer],
     tokenizer: Tokenizer,
     labels: Sequence[str],
+    context: Context,
 ) -> str:
     """Returns a sequence of BERT's, its pieces joined to words."""
     pieces: list[str] = [tokenizer.token(number) for number in tokens.tolist()]
@@ -116,11 +124,14 @@ def _in_pieces(
             # A piece inside a word stays joined to it: un{wanted→[MASK]}.
             mark = shown.removeprefix("##")
             pieces[slot] = ("##" if mark != shown else "") + f"{{{mark}→{pieces[slot]}}}"
-    # The tag stands at a word's first piece; the others follow without one, up to the next word or [SEP].
+    # The tag stands at a word's first piece; the others follow without one, up to the next word or [SEP]. Behind the
+    # last word there may be context, whose words have none.
+    last = int(np.flatnonzero(tags >= 0).max(initial=0)) if context == "document" else len(pieces)
     words: list[str] = []
     ends: list[str] = []
-    for piece, tag in zip(pieces, tags.tolist(), strict=True):
-        if words and (piece.startswith("##") or (tag < 0 and ends[-1] and piece not in (CLS, SEP))):
+    for place, (piece, tag) in enumerate(zip(pieces, tags.tolist(), strict=True)):
+        follows = tag < 0 and ends[-1:] != [""] and place < last
+        if words and (piece.startswith("##") or (follows and piece not in (CLS, SEP))):
             words[-1] += piece.removeprefix("##")
         else:
             words.append(piece)

@@ -95,6 +95,8 @@ class Run:
                     "give 0 to follow the length"
                 )
         unused = () if objective == "lm" else ("documents", "packed")
+        if objective != "tag":
+            unused += ("context",)
         if objective == "bilm":  # row b of each batch continues the hidden state of row b of the one before
             unused += ("ramp_from", "ramp_steps")
         default = DataConfig()

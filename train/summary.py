@@ -67,7 +67,8 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
     if report.speaks:
         batch = parts.batches.read(0, np.array([0]))
         check_fields(batch, batch_fields(run))
-        logger.info("the first sequence:\n" + describe_row(batch, 0, parts.tokenizer, parts.labels, run.task.kind))
+        shown = describe_row(batch, 0, parts.tokenizer, parts.labels, run.task.kind, run.data.context)
+        logger.info("the first sequence:\n" + shown)
     parts.batches.rows_read = 0  # of the training itself
 
 

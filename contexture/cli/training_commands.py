@@ -227,7 +227,7 @@ def _check_examples(runs: list[Run]) -> None:
     from contexture.data.tasks.read_examples import check_examples
 
     if not all((Path(run.dir) / "data").exists() for run in runs):
-        check_examples(runs[0].task)
+        check_examples(runs[0].task, runs[0].data.context)
 
 
 def _finetuning(argv: list[str]) -> tuple[FinetuneRequest, Run, set[str]]:

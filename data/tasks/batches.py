@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.config import DataConfig, Family, TaskConfig
-from contexture.data.errors import DataError, did_you_mean
+from contexture.data.errors import DataError
 from contexture.data.layouts import (
     Batch,
     SpanPairs,
@@ -22,10 +22,12 @@ from contexture.data.layouts import (
     truncate_longest_first,
 )
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
+from contexture.data.tasks.labels import class_weights
 from contexture.data.tasks.lengths import batch_lengths, length_for, one_of, padded, places_for
 from contexture.data.tasks.spans.answer_rules import AnswerRules
-from contexture.data.tasks.spans.span_store import UNSPELLED, SpanSplit
+from contexture.data.tasks.spans.span_store import UNSPELLED, SpanSplit, token_places
 from contexture.data.tasks.tables import counted
+from contexture.data.tasks.tagging.document_context import context_tokens, own_tags
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MAX_BYTES
 from contexture.data.tokenizers.word_level import word_tokenizer
@@ -72,40 +74,6 @@ def sequence_length(config: DataConfig, longest: int) -> int:
     return int(padded(np.int64(longest), config.length))
 
 
-def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, ...]) -> NDArray[np.float32]:
-    """Returns the weight of each label's examples in the loss. `balanced`: examples / (labels · the label's examples),
-    as in scikit-learn. Raises: DataError for an unknown label, or a weight that is no number above 0."""
-    weights_C = np.ones(max(len(labels), 1), np.float32)
-    if task.class_weights == ("balanced",):
-        # A label without examples would divide by zero; the last of many alternatives may have none.
-        counted = np.maximum(np.array(counts, np.float64), 1.0)
-        balanced_C = (sum(counts) / (len(labels) * counted)).astype(np.float32)
-        return np.where(np.array(counts) > 0, balanced_C, np.float32(1.0))
-    for entry in task.class_weights:
-        label, _, weight = entry.rpartition("=")
-        if label not in labels:
-            raise DataError(
-                f"task.class-weights={entry}: {label!r} is not one of {', '.join(labels[:12])}"
-                f"{did_you_mean(label, labels)}; give `balanced`, or LABEL=WEIGHT"
-            )
-        try:
-            weights_C[labels.index(label)] = float(weight)
-        except ValueError:
-            raise DataError(f"task.class-weights={entry}: {weight!r} is not a number") from None
-    if not (np.isfinite(weights_C) & (weights_C > 0)).all():
-        raise DataError(f"task.class-weights={' '.join(task.class_weights)}: weights must be above 0")
-    return weights_C
-
-
-def token_places(rows: Rows, tokens: I64, elmo: bool) -> I64:
-    """Returns where tokens, counted from the first of their row, stand in its sequence: behind the special token in
-    front, and behind that between the two texts; an ELMo's arrays have none."""
-    if elmo:
-        return tokens
-    second = np.where(rows["b"] < 0, rows["end"], rows["b"]) - rows["a"]
-    return 1 + tokens + (tokens >= second)
-
-
 @dataclass(frozen=True)
 class _Reader:
     """Examples by their numbers → the arrays of a batch."""
@@ -118,6 +86,8 @@ class _Reader:
     weights_C: NDArray[np.float32]
     types: int = 0
     """Rows for distinct words; 0: as many as there could be."""
+    length: int = 0
+    """Tokens of a sequence that is filled with context: data.length, whatever its batch is padded to."""
 
     def __post_init__(self) -> None:
         """Raises: DataError where the vocabulary lacks the family's special tokens, or a sequence has no room for
@@ -136,6 +106,15 @@ class _Reader:
         """Returns the length that a batch of the examples with these numbers is padded to."""
         return length_for(self.lengths, self.split.tokens_of(numbers)) if self.lengths[1:] else self.lengths[0]
 
+    def context(self, rows: Rows) -> tuple[I64, I64]:
+        """Returns how many tokens are read before and behind each row's own: none, but of a sentence within its
+        document."""
+        split = self.split
+        if split.documents is None or split.tags is None:
+            return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+        # + 2: the special tokens at the two ends of a sequence, which an ELMo counts too.
+        return context_tokens(rows, split.documents, split.tags, self.length - 2, at_ends=self.family == "gpt")
+
     def read(self, numbers: I64, chosen: I64 | None = None) -> Batch:
         """Returns the examples with these numbers as a batch, or the chosen rows of it. The length is that of the whole
         batch, and where words are read by their characters, so are `types`: every device has the same."""
@@ -147,7 +126,9 @@ class _Reader:
         single = rows["b"] < 0
         middle = np.where(single, rows["end"], rows["b"])  # where the first text ends
         b_length = np.where(single, -1, rows["end"] - middle)
-        pairs = SpanPairs(rows["a"], middle - rows["a"], middle, b_length, np.zeros(len(rows), bool))
+        before, after = self.context(rows)
+        begin, a_length = rows["a"] - before, before + middle - rows["a"] + after
+        pairs = SpanPairs(begin, a_length, middle, b_length, np.zeros(len(rows), bool))
         # Both orders first: a pair and its reverse are each cut for themselves, since b gives on a tie.
         pairs = truncate_longest_first(both_orders(pairs) if split.symmetric else pairs, length)
         batch: Batch
@@ -169,7 +150,7 @@ class _Reader:
             # Tags lie beside the tokens: the span that was read as text is read again as tags.
             tags_BL = np.full(text_BL.shape, -1, np.int32)
             tags_BL[text_BL] = split.tags.read(pairs.a_start, pairs.a_length)
-            answers |= self._tags(tags_BL)
+            answers |= self._tags(own_tags(tags_BL, before, middle - rows["a"], 1))
         return {**batch, **answers}
 
     def _words(self, numbers: I64, chosen: I64, length: int) -> Batch:
@@ -182,8 +163,9 @@ class _Reader:
         assert split.char_ids is not None
         words, texts = length - 2, 2 if split.pair else 1
         middle = np.where(rows["b"] < 0, rows["end"], rows["b"])
-        starts = np.stack([rows["a"], middle], 1)[:, :texts].ravel()
-        lengths = np.stack([middle - rows["a"], rows["end"] - middle], 1)[:, :texts]
+        own, (before, after) = middle - rows["a"], self.context(rows)
+        starts = np.stack([rows["a"] - before, middle], 1)[:, :texts].ravel()
+        lengths = np.stack([before + own + after, rows["end"] - middle], 1)[:, :texts]
         if split.layout == "joined":
             # Both lie in one sequence: the longer one gives first, as where special tokens stand between them.
             lengths = np.stack(kept_tokens(lengths[:, 0], lengths[:, 1], words), 1)
@@ -202,7 +184,7 @@ class _Reader:
         if split.tags is not None:
             tags_BL = np.full((len(numbers), words), -1, np.int32)
             tags_BL[batch["mask"] > 0] = split.tags.read(starts, lengths)
-            answers |= self._tags(tags_BL[chosen])
+            answers |= self._tags(own_tags(tags_BL, before, own, 0)[chosen])
         return {"types": batch["types"], **sequences, **answers}
 
     def _answers(self, rows: Rows) -> Batch:
@@ -258,7 +240,7 @@ class TaskBatches:
         length = sequence_length(config, split.longest)
         self.lengths = batch_lengths(split, length, config.batch, shuffled=True)
         """Tokens of a sequence: a batch has the least that holds its longest example."""
-        self._reader = _Reader(split, tokenizer, family, self.lengths, weights_C, config.word_types)
+        self._reader = _Reader(split, tokenizer, family, self.lengths, weights_C, config.word_types, config.length)
         self._orders: dict[int, I64] = {}
         self._lock = threading.Lock()
 
@@ -350,7 +332,7 @@ class HeldOutTask:
             lengths = batch_lengths(split, sequence_length(config, split.longest), batch, shuffled=False)
         self.lengths = lengths
         weights_C = ones_C if weights_C is None else weights_C
-        self._reader = _Reader(split, tokenizer, family, lengths, weights_C, config.word_types)
+        self._reader = _Reader(split, tokenizer, family, lengths, weights_C, config.word_types, config.length)
         self._sorted: dict[int, I64] = {}
         self._lock = threading.Lock()
 
@@ -374,6 +356,10 @@ class HeldOutTask:
                 # The longest first: if memory does not suffice, that shows at once.
                 self._sorted[window] = numbers[np.argsort(-places, kind="stable")]
             return self._sorted[window][first - before : last - before]
+
+    def tokens_before(self, rows: Rows) -> I64:
+        """Returns how many tokens of its document stand before each row's own."""
+        return self._reader.context(rows)[0]
 
     def ends_window(self, step: int) -> bool:
         """Returns whether the examples of all batches up to this one are a number of first examples."""

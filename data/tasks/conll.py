@@ -1,7 +1,7 @@
 """Tagged words in columns: *.conll (white space between columns) and *.conllu (CoNLL-U, ten columns and tabs)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -14,10 +14,27 @@ CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "dep
 _SPACES = re.compile(r"[ \t]+")
 _NO_WORD = re.compile(r"\d+[-.]\d+")
 """The id of a range of words (1-2) or of an empty node (1.1)."""
+_NEWDOC = re.compile(r"#\s*newdoc(\s|$)")
+"""The comment with which a document of CoNLL-U begins; a name may follow."""
+_DOCUMENT = "a document begins"
+"""In place of a line's columns."""
+
+
+class Sentence(list[list[str]]):
+    """The columns of a sentence, each with all of its words."""
+
+    def __init__(self, words: Sequence[Sequence[str]], document: int, follows: bool) -> None:
+        """document: the number of its document within the file. follows: whether another sentence of it stands before
+        this one."""
+        super().__init__(map(list, zip(*words, strict=True)))
+        self.document, self.follows = document, follows
 
 
 def conll(path: Path) -> Table:
-    """Returns a table whose rows are sentences; a blank line ends one.
+    """Returns a table whose rows are sentences, each with the number of its document; a blank line ends one.
+
+    Documents begin with a line -DOCSTART- (CoNLL-2003) or a comment # newdoc (CoNLL-U), which end a sentence too. A
+    file without either is one document.
 
     A sentence with a line that is not UTF-8, or of another width than most of the first lines, comes as a DataError
     with file:line.
@@ -25,7 +42,8 @@ def conll(path: Path) -> Table:
     universal = inner_suffix(path) == ".conllu"
     width, expected = len(CONLLU), "CoNLL-U has 10; put tabs between them, _ where there is nothing"
     if not universal:
-        number, width = usual_width((number, cells) for number, cells in _lines(path, universal) if cells is not None)
+        lines = _lines(path, universal)
+        number, width = usual_width((number, cells) for number, cells in lines if not isinstance(cells, str | None))
         expected = f"line {number} has {width}; give every word its tag"
     rows = _sentences(path, universal, width, expected)
     first = next(rows, None)
@@ -39,8 +57,9 @@ def conll(path: Path) -> Table:
     return Table(str(path), f"{path}:{first[0]}", None, width, rows, ("1", str(width)))
 
 
-def _lines(path: Path, universal: bool) -> Iterator[tuple[int, list[str] | DataError | None]]:
-    """Yields (number, columns) of each line; a DataError instead where it is not UTF-8, None where it is blank."""
+def _lines(path: Path, universal: bool) -> Iterator[tuple[int, list[str] | DataError | str | None]]:
+    """Yields (number, columns) of each line; a DataError instead where it is not UTF-8, None where it is blank,
+    _DOCUMENT where a document begins."""
     for number, line, odd in decoded_lines(path):
         line = line.rstrip("\r\n")
         if not line.strip(" \t"):
@@ -48,23 +67,28 @@ def _lines(path: Path, universal: bool) -> Iterator[tuple[int, list[str] | DataE
             continue
         cells = line.split("\t") if universal else _SPACES.split(line.strip(" \t"))
         # CoNLL-2003 marks the begin of a document by a line of its own; CoNLL-U has comments.
-        if cells[0] != "-DOCSTART-" and not (universal and line[0] == "#"):
+        if (universal and _NEWDOC.match(line)) or cells[0] == "-DOCSTART-":
+            yield number, _DOCUMENT
+        elif not (universal and line[0] == "#"):
             yield number, odd or cells
 
 
 def _sentences(path: Path, universal: bool, width: int, expected: str) -> Iterator[tuple[int, Row | DataError]]:
-    """Yields (line of the first word, a list of each column) of each sentence, or its first error instead.
+    """Yields (line of the first word, its columns) of each sentence, or its first error instead.
 
     expected: what a message says of the width.
     """
     words: list[list[str]] = []
     wrong: DataError | None = None  # in the sentence that is being read
-    begins = 0
+    begins = document = 0
+    follows = False
     for number, cells in _lines(path, universal):
-        if cells is None:
+        if isinstance(cells, str | None):
             if words or wrong:
-                yield begins, wrong or list(map(list, zip(*words, strict=True)))
+                yield begins, wrong or Sentence(words, document, follows)
+            follows = cells is None and (follows or bool(words))
             words, wrong = [], None
+            document += cells is not None
             continue
         if not isinstance(cells, DataError):
             if len(cells) != width:
@@ -77,4 +101,4 @@ def _sentences(path: Path, universal: bool, width: int, expected: str) -> Iterat
         else:
             words.append(cells)
     if words or wrong:
-        yield begins, wrong or list(map(list, zip(*words, strict=True)))
+        yield begins, wrong or Sentence(words, document, follows)

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from contexture.data import rng
 from contexture.data.binary_files import I64, HashingWriter, close_all, fingerprint_of
 from contexture.data.cancel import NEVER, CancelToken
-from contexture.data.config import TaskConfig
+from contexture.data.config import Context, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file, atomic_folder
 from contexture.data.tasks.example_store import (
-    FORMAT,
+    FORMATS,
     INDEX,
     ROW,
     SPLITS,
@@ -34,10 +34,12 @@ from contexture.data.tasks.example_tokens import EncodedChunk, encode_chunk, rea
 from contexture.data.tasks.examples import Example, QuestionExample, Tagged
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels, answer
-from contexture.data.tasks.read_examples import check_sources, examples, open_source, source_of
+from contexture.data.tasks.read_examples import check_documents, check_sources, examples, open_source, source_of
 from contexture.data.tasks.spans.span_store import FILES as SPAN_FILES
 from contexture.data.tasks.spans.span_store import question_records
 from contexture.data.tasks.spans.windows import SpanChunk, span_layout
+from contexture.data.tasks.tagging.document_offsets import FILE as DOCUMENTS
+from contexture.data.tasks.tagging.document_offsets import DocumentWriter
 from contexture.data.text.columnar import is_saved
 from contexture.data.text.sources import shared
 from contexture.data.tokenizers.base import Tokenizer
@@ -78,20 +80,24 @@ def encode(
     labels: Sequence[str] = (),
     pair: bool | None = None,
     length: int = 384,
+    context: Context = "sentence",
 ) -> ExampleStore:
     """Encodes task.train and task.dev into the folder `to` and opens it.
 
     labels, pair: those of a run that is already trained, instead of task.labels and the shape of train's examples; then
-    task.train may be empty. length: tokens of a sequence, into which the contexts of questions are cut. The folder
-    appears when it is whole; what `cancel` raises stops the work and leaves nothing behind.
+    task.train may be empty. length: tokens of a sequence, into which the contexts of questions are cut. context:
+    data.context. The folder appears when it is whole; what `cancel` raises stops the work and leaves nothing behind.
 
     Raises: DataError for files that `examples` and `encode_chunk` refuse, and where examples of train are held out too.
     """
     check_sources(task.train, "task.train")
     check_sources(task.dev, "task.dev")
     _apart(task)
+    if context == "document":
+        check_documents((*task.train, *task.dev))
     with atomic_folder(to) as part:
-        writer = _Writer(part, task, tokenizer, Labels(labels or task.labels, bool(task.labels)), pair, length)
+        names = Labels(labels or task.labels, bool(task.labels))
+        writer = _Writer(part, task, tokenizer, names, pair, length, context)
         try:
             for path in task.train:
                 writer.add(path, "train", cancel)
@@ -128,8 +134,16 @@ def _renumbered(raw: bytes, tagged: bool, numbers: I64) -> bytes:
 
 class _Writer:
     def __init__(
-        self, folder: Path, task: TaskConfig, tokenizer: Tokenizer, labels: Labels, pair: bool | None, length: int
+        self,
+        folder: Path,
+        task: TaskConfig,
+        tokenizer: Tokenizer,
+        labels: Labels,
+        pair: bool | None,
+        length: int,
+        context: Context,
     ) -> None:
+        self.context: Context = context
         self.pair, self.layout = pair, span_layout(task, length)
         self.folder, self.task, self.labels = folder, task, labels
         self.tokenizer = reader(tokenizer)
@@ -140,6 +154,12 @@ class _Writer:
         self.files = {
             f"{split}-{name}": HashingWriter(folder / f"{split}-{name}.bin") for split in SPLITS for name in parts
         }
+        self.documents = (
+            {name: DocumentWriter(folder / f"{name}-{DOCUMENTS}.bin") for name in SPLITS}
+            if context == "document"
+            else {}
+        )
+        self.files |= {f"{split}-{DOCUMENTS}": writer for split, writer in self.documents.items()}
         self.splits: dict[str, SplitCounts] = {name: {"examples": 0, "tokens": 0, "longest": 0} for name in SPLITS}
         self.sources: list[SourceEntry] = []
         if task.kind == "span":
@@ -149,7 +169,8 @@ class _Writer:
         self.widths: dict[str, list[tuple[int, int]]] = {name: [] for name in SPLITS}
         """Of a choice, (examples, rows of each) of each chunk in the order of the files."""
         self._read = 0
-        """Examples so far, which are held out by their numbers."""
+        """Examples so far, or documents where they are the context of sentences: these are held out by their
+        numbers."""
 
     def add(self, path: str, split: str, cancel: CancelToken) -> None:
         """Encodes a file, a chunk at a time."""
@@ -157,7 +178,7 @@ class _Writer:
         # Example ids are unique: files with the same name are distinguished by their paths.
         name = path if source["name"] in [other["name"] for other in self.sources] else source["name"]
         self.sources.append({"name": name, "size": source["size"], "sha256": sha256_of(path), "split": split})
-        fraction = self.task.dev_fraction if split == "train" else 0.0
+        fraction, before = self.task.dev_fraction if split == "train" else 0.0, self._read
         report = FileReport(Path(path).name, self.tokenizer, bad_rows=self.task.bad_rows)
         for read in chunks(examples(path, self.task, labelled=True, report=report)):
             cancel.check()
@@ -165,8 +186,9 @@ class _Writer:
             chunk = [example for example in read if self._is_answered(example, report)]
             if not chunk:
                 continue
+            file = len(self.sources) - 1
             encoded = encode_chunk(
-                chunk, self.task.kind, self.tokenizer, self.labels, len(self.sources) - 1, report, self.layout
+                chunk, self.task.kind, self.tokenizer, self.labels, file, report, self.layout, self.context
             )
             self.pair = same_shape(encoded, self.pair, chunk[0].origin)
             if self.task.symmetric and not self.pair:
@@ -175,8 +197,11 @@ class _Writer:
                     "text's column, --task.second, or leave task.symmetric out"
                 )
             # A number for each example from its own number alone: the same are held out, whatever else is asked for.
-            numbers = np.arange(self._read, self._read + len(chunk))
-            self._read += len(chunk)
+            # The sentences of a document are each other's context, and held out together.
+            numbers = self._read + np.arange(len(chunk))
+            if encoded.documents is not None:
+                numbers = before + encoded.documents
+            self._read = int(numbers[-1]) + 1
             held = rng.uniform(rng.random_bits(rng.key(rng.HELD_OUT), numbers)) < fraction
             self._write(encoded, split, np.flatnonzero(~held))
             self._write(encoded, "dev", np.flatnonzero(held))
@@ -216,6 +241,9 @@ class _Writer:
         rows["a"] += shift
         rows["end"] += shift
 
+        if encoded.documents is not None:
+            file = int(rows["file"][0])
+            rows["answer"] = self.documents[split].number(file, encoded.documents[chosen], rows["a"])
         if encoded.spans is not None:
             rows["answer"] = self._write_spans(encoded.spans, split, chosen, chosen_rows, places, rows["answer"])
 
@@ -320,12 +348,15 @@ class _Writer:
     def finish(self) -> None:
         """Checks the examples, and writes the index."""
         kind, labels = self.task.kind, list(self.labels.numbers)
+        whole = " (with data.context=document, documents are held out whole)" if self.documents else ""
         if self.task.train and not self.splits["train"]["examples"]:
-            raise DataError(f"{self.sources[0]['name']}: nothing is left to learn from; lower --task.dev-fraction")
+            raise DataError(
+                f"{self.sources[0]['name']}: nothing is left to learn from{whole}; lower --task.dev-fraction"
+            )
         if self.task.dev_fraction and not self.splits["dev"]["examples"]:
             raise DataError(
                 f"task.dev-fraction={self.task.dev_fraction} holds out none of "
-                f"{self.splits['train']['examples']} examples; raise it, or give --task.dev"
+                f"{self.splits['train']['examples']} examples{whole}; raise it, or give --task.dev"
             )
         if kind not in ("regress", "span") and self.task.train and len(labels) < 2:
             raise DataError(
@@ -335,12 +366,15 @@ class _Writer:
         if isinstance(self.tokenizer, OpenVocabulary):
             self.files[WORDS] = HashingWriter(self.folder / WORDS)
             self.files[WORDS].write(self.tokenizer.file())
+        for split, documents in self.documents.items():
+            documents.finish(self.splits[split]["tokens"])
+            self.splits[split]["longest"] = documents.longest
         choices = self._widen()
         # The held-out questions may have more alternatives than any to learn from.
         self.counts = np.pad(self.counts, (0, max(len(labels) - len(self.counts), 0) if kind == "choice" else 0))
         self.close()
         index: dict[str, object] = {
-            "format": FORMAT,
+            "format": FORMATS[self.context],
             "kind": kind,
             "tokenizer": self.tokenizer.fingerprint,
             "dtype": self.dtype.str,
@@ -355,6 +389,8 @@ class _Writer:
             index["choices"] = choices
         if self.task.symmetric:
             index["symmetric"] = True
+        if self.context != "sentence":
+            index["context"] = self.context
         index["fingerprint"] = fingerprint_of(index)
         (self.folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", "utf-8")
 

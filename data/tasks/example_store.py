@@ -7,9 +7,10 @@
     SPLIT-tags.bin      i32 beside the tokens, for task.kind=tag: the tag's number at the piece that stands for a word,
                         else -1
     index.json          "format": 1, labels and their counts, sources, size and sha256 of each file, a fingerprint;
-                        "choices": rows of an example, "symmetric": true, where they apply
+                        "choices": rows of an example, "symmetric": true, "context": "document", where they apply
 
 Question answering has a row for each window of a context, and the files of `data.tasks.spans.span_store` besides.
+Sentences that are read within their documents have the file of `data.tasks.tagging.document_offsets`, and format 2.
 
 Read by position (pread), as shards are: nothing is held or mapped, so memory does not grow with the examples.
 `data.tasks.encode_examples` writes the folder.
@@ -28,16 +29,19 @@ from numpy.typing import NDArray
 
 from contexture.data.binary_files import I64, Column, File, FileEntry, check_bytes, fingerprint_of, misfit
 from contexture.data.cancel import NEVER, CancelToken
-from contexture.data.config import TaskConfig
+from contexture.data.config import Context, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
 from contexture.data.tasks.published.publishers import is_published, open_published
 from contexture.data.tasks.spans.span_store import FILES, LABEL, PLACE, QUESTION, SpanSplit
+from contexture.data.tasks.tagging.document_offsets import FILE as DOCUMENTS
+from contexture.data.tasks.tagging.document_offsets import DocumentOffsets
 from contexture.data.text.columnar import INFO, files_of, is_saved
 from contexture.data.tokenizers.elmo_char_ids import are_cut
 from contexture.data.tokenizers.word_level import char_id_table
 
-FORMAT = 1
+FORMATS: dict[Context, int] = {"sentence": 1, "document": 2}
+"""The format by data.context: what reads format 1 alone would read sentences without their context."""
 INDEX = "index.json"
 WORDS = "words.json"
 SPLITS = ("train", "dev")
@@ -49,7 +53,8 @@ ROW = np.dtype([(name, "<i8") for name in ("a", "b", "end", "file", "line", "ans
     end     where its last text ends
     file    the number of its source
     line    its line there
-    answer  its label's number, for a regression the bits of a float64, for a window its question's number; -1 for none
+    answer  its label's number, for a regression the bits of a float64, for a window its question's number, for a
+            sentence within its document the document's; -1 for none
 """
 Rows: TypeAlias = NDArray[np.void]
 """Examples as ROW."""
@@ -109,6 +114,7 @@ class ExamplesIndex(TypedDict):
     fingerprint: str
     choices: NotRequired[int]
     symmetric: NotRequired[bool]
+    context: NotRequired[Context]
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,8 @@ class ExampleSplit:
     sources: tuple[str, ...]
     examples: int
     longest: int
-    """Tokens of the longest sequence, special ones at its two ends not counted."""
+    """Tokens of the longest sequence, special ones at its two ends not counted; with context, of the longest
+    document."""
     rows: Column[np.void]
     tokens: Column[np.integer]
     tags: Column[np.int32] | None
@@ -134,6 +141,8 @@ class ExampleSplit:
     """Of question answering: the questions, whose windows are the rows."""
     left_out: int = 0
     """Rows of its files that could not be read."""
+    documents: DocumentOffsets | None = None
+    """Of sentences that are read within their documents: where these lie among the tokens."""
 
     @property
     def layout(self) -> "PairLayout":
@@ -171,6 +180,11 @@ class ExampleSplit:
 
     def tokens_of(self, numbers: I64) -> I64:
         """Returns the tokens of the longest sequence of each example, as `longest` counts them."""
+        if self.documents is not None:
+            return self.documents.lengths(self.take(numbers))
+        return self._own_tokens(numbers)
+
+    def _own_tokens(self, numbers: I64) -> I64:
         return tokens_of(self.take(numbers), self.layout).reshape(-1, self.choices).max(1)
 
     def has_absent(self) -> bool:
@@ -183,11 +197,11 @@ class ExampleSplit:
             yield np.arange(first, min(first + (1 << 16), self.examples))
 
     def longer_than(self, length: int) -> int:
-        """Returns how many examples do not fit a sequence of so many tokens."""
+        """Returns how many examples do not fit a sequence of so many tokens, whatever their context."""
         count = 0
         for numbers in self.parts():
             # One alternative that is too long makes the example so.
-            count += int((self.tokens_of(numbers) + 2 > length).sum())
+            count += int((self._own_tokens(numbers) + 2 > length).sum())
         return count
 
 
@@ -250,6 +264,8 @@ class ExampleStore:
         """Whether the examples are pairs of texts."""
         self.choices: int = index.get("choices", 1)
         """The most alternatives of an example, each a pair with its text; 1 where there is nothing to choose."""
+        self.context: Context = index.get("context", "sentence")
+        """What its sentences are read with."""
         self.fingerprint: str = index["fingerprint"]
         self._char_ids, self.cut_words = None, 0
         """cut_words: how many of the distinct words of all examples have more bytes than are read."""
@@ -277,7 +293,11 @@ class ExampleStore:
             self._char_ids,
             self._spans(name) if self.kind == "span" else None,
             sum(source.get("left_out", 0) for source in self.index["sources"] if source["split"] == name),
+            self._documents(name) if self.context == "document" else None,
         )
+
+    def _documents(self, name: str) -> DocumentOffsets:
+        return DocumentOffsets(Column(File(self.folder / f"{name}-{DOCUMENTS}.bin"), np.dtype("<i8")))
 
     def _spans(self, name: str) -> SpanSplit:
         places, labels, questions, texts = (File(self.folder / f"{name}-{part}.bin") for part in FILES)
@@ -299,9 +319,10 @@ class ExampleStore:
             raise DataError(f"{folder}: holds no examples ({INDEX} is missing); {_MEND}") from None
         except (OSError, ValueError, RecursionError):
             raise DataError(f"{file}: cannot be read; {_MEND}") from None
-        if not isinstance(index, dict) or index.get("format") != FORMAT:
+        of = FORMATS["document" if isinstance(index, dict) and index.get("context") == "document" else "sentence"]
+        if not isinstance(index, dict) or index.get("format") != of:
             got = index.get("format") if isinstance(index, dict) else None
-            raise DataError(f"{file}: of format {got!r}, this reads format {FORMAT}; {_MEND}")
+            raise DataError(f"{file}: of format {got!r}, this reads format {of}; {_MEND}")
         if (wrong := misfit(index, _INDEX)) or index["fingerprint"] != fingerprint_of(index):
             raise DataError(f"{file}: damaged ({wrong or 'its content does not match its fingerprint'}); {_MEND}")
         for name, entry in index["files"].items():

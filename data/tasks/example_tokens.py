@@ -1,13 +1,14 @@
 """Examples → pieces by a tokenizer or an open vocabulary, and their answers as numbers: a chunk at a time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.binary_files import I64, Column, Memory
+from contexture.data.config import Context
 from contexture.data.errors import DataError
 from contexture.data.tasks.example_store import ROW, ExampleSplit, Rows, is_absent, pair_layout, tokens_of
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
@@ -15,6 +16,7 @@ from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels, alternatives, answer
 from contexture.data.tasks.spans.span_store import spans_in_memory
 from contexture.data.tasks.spans.windows import SpanChunk, SpanLayout, span_windows
+from contexture.data.tasks.tagging.document_offsets import offsets_in_memory
 from contexture.data.tasks.word_alignment import cut_words, encode_checked, unknown_ids
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
@@ -22,11 +24,15 @@ from contexture.data.tokenizers.word_level import Words
 
 
 def tagged_tokens(
-    chunk: Sequence[Tagged], tokenizer: Tokenizer | OpenVocabulary, labels: Labels, report: FileReport
+    chunk: Sequence[Tagged],
+    tokenizer: Tokenizer | OpenVocabulary,
+    labels: Labels,
+    report: FileReport,
+    context: Context = "sentence",
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Returns the pieces of each example, and beside each piece its word's tag, or -1 where another piece stands for
     the word. Where tags are not known, 0 marks the pieces that stand for words."""
-    pieces, places = cut_words(chunk, tokenizer, report)
+    pieces, places = cut_words(chunk, tokenizer, report, context)
     tags = [[-1] * len(ids) for ids in pieces]
     for example, example_tags, example_places in zip(chunk, tags, places, strict=True):
         known = example.tags or ("",) * len(example_places)
@@ -74,13 +80,15 @@ def _texts(example: Text | Pair | ChoiceExample) -> tuple[str, ...]:
 class EncodedChunk:
     """A chunk of examples, encoded: rows [n · choices], whose places are counted from the chunk's first token; tokens;
     tags. A question with fewer alternatives than others has rows without tokens behind its own (`is_absent`). A
-    question about a context has a row for each of its windows, whose `answer` is the question's number in the chunk."""
+    question about a context has a row for each of its windows, whose `answer` is the question's number in the chunk.
+    documents [n]: with their context, the number of each sentence's document, below 0 where it stands for itself."""
 
     rows: Rows
     tokens: NDArray[np.uint32]
     tags: NDArray[np.int32] | None
     choices: int = 1
     spans: SpanChunk | None = None
+    documents: I64 | None = None
 
     def rows_of(self, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
         """Returns the rows of examples, by their numbers in the chunk."""
@@ -103,9 +111,11 @@ def encode_chunk(
     file: int,
     report: FileReport | None = None,
     layout: SpanLayout | None = None,
+    context: Context = "sentence",
 ) -> EncodedChunk:
     """Tokenises examples and numbers their answers. A text or a word without a piece is read as the unknown token,
-    which `report` counts. layout: of questions, the sequences that they are laid out in.
+    which `report` counts. layout: of questions, the sequences that they are laid out in. context:
+    data.context.
 
     Raises: DataError with file:line for an unknown label, a number that is none, too few or too many alternatives.
     """
@@ -120,9 +130,13 @@ def encode_chunk(
     rows["line"] = np.repeat(lines, choices)
 
     tags: list[list[int]] | None = None
+    documents: I64 | None = None
     if kind == "tag":
         # Words, and a tag for each: the answer stands beside the tokens, and the row has none.
-        pieces, tags = tagged_tokens([x for x in chunk if isinstance(x, Tagged)], tokenizer, labels, report)
+        sentences = [x for x in chunk if isinstance(x, Tagged)]
+        pieces, tags = tagged_tokens(sentences, tokenizer, labels, report, context)
+        if context == "document":
+            documents = np.array([~n if x.document is None else x.document for n, x in enumerate(sentences)])
     else:
         # One text or two. The second lies behind the first; its place is known once all ends are.
         plain = [x for x in chunk if not isinstance(x, Tagged | QuestionExample)]
@@ -133,7 +147,7 @@ def encode_chunk(
 
     tokens = _laid_out(rows, pieces)
     flat_tags = None if tags is None else np.fromiter(chain.from_iterable(tags), np.int32, len(tokens))
-    return EncodedChunk(rows, tokens, flat_tags, choices)
+    return EncodedChunk(rows, tokens, flat_tags, choices, documents=documents)
 
 
 def _laid_out(rows: Rows, pieces: Sequence[Sequence[int]]) -> NDArray[np.uint32]:
@@ -176,6 +190,16 @@ def same_shape(encoded: EncodedChunk, pair: bool | None, origin: str) -> bool:
     return pair
 
 
+def surrounded(before: EncodedChunk | None, encoded: EncodedChunk, after: EncodedChunk | None) -> EncodedChunk:
+    """Returns the sentences of a chunk among the tokens of those before and behind them."""
+    parts = [part for part in (before, encoded, after) if part is not None]
+    rows, shift = encoded.rows.copy(), 0 if before is None else len(before.tokens)
+    rows["a"] += shift
+    rows["end"] += shift
+    tags = np.concatenate([part.tags for part in parts if part.tags is not None])
+    return replace(encoded, rows=rows, tokens=np.concatenate([part.tokens for part in parts]), tags=tags)
+
+
 def in_memory(
     encoded: EncodedChunk,
     kind: str,
@@ -185,8 +209,14 @@ def in_memory(
     char_ids: NDArray[np.uint16] | None = None,
 ) -> ExampleSplit:
     """Returns a chunk as a split of its own."""
+    documents = None
+    if encoded.documents is not None:
+        rows = encoded.rows.copy()
+        rows["answer"], documents = offsets_in_memory(encoded.documents, rows["a"], len(encoded.tokens))
+        encoded = replace(encoded, rows=rows)
     tags = None if encoded.tags is None else Column(Memory(encoded.tags), np.dtype("<i4"))
-    longest = int(tokens_of(encoded.rows, pair_layout(kind, char_ids is not None)).max())
+    lengths = tokens_of(encoded.rows, pair_layout(kind, char_ids is not None))
+    longest = int((lengths if documents is None else documents.lengths(encoded.rows)).max())
     rows, tokens = Column(Memory(encoded.rows), ROW), Column(Memory(encoded.tokens), np.dtype("<u4"))
     choices = encoded.choices
     count = len(encoded.rows) // choices
@@ -194,5 +224,6 @@ def in_memory(
         encoded.spans.examples, encoded.spans.windows, encoded.spans.places, encoded.spans.labels
     )
     return ExampleSplit(
-        kind, labels, (source,), count, longest, rows, tokens, tags, choices, symmetric, char_ids, spans
+        kind, labels, (source,), count, longest, rows, tokens, tags, choices, symmetric, char_ids, spans,
+        documents=documents,
     )  # fmt: skip

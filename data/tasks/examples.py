@@ -1,6 +1,6 @@
 """Labelled examples: the content of a row of a user's file or of a TFDS set, before it is tokenised."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -31,6 +31,10 @@ class Tagged:
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
     origin: str
+    document: int | None = field(default=None, compare=False)
+    """The number of its document within the file; None where that is not known."""
+    follows: bool = field(default=False, compare=False)
+    """Whether another sentence of its document stands before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Text
 from contexture.data.tasks.tables import counted
@@ -134,3 +135,28 @@ def _right(example: ChoiceExample, label: str, labels: Labels) -> int:
             f"and say so: --task.labels {' '.join(names)}"
         )
     return matches.pop()
+
+
+def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, ...]) -> NDArray[np.float32]:
+    """Returns the weight of each label's examples in the loss. `balanced`: examples / (labels · the label's examples),
+    as in scikit-learn. Raises: DataError for an unknown label, or a weight that is no number above 0."""
+    weights_C = np.ones(max(len(labels), 1), np.float32)
+    if task.class_weights == ("balanced",):
+        # A label without examples would divide by zero; the last of many alternatives may have none.
+        counted = np.maximum(np.array(counts, np.float64), 1.0)
+        balanced_C = (sum(counts) / (len(labels) * counted)).astype(np.float32)
+        return np.where(np.array(counts) > 0, balanced_C, np.float32(1.0))
+    for entry in task.class_weights:
+        label, _, weight = entry.rpartition("=")
+        if label not in labels:
+            raise DataError(
+                f"task.class-weights={entry}: {label!r} is not one of {', '.join(labels[:12])}"
+                f"{did_you_mean(label, labels)}; give `balanced`, or LABEL=WEIGHT"
+            )
+        try:
+            weights_C[labels.index(label)] = float(weight)
+        except ValueError:
+            raise DataError(f"task.class-weights={entry}: {weight!r} is not a number") from None
+    if not (np.isfinite(weights_C) & (weights_C > 0)).all():
+        raise DataError(f"task.class-weights={' '.join(task.class_weights)}: weights must be above 0")
+    return weights_C

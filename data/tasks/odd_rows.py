@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contexture.data.errors import DataError
+from contexture.data.tasks.conll import Sentence
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.spans.answers import read_answers
@@ -70,6 +71,8 @@ class RowReader:
                 raise DataError(
                     f"{at}: {counted(len(words), 'word')} and {counted(len(tags), 'tag')}; give every word one tag"
                 )
+            if isinstance(row, Sentence):
+                return Tagged(words, tags, self.origin, row.document, row.follows)
             return Tagged(words, tags, self.origin)
         text = self._text(self._cell(row, columns.text), str(columns.text))
         if columns.spans and columns.second is not None:

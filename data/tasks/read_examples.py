@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from contexture.data.config import TaskConfig
+from contexture.data.config import Context, TaskConfig
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import COLUMNAR, check_content, check_plain, inner_suffix
 from contexture.data.tasks.columns import find_columns
@@ -13,7 +13,7 @@ from contexture.data.tasks.conll import conll
 from contexture.data.tasks.examples import Example, QuestionExample
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.odd_rows import RowReader, is_quoted
-from contexture.data.tasks.published.publishers import is_published, open_published, table_of
+from contexture.data.tasks.published.publishers import is_published, open_published, table_of, table_reader
 from contexture.data.tasks.spans.squad_file import questions_of_json
 from contexture.data.tasks.tables import Table, columnar, objects, separated, table_of_records
 from contexture.data.text import tfds
@@ -41,8 +41,23 @@ def check_sources(paths: Iterable[str], what: str) -> None:
         raise DataError(f"{twice}: {what} names this {twice.kind} twice; give every {twice.kind} once")
 
 
-def check_examples(task: TaskConfig) -> None:
-    """Looks at the files of a task before any work. Raises: DataError as `check_sources`, and for missing columns."""
+def check_documents(paths: Iterable[str]) -> None:
+    """Raises: DataError for a file whose format has no documents, which data.context=document reads around each
+    sentence."""
+    for path in paths:
+        if table_reader(path) is not conll if is_published(path) else inner_suffix(path) not in (".conll", ".conllu"):
+            raise DataError(
+                f"{path}: holds no borders of documents, and data.context=document reads the document around each "
+                "sentence; give *.conll (-DOCSTART- begins a document) or *.conllu (# newdoc), or leave "
+                "data.context out"
+            )
+
+
+def check_examples(task: TaskConfig, context: Context = "sentence") -> None:
+    """Looks at the files of a task before any work. Raises: DataError as `check_sources`, `check_documents`, and for
+    missing columns."""
+    if context == "document":
+        check_documents((*task.train, *task.dev, *task.test))
     for what, paths in (("task.train", task.train), ("task.dev", task.dev)):
         check_sources(paths, what)
         for path in paths:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from contexture.data.config import Context
 from contexture.data.errors import DataError
 from contexture.data.layouts import GPT_SPECIALS
 from contexture.data.tasks.examples import Tagged
@@ -12,7 +13,10 @@ from contexture.data.tokenizers.word_level import UNK
 
 
 def cut_words(
-    examples: Sequence[Tagged], tokenizer: Tokenizer | OpenVocabulary, report: FileReport
+    examples: Sequence[Tagged],
+    tokenizer: Tokenizer | OpenVocabulary,
+    report: FileReport,
+    context: Context = "sentence",
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Returns the pieces of each example's words, joined, and the place among them of the piece that stands for each
     word.
@@ -24,15 +28,21 @@ def cut_words(
     Words are tokenised alone. A word without a piece (a variation selector alone) is read as the unknown token, which
     `report` counts.
 
+    context: data.context.
+
     `["Jim", "Henson"]` → pieces `jim hen ##son`, places `0 1`.
     """
     if isinstance(tokenizer, OpenVocabulary):
         numbers = [tokenizer.number(example.words) for example in examples]
         return numbers, [[*range(len(words))] for words in numbers]
     # A fine-tuned GPT is known by its special tokens. Where spaces are part of the pieces, each word but the first has
-    # one before it, as in running text.
+    # one before it, as in running text; read within its document, the first has one too.
     last, space = GPT_SPECIALS[-1] in tokenizer.specials, " " if tokenizer.lossless else ""
-    written = [[f"{space if n else ''}{word}" for n, word in enumerate(example.words)] for example in examples]
+    leads = [context == "document" and example.follows for example in examples]
+    written = [
+        [f"{space if n or lead else ''}{word}" for n, word in enumerate(example.words)]
+        for example, lead in zip(examples, leads, strict=True)
+    ]
     # Each distinct word is encoded once.
     where = {word: example.origin for example, words in zip(examples, written, strict=True) for word in words}
     pieces = dict(zip(where, encode_checked(list(where), list(where.values()), tokenizer), strict=True))

@@ -173,7 +173,23 @@ class MixTagHead(MixHead):
         logits_BLC = self.feature_logits("BL_,_C->BLC", x_BLX)
         if not self.head.crf:
             return logits_BLC
-        return LinearChainCRF(self.sizes["C"], name="chain")(logits_BLC, batch["tags"], encoding.mask_BL)
+        # Words without a tag are context before and behind a sentence, which is the chain: it is moved to the front,
+        # and back again. Where no word has a tag, all of them are the chain.
+        tags_BL, mask_BL = batch["tags"], encoding.mask_BL
+        own_BL = jnp.where((tags_BL >= 0).any(1, keepdims=True), mask_BL * (tags_BL >= 0), mask_BL)
+        length, first_B1 = mask_BL.shape[1], own_BL.argmax(1)[:, None]
+        place_1L = jnp.arange(length)[None]
+        to_front_BL, back_BL = (place_1L + first_B1) % length, (place_1L - first_B1) % length
+        answer = LinearChainCRF(self.sizes["C"], name="chain")(
+            jnp.take_along_axis(logits_BLC, to_front_BL[:, :, None], 1),
+            jnp.take_along_axis(tags_BL, to_front_BL, 1),
+            jnp.take_along_axis(own_BL, to_front_BL, 1),
+        )
+        return CrfOutput(
+            answer.loss_B,
+            jnp.take_along_axis(answer.best_BL, back_BL, 1),
+            jnp.take_along_axis(answer.marginals_BLC, back_BL[:, :, None], 1),
+        )
 
 
 class MixSpanHead(MixHead):

@@ -174,7 +174,7 @@ def test_a_gpt_3_is_trained_on_the_tokens_of_its_paper(name):
 # task: peak rate, passes (Devlin et al. 2018, A.3; GLUE's passes and rate as transformers' Flax examples give them).
 TASKS = {
     **dict.fromkeys(("classify", "regress", "tag", "choice", "span", "squad11", "xquad", "conll2003"), (5e-5, 3.0)),
-    **dict.fromkeys(("wnut17", "ud_pos", "msra_ner"), (5e-5, 3.0)),
+    **dict.fromkeys(("conll2003_documents", "wnut17", "ud_pos", "msra_ner"), (5e-5, 3.0)),
     "squad2": (5e-5, 2.0),
     **dict.fromkeys(("cola", "sst2", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"), (2e-5, 3.0)),
     "mrpc": (2e-5, 5.0),
@@ -182,12 +182,17 @@ TASKS = {
     "xnli": (5e-5, 2.0),  # google-research/bert, multilingual.md
     **dict.fromkeys(("swag", "race", "commonsense_qa", "copa", "roc_stories"), (2e-5, 3.0)),  # section 4.4
 }
-OTHER_SIZES = {"swag": {"data.batch": 16}, "race": {"data.length": 512}}
-"""SWAG's batches (section 4.4); RACE's sequences, which hold a passage."""
+OTHER_SIZES = {
+    "swag": {"data.batch": 16},
+    "race": {"data.length": 512},
+    "conll2003_documents": {"data.length": 512, "data.context": "document"},
+}
+"""SWAG's batches (section 4.4); RACE's sequences, which hold a passage; the document around a name (section 5.3)."""
 FINE_TUNING = {
     "optim.name": "bert", "optim.schedule": "bert", "optim.b1": 0.9, "optim.b2": 0.999, "optim.eps": 1e-6,
     "optim.weight_decay": 0.01, "optim.clip": 1.0, "optim.warmup": 0, "optim.warmup_fraction": 0.1, "data.batch": 32,
-    "data.length": 128, "steps": 0, "model.dropout": 0.1, "model.attention_dropout": 0.1, "model.head_dropout": 0.1,
+    "data.length": 128, "data.context": "sentence", "steps": 0, "model.dropout": 0.1,
+    "model.attention_dropout": 0.1, "model.head_dropout": 0.1,
 }  # fmt: skip
 
 

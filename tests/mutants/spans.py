@@ -1,4 +1,4 @@
-"""Faults in question answering: windows, labels, answers, scores."""
+"""Faults in question answering (windows, labels, answers, scores) and in tagging within documents."""
 
 from tests.mutants.row import mutants_of
 
@@ -28,11 +28,8 @@ SPANS = (
         ("span.empty-tokens-touch", " & (places[:, 0] < places[:, 1]))", ")", _SLOW),
     ),
     *mutants_of(
-        "data/tasks/batches.py",
-        ("span.second-separator", "1 + tokens + (tokens >= second)", "1 + tokens", _LABEL),
-    ),
-    *mutants_of(
         "data/tasks/spans/span_store.py",
+        ("span.second-separator", "1 + tokens + (tokens >= second)", "1 + tokens", _LABEL),
         ("span.context-stored-again", "if example.context not in contexts:", "if True:", _STORE),
     ),
     *mutants_of(
@@ -54,5 +51,55 @@ SPANS = (
         ("span.words-as-sets", "(Counter(words) & Counter(right)).total()", "len({*words} & {*right})", _OFFICIAL),
         ("span.empty-gold-counts", 'if normalised(text)] or [""]', 'if text] or [""]', _OFFICIAL),
         ("span.false-answers-are-free", "if each.has_answer else -1.0", "if each.has_answer else 0.0", _BEST),
+    ),
+)  # fmt: skip
+
+_AROUND = "data/tasks/tagging/test_document_context.py::"
+_LAYOUT = f"{_AROUND}test_a_layout_is_that_of_the_slow_road"
+_WITHIN = f"{_AROUND}test_a_store_is_laid_out_as_the_sentences_at_hand"
+_CHUNKS = f"{_AROUND}test_a_chunk_with_its_neighbours_is_laid_out_as_the_whole_file"
+
+TAGGING = (
+    *mutants_of(
+        "data/tasks/tagging/document_context.py",
+        ("context.not-balanced", "np.minimum(before, spare // 2)", "np.minimum(before, spare)", _LAYOUT),
+        ("context.rest-is-lost", "np.minimum(after, spare - left)", "np.minimum(after, spare // 2)", _LAYOUT),
+        ("context.within-a-word", "borders[inside] = read >= 0", "borders[inside] = True", _LAYOUT),
+        ("context.room-on-the-left-is-lost",
+         "    left = left_words[every, np.minimum(before, spare - right)]\n", "", _LAYOUT),
+        ("context.words-end-before-the-border", "tags.read(edge + 1 - at_ends, inner)", "tags.read(edge, inner)",
+         _LAYOUT),
+        ("context.before-the-first-token", "np.maximum(edge - inner - at_ends, 0)", "edge - inner - at_ends", _WITHIN),
+        ("context.is-tagged", "(place >= 0) & (place < own[:, None])", "(place >= 0)", _LAYOUT),
+        ("context.neighbours-of-another-document", "takewhile(lambda each: _same_document(each, of), examples)",
+         "examples", _CHUNKS),
+        ("context.nearest-come-last", "[*before, *chunk][::-1], last, reach)[::-1]",
+         "[*before, *chunk][::-1], last, reach)", _CHUNKS),
+    ),
+    *mutants_of(
+        "data/tasks/tagging/document_offsets.py",
+        ("context.file-goes-on-in-the-next", "np.append((file, int(documents[0])) != self._last,",
+         "np.append(int(documents[0]) != (self._last or (0, -1))[1],", _WITHIN),
+    ),
+    *mutants_of(
+        "data/tasks/example_store.py",
+        ("context.makes-a-sentence-too-long", "(self._own_tokens(numbers) + 2 > length)",
+         "(self.tokens_of(numbers) + 2 > length)", f"{_AROUND}test_a_batch_is_as_long_as_its_context_wants"),
+        ("context.lengths-without-it", "if self.documents is not None:\n            return self.documents.lengths",
+         "if False:\n            return self.documents.lengths",
+         f"{_AROUND}test_a_batch_is_as_long_as_its_context_wants"),
+    ),
+    *mutants_of(
+        "data/tasks/conll.py",
+        ("conll.border-within-a-sentence", "if isinstance(cells, str | None):\n            if words or wrong:",
+         "if isinstance(cells, str | None):\n            if (words or wrong) and cells is None:",
+         f"{_AROUND}test_documents_of_conll_begin_with_docstart"),
+        ("conll.no-newdoc", "(universal and _NEWDOC.match(line)) or", "",
+         f"{_AROUND}test_documents_of_conllu_begin_with_a_comment"),
+    ),
+    *mutants_of(
+        "models/heads/layer_mix.py",
+        ("crf.context-in-the-chain", "mask_BL * (tags_BL >= 0), mask_BL)", "mask_BL, mask_BL)",
+         "models/heads/test_layer_mix.py::test_a_chain_is_that_of_the_words_with_tags_wherever_they_stand"),
     ),
 )  # fmt: skip

@@ -100,6 +100,8 @@ TASKS = (
     ),
     *mutants_of(
         "data/tasks/labels.py",
+        ("class-weights.not-by-labels", "(sum(counts) / (len(labels) * counted))", "(sum(counts) / counted)",
+         f"{_ENCODE}test_class_weights"),
         ("labels.numbers-as-text", "return (value, label) if value == value else",
          "return (0.0, label) if value == value else",
          f"{_ENCODE}test_labels_that_are_numbers_are_sorted_as_numbers"),
@@ -142,8 +144,6 @@ TASKS = (
          f"{_VARYING}test_absent_alternatives_have_special_tokens_alone"),
         ("choice.text-cut-alone", "kept_tokens(lengths[:, 0], lengths[:, 1], words)", "(lengths[:, 0], lengths[:, 1])",
          f"{_VARYING}test_an_elmo_reads_a_text_and_an_alternative_as_one_sequence"),
-        ("class-weights.not-by-labels", "(sum(counts) / (len(labels) * counted))", "(sum(counts) / counted)",
-         f"{_ENCODE}test_class_weights"),
         ("class-weights.of-no-label", 'batch["weights"] = self.weights_C[batch["labels"]]',
          'batch["weights"] = np.ones_like(self.weights_C)[batch["labels"]]',
          "train/test_class_weights.py"),
@@ -204,7 +204,7 @@ TASKS = (
     ),
     *mutants_of(
         "data/describe.py",
-        ("describe.tag-in-the-middle-of-a-word", "(tag < 0 and ends[-1] and piece not in (CLS, SEP))", "False",
+        ("describe.tag-in-the-middle-of-a-word", "(follows and piece not in (CLS, SEP))", "False",
          "data/test_layouts.py::test_a_word_of_several_pieces_is_described_whole_with_its_tag_behind_it"),
     ),
 )  # fmt: skip

@@ -18,9 +18,10 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import partial_beside
-from contexture.data.tasks.batches import HeldOutTask, class_weights
+from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.encode_examples import check_batch, encode
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore
+from contexture.data.tasks.labels import class_weights
 from contexture.data.tasks.spans.answer_rules import answer_rules
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import word_tokenizer
@@ -155,7 +156,8 @@ def _encoded(
     with _temporary_folder(request, folder) as encoded:
         # One process encodes, the others wait for it.
         if jax.process_index() == 0:
-            encode(task, tokenizer, encoded, cancel, record.labels, record.pair, record.run.data.length)
+            data = record.run.data
+            encode(task, tokenizer, encoded, cancel, record.labels, record.pair, data.length, data.context)
             processes.publish("encoded", "")
         else:
             processes.wait_for("encoded")

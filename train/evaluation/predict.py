@@ -4,7 +4,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Required, TypedDict, cast
 
@@ -15,16 +15,17 @@ from contexture.data.errors import DataError
 from contexture.data.layouts import power_of_two
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.encode_examples import check_batch, chunks
+from contexture.data.tasks.encode_examples import CHUNK, check_batch, chunks
 from contexture.data.tasks.example_store import ExampleSplit
-from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, same_shape
+from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, same_shape, surrounded
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels
 from contexture.data.tasks.lengths import MIN_SAVING, batch_lengths
-from contexture.data.tasks.read_examples import check_sources, examples, examples_of
+from contexture.data.tasks.read_examples import check_documents, check_sources, examples, examples_of
 from contexture.data.tasks.spans.answer_rules import AnswerRules, answer_rules
 from contexture.data.tasks.spans.windows import span_layout
+from contexture.data.tasks.tagging.document_context import chunks_in_documents
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.train import mesh as meshes
@@ -131,7 +132,7 @@ class Predictor:
             given = examples_of(rows, self.run.task)
         else:
             given = [self._example(text, f"text:{number}") for number, text in enumerate(texts)]
-        return [record for chunk in chunks(given) for record in self.answer(chunk)]
+        return [record for _, records in self.chunks(given) for record in records]
 
     def _example(self, text: object, origin: str) -> Example:
         if self.run.task.kind == "choice":
@@ -157,15 +158,33 @@ class Predictor:
             raise DataError(f"{origin}: {item!r} is not a text with a list of alternatives: (text, [one, another])")
         return ChoiceExample(text, tuple(choices), None, origin)
 
-    def answer(self, given: Sequence[Example]) -> Iterator[Prediction]:
-        """Yields a record for each example of a chunk, in order."""
+    def chunks(self, given: Iterable[Example]) -> Iterator[tuple[list[Example], Iterator[Prediction]]]:
+        """Yields examples in chunks, and the record of each of a chunk. Where sentences are read within their
+        documents, those of other chunks are their context too."""
+        if self.run.data.context == "document":
+            for before, chunk, after in chunks_in_documents(given, CHUNK, self.run.data.length):
+                yield chunk, self.answer(chunk, before, after)
+        else:
+            for chunk in chunks(given):
+                yield chunk, self.answer(chunk)
+
+    def answer(
+        self, given: Sequence[Example], before: Sequence[Example] = (), after: Sequence[Example] = ()
+    ) -> Iterator[Prediction]:
+        """Yields a record for each example of a chunk, in order. before, after: sentences beside it, of the documents
+        of its first and its last one."""
         # Encoded as the training examples were, but in memory.
         kind, origin = self.run.task.kind, given[0].origin
         numbers = reader(self.tokenizer)
         labels = Labels(self.labels or (() if kind == "choice" else ("",)), bool(self.run.task.labels))
         layout = span_layout(self.run.task, self.run.data.length)
-        encoded = encode_chunk(given, kind, numbers, labels, 0, self.report, layout)
+        context = self.run.data.context
+        encoded = encode_chunk(given, kind, numbers, labels, 0, self.report, layout, context)
         same_shape(encoded, self.pair, origin)
+        if before or after:
+            # What is odd in them is reported with their own chunks.
+            parts = [encode_chunk(x, kind, numbers, labels, 0, context=context) if x else None for x in (before, after)]
+            encoded = surrounded(parts[0], encoded, parts[1])
         char_ids = numbers.char_ids() if isinstance(numbers, OpenVocabulary) else None
         names = tuple(labels.numbers) if kind == "choice" else self.labels
         split = in_memory(encoded, kind, names, origin.rpartition(":")[0], self.run.task.symmetric, char_ids)
@@ -214,6 +233,8 @@ def predict_file(
     appears whole or not at all. Raises ConfigError for a place where it cannot be, DataError for the user's file.
     """
     check_sources((source,), "input")
+    if predictor.run.data.context == "document":
+        check_documents((source,))
     try:
         task = dataclasses.replace(predictor.run.task, **{name: word for name, word in columns.items() if word})
     except ValueError as error:
@@ -222,9 +243,9 @@ def predict_file(
     count = 0
     report = predictor.report = FileReport(Path(source).name, reader(predictor.tokenizer), every_row=True)
     with atomic_file(to) as part, open(part, "w", encoding="utf-8") as file:
-        for chunk in chunks(examples(source, task, labelled=False, report=report)):
+        for chunk, predictions in predictor.chunks(examples(source, task, labelled=False, report=report)):
             cancel.check()
-            for example, prediction in zip(chunk, predictor.answer(chunk), strict=True):
+            for example, prediction in zip(chunk, predictions, strict=True):
                 # The text follows the id: a person who reads the file sees what was asked first.
                 record: FilePrediction = {"id": prediction["id"], **_texts(example), **prediction}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -102,9 +102,11 @@ class PredictionCollector:
         # The split has a mark for each token: a tag at the token that stands for its word, below 0 at all others.
         lengths = rows["end"] - rows["a"]
         marks = self.split.tags.read(rows["a"], lengths)
-        # The example of each token, and its position in the sequence: one special token stands in front.
+        # The example of each token, and its position in the sequence: one special token stands in front, and what is
+        # read of the document before it.
         example = np.repeat(np.arange(len(rows)), lengths)
-        position = np.arange(len(marks)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
+        first = np.cumsum(lengths) - lengths - self.held_out.tokens_before(rows)
+        position = np.arange(len(marks)) - np.repeat(first, lengths) + 1
         tagged = marks >= 0
         marks, example, position = marks[tagged], example[tagged], position[tagged]
         # A truncated word has no prediction; reading at position 0 keeps the arrays rectangular.

@@ -47,11 +47,15 @@ def _open_examples(run: Run, directory: Path, cancel: CancelToken) -> tuple[Toke
         store = ExampleStore.open(folder)
         if changed := store.sources_changed(run.task):
             raise ConfigError(f"{directory}: {changed}; put it back, or give another --dir")
+        if store.context != run.data.context:
+            raise ConfigError(
+                f"{folder} was encoded with --data.context {store.context}; give the same, or another --dir"
+            )
         tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
     else:
         tokenizer = _tokenizer(run, directory, cancel)
         check_tokenizer(run, tokenizer)
-        store = encode(run.task, tokenizer, folder, cancel, length=run.data.length)
+        store = encode(run.task, tokenizer, folder, cancel, length=run.data.length, context=run.data.context)
     if store.index["tokenizer"] != tokenizer.fingerprint:
         raise ConfigError(f"{folder} was encoded with another vocabulary than {directory / 'tokenizer'}; put it back")
     return tokenizer, store

@@ -72,6 +72,10 @@ SETS = {
         "XNLI", "New York University and Facebook (XNLI-1.0, XNLI-MT-1.0; Conneau et al. 2018)",
         "xnli.dev.tsv and xnli.test.tsv of XNLI-1.0, and multinli.train.en.tsv of XNLI-MT-1.0", xnli, "language",
     ),
+    "conll2003_documents": PublishedSet(
+        "CoNLL-2003", "the shared task of CoNLL-2003, made from the Reuters Corpus (Tjong Kim Sang, De Meulder 2003)",
+        "eng.train, eng.testa and eng.testb", conll,
+    ),
     "wnut17": PublishedSet(
         "WNUT 2017", "the Workshop on Noisy User-generated Text (emerging entities; Derczynski et al. 2017)",
         "wnut17train.conll, emerging.dev.conll and emerging.test.annotated", conll,
@@ -133,6 +137,11 @@ def table_of(name: str) -> Table:
     if part and not known.parts:
         raise DataError(f"{name}: {known.title} has no part {part!r}; leave it out")
     return known.read(path, part) if part else known.read(path)
+
+
+def table_reader(name: str) -> Callable[..., Table]:
+    """Returns the function that reads the tables of a published file's set. Raises: DataError for an unknown set."""
+    return _set_of(name)[2].read
 
 
 def _set_of(name: str) -> tuple[str, str, PublishedSet]:

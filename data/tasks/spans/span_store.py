@@ -29,6 +29,15 @@ NO_ANSWER, UNSPELLED = -1, -2
 _TEXT = np.dtype("u1")
 
 
+def token_places(rows: NDArray[np.void], tokens: I64, elmo: bool) -> I64:
+    """Returns where tokens, counted from the first of their row, stand in its sequence: behind the special token in
+    front, and behind that between the two texts; an ELMo's arrays have none."""
+    if elmo:
+        return tokens
+    second = np.where(rows["b"] < 0, rows["end"], rows["b"]) - rows["a"]
+    return 1 + tokens + (tokens >= second)
+
+
 @dataclass(frozen=True)
 class SpanSplit:
     """The questions of one split. Their windows are the rows of the split, in the order of the questions."""

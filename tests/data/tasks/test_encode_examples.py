@@ -12,12 +12,12 @@ from contexture.data.batches import iterate
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import bert_texts
-from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights, sequence_length
+from contexture.data.tasks.batches import HeldOutTask, TaskBatches, sequence_length
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tasks.example_tokens import encode_chunk, in_memory, same_shape
 from contexture.data.tasks.examples import Pair, Tagged, Text
-from contexture.data.tasks.labels import Labels
+from contexture.data.tasks.labels import Labels, class_weights
 from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.helpers.slow_pairs import vocabulary
 

@@ -14,12 +14,12 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
 from contexture.data.tasks import encode_examples
-from contexture.data.tasks.batches import HeldOutTask, TaskBatches, class_weights, task_fields
+from contexture.data.tasks.batches import HeldOutTask, TaskBatches, task_fields
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore
 from contexture.data.tasks.example_tokens import encode_chunk, in_memory
 from contexture.data.tasks.examples import ChoiceExample, Example
-from contexture.data.tasks.labels import Labels
+from contexture.data.tasks.labels import Labels, class_weights
 from contexture.data.tasks.published.choices import commonsense_questions
 from contexture.data.tasks.read_examples import examples
 from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids

@@ -138,6 +138,28 @@ def test_each_layer_of_the_task_s_lstm_reads_both_directions_of_the_one_below():
     }
 
 
+def test_a_chain_is_that_of_the_words_with_tags_wherever_they_stand():
+    """Words before and behind a sentence are read, and no part of its chain; without any tag all words are."""
+    batch = _batch(False)
+    batch["mask"], batch["index"] = np.ones_like(batch["mask"]), np.maximum(batch["index"], 3)
+    for row, (first, last) in enumerate([(0, 4), (1, 3), (2, 4), (0, 0)]):
+        batch["tags"][row] = [row % 3 if first <= n < last else -1 for n in range(4)]
+    crf, plain = (build(CONFIG, ("tag",), 3, HeadConfig(mix="all", crf=crf)) for crf in (True, False))
+    shapes = jax.eval_shape(lambda: crf.init(jax.random.key(0), batch)["params"])
+    rng = np.random.default_rng(3)
+    params: Any = jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape).astype(np.float32), shapes)
+    answer: Any = crf.apply({"params": params}, batch)
+    answer, chain = answer.heads["tag"], params["heads_tag"].pop("chain")
+    logits: Any = plain.apply({"params": params}, batch)
+    for row, (first, last) in enumerate([(0, 4), (1, 3), (2, 4), (0, 4)]):
+        own = logits.heads["tag"][row : row + 1, first:last]
+        tags, ones = batch["tags"][row : row + 1, first:last], np.ones((1, last - first), np.int32)
+        alone: Any = LinearChainCRF(3).apply({"params": chain}, own, tags, ones)
+        assert_close(answer.loss_B[row], alone.loss_B[0], atol=1e-5)
+        assert_close(answer.marginals_BLC[row, first:last], alone.marginals_BLC[0], atol=1e-5)
+        assert answer.best_BL[row, first:last].tolist() == alone.best_BL[0].tolist()
+
+
 ONE_WIDTH: dict[str, Any] = {"vocab": 9, "length": 4, "layers": 2, "hidden": 8, "heads": 2, "ffn": 8}
 FAMILIES = {
     "bert": BertConfig(**ONE_WIDTH),

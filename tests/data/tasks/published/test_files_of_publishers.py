@@ -65,6 +65,9 @@ FILES: dict[str, dict[str, str]] = {
     "roc_stories": {f"cloze_test_{split}__spring2016 - cloze_test_ALL_{split}.csv": lines(
         STORY, *(f'{n},One {n}.,Two.,"Three, yes.",Four.,Good.,Bad.,{1 + n % 2}' for n in range(count)))
         for split, count in (("val", 20), ("test", 2))},
+    "conll2003_documents": {f"eng.{split}": lines(
+        "-DOCSTART- -X- O O", "", "EU NNP I-NP I-ORG", "rejects VBZ I-VP O", "", "-DOCSTART- -X- O O", "",
+        "Ann NNP I-NP I-PER") for split in ("train", "testa", "testb")},
     "wnut17": {name: tabs("@bo|O", "in|O", "New|B-location", "York|I-location", "", "ok|O", "\t") for name in (
         "wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated")},
     "ud_pos": {f"en_ewt-ud-{split}.conllu": tabs(UD) + "\n" for split in ("train", "dev", "test")},
@@ -89,6 +92,8 @@ EXAMPLES: dict[str, list[Example]] = {
              ChoiceExample("It fell. What happened as a result?", ("It broke.", "It flew."), "1", "train.jsonl:2")],
     "roc_stories": [ChoiceExample(f"One {n}. Two. Three, yes. Four.", ("Good.", "Bad."), str(1 + n % 2),
                     f"cloze_test_val__spring2016 - cloze_test_ALL_val.csv:{n + 2}") for n in range(20)],
+    "conll2003_documents": [Tagged(("EU", "rejects"), ("I-ORG", "O"), "eng.train:3"),
+                            Tagged(("Ann",), ("I-PER",), "eng.train:8")],
     "wnut17": [Tagged(("@bo", "in", "New", "York"), ("O", "O", "B-location", "I-location"), "wnut17train.conll:1"),
                Tagged(("ok",), ("O",), "wnut17train.conll:6")],
     "ud_pos": [Tagged(("do", "n't"), ("AUX", "PART"), "en_ewt-ud-train.conllu:3")],
@@ -146,7 +151,7 @@ def test_a_named_task_reads_the_files_of_its_publisher(place, name):
 
 ORDERS = {"snli": "entailment neutral contradiction", "xnli": "entailment neutral contradiction", "race": "A B C D",
           "commonsense_qa": "A B C D E", "roc_stories": "1 2", "copa": "0 1", "swag": "0 1 2 3", "sst5": "0 3",
-          "wnut17": "B-location I-location O"}  # fmt: skip
+          "conll2003_documents": "I-ORG I-PER O", "wnut17": "B-location I-location O"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ORDERS)
