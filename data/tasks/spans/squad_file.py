@@ -32,7 +32,9 @@ def questions_of_json(path: Path) -> Table:
     except (ValueError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else getattr(error, "msg", error)
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise DataError(f"{path}{line}: not JSON ({reason}); a *.json in SQuAD's form is {_FORM}") from None
+        # Text behind a whole object is most often the next line of JSON lines.
+        hint = "if every line is an object, name the file *.jsonl; " if reason == "Extra data" else ""
+        raise DataError(f"{path}{line}: not JSON ({reason}); {hint}a *.json in SQuAD's form is {_FORM}") from None
     rows = [*_rows(path, content)]
     if not rows:
         raise DataError(f"{path}: no question in the file; a *.json in SQuAD's form is {_FORM}")

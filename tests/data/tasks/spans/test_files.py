@@ -146,6 +146,8 @@ MISTAKES = {
     "twice.json": (squad(question(1), question(1)), "twice.json:2: the id 'q1' is that of twice.json:1 too; give each"),
     "surrogate.json": ('{"data": [{"paragraphs": [{"context": "\\ud800", "qas": [{"question": "a"}]}]}]}',
                        "surrogate.json:1: half a character"),
+    "lines.json": ('{"question": "ab?"}\n{"question": "cd?"}\n',
+                   "lines.json:2: not JSON (Extra data); if every line is an object, name the file *.jsonl; a *.json"),
     "text.jsonl": ('{"question": "ab?", "context": "ab cd", "answers": "xy"}', "text.jsonl:1: the answer 'xy'"),
     "uneven.jsonl": (
         '{"question": "ab?", "context": "ab cd", "answers": {"text": ["ab"], "answer_start": []}}',
