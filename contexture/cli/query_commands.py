@@ -64,6 +64,9 @@ def predict_command(argv: list[str]) -> Result | TwofoldResult:
 
 def _predict_one(predictor: "Predictor", request: PredictionRequest) -> TwofoldResult:
     """Predicts the example of a request; people see the five best answers to a question."""
+    if request.second and predictor.run.task.kind in ("choice", "tag"):
+        kind = predictor.run.task.kind
+        raise ConfigError(f"--second is for a pair of texts or a question, and {request.run} is {kind}; leave it out")
     if predictor.run.task.kind == "choice":
         example: object = request.text, request.choices
     elif request.choices:

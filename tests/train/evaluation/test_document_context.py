@@ -117,6 +117,9 @@ def test_mistakes_are_one_clear_line(tagger, tiny_run, files, tmp_path, capsys):
         message = capsys.readouterr().err.strip().splitlines()
         assert "a.jsonl: holds no borders of documents, and data.context=document" in " ".join(message[-3:]), message
     assert not (tmp_path / "out.jsonl").exists() and not (tmp_path / "new").exists()
+    assert cli.main(["predict", str(tagger), "--text", "that sees", "--second", "the queen"]) == 2
+    message = f"--second is for a pair of texts or a question, and {tagger} is tag; leave it out"
+    assert message in " ".join(capsys.readouterr().err.split())
     argv = ["finetune", str(tiny_run), "--task.kind", "classify", "--task.train", "x.tsv", "--data.context", "document"]
     assert cli.main([*argv, "--dir", str(tmp_path / "other")]) == 2
     message = "data.context has no meaning for task.kind=classify; leave it out"
