@@ -154,7 +154,7 @@ def test_a_score_is_the_sum_over_every_token_once(writer: Opened, stride: int):
     """Against a model read anew for each token with the context that its window has."""
     model, params, tokenizer = writer
     documents, length = [TEXT, "my cat", TEXT[:40]], 16
-    result = score(*writer, documents, length=length, stride=stride, batch=3)
+    result: Any = score(*writer, documents, length=length, stride=stride, batch=3)
     step, nats, tokens = stride or length, 0.0, 0
     table = params["backbone"]["embeddings"]["tokens"]
     read = jax.jit(lambda batch: model.clone(heads={}).apply({"params": params}, batch).encoding.hidden_BLD)

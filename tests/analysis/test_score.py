@@ -18,6 +18,8 @@ from contexture.models.model import build, example
 from tests.helpers.commands import json_of, run_command
 from tests.helpers.parity_rule import close
 
+Opened = tuple[Any, Any, Any]
+"""(model, parameters, tokenizer)."""
 pytestmark = pytest.mark.usefixtures("one_device")
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##d", "e"]
 BERT = BertConfig(vocab=12, length=8, layers=1, hidden=8, heads=2, ffn=8, init_std=0.7)
@@ -25,7 +27,7 @@ ELMO = ElmoConfig(vocab=7, char_width=3, filters=((1, 4), (2, 4)), highway=1, ce
 
 
 @pytest.fixture(scope="module")
-def bert() -> Any:
+def bert() -> Opened:
     fields = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP"}
     model = build(BERT, ("mlm", "nsp"))
     params = model.init(jax.random.key(1), example(fields, {"B": 1, "L": 8, "P": 1}))["params"]
@@ -38,7 +40,7 @@ def nats_of(logits: np.ndarray, label: int) -> float:
 
 
 @pytest.mark.parametrize(("length", "stride", "batch"), [(0, 0, 3), (6, 0, 1), (6, 2, 8), (3, 1, 4)])
-def test_a_bert_s_score_masks_each_token_alone(bert, length, stride, batch):
+def test_a_bert_s_score_masks_each_token_alone(bert: Opened, length, stride, batch):
     """Each once, in the window that scores it; rows of the table beyond the vocabulary are no tokens."""
     model, params, pieces = bert
     documents = ["a bd c e a b c", "e", "", "c c b"]
@@ -57,7 +59,7 @@ def test_a_bert_s_score_masks_each_token_alone(bert, length, stride, batch):
                 nats += nats_of(logits[: len(PIECES)], window[place])
                 count += 1
             scored, start = start + len(window) - 2, start + step
-    result = score(*bert, documents, length=length, stride=stride, batch=batch)
+    result: Any = score(*bert, documents, length=length, stride=stride, batch=batch)
     assert (result["documents"], result["tokens"], result["words"]) == (4, count, 11) and count == 12
     close(result["loss"], nats / count)
     close(result["pseudo_perplexity"], math.exp(nats / count))
@@ -76,7 +78,7 @@ def test_windows_of_a_bert_score_each_token_once():
 
 
 @pytest.fixture(scope="module")
-def elmo() -> Any:
+def elmo() -> Opened:
     words = Words(["<S>", "</S>", "<UNK>", "the", "cat", "sees", "."], "punctuation")
     model = build(ELMO, ("bilm",))
     fields = {"types": "i32 RW", "index": "i32 BL", "next": "i32 BL", "next_weights": "f32 BL",
@@ -86,7 +88,7 @@ def elmo() -> Any:
     return model, jax.tree.map(lambda x: 0.5 * rng.standard_normal(x.shape).astype(np.float32), params), words
 
 
-def test_an_elmo_s_score_is_that_of_both_directions_word_by_word(elmo):
+def test_an_elmo_s_score_is_that_of_both_directions_word_by_word(elmo: Opened):
     """Each prefix read anew, and its last state compared with every word of the vocabulary."""
     model, params, words = elmo
     text = "The cat sees the dog. The cat!\nthe\n"
@@ -106,7 +108,7 @@ def test_an_elmo_s_score_is_that_of_both_directions_word_by_word(elmo):
                 nats[direction] += nats_of(kernel @ np.asarray(hidden[direction * 4 :][:4]) + bias, label)
         count += len(line) + 1
     for batch in (1, 2, 8):
-        result = score(*elmo, [text], batch=batch)
+        result: Any = score(*elmo, [text], batch=batch)
         assert (result["documents"], result["tokens"], result["words"], result["unknown"]) == (1, count, 10, 4)
         close(result["forward_perplexity"], math.exp(nats[0] / count))
         close(result["backward_perplexity"], math.exp(nats[1] / count))
@@ -115,7 +117,7 @@ def test_an_elmo_s_score_is_that_of_both_directions_word_by_word(elmo):
     assert whole["tokens"] == count - 1 and "each line alone" in whole["convention"]
 
 
-def test_mistakes_are_one_clear_line(bert, elmo):
+def test_mistakes_are_one_clear_line(bert: Opened, elmo: Opened):
     model, params, pieces = bert
     for call, message in (
         (lambda: score(build(BERT, ("classify",)), {}, pieces, ["a"]), "has no head for masked tokens"),

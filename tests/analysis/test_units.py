@@ -81,7 +81,7 @@ def test_a_score_is_that_of_the_tokens_one_by_one():
             table = np.asarray(params["backbone"]["embeddings"]["tokens"], np.float64)
             logits = table @ np.asarray(out.encoding.hidden_BLD[0, at - first - 1], np.float64)
             nats += np.log(np.exp(logits).sum()) - logits[row[at]]
-    result = score(model, params, tokenizer, documents, length=6, stride=2, batch=2)
+    result: Any = score(model, params, tokenizer, documents, length=6, stride=2, batch=2)
     assert (result["documents"], result["tokens"], result["words"], result["bytes"]) == (2, 13, 4, 14)
     close(result["loss"], nats / 13)
     close(result["perplexity"], math.exp(nats / 13))

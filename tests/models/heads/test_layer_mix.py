@@ -208,6 +208,7 @@ def test_settings_that_mean_nothing_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             HeadConfig(**wrong)  # pyright: ignore[reportArgumentType]
+    mix: Any
     for mix, layers in (("last-four", 4), ("concat-last-four", 4), ("second-to-last", 2)):
         parts: dict[str, Any] = {"task": TaskConfig(kind="tag"), "head": HeadConfig(mix=mix)}
         sizes = {**ONE_WIDTH, "length": 8}
