@@ -47,7 +47,8 @@ class Model(nn.Module):
     """A backbone with its heads: batch of arrays by field name → Outputs.
 
     dropout_key draws dropout's masks (None: evaluation). states asks for every layer's output. only: the heads to
-    run; None: all. A head reads fields of its own: with only=() the backbone's alone are enough.
+    run; None: all. A head reads fields of its own: with only=() the backbone's alone are enough. frozen: the backbone
+    is not trained and draws no dropout, so that its outputs are those of evaluation.
 
     Fields of dims BAL hold A alternatives of each example. The backbone reads them as B·A sequences; the Encoding's
     `choices` is A, and heads that classify an example join its rows again.
@@ -68,6 +69,7 @@ class Model(nn.Module):
         *,
         states: bool = False,
         only: tuple[str, ...] | None = None,
+        frozen: bool = False,
     ) -> Outputs:
         run = self.heads if only is None else {name: self.heads[name] for name in only}
         folded = {name: _fold_choices(x) for name, x in batch.items()}
@@ -76,9 +78,8 @@ class Model(nn.Module):
         # Heads on a mix of layers need every layer, whether or not the caller asks for them.
         states = states or any(getattr(head, "reads_states", False) for head in run.values())
         # The backbone draws dropout for each of the B·A rows; heads get the key of the B examples.
-        encoding = self.backbone(folded, repeat_for_choices(dropout_key, choices), states=states).replace(
-            choices=choices
-        )
+        key = None if frozen else repeat_for_choices(dropout_key, choices)
+        encoding = self.backbone(folded, key, states=states).replace(choices=choices)
         outputs = {name: head(encoding, folded, dropout_key) for name, head in run.items()}
         # The raw weights before their softmax, as in the original's l2_coef.
         weights = [x for head in run.values() for path, x in by_path(head.variables.get("params", {})).items()

@@ -123,7 +123,8 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Prog
         checkpoints = Checkpoints(folder, mesh, run.save, fingerprint, run.evaluate.metric)
         stack.callback(checkpoints.abandon)
         expected = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-        restored = checkpoints.restore_latest(expected)
+        # Earlier versions kept moments for a frozen backbone, too.
+        restored = checkpoints.restore_latest(expected, part=run.optim.freezes_backbone)
         signals.check()
         state = restored[0] if restored else make()
         if not restored and run.init.run:

@@ -40,7 +40,7 @@ class State:
     """All that a training step changes.
 
     step            steps so far, the skipped ones included
-    opt             the optimizer's moments; with adapters, none for the backbone
+    opt             the optimizer's moments; none for a backbone that is frozen
     skipped         steps so far whose loss or gradient was not finite
     skipped_in_row  the skipped steps since the last one that was not
     """
@@ -128,7 +128,7 @@ def _create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[jax.Array], S
         zero, params = jnp.zeros((), jnp.int32), add_adapters(variables["params"], run, key)
         # The example is a batch of one sequence: its carry has the shapes of all but the first dim.
         carry = jax.tree.map(lambda x: jnp.zeros((run.data.batch, *x.shape[1:]), x.dtype), variables.get("carry", {}))
-        return State(zero, params, tx.init(split(params)[1]), zero, zero, carry)
+        return State(zero, params, tx.init(split(params, run.optim)[1]), zero, zero, carry)
 
     # Only shapes are computed here; the compiled function creates each array where it lives, never whole on one device.
     # The key is an argument: runs that differ in their seeds alone share the compiled function. Of the key too only the
@@ -187,8 +187,8 @@ def _train_step(model: Model, objective: Objective, run: Run, shardings: State) 
     def step(state: State, batch: Batch, settings: StepSettings) -> tuple[State, Metrics]:
         # Taken over the whole batch, so that the losses of its parts add up to its own.
         weights = objective.weights(batch)
-        # From here on a backbone with adapters is a constant of the step, and all else the parameters.
-        frozen, trained = split(state.params)
+        # From here on a backbone that is frozen is a constant of the step, and all else the parameters.
+        frozen, trained = split(state.params, run.optim)
         whole = state = dataclasses.replace(state, params=trained)
         batch, rows = select_rows(run, batch)
         if rows is not None:
@@ -202,7 +202,9 @@ def _train_step(model: Model, objective: Objective, run: Run, shardings: State) 
             if multipliers is not None:
                 params = _stop_frozen(params, multipliers)
             params = merged({**frozen, **params}, run.optim)
-            outputs, carry = _forward(model, params, part, carry, dropout_key(settings.seed, state.step, row_B))
+            outputs, carry = _forward(
+                model, params, part, carry, dropout_key(settings.seed, state.step, row_B), run.optim.freezes_backbone
+            )
             sums = objective.sums(outputs, part)
             return loss(objective, sums, weights), (sums, carry)
 
@@ -240,10 +242,10 @@ def _train_step(model: Model, objective: Objective, run: Run, shardings: State) 
 
 
 def _forward(
-    model: Model, params: Params, batch: Batch, carry: Carry, key: DropoutKey | None
-) -> tuple[Outputs, Carry]:  # fmt: skip
+    model: Model, params: Params, batch: Batch, carry: Carry, key: DropoutKey | None, frozen: bool = False
+) -> tuple[Outputs, Carry]:
     """Returns (the model's outputs, the next carry)."""
-    outputs, mutated = model.apply({"params": params, "carry": carry}, batch, key, mutable=["carry"])
+    outputs, mutated = model.apply({"params": params, "carry": carry}, batch, key, frozen=frozen, mutable=["carry"])
     return cast(Outputs, outputs), cast(dict[str, Carry], mutated).get("carry", {})
 
 

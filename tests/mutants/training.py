@@ -73,6 +73,12 @@ TRAINING = (
          f"{_OPTIM}test_what_is_frozen_has_no_rate"),
     ),
     *mutants_of(
+        "train/optim/lora.py",
+        ("frozen.moments-kept", "if ADAPTERS not in params and not config.freezes_backbone:",
+         "if ADAPTERS not in params:",
+         "train/optim/test_frozen.py"),
+    ),
+    *mutants_of(
         "train/options.py",
         ("lora.scale-inverted", "self.lora_alpha / self.lora_rank", "self.lora_rank / self.lora_alpha", _MERGED),
     ),
