@@ -22,9 +22,11 @@ from contexture.data.layouts import (
     truncate_longest_first,
 )
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
-from contexture.data.tasks.lengths import batch_lengths, length_for, one_of, padded, places_for
+from contexture.data.tasks.features.stored_features import StoredFeatures
+from contexture.data.tasks.lengths import FROZEN_STEP, STEP, batch_lengths, length_for, one_of, padded, places_for
 from contexture.data.tasks.spans.answer_rules import AnswerRules
 from contexture.data.tasks.spans.span_store import UNSPELLED, SpanSplit
+from contexture.data.tasks.spans.token_places import token_places
 from contexture.data.tasks.tables import counted
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MAX_BYTES
@@ -67,9 +69,9 @@ SHORTEST = 5
 """Tokens of a sequence with room for a pair: three special tokens and a token of each text."""
 
 
-def sequence_length(config: DataConfig, longest: int) -> int:
-    """Returns the tokens of a sequence: as many as the longest example needs, in steps of 8, at most data.length."""
-    return int(padded(np.int64(longest), config.length))
+def sequence_length(config: DataConfig, longest: int, step: int = 8) -> int:
+    """Returns the tokens of a sequence: those of the longest example, a multiple of `step`, at most data.length."""
+    return int(padded(np.int64(longest), config.length, step))
 
 
 def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, ...]) -> NDArray[np.float32]:
@@ -95,15 +97,6 @@ def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, 
     if not (np.isfinite(weights_C) & (weights_C > 0)).all():
         raise DataError(f"task.class-weights={' '.join(task.class_weights)}: weights must be above 0")
     return weights_C
-
-
-def token_places(rows: Rows, tokens: I64, elmo: bool) -> I64:
-    """Returns where tokens, counted from the first of their row, stand in its sequence: behind the special token in
-    front, and behind that between the two texts; an ELMo's arrays have none."""
-    if elmo:
-        return tokens
-    second = np.where(rows["b"] < 0, rows["end"], rows["b"]) - rows["a"]
-    return 1 + tokens + (tokens >= second)
 
 
 @dataclass(frozen=True)
@@ -247,7 +240,9 @@ class TaskBatches:
         *,
         family: Family,
         seed: int,
+        frozen: bool = False,
     ) -> None:
+        """frozen: of a frozen backbone, for whose lengths see FROZEN_STEP."""
         split = store.splits["train"]
         self.fields = task_fields(store.kind, family, split.symmetric, store.pair)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
@@ -255,10 +250,13 @@ class TaskBatches:
         self.examples_per_epoch = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
-        length = sequence_length(config, split.longest)
-        self.lengths = batch_lengths(split, length, config.batch, shuffled=True)
+        length = sequence_length(config, split.longest, FROZEN_STEP if frozen else 8)
+        step = FROZEN_STEP if frozen else STEP
+        self.lengths = batch_lengths(split, length, config.batch, shuffled=True, step=step)
         """Tokens of a sequence: a batch has the least that holds its longest example."""
         self._reader = _Reader(split, tokenizer, family, self.lengths, weights_C, config.word_types)
+        self.features: StoredFeatures | None = None
+        """What a frozen backbone computes of the examples, which batches hold then."""
         self._orders: dict[int, I64] = {}
         self._lock = threading.Lock()
 
@@ -277,7 +275,9 @@ class TaskBatches:
         rows = np.arange(self.config.batch_size_at(step)) if rows is None else np.asarray(rows, np.int64)
         with self._lock:
             self.rows_read += len(rows)
-        return self._reader.read(self._numbers(step), rows)
+        numbers = self._numbers(step)
+        batch = self._reader.read(numbers, rows)
+        return batch if self.features is None else self.features.add(batch, numbers[rows])
 
     def _numbers(self, step: int) -> I64:
         """Returns the examples of the step's batch."""
@@ -351,6 +351,8 @@ class HeldOutTask:
         self.lengths = lengths
         weights_C = ones_C if weights_C is None else weights_C
         self._reader = _Reader(split, tokenizer, family, lengths, weights_C, config.word_types)
+        self.features: StoredFeatures | None = None
+        """As those of TaskBatches."""
         self._sorted: dict[int, I64] = {}
         self._lock = threading.Lock()
 
@@ -394,4 +396,4 @@ class HeldOutTask:
             if name in batch:
                 batch[name][spare] = 0.0
         self.rows_read += len(rows)
-        return batch
+        return batch if self.features is None else self.features.add(batch, numbers[rows])

@@ -102,6 +102,11 @@ class TaskLstm(nn.Module):
         return jnp.concatenate(directions, -1)
 
 
+def mixed_layers(head: HeadConfig, layers: int) -> tuple[int, ...]:
+    """Returns which states of a backbone of so many layers a head mixes (0: the embeddings), ascending."""
+    return {"all": tuple(range(layers + 1)), "top": (layers,), "words": (0,)}[head.mix]
+
+
 class MixedFeatures(nn.Module):
     """The mix of layers, before or after the task's biLSTM, or both: Encoding with states → BLX."""
 
@@ -112,7 +117,7 @@ class MixedFeatures(nn.Module):
     @nn.compact
     def __call__(self, encoding: Encoding, dropout_key: DropoutKey | None) -> jax.Array:
         h, mask_BL, states = self.head, encoding.mask_BL, encoding.states
-        layers = {"all": states, "top": states[-1:], "words": states[:1]}[h.mix]
+        layers = tuple(states[n] for n in mixed_layers(h, len(states) - 1))
         # Where the mix joins the biLSTM's output alone, its input is the context-free layer: the words' embeddings.
         lstm_layers = states[:1] if h.place == "output" else layers
         x_BLD = ScalarMix(h.mix_norm, name="mix")(lstm_layers, mask_BL)
@@ -134,6 +139,11 @@ class MixHead(LinearHead):
 
     head: HeadConfig = HeadConfig()
     reads_states = True
+
+    def layers_read(self, layers: int) -> tuple[int, ...]:
+        mixed = mixed_layers(self.head, layers)
+        # Where the mix joins the biLSTM's output alone, the biLSTM reads the words' embeddings.
+        return tuple(sorted({*mixed, 0})) if self.head.place == "output" else mixed
 
     def mixed_features(self, encoding: Encoding, dropout_key: DropoutKey | None) -> jax.Array:
         """Returns the mixed features of each word, BLX."""

@@ -28,7 +28,7 @@ SPANS = (
         ("span.empty-tokens-touch", " & (places[:, 0] < places[:, 1]))", ")", _SLOW),
     ),
     *mutants_of(
-        "data/tasks/batches.py",
+        "data/tasks/spans/token_places.py",
         ("span.second-separator", "1 + tokens + (tokens >= second)", "1 + tokens", _LABEL),
     ),
     *mutants_of(

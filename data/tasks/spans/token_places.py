@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from contexture.data.binary_files import I64
+from contexture.data.tasks.example_store import Rows
 from contexture.data.tokenizers.base import Tokenizer, WithAddedTokens
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 
@@ -69,3 +70,12 @@ def _trimmed(text: str, places: Sequence[tuple[int, int]]) -> I64:
     first = np.minimum(following[begin], end)
     last = np.where(end > 0, preceding[np.maximum(end - 1, 0)] if len(preceding) else 0, 0)
     return np.stack([first, np.maximum(np.where(first < end, last, end), first)], 1)
+
+
+def token_places(rows: Rows, tokens: I64, elmo: bool) -> I64:
+    """Returns where tokens, counted from the first of their row, stand in its sequence: behind the special token in
+    front, and behind that between the two texts; an ELMo's arrays have none."""
+    if elmo:
+        return tokens
+    second = np.where(rows["b"] < 0, rows["end"], rows["b"]) - rows["a"]
+    return 1 + tokens + (tokens >= second)
