@@ -57,6 +57,9 @@ _SCOPES: dict[str, _Scope] = {
         ("data.ramp_from", "data.ramp_steps"),
         _Scope("a BERT, a GPT, or fine-tuning", lambda run: run.family != "elmo" or _is_task(run)),
     ),
+    "data.features": _Scope(
+        "a task with --optim.frozen backbone", lambda run: _is_task(run) and run.optim.freezes_backbone
+    ),
     "optim.gradient_scale": _Scope("--optim.name adagrad", lambda run: run.optim.name == "adagrad"),
     **dict.fromkeys(("optim.b1", "optim.b2", "optim.moments", "optim.stochastic_rounding"), _ADAM),
     **dict.fromkeys(

@@ -68,6 +68,9 @@ class DataConfig:
     """The share of documents that is cut into shorter sequences (short_seq_prob)."""
     word_types: int = 0
     """How many distinct words a batch of an ELMo may have, three of them special; 0 is as many as there could be."""
+    features: Literal["disk", "off"] = "disk"
+    """Where the outputs of a frozen backbone are kept. disk: in the run's folder, computed once for all steps. off:
+    nowhere, computed for each step."""
     negatives: int = 8192
     """How many words are sampled as negatives for each step and direction (sampled softmax); 0 is the softmax over all
     words."""

@@ -1,5 +1,6 @@
 """Model = backbone + heads. Parameters are always {"backbone": …, "heads_<name>": …}."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -47,7 +48,11 @@ class Model(nn.Module):
     """A backbone with its heads: batch of arrays by field name → Outputs.
 
     dropout_key draws dropout's masks (None: evaluation). states asks for every layer's output. only: the heads to
-    run; None: all. A head reads fields of its own: with only=() the backbone's alone are enough.
+    run; None: all. A head reads fields of its own: with only=() the backbone's alone are enough. frozen: the backbone
+    is not trained and draws no dropout, so that its outputs are those of evaluation.
+
+    A batch that holds what its frozen backbone computes does not run it: states BNLD, of the layers that the heads read
+    (`layers_read`), and pooled BD where they read it. The other states are NaN.
 
     Fields of dims BAL hold A alternatives of each example. The backbone reads them as B·A sequences; the Encoding's
     `choices` is A, and heads that classify an example join its rows again.
@@ -68,6 +73,7 @@ class Model(nn.Module):
         *,
         states: bool = False,
         only: tuple[str, ...] | None = None,
+        frozen: bool = False,
     ) -> Outputs:
         run = self.heads if only is None else {name: self.heads[name] for name in only}
         folded = {name: _fold_choices(x) for name, x in batch.items()}
@@ -76,19 +82,38 @@ class Model(nn.Module):
         # Heads on a mix of layers need every layer, whether or not the caller asks for them.
         states = states or any(getattr(head, "reads_states", False) for head in run.values())
         # The backbone draws dropout for each of the B·A rows; heads get the key of the B examples.
-        encoding = self.backbone(folded, repeat_for_choices(dropout_key, choices), states=states).replace(
-            choices=choices
-        )
+        key = None if frozen else repeat_for_choices(dropout_key, choices)
+        stored = "states" in folded or "pooled" in folded
+        encoding = self._stored_encoding(folded) if stored else self.backbone(folded, key, states=states)
+        encoding = dataclasses.replace(encoding, choices=choices)
         outputs = {name: head(encoding, folded, dropout_key) for name, head in run.items()}
         # The raw weights before their softmax, as in the original's l2_coef.
         weights = [x for head in run.values() for path, x in by_path(head.variables.get("params", {})).items()
                    if path.endswith("mix/weights")]  # fmt: skip
         return Outputs(encoding, outputs, jnp.square(jnp.concatenate(weights)).sum() if weights else None)
 
+    def layers_read(self) -> tuple[int, ...]:
+        """Returns which of the backbone's states the heads of a task read (0: the embeddings), ascending."""
+        heads = [head for head in self.heads.values() if isinstance(head, LinearHead)]
+        return tuple(sorted({n for head in heads for n in head.layers_read(self.config.layers)}))
+
+    def reads_pooled(self) -> bool:
+        """Returns whether a head of a task reads the pooled vector."""
+        return any(getattr(head, "reads_pooled", False) for head in self.heads.values())
+
+    def _stored_encoding(self, batch: dict[str, jax.Array]) -> Encoding:
+        mask_BL, read = batch["mask"], self.layers_read()
+        width = FAMILIES[type(self.config)].sizes(self.config)["D"]
+        nothing_BLD = jnp.full((*mask_BL.shape, width), jnp.nan, jnp.dtype(self.config.dtype))
+        states = [nothing_BLD] * (self.config.layers + 1)
+        for place, layer in enumerate(read):
+            states[layer] = batch["states"][:, place]
+        return Encoding(states[-1], mask_BL, batch.get("pooled"), tuple(states))
+
 
 def _fold_choices(x: jax.Array) -> jax.Array:
-    """BAL → (B·A)L; other arrays as they are."""
-    return x.reshape(-1, x.shape[-1]) if x.ndim == 3 else x
+    """BAL → (B·A)L, BANLD → (B·A)NLD; other arrays as they are."""
+    return x.reshape(-1, *x.shape[2:]) if x.ndim in (3, 5) else x
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,12 @@ class Run:
         """How sequences are drawn from the text of a pretraining."""
         return STREAMS[self.family]
 
+    @property
+    def reads_features(self) -> bool:
+        """Whether its steps read what its backbone computes as fields of their batches: a task with a frozen backbone.
+        A loss over the vocabulary reads the backbone's own table too."""
+        return self.task.kind != "off" and self.optim.freezes_backbone and not self.task.lm_weight
+
     def _check_data(self) -> None:
         data, objective = self.data, self.objective
         if objective == "lm":

@@ -27,6 +27,7 @@ from contexture.train.distributed.agreement import agree_on_folder, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.evaluation.best import Best, value_to_minimise
 from contexture.train.evaluation.evaluate import evaluate, measured
+from contexture.train.features.extraction import store_features
 from contexture.train.loggers.trackers import Trackers, check_trackers
 from contexture.train.metrics import saved_rank
 from contexture.train.objectives import batch_fields
@@ -56,10 +57,13 @@ class Evaluated(TypedDict, total=False):
     unevaluated: bool
 
 
-def train(run: Run, recipe: Run, signals: Signals, programs: Programs | None = None) -> Path:
+def train(
+    run: Run, recipe: Run, signals: Signals, programs: Programs | None = None, features: Path | None = None
+) -> Path:
     """Trains `run` in its folder, from its newest good checkpoint if there is one, and returns the folder.
 
-    recipe: the run before the user's options. programs: the compiled steps that the runs of a grid share. Raises
+    recipe: the run before the user's options. programs, features: the compiled steps that the runs of a grid share, and
+    the folder for what their frozen backbones compute (None: one in the run's own). Raises
     ConfigError, DataError, CheckpointError; MemoryError or OSError if the system's limits are too low; Diverged after
     optim.max_skipped steps in a row without finite numbers; Interrupted on SIGTERM and Ctrl-C, with everything saved.
     """
@@ -75,7 +79,7 @@ def train(run: Run, recipe: Run, signals: Signals, programs: Programs | None = N
     cpu_memory.tune_cpu_allocator(activation_floats(run))
     with processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
         try:
-            _train(run, recipe, folder, signals, programs or Programs())
+            _train(run, recipe, folder, signals, programs or Programs(), features)
         except OSError as error:
             raise CheckpointError(
                 f"{error.filename or folder}: {error.strerror or error}; what was saved before is whole"
@@ -83,7 +87,7 @@ def train(run: Run, recipe: Run, signals: Signals, programs: Programs | None = N
     return folder
 
 
-def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Programs) -> None:
+def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Programs, features: Path | None) -> None:
     start_time = time.monotonic()
     mesh = meshes.build(run.mesh)
     agree_on_run(run)
@@ -123,7 +127,8 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Prog
         checkpoints = Checkpoints(folder, mesh, run.save, fingerprint, run.evaluate.metric)
         stack.callback(checkpoints.abandon)
         expected = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-        restored = checkpoints.restore_latest(expected)
+        # Earlier versions kept moments for a frozen backbone, too.
+        restored = checkpoints.restore_latest(expected, part=run.optim.freezes_backbone)
         signals.check()
         state = restored[0] if restored else make()
         if not restored and run.init.run:
@@ -146,6 +151,8 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Prog
         stack.callback(figure.close)
         step_function = train_step(parts.model, parts.objective, run, shardings, programs)
         evaluation = evaluation_step(parts.model, parts.objective, mesh, run, programs)
+        if start < run.steps:
+            store_features(parts, state.params, step_function.encoder, folder, features, signals)
         ahead = _compiles_ahead(parts, step_function, expected)
         stack.callback(ahead.stop) if ahead is not None else None
         functions = step_function, evaluation, ahead
@@ -175,7 +182,7 @@ def _run_steps(
     run, mesh, held_out = parts.run, parts.mesh, parts.held_out
     step_function, evaluation, ahead = functions
     batch_size_at, examples_before = run.data.batch_size_at, run.data.examples_before
-    fields = batch_fields(run)
+    fields = _fields(run, step_function)
     kind, batches = mesh.devices.flat[0].device_kind, parts.batches
     length_at = batches.length_at if isinstance(batches, TaskBatches) else lambda step: run.data.length
     meter = ThroughputMeter(run, mesh.devices.size, kind, start, length_at)
@@ -250,6 +257,7 @@ def _run_steps(
             # size or length is it compiled first.
             size = batch_size_at(number)
             batch = meshes.shard_batch(mesh, local, fields, size)
+            batch = step_function.with_features(state, batch)
             shapes = shapes_of(batch)
             if ahead is not None:
                 ahead.provide(shapes, step_function.compiled)
@@ -300,6 +308,10 @@ def _run_steps(
     return done
 
 
+def _fields(run: Run, step_function: TrainStep) -> dict[str, str]:
+    return batch_fields(run) | (step_function.encoder.fields if step_function.encoder is not None else {})
+
+
 def _compiles_ahead(parts: TrainingSetup, step_function: TrainStep, state: State) -> CompilesAhead | None:
     """Returns what compiles the step for further lengths of batches; None if there are none. state: its shapes.
 
@@ -308,11 +320,13 @@ def _compiles_ahead(parts: TrainingSetup, step_function: TrainStep, state: State
     run, mesh, batches = parts.run, parts.mesh, parts.batches
     if not isinstance(batches, TaskBatches) or len(batches.lengths) == 1 or jax.process_count() > 1:
         return None
-    fields, size_at = batch_fields(run), run.data.batch_size_at
+    fields, size_at = _fields(run, step_function), run.data.batch_size_at
     return CompilesAhead(
         lambda batch: step_function.lower(state, batch).compile(),
         batches,
-        lambda step: meshes.shard_batch(mesh, batches.read(step), fields, size_at(step)),
+        lambda step: step_function.with_features(
+            state, meshes.shard_batch(mesh, batches.read(step), fields, size_at(step))
+        ),
         lambda: meshes.use(mesh, run.model.dtype),
     )
 

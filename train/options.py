@@ -113,6 +113,11 @@ class OptimConfig:
                 )
 
     @property
+    def freezes_backbone(self) -> bool:
+        """Whether the whole backbone stays as it is, and so does what it computes."""
+        return "backbone" in self.frozen and not self.lora_rank
+
+    @property
     def lora_scale(self) -> float:
         """What an adapter's product is multiplied with."""
         return self.lora_alpha / self.lora_rank

@@ -27,7 +27,16 @@ EVALUATIONS = 10
 """How often a run is evaluated at least, where evaluate.every does not say."""
 _MAY_CHANGE = (
     *("mesh", "save", "log", "evaluate", "steps", "epochs", "dir", "data.path", "data.dev", "data.tokenizer"),
-    *("init.run", "task.train", "task.dev", "task.test", "model.attention", "model.remat", "model.unroll"),
+    *(
+        "data.features",
+        "init.run",
+        "task.train",
+        "task.dev",
+        "task.test",
+        "model.attention",
+        "model.remat",
+        "model.unroll",
+    ),
 )
 
 

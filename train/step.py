@@ -16,6 +16,7 @@ from contexture.models.model import Model, Outputs, example
 from contexture.models.shapes import Params, dims_of, path_of
 from contexture.models.sharding import constrain
 from contexture.train import mesh as meshes
+from contexture.train.compilation.encoder import Encoder, make_encoder
 from contexture.train.compilation.programs import Programs, Shapes, shapes_of
 from contexture.train.config import Run
 from contexture.train.losses import Sum, means
@@ -40,7 +41,7 @@ class State:
     """All that a training step changes.
 
     step            steps so far, the skipped ones included
-    opt             the optimizer's moments; with adapters, none for the backbone
+    opt             the optimizer's moments; none for a backbone that is frozen
     skipped         steps so far whose loss or gradient was not finite
     skipped_in_row  the skipped steps since the last one that was not
     """
@@ -128,7 +129,7 @@ def _create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[jax.Array], S
         zero, params = jnp.zeros((), jnp.int32), add_adapters(variables["params"], run, key)
         # The example is a batch of one sequence: its carry has the shapes of all but the first dim.
         carry = jax.tree.map(lambda x: jnp.zeros((run.data.batch, *x.shape[1:]), x.dtype), variables.get("carry", {}))
-        return State(zero, params, tx.init(split(params)[1]), zero, zero, carry)
+        return State(zero, params, tx.init(split(params, run.optim)[1]), zero, zero, carry)
 
     # Only shapes are computed here; the compiled function creates each array where it lives, never whole on one device.
     # The key is an argument: runs that differ in their seeds alone share the compiled function. Of the key too only the
@@ -150,8 +151,15 @@ class TrainStep:
     settings: StepSettings
     compiled: dict[Shapes, Any]
     """The programs for the shapes of batches that this run has had, or one that shares the step."""
+    encoder: Encoder | None
+    """What a frozen backbone is computed by; None where the step runs the backbone."""
+
+    def with_features(self, state: State, batch: Batch) -> Batch:
+        """Returns the batch with what its frozen backbone computes, unless it holds that; of shapes, shapes."""
+        return batch if self.encoder is None else self.encoder.add(state.params, batch)
 
     def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+        batch = self.with_features(state, batch)
         return self.compiled.setdefault(shapes_of(batch), self.jitted)(state, batch, self.settings)
 
     def trace(self, state: State, batch: Batch) -> Any:
@@ -173,13 +181,19 @@ def train_step(
     """
     mesh = cast(Mesh, cast(NamedSharding, shardings.step).mesh)
     key = ("step", *_key(model, run, mesh))
-    jitted, compiled = (programs or Programs()).get(key, lambda: (_train_step(model, objective, run, shardings), {}))
-    return TrainStep(jitted, step_settings(run), compiled)
+    programs = programs or Programs()
+    encoder = _encoder(model, run, mesh, programs)
+    jitted, compiled = programs.get(key, lambda: (_train_step(model, objective, run, shardings, encoder), {}))
+    return TrainStep(jitted, step_settings(run), compiled, encoder)
 
 
-def _train_step(model: Model, objective: Objective, run: Run, shardings: State) -> Any:
+def _encoder(model: Model, run: Run, mesh: Mesh, programs: Programs) -> Encoder | None:
+    return programs.get(("encoder", *_key(model, run, mesh)), lambda: make_encoder(model, run, mesh))
+
+
+def _train_step(model: Model, objective: Objective, run: Run, shardings: State, encoder: Encoder | None) -> Any:
     run = without_step_settings(run)
-    tx, fields = optimizer(run.optim), batch_fields(run)
+    tx, fields = optimizer(run.optim), batch_fields(run) | (encoder.fields if encoder is not None else {})
     dims = {**{name: kind.partition(" ")[2] for name, kind in fields.items()}, **WORDS}
     mesh = cast(Mesh, cast(NamedSharding, shardings.step).mesh)
     on_one_cpu = [device.platform for device in mesh.devices.flat] == ["cpu"]
@@ -187,8 +201,8 @@ def _train_step(model: Model, objective: Objective, run: Run, shardings: State) 
     def step(state: State, batch: Batch, settings: StepSettings) -> tuple[State, Metrics]:
         # Taken over the whole batch, so that the losses of its parts add up to its own.
         weights = objective.weights(batch)
-        # From here on a backbone with adapters is a constant of the step, and all else the parameters.
-        frozen, trained = split(state.params)
+        # From here on a backbone that is frozen is a constant of the step, and all else the parameters.
+        frozen, trained = split(state.params, run.optim)
         whole = state = dataclasses.replace(state, params=trained)
         batch, rows = select_rows(run, batch)
         if rows is not None:
@@ -202,7 +216,9 @@ def _train_step(model: Model, objective: Objective, run: Run, shardings: State) 
             if multipliers is not None:
                 params = _stop_frozen(params, multipliers)
             params = merged({**frozen, **params}, run.optim)
-            outputs, carry = _forward(model, params, part, carry, dropout_key(settings.seed, state.step, row_B))
+            outputs, carry = _forward(
+                model, params, part, carry, dropout_key(settings.seed, state.step, row_B), run.optim.freezes_backbone
+            )
             sums = objective.sums(outputs, part)
             return loss(objective, sums, weights), (sums, carry)
 
@@ -240,10 +256,10 @@ def _train_step(model: Model, objective: Objective, run: Run, shardings: State) 
 
 
 def _forward(
-    model: Model, params: Params, batch: Batch, carry: Carry, key: DropoutKey | None
-) -> tuple[Outputs, Carry]:  # fmt: skip
+    model: Model, params: Params, batch: Batch, carry: Carry, key: DropoutKey | None, frozen: bool = False
+) -> tuple[Outputs, Carry]:
     """Returns (the model's outputs, the next carry)."""
-    outputs, mutated = model.apply({"params": params, "carry": carry}, batch, key, mutable=["carry"])
+    outputs, mutated = model.apply({"params": params, "carry": carry}, batch, key, frozen=frozen, mutable=["carry"])
     return cast(Outputs, outputs), cast(dict[str, Carry], mutated).get("carry", {})
 
 
@@ -359,11 +375,13 @@ def evaluation_step(
     `create`.
     """
     if run is None or programs is None:
-        return _evaluation_step(model, objective, mesh)
-    return programs.get(("evaluation", *_key(model, run, mesh)), lambda: _evaluation_step(model, objective, mesh))
+        return _evaluation_step(model, objective, mesh, make_encoder(model, run, mesh) if run is not None else None)
+    encoder = _encoder(model, run, mesh, programs)
+    key = ("evaluation", *_key(model, run, mesh))
+    return programs.get(key, lambda: _evaluation_step(model, objective, mesh, encoder))
 
 
-def _evaluation_step(model: Model, objective: Objective, mesh: Mesh) -> EvaluationStep:
+def _evaluation_step(model: Model, objective: Objective, mesh: Mesh, encoder: Encoder | None) -> EvaluationStep:
 
     def step(params: Params, batch: Batch, carry: Carry) -> tuple[dict[str, Sum], Predictions, Carry]:
         outputs, carry = _forward(model, params, batch, carry, None)
@@ -372,6 +390,7 @@ def _evaluation_step(model: Model, objective: Objective, mesh: Mesh) -> Evaluati
     jitted = jax.jit(step, out_shardings=meshes.replicated(mesh))
 
     def with_carry(params: Params, batch: Batch, carry: Carry | None) -> tuple[dict[str, Sum], Predictions, Carry]:
+        batch = batch if encoder is None else encoder.add(params, batch)
         # The first batch gets zeros of the shapes that the step hands on, so that one program serves all batches.
         if carry is None:
             shapes = jax.eval_shape(lambda: step(params, batch, {}))[2]

@@ -47,7 +47,7 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
         logger.warning(note)
     if unknown := unknown_peak(parts.mesh.devices.flat[0]):
         logger.warning(unknown)
-    logger.info(f"{describe_parameters(shapes.params)}: {_sums(by_path(shapes.params))}")
+    logger.info(f"{describe_parameters(shapes.params, run.optim)}: {_sums(by_path(shapes.params))}")
     if run.log.details:
         shardings = jax.tree.leaves(meshes.parameter_shardings(parts.mesh, shapes.params))
         rows = []

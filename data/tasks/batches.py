@@ -22,8 +22,9 @@ from contexture.data.layouts import (
     truncate_longest_first,
 )
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
+from contexture.data.tasks.features.stored_features import StoredFeatures
 from contexture.data.tasks.labels import class_weights
-from contexture.data.tasks.lengths import batch_lengths, length_for, one_of, padded, places_for
+from contexture.data.tasks.lengths import FROZEN_STEP, STEP, batch_lengths, length_for, one_of, padded, places_for
 from contexture.data.tasks.spans.answer_rules import AnswerRules
 from contexture.data.tasks.spans.span_store import UNSPELLED, SpanSplit, token_places
 from contexture.data.tasks.tables import counted
@@ -69,9 +70,9 @@ SHORTEST = 5
 """Tokens of a sequence with room for a pair: three special tokens and a token of each text."""
 
 
-def sequence_length(config: DataConfig, longest: int) -> int:
-    """Returns the tokens of a sequence: as many as the longest example needs, in steps of 8, at most data.length."""
-    return int(padded(np.int64(longest), config.length))
+def sequence_length(config: DataConfig, longest: int, step: int = 8) -> int:
+    """Returns the tokens of a sequence: those of the longest example, a multiple of `step`, at most data.length."""
+    return int(padded(np.int64(longest), config.length, step))
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,9 @@ class TaskBatches:
         *,
         family: Family,
         seed: int,
+        frozen: bool = False,
     ) -> None:
+        """frozen: of a frozen backbone, for whose lengths see FROZEN_STEP."""
         split = store.splits["train"]
         self.fields = task_fields(store.kind, family, split.symmetric, store.pair)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
@@ -237,10 +240,13 @@ class TaskBatches:
         self.examples_per_epoch = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
-        length = sequence_length(config, split.longest)
-        self.lengths = batch_lengths(split, length, config.batch, shuffled=True)
+        length = sequence_length(config, split.longest, FROZEN_STEP if frozen else 8)
+        step = FROZEN_STEP if frozen else STEP
+        self.lengths = batch_lengths(split, length, config.batch, shuffled=True, step=step)
         """Tokens of a sequence: a batch has the least that holds its longest example."""
         self._reader = _Reader(split, tokenizer, family, self.lengths, weights_C, config.word_types, config.length)
+        self.features: StoredFeatures | None = None
+        """What a frozen backbone computes of the examples, which batches hold then."""
         self._orders: dict[int, I64] = {}
         self._lock = threading.Lock()
 
@@ -259,7 +265,9 @@ class TaskBatches:
         rows = np.arange(self.config.batch_size_at(step)) if rows is None else np.asarray(rows, np.int64)
         with self._lock:
             self.rows_read += len(rows)
-        return self._reader.read(self._numbers(step), rows)
+        numbers = self._numbers(step)
+        batch = self._reader.read(numbers, rows)
+        return batch if self.features is None else self.features.add(batch, numbers[rows])
 
     def _numbers(self, step: int) -> I64:
         """Returns the examples of the step's batch."""
@@ -333,6 +341,8 @@ class HeldOutTask:
         self.lengths = lengths
         weights_C = ones_C if weights_C is None else weights_C
         self._reader = _Reader(split, tokenizer, family, lengths, weights_C, config.word_types, config.length)
+        self.features: StoredFeatures | None = None
+        """As those of TaskBatches."""
         self._sorted: dict[int, I64] = {}
         self._lock = threading.Lock()
 
@@ -380,4 +390,4 @@ class HeldOutTask:
             if name in batch:
                 batch[name][spare] = 0.0
         self.rows_read += len(rows)
-        return batch
+        return batch if self.features is None else self.features.add(batch, numbers[rows])

@@ -12,27 +12,31 @@ MIN_SAVING = 3
 passes make up for its compilation on a CPU; a third of it where no gradient is computed. Small sets have one length."""
 STEP = 4
 """Lengths beside the greatest are multiples of this."""
+FROZEN_STEP = 16
+"""All lengths are multiples of this where a frozen backbone's outputs are stored: on a CPU, programs of such lengths
+take their sums in the same order, so that one set of outputs is right for batches of several lengths."""
 
 
-def padded(tokens: I64 | np.int64, limit: int) -> I64 | np.int64:
-    """Returns the least length, in steps of 8, that holds sequences of so many tokens and the special ones at their two
-    ends; at most `limit`."""
-    return np.minimum(-(-(tokens + 2) // 8) * 8, limit)
+def padded(tokens: I64 | np.int64, limit: int, step: int = 8) -> I64 | np.int64:
+    """Returns the least length, a multiple of `step`, that holds sequences of so many tokens and the special ones at
+    their two ends; at most `limit`."""
+    return np.minimum(-(-(tokens + 2) // step) * step, limit)
 
 
-def batch_lengths(split: ExampleSplit, limit: int, batch: int, *, shuffled: bool) -> tuple[int, ...]:
+def batch_lengths(split: ExampleSplit, limit: int, batch: int, *, shuffled: bool, step: int = STEP) -> tuple[int, ...]:
     """Returns the lengths for a split, ascending: those that leave the least padding (`choose_lengths`).
 
-    limit: the greatest. shuffled: batches are drawn at random, else they are sorted by length.
+    limit: the greatest. shuffled: batches are drawn at random, else they are sorted by length. step: the other lengths
+    are multiples of it.
     """
     if split.examples < batch * MIN_SAVING:
         return (limit,)  # fewer batches than a length must save
-    counts = np.zeros(limit // STEP + 2, np.int64)
+    counts = np.zeros(limit // step + 2, np.int64)
     for numbers in split.parts():
         needed = np.minimum(split.tokens_of(numbers) + 2, limit)
-        counts += np.bincount(-(-needed // STEP), minlength=len(counts))
+        counts += np.bincount(-(-needed // step), minlength=len(counts))
     places = np.flatnonzero(counts)
-    lengths = np.minimum(places * STEP, limit)
+    lengths = np.minimum(places * step, limit)
     return choose_lengths(lengths, counts[places], limit, batch, shuffled=shuffled)
 
 

@@ -102,21 +102,12 @@ class TaskLstm(nn.Module):
         return jnp.concatenate(directions, -1)
 
 
-def layers_read(mix: str, states: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Returns what a mix reads of a backbone's states, the embeddings first: each an array BLD, or one BLX of several
-    layers side by side."""
-    match mix:
-        case "words":
-            return states[:1]
-        case "top":
-            return states[-1:]
-        case "second-to-last":
-            return states[-2:-1]
-        case "last-four":
-            return states[-4:]
-        case "concat-last-four":
-            return (jnp.concatenate(states[-4:], -1),)
-    return states
+def mixed_layers(head: HeadConfig, layers: int) -> tuple[int, ...]:
+    """Returns which states of a backbone of so many layers a head mixes or reads side by side (0: the embeddings),
+    ascending."""
+    first = {"words": 0, "all": 0, "top": layers, "second-to-last": layers - 1}.get(head.mix, layers - 3)
+    count = {"all": layers + 1, "last-four": 4, "concat-last-four": 4}.get(head.mix, 1)
+    return tuple(range(first, first + count))
 
 
 class MixedFeatures(nn.Module):
@@ -129,7 +120,9 @@ class MixedFeatures(nn.Module):
     @nn.compact
     def __call__(self, encoding: Encoding, dropout_key: DropoutKey | None) -> jax.Array:
         h, mask_BL, states = self.head, encoding.mask_BL, encoding.states
-        layers = layers_read(h.mix, states)
+        layers = tuple(states[n] for n in mixed_layers(h, len(states) - 1))
+        if h.mix == "concat-last-four":
+            layers = (jnp.concatenate(layers, -1),)
         # Where the mix joins the biLSTM's output alone, its input is the context-free layer: the words' embeddings.
         lstm_layers = states[:1] if h.place == "output" else layers
         x_BLD = ScalarMix(h.mix_norm, name="mix")(lstm_layers, mask_BL)
@@ -151,6 +144,11 @@ class MixHead(LinearHead):
 
     head: HeadConfig = HeadConfig()
     reads_states = True
+
+    def layers_read(self, layers: int) -> tuple[int, ...]:
+        mixed = mixed_layers(self.head, layers)
+        # Where the mix joins the biLSTM's output alone, the biLSTM reads the words' embeddings.
+        return tuple(sorted({*mixed, 0})) if self.head.place == "output" else mixed
 
     def mixed_features(self, encoding: Encoding, dropout_key: DropoutKey | None) -> jax.Array:
         """Returns the mixed features of each word, BLX."""

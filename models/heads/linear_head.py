@@ -27,6 +27,11 @@ class LinearHead(nn.Module):
     kernel_init: Init
     dtype: DTypeLike
     rate: float = 0.0
+    reads_pooled = False
+
+    def layers_read(self, layers: int) -> tuple[int, ...]:
+        """Returns which states of a backbone of so many layers the head reads (0: the embeddings), ascending."""
+        return (layers,)
 
     def logits(self, equation: str, x: jax.Array, **sizes: int) -> jax.Array:
         """Returns einsum(equation, x, kernel) + bias in float32; `sizes` are letters of this map alone."""

@@ -20,6 +20,11 @@ class PooledHead(LinearHead):
     orders), the sum of their pooled vectors is classified (Radford et al. 2018, section 3.3).
     """
 
+    reads_pooled = True
+
+    def layers_read(self, layers: int) -> tuple[int, ...]:
+        return ()
+
     @nn.compact
     def __call__(
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
@@ -62,6 +67,8 @@ class SpanPointerHead(LinearHead):
     Differs: GPT-1 was never tried on spans of answers; the query comes from the token that reads the whole sequence.
     """
 
+    reads_pooled = True
+
     @nn.compact
     def __call__(
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
@@ -76,6 +83,11 @@ class SpanPointerHead(LinearHead):
 class ChoiceHead(LinearHead):
     """A logit for each alternative of an example, from its pooled vector: Encoding → float32 BA. Where the batch's
     `choices` is 0 it is -inf."""
+
+    reads_pooled = True
+
+    def layers_read(self, layers: int) -> tuple[int, ...]:
+        return ()
 
     @nn.compact
     def __call__(

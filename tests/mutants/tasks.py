@@ -11,8 +11,24 @@ _VARYING = "data/tasks/test_varying_alternatives.py::"
 _CHOICE = "train/run/test_choice.py::"
 _MIX = "models/heads/test_layer_mix.py::"
 _ENCODE = "data/tasks/test_encode_examples.py::"
+_FEATURES = "train/features/test_stored_features.py::"
 
 TASKS = (
+    *mutants_of(
+        "data/tasks/features/stored_features.py",
+        ("features.other-parameters-read", 'index["of"] != json.loads(json.dumps(of))', "False",
+         f"{_FEATURES}test_files_hold_what_was_written_and_batches_get_it_by_number"),
+        ("features.sequences-by-example", "numbers[:, None] * several + np.arange(several)",
+         "numbers[:, None] + np.arange(several)",
+         f"{_FEATURES}test_files_hold_what_was_written_and_batches_get_it_by_number"),
+    ),
+    *mutants_of(
+        "train/features/extraction.py",
+        ("features.lengths-joined-unseen", "if not whole.any():\n        return False",
+         "if not whole.any():\n        return True", f"{_FEATURES}test_lengths_of_different_bits_are_not_joined"),
+        ("features.cut-sequences-compared", "(tokens == other_mask.sum(1)) & (tokens < length)", "tokens > 0",
+         f"{_FEATURES}test_lengths_of_different_bits_are_not_joined"),
+    ),
     *mutants_of(
         "data/tokenizers/wordpiece.py",
         ("wordpiece.longest-word-100", "LONGEST_WORD = 200", "LONGEST_WORD = 100",
@@ -155,7 +171,7 @@ TASKS = (
     ),
     *mutants_of(
         "data/tasks/lengths.py",
-        ("task-batches.lines-too-long", "-(-(tokens + 2) // 8) * 8", "-(-(tokens + 3) // 8) * 8",
+        ("task-batches.lines-too-long", "-(-(tokens + 2) // step) * step", "-(-(tokens + 3) // step) * step",
          f"{_ENCODE}test_lines_are_as_long_as_the_longest_example"),
         ("task-batches.shuffled-as-sorted", "reached = reached**batch", "pass",
          f"{_LENGTHS}test_the_lengths_cost_the_least_of_all"),
@@ -181,8 +197,7 @@ TASKS = (
         ("mix.weights-not-normed", 'weights_N = jax.nn.softmax(self.param("weights"',
          'weights_N = jnp.exp(self.param("weights"',
          f"{_MIX}test_a_mix_is_gamma_times_the_weighted_sum_of_layers"),
-        ("mix.five-layers-for-four", 'case "last-four":\n            return states[-4:]',
-         'case "last-four":\n            return states[-5:]',
+        ("mix.five-layers-for-four", '"last-four": 4,', '"last-four": 5,',
          f"{_MIX}test_each_choice_of_layers_gives_those_layers_times_gamma"),
         ("features.padding-in-the-mean", "mean_BX = jnp.where(inside_BLX, x_BLX, 0.0)",
          "mean_BX = jnp.where(True, x_BLX, 0.0)",

@@ -33,7 +33,8 @@ TRAINING = (
          f"{_OPTIM}test_the_original_s_rate_starts_at_zero_and_counts_its_fall_from_step_zero"),
         ("mix.at-the-rate-of-all", "value = mix if _is_mix(path) else value", "value = value", f"{_OPTIM}{_MIXES}"),
         ("mix.gamma-too", 'return path.endswith("mix/weights")', 'return "mix/" in path', f"{_OPTIM}{_MIXES}"),
-        ("mix.only-beside-rates-of-layers", "if not layered and mix == 1.0:", "if not layered:", f"{_OPTIM}{_MIXES}"),
+        ("mix.only-beside-rates-of-layers", "if not layered and not frozen and mix == 1.0:",
+         "if not layered and not frozen:", f"{_OPTIM}{_MIXES}"),
         ("schedule.first-step-zero", "(t + 1.0) / max(W, 1.0), config.final_lr",
          "t / max(W, 1.0), config.final_lr",
          f"{_OPTIM}test_the_other_schedules_rise_to_the_peak_and_fall_to_their_end"),
@@ -71,6 +72,12 @@ TRAINING = (
         ("rates.embeddings-not-frozen", "0.0 if bottom and config.frozen_layers else",
          "0.0 if bottom and config.frozen else",
          f"{_OPTIM}test_what_is_frozen_has_no_rate"),
+    ),
+    *mutants_of(
+        "train/optim/lora.py",
+        ("lora.moments-kept", "if ADAPTERS not in params and not config.freezes_backbone:",
+         "if ADAPTERS not in params:",
+         "train/optim/test_frozen.py"),
     ),
     *mutants_of(
         "train/options.py",

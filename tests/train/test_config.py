@@ -98,6 +98,7 @@ MAY_CHANGE = {
     "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.distributed", "mesh.startup_minutes", "mesh.peer_minutes",
     "save.every", "save.max_to_keep", "save.keep_every", "log.every", "log.to", "log.tensorboard", "evaluate.every",
     "evaluate.batch", "evaluate.metric", "evaluate.patience", "steps", "epochs", "dir", "data.path", "data.dev",
+    "data.features",
     "model.attention", "model.remat", "model.unroll", "mesh.compiler_options",
     "data.tokenizer", "init.run", "task.train", "task.dev", "task.test", "log.details",
 }  # fmt: skip

@@ -102,11 +102,12 @@ def _stored(state: Any) -> dict[str, object]:
     return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
 
 
-def _read_arrays(directory: Path, expected: Any, prefix: str) -> Any:
-    """Returns arrays of `expected`'s shapes and shardings, of the stored tree under prefix ('' for all of it)."""
+def _read_arrays(directory: Path, expected: Any, prefix: str, part: bool) -> Any:
+    """Returns arrays of `expected`'s shapes and shardings, of the stored tree under prefix ('' for all of it). part:
+    the tree may hold more."""
     restore = ocp.checkpoint_utils.construct_restore_args
     target = {prefix: expected} if prefix else _stored(expected)
-    arguments = ocp.args.PyTreeRestore(target, restore_args=restore(target), partial_restore=bool(prefix))
+    arguments = ocp.args.PyTreeRestore(target, restore_args=restore(target), partial_restore=part)
     try:
         # Not by a Checkpointer, whose restore ends with a barrier: one process may fail here and the others not.
         with orbax_silenced(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
@@ -126,7 +127,7 @@ def restore(directory: Path, expected: T, mesh: Mesh, prefix: str = "", part: bo
     start = prefix + "/" if prefix else ""
     # Shapes first, then the numbers: a large file of another model is refused before it is read.
     meta, stored = processes.together(lambda: _read_fitting(directory, by_path(expected), start, part), CheckpointError)
-    state = processes.together(lambda: _read_arrays(directory, expected, prefix), CheckpointError)
+    state = processes.together(lambda: _read_arrays(directory, expected, prefix, part or bool(prefix)), CheckpointError)
     words, _ = digests(state, mesh)
 
     def verify() -> None:
@@ -219,17 +220,17 @@ class Checkpoints:
         self._manager: ocp.CheckpointManager | None = None
         self._ranks: dict[int, float | None] = {}
 
-    def restore_latest(self, expected: T) -> tuple[T, Meta] | None:
+    def restore_latest(self, expected: T, part: bool = False) -> tuple[T, Meta] | None:
         """Returns the newest checkpoint that is good in every number, or None if there are no checkpoints.
 
-        Warns of each that is damaged, and moves it to `damaged/`. Raises CheckpointError if none is good, ConfigError
-        for a checkpoint of a run with another fingerprint.
+        part: a checkpoint may hold more arrays than `expected` has. Warns of each that is damaged, and moves it to
+        `damaged/`. Raises CheckpointError if none is good, ConfigError for one of a run with another fingerprint.
         """
         existing = steps(self.directory)
         bad: list[str] = []
         for step in reversed(existing):
             try:
-                state, meta = restore(self.directory / str(step), expected, self.mesh)
+                state, meta = restore(self.directory / str(step), expected, self.mesh, part=part)
             except CheckpointError as error:
                 bad.append(f"step {step}: {error}")
                 logger.warning(f"checkpoint of {bad[-1]}; trying the one before")

@@ -18,6 +18,8 @@ from contexture.train.grid.settings import Grid, Value, shown
 from contexture.train.run.folder import INPUTS, flag
 
 GRID, RESULTS = "grid.json", "results.json"
+FEATURES = "features"
+"""What frozen backbones compute, which runs share."""
 FORMAT = 1
 _DECIDE = ("steps", "epochs", "evaluate.every", "evaluate.patience")
 """Fields that may change when a run resumes, but decide which of its figures count."""

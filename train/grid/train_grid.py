@@ -72,7 +72,7 @@ def _train(grid: Grid, missing: list[Run], recipe: Run, diverged: dict[str, str]
         signals.check()
         logger.info(f"run {runs.index(run) + 1} of {len(runs)}: {run.dir}")
         try:
-            train(run, recipe, signals, programs)
+            train(run, recipe, signals, programs, grid.folder / folders.FEATURES)
         except Diverged as error:
             logger.warning(f"{run.dir} diverged: {error}")
             diverged[Path(run.dir).name] = str(error)

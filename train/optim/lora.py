@@ -100,9 +100,10 @@ def _targets(run: Run, paths: list[str]) -> list[str]:
     return [path for path in kernels if any(word == "all" or word in path for word in words)]
 
 
-def split(params: Params) -> tuple[Params, Params]:
-    """Returns (what is frozen whole, what is trained): with adapters the backbone and all else, else {} and all."""
-    if ADAPTERS not in params:
+def split(params: Params, config: OptimConfig) -> tuple[Params, Params]:
+    """Returns (what is frozen whole, what is trained): the backbone and all else, with adapters or where it is frozen;
+    else {} and all."""
+    if ADAPTERS not in params and not config.freezes_backbone:
         return {}, params
     return {"backbone": params["backbone"]}, {name: part for name, part in params.items() if name != "backbone"}
 
@@ -142,8 +143,9 @@ def _layered(dims: str) -> int:
     return int(dims.startswith("N"))
 
 
-def describe_parameters(params: Params) -> str:
-    """Returns how many parameters there are, '110,000 parameters', and with adapters how many of them are trained."""
-    _, trained = split(params)
-    note = f", of which {count(trained):,} are trained, adapters and heads" if ADAPTERS in params else ""
+def describe_parameters(params: Params, config: OptimConfig) -> str:
+    """Returns how many parameters there are, '110,000 parameters', and with a frozen backbone how many are trained."""
+    frozen, trained = split(params, config)
+    what = "adapters and heads" if ADAPTERS in params else "the heads"
+    note = f", of which {count(trained):,} are trained, {what}" if frozen else ""
     return f"{count(params):,} parameters{note}"

@@ -131,14 +131,15 @@ def lr_multipliers(config: OptimConfig, params: Params) -> Multipliers | None:
     """
     paths = list(by_path(params))
     mix = config.mix_lr / config.peak_lr if config.mix_lr and any(map(_is_mix, paths)) else 1.0
-    # With adapters, what is frozen is the whole backbone, which is not among params.
-    layered = not config.lora_rank and (bool(config.frozen) or config.frozen_layers > 0 or config.layer_decay != 1.0)
-    if not layered and mix == 1.0:
+    # A backbone that is frozen whole is not among params, and no layer has a rate of its own.
+    whole = "backbone" in params and not config.lora_rank
+    frozen = tuple(word for word in config.frozen if whole or "backbone" not in word)
+    layered = whole and (bool(frozen) or config.frozen_layers > 0 or config.layer_decay != 1.0)
+    if not layered and not frozen and mix == 1.0:
         return None
     layers = jax.tree.leaves(params["backbone"]["layers"])[0].shape[0] if layered else 0
     if layered and config.frozen_layers > layers:
         raise ConfigError(f"optim.frozen-layers={config.frozen_layers} is more than the model's {layers} layers")
-    frozen = config.frozen if layered else ()
     for word in frozen:
         if not any(word in path for path in paths):
             parts = dict.fromkeys(part for path in paths for part in path.split("/"))

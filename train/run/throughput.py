@@ -92,7 +92,8 @@ class ThroughputMeter:
         self._compiled = False
         self._waited = 0.0
         self._data = run.data
-        peak = peak_flops(device_kind)
+        # The formula counts a backbone that is trained.
+        peak = None if run.reads_features else peak_flops(device_kind)
         self._length_at = length_at or (lambda step: run.data.length)
         sizes, training_flops = batch_sizes(run, 1), FAMILIES[type(run.model)].training_flops
         # Of one sequence of a length: the fraction of a second that all devices need for it at their peak.

@@ -168,7 +168,7 @@ def test_options_that_contradict_adapters_are_refused(options, says):
 def test_without_a_rank_there_are_no_adapters():
     params = backbone_of(BERT)
     assert add_adapters(params, BERT, jax.random.key(0)) is params and merged(params, BERT.optim) is params
-    assert split(params) == ({}, params) and split(params)[1] is params
+    assert split(params, OptimConfig()) == ({}, params) and split(params, OptimConfig())[1] is params
 
 
 @pytest.fixture(scope="module", params=["bert", pytest.param("gpt", marks=pytest.mark.long), "elmo"])

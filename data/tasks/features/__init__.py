@@ -1,0 +1,1 @@
+"""What a frozen backbone computes of a task's examples, kept on disk."""

@@ -1,0 +1,231 @@
+"""What a frozen backbone computes is computed once and read from disk: no number changes by it."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import contexture
+from contexture.cli import main as cli
+from contexture.data.errors import DataError
+from contexture.data.tasks import lengths
+from contexture.data.tasks.features.stored_features import FeatureFiles, FeatureWriter, Shape, StoredFeatures, writing
+from contexture.models.shapes import by_path
+from contexture.train.features import extraction
+from contexture.train.run.report import read_metrics
+from tests.helpers.commands import done
+
+pytestmark = pytest.mark.usefixtures("one_device")
+WORDS = "the cat a small dog one old man the queen my brother that bird sees likes follows finds".split()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """Texts of 1 to 40 words in the small corpus's words, for each kind of task."""
+    folder, rng = tmp_path_factory.mktemp("texts"), random.Random(4)
+
+    def write(name: str, rows: list[dict]) -> None:
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+    for split, count in (("train", 90), ("dev", 41)):
+        texts = [rng.choices(WORDS, k=1 + int(rng.random() ** 3 * 36)) for _ in range(count)]
+        plain = [" ".join(words) for words in texts]
+        write(f"classify.{split}.jsonl", [{"text": t, "label": t[0]} for t in plain])
+        write(f"pairs.{split}.jsonl", [{"text": t, "second": t[:9], "label": t[0]} for t in plain])
+        write(f"tag.{split}.jsonl", [{"words": w, "tags": [x[0] for x in w]} for w in texts])
+        write(f"choice.{split}.jsonl", [{"text": t, "choices": [t[:5], "dog", "cat"][: 2 + (n % 2)], "label": n % 2}
+                                        for n, t in enumerate(plain)])  # fmt: skip
+        answers = [{"text": words[:1], "answer_start": [0]} for words in texts]
+        questions = [{"id": str(n), "question": "the cat", "context": t, "answers": answers[n]}
+                     for n, t in enumerate(plain)]  # fmt: skip
+        write(f"span.{split}.jsonl", questions)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def several_lengths(monkeypatch):
+    """Three lengths, which need not save much."""
+    monkeypatch.setattr(lengths, "MIN_SAVING", 0.05)
+    monkeypatch.setattr(lengths, "MAX_LENGTHS", 3)
+
+
+def words_of(source: Path, files: Path, kind: str, *more: str) -> list[str]:
+    train, dev = sorted(files.glob(f"{kind}.*"), reverse=True)
+    words = "--data.batch 8 --data.length 48 --optim.peak-lr 1e-2 --log.every 4 --save.every 8 --evaluate.every 12"
+    words += " --steps 24 --optim.schedule linear --optim.decay-steps 24 --optim.warmup 0"
+    words += " --optim.frozen backbone --model.head-dropout 0.3"
+    name = "classify" if kind == "pairs" else kind
+    return ["finetune", str(source), "--task.kind", name, "--task.train", str(train), "--task.dev", str(dev),
+            *words.split(), *more]  # fmt: skip
+
+
+def figures(folder: Path) -> list[dict]:
+    """What each step and each evaluation measured."""
+    timed = ("tokens_per_second", "seconds_left", "data_wait")
+    return [{k: x for k, x in r.items() if k not in timed} for r in read_metrics(folder / "metrics.jsonl")]
+
+
+def same(one: Path, other: Path) -> None:
+    assert figures(one) == figures(other) and len(figures(one)) == 26
+    params, others = (by_path(contexture.load(folder)[1]) for folder in (one, other))
+    for path, x in params.items():
+        assert np.array_equal(x, others[path]), path
+
+
+CASES = {
+    "bert": ("classify", "tag", "pairs", "choice", "span"),
+    "gpt": ("classify", "tag", "choice", "span"),
+    "elmo": ("tag", "pairs", "choice", "span"),
+}
+QUICK = [("bert", "classify"), ("bert", "tag"), ("elmo", "pairs")]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [pytest.param(family, kind, marks=() if (family, kind) in QUICK else pytest.mark.long)
+     for family, kinds in CASES.items() for kind in kinds],
+)  # fmt: skip
+def test_losses_and_parameters_are_those_of_computing_each_time(request, files, family, kind, tmp_path):
+    """To the bit, in training and evaluation, at several lengths, with dropout in the head."""
+    source = request.getfixturevalue({"bert": "tiny_run", "gpt": "gpt_run", "elmo": "elmo_run"}[family])
+    more = ["--task.lm-weight", "0"] if family == "gpt" else []
+    words = words_of(source, files, kind, *more)
+    done(*words, "--dir", tmp_path / "disk")
+    done(*words, "--dir", tmp_path / "off", "--data.features", "off")
+    assert list((tmp_path / "disk" / "features").glob("train-*")) and not (tmp_path / "off" / "features").exists()
+    same(tmp_path / "disk", tmp_path / "off")
+
+
+@pytest.fixture(scope="module")
+def run(one_device, tiny_run, files, tmp_path_factory) -> Path:
+    """A tagger of a frozen BERT, to be copied."""
+    folder = tmp_path_factory.mktemp("stored") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lengths, "MIN_SAVING", 0.05)
+        patch.setattr(lengths, "MAX_LENGTHS", 3)
+        done(*words_of(tiny_run, files, "tag", "--steps", "8"), "--dir", folder)
+    return folder
+
+
+@pytest.fixture
+def counted(monkeypatch) -> list[int]:
+    """The sequences that were computed."""
+    added: list[int] = []
+    add = FeatureWriter.add
+
+    def call(self, sequences, mask_BL, features):
+        added.append(len(sequences))
+        add(self, sequences, mask_BL, features)
+
+    monkeypatch.setattr(FeatureWriter, "add", call)
+    return added
+
+
+def test_a_run_that_is_resumed_reads_what_is_there(run, tiny_run, files, tmp_path, counted, capsys):
+    """And what is damaged, or of other parameters, is computed again."""
+    shutil.copytree(run, tmp_path / "run")
+    folder = tmp_path / "run" / "features"
+    [train], [dev] = list(folder.glob("train-*")), list(folder.glob("dev-*"))
+    (folder / "train-of-another-backbone").mkdir()
+    more = words_of(tiny_run, files, "tag", "--dir", str(tmp_path / "run"))
+    done(*more, "--steps", "12")
+    assert not counted and not (folder / "train-of-another-backbone").exists()
+
+    states = train / "states.bin"
+    damaged = bytearray(states.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    states.write_bytes(bytes(damaged))
+    (dev / "index.json").write_text("{}")
+    capsys.readouterr()
+    done(*more, "--steps", "16")
+    assert sum(counted) == 90 + 41
+    assert capsys.readouterr().err.count("computing it again") == 2
+    done(*more, "--steps", "24")
+    assert sum(counted) == 90 + 41
+    # As without any of these, and without files.
+    done(*words_of(tiny_run, files, "tag", "--data.features", "off", "--dir", str(tmp_path / "off")))
+    heads = [by_path(contexture.load(tmp_path / name)[1])["heads_tag/kernel"] for name in ("run", "off")]
+    assert np.array_equal(*heads)
+
+
+def test_no_padding_is_stored_and_no_layer_that_no_head_reads(run):
+    [train] = (run / "features").glob("train-*")
+    tokens = np.fromfile(train / "places.bin", "<i8").reshape(-1, 2)[:, 1]
+    assert (train / "states.bin").stat().st_size == tokens.sum() * 32 * 4 and len(tokens) == 90
+    assert tokens.max() > tokens.min() and not (train / "pooled.bin").exists()
+
+
+def test_the_runs_of_a_grid_share_what_is_computed(tiny_run, files, tmp_path, counted):
+    words = words_of(tiny_run, files, "classify", "--steps", "4")
+    at = words.index("--optim.peak-lr")
+    done(*words[:at], *words[at + 2 :], "--grid", "lr=1e-2,1e-3", "--seeds", "2", "--dir", tmp_path / "grid")
+    assert sum(counted) == 90 + 41
+    assert len(list((tmp_path / "grid" / "features").iterdir())) == 2
+    assert not list((tmp_path / "grid").glob("*/features"))
+
+
+def test_a_full_disk_is_one_line(tiny_run, files, tmp_path, capsys, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    assert cli.main([*words_of(tiny_run, files, "tag"), "--dir", str(tmp_path / "small")]) == 1
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "Error" in line]
+    assert "GB are free; make room, or give --data.features off" in " ".join(line.split())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    def full(self, *args):
+        raise OSError(28, "No space left on device", "states.bin")
+
+    monkeypatch.setattr(FeatureWriter, "add", full)
+    assert cli.main([*words_of(tiny_run, files, "tag"), "--dir", str(tmp_path / "full")]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert not list((tmp_path / "full" / "features").iterdir())
+
+
+def test_what_does_not_fit_is_computed_for_each_step_and_said(tiny_run, files, tmp_path, capsys):
+    done(*words_of(tiny_run, files, "classify", "--steps", "2", "--data.ramp-from", "4", "--data.ramp-steps", "1"),
+         "--dir", tmp_path / "ramp")  # fmt: skip
+    assert "is computed for each step: batches grow (data.ramp-from)" in capsys.readouterr().err
+    assert not (tmp_path / "ramp" / "features").exists()
+
+
+def test_files_hold_what_was_written_and_batches_get_it_by_number(tmp_path):
+    """Two examples of two sequences, one of them without tokens; written in another order."""
+    rng, shape = np.random.default_rng(0), Shape(2, 3, True, np.dtype(np.float32))
+    states, pooled = rng.normal(size=(4, 2, 5, 3)).astype("f4"), rng.normal(size=(4, 3)).astype("f4")
+    lengths_B = np.array([5, 0, 2, 4])
+    mask_BL = (np.arange(5) < lengths_B[:, None]).astype(np.int32)
+    order = np.array([2, 0, 3, 1])
+    with writing(tmp_path / "split", shape, 4, {"of": 1}) as writer:
+        for part in (order[:3], order[3:]):
+            writer.add(part, mask_BL[part], {"states": states[part], "pooled": pooled[part]})
+    files = FeatureFiles.open(tmp_path / "split", shape, {"of": 1})
+    batch = StoredFeatures({5: files}).add({"mask": mask_BL.reshape(2, 2, 5)[[1, 0]]}, np.array([1, 0]))
+    expected = np.where(mask_BL[:, None, :, None] > 0, states, 0).reshape(2, 2, 2, 5, 3)[[1, 0]]
+    assert np.array_equal(batch["states"], expected) and batch["states"].any()
+    assert np.array_equal(batch["pooled"], pooled.reshape(2, 2, 3)[[1, 0]])
+    with pytest.raises(DataError, match="of other parameters or examples"):
+        FeatureFiles.open(tmp_path / "split", shape, {"of": 2})
+    with pytest.raises(DataError, match="cannot be read"):
+        FeatureFiles.open(tmp_path, shape, {"of": 1})
+
+
+def test_lengths_of_different_bits_are_not_joined():
+    rng = np.random.default_rng(0)
+    mask = (np.arange(8) < np.array([[3], [8], [5]])).astype(np.int32)
+    wide = np.concatenate([mask, np.zeros((3, 4), np.int32)], 1)
+    wide[1, 8:] = 1  # cut at the shorter length: it says nothing
+    states = rng.normal(size=(3, 1, 8, 2)).astype("f4") * mask[:, None, :, None]
+    same = np.concatenate([states, np.zeros((3, 1, 4, 2), "f4")], 2)
+    other = same.copy()
+    other[2, 0, 1, 1] = np.nextafter(other[2, 0, 1, 1], np.float32(9))
+    cut = same.copy()
+    cut[1] += 1
+    numbers = np.arange(3)
+    one = (numbers, mask, {"states": states})
+    assert extraction._same_bits(one, (numbers, wide, {"states": same}))
+    assert extraction._same_bits(one, (numbers, wide, {"states": cut}))
+    assert not extraction._same_bits(one, (numbers, wide, {"states": other}))
+    assert not extraction._same_bits((numbers[:1], mask[1:2], {}), (numbers[:1], wide[1:2], {}))

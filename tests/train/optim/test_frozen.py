@@ -1,0 +1,107 @@
+"""A backbone that is frozen whole: it draws no dropout, has no moments, and stays as it is."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from contexture.data.config import DataConfig, TaskConfig
+from contexture.models.config import BertConfig
+from contexture.models.model import build, example
+from contexture.models.shapes import by_path
+from contexture.train import mesh as meshes
+from contexture.train.checkpoints.manager import Checkpoints
+from contexture.train.config import Run
+from contexture.train.errors import ConfigError
+from contexture.train.objectives import batch_fields, batch_sizes, objective_of
+from contexture.train.optim.optimizers import lr_multipliers, optimizer
+from contexture.train.options import MeshConfig, OptimConfig, SaveConfig
+from contexture.train.step import create, train_step
+from tests.helpers.parity_rule import assert_close, assert_differs
+
+RUN = Run(
+    model=BertConfig(vocab=40, hidden=16, ffn=32, layers=2, heads=2, length=16, dropout=0.5, attention_dropout=0.5),
+    data=DataConfig(batch=8, length=16),
+    optim=OptimConfig(name="adamw", schedule="linear", peak_lr=1e-2, warmup=0, frozen=("backbone",)),
+    task=TaskConfig(kind="tag"),
+    steps=4,
+)
+
+
+def _trained(run: Run, steps: int = 3) -> tuple[Any, list[float], Any]:
+    """(the state of a few steps, their losses, the state before them), of random words and tags."""
+    mesh, objective = meshes.build(MeshConfig(), jax.devices()[:1]), objective_of(run)
+    model, rng = build(run.model, objective.heads, 3), np.random.default_rng(0)
+    ones: Any = example(batch_fields(run), batch_sizes(run, 8))
+    batch = {**ones, "tokens": rng.integers(0, 40, (8, 16)), "tags": rng.integers(0, 3, (8, 16))}
+    with meshes.use(mesh, "float32"):
+        make, _, shardings = create(model, run, mesh)
+        state, first, step = make(), jax.device_get(make()), train_step(model, objective, run, shardings)
+        losses: list[float] = []
+        for _ in range(steps):
+            state, metrics = step(state, {name: x.astype(ones[name].dtype) for name, x in batch.items()})
+            losses.append(float(metrics["loss"]))
+    return state, losses, first
+
+
+def test_a_frozen_backbone_draws_no_dropout_and_heads_keep_theirs():
+    still = dataclasses.replace(RUN.model, dropout=0.0, attention_dropout=0.0, head_dropout=0.5)
+    _, given, _ = _trained(
+        dataclasses.replace(RUN, model=dataclasses.replace(still, dropout=0.5, attention_dropout=0.5))
+    )
+    _, without, _ = _trained(dataclasses.replace(RUN, model=still))
+    assert given == without
+    _, no_dropout, _ = _trained(dataclasses.replace(RUN, model=dataclasses.replace(still, head_dropout=0.0)))
+    assert_differs(np.array(no_dropout), np.array(given))
+
+
+def test_a_frozen_backbone_has_no_moments_and_stays_as_it_is():
+    state, _, first = _trained(RUN)
+    assert not [path for path in by_path(state.opt) if "backbone" in path]
+    assert {path for path in by_path(state.opt) if "/mu/" in path}
+    before, after = by_path(first.params), by_path(state.params)
+    for path, x in before.items():
+        assert np.array_equal(x, after[path]) == path.startswith("backbone"), path
+
+
+@pytest.mark.parametrize("name", ["adamw", "bert", "gpt1", "adagrad"])
+def test_the_step_of_the_heads_is_that_of_a_backbone_at_rate_zero(name):
+    """Without the backbone's moments the heads are moved by the same numbers."""
+    optim = dataclasses.replace(RUN.optim, name=name)
+    run = dataclasses.replace(
+        RUN, optim=optim, model=dataclasses.replace(RUN.model, dropout=0.0, attention_dropout=0.0)
+    )
+    state, losses, _ = _trained(run)
+    words = ("embeddings", "layers", "norm", "pooler")
+    other, of_words, _ = _trained(dataclasses.replace(run, optim=dataclasses.replace(optim, frozen=words)))
+    assert_close(np.array(losses), np.array(of_words), rtol=1e-6)
+    heads = [state.params["heads_tag"]["kernel"], other.params["heads_tag"]["kernel"]]
+    assert_close(np.asarray(heads[0]), np.asarray(heads[1]), rtol=1e-6)
+
+
+def test_a_checkpoint_that_holds_moments_of_the_backbone_is_resumed(tmp_path):
+    """Earlier versions kept them."""
+    state, _, _ = _trained(RUN)
+    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    old = dataclasses.replace(state, opt=optimizer(RUN.optim).init(state.params))
+    checkpoints = Checkpoints(tmp_path, mesh, SaveConfig(), "the run")
+    checkpoints.save(3, jax.device_put(old, meshes.replicated(mesh)), {"lines_read": 0}, None)
+    checkpoints.wait()
+    checkpoints.close()
+    expected: Any = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=meshes.replicated(mesh)), state
+    )
+    restored = Checkpoints(tmp_path, mesh, SaveConfig(), "the run").restore_latest(expected, part=True)
+    assert restored is not None and jax.tree.structure(restored[0]) == jax.tree.structure(state)
+    assert np.array_equal(restored[0].params["heads_tag"]["kernel"], state.params["heads_tag"]["kernel"])
+
+
+def test_words_beside_backbone_freeze_parts_of_the_heads():
+    heads: Any = {"heads_tag": {"kernel": np.ones((2, 2)), "bias": np.ones(2)}}
+    multipliers: Any = lr_multipliers(OptimConfig(frozen=("backbone", "bias")), heads)
+    assert multipliers["heads_tag"]["bias"] == [0.0] and multipliers["heads_tag"]["kernel"] == [1.0]
+    assert lr_multipliers(OptimConfig(frozen=("backbone",)), heads) is None
+    with pytest.raises(ConfigError, match="leaves nothing to train"):
+        lr_multipliers(OptimConfig(frozen=("backbone", "heads")), heads)

@@ -1,0 +1,1 @@
+"""What a frozen backbone computes, once for all steps."""
