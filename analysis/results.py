@@ -77,13 +77,14 @@ class EmbeddingFile(TypedDict):
 
 
 class LayerMix(TypedDict):
-    """A learned mix of layers: where it stands, "input" or "output" of the run's head, its weights after the softmax,
-    the words' own layer first, and the factor gamma.
+    """A learned mix of layers: where it stands, "input" or "output" of the run's head, the numbers of its layers, 0 for
+    the words' own, their weights after the softmax, and the factor gamma.
     """
 
     run: str
     task: str
     seed: int
     place: str
+    layers: list[int]
     weights: list[float]
     gamma: float
