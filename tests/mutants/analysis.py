@@ -33,6 +33,11 @@ ANALYSIS = (
          '"word_perplexity": _exp(nats / max(totals["tokens"], 1))', _UNITS),
     ),
     *mutants_of(
+        "analysis/layers.py",
+        ("layers.last-four-are-the-lowest", 'run.head.mix == "last-four" else 0', "False else 0",
+         "analysis/test_layers.py::test_the_weights_of_the_last_four_layers_have_those_layers_numbers"),
+    ),
+    *mutants_of(
         "analysis/masked_score.py",
         ("score.masks-the-context", "range(1 + len(window) - new, 1 + len(window))", "range(1, 1 + new)", _MASKED),
         ("score.padded-rows-are-tokens", "min(pieces.size, config.vocab)", "config.vocab", _MASKED),
