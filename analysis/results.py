@@ -39,7 +39,8 @@ class TextScore(TextCounts):
 
     Of a BERT there are pseudo_perplexity and word_pseudo_perplexity instead: each token is predicted from all others,
     which gives no probability of the text. Of an ELMo, loss is the mean of both directions, whose own perplexities
-    stand beside; unknown counts the words that its vocabulary lacks, which are scored as `<UNK>`.
+    stand beside. unknown counts what the vocabulary of a BERT or an ELMo lacks, which is scored as `[UNK]` or `<UNK>`.
+    A text without words has no perplexity by word.
     """
 
     loss: float
