@@ -24,10 +24,22 @@ def layers(runs: Sequence[Path], load_params: Callable[[Path], Params]) -> list[
     mixes: list[LayerMix] = []
     for folder in runs:
         run = read(folder).run
-        if run.head.mix != "all":
-            raise ConfigError(f"{folder} mixes no layers; give runs fine-tuned with --head.mix all")
+        if not run.head.mixes:
+            raise ConfigError(f"{folder} mixes no layers; give runs fine-tuned with --head.mix all or last-four")
         for place, mix in learned_mixes(load_params(folder)).items():
-            mixes.append({"run": str(folder), "task": _task(run, folder), "seed": run.seed, "place": place, **mix})
+            count = len(mix["weights"])
+            # `all` begins with the words' own layer, `last-four` ends with the last one.
+            first = run.model.layers + 1 - count if run.head.mix == "last-four" else 0
+            mixes.append(
+                {
+                    "run": str(folder),
+                    "task": _task(run, folder),
+                    "seed": run.seed,
+                    "place": place,
+                    "layers": list(range(first, first + count)),
+                    **mix,
+                }
+            )
     return mixes
 
 
@@ -53,17 +65,20 @@ def check_figure(file: Path) -> None:
 def draw(mixes: Sequence[LayerMix], file: Path, theme: Theme = "light") -> None:
     """Draws a bar for each layer and task: the mean over runs, and upon it the standard deviation over seeds where
     there are several; a line shows equal weights, which a mix begins with."""
-    groups: dict[str, list[list[float]]] = {}
+    groups: dict[str, list[dict[int, float]]] = {}
     for mix in mixes:
-        groups.setdefault(f"{mix['task']}\n({mix['place']})", []).append(mix["weights"])
+        weights_of = dict(zip(mix["layers"], mix["weights"], strict=True))
+        # Weights of other layers are those of another choice, and have no mean with these.
+        some = "" if mix["layers"][0] == 0 else f", layers {mix['layers'][0]} to {mix['layers'][-1]}"
+        groups.setdefault(f"{mix['task']}\n({mix['place']}{some})", []).append(weights_of)
     # Runs of several backbones may stand in one figure: a group has as many bars as its deepest run has layers.
-    layer_count = max(len(weights) for group in groups.values() for weights in group)
+    layer_count = 1 + max(layer for mix in mixes for layer in mix["layers"])
     width = max(2.4 + max(1.6, 0.35 * layer_count) * len(groups), 5.6)
     figure, (axes,) = new_figure(width, 4.2, theme=theme)
-    for layer in range(layer_count):
+    for layer in sorted({layer for mix in mixes for layer in mix["layers"]}):
         x, means, deviations = [], [], []
         for at, group in enumerate(groups.values()):
-            weights = [run_weights[layer] for run_weights in group if layer < len(run_weights)]
+            weights = [run_weights[layer] for run_weights in group if layer in run_weights]
             if weights:
                 # A group is 0.8 wide and centred on its tick.
                 x.append(at + (layer - (layer_count - 1) / 2) * 0.8 / layer_count)

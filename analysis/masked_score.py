@@ -33,9 +33,10 @@ def pseudo_nats(
     stride: int,
     batch: int,
     cancel: CancelToken,
-) -> float:
-    """Returns -Σ log p(token | all others of its window) over the tokens of documents, each of them alone; counts in
-    totals.
+) -> tuple[float, int]:
+    """Returns (-Σ log p(token | all others of its window) over the tokens of documents, how many of them are [UNK]).
+
+    Each document is read alone; what is read is counted in totals.
 
     length  tokens of a window, [CLS] and [SEP] among them, which are never masked
     stride  tokens from one window to the next, at most length - 2; those that the window before has scored are context
@@ -53,17 +54,18 @@ def pseudo_nats(
     )
     # Rows of the table beyond the vocabulary (it may be padded) are no tokens.
     vocabulary = min(pieces.size, config.vocab)
-    nats, before = 0.0, np.zeros(0)
+    nats, unknown, before = 0.0, 0, np.zeros(0)
     for group in chunks(masked, batch):
         cancel.check()
         fields = token_lines([ids for ids, _, _ in group], batch, pieces.pad, config.length)
         places, labels = np.zeros((batch, 1), np.int32), np.zeros((batch, 1), np.int32)
         places[: len(group), 0] = [place for _, place, _ in group]
         labels[: len(group), 0] = [label for _, _, label in group]
+        unknown += int((labels[: len(group), 0] == pieces.unk).sum())
         losses = _losses(config, vocabulary, params, {**fields, "slots": places, "labels": labels})[: len(group)]
         # The device computes this batch while the host takes the sum of the one before.
         nats, before = nats + float(np.asarray(before, np.float64).sum()), losses
-    return nats + float(np.asarray(before, np.float64).sum())
+    return nats + float(np.asarray(before, np.float64).sum()), unknown
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -39,7 +39,8 @@ class TextScore(TextCounts):
 
     Of a BERT there are pseudo_perplexity and word_pseudo_perplexity instead: each token is predicted from all others,
     which gives no probability of the text. Of an ELMo, loss is the mean of both directions, whose own perplexities
-    stand beside; unknown counts the words that its vocabulary lacks, which are scored as `<UNK>`.
+    stand beside. unknown counts what the vocabulary of a BERT or an ELMo lacks, which is scored as `[UNK]` or `<UNK>`.
+    A text without words has no perplexity by word.
     """
 
     loss: float
@@ -77,13 +78,14 @@ class EmbeddingFile(TypedDict):
 
 
 class LayerMix(TypedDict):
-    """A learned mix of layers: where it stands, "input" or "output" of the run's head, its weights after the softmax,
-    the words' own layer first, and the factor gamma.
+    """A learned mix of layers: where it stands, "input" or "output" of the run's head, the numbers of its layers, 0 for
+    the words' own, their weights after the softmax, and the factor gamma.
     """
 
     run: str
     task: str
     seed: int
     place: str
+    layers: list[int]
     weights: list[float]
     gamma: float

@@ -45,6 +45,8 @@ def score(
               forward_perplexity, backward_perplexity         exp(nats / tokens) of a direction
               perplexity                                      of the mean of both directions' nats
 
+    What the vocabulary of a BERT or an ELMo lacks is scored as its unknown token, and counted in `unknown`.
+
     length           tokens of a window, a BERT's [CLS] and [SEP] too; 0: as many as the model takes
     stride           tokens from one window to the next; 0: so many that windows do not overlap
     batch            windows, or an ELMo's sentences, at a time
@@ -93,35 +95,42 @@ def score(
         raise DataError(f"stride={stride} is not between 1 and {f'length={length}' if fewest == 2 else room}")
     windows = f"windows of {length} tokens, {stride} new in each; words are what stands between white space"
     if isinstance(config, BertConfig):
-        nats = pseudo_nats(
+        nats, unknown = pseudo_nats(
             model, params, tokenizer, documents, totals, length=length, stride=stride, batch=batch, cancel=cancel
         )
         loss = nats / _counted(totals)
-        return {
+        result: TextScore = {
             **totals,
             "loss": loss,
             "pseudo_perplexity": _exp(loss),
-            "word_pseudo_perplexity": _exp(nats / max(totals["words"], 1)),
+            "unknown": unknown,
             "length": length,
             "stride": stride,
             "convention": (
-                f"each document alone; each token is masked alone, and predicted from all others of its window; "
-                f"[CLS] and [SEP] stand around it and are not scored; {windows}"
+                "each document alone; each token is masked alone, and predicted from all others of its window; [CLS] "
+                "and [SEP] stand around it and are not scored; what the vocabulary lacks is scored as [UNK]; "
+                f"{windows}"
             ),
         }
+        # A text without words has no figure by word.
+        if totals["words"]:
+            result["word_pseudo_perplexity"] = _exp(nats / totals["words"])
+        return result
     nats = _next_token_nats(config, params, tokenizer, documents, totals, length, stride, batch, cancel)
     loss = nats / _counted(totals)
     first = "scored behind the token that ends documents" if tokenizer.end is not None else "neither scored nor counted"
-    return {
+    result = {
         **totals,
         "loss": loss,
         "perplexity": _exp(loss),
-        "word_perplexity": _exp(nats / max(totals["words"], 1)),
         "bits_per_byte": nats / math.log(2) / max(totals["bytes"], 1),
         "length": length,
         "stride": stride,
         "convention": f"each document alone, its first token {first}; {windows}; bytes are UTF-8",
     }
+    if totals["words"]:
+        result["word_perplexity"] = _exp(nats / totals["words"])
+    return result
 
 
 def _counted(totals: TextCounts) -> int:

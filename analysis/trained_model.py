@@ -299,7 +299,10 @@ class TrainedModel:
     ) -> TextScore:
         """`score` of any number of documents, which are read one at a time."""
         # An ELMo has no windows: it reads sentences.
-        length = length or (0 if self.run.family == "elmo" else self.run.data.length)
+        trained = self.run.data.length
+        if length > trained and self.run.family != "elmo":
+            logger.warning(f"windows of {length} tokens are longer than those of training, which had {trained}")
+        length = length or (0 if self.run.family == "elmo" else trained)
         return self._compute(
             lambda: score.score(
                 self.model,

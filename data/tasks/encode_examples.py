@@ -179,7 +179,8 @@ class _Writer:
         name = path if source["name"] in [other["name"] for other in self.sources] else source["name"]
         self.sources.append({"name": name, "size": source["size"], "sha256": sha256_of(path), "split": split})
         fraction, before = self.task.dev_fraction if split == "train" else 0.0, self._read
-        report = FileReport(Path(path).name, self.tokenizer, bad_rows=self.task.bad_rows)
+        trains = bool(self.task.train)
+        report = FileReport(Path(path).name, self.tokenizer, bad_rows=self.task.bad_rows, trains=trains)
         for read in chunks(examples(path, self.task, labelled=True, report=report)):
             cancel.check()
             # Answers are checked before anything is encoded, so that an odd one costs its row and not the chunk.

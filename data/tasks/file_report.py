@@ -22,10 +22,12 @@ class FileReport:
     """The odd rows of one file. A row that cannot be read is left out. An empty text, and a text or a word that no
     token spells, is read as the unknown token."""
 
-    def __init__(self, name: str, tokenizer: Encoder, *, every_row: bool = False, bad_rows: BadRows = "few") -> None:
+    def __init__(
+        self, name: str, tokenizer: Encoder, *, every_row: bool = False, bad_rows: BadRows = "few", trains: bool = True
+    ) -> None:
         """every_row: for predictions, where no row may be left out, since each needs an answer; any text may be
-        empty. bad_rows: task.bad_rows."""
-        self.name, self.every_row, self.bad_rows = name, every_row, bad_rows
+        empty. bad_rows: task.bad_rows. trains: whether the file is read for a training, which takes that option."""
+        self.name, self.every_row, self.bad_rows, self.trains = name, every_row, bad_rows, trains
         self.rows = self.left_out = self.empty = self.unspelled = self.quoted = 0
         self._odd: list[DataError] = []
         self._first_left_out = self._first_empty = self._unspelled = ""
@@ -71,7 +73,7 @@ class FileReport:
         if self.bad_rows == "skip" and self.left_out < max(self.rows, 1):
             return
         if odd > max(MAX_ODD * self.rows, min(_FEW, self.rows // 10)):
-            mend = "" if self.bad_rows == "skip" else "; --task.bad-rows skip leaves them out"
+            mend = "" if self.bad_rows == "skip" or not self.trains else "; --task.bad-rows skip leaves them out"
             raise DataError(
                 f"{self._odd[0]} ({odd:,} of {self.rows:,} rows are odd{mend})" if odd > 1 else str(self._odd[0])
             )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contexture.analysis.layers import layers
+from contexture.analysis.layers import draw, layers
 from tests.conftest import ROOT
 
 PARAMS = {"heads_tag": {"features": {"mix": {"weights": np.zeros(3), "gamma": np.ones(())}}}}
@@ -25,3 +25,22 @@ def test_a_task_has_the_name_of_its_files_or_of_the_run_that_holds_them(tmp_path
         (tmp_path / name / "run.json").write_text(json.dumps(record))
     mixes = layers([tmp_path / "a", tmp_path / "b"], lambda folder: PARAMS)
     assert [mix["task"] for mix in mixes] == names
+
+
+def test_the_weights_of_the_last_four_layers_have_those_layers_numbers(tmp_path: Path):
+    """Those of five layers and the words' embeddings, beside a mix of all six of the same task."""
+    record = json.loads((ROOT / "tests/golden/elmo_task_format_1/run.json").read_text())
+    record["config"]["model"]["layers"] = 5
+    counts = {"all": 6, "last-four": 4}
+    for name in counts:
+        record["config"]["head"]["mix"] = name
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps(record))
+    weights = {name: {"weights": np.zeros(count), "gamma": np.ones(())} for name, count in counts.items()}
+    folders = [tmp_path / name for name in counts]
+    mixes = layers(folders, lambda folder: {"heads_tag": {"features": {"mix": weights[folder.name]}}})
+    assert [mix["layers"] for mix in mixes] == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5]]
+
+    draw(mixes, tmp_path / "layers.svg")
+    drawn = (tmp_path / "layers.svg").read_text()
+    assert "(input)" in drawn and "(input, layers 2 to 5)" in drawn

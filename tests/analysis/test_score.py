@@ -15,7 +15,7 @@ from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ElmoConfig
 from contexture.models.model import build, example
-from tests.helpers.commands import json_of, run_command
+from tests.helpers.commands import done, json_of, run_command
 from tests.helpers.parity_rule import close
 
 Opened = tuple[Any, Any, Any]
@@ -64,7 +64,13 @@ def test_a_bert_s_score_masks_each_token_alone(bert: Opened, length, stride, bat
     close(result["loss"], nats / count)
     close(result["pseudo_perplexity"], math.exp(nats / count))
     close(result["word_pseudo_perplexity"], math.exp(nats / 11))
-    assert "perplexity" not in result and "masked alone" in result["convention"]
+    assert "perplexity" not in result and "masked alone" in result["convention"] and result["unknown"] == 0
+
+
+def test_what_a_vocabulary_lacks_is_counted_and_no_word_has_no_perplexity_by_word(bert: Opened):
+    result: Any = score(*bert, ["a 漢 c ☃", "b"])
+    assert (result["tokens"], result["unknown"], result["words"]) == (5, 2, 5)
+    assert {"word_pseudo_perplexity", "pseudo_perplexity"} <= result.keys()
 
 
 def test_windows_of_a_bert_score_each_token_once():
@@ -140,5 +146,8 @@ def test_the_command_scores_every_family(tiny_run, elmo_run, tmp_path, capsys):
     for run, name in ((tiny_run, "pseudo_perplexity"), (elmo_run, "backward_perplexity")):
         result = json_of("score", run, "--input", file, "--documents", "blank_lines")
         assert result["documents"] == 2 and 1 < result[name] < 1000, result
+    capsys.readouterr()
+    done("score", tiny_run, "--input", file, "--length", "200")
+    assert "windows of 200 tokens are longer than those of training, which had" in capsys.readouterr().err
     code, err = run_command(capsys, "score", elmo_run, "--input", file, "--length", "8")
     assert code == 2 and "have no meaning for an ELMo" in err.splitlines()[-1]

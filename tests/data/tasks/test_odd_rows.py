@@ -325,3 +325,11 @@ def test_real_files_are_read_to_their_end(shared, tmp_path, name, task):
     for place, tokenizer in enumerate((TOKENIZER, load_tokenizer(shared / "data" / "vocab_gpt1"))):
         config = TaskConfig(train=(str(shared / "data" / name),), **task)
         assert encode(config, tokenizer, tmp_path / str(place)).splits["train"].examples
+
+
+def test_what_an_evaluation_cannot_be_told_is_not_proposed(tmp_path):
+    """It has no --task.bad-rows: the run's own holds."""
+    file = tmp_path / "dev.tsv"
+    file.write_text(_tsv(*["w1"] * 4))
+    with pytest.raises(DataError, match=r"dev\.tsv:9: .*\(4 of 304 rows are odd\)$"):
+        encode(TaskConfig(kind="classify", dev=(str(file),)), TOKENIZER, tmp_path / "data", labels=("a", "b"))
