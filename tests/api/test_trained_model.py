@@ -153,7 +153,7 @@ def test_columns_of_the_real_libraries_are_lists(models, task_run):
         (lambda m: m["bert"].fill("nothing"), "the text has no [MASK]"),
         (lambda m: m["bert"].generate("a"), "only a GPT writes on from a prompt"),
         (lambda m: m["bert"].stream("a"), "only a GPT writes on from a prompt"),
-        (lambda m: m["bert"].score("a"), "only a GPT is scored by the next token"),
+        (lambda m: m["bert"].score("a", stride=99), "stride=99 is not between 1 and"),
         (lambda m: m["gpt"].generate("a", top_p=2), "top-p=2 is not above 0 and at most 1"),
         (lambda m: m["gpt"].fill("[MASK]"), "only a BERT fills gaps"),
         (lambda m: m["bert"].embed({"text": "one"}), "a dict stands for columns, each a list"),

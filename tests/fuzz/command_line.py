@@ -58,7 +58,7 @@ def _without_training() -> Iterator[None]:
     from contexture.train.run import data
     from contexture.train.run import folder as directory
 
-    def open_alone(run: Run, recipe: Run, folder: Path, signals: Any, programs: Any = None) -> None:
+    def open_alone(run: Run, recipe: Run, folder: Path, signals: Any, *shared: Any) -> None:
         with directory.lock_run_dir(folder):
             old = directory.open_or_create(run, folder)
             tokenizer, store = data.open_data(run, folder, signals)
