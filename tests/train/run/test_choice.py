@@ -243,4 +243,6 @@ def test_64_questions_are_learned(family: str, tmp_path: Path, request, door):
     for batch in (1, 64):
         figures.append(evaluate_in_two_processes(door, run, batch, tmp_path / f"two{batch}")["metrics"])
     for other in figures[1:]:
-        assert other == pytest.approx(figures[0], abs=1e-6)
+        # The language model's weights, 1/length each, are summed in float32: in another order by other devices.
+        for name, value in figures[0].items():
+            assert other[name] == pytest.approx(value, abs=1e-5 if name.startswith("lm_") else 1e-6), name
