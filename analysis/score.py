@@ -57,7 +57,7 @@ def score(
     nor counted. `convention` of the result repeats this.
 
     Raises: DataError for a run without the head that predicts words, a length or stride that does not fit, and
-        documents without a token.
+    documents without a token.
     """
     config = model.config
     check_batch(batch, "sentences" if isinstance(config, ElmoConfig) else "windows")

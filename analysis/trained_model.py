@@ -289,7 +289,7 @@ class TrainedModel:
         batch   windows, or an ELMo's sentences, at a time
 
         Raises: DataError for a run without the head that predicts words, a length or stride that does not fit, and
-            text without a token.
+        text without a token.
         """
         given, _ = _texts(texts)
         return self.score_documents(given, length=length, stride=stride, batch=batch)
