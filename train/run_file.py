@@ -27,16 +27,8 @@ EVALUATIONS = 10
 """How often a run is evaluated at least, where evaluate.every does not say."""
 _MAY_CHANGE = (
     *("mesh", "save", "log", "evaluate", "steps", "epochs", "dir", "data.path", "data.dev", "data.tokenizer"),
-    *(
-        "data.features",
-        "init.run",
-        "task.train",
-        "task.dev",
-        "task.test",
-        "model.attention",
-        "model.remat",
-        "model.unroll",
-    ),
+    *("data.features", "init.run", "task.train", "task.dev", "task.test"),
+    *("model.attention", "model.remat", "model.unroll"),
 )
 
 

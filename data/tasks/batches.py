@@ -108,7 +108,7 @@ class _Reader:
         return length_for(self.lengths, self.split.tokens_of(numbers)) if self.lengths[1:] else self.lengths[0]
 
     def context(self, rows: Rows) -> tuple[I64, I64]:
-        """Returns how many tokens are read before and behind each row's own: none, but of a sentence within its
+        """Returns how many tokens are read before and after each row's own: none, but of a sentence within its
         document."""
         split = self.split
         if split.documents is None or split.tags is None:

@@ -190,8 +190,9 @@ def same_shape(encoded: EncodedChunk, pair: bool | None, origin: str) -> bool:
     return pair
 
 
-def surrounded(before: EncodedChunk | None, encoded: EncodedChunk, after: EncodedChunk | None) -> EncodedChunk:
-    """Returns the sentences of a chunk among the tokens of those before and behind them."""
+def with_context(before: EncodedChunk | None, encoded: EncodedChunk, after: EncodedChunk | None) -> EncodedChunk:
+    """Returns a chunk whose sentences may be read with the sentences before and after the chunk: the tokens and tags of
+    all are joined, and the rows remain those of the chunk."""
     parts = [part for part in (before, encoded, after) if part is not None]
     rows, shift = encoded.rows.copy(), 0 if before is None else len(before.tokens)
     rows["a"] += shift

@@ -17,7 +17,7 @@ from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.encode_examples import CHUNK, check_batch, chunks
 from contexture.data.tasks.example_store import ExampleSplit
-from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, same_shape, surrounded
+from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, same_shape, with_context
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels
@@ -184,7 +184,7 @@ class Predictor:
         if before or after:
             # What is odd in them is reported with their own chunks.
             parts = [encode_chunk(x, kind, numbers, labels, 0, context=context) if x else None for x in (before, after)]
-            encoded = surrounded(parts[0], encoded, parts[1])
+            encoded = with_context(parts[0], encoded, parts[1])
         char_ids = numbers.char_ids() if isinstance(numbers, OpenVocabulary) else None
         names = tuple(labels.numbers) if kind == "choice" else self.labels
         split = in_memory(encoded, kind, names, origin.rpartition(":")[0], self.run.task.symmetric, char_ids)

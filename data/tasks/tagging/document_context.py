@@ -22,7 +22,7 @@ AnyExample = TypeVar("AnyExample", bound=Example)
 def context_tokens(
     rows: NDArray[np.void], documents: DocumentOffsets, tags: Column[np.int32], room: int, *, at_ends: bool
 ) -> tuple[I64, I64]:
-    """Returns how many tokens before each sentence and behind it are read with it.
+    """Returns how many tokens before and after each sentence are read with it.
 
     All of them together fill at most `room` tokens. Each side gets half of what the sentence leaves, and what the other
     side has no use for. Only whole words are read: no word more fits on either side.
@@ -44,26 +44,27 @@ def context_tokens(
 
 
 def _whole_words(
-    tags: Column[np.int32], edge: I64, there: I64, spare: I64, at_ends: bool, *, backward: bool
+    tags: Column[np.int32], edge: I64, available: I64, spare: I64, at_ends: bool, *, backward: bool
 ) -> NDArray[np.int64]:
     """Returns for each sentence and each number of tokens how many of them, counted from the sentence's `edge`, are
-    whole words. there: how many tokens the document has on this side; spare: how many there is room for."""
-    most = int(np.minimum(there, spare).max(initial=0))
-    place = np.arange(most + 1)
+    whole words. available: how many tokens the document has on this side; spare: for how many
+    the sequence has room."""
+    limit = int(np.minimum(available, spare).max(initial=0))
+    place = np.arange(limit + 1)
     # borders[s, n]: whether a word begins or ends n tokens away from the edge. The document's end is such a border,
     # whatever lies behind it.
-    inner = np.maximum(np.minimum(there - 1, spare), 0)
-    borders = np.zeros((len(edge), most + 1), bool)
+    inner = np.maximum(np.minimum(available - 1, spare), 0)
+    borders = np.zeros((len(edge), limit + 1), bool)
     if backward:
         # Tokens are read from left to right, so the places away from the edge are filled from the far end.
         read = tags.read(np.maximum(edge - inner - at_ends, 0), inner)
-        inside = (place >= most - inner[:, None]) & (place < most)
+        inside = (place >= limit - inner[:, None]) & (place < limit)
         borders[:, ::-1][inside] = read >= 0
     else:
         read = tags.read(edge + 1 - at_ends, inner)
         inside = (place > 0) & (place <= inner[:, None])
         borders[inside] = read >= 0
-    borders |= place == there[:, None]
+    borders |= place == available[:, None]
     borders[:, 0] = True
     return np.maximum.accumulate(np.where(borders, place, 0), axis=1)
 
@@ -77,7 +78,7 @@ def own_tags(tags_BL: NDArray[np.int32], before: I64, own: I64, first: int) -> N
 def chunks_in_documents(
     examples: Iterable[AnyExample], size: int, reach: int
 ) -> Iterator[tuple[list[AnyExample], list[AnyExample], list[AnyExample]]]:
-    """Yields chunks of at least `reach` examples, with those of the same documents before and behind each, as many as
+    """Yields chunks of at least `reach` examples, with those of the same documents before and after each, as many as
     have `reach` words together. A word has a token at least, so that no more could be read."""
     iterator, size = iter(examples), max(size, reach)
     before: list[AnyExample] = []

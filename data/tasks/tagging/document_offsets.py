@@ -66,7 +66,7 @@ class DocumentWriter(Int64Writer):
 
 def offsets_in_memory(documents: I64, begins: I64, tokens: int) -> tuple[I64, DocumentOffsets]:
     """Returns the number of each sentence's document, and the documents, of sentences that follow each other among
-    `tokens` tokens. What lies before the first sentence and behind the last one belongs to their documents."""
+    `tokens` tokens. What lies before the first sentence and after the last one belongs to their documents."""
     changes = np.append(True, documents[1:] != documents[:-1])
     offsets = np.append(begins[changes], tokens)
     offsets[0] = 0

@@ -15,7 +15,7 @@ from contexture.data.tasks import encode_examples, lengths
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore
-from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, surrounded
+from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, with_context
 from contexture.data.tasks.examples import Tagged
 from contexture.data.tasks.labels import Labels
 from contexture.data.tasks.read_examples import check_examples, examples
@@ -362,7 +362,7 @@ def test_a_chunk_with_its_neighbours_is_laid_out_as_the_whole_file(documents, fa
         ]
         assert parts[1] is not None
         char_ids = numbers.char_ids() if isinstance(numbers, OpenVocabulary) else None
-        split = in_memory(surrounded(parts[0], parts[1], parts[2]), "tag", TAGS, "f", char_ids=char_ids)
+        split = in_memory(with_context(parts[0], parts[1], parts[2]), "tag", TAGS, "f", char_ids=char_ids)
         shown = _shown(_held_out(split, family, length))
         seen += [shown[number] for number in range(len(chunk))]
     assert dict(enumerate(seen)) == expected
