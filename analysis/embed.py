@@ -65,6 +65,10 @@ def sentence_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Ca
     return tokens
 
 
+class TooLongError(DataError):
+    """Words that the model has no room for."""
+
+
 class SplitWords(NamedTuple):
     """Words as a model reads them: the units, and where each word's own begin and end among them."""
 
@@ -77,8 +81,8 @@ def word_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Callab
     """Returns the function that splits words into what a model reads: (words, their origin) → SplitWords.
 
     Words are tokenised alone, those of a GPT but the first with a space before them, as in running text. A word
-    without a piece is read as the unknown token. The function raises DataError for words that the model has no room
-    for, or that the vocabulary cannot spell.
+    without a piece is read as the unknown token. The function raises TooLongError for words that the model has no room
+    for, DataError for what the vocabulary cannot spell.
     """
     config = model.config
     if isinstance(config, ElmoConfig):
@@ -92,7 +96,7 @@ def word_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Callab
         pieces = [ids or unknown_ids(tokenizer) for ids in encode_checked(written, [origin] * len(written), tokenizer)]
         own = list(chain.from_iterable(pieces))
         if len(own) + len(ends) > config.length:
-            raise DataError(
+            raise TooLongError(
                 f"{origin}: {len(own) + len(ends)} tokens, and the model takes {config.length}; give a shorter one"
             )
         bounds = np.cumsum([len(ends[:1]), *map(len, pieces)])

@@ -42,7 +42,7 @@ def conll(path: Path) -> Table:
     universal = inner_suffix(path) == ".conllu"
     width, expected = len(CONLLU), "CoNLL-U has 10; put tabs between them, _ where there is nothing"
     if not universal:
-        lines = _lines(path, universal)
+        lines = word_lines(path, universal)
         number, width = usual_width((number, cells) for number, cells in lines if not isinstance(cells, str | None))
         expected = f"line {number} has {width}; give every word its tag"
     rows = _sentences(path, universal, width, expected)
@@ -57,7 +57,7 @@ def conll(path: Path) -> Table:
     return Table(str(path), f"{path}:{first[0]}", None, width, rows, ("1", str(width)))
 
 
-def _lines(path: Path, universal: bool) -> Iterator[tuple[int, list[str] | DataError | str | None]]:
+def word_lines(path: Path, universal: bool) -> Iterator[tuple[int, list[str] | DataError | str | None]]:
     """Yields (number, columns) of each line; a DataError instead where it is not UTF-8, None where it is blank,
     _DOCUMENT where a document begins."""
     for number, line, odd in decoded_lines(path):
@@ -82,7 +82,7 @@ def _sentences(path: Path, universal: bool, width: int, expected: str) -> Iterat
     wrong: DataError | None = None  # in the sentence that is being read
     begins = document = 0
     follows = False
-    for number, cells in _lines(path, universal):
+    for number, cells in word_lines(path, universal):
         if isinstance(cells, str | None):
             if words or wrong:
                 yield begins, wrong or Sentence(words, document, follows)

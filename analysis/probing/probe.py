@@ -1,0 +1,187 @@
+"""Probes a trained model with tasks: features once, then a few small probes for each task.
+
+    rows = probe("runs/mine", {"pos": read_sentences(Path("train.conllu"), "pos")},
+                 {"pos": read_sentences(Path("dev.conllu"), "pos")}, folder=Path("probes"))
+
+Each row is a dict of numbers and lists: `probe_rows.ProbeRow`.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from contexture.analysis.probing.probe_examples import ProbeExamples, control_task, encode_targets, label_names
+from contexture.analysis.probing.probe_rows import ProbeRow
+from contexture.analysis.probing.probe_scores import (
+    Counts,
+    centre_of_gravity,
+    differentials,
+    divergence_from_uniform,
+    expected_layer,
+    majority_f1,
+    micro_f1,
+    precision_and_recall,
+)
+from contexture.analysis.probing.span_features import SpanFeatures, check_layers, computed_features
+from contexture.analysis.probing.target_types import Sentence
+from contexture.analysis.probing.train_probes import ProbeTraining, layers_of, measure_probes, train_probes
+from contexture.analysis.trained_model import TrainedModel
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.errors import DataError
+
+logger = logging.getLogger(__name__)
+Sets = Mapping[str, Sequence[Sentence]]
+"""The sentences of each task."""
+
+
+def probe(
+    run: str | Path | TrainedModel,
+    train: Sets,
+    dev: Sets,
+    test: Sets | None = None,
+    *,
+    folder: Path,
+    step: int | None = None,
+    layers: str = "all",
+    control: bool = True,
+    training: ProbeTraining | None = None,
+    cancel: CancelToken = NEVER,
+) -> list[ProbeRow]:
+    """Returns a row of figures for each task.
+
+    train, dev, test  sentences with their targets, by task; the training stops early by dev, and is measured on test
+                      where that is given, else on dev
+    folder            for features that are too large for memory; they are removed
+    layers            all: a mix of all layers, and cumulative scores, those of mixes of the layers up to each one.
+                      each: a probe for each layer alone. `3` or `0,2`: one probe, on a mix of these.
+    control           also probe the control task, for selectivity
+
+    Raises: DataError for layers that the model lacks, and sets without a target that the model has room for.
+    """
+    model = run if isinstance(run, TrainedModel) else TrainedModel(run, step)
+    numbers = check_layers(layers, model.model.config.layers)
+    # The sentences of all tasks and sets, each once.
+    origins: dict[tuple[str, ...], str] = {}
+    for sets in (train, dev, test or {}):
+        for sentences in sets.values():
+            for sentence in sentences:
+                origins.setdefault(sentence.words, sentence.origin)
+    place = {words: n for n, words in enumerate(origins)}
+    trained_length = model.run.data.length
+    with computed_features(model, list(origins), list(origins.values()), folder, cancel=cancel) as features:
+        left_out = sum(starts is None for starts in features.starts)
+        if left_out:
+            logger.warning(f"left out {left_out:,} of {len(place):,} sentences, which are longer than the model takes")
+        if features.longest > trained_length and model.run.family != "elmo":
+            logger.warning(
+                f"sentences of up to {features.longest} tokens are longer than those of training, which had "
+                f"{trained_length}"
+            )
+        rows = []
+        for task, sentences in train.items():
+            labels = label_names(sentences)
+            given = {"train": sentences, "dev": dev[task], **({"test": test[task]} if test else {})}
+            sets = {name: _encoded(each, place, features, labels, task, name) for name, each in given.items()}
+            row = _probe_task(sets, features, numbers, layers, control, training or ProbeTraining(), cancel)
+            row |= {"labels": len(labels), "left_out": {n: s.left_out for n, s in sets.items()}}
+            row |= {"unknown_labels": {n: dict(s.unknown) for n, s in sets.items() if n != "train"}}
+            at = {"run": str(model.folder), "family": model.run.family, "step": model.step, "task": task}
+            rows.append(at | row)  # pyright: ignore[reportArgumentType]
+    return rows
+
+
+def _encoded(
+    sentences: Sequence[Sentence],
+    place: Mapping[tuple[str, ...], int],
+    features: SpanFeatures,
+    labels: Sequence[str],
+    task: str,
+    name: str,
+) -> ProbeExamples:
+    examples = encode_targets(sentences, place, features, labels)
+    if not len(examples.labels_TC):
+        raise DataError(f"{task}: every sentence of the {name} set is longer than the model takes; give shorter ones")
+    if not labels:
+        raise DataError(f"{task}: no target of the training set has a label; give labelled ones")
+    if examples.unknown:
+        some = ", ".join(sorted(examples.unknown, key=lambda label: -examples.unknown[label])[:5])
+        logger.warning(
+            f"{task}: {len(examples.unknown)} labels of the {name} set are not in the training set, on "
+            f"{sum(examples.unknown.values())} targets ({some}); they count as not predicted"
+        )
+    return examples
+
+
+def _probe_task(
+    sets: Mapping[str, ProbeExamples],
+    features: SpanFeatures,
+    numbers: Sequence[int],
+    layers: str,
+    control: bool,
+    training: ProbeTraining,
+    cancel: CancelToken,
+) -> ProbeRow:
+    train, dev = sets["train"], sets["dev"]
+    if train.spans_TS2.shape[1:] != dev.spans_TS2.shape[1:]:
+        raise DataError("the targets of one set are pairs of spans, those of another single spans; give one kind")
+    measured = "test" if "test" in sets else "dev"
+    top = features.units_UND.shape[1]
+    which = {
+        "all": [numbers[: n + 1] for n in range(len(numbers))],
+        "each": [[n] for n in numbers],
+    }.get(layers, [numbers])
+    layers_PN = layers_of(which, top)
+
+    def scores(own: Mapping[str, ProbeExamples], layers_PN, what: str):
+        trained = train_probes(own["train"], own["dev"], features.units_UND, layers_PN, training, cancel)
+        logger.info(f"trained {len(layers_PN)} {what} in {trained.trained} epochs")
+        counts, _ = measure_probes(
+            trained.params, layers_PN, own[measured], features.units_UND, training.batch, cancel
+        )
+        return trained, counts
+
+    probes, counts = scores(sets, layers_PN, "probes" if len(layers_PN) > 1 else "probe")
+    f1 = [micro_f1(each) for each in counts]
+    # Of probes of single layers the best one on dev stands for the task; else the mix of all layers does.
+    main = len(f1) - 1
+    if layers == "each":
+        on_dev, _ = measure_probes(probes.params, layers_PN, dev, features.units_UND, training.batch, cancel)
+        main = max(range(len(f1)), key=lambda n: micro_f1(on_dev[n]))
+    of = sets[measured]
+    row: ProbeRow = {
+        "split": measured,
+        "targets": {name: len(each.labels_TC) for name, each in sets.items()},
+        "layers": list(numbers),
+        "probes": "each" if layers == "each" else "cumulative" if layers == "all" else "mix",
+        **_figures(counts[main]),
+        "majority_f1": majority_f1(train.labels_TC, of.labels_TC, int(of.missed_T.sum())),
+        "epochs": int(probes.epochs_P[main]),
+    }
+    if layers == "each":
+        row |= {"best_layer": numbers[main], "layer_f1": f1}
+    else:
+        weights = probes.weights_PN[main][list(numbers)].tolist()
+        row |= {
+            "weights": weights,
+            "gamma": float(probes.gamma_P[main]),
+            "centre_of_gravity": centre_of_gravity(weights, numbers),
+            "divergence": divergence_from_uniform(weights),
+        }
+    if layers == "all":
+        row |= {"lexical_f1": f1[0], "cumulative_f1": f1, "differentials": differentials(f1)}
+        row |= {"expected_layer": expected_layer(f1)}
+    if control:
+        tasks = {name: control_task(each, train.labels_TC, training.seed) for name, each in sets.items()}
+        read_PN = layers_PN if layers == "each" else layers_PN[-1:]
+        _, counts = scores(tasks, read_PN, "control probes" if len(read_PN) > 1 else "control probe")
+        control_f1 = [micro_f1(each) for each in counts]
+        own = control_f1[main if layers == "each" else 0]
+        row |= {"control_f1": own, "selectivity": row["f1"] - own}
+        if layers == "each":
+            row |= {"layer_selectivity": [a - b for a, b in zip(f1, control_f1, strict=True)]}
+    return row
+
+
+def _figures(counts: Counts) -> ProbeRow:
+    precision, recall = precision_and_recall(counts)
+    return {"f1": micro_f1(counts), "precision": precision, "recall": recall}
