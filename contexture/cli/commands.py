@@ -21,7 +21,7 @@ class Command:
     summary: str
     """What it does, in at most 44 characters."""
     run: str
-    """Its function, `module.name` in contexture.cli."""
+    """Its function, `module.name` or `folder.module.name` in contexture.cli."""
     request: str
     """The type of its options: `Run`, or a class of contexture.requests."""
     usage: str
@@ -46,7 +46,7 @@ class Command:
 
     def function(self) -> Callable[[list[str]], Any]:
         """Returns its function, argv → result; the module is imported now, since some import much."""
-        module, _, name = self.run.partition(".")
+        module, _, name = self.run.rpartition(".")
         return getattr(importlib.import_module(f"contexture.cli.{module}"), name)
 
 

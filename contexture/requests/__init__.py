@@ -1,0 +1,44 @@
+"""One request type for each command: its options, with their help. Needs no jax."""
+
+from contexture.requests.common import several
+from contexture.requests.exchange import ExportRequest, ImportRequest
+from contexture.requests.inspection import CompareRequest, LayersRequest, StatusRequest
+from contexture.requests.queries import (
+    EmbeddingRequest,
+    EvaluationArgs,
+    FillRequest,
+    GenerationRequest,
+    PredictionRequest,
+    ScoreRequest,
+)
+from contexture.requests.training import (
+    CompletionRequest,
+    FinetuneRequest,
+    NoOptions,
+    PlanRequest,
+    PrepareRequest,
+    RunRequest,
+    TokenizerRequest,
+)
+
+__all__ = [
+    "CompareRequest",
+    "CompletionRequest",
+    "EmbeddingRequest",
+    "EvaluationArgs",
+    "ExportRequest",
+    "FillRequest",
+    "FinetuneRequest",
+    "GenerationRequest",
+    "ImportRequest",
+    "LayersRequest",
+    "NoOptions",
+    "PlanRequest",
+    "PredictionRequest",
+    "PrepareRequest",
+    "RunRequest",
+    "ScoreRequest",
+    "StatusRequest",
+    "TokenizerRequest",
+    "several",
+]

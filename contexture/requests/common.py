@@ -1,0 +1,24 @@
+"""What the options of several commands share. Needs no jax."""
+
+from pathlib import Path
+from typing import TypeAlias
+
+import tyro
+
+from contexture.train.evaluation.request import Strings
+
+Place: TypeAlias = str | Path
+"""A file or a folder."""
+RUN, FILE, DIR = (tyro.conf.arg(metavar=metavar) for metavar in ("RUN", "FILE", "DIR"))
+FILES, TEXTS, TEXT = (tyro.conf.arg(metavar=metavar) for metavar in ("FILE …", "TEXT …", "TEXT"))
+
+
+def several(values: Strings) -> tuple[str, ...]:
+    """Returns one string or several as a tuple."""
+    return (values,) if isinstance(values, str) else tuple(values)
+
+
+def check_place(to: Place) -> None:
+    """Raises: ValueError for an empty path, which an unset shell variable gives: it would be the current folder."""
+    if not str(to).strip():
+        raise ValueError("to= is empty; give --to a path")

@@ -1,0 +1,63 @@
+"""The options of the commands that import and export models. Needs no jax."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from contexture.requests.common import DIR, FILE, RUN, check_place
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportRequest:
+    """A published model as a run."""
+
+    format: tyro.conf.Positional[Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm"]]
+    """The format of the files. hf: a BERT, ERNIE 1.0, GPT-1 or GPT-2 as transformers saves it. bert-tf: Google's
+    checkpoint, bert_config.json, vocab.txt. gpt2-tf: OpenAI's checkpoint, hparams.json, encoder.json, vocab.bpe.
+    gpt1-npy: OpenAI's ten shards, params_shapes.json, encoder_bpe_40000.json, vocab_40000.bpe. bilm: ELMo as bilm-tf
+    has it, options.json and weights in hdf5."""
+    path: tyro.conf.Positional[Annotated[str, DIR]]
+    """The folder of its files."""
+    to: Annotated[str, RUN]
+    """The folder of the run to write."""
+    vocabulary: Annotated[str, FILE] = ""
+    """Another vocabulary than the one beside the model. For bilm: the words of a softmax to train; without it,
+    those that lie beside the model, or none."""
+    lowercase: Literal["auto", "yes", "no"] = "auto"
+    """Whether a BERT lower-cases text; auto is what the files say, else no where the vocabulary has capitals."""
+    gelu: Literal["erf", "tanh"] = "erf"
+    """Which gelu a model of bert-tf was trained with; its files do not say."""
+    word_splitter: Literal["spaces", "punctuation"] = "spaces"
+    """How an ELMo of bilm splits text into words: at spaces, as the original does with its tokenised text, or
+    punctuation off as well."""
+
+    def __post_init__(self) -> None:
+        check_place(self.to)
+        for name, usual, formats in (
+            ("lowercase", "auto", ("hf", "bert-tf")),
+            ("gelu", "erf", ("bert-tf",)),
+            ("word_splitter", "spaces", ("bilm",)),
+        ):
+            if getattr(self, name) != usual and self.format not in formats:
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} has no meaning for {self.format}; it is for {' and '.join(formats)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    """A run as files that others read."""
+
+    run: tyro.conf.Positional[Annotated[str, RUN]]
+    """The folder of the run."""
+    format: tyro.conf.Positional[Literal["hf", "peft", "bilm", "stablehlo"]]
+    """What to write. hf: what transformers loads. peft: a LoRA run's adapters and heads, which peft loads onto the base
+    model in hf. bilm: ELMo as bilm-tf has it, options.json and weights in hdf5. stablehlo: a program that jax runs
+    without this library, with its weights."""
+    to: Annotated[str, DIR]
+    """The folder to write the files to."""
+    step: int = 0
+    """The step of the checkpoint to use; 0 is the newest good one."""
+
+    def __post_init__(self) -> None:
+        check_place(self.to)

@@ -1,0 +1,177 @@
+"""The options of the commands that use a run. Needs no jax.
+
+In a request, `step=0` is the newest good checkpoint.
+"""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from contexture.models.config import Sampling
+from contexture.requests.common import DIR, FILE, FILES, RUN, TEXT, TEXTS, Place, check_place
+from contexture.train.evaluation.request import EvaluationOptions, Strings
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationArgs(EvaluationOptions):
+    """Held-out metrics of runs, over the whole set, each example once."""
+
+    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
+    """The folder of a run, or of several, which are evaluated one after the other."""
+    dev: Annotated[Strings, tyro.conf.arg(aliases=["--task.dev"], metavar="FILE …")] = ()
+    step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="N …|best|all")] = ()
+    to: Annotated[str, DIR] = ""
+    submission: Annotated[str, DIR] = ""
+    figures: Annotated[str, DIR] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionRequest:
+    """Predictions for new examples: of a file, a JSON line each, or for one that is given here."""
+
+    run: tyro.conf.Positional[Annotated[str, RUN]]
+    """The folder of a fine-tuned run."""
+    input: Annotated[str, FILE] = ""
+    """A file of examples, labelled or not, of any size. Without it, --text is the example itself."""
+    to: Annotated[str | None, FILE] = None
+    """The file to write the predictions to, a JSON object per line."""
+    text: Annotated[str, TEXT] = ""
+    """One text, or its words, or the question. With --input: the column of it, where it has another name than in the
+    training set."""
+    second: Annotated[str, TEXT] = ""
+    """The second text of a pair, or the context of a question. With --input: the column of it."""
+    choices: Annotated[tuple[str, ...], TEXTS] = ()
+    """The alternatives. With --input: the columns of them."""
+    header: Literal["", "auto", "yes", "no"] = ""
+    """Whether tsv and csv begin with the names of their columns. Without it, as in training."""
+    step: int = 0
+    """The step of the checkpoint to use; 0 is the newest good one."""
+    batch: int = 64
+    """Examples at a time."""
+
+    def __post_init__(self) -> None:
+        if self.to is not None:
+            check_place(self.to)
+        if self.input and not self.to:
+            raise ValueError("predict needs --to FILE: contexture predict RUN --input FILE --to FILE")
+        if self.to and not self.input:
+            raise ValueError("to= is for the predictions of a file; give it as --input FILE, or leave --to out")
+        if not self.input and not self.text.strip():
+            raise ValueError("give --input FILE and --to FILE, or one example: --text TEXT")
+        if not self.input and self.header:
+            raise ValueError("header= is for a file; give it as --input FILE, or leave --header out")
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch} is not a positive number of examples")
+
+
+@dataclass(frozen=True)
+class FillRequest:
+    """The most probable tokens for each [MASK] of a text, from a masked language model."""
+
+    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    """The folder of a pretrained BERT."""
+    text: str
+    """A text with one [MASK] or several."""
+    _: KW_ONLY
+    top: int = 5
+    """How many tokens to list for each [MASK]."""
+    step: int = 0
+    """The step of the checkpoint to use; 0 is the newest good one."""
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """Continuations of prompts, from a GPT."""
+
+    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    """The folder of a pretrained GPT."""
+    prompt: Annotated[Strings, TEXTS] = ()
+    """A prompt or several; an empty one starts a document."""
+    _: KW_ONLY
+    input: Annotated[str, FILE] = ""
+    """A file with a prompt in each line, in place of --prompt."""
+    tokens: int = 0
+    """The most tokens to generate; 0 is 64, or as many as the model takes."""
+    temperature: float = 1.0
+    """How freely tokens are sampled: 0 takes always the most probable one, 1 the model's own probabilities."""
+    top_k: int = 0
+    """Sample from the k most probable tokens; 0 is from all."""
+    top_p: float = 1.0
+    """Sample from the most probable tokens that together reach this probability (nucleus sampling); 1 is from all."""
+    top_p_exclusive: bool = False
+    """Leave out the token with which --top-p is reached, as GPT-2's code does."""
+    stop: Annotated[Strings, TEXTS] = ()
+    """Texts before which the generation ends."""
+    seed: int = 0
+    """The seed of the random numbers; the same seed gives the same text."""
+    batch: int = 16
+    """Prompts at a time."""
+    step: int = 0
+    """The step of the checkpoint to use; 0 is the newest good one."""
+
+    def __post_init__(self) -> None:
+        given = isinstance(self.prompt, str) or bool(self.prompt)  # also one prompt that is empty
+        if given == bool(self.input):
+            raise ValueError("give --prompt TEXT, or --input FILE with a prompt in each line")
+        _ = self.sampling
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are sampled. Raises: ValueError for options out of range."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.top_p_exclusive)
+
+
+@dataclass(frozen=True)
+class EmbeddingRequest:
+    """Contextual vectors of the words of a text, or of a BERT's or a GPT's tokens, line by line."""
+
+    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    """The folder of a run of any family."""
+    input: Annotated[Place, FILE]
+    """A text file; each line is a sentence."""
+    to: Annotated[Place, FILE]
+    """The file to write the vectors to. *.npy, *.parquet or *.safetensors: a matrix, a row for each line's sentence.
+    *.hdf5 or *.npz: an array for each line's words or tokens; hdf5 in the original ELMo's layout."""
+    _: KW_ONLY
+    layers: str = "auto"
+    """Layers to take: auto, last, all, or numbers such as `0,2`, where 0 is the words' own. auto: last for sentences,
+    all for words."""
+    pool: Literal["auto", "none", "mean", "mean-words", "last", "cls"] = "auto"
+    """How a sentence's vector comes from those of its tokens. none: it does not. mean: of all tokens. mean-words:
+    without a BERT's [CLS] and [SEP]. last: the last of these. cls: a BERT's [CLS]. auto: mean-words in a matrix, none
+    otherwise."""
+    batch: int = 64
+    """Lines at a time."""
+    stateful: bool = False
+    """Continue, in line n, the hidden state of line n - batch: for an ELMo, as the original's inference does."""
+    step: int = 0
+    """The step of the checkpoint to use; 0 is the newest good one."""
+
+    def __post_init__(self) -> None:
+        check_place(self.to)
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """How well a run predicts text: perplexity, a BERT's pseudo-perplexity, both directions of an ELMo."""
+
+    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    """The folder of a pretrained run."""
+    input: Annotated[Strings, FILES]
+    """The text to score: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    _: KW_ONLY
+    documents: Literal["files", "blank_lines"] = "files"
+    """What a document of a *.txt file is: the whole file, or the text between blank lines."""
+    length: int = 0
+    """Tokens of a window, a BERT's [CLS] and [SEP] too; 0 is as in training."""
+    stride: int = 0
+    """New tokens in each window, the others being context; 0 is all."""
+    batch: int = 8
+    """Windows, or an ELMo's sentences, at a time."""
+    step: int = 0
+    """The step of the checkpoint to use; 0 is the newest good one."""
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch} is not a positive number of windows")

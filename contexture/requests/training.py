@@ -1,0 +1,99 @@
+"""The options of the commands that train, plan, learn a vocabulary or prepare text. Needs no jax."""
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
+
+import tyro
+
+from contexture.data.config import LearnedKind
+from contexture.requests.common import DIR, FILE, FILES, check_place
+from contexture.train.config import Run
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """A command without options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionRequest:
+    """A script that completes words in a shell."""
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    """The shell that reads the script: bash from ~/.bashrc, zsh from ~/.zshrc after compinit, fish from config.fish."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(Run):
+    """The options of a run, and further ones of a command."""
+
+    @property
+    def run(self) -> Run:
+        """The run alone."""
+        return Run(**{field.name: getattr(self, field.name) for field in fields(Run)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest(RunRequest):
+    """What training a recipe takes of devices that need not be here: memory, time, what bounds it."""
+
+    topology: Annotated[str, tyro.conf.arg(metavar="DEVICES")] = ""
+    """The devices: v5e:4x4, v5p:4x4x4, v6e:8x8, h100:1x8 (hosts × GPUs), h200:4x8, a100:1x8 or cpu:8."""
+    suggest: bool = False
+    """Try meshes, microbatches, remat and attention, and rank what fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneRequest(RunRequest):
+    """A fine-tuning; with --grid or --seeds several, which are compared."""
+
+    grid: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE,VALUE …")] = ()
+    """Train every combination of these values, a run each within --dir, and choose the best by its held-out figures.
+    Runs that differ in learning rate and seed alone share the compiled step."""
+    seeds: int = 1
+    """How many seeds each setting is trained with, from --seed on. The table has their mean and deviation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerRequest:
+    """Learn a vocabulary from text."""
+
+    kind: tyro.conf.Positional[LearnedKind]
+    """The kind of vocabulary: a BERT needs wordpiece, an ELMo words; a GPT takes byte-bpe, characters or a
+    sentencepiece."""
+    input: Annotated[tuple[str, ...], FILES]
+    """The text to learn from: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    vocab_size: int = 30522
+    """The most tokens that the vocabulary may have."""
+    to: Annotated[str, DIR]
+    """The folder to write the tokenizer to."""
+    lowercase: bool = True
+    """Lower-case the text and strip accents, for wordpiece; all other kinds keep text as it is."""
+    word_splitter: Literal["spaces", "punctuation"] = "spaces"
+    """How kind words splits text: at spaces (tokenised text), or punctuation off as well (raw text)."""
+
+    def __post_init__(self) -> None:
+        check_place(self.to)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareRequest:
+    """Tokenise text once into shards, which any number of runs may then read: --data.path FOLDER."""
+
+    recipe: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RECIPE")]]
+    """The recipe that the runs will have: it decides how text is cut and tokenised."""
+    input: Annotated[tuple[str, ...], FILES]
+    """The text to tokenise: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    to: Annotated[str, DIR]
+    """The folder to write the shards to."""
+    tokenizer: Annotated[str, DIR] = ""
+    """A tokenizer's folder, or a published vocabulary. Without it, the recipe's vocabulary is learned on the text."""
+    dev: Annotated[tuple[str, ...], FILES] = ()
+    """Held-out text, like --input."""
+    dev_fraction: float = 0.0
+    """The share of each file, at its end, that is held out. It takes the place of --dev."""
+    config: Annotated[str, FILE] = ""
+    """A file of settings that the runs will have too, as `contexture pretrain --config` reads it."""
+
+    def __post_init__(self) -> None:
+        check_place(self.to)
