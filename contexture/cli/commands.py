@@ -172,6 +172,19 @@ COMMANDS: dict[str, Command] = {
         usage="RUN … [options]",
         examples=("contexture layers runs/films runs/intent --to layers.png",),
     ),
+    "probe": Command(
+        group="Use a run",
+        summary="Probe the layers with labelled spans",
+        run="inspection.probe.probe_command",
+        request="ProbeRequest",
+        usage="RUN … --task NAME … --train FILE … --dev FILE … --to DIR [options]",
+        first=("task", "train", "dev", "test", "to", "layers", "step", "learning-rate"),
+        examples=(
+            "contexture probe runs/mine --task pos dependencies --train train.conllu --dev dev.conllu --to probes/",
+            "contexture probe runs/mine --train edges.jsonl --dev edges.dev.jsonl --to probes/ --layers each",
+            "contexture probe runs/mine --task pos --train train.conllu --dev dev.conllu --to steps/ --step all",
+        ),
+    ),
     "import": Command(
         group="Exchange models",
         summary="Turn a published model into a run",

@@ -2,7 +2,7 @@
 
 from contexture.requests.common import several
 from contexture.requests.exchange import ExportRequest, ImportRequest
-from contexture.requests.inspection import CompareRequest, LayersRequest, StatusRequest
+from contexture.requests.inspection import CompareRequest, LayersRequest, ProbeRequest, StatusRequest
 from contexture.requests.queries import (
     EmbeddingRequest,
     EvaluationArgs,
@@ -36,6 +36,7 @@ __all__ = [
     "PlanRequest",
     "PredictionRequest",
     "PrepareRequest",
+    "ProbeRequest",
     "RunRequest",
     "ScoreRequest",
     "StatusRequest",

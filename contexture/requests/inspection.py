@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.common import FILE
+from contexture.requests.common import DIR, FILE, FILES, check_place
+from contexture.train.evaluation.request import Strings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,3 +43,51 @@ class CompareRequest:
     def __post_init__(self) -> None:
         if len(self.runs) < 2:
             raise ValueError("compare needs two runs or more: contexture compare RUN RUN …")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRequest:
+    """What each layer of a run knows of labelled spans, by small probes on its frozen vectors."""
+
+    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
+    """The folder of a run, or of several, which are probed one after the other."""
+    task: Annotated[Strings, tyro.conf.arg(metavar="NAME …")] = ()
+    """Tasks that the files hold labels of: pos, dependencies, entities, srl, coreference. *.jsonl files hold spans of
+    their own: they need no name, or may have any."""
+    train: Annotated[Strings, FILES]
+    """The labelled files that probes are trained on."""
+    dev: Annotated[Strings, FILES]
+    """The files by which their training stops, and on which they are measured where there is no --test."""
+    test: Annotated[Strings, FILES] = ()
+    """The files to measure the probes on."""
+    to: Annotated[str, DIR]
+    """The folder to write probe.json and figures to. It keeps the results of earlier calls beside the new ones."""
+    layers: Annotated[str, tyro.conf.arg(metavar="all|each|N,…")] = "all"
+    """The layers that probes read. all: a mix of all, and mixes of the layers up to each one. each: a probe for each
+    layer alone. Numbers such as `3` or `0,2`: one probe, on a mix of these; 0 is the words' own layer."""
+    step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="N …|best|all")] = ()
+    """The steps of checkpoints to probe, `best`, or `all`. Without it, the newest good one."""
+    control: bool = True
+    """Probe a control task too, labels drawn for each word type, of which selectivity is the distance."""
+    epochs: int = 20
+    """The most epochs of a probe."""
+    patience: int = 3
+    """Epochs without a better F1 on dev after which a probe's training stops."""
+    learning_rate: float = 1e-3
+    """The learning rate of Adam, which is constant."""
+    batch: int = 64
+    """Spans, or pairs of spans, of a training step."""
+    seed: int = 0
+    """The seed of initial parameters, the order of examples and the control task."""
+    theme: Literal["light", "dark"] = "light"
+    """The colours of a *.png. An *.svg follows its reader."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("probe needs runs: contexture probe RUN … --train FILE --dev FILE --to DIR")
+        check_place(self.to)
+        for name in ("epochs", "patience", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not a number of at least 1")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(f"learning-rate={self.learning_rate} is not above 0")

@@ -1,0 +1,107 @@
+"""`contexture probe`: argv → what is printed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from contexture.cli.output import Result, TwofoldResult
+from contexture.cli.parse import parse
+from contexture.cli.query_commands import listening
+from contexture.data.errors import DataError
+from contexture.data.plain_files import inner_suffix
+from contexture.requests import ProbeRequest, several
+from contexture.train.run_file import read
+
+if TYPE_CHECKING:
+    from contexture.analysis.probing.probe_rows import ProbeRow
+    from contexture.analysis.probing.target_types import Sentence
+
+_SHOWN = ("run", "step", "task", "f1", "lexical_f1", "centre_of_gravity", "expected_layer", "best_layer", "selectivity")
+
+
+def probe_command(argv: list[str]) -> TwofoldResult:
+    """Trains probes on the layers of runs, and writes their figures; people see the main ones of each task."""
+    request = parse(ProbeRequest, argv, "probe")
+    folder = Path(request.to)
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is a file; give --to a folder")
+    files = {name: _files(getattr(request, name), name) for name in ("train", "dev", "test")}
+    # Runs and their steps first, which are quickly read.
+    records = {run: read(Path(run)).run for run in request.runs}
+    from contexture.analysis.probing.probe import probe
+    from contexture.analysis.probing.probe_figure import draw_probes
+    from contexture.analysis.probing.probe_rows import FILE, read_rows, write_rows
+    from contexture.analysis.probing.span_features import check_layers
+    from contexture.analysis.probing.targets import check_task, read_sentences
+    from contexture.analysis.probing.train_probes import ProbeTraining
+    from contexture.train.evaluation.steps import steps_named
+
+    for run in records.values():
+        check_layers(request.layers, run.model.layers)
+    steps = {name: steps_named(Path(name), request.step, run.evaluate.metric) for name, run in records.items()}
+    read_rows(folder)
+    tasks = several(request.task) or _name_of(files["train"])
+    every = [path for paths in files.values() for path in paths]
+    for task in tasks:
+        check_task(task, every)
+    sets: dict[str, dict[str, list[Sentence]]] = {
+        name: {task: [each for path in paths for each in read_sentences(path, task)] for task in tasks}
+        for name, paths in files.items()
+    }
+    training = ProbeTraining(
+        learning_rate=request.learning_rate,
+        epochs=request.epochs,
+        patience=request.patience,
+        batch=request.batch,
+        seed=request.seed,
+    )
+    new: list[ProbeRow] = []
+    everything: list[ProbeRow] = []
+    folder.mkdir(parents=True, exist_ok=True)
+    with listening(f"stopped; {folder / FILE} has the runs and steps that were done") as signals:
+        for run in records:
+            for step in steps[run]:
+                rows = probe(
+                    run,
+                    sets["train"],
+                    sets["dev"],
+                    sets["test"] if files["test"] else None,
+                    folder=folder,
+                    step=step,
+                    layers=request.layers,
+                    control=request.control,
+                    training=training,
+                    cancel=signals,
+                )
+                everything = write_rows(folder, rows)
+                new += rows
+        figures = draw_probes(everything, folder, request.theme)
+    result: Result = {
+        "to": str(folder / FILE),
+        "figures": [str(file) for file in figures],
+        "probes": new,
+    }
+    return TwofoldResult(result, {**result, "probes": _shown(new)})
+
+
+def _files(given: str | Sequence[str], name: str) -> list[Path]:
+    files = [Path(path) for path in several(given)]
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{file}: --{name} names no such file; check the path")
+    return files
+
+
+def _name_of(files: Sequence[Path]) -> tuple[str]:
+    """Returns the name of a task that has none: that of its file of spans. Raises: DataError for other files."""
+    for file in files:
+        if inner_suffix(file) != ".jsonl":
+            raise DataError(f"{file}: which of its labels to probe is not given; give --task pos, for example")
+    return (files[0].name.partition(".")[0],)
+
+
+def _shown(rows: "Sequence[ProbeRow]") -> list[dict[str, object]]:
+    """Returns the main figures of each row; the run and its step only where they differ."""
+    names = [name for name in _SHOWN if any(name in row for row in rows)]
+    names = [n for n in names if n not in ("run", "step") or len({row.get(n) for row in rows}) > 1]
+    return [{name: row.get(name) for name in names} for row in rows]
