@@ -9,7 +9,6 @@ import numpy as np
 
 from contexture.analysis.probing.span_features import SpanFeatures
 from contexture.analysis.probing.target_types import Sentence
-from contexture.data.layouts import power_of_two
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,8 @@ def batches(
     """
     longest_T = np.diff(examples.spans_TS2, axis=-1)[..., 0].max(1, initial=1)
     numbers = np.arange(len(longest_T)) if order is None else order.permutation(len(longest_T))
-    widths = np.array([power_of_two(int(n)) for n in longest_T], np.int64)
+    # 1, 4, 16, …: each width is a program to compile.
+    widths = np.array([4 ** -(-(int(n) - 1).bit_length() // 2) for n in longest_T], np.int64)
     groups = [
         (int(width), own[first : first + batch])
         for width in np.unique(widths)

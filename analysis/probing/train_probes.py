@@ -84,10 +84,8 @@ def train_probes(
     """Trains a probe for each row of `layers_PN`. Each starts from the same random parameters, and is what it would be
     if it were trained alone."""
     _, layers, width = units_UND.shape
-    one = init_probe(jax.random.key(how.seed), layers, width, train.spans_TS2.shape[1], train.labels_TC.shape[1])
     count = len(layers_PN)
-    params: ProbeParams = jax.tree.map(lambda x: jnp.repeat(x[None], count, 0), one)
-    moments = optax.adam(how.learning_rate).init(params)
+    params, moments = _start(how.seed, (layers, width, train.spans_TS2.shape[1], train.labels_TC.shape[1]), count)
     rate, read_PN = jnp.float32(how.learning_rate), jnp.asarray(layers_PN)
     order = np.random.default_rng(how.seed)
     best = params
@@ -148,6 +146,13 @@ def predict_labels(
 
 def _fields(batch: ProbeBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return batch.units_BSWND, batch.inside_BSW, batch.labels_BC, batch.weight_B
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _start(seed: int, sizes: tuple[int, int, int, int], count: int) -> tuple[ProbeParams, optax.OptState]:
+    one = init_probe(jax.random.key(seed), *sizes)
+    params: ProbeParams = jax.tree.map(lambda x: jnp.repeat(x[None], count, 0), one)
+    return params, optax.adam(0.0).init(params)  # the rate is given to each step
 
 
 _logits_of_all = jax.vmap(probe_logits, in_axes=(0, 0, None, None))
