@@ -10,6 +10,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from contexture.analysis.probing.probe_examples import ProbeExamples, control_task, encode_targets, label_names
 from contexture.analysis.probing.probe_rows import ProbeRow
 from contexture.analysis.probing.probe_scores import (
@@ -60,15 +62,17 @@ def probe(
     """
     model = run if isinstance(run, TrainedModel) else TrainedModel(run, step)
     numbers = check_layers(layers, model.model.config.layers)
-    # The sentences of all tasks and sets, each once.
+    # The sentences of all tasks and sets, each once, and the words of theirs that stand in a span.
     origins: dict[tuple[str, ...], str] = {}
-    for sets in (train, dev, test or {}):
-        for sentences in sets.values():
-            for sentence in sentences:
-                origins.setdefault(sentence.words, sentence.origin)
+    in_spans: dict[tuple[str, ...], np.ndarray] = {}
+    for sentence in (each for sets in (train, dev, test or {}) for own in sets.values() for each in own):
+        origins.setdefault(sentence.words, sentence.origin)
+        inside = in_spans.setdefault(sentence.words, np.zeros(len(sentence.words), bool))
+        for first, behind in (span for t in sentence.targets for span in (t.span1, t.span2) if span is not None):
+            inside[first:behind] = True
     place = {words: n for n, words in enumerate(origins)}
     trained_length = model.run.data.length
-    with computed_features(model, list(origins), list(origins.values()), folder, cancel=cancel) as features:
+    with computed_features(model, origins, in_spans, folder, cancel=cancel) as features:
         left_out = sum(starts is None for starts in features.starts)
         if left_out:
             logger.warning(f"left out {left_out:,} of {len(place):,} sentences, which are longer than the model takes")
@@ -135,9 +139,7 @@ def _probe_task(
     def scores(own: Mapping[str, ProbeExamples], layers_PN, what: str):
         trained = train_probes(own["train"], own["dev"], features.units_UND, layers_PN, training, cancel)
         logger.info(f"trained {len(layers_PN)} {what} in {trained.trained} epochs")
-        counts, _ = measure_probes(
-            trained.params, layers_PN, own[measured], features.units_UND, training.batch, cancel
-        )
+        counts, _ = measure_probes(trained.params, layers_PN, own[measured], features.units_UND, training.batch, cancel)
         return trained, counts
 
     probes, counts = scores(sets, layers_PN, "probes" if len(layers_PN) > 1 else "probe")

@@ -125,9 +125,7 @@ def batches(
         yield _batch(examples, units_UND, *groups[n], batch)
 
 
-def _batch(
-    examples: ProbeExamples, units_UND: np.ndarray, width: int, numbers: np.ndarray, batch: int
-) -> ProbeBatch:
+def _batch(examples: ProbeExamples, units_UND: np.ndarray, width: int, numbers: np.ndarray, batch: int) -> ProbeBatch:
     rows = np.concatenate([numbers, np.repeat(numbers[:1], batch - len(numbers))])
     begins_BS, ends_BS = np.moveaxis(examples.spans_TS2[rows], -1, 0)
     places_BSW = begins_BS[..., None] + np.arange(width)

@@ -53,16 +53,16 @@ def _draw_tasks(rows: Sequence[ProbeRow], folder: Path, theme: Theme) -> list[Pa
         if row["probes"] == "each":
             axes.bar(layers - 0.2, row["layer_f1"], 0.38, color=COLOURS[2], label=once("F1 of the layer alone"))
             if "layer_selectivity" in row:
-                label = once("its selectivity (F1 − control's)")
+                label = once("its selectivity")
                 axes.bar(layers + 0.2, row["layer_selectivity"], 0.38, color=COLOURS[3], label=label)
             axes.set_ylabel("F1", fontsize=9)
         else:
-            label = once("weight in the mix (all layers: 1)")
+            label = once("weight in the mix")
             axes.bar(layers - 0.2, row["weights"], 0.38, color=COLOURS[0], label=label)
             _mark(axes, row["centre_of_gravity"], COLOURS[0], once("centre of gravity"), "-")
             gains = np.array(row.get("differentials", []))
             if row.get("expected_layer") is not None:
-                label = once("share of what F1 gains from layer to layer (all layers: 1)")
+                label = once("share of the gain in F1")
                 axes.bar(layers[1:] + 0.2, gains / gains.sum(), 0.38, color=COLOURS[1], label=label)
                 _mark(axes, row["expected_layer"] or 0.0, COLOURS[1], once("expected layer"), "--")
             axes.set_ylabel("share", fontsize=9)

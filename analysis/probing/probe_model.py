@@ -60,9 +60,7 @@ def pool_spans(kernel_SX: jax.Array, units_BSWX: jax.Array, inside_BSW: jax.Arra
     return jnp.einsum("BSW,BSWX->BSX", attention_BSW, units_BSWX)
 
 
-def probe_logits(
-    params: ProbeParams, layers_N: jax.Array, units_BSWND: jax.Array, inside_BSW: jax.Array
-) -> jax.Array:
+def probe_logits(params: ProbeParams, layers_N: jax.Array, units_BSWND: jax.Array, inside_BSW: jax.Array) -> jax.Array:
     """The logits of all labels, f32 BC. layers_N: which layers the probe reads."""
     mixed_BSWD = mix_layers(params["mix"], layers_N, units_BSWND)
     project, hidden, out = params["project"], params["hidden"], params["out"]

@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ IN_MEMORY = 1 << 31
 
 @dataclass(frozen=True)
 class SpanFeatures:
-    """The vectors of all sentences, one below the other.
+    """The vectors of all words that stand in a span, one sentence below the other.
 
     units_UND  f32: of each unit (a token, or an ELMo's word) the vector of each layer
     starts     of each sentence, the unit at which each word begins; None for a sentence that was left out
@@ -45,8 +45,8 @@ class SpanFeatures:
 @contextlib.contextmanager
 def computed_features(
     model: TrainedModel,
-    sentences: Sequence[tuple[str, ...]],
-    origins: Sequence[str],
+    sentences: Mapping[tuple[str, ...], str],
+    in_spans: Mapping[tuple[str, ...], np.ndarray],
     folder: Path,
     *,
     batch: int = 32,
@@ -55,6 +55,9 @@ def computed_features(
 ) -> Iterator[SpanFeatures]:
     """The features of sentences while this lasts; above `in_memory` bytes in a file in `folder`, which is removed.
 
+    sentences: the origin of each, file:line, by its words. in_spans: bool, which of its words stand in a span; the
+    others' vectors are not kept.
+
     Sentences are read alone, sorted by length, by one compiled program for each length. One with more tokens than the
     model takes is left out.
 
@@ -62,30 +65,38 @@ def computed_features(
     """
     split_words = embed.word_splitter(model.model, model.tokenizer)
     split: list[embed.SplitWords | None] = []
-    for words, origin in zip(sentences, origins, strict=True):
+    for words, origin in sentences.items():
         try:
             split.append(split_words(words, origin))
         except embed.TooLongError:
             split.append(None)
-    kept = [each for each in split if each is not None]
-    begins = np.cumsum([0, *(len(each.units) for each in kept)])
+    # Where the kept units of a sentence stand in it, and where its words begin among all kept units.
+    kept: list[tuple[embed.SplitWords, np.ndarray]] = []
+    starts, ends = list[np.ndarray | None](), list[np.ndarray | None]()
+    count = 0
+    for words, each in zip(sentences, split, strict=True):
+        if each is None:
+            starts.append(None)
+            ends.append(None)
+            continue
+        sizes = np.where(in_spans[words], each.ends - each.starts, 0)
+        bounds = count + np.cumsum([0, *sizes])
+        starts.append(bounds[:-1])
+        ends.append(bounds[1:])
+        inside = np.repeat(in_spans[words], each.ends - each.starts)
+        kept.append((each, int(each.starts[0]) + np.flatnonzero(inside)))
+        count = int(bounds[-1])
     config = model.model.config
-    shape = int(begins[-1]), config.layers + 1, config.width
-    with _array(shape, folder, in_memory) as units_UND:
+    longest = max((len(each.units) for each, _ in kept), default=0)
+    with _array((count, config.layers + 1, config.width), folder, in_memory) as units_UND:
+        begin = 0
         with model.computing():
-            arrays = embed.embed(
-                model.model, model.params, model.tokenizer, [each.units for each in kept], batch=batch, cancel=cancel
-            )
-            for begin, array_NLD in zip(begins, arrays, strict=False):
-                units_UND[begin : begin + array_NLD.shape[1]] = array_NLD.swapaxes(0, 1)
-        place = iter(begins)
-        bounds = [None if each is None else (each, int(next(place))) for each in split]
-        yield SpanFeatures(
-            units_UND,
-            [None if each is None else each[0].starts + each[1] for each in bounds],
-            [None if each is None else each[0].ends + each[1] for each in bounds],
-            max((len(each.units) for each in kept), default=0),
-        )
+            units = [each.units for each, _ in kept]
+            arrays = embed.embed(model.model, model.params, model.tokenizer, units, batch=batch, cancel=cancel)
+            for (_, own), array_NLD in zip(kept, arrays, strict=True):
+                units_UND[begin : begin + len(own)] = array_NLD[:, own].swapaxes(0, 1)
+                begin += len(own)
+        yield SpanFeatures(units_UND, starts, ends, longest)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ MISTAKES = {
     "status": "status needs runs: contexture status RUN …",
     "compare bert": "compare needs two runs or more: contexture compare RUN RUN …",
     "layers": "layers needs runs: contexture layers RUN … [--to FILE]",
+    "probe bert --train train.tsv --dev train.tsv --to new --task poss": "there is no task 'poss' (did you mean pos?);",
     # values that are no values, or out of range
     f"pretrain bert.tiny {NEW} --steps 1e4": "--steps wants a whole number, not '1e4'",
     f"pretrain bert.tiny {NEW} --lr fast": "--optim.peak-lr wants a number, not 'fast'",

@@ -16,6 +16,7 @@ _FIGURES = "train/evaluation/test_figures.py::"
 _CELLS = f"{_FIGURES}test_every_prediction_is_in_one_cell_and_one_bin"
 _SUBMITTED = "train/evaluation/test_submission.py::"
 _NLI = f"{_SUBMITTED}test_mnli_is_named_by_its_files_and_writes_names"
+_PROBE = "analysis/probing/test_probe_numbers.py::"
 _FOLLOWED = f"{_EVERY}test_a_training_is_followed_to_its_end"
 
 ANALYSIS = (
@@ -121,5 +122,33 @@ EVALUATION = (
          _NLI),
         ("evaluate.submission-odds-are-probabilities", '_sigmoid(answer.get("null_score", math.inf))',
          'answer.get("null_score", math.inf)', f"{_SUBMITTED}test_questions_are_answered_by_their_ids"),
+    ),
+    *mutants_of(
+        "analysis/probing/probe_scores.py",
+        ("probe.gravity-without-layers", " if layers is None else np.asarray(layers), weights_N", ", weights_N",
+         f"{_PROBE}test_centre_differentials_and_expected_layer_are_their_formulas"),
+        ("probe.expected-layer-from-0", "np.arange(1, len(scores)), gains", "np.arange(len(gains)), gains",
+         f"{_PROBE}test_centre_differentials_and_expected_layer_are_their_formulas"),
+        ("probe.f1-without-misses", "whole = 2 * counts.right + counts.wrong + counts.missed",
+         "whole = 2 * counts.right + counts.wrong", f"{_PROBE}test_micro_f1_is_scikit_learn_s"),
+    ),
+    *mutants_of(
+        "analysis/probing/probe_model.py",
+        ("probe.mix-of-all-layers", "jnp.where(layers_N, weights_N, -jnp.inf)", "weights_N",
+         f"{_PROBE}test_the_mix_is_its_formula"),
+        ("probe.pool-reads-padding", "jnp.where(inside_BSW, scores_BSW, -jnp.inf)", "scores_BSW",
+         f"{_PROBE}test_a_pooled_span_is_its_formula_and_sees_no_padding"),
+    ),
+    *mutants_of(
+        "analysis/probing/probe_examples.py",
+        ("probe.control-of-one-span", "for span in words)", "for span in words[:1])",
+         "analysis/probing/test_probe_laws.py::test_a_control_label_of_a_pair_is_one_of_both_words"),
+        ("probe.unknown-labels-forgiven", "missed.append(len(lacking))", "missed.append(0)",
+         "analysis/probing/test_probe_laws.py::test_labels_that_the_training_set_lacks_are_missed"),
+    ),
+    *mutants_of(
+        "analysis/probing/targets.py",
+        ("targets.root-has-no-head", 'head = n if cells[at.head] == "0"', 'head = 0 if cells[at.head] == "0"',
+         "analysis/probing/test_targets.py::test_a_dependency_is_a_head_and_its_dependent"),
     ),
 )  # fmt: skip

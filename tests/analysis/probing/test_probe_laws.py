@@ -5,13 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from contexture.analysis.probing.probe_examples import ProbeExamples, control_task
+from contexture.analysis.probing.probe_examples import ProbeExamples, control_task, encode_targets
 from contexture.analysis.probing.probe_scores import (
     centre_of_gravity,
     expected_layer,
     majority_f1,
     micro_f1,
 )
+from contexture.analysis.probing.span_features import SpanFeatures
+from contexture.analysis.probing.target_types import Sentence, Target
 from contexture.analysis.probing.train_probes import (
     ProbeTraining,
     layers_of,
@@ -109,6 +111,23 @@ def test_a_control_label_is_a_function_of_the_words():
     assert (control.labels_TC != other.labels_TC).any()
 
 
+def test_a_control_label_of_a_pair_is_one_of_both_words():
+    train, _ = synthetic_task(400, labels=2, spans=2)
+    pairs = [((f"a{n % 2}",), (f"b{n}",)) for n in range(400)]
+    rows = control_task(replace(train, words=pairs), train.labels_TC, 0).labels_TC
+    assert {tuple(row) for row in rows[::2]} == {tuple(row) for row in rows[1::2]} == {(True, False), (False, True)}
+
+
+def test_labels_that_the_training_set_lacks_are_missed():
+    sentence = Sentence(("a", "cat"), (Target((0, 2), None, ("x", "new")), Target((1, 2), None, ("new",))), "f:1")
+    features = SpanFeatures(np.zeros((3, 2, 4), np.float32), [np.array([0, 1])], [np.array([1, 3])], 3)
+    examples = encode_targets([sentence], {sentence.words: 0}, features, ("w", "x"))
+    assert examples.labels_TC.tolist() == [[False, True], [False, False]]
+    assert examples.missed_T.tolist() == [1, 1] and examples.unknown == {"new": 2}
+    assert examples.spans_TS2.tolist() == [[[0, 3]], [[1, 3]]]
+    assert examples.words == [(("a", "cat"),), (("cat",),)]
+
+
 def test_control_labels_are_as_frequent_as_the_task_s():
     train, _ = synthetic_task(4000, shares=(0.7, 0.2, 0.1))
     control = control_task(train, train.labels_TC, 0)
@@ -128,6 +147,7 @@ def test_probes_trained_together_are_those_trained_alone():
 
 def test_a_probe_that_is_done_stays_as_it_is():
     train, dev, units = joined(synthetic_task(200), synthetic_task(60, seed=1))
+    train = replace(train, labels_TC=np.roll(train.labels_TC, 40, 0))
     short = train_probes(train, dev, units, layers_of([[2]], 4), replace(HOW, epochs=30, patience=1))
     assert short.trained < 30 and short.epochs_P[0] == short.trained - 1
     both = train_probes(train, dev, units, layers_of([[2], [0]], 4), replace(HOW, epochs=30, patience=1))

@@ -44,7 +44,10 @@ def test_pos_is_a_tag_of_each_word(tmp_path):
         ((0, 1), None, ("AUX",)), ((1, 2), None, ("PART",)), ((2, 3), None, ("VERB",)),
     ]  # fmt: skip
     assert second.targets == (Target((0, 1), None, ("INTJ",)),)
-    assert [t.labels for t in _read(tmp_path, "a.conll", "do A VB\nit B PRP\n", "pos")[0].targets] == [("VB",), ("PRP",)]
+    assert [t.labels for t in _read(tmp_path, "a.conll", "do A VB\nit B PRP\n", "pos")[0].targets] == [
+        ("VB",),
+        ("PRP",),
+    ]
     assert [t.labels for t in _read(tmp_path, "a.up", UP, "pos")[0].targets][:2] == [("PROPN",), ("VERB",)]
 
 
