@@ -26,7 +26,13 @@ from contexture.analysis.probing.probe_scores import (
 )
 from contexture.analysis.probing.span_features import SpanFeatures, check_layers, computed_features
 from contexture.analysis.probing.target_types import Sentence
-from contexture.analysis.probing.train_probes import ProbeTraining, layers_of, measure_probes, train_probes
+from contexture.analysis.probing.train_probes import (
+    ProbeTraining,
+    TrainedProbes,
+    layers_of,
+    measure_probes,
+    train_probes,
+)
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
@@ -126,7 +132,7 @@ def _probe_task(
     cancel: CancelToken,
 ) -> ProbeRow:
     train, dev = sets["train"], sets["dev"]
-    if train.spans_TS2.shape[1:] != dev.spans_TS2.shape[1:]:
+    if len({each.spans_TS2.shape[1] for each in sets.values()}) > 1:
         raise DataError("the targets of one set are pairs of spans, those of another single spans; give one kind")
     measured = "test" if "test" in sets else "dev"
     top = features.units_UND.shape[1]
@@ -136,7 +142,9 @@ def _probe_task(
     }.get(layers, [numbers])
     layers_PN = layers_of(which, top)
 
-    def scores(own: Mapping[str, ProbeExamples], layers_PN, what: str):
+    def scores(
+        own: Mapping[str, ProbeExamples], layers_PN: np.ndarray, what: str
+    ) -> tuple[TrainedProbes, list[Counts]]:
         trained = train_probes(own["train"], own["dev"], features.units_UND, layers_PN, training, cancel)
         logger.info(f"trained {len(layers_PN)} {what} in {trained.trained} epochs")
         counts, _ = measure_probes(trained.params, layers_PN, own[measured], features.units_UND, training.batch, cancel)

@@ -9,6 +9,7 @@ import numpy as np
 
 from contexture.analysis.probing.span_features import SpanFeatures
 from contexture.analysis.probing.target_types import Sentence
+from contexture.data.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,23 @@ def encode_targets(
     labels: Sequence[str],
 ) -> ProbeExamples:
     """Returns the targets of sentences as arrays. numbers: the number of each sentence within the features, by its
-    words; labels: those of the training set."""
+    words; labels: those of the training set. Raises: DataError where some targets are pairs and some single spans."""
     place = {label: n for n, label in enumerate(labels)}
     spans: list[list[tuple[int, int]]] = []
     rows: list[list[int]] = []
     missed: list[int] = []
     words: list[tuple[tuple[str, ...], ...]] = []
     unknown: Counter[str] = Counter()
-    left_out = 0
+    left_out = count = 0
     for sentence in sentences:
         number = numbers[sentence.words]
         for target in sentence.targets:
             own = [span for span in (target.span1, target.span2) if span is not None]
+            count = count or len(own)
+            if len(own) != count:
+                raise DataError(
+                    f"{sentence.origin}: targets of {len(own)} and of {count} spans in one set; give one kind"
+                )
             units = [features.units_of(number, *span) for span in own]
             present = [each for each in units if each is not None]
             if len(present) < len(own):
@@ -69,7 +75,7 @@ def encode_targets(
     labels_TC = np.zeros((len(rows), len(labels)), bool)
     for n, row in enumerate(rows):
         labels_TC[n, row] = True
-    spans_TS2 = np.array(spans, np.int64).reshape(len(spans), -1, 2)
+    spans_TS2 = np.array(spans, np.int64).reshape(len(spans), count, 2)
     return ProbeExamples(spans_TS2, labels_TC, np.array(missed, np.int64), words, left_out, dict(unknown))
 
 

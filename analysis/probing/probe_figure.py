@@ -11,6 +11,7 @@ from contexture.train.run.plots import COLOURS, Theme, add_legend_below, add_tit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MOST_ROWS = 16
 """Tasks that a picture has room for, the last ones."""
@@ -19,9 +20,9 @@ _MOST_ROWS = 16
 def draw_probes(rows: Sequence[ProbeRow], folder: Path, theme: Theme = "light") -> list[Path]:
     """Draws probe.png and probe.svg of the newest step of each run, and steps.png and steps.svg where there are several
     runs or steps of a task; returns the files."""
-    newest: dict[tuple[str, str, str], ProbeRow] = {}
+    newest: dict[tuple[str, str, str, str], ProbeRow] = {}
     for row in rows:
-        key = row["run"], row["task"], row["probes"]
+        key = row["run"], row["task"], row["probes"], str(row["layers"])
         if key not in newest or row["step"] >= newest[key]["step"]:
             newest[key] = row
     drawn = sorted(newest.values(), key=lambda row: (row["run"], _depth(row)))[-_MOST_ROWS:]
@@ -126,7 +127,7 @@ def _draw_steps(groups: dict[tuple[str, str], list[ProbeRow]], folder: Path, the
     return _save(figure, folder, "steps")
 
 
-def _save(figure, folder: Path, name: str) -> list[Path]:
+def _save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     files = [folder / f"{name}{suffix}" for suffix in (".png", ".svg")]
     for file in files:
         save_figure(figure, file)
