@@ -30,7 +30,7 @@ PRETRAIN = {
     "gpt": "--model.vocab 8192 --data.length 64 --batch 16 --steps 600",
     "elmo": "--steps 600",
 }
-TUNE = {"bert": "--lr 1e-3", "gpt": "--lr 1e-3 --task.lm-weight 0", "elmo": "--lr 4e-3 --optim.frozen bias"}
+TUNE = {"bert": "--lr 3e-4", "gpt": "--lr 5e-4 --task.lm-weight 0", "elmo": "--lr 4e-3 --optim.frozen bias"}
 BY_HEART = "--model.dropout 0 --model.head-dropout 0"
 KINDS = {"squad2": "span", "xcopa-zh": "choice", "swag": "choice", "gap": "choice",
          "banking77": "classify", "snli": "classify", "ud-ewt": "tag", "ud-five-languages": "tag"}  # fmt: skip
@@ -162,7 +162,7 @@ def main() -> None:
             run = args.to / f"{family}-{task}"
             if task in few:
                 train, dev = few[task]
-                contexture(f"finetune {source} {common} --task.train {train} --task.dev {dev} --steps 300 --batch 16 "
+                contexture(f"finetune {source} {common} --task.train {train} --task.dev {dev} --steps 500 --batch 16 "
                            f"{BY_HEART} --dir {run}")  # fmt: skip
                 metric = "exact_match" if KINDS[task] == "span" else "accuracy"
                 figures = {
