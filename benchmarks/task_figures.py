@@ -31,6 +31,7 @@ PRETRAIN = {
     "elmo": "--steps 600",
 }
 TUNE = {"bert": "--lr 3e-4", "gpt": "--lr 5e-4 --task.lm-weight 0", "elmo": "--lr 4e-3 --optim.frozen bias"}
+AT_THE_END = "--evaluate.every 1000000"  # what is held out is evaluated once
 BY_HEART = "--model.dropout 0 --model.head-dropout 0"
 KINDS = {"squad2": "span", "xcopa-zh": "choice", "swag": "choice", "gap": "choice",
          "banking77": "classify", "snli": "classify", "ud-ewt": "tag", "ud-five-languages": "tag"}  # fmt: skip
@@ -158,7 +159,7 @@ def main() -> None:
                 f"pretrain {family}.tiny --dir {source} --data.path {text} --data.dev-fraction 0.02 {PRETRAIN[family]}"
             )
         for task in args.tasks:
-            common = f"--task.kind {KINDS[task]} --data.length {LENGTHS[task]} {TUNE[family]}"
+            common = f"--task.kind {KINDS[task]} --data.length {LENGTHS[task]} {TUNE[family]} {AT_THE_END}"
             run = args.to / f"{family}-{task}"
             if task in few:
                 train, dev = few[task]
