@@ -103,13 +103,13 @@ def whole_sets(data: Path) -> dict[str, tuple[str, str, str]]:
     """Name → (training files, held-out files, other options)."""
     bank, snli, ewt, five = (data / name for name in ("cls_banking77", "pair_snli", "tag_ud_en_ewt", "xling_ud_pos"))
     return {
-        "banking77": (f"{bank}/train.csv", f"{bank}/test.csv", "--epochs 6"),
-        "snli": (f"{snli}/train_subset.tsv", f"{snli}/dev_subset.tsv", "--epochs 3"),
-        "ud-ewt": (f"{ewt}/train_subset.conllu", f"{ewt}/test.conllu", "--epochs 3"),
+        "banking77": (f"{bank}/train.csv", f"{bank}/test.csv", "--epochs 2"),
+        "snli": (f"{snli}/train_subset.tsv", f"{snli}/dev_subset.tsv", "--epochs 2"),
+        "ud-ewt": (f"{ewt}/train_subset.conllu", f"{ewt}/test.conllu", "--epochs 2"),
         "ud-five-languages": (
             " ".join(f"{five}/{each}.dev.conllu" for each in LANGUAGES),
             " ".join(f"{five}/{each}.test.conllu" for each in LANGUAGES),
-            "--epochs 6",
+            "--epochs 3",
         ),
     }
 
