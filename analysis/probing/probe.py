@@ -96,7 +96,7 @@ def probe(
             row |= {"labels": len(labels), "left_out": {n: s.left_out for n, s in sets.items()}}
             row |= {"unknown_labels": {n: dict(s.unknown) for n, s in sets.items() if n != "train"}}
             at = {"run": str(model.folder), "family": model.run.family, "step": model.step, "task": task}
-            rows.append(at | row)  # pyright: ignore[reportArgumentType]
+            rows.append(at | row)
     return rows
 
 

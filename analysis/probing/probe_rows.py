@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, TypeAlias
 
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file
@@ -11,55 +11,25 @@ from contexture.data.storage import atomic_file
 FILE = "probe.json"
 
 
-class ProbeRow(TypedDict, total=False):
-    """A task probed in a run.
+ProbeRow: TypeAlias = dict[str, Any]
+"""A task probed in a run (run, family, step, task), as JSON has it. Which figures there are, `probes` decides.
 
-    split              the set of all F1 below: test where one was given, else dev
-    targets            how many of each set were read; left_out: those in sentences longer than the model takes
-    labels             how many the training set has; unknown_labels: those of other sets that it lacks, which count as
-                       not predicted
-    layers             the layers that were read, 0 for the embeddings
-    probes             cumulative, each or mix: which probes were trained
-    f1                 micro F1 of the mix of these layers; with `each`, of the layer that is best on dev
-    majority_f1        that of always giving the most frequent label
-    weights            of the layers in the mix; gamma: its factor
-    centre_of_gravity  the mean layer by these weights; divergence: from equal weights, in bits
-    cumulative_f1      of mixes of the layers up to each one; lexical_f1 is the first, of the embeddings alone
-    differentials      what each layer adds to the one before; expected_layer: the mean layer by these
-    layer_f1           of each layer alone; layer_selectivity: of each
-    control_f1         of the control task; selectivity: f1 - control_f1
-    epochs             the epoch at which the probe was best on dev
-    """
-
-    run: str
-    family: str
-    step: int
-    task: str
-    split: Literal["dev", "test"]
-    targets: dict[str, int]
-    left_out: dict[str, int]
-    labels: int
-    unknown_labels: dict[str, dict[str, int]]
-    layers: list[int]
-    probes: Literal["cumulative", "each", "mix"]
-    f1: float
-    precision: float
-    recall: float
-    majority_f1: float
-    epochs: int
-    weights: list[float]
-    gamma: float
-    centre_of_gravity: float
-    divergence: float
-    lexical_f1: float
-    cumulative_f1: list[float]
-    differentials: list[float]
-    expected_layer: float | None
-    best_layer: int
-    layer_f1: list[float]
-    control_f1: float
-    selectivity: float
-    layer_selectivity: list[float]
+split              the set of all F1 below: test where one was given, else dev
+targets            how many of each set were read; left_out: those in sentences longer than the model takes
+labels             how many the training set has; unknown_labels: those of other sets that it lacks, which count as
+                   not predicted
+layers             the layers that were read, 0 for the embeddings
+probes             cumulative, each or mix: which probes were trained
+f1                 micro F1 of the mix of these layers; with `each`, of the layer that is best on dev
+majority_f1        that of always giving the most frequent label
+weights            of the layers in the mix; gamma: its factor
+centre_of_gravity  the mean layer by these weights; divergence: from equal weights, in bits
+cumulative_f1      of mixes of the layers up to each one; lexical_f1 is the first, of the embeddings alone
+differentials      what each layer adds to the one before; expected_layer: the mean layer by these
+layer_f1           of each layer alone; layer_selectivity: of each
+control_f1         of the control task; selectivity: f1 - control_f1
+epochs             the epoch at which the probe was best on dev
+"""
 
 
 def read_rows(folder: Path) -> list[ProbeRow]:

@@ -20,6 +20,7 @@ from contexture.requests.training import (
     RunRequest,
     TokenizerRequest,
 )
+from contexture.requests.vectors import NeighboursRequest, SimilarityRequest
 
 __all__ = [
     "CompareRequest",
@@ -32,6 +33,7 @@ __all__ = [
     "GenerationRequest",
     "ImportRequest",
     "LayersRequest",
+    "NeighboursRequest",
     "NoOptions",
     "PlanRequest",
     "PredictionRequest",
@@ -39,6 +41,7 @@ __all__ = [
     "ProbeRequest",
     "RunRequest",
     "ScoreRequest",
+    "SimilarityRequest",
     "StatusRequest",
     "TokenizerRequest",
     "several",

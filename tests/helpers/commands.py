@@ -12,7 +12,6 @@ import pytest
 
 from contexture.cli import main as cli
 
-
 _ALL_DEVICES = jax.devices  # also where one use of `devices` is inside another
 
 

@@ -220,7 +220,7 @@ def test_another_file_of_that_name_is_not_written_over(spans, capsys, text):
 def _row(task: str, step: int, **more: object) -> ProbeRow:
     row = {"run": "runs/a", "step": step, "task": task, "probes": "cumulative", "layers": [0, 1, 2], "f1": 0.5}
     row |= {"weights": [0.2, 0.3, 0.5], "centre_of_gravity": 1.3, "lexical_f1": 0.4, "expected_layer": 1.2}
-    return {**row, "differentials": [0.08, 0.02], **more}  # pyright: ignore[reportReturnType]
+    return {**row, "differentials": [0.08, 0.02], **more}
 
 
 def test_a_row_takes_the_place_of_its_older_one(tmp_path):
