@@ -153,7 +153,7 @@ def _coreference(path: Path) -> Iterator[Sentence]:
     The text is split into words and marks, so that spans are whole words. Differs: the paper's sets are OntoNotes and
     DPR, with a label for no too; one sigmoid says the same.
     """
-    place: dict[str, int] = {}
+    place, width = dict[str, int](), 0
     for number, line in lines(path):
         cells = line.rstrip("\r\n").split("\t")
         if not place:

@@ -10,6 +10,7 @@ from contexture.cli.query_commands import listening
 from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.requests import ProbeRequest, several
+from contexture.train.evaluation.request import Strings
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def probe_command(argv: list[str]) -> TwofoldResult:
     return TwofoldResult(result, {**result, "probes": _shown(new)})
 
 
-def _files(given: str | Sequence[str], name: str) -> list[Path]:
+def _files(given: Strings, name: str) -> list[Path]:
     files = [Path(path) for path in several(given)]
     for file in files:
         if not file.is_file():

@@ -36,8 +36,9 @@ def _f1(train: ProbeExamples, dev: ProbeExamples, units: np.ndarray, which: list
 
 @pytest.mark.parametrize(("carrier", "spans"), [(0, 1), (2, 1), (3, 1), (2, 2)])
 def test_a_label_in_one_layer_is_there_for_mix_and_cumulative_scores(carrier: int, spans: int):
-    of = {"carrier": carrier, "spans": spans}
-    train, dev, units = joined(synthetic_task(600, **of), synthetic_task(150, seed=1, **of))
+    train, dev, units = joined(
+        synthetic_task(600, carrier=carrier, spans=spans), synthetic_task(150, carrier=carrier, spans=spans, seed=1)
+    )
     how = replace(HOW, epochs=12, patience=12)
     probes = train_probes(train, dev, units, layers_of(CUMULATIVE, 4), how)
     counts, _ = measure_probes(probes.params, probes.layers_PN, dev, units, 32)
@@ -60,8 +61,10 @@ def test_each_layer_alone_has_the_label_or_has_it_not():
 
 
 def test_shuffled_labels_fall_to_the_majority():
-    of = {"labels": 2, "shares": (0.8, 0.2)}
-    train, dev, units = joined(synthetic_task(600, **of), synthetic_task(400, seed=1, **of))
+    shares = 0.8, 0.2
+    train, dev, units = joined(
+        synthetic_task(600, labels=2, shares=shares), synthetic_task(400, labels=2, shares=shares, seed=1)
+    )
     assert _f1(train, dev, units, [[0, 1, 2, 3]])[0] > 0.97
     shuffled = replace(train, labels_TC=np.random.default_rng(3).permutation(train.labels_TC))
     # With a low rate nothing is learnt by heart, and the frequent label is all that there is to know.
@@ -84,7 +87,8 @@ def _word_task(count: int, types: int, seed: int) -> tuple[ProbeExamples, np.nda
 def test_a_probe_that_knows_words_by_heart_has_no_selectivity():
     train, dev, units = joined(_word_task(900, 24, 0), _word_task(200, 24, 1))
     score = _f1(train, dev, units, [[0, 1]])[0]
-    control = _f1(*(control_task(each, train.labels_TC, 0) for each in (train, dev)), units, [[0, 1]])[0]
+    drawn = [control_task(each, train.labels_TC, 0) for each in (train, dev)]
+    control = _f1(drawn[0], drawn[1], units, [[0, 1]])[0]
     assert score > 0.97 and abs(score - control) < 0.03
 
 
@@ -94,7 +98,8 @@ def test_features_without_the_word_leave_the_control_task_unsolved():
     words = [((f"w{n}",),) for n in drawn]
     train, dev = replace(train, words=words[:600]), replace(dev, words=words[600:])
     score = _f1(train, dev, units, [[0, 1, 2, 3]])[0]
-    control = _f1(*(control_task(each, train.labels_TC, 0) for each in (train, dev)), units, [[0, 1, 2, 3]])[0]
+    control_train, control_dev = (control_task(each, train.labels_TC, 0) for each in (train, dev))
+    control = _f1(control_train, control_dev, units, [[0, 1, 2, 3]])[0]
     assert score - control > 0.4
 
 

@@ -1,5 +1,7 @@
 """The probe and its figures, against slow references in float64 and scikit-learn."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -22,6 +24,12 @@ from tests.analysis.probing.synthetic import synthetic_task
 from tests.helpers.parity_rule import assert_close, close
 
 RNG = np.random.default_rng(0)
+mix_layers: Any = probe_model.mix_layers
+mix_weights: Any = probe_model.mix_weights
+pool_spans: Any = probe_model.pool_spans
+probe_logits: Any = probe_model.probe_logits
+binary_cross_entropy: Any = probe_model.binary_cross_entropy
+"""Called with NumPy's arrays here, which their types do not name."""
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
@@ -37,7 +45,7 @@ def test_the_mix_is_its_formula():
     for weight, layer in zip(own, np.flatnonzero(read), strict=True):
         expected += 0.7 * weight * units[:, :, :, layer]
     mix = {"weights_N": weights.astype(np.float32), "gamma": np.float32(0.7)}
-    close(probe_model.mix_layers(mix, read, units.astype(np.float32)), expected)
+    close(mix_layers(mix, read, units.astype(np.float32)), expected)
 
 
 def test_the_mix_of_all_layers_is_that_of_task_heads():
@@ -46,7 +54,7 @@ def test_the_mix_of_all_layers_is_that_of_task_heads():
     layers = tuple(units[:, :, n] for n in range(4))
     ours = ScalarMix().apply({"params": mix}, layers, np.ones((2, 3), np.int32))
     of_probe = {"weights_N": weights, "gamma": np.float32(1.3)}
-    close(probe_model.mix_layers(of_probe, np.ones(4, bool), units[:, None])[:, 0], ours)
+    close(mix_layers(of_probe, np.ones(4, bool), units[:, None])[:, 0], ours)
 
 
 def test_a_pooled_span_is_its_formula_and_sees_no_padding():
@@ -60,7 +68,7 @@ def test_a_pooled_span_is_its_formula_and_sees_no_padding():
             attention = _softmax(np.array([vector @ kernel[s] for vector in own]))
             expected[b, s] = sum(a * vector for a, vector in zip(attention, own, strict=True))
     padded = np.where(inside[..., None], units, 1e6).astype(np.float32)
-    close(probe_model.pool_spans(kernel.astype(np.float32), padded, inside), expected)
+    close(pool_spans(kernel.astype(np.float32), padded, inside), expected)
 
 
 def test_a_probe_is_its_equations():
@@ -85,19 +93,19 @@ def test_a_probe_is_its_equations():
         h = np.tanh(sum(sides[s] @ hidden["kernel_SXY"][s] for s in range(2)) + hidden["bias_Y"])
         h = (h - h.mean()) / np.sqrt(h.var() + 1e-5) * hidden["scale_Y"] + hidden["shift_Y"]
         expected[b] = h @ p["out"]["kernel_YC"] + p["out"]["bias_C"]
-    close(probe_model.probe_logits(params, read, units, inside), expected)
+    close(probe_logits(params, read, units, inside), expected)
 
 
 def test_a_fresh_probe_mixes_all_layers_alike():
     params = probe_model.init_probe(jax.random.key(0), 3, 6, 1, 4)
-    close(probe_model.mix_weights(params["mix"]["weights_N"], np.array([True, False, True])), [0.5, 0, 0.5])
+    close(mix_weights(params["mix"]["weights_N"], np.array([True, False, True])), [0.5, 0, 0.5])
 
 
 def test_cross_entropy_is_its_definition():
     logits, labels = RNG.normal(0, 3, (5, 4)), RNG.integers(2, size=(5, 4)).astype(float)
     p = 1 / (1 + np.exp(-logits))
     expected = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).mean(-1)
-    close(probe_model.binary_cross_entropy(logits.astype(np.float32), labels.astype(np.float32)), expected)
+    close(binary_cross_entropy(logits.astype(np.float32), labels.astype(np.float32)), expected)
 
 
 @pytest.mark.parametrize("probability", [0.05, 0.5, 0.9])
