@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_LEAST_GAIN = 0.01
+"""The F1 that layers must add to the embeddings for shares of it to be drawn."""
 _MOST_ROWS = 16
 """Tasks that a picture has room for, the last ones."""
 
@@ -62,7 +64,8 @@ def _draw_tasks(rows: Sequence[ProbeRow], folder: Path, theme: Theme) -> list[Pa
             axes.bar(layers - 0.2, row["weights"], 0.38, color=COLOURS[0], label=label)
             _mark(axes, row["centre_of_gravity"], COLOURS[0], once("centre of gravity"), "-")
             gains = np.array(row.get("differentials", []))
-            if row.get("expected_layer") is not None:
+            # Shares of a gain that is near nothing are noise.
+            if row.get("expected_layer") is not None and gains.sum() > _LEAST_GAIN:
                 label = once("share of the gain in F1")
                 axes.bar(layers[1:] + 0.2, gains / gains.sum(), 0.38, color=COLOURS[1], label=label)
                 _mark(axes, row["expected_layer"] or 0.0, COLOURS[1], once("expected layer"), "--")

@@ -26,6 +26,7 @@ from contexture.data.text.lines import lines
 Task: TypeAlias = Literal["pos", "dependencies", "entities", "srl", "coreference"]
 TASKS: tuple[str, ...] = get_args(Task)
 _WORD = re.compile(r"\w+|[^\w\s]")
+_NOTHING = ("_", "")
 _GAP = ("Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "A-coref", "B", "B-offset", "B-coref")
 
 
@@ -113,20 +114,22 @@ def _srl(path: Path) -> Iterator[Sentence]:
     at = _columns(path)
     assert at is not None
     for words in _sentences(path):
-        width = len(words[0][1])
-        predicates = [n for n, (_, cells) in enumerate(words) if width > at.predicate and cells[at.predicate] != "_"]
-        columns = width - at.predicate - 1
-        if columns >= 0 and columns != len(predicates):
+        rows = [cells for _, cells in words]
+        columns = [
+            n for n in range(at.predicate + 1, len(rows[0])) if any(cells[n] for cells in rows)
+        ]  # one that is empty throughout is none
+        if not columns:
+            continue  # without a predicate, or with ones that nobody has labelled
+        predicates = [n for n, cells in enumerate(rows) if cells[at.predicate] not in _NOTHING]
+        if len(columns) != len(predicates):
             raise DataError(
-                f"{path}:{words[0][0]}: {len(predicates)} predicates and {columns} columns of roles; give each "
+                f"{path}:{words[0][0]}: predicates: {len(predicates)}, columns of roles: {len(columns)}; give each "
                 "predicate of a sentence a column"
             )
         targets = []
-        for column, predicate in enumerate(predicates):
-            for n, (_, cells) in enumerate(words):
-                role = cells[at.predicate + 1 + column]
-                if role not in ("_", "V"):
-                    targets.append(Target((predicate, predicate + 1), (n, n + 1), (role,)))
+        for column, predicate in zip(columns, predicates, strict=True):
+            roles = [(n, cells[column]) for n, cells in enumerate(rows) if cells[column] not in (*_NOTHING, "V")]
+            targets += [Target((predicate, predicate + 1), (n, n + 1), (role,)) for n, role in roles]
         yield _sentence(path, words, targets, at.word)
 
 

@@ -72,6 +72,18 @@ def test_srl_is_a_predicate_and_the_head_of_an_argument(tmp_path):
     assert _read(tmp_path, "a.conllu", whole + "\n", "srl")[0].targets == only.targets
 
 
+def test_sentences_without_labelled_predicates_have_no_roles(tmp_path):
+    bare = "1\tOh\tINTJ\t0\troot\t\t\n\n1\tgo\tVERB\t0\troot\tgo.01\n\n1\t***\tPUNCT\t0\troot\t_\t\n\n"
+    (only,) = _read(tmp_path, "a.up", bare + UP, "srl")
+    assert len(only.targets) == 3
+
+
+def test_real_roles_are_read(shared):
+    sentences = read_sentences(shared / "data" / "srl_up_ewt" / "dev.up", "srl")
+    # Of the 11,431 cells that its source counts, 1,749 are empty.
+    assert sum(len(sentence.targets) for sentence in sentences) == 11431 - 1749
+
+
 def test_an_entity_is_its_words_with_a_type(tmp_path):
     tagged = "Jim B-PER\nLee I-PER\nof O\nBonn I-LOC\nBonn B-LOC\nCity E-LOC\nUN S-ORG\n"
     (only,) = _read(tmp_path, "a.conll", tagged, "entities")
@@ -132,7 +144,7 @@ WRONG = {
     "head": ("a.conllu", CONLLU.replace("\t3\taux", "\t9\taux"), "dependencies", ":3: head '9' is no word of the"),
     "columns": ("a.up", "1\tOh\n", "pos", ":1: 2 columns, not at least 5; put tabs between them"),
     "ragged": ("a.up", UP.replace("V\t_\n", "V\n", 1), "srl", ":3: 7 columns where line 2 has 8"),
-    "roles": ("a.up", UP.replace("run.02", "_"), "srl", ":2: 1 predicates and 2 columns of roles; give each predicate"),
+    "roles": ("a.up", UP.replace("run.02", "_"), "srl", ":2: predicates: 1, columns of roles: 2; give each predicate"),
     "tag": ("a.conll", "a B-PER\nb PER\n", "entities", ":2: 'PER' is no tag of an entity; give O, B-TYPE or I-TYPE"),
     "gap": ("a.tsv", "a\tb\n", "coreference", ":1: no column 'Text'; give GAP's columns: Text,"),
     "gap-width": ("a.tsv", GAP + "1\t2\n", "coreference", ":2: 2 columns where the header has 11"),
