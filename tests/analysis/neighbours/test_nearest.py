@@ -83,6 +83,8 @@ def test_what_cannot_be_searched_is_one_line(small_blocks, parts, top, message):
 
 
 MILLION = """
+import resource
+
 import numpy as np
 from contexture.analysis.neighbours.nearest import nearest
 def parts():
