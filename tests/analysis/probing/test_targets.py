@@ -139,7 +139,7 @@ WRONG = {
     "mixed": ("a.jsonl", json.dumps(SPANS) + "\n" + _with(span2=None), "x", ":2: a target has no span2 where others"),
     "nothing": ("a.jsonl", "\n", "x", ": no targets of x in the file; give a file that holds labelled spans"),
     "untagged": ("a.conllu", CONLLU, "srl", ": no targets of srl in the file"),
-    "unknown": ("a.conllu", CONLLU, "dependecies", "there is no task 'dependecies' (did you mean dependencies?)"),
+    "unknown": ("a.conllu", CONLLU, "dependenciez", "there is no task 'dependenciez' (did you mean dependencies?)"),
     "format": ("a.conllu", CONLLU, "entities", ": entities is read from *.conll, or from *.jsonl"),
     "head": ("a.conllu", CONLLU.replace("\t3\taux", "\t9\taux"), "dependencies", ":3: head '9' is no word of the"),
     "columns": ("a.up", "1\tOh\n", "pos", ":1: 2 columns, not at least 5; put tabs between them"),
