@@ -63,12 +63,11 @@ def _draw_tasks(rows: Sequence[ProbeRow], folder: Path, theme: Theme) -> list[Pa
             label = once("weight in the mix")
             axes.bar(layers - 0.2, row["weights"], 0.38, color=COLOURS[0], label=label)
             _mark(axes, row["centre_of_gravity"], COLOURS[0], once("centre of gravity"), "-")
-            gains = np.array(row.get("differentials", []))
-            # Shares of a gain that is near nothing are noise.
-            if row.get("expected_layer") is not None and gains.sum() > _LEAST_GAIN:
+            if _gains(row):
+                gains = np.array(row["differentials"])
                 label = once("share of the gain in F1")
                 axes.bar(layers[1:] + 0.2, gains / gains.sum(), 0.38, color=COLOURS[1], label=label)
-                _mark(axes, row["expected_layer"] or 0.0, COLOURS[1], once("expected layer"), "--")
+                _mark(axes, row["expected_layer"], COLOURS[1], once("expected layer"), "--")
             axes.set_ylabel("share", fontsize=9)
         axes.set_xlim(-0.6, top + 0.6)
         axes.set_xticks(range(top + 1), ["words", *map(str, range(1, top + 1))])
@@ -84,13 +83,18 @@ def _mark(axes: "Axes", place: float, colour: str, label: str, style: str) -> No
     axes.axvline(place, color=colour, linestyle=style, linewidth=1.6, label=label)
 
 
+def _gains(row: ProbeRow) -> bool:
+    """Returns whether the layers add enough to the embeddings: shares of a gain that is near nothing are noise."""
+    return row.get("expected_layer") is not None and sum(row["differentials"]) > _LEAST_GAIN
+
+
 def _summary(row: ProbeRow) -> str:
     parts = [f"F1 {row['f1']:.3f}"]
     if "lexical_f1" in row:
         parts.append(f"words alone {row['lexical_f1']:.3f}")
     if "centre_of_gravity" in row:
         parts.append(f"centre {row['centre_of_gravity']:.2f}")
-    if row.get("expected_layer") is not None:
+    if _gains(row):
         parts.append(f"expected layer {row['expected_layer']:.2f}")
     if "best_layer" in row:
         parts.append(f"best layer {row['best_layer']}")
