@@ -164,6 +164,18 @@ COMMANDS: dict[str, Command] = {
             "contexture embed runs/mine --input text.txt --to words.hdf5 --layers last",
         ),
     ),
+    "zeroshot": Command(
+        group="Use a run",
+        summary="Measure a pretrained run on a task untrained",
+        run="inspection.zeroshot.zeroshot_command",
+        request="ZeroshotRequest",
+        usage="RUN --task TASK --input FILE … [options]",
+        first=("run", "task", "input", "shots", "examples", "group", "to", "labels", "length", "stride"),
+        examples=(
+            "contexture zeroshot runs/gpt --task lambada --input lambada_test.jsonl",
+            "contexture zeroshot runs/gpt --task choice --input swag.csv --shots 4 --examples train.csv",
+        ),
+    ),
     "neighbours": Command(
         group="Use a run",
         summary="Find the nearest sentences or words",

@@ -21,6 +21,7 @@ from contexture.requests.training import (
     TokenizerRequest,
 )
 from contexture.requests.vectors import NeighboursRequest, SimilarityRequest
+from contexture.requests.zeroshot import ZeroshotRequest
 
 __all__ = [
     "CompareRequest",
@@ -44,5 +45,6 @@ __all__ = [
     "SimilarityRequest",
     "StatusRequest",
     "TokenizerRequest",
+    "ZeroshotRequest",
     "several",
 ]

@@ -9,6 +9,8 @@ _SORTED = "analysis/test_embed.py::test_sorted_by_length_sentences_keep_their_or
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
 _MASKED = "analysis/test_score.py::test_a_bert_s_score_masks_each_token_alone"
 _BOTH = "analysis/test_score.py::test_an_elmo_s_score_is_that_of_both_directions_word_by_word"
+_ZEROSHOT = "analysis/zeroshot/test_zeroshot.py::"
+_CONTINUED = f"{_ZEROSHOT}test_a_gpt_s_continuation_has_the_rest_of_the_whole_text_s_log_probability"
 _NEIGHBOURS = "analysis/neighbours/test_nearest.py::"
 _NEAREST = f"{_NEIGHBOURS}test_the_nearest_are_those_of_a_sort_of_all"
 _WHITENED = f"{_NEIGHBOURS}test_whitened_vectors_have_mean_0_and_the_identity_as_covariance"
@@ -35,6 +37,18 @@ ANALYSIS = (
          '"perplexity": _exp(nats / totals["bytes"]),\n        "bits', _ONE_BY_ONE),
         ("score.words-are-tokens", 'result["word_perplexity"] = _exp(nats / totals["words"])',
          'result["word_perplexity"] = _exp(nats / totals["tokens"])', _UNITS),
+    ),
+    *mutants_of(
+        "analysis/zeroshot/continuations.py",
+        ("zeroshot.context-is-scored", "own = slice(len(ids) - 1 - count, len(ids) - 1)", "own = slice(0, len(ids) - 1)",
+         _CONTINUED),
+        ("zeroshot.one-token-too-few", "range(first, first + len(own))", "range(first, first + len(own) - 1)",
+         f"{_ZEROSHOT}test_a_bert_s_continuation_is_that_of_each_masked_token"),
+    ),
+    *mutants_of(
+        "analysis/zeroshot/word_perplexity.py",
+        ("zeroshot.words-of-the-joined-text", "own = line.split()", "own = join_tokens(line).split()",
+         f"{_ZEROSHOT}test_perplexity_by_word_divides_by_the_original_s_words"),
     ),
     *mutants_of(
         "analysis/neighbours/nearest.py",
