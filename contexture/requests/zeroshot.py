@@ -20,8 +20,8 @@ class ZeroshotRequest:
     """The task. lambada: the last word of each passage. cbt: the Children's Book Test. choice: which alternative fits a
     text, or its blank (XXXXX or _). wikitext, lm1b: perplexity by word of a tokenised corpus."""
     input: Annotated[Strings, FILES]
-    """The files of the task, as their publishers ship them: a passage in each line or in `text` of a *.jsonl (lambada),
-    numbered lines (cbt), rows with text, alternatives and label (choice), tokenised text (wikitext, lm1b)."""
+    """The files of the task, as their publishers ship them. lambada: a passage in each line, or in `text` of a *.jsonl.
+    cbt: numbered lines. choice: rows with text, alternatives and label. wikitext, lm1b: tokenised text."""
     shots: int = 0
     """Show so many answered examples before each question of a choice, drawn from --examples."""
     examples: Annotated[Strings, FILES] = ()

@@ -40,8 +40,8 @@ ANALYSIS = (
     ),
     *mutants_of(
         "analysis/zeroshot/continuations.py",
-        ("zeroshot.context-is-scored", "own = slice(len(ids) - 1 - count, len(ids) - 1)", "own = slice(0, len(ids) - 1)",
-         _CONTINUED),
+        ("zeroshot.context-is-scored", "own = slice(len(ids) - 1 - count, len(ids) - 1)",
+         "own = slice(0, len(ids) - 1)", _CONTINUED),
         ("zeroshot.one-token-too-few", "range(first, first + len(own))", "range(first, first + len(own) - 1)",
          f"{_ZEROSHOT}test_a_bert_s_continuation_is_that_of_each_masked_token"),
     ),
