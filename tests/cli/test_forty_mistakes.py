@@ -41,7 +41,7 @@ MISTAKES = {
     "completion tcsh": "SHELL is 'tcsh', not one of bash, zsh, fish",
     "status": "status needs runs: contexture status RUN …",
     "compare bert": "compare needs two runs or more: contexture compare RUN RUN …",
-    "zeroshot gpt --task lambada --input text.txt --shots 2": "shots= has no meaning for --task lambada; it is for choice",
+    "zeroshot gpt --task lambada --input text.txt --shots 2": "shots= has no meaning for --task lambada; it is for",
     "neighbours bert --input text.txt": "give --text TEXT, or --queries FILE with a sentence in each line",
     "similarity bert --input text.txt --dimensions 2": "dimensions= is for whitened vectors; give --whiten too, or",
     "layers": "layers needs runs: contexture layers RUN … [--to FILE]",
