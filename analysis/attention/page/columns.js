@@ -1,0 +1,101 @@
+// Two columns of tokens with a canvas between them, which is as high as its window and draws what is in sight: texts
+// of a thousand tokens are longer than a canvas may be.
+
+class Columns {
+  /** options: {left, middle, right: headings, draw(context, frame)} */
+  constructor(options) {
+    this.options = options;
+    this.row = count <= 48 ? 22 : count <= 160 ? 19 : 16;
+    this.canvas = element("canvas", { "aria-hidden": "true" });
+    this.left = this.column("query");
+    this.right = this.column("key");
+    this.middle = element("div", { class: "middle-cell" }, this.canvas);
+    this.rows = element("div", { class: "rows" }, this.left, this.middle, this.right);
+    this.scroll = element("div", { class: "scroll", tabindex: "-1", onscroll: () => this.draw() }, this.rows);
+    this.heading = element("div", { class: "middle" });
+    this.info = element("aside", { class: "info", "aria-live": "polite", "aria-label": "Weights" });
+    const heads = element(
+      "div", { class: "heads" },
+      element("div", { class: "left" }, options.left), this.heading, element("div", { class: "right" }, options.right),
+    );
+    this.pair = element("div", { class: "pair" }, heads, this.scroll);
+    this.size(this.row);
+  }
+
+  size(row) {
+    this.row = row;
+    this.rows.style.setProperty("--row", `${row}px`);
+    this.rows.style.setProperty("--count", count);
+  }
+
+  column(side) {
+    const tokens = data.tokens.map((_, place) => {
+      const text = element("span", { class: "text" }, ...marked(written(place)));
+      const token = element("div", { class: "token", role: "option", id: `${side}-${place}`, title: written(place) }, text);
+      token.classList.toggle("special", data.special[place]);
+      token.classList.toggle("second", data.segments[place] === 1);
+      if (side === "key") token.append(element("span", { class: "number" }));
+      return token;
+    });
+    const at = (event) => {
+      const token = event.target.closest?.(".token");
+      return token ? tokens.indexOf(token) : -1;
+    };
+    return element(
+      "div",
+      {
+        class: `column ${side === "query" ? "left" : "right"}`, role: "listbox", tabindex: "0",
+        "aria-label": side === "query" ? "Tokens that read (queries)" : "Tokens that are read (keys)",
+        onmouseover: (event) => look(side, at(event), false),
+        onmouseleave: () => look(side, -1, false),
+        onclick: (event) => look(side, at(event), true),
+        onfocus: () => this.options.focus?.(side),
+      },
+      ...tokens,
+    );
+  }
+
+  /** Marks the tokens that are looked at and excluded; numbers: text behind each key, or null. */
+  mark(numbers, unseen) {
+    for (const [side, column] of [["query", this.left], ["key", this.right]]) {
+      const active = state.side === side ? current() : -1;
+      column.setAttribute("aria-activedescendant", active >= 0 ? `${side}-${active}` : "");
+      for (let place = 0; place < count; place++) {
+        const token = column.children[place];
+        token.classList.toggle("active", place === active);
+        token.classList.toggle("excluded", excluded[place] === 1);
+        token.setAttribute("aria-selected", place === active);
+        if (side === "key") {
+          token.classList.toggle("unseen", !!unseen?.(place));
+          const text = numbers?.[place] ?? "";
+          if (token.lastChild.textContent !== text) token.lastChild.textContent = text;
+        }
+      }
+    }
+  }
+
+  reveal(place) {
+    const top = place * this.row, height = this.scroll.clientHeight;
+    if (top < this.scroll.scrollTop || top + this.row > this.scroll.scrollTop + height)
+      this.scroll.scrollTop = top - height / 2;
+  }
+
+  draw() {
+    const width = this.middle.clientWidth;
+    if (!width) return;
+    const whole = count * this.row;
+    const height = state.printing ? whole : Math.min(this.scroll.clientHeight || whole, whole);
+    const top = state.printing ? 0 : Math.min(this.scroll.scrollTop, whole - height);
+    const context = prepare(this.canvas, width, height);
+    const first = Math.max(Math.floor(top / this.row), 0);
+    const last = Math.min(Math.ceil((top + height) / this.row), count) - 1;
+    const y = (place) => (place + 0.5) * this.row - top;
+    this.options.draw(context, { width, height, row: this.row, first, last, y });
+  }
+}
+
+/** A token's text with its drawn spaces in a quiet colour. */
+function marked(text) {
+  return text.split(/([␣⏎⇥␍]+)/).filter(Boolean).map((part) =>
+    /^[␣⏎⇥␍]/.test(part) ? element("span", { class: "space" }, part) : part);
+}
