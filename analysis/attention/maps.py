@@ -86,7 +86,7 @@ def attention_maps(
     Raises: DataError for an ELMo, a text that is empty or longer than the model, and layers and heads that it lacks.
     """
     config = check_transformer(model.config)
-    layer_numbers, head_numbers = chosen(config, layers, heads)
+    layer_numbers, head_numbers = chosen("layers", layers, config.layers), chosen("heads", heads, config.heads)
     sequence = token_sequence(config, tokenizer, text, second)
     maps = list(layer_maps(config, params, tokenizer.pad, sequence, layer_numbers, head_numbers))
     weights, queries, keys = (np.stack(arrays) for arrays in zip(*maps, strict=True))
@@ -110,14 +110,9 @@ def check_transformer(config: ModelConfig) -> TransformerConfig:
     return config
 
 
-def chosen(
-    config: TransformerConfig, layers: Numbers, heads: Numbers
-) -> tuple[list[int], list[int]]:
-    """Returns the numbers of the layers and of the heads, ascending. Raises: DataError for those that are not there."""
-    return _numbers("layers", layers, config.layers), _numbers("heads", heads, config.heads)
-
-
-def _numbers(name: str, given: Numbers, count: int) -> list[int]:
+def chosen(name: str, given: Numbers, count: int) -> list[int]:
+    """Returns the numbers of the layers or heads that are given, ascending. Raises: DataError for those that are not
+    there."""
     if given is None:
         return list(range(1, count + 1))
     numbers = [given] if isinstance(given, int) else list(given)

@@ -7,6 +7,7 @@ const at = (id) => document.getElementById(id);
 
 function show(name) {
   state.view = name;
+  if (name === "neuron") state.side = "query";
   made[name] ??= new VIEWS[name][1]();
   at("view").replaceChildren(...made[name].elements);
   refresh();
@@ -20,6 +21,7 @@ function choose(layer, head) {
 
 /** Looks at a token: under the mouse, or kept by a click or a key. */
 function look(side, place, pin) {
+  if (state.view === "neuron" && side === "key") return;
   if (pin) {
     const again = place === state.pinned && side === state.side;
     state.pinned = again && state.view !== "neuron" ? -1 : place;

@@ -1,5 +1,14 @@
 // Model view: the map of every head as a small picture, rows the tokens that read, columns those that are read.
 
+const probe = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+
+/** The red, green and blue of a colour as CSS writes it. */
+function channels(colour) {
+  probe.fillStyle = colour;
+  probe.fillRect(0, 0, 1, 1);
+  return probe.getImageData(0, 0, 1, 1).data;
+}
+
 class ModelView {
   constructor() {
     this.size = data.heads.length > 16 ? 48 : data.heads.length > 8 ? 72 : 104;
@@ -67,9 +76,7 @@ class ModelView {
     }
     canvas.width = canvas.height = side;
     const context = canvas.getContext("2d");
-    context.fillStyle = colour(head);
-    context.fillRect(0, 0, 1, 1);
-    const [red, green, blue] = context.getImageData(0, 0, 1, 1).data;
+    const [red, green, blue] = channels(colour(head));
     const image = context.createImageData(side, side);
     for (let n = 0; n < largest.length; n++)
       image.data.set([red, green, blue, 255 * Math.min(Math.sqrt(largest[n] * unit), 1)], 4 * n);
