@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from contexture import configs
 from contexture.data.inputs import Examples, as_jsonl, is_paths, records
 from contexture.data.storage import atomic_file
-from contexture.grid import make_grid
+from contexture.grid import first_values, make_grid
 from contexture.options import with_options
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
@@ -101,10 +101,17 @@ def finetune(
     """
     given = {name: value for name, value in (("train", train), ("dev", dev), ("test", test)) if not _is_empty(value)}
     base = _task_of(Path(source), Path(dir), task, random=bool((options or {}).get("init.random")))
-    run = with_options(base, {**(options or {}), "dir": str(dir)})
+    names = {name.replace("-", "_") for name in options or {}}
+    common = {**(options or {}), "dir": str(dir)}
+    try:
+        run = with_options(base, common)
+    except ConfigError as error:  # an option may have a meaning only beside a value of the grid
+        try:
+            run = with_options(base, {**first_values(grid, names), **common})
+        except ConfigError:
+            raise error from None
     if grid is None and seeds is None:
         return _train(with_options(run, _as_files(given, run.task.kind, Path(dir))), base)
-    names = {name.replace("-", "_") for name in options or {}}
     seeds = 1 if seeds is None else seeds
     make_grid(run, grid or {}, seeds, names, "grid")  # refused before the examples are written
     run = with_options(run, _as_files(given, run.task.kind, Path(dir)))

@@ -75,6 +75,25 @@ def make_grid(
     return Grid(folder, dataclasses.replace(run, dir=""), normal, seeds, tuple(settings))
 
 
+def first_values(values: Any, given: Collection[str]) -> dict[str, Any]:
+    """Returns the first value of each field that varies: what the run's other options have a meaning beside.
+
+    Fields in `given`, fields that may not vary, and what holds no values are left out: `make_grid` refuses them.
+    """
+    names = fields(Run())
+    first: dict[str, Any] = {}
+    for field, each in values.items() if isinstance(values, Mapping) else ():
+        name = str(field).replace("-", "_")
+        if name in names and _may_vary(name) and not {name, _EXCLUDE.get(name)} & {*given}:
+            value = next(iter(each), "") if isinstance(each, list | tuple) else each
+            first |= {} if value in ("", (), []) else {name: value}
+    return first
+
+
+def _may_vary(name: str) -> bool:
+    return name not in _OF_THE_SOURCE and (name in _MAY_VARY or name.partition(".")[0] in _MAY_VARY)
+
+
 def _check_field(name: str, run: Run, where: str) -> None:
     option = _option(name)
     if name not in fields(run):
@@ -85,8 +104,7 @@ def _check_field(name: str, run: Run, where: str) -> None:
         raise ConfigError(f"{where}: {option} is for {what}, and has no meaning here; leave it out")
     if name == "seed":
         raise ConfigError(f"{where}: the seed varies by --seeds N, from --seed on; leave it out here")
-    may_vary = name in _MAY_VARY or name.partition(".")[0] in _MAY_VARY
-    if not may_vary or name in _OF_THE_SOURCE:
+    if not _may_vary(name):
         raise ConfigError(f"{where}: {option} cannot vary within a grid; give it once for all runs, as --{option}")
     # The loss of a question is over the places of its windows, whose number and size follow from the length.
     changes_loss = name in _CHANGE_THE_LOSS or (name == "data.length" and run.task.kind == "span")

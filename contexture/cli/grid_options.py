@@ -1,9 +1,12 @@
 """`--grid FIELD=VALUE,VALUE …` and `--seeds N` among the arguments of finetune, and the table of a grid for people."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
+from contexture.cli.argv import expand_aliases
 from contexture.cli.options import ALIASES
 from contexture.cli.output import Result
+from contexture.cli.parse import option_names
 from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 from contexture.train.grid.folder import RESULTS
@@ -34,6 +37,29 @@ def join_repeated(argv: Sequence[str], name: str) -> list[str]:
             takes = False
             rest.append(word)
     return rest if first is None else [*rest[:first], name, *values, *rest[first:]]
+
+
+def first_options(argv: Sequence[str]) -> list[str]:
+    """Returns the first value of each field that --grid varies, as options: others of `argv` may need it beside them.
+
+    Fields that --grid cannot vary, or that `argv` gives as well, are left to `make_grid`, which refuses them.
+    """
+    from contexture.grid import first_values
+
+    at = argv.index("--grid") + 1 if "--grid" in argv else len(argv)
+    words = list(itertools.takewhile(lambda word: not word.startswith("--"), argv[at:]))
+    try:
+        values = first_values(read_grid(words, Run()), option_names(expand_aliases(list(argv))))
+    except ConfigError:
+        return []
+    options: list[str] = []
+    for name, value in values.items():
+        section, dot, last = name.replace("_", "-").rpartition(".")
+        if isinstance(value, bool):
+            options.append(f"--{section}{dot}{'' if value else 'no-'}{last}")
+        else:
+            options += [f"--{section}{dot}{last}", *shown(value).split()]
+    return options
 
 
 def read_grid(words: Sequence[str], run: Run) -> dict[str, tuple[object, ...]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from contexture.cli.argv import apply_exclusive_options, expand_aliases, find_option, take_option
-from contexture.cli.grid_options import join_repeated, read_grid, table, wants_grid
+from contexture.cli.grid_options import first_options, join_repeated, read_grid, table, wants_grid
 from contexture.cli.help import wants_help
 from contexture.cli.output import Result, StreamingResult, TwofoldResult, fit_column, results_alone, terminal_width
 from contexture.cli.parse import option_names, parse
@@ -209,7 +209,8 @@ def _train_grid(argv: list[str]) -> TwofoldResult:
 
     signals = Signals()
     try:
-        request, base, options = _finetuning(join_repeated(argv, "--grid"))
+        argv = join_repeated(argv, "--grid")
+        request, base, options = _grid_finetuning(argv)
         if "grid" in options and not request.grid:
             raise ConfigError("--grid wants a field and its values: --grid optim.peak-lr=2e-5,3e-5")
         grid = make_grid(request.run, read_grid(request.grid, request.run), request.seeds, options)
@@ -220,6 +221,19 @@ def _train_grid(argv: list[str]) -> TwofoldResult:
         return TwofoldResult(json=result, shown=table(result, grid.base))
     finally:
         signals.close()
+
+
+def _grid_finetuning(argv: list[str]) -> tuple[FinetuneRequest, Run, set[str]]:
+    """As `_finetuning`, also where an option has a meaning only beside a value that --grid gives."""
+    try:
+        return _finetuning(argv)
+    except ConfigError as error:
+        first = first_options(argv)
+        try:
+            request, base, options = _finetuning([*argv, *first])
+        except ConfigError:
+            raise error from None
+        return request, base, options - {*option_names(first)}
 
 
 def _check_examples(runs: list[Run]) -> None:

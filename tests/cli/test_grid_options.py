@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import contexture
 from contexture.cli import main as cli
 from contexture.cli.grid_options import join_repeated, read_grid, table
 from contexture.configs.finetuning import finetune_run
@@ -149,3 +150,24 @@ def test_the_table_has_a_row_for_each_setting_and_marks_the_best():
         {"optim.peak-lr": "1.0", "diverged": 1, "loss": "0.2500", "accuracy": "0.2500", "best": ""}
     ]
     assert str(printed["best"]).startswith("none:") and printed["all figures"] == "d/results.json"
+
+
+@pytest.mark.parametrize("python", [False, True], ids=["command", "function"])
+def test_an_option_may_have_its_meaning_beside_what_varies(tiny_run, tmp_path, python, capsys):
+    """A biLSTM over each choice of layers: without a choice it reads nothing, and every run has one."""
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.tsv").write_text("words\ttags\n" + "the cat\tD N\na dog\tD N\n" * 4)
+    train, dev, folder = str(tmp_path / "train.tsv"), str(tmp_path / "dev.tsv"), tmp_path / "grid"
+    if python:
+        options = {"steps": 1, "data.batch": 8, "head.cells": 4, "head.lstm_layers": 2, "optim.frozen": "backbone"}
+        contexture.finetune(tiny_run, "tag", train=train, dev=dev, dir=folder, options=options,
+                            grid={"head.mix": ["top", "all"]})  # fmt: skip
+    else:
+        words = f"finetune {tiny_run} --task.kind tag --task.train {train} --task.dev {dev} --dir {folder} --steps 1"
+        words += " --data.batch 8 --head.cells 4 --head.lstm-layers 2 --optim.frozen backbone --grid head.mix=top,all"
+        assert cli.main(words.split()) == 0
+        assert cli.main(words.split()) == 0  # what is there already is the same grid
+        assert cli.main([*words.replace("mix=top", "mix=words,top").split()]) == 0
+    heads = {path.name: read(path).run.head for path in folder.glob("mix=*")}
+    assert {name: (head.cells, head.lstm_layers) for name, head in heads.items()} == dict.fromkeys(heads, (4, 2))
+    assert {head.mix for head in heads.values()} == {"top", "all"} | ({"words"} if not python else set())

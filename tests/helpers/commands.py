@@ -12,11 +12,13 @@ import pytest
 
 from contexture.cli import main as cli
 
+_ALL_DEVICES = jax.devices  # also where one use of `devices` is inside another
+
 
 @contextmanager
 def devices(count: int) -> Iterator[None]:
     """The commands called in this process see so many devices."""
-    seen = jax.devices()[:count]
+    seen = _ALL_DEVICES()[:count]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda: seen)
         yield

@@ -16,7 +16,7 @@ from contexture.data.tasks.features.stored_features import FeatureFiles, Feature
 from contexture.models.shapes import by_path
 from contexture.train.features import extraction
 from contexture.train.run.report import read_metrics
-from tests.helpers.commands import done
+from tests.helpers.commands import devices, done
 
 pytestmark = pytest.mark.usefixtures("one_device")
 WORDS = "the cat a small dog one old man the queen my brother that bird sees likes follows finds".split()
@@ -97,6 +97,17 @@ def test_losses_and_parameters_are_those_of_computing_each_time(request, files, 
     done(*words, "--dir", tmp_path / "off", "--data.features", "off")
     assert list((tmp_path / "disk" / "features").glob("train-*")) and not (tmp_path / "off" / "features").exists()
     same(tmp_path / "disk", tmp_path / "off")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [("--mesh.fsdp", "4"), ("--optim.accumulate", "2")], ids=" ".join)
+def test_on_eight_devices_they_are_too(elmo_run, tiny_run, files, tmp_path, more):
+    with devices(8):
+        for source, kind in ((tiny_run, "classify"), (elmo_run, "tag")):
+            words = words_of(source, files, kind, "--data.batch", "16", *more)
+            for name, features in ((f"{kind}-disk", "disk"), (f"{kind}-off", "off")):
+                done(*words, "--dir", tmp_path / name, "--data.features", features)
+            same(tmp_path / f"{kind}-disk", tmp_path / f"{kind}-off")
 
 
 @pytest.fixture(scope="module")
