@@ -40,7 +40,7 @@ class PageSummary(NamedTuple):
     tokens: int
     layers: list[int]
     heads: list[int]
-    neurons: list[int]
+    query_key_layers: list[int]
     bytes: int
 
 

@@ -164,6 +164,17 @@ COMMANDS: dict[str, Command] = {
             "contexture embed runs/mine --input text.txt --to words.hdf5 --layers last",
         ),
     ),
+    "attention": Command(
+        group="Use a run",
+        summary="Draw which tokens read which, in a page",
+        run="inspection.attention.attention_command",
+        request="AttentionRequest",
+        usage="RUN --text TEXT --to FILE [options]",
+        examples=(
+            'contexture attention runs/mine --text "The cat sat on the mat." --to attention.html',
+            'contexture attention runs/mine --text "A cat." --second "It slept." --to pair.html --layers 1,2',
+        ),
+    ),
     "layers": Command(
         group="Use a run",
         summary="Show the layer weights that tasks learned",

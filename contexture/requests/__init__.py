@@ -2,7 +2,7 @@
 
 from contexture.requests.common import several
 from contexture.requests.exchange import ExportRequest, ImportRequest
-from contexture.requests.inspection import CompareRequest, LayersRequest, StatusRequest
+from contexture.requests.inspection import AttentionRequest, CompareRequest, LayersRequest, StatusRequest
 from contexture.requests.queries import (
     EmbeddingRequest,
     EvaluationArgs,
@@ -22,6 +22,7 @@ from contexture.requests.training import (
 )
 
 __all__ = [
+    "AttentionRequest",
     "CompareRequest",
     "CompletionRequest",
     "EmbeddingRequest",

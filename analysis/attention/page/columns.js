@@ -5,7 +5,7 @@ class Columns {
   /** options: {left, middle, right: headings, draw(context, frame)} */
   constructor(options) {
     this.options = options;
-    this.row = count <= 48 ? 22 : count <= 160 ? 19 : 16;
+    this.row = count <= 24 ? 22 : count <= 80 ? 18 : 16;
     this.canvas = element("canvas", { "aria-hidden": "true" });
     this.left = this.column("query");
     this.right = this.column("key");
@@ -14,11 +14,11 @@ class Columns {
     this.scroll = element("div", { class: "scroll", tabindex: "-1", onscroll: () => this.draw() }, this.rows);
     this.heading = element("div", { class: "middle" });
     this.info = element("aside", { class: "info", "aria-live": "polite", "aria-label": "Weights" });
-    const heads = element(
+    this.heads = element(
       "div", { class: "heads" },
       element("div", { class: "left" }, options.left), this.heading, element("div", { class: "right" }, options.right),
     );
-    this.pair = element("div", { class: "pair" }, heads, this.scroll);
+    this.pair = element("div", { class: "pair" }, this.heads, this.scroll);
     this.size(this.row);
   }
 
@@ -83,6 +83,8 @@ class Columns {
   draw() {
     const width = this.middle.clientWidth;
     if (!width) return;
+    // The headings stand above their columns, beside which there may be a scrollbar.
+    this.heads.style.paddingRight = `${this.scroll.offsetWidth - this.scroll.clientWidth}px`;
     const whole = count * this.row;
     const height = state.printing ? whole : Math.min(this.scroll.clientHeight || whole, whole);
     const top = state.printing ? 0 : Math.min(this.scroll.scrollTop, whole - height);

@@ -18,7 +18,7 @@ class HeadView {
     const place = current();
     const heads = shownHeads();
     this.columns.heading.textContent = place < 0
-      ? `opacity of a line: its weight (from ${FAINTEST} on)` : "lines and numbers: weights of the marked token";
+      ? `opacity of a line: its weight (from ${FAINTEST} on)` : `lines and numbers: weights of the marked token${heads.length > 1 ? "; numbers: their mean" : ""}`;
     let numbers = null;
     if (place >= 0 && heads.length) {
       const mean = (other) => heads.reduce((sum, head) => sum + this.weight(head, other), 0) / heads.length;
@@ -45,22 +45,20 @@ class HeadView {
     }
     const reads = state.side === "query";
     const title = `${written(place)} (token ${place + 1}) ${reads ? "reads" : "is read by"}`;
-    const strength = (other) => Math.max(...heads.map((head) => this.weight(head, other)));
-    const others = data.tokens.map((_, other) => other).filter((other) => !excluded[other])
-      .map((other) => [other, strength(other)]).sort((a, b) => b[1] - a[1]).slice(0, heads.length > 4 ? 6 : 12);
-    const rows = others.flatMap(([other]) => heads.map((head, n) => {
-      const dot = element("span", { class: "dot" });
+    const all = data.tokens.flatMap((_, other) => (excluded[other] || !sees(...(reads ? [place, other] : [other, place]))
+      ? [] : heads.map((head) => [this.weight(head, other), other, head])));
+    const largest = all.sort((a, b) => b[0] - a[0]).slice(0, 16);
+    const rows = largest.map(([weight, other, head]) => {
       const row = element(
-        "tr", {}, element("td", {}, n ? "" : `${written(other)} (${other + 1})`),
-        element("td", {}, `head ${data.heads[head]}`), element("td", { class: "number" }, shown(this.weight(head, other))),
+        "tr", {}, element("td", {}, `${written(other)} (${other + 1})`),
+        element("td", {}, `head ${data.heads[head]}`), element("td", { class: "number" }, shown(weight)),
       );
       row.children[1].style.color = colour(head);
       return row;
-    }));
-    const left = data.tokens.length - others.length;
+    });
     info.replaceChildren(
       element("h2", {}, title), element("table", {}, element("tbody", {}, ...rows)),
-      left > 0 ? element("p", {}, `The ${others.length} largest of ${count} are listed.`) : "",
+      all.length > largest.length ? element("p", {}, `The ${largest.length} largest of ${all.length} are listed.`) : "",
     );
   }
 

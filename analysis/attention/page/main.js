@@ -128,7 +128,7 @@ async function mass() {
   const which = heads.length === 1 ? `head ${data.heads[heads[0]]}` : `the ${heads.length} heads shown`;
   const place = `in layer ${data.layers[layer]}, ${which}`;
   at("mass").textContent = taken.length
-    ? `Hidden: ${[...state.hidden].join(", ")}. They took ${percent(mean(taken))} of the attention of all other tokens ${place}; what is drawn is the rest.`
+    ? `Hidden: ${[...state.hidden].join(", ")}, with ${percent(mean(taken))} of the attention of all other tokens ${place}. The rest is drawn.`
     : `In brackets: the share of the attention that they take from all other tokens ${place}.`;
 }
 

@@ -46,8 +46,8 @@ class NeuronView {
     this.columns.left.children[query].classList.add("active");
     this.measure();
     this.inform(query, head, -1);
-    this.heads(query, head);
     this.columns.draw();
+    this.heads(query, head);
   }
 
   weight(head, query, key) {
@@ -115,7 +115,7 @@ class NeuronView {
     context.textBaseline = "middle";
     context.fillText(`↑ query; below: keys`, this.keysAt, 34);
     context.fillText("query × key", this.productsAt, 34);
-    context.fillText("sum (dot product)", this.dotsAt, 34);
+    context.fillText("dot product", this.dotsAt, 34);
   }
 
   strips(context, { width, height, row, first, last, y }) {
