@@ -153,7 +153,7 @@ def _attention_data(
         "neurons": kept,
         "notes": (
             f"{count} tokens. Weights are rounded to {decimals} decimals; queries and keys{some} are float16 "
-            f"(11 bits). Head view: a line's opacity is its weight. Model view: opacity is the square root of the weight."
+            "(11 bits). In the view of the model, opacity is the root of a weight's share of its head's largest."
         ),
     }, {**weights, **{f"neurons-{number}": neurons[number] for number in kept}}
 

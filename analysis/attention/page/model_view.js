@@ -61,7 +61,8 @@ class ModelView {
     this.thumbs[state.layer][firstHead()].focus();
   }
 
-  /** Draws a map: the largest weight of the tokens that share a pixel. Opacity is the weight's square root. */
+  /** Draws a map: the largest weight of the tokens that share a pixel. Its opacity is the root of its share of the
+   *  largest weight of all. */
   picture(canvas, weights, head) {
     const side = Math.min(count, this.size * 2);
     const largest = new Uint16Array(side * side);
@@ -78,8 +79,10 @@ class ModelView {
     const context = canvas.getContext("2d");
     const [red, green, blue] = channels(colour(head));
     const image = context.createImageData(side, side);
+    const most = largest.reduce((a, b) => Math.max(a, b), 1);
+    canvas.parentElement.title = `${canvas.parentElement.title.split(";")[0]}; largest weight ${shown(most * unit)}`;
     for (let n = 0; n < largest.length; n++)
-      image.data.set([red, green, blue, 255 * Math.min(Math.sqrt(largest[n] * unit), 1)], 4 * n);
+      image.data.set([red, green, blue, 255 * Math.sqrt(largest[n] / most)], 4 * n);
     context.putImageData(image, 0, 0);
   }
 }
