@@ -26,9 +26,9 @@ from contexture.models.shapes import Params
 
 logger = logging.getLogger(__name__)
 FINE_WEIGHTS = 5_000_000
-"""The most weights that a page keeps to four decimals; of more, three. A row sums to 1, so that a weight rounded to
-thousandths takes less than 2.8 bits where a row has 512 of them, however they are distributed."""
-LARGEST = 18_000_000
+"""The most weights that a page keeps to four decimals; of more, three. A row sums to 1, so that thousandths take few
+bits where a row has 512 of them, however they are distributed: 12 layers of 12 heads less than 20 MB."""
+LARGEST = 19_000_000
 """The letters of arrays that a page may have before it leaves out queries and keys of some layers."""
 _SCRIPTS = ("state", "columns", "head_view", "model_view", "neuron_view", "gates_view", "main")
 
@@ -78,7 +78,7 @@ def write_page(
         data, blocks = _elmo_data(model.config, model, params, tokenizer, text, layers, head), {}
     else:
         data, blocks = _attention_data(model, params, tokenizer, text, second, layers, heads)
-    page = _html({"title": title, **data}, blocks).encode()
+    page = _html({"title": visible(title), **data}, blocks).encode()
     if len(page) > 20_000_000:
         logger.warning(f"the page has {len(page) / 1e6:.0f} MB; --layers and --heads make a smaller one")
     with atomic_file(to) as part:
@@ -136,7 +136,7 @@ def _attention_data(
     kept = _spread(layer_numbers, neurons, LARGEST - sum(map(len, weights.values())))
     banded = [isinstance(config, GptConfig) and bool(config.local_window) and n % 2 == 0 for n in layer_numbers]
     window = config.local_window if isinstance(config, GptConfig) else 0
-    some = "" if kept == layer_numbers else f" of the layers {', '.join(map(str, kept))}"
+    some = "" if kept == layer_numbers else f" (of the layers {', '.join(map(str, kept)) or 'none'})"
     return {
         "views": ["head", "model", "neuron"],
         "tokens": names,
@@ -170,16 +170,19 @@ def _groups(names: Sequence[str], special: Sequence[bool]) -> dict[str, list[int
 def packed(x: np.ndarray) -> str:
     """Returns 16-bit numbers as base64 of deflated bytes: all low bytes, then all high ones, which deflates better."""
     low_high = x.astype("<u2").ravel().view(np.uint8).reshape(-1, 2).T
-    return base64.b64encode(zlib.compress(np.ascontiguousarray(low_high).tobytes(), 6)).decode()
+    # Small numbers without repetitions: fewer and longer matches leave more to the code of each number.
+    deflate = zlib.compressobj(6, strategy=zlib.Z_FILTERED)
+    content = deflate.compress(np.ascontiguousarray(low_high).tobytes()) + deflate.flush()
+    return base64.b64encode(content).decode()
 
 
 def _spread(numbers: Sequence[int], sizes: dict[int, str], room: int) -> list[int]:
-    """Returns as many layers as have room, spread evenly from the first to the last; one at least."""
-    for count in range(len(numbers), 1, -1):
+    """Returns as many layers as have room, spread evenly from the first to the last."""
+    for count in range(len(numbers), 0, -1):
         kept = [numbers[place] for place in np.round(np.linspace(0, len(numbers) - 1, count)).astype(int)]
         if sum(len(sizes[number]) for number in kept) <= room:
             return kept
-    return list(numbers[:1])
+    return []
 
 
 def _html(data: dict[str, Any], blocks: dict[str, str]) -> str:

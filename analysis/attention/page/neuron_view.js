@@ -32,8 +32,9 @@ class NeuronView {
     this.message.classList.toggle("hidden", !!neurons);
     if (!neurons) {
       const number = data.layers[state.layer];
-      this.message.textContent = `Queries and keys of the layers ${data.neurons.join(", ")} are in this page, so that it stays `
-        + `small. For layer ${number} write a page with --layers ${number}.`;
+      const some = data.neurons.length ? `Of the layers ${data.neurons.join(", ")} alone` : "Of no layer";
+      this.message.textContent = `${some} this page has queries and keys, so that it stays small. For those of layer `
+        + `${number} write a page with --layers ${number}.`;
       this.columns.heading.replaceChildren();
       this.columns.info.replaceChildren();
       return;

@@ -19,7 +19,7 @@ from tests.helpers.parity_rule import assert_close, worst
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
-ATTACK = "<script>alert(1)</script><!--"
+ATTACK = "</script><!--"
 
 
 def _page(tmp_path: Path, run: str, **options: Any) -> str:
@@ -65,25 +65,26 @@ def test_of_many_weights_three_decimals_are_kept_and_said(tmp_path: Path, monkey
 
 
 def test_thousandths_of_long_rows_take_few_bits_however_they_are_spread():
-    """Of rows of 512 that sum to 1: alike, of one large weight, and as a geometric distribution, the worst of a mean."""
+    """144 maps of 512 rows: alike, of one large weight, and as an exponential distribution, the worst of a mean."""
     rng = np.random.default_rng(0)
     rows = {"alike": np.full((256, 512), 1 / 512), "one": np.eye(512)[:256], "worst": rng.exponential(1, (256, 512))}
     for name, x in rows.items():
         numbers = np.round(x / x.sum(1, keepdims=True) * 1000).astype(np.uint16)
-        assert len(pages.packed(numbers)) * 8 / numbers.size < 4.0, name  # base64 has four letters for three bytes
+        assert len(pages.packed(numbers)) * 144 * 2 < 20e6, name
 
 
 def test_queries_and_keys_of_the_layers_that_have_room_are_spread_from_the_first_to_the_last():
     sizes = {n: "x" * 10 for n in range(1, 13)}
     assert pages._spread(range(1, 13), sizes, 120) == list(range(1, 13))
-    assert pages._spread(range(1, 13), sizes, 35) == [1, 6, 12] or pages._spread(range(1, 13), sizes, 35) == [1, 7, 12]
-    assert pages._spread(range(1, 13), sizes, -5) == [1]
+    assert pages._spread(range(1, 13), sizes, 35) in ([1, 6, 12], [1, 7, 12])
+    assert pages._spread(range(1, 13), sizes, 15) == [1]
+    assert pages._spread(range(1, 13), sizes, 5) == []
 
 
 def test_text_stays_text_and_nothing_but_the_page_s_own_script_may_run(tmp_path: Path):
     page = _page(tmp_path, "gpt_format_2", text=ATTACK, title=ATTACK)
     assert page.count("<script") == page.count("</script>") == 2 + 2 * 2  # data, the script, two arrays of two layers
-    assert "<!--" not in page and "alert(1)</" not in page
+    assert "<!--" not in page and ATTACK not in page
     assert "".join(json.loads(_block(page, "data"))["tokens"]) == ATTACK
     (policy,) = re.findall('http-equiv="Content-Security-Policy" content="(.*?)"', page)
     for name in ("script", "style"):
@@ -95,8 +96,9 @@ def test_text_stays_text_and_nothing_but_the_page_s_own_script_may_run(tmp_path:
 
 
 def test_control_characters_are_shown_and_do_not_act(tmp_path: Path):
-    data = json.loads(_block(_page(tmp_path, "gpt_format_2", text="a\u202eb\x1bc"), "data"))
-    assert "".join(data["tokens"]) == "a\\u202eb\\x1bc"
+    page = _page(tmp_path, "gpt_format_2", text="a\x1bb", title="a\u202eb")
+    assert "".join(json.loads(_block(page, "data"))["tokens"]) == "a\\x1bb"
+    assert not set(page) & {"\x1b", "\u202e"}
 
 
 @pytest.mark.parametrize(
