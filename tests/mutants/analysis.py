@@ -40,7 +40,7 @@ ANALYSIS = (
         ("page.weights-rounded-off", "np.round(one.weights * 10**decimals)", "(one.weights * 10**decimals)",
          f"{_PAGE}test_a_page_holds_the_maps_rounded_as_it_says"),
         ("page.band-of-dense-layers", "n % 2 == 0 for n in", "n % 2 == 1 for n in",
-         f"{_PAGE}test_a_page_says_what_a_query_sees_and_which_tokens_can_be_hidden"),
+         f"{_PAGE}test_a_page_says_which_layers_are_banded"),
     ),
     *mutants_of(
         "analysis/attention/gates.py",

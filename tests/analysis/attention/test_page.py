@@ -1,6 +1,7 @@
 """The page of a text's attention: it holds its data in few bytes, exactly as it says, and nothing else acts in it."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -15,6 +16,7 @@ import contexture
 from contexture.analysis.attention import write_page as pages
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
+from contexture.models.model import build
 from tests.helpers.parity_rule import assert_close, worst
 from tests.train.run.test_formats import GOLDEN
 
@@ -102,20 +104,31 @@ def test_control_characters_are_shown_and_do_not_act(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("run", "options", "groups", "causal", "windows"),
+    ("run", "options", "groups", "causal"),
     [
-        ("bert_format_2", {"second": "a"}, ["[CLS]", "[SEP]"], False, [0, 0]),
-        ("gpt_format_2", {}, ["the first token"], True, None),
+        ("bert_format_2", {"second": "a"}, ["[CLS]", "[SEP]"], False),
+        ("gpt_format_2", {}, ["the first token"], True),
     ],
 )
 def test_a_page_says_what_a_query_sees_and_which_tokens_can_be_hidden(
-    tmp_path: Path, run: str, options: dict[str, Any], groups: list[str], causal: bool, windows: list[int] | None
+    tmp_path: Path, run: str, options: dict[str, Any], groups: list[str], causal: bool
 ):
     data = json.loads(_block(_page(tmp_path, run, **options), "data"))
-    window = contexture.open(GOLDEN / run).model.config
-    assert list(data["groups"]) == groups and data["causal"] == causal
-    assert data["windows"] == (windows or [0, getattr(window, "local_window", 0)])
+    assert list(data["groups"]) == groups and data["causal"] == causal and data["windows"] == [0, 0]
     assert data["groups"].get("[SEP]", [1])[-1] == (len(data["tokens"]) - 1 if "[SEP]" in groups else 1)
+
+
+def test_a_page_says_which_layers_are_banded(tmp_path: Path):
+    model, to = contexture.open(GOLDEN / "gpt_format_2"), tmp_path / "page.html"
+    banded = build(dataclasses.replace(model.model.config, local_window=3))
+    with model.computing():
+        pages.write_page(to, "", banded, model.params, model.tokenizer, "the cat sat", head=model.run.head)
+    page = to.read_text("utf-8")
+    assert json.loads(_block(page, "data"))["windows"] == [0, 3]
+    count = len(json.loads(_block(page, "data"))["tokens"])
+    seen = np.tri(count, dtype=bool) & ~np.tri(count, k=-3, dtype=bool)
+    weights = _numbers(page, "weights-2").reshape(2, count, count)
+    assert weights[:, seen].any() and not weights[:, ~seen].any()
 
 
 def test_an_elmo_s_page_has_gates_and_the_mixes_of_its_task(tmp_path: Path):
