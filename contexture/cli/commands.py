@@ -175,6 +175,26 @@ COMMANDS: dict[str, Command] = {
             'contexture attention runs/mine --text "A cat." --second "It slept." --to pair.html --layers 1,2',
         ),
     ),
+    "neighbours": Command(
+        group="Use a run",
+        summary="Find the nearest sentences or words",
+        run="inspection.vectors.neighbours_command",
+        request="NeighboursRequest",
+        usage="RUN --input FILE --text TEXT … | --queries FILE [options]",
+        examples=(
+            'contexture neighbours runs/mine --input text.txt --text "The cat sleeps." --top 5',
+            'contexture neighbours runs/mine --input text.txt --text "He sat on the bank" --word bank',
+        ),
+    ),
+    "similarity": Command(
+        group="Use a run",
+        summary="Compare the vectors of pairs of texts",
+        run="inspection.vectors.similarity_command",
+        request="SimilarityRequest",
+        usage="RUN --input FILE [options]",
+        first=("run", "input", "to", "text", "second", "label", "pool", "layers", "whiten", "dimensions"),
+        examples=("contexture similarity runs/mine --input sts.tsv --whiten",),
+    ),
     "layers": Command(
         group="Use a run",
         summary="Show the layer weights that tasks learned",

@@ -20,6 +20,7 @@ from contexture.requests.training import (
     RunRequest,
     TokenizerRequest,
 )
+from contexture.requests.vectors import NeighboursRequest, SimilarityRequest
 
 __all__ = [
     "AttentionRequest",
@@ -33,12 +34,14 @@ __all__ = [
     "GenerationRequest",
     "ImportRequest",
     "LayersRequest",
+    "NeighboursRequest",
     "NoOptions",
     "PlanRequest",
     "PredictionRequest",
     "PrepareRequest",
     "RunRequest",
     "ScoreRequest",
+    "SimilarityRequest",
     "StatusRequest",
     "TokenizerRequest",
     "several",

@@ -41,6 +41,8 @@ MISTAKES = {
     "completion tcsh": "SHELL is 'tcsh', not one of bash, zsh, fish",
     "status": "status needs runs: contexture status RUN …",
     "compare bert": "compare needs two runs or more: contexture compare RUN RUN …",
+    "neighbours bert --input text.txt": "give --text TEXT, or --queries FILE with a sentence in each line",
+    "similarity bert --input text.txt --dimensions 2": "dimensions= is for whitened vectors; give --whiten too, or",
     "layers": "layers needs runs: contexture layers RUN … [--to FILE]",
     # values that are no values, or out of range
     f"pretrain bert.tiny {NEW} --steps 1e4": "--steps wants a whole number, not '1e4'",

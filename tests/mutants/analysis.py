@@ -9,6 +9,9 @@ _SORTED = "analysis/test_embed.py::test_sorted_by_length_sentences_keep_their_or
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
 _MASKED = "analysis/test_score.py::test_a_bert_s_score_masks_each_token_alone"
 _BOTH = "analysis/test_score.py::test_an_elmo_s_score_is_that_of_both_directions_word_by_word"
+_NEIGHBOURS = "analysis/neighbours/test_nearest.py::"
+_NEAREST = f"{_NEIGHBOURS}test_the_nearest_are_those_of_a_sort_of_all"
+_WHITENED = f"{_NEIGHBOURS}test_whitened_vectors_have_mean_0_and_the_identity_as_covariance"
 _EVERY = "train/evaluation/test_every_checkpoint.py::"
 _ROW_ONCE = f"{_EVERY}test_every_checkpoint_has_a_row_and_is_evaluated_once"
 _SEEN = "train/evaluation/test_several_runs.py::test_a_run_that_fails_is_one_line_before_any_is_evaluated"
@@ -61,6 +64,19 @@ ANALYSIS = (
          '"perplexity": _exp(nats / totals["bytes"]),\n        "bits', _ONE_BY_ONE),
         ("score.words-are-tokens", 'result["word_perplexity"] = _exp(nats / totals["words"])',
          'result["word_perplexity"] = _exp(nats / totals["tokens"])', _UNITS),
+    ),
+    *mutants_of(
+        "analysis/neighbours/nearest.py",
+        ("neighbours.padding-is-near", "len(block_ND)) < own", "len(block_ND)) < len(block_ND)", _NEAREST),
+        ("neighbours.numbers-within-the-block", "places_QK.astype(jnp.int32) + seen", "places_QK.astype(jnp.int32)",
+         _NEAREST),
+        ("neighbours.last-vectors-are-lost", "if rest := [", "if rest := [] and [", _NEAREST),
+    ),
+    *mutants_of(
+        "analysis/neighbours/whitening.py",
+        ("whitening.not-around-the-mean", "- np.outer(mean_D, mean_D)", "", _WHITENED),
+        ("whitening.least-variance-first", "variance_E[::-1], directions_DE[:, ::-1]", "variance_E, directions_DE",
+         _WHITENED),
     ),
     *mutants_of(
         "analysis/layers.py",

@@ -1,0 +1,114 @@
+"""The nearest sentences of a text, or the nearest words in their sentences."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contexture.analysis.neighbours.nearest import Neighbours, nearest
+from contexture.analysis.neighbours.sentence_vectors import Parts, Pooling, on_disk, sentence_vectors, word_vectors
+from contexture.analysis.neighbours.whitening import fit_whitening
+from contexture.analysis.trained_model import TrainedModel
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.errors import DataError
+
+Lines = Callable[[], Iterator[str]]
+"""Reads the text again from its start."""
+
+
+class SentenceNeighbours(TypedDict):
+    """The nearest sentences of one."""
+
+    query: str
+    neighbours: list[dict[str, Any]]
+    """Of each: cosine, line from 1, text; of a word also word, and position from 0 among the words of its line."""
+
+
+def sentence_neighbours(
+    model: TrainedModel,
+    lines: Lines,
+    queries: Sequence[str],
+    *,
+    top: int = 10,
+    how: Pooling = Pooling(),  # noqa: B008  # frozen
+    whiten: bool = False,
+    dimensions: int = 0,
+    cancel: CancelToken = NEVER,
+) -> list[SentenceNeighbours]:
+    """Returns the `top` lines whose vectors have the largest cosine with that of each query.
+
+    lines: opens the text; a function, since it is read twice.
+    whiten, dimensions: whiten all vectors by those of the lines first, and keep so many directions (0: all that vary).
+
+    Raises: DataError for a text without lines, and options that do not fit.
+    """
+    vectors_QD = np.concatenate(list(sentence_vectors(model, queries, how, cancel)))
+    result = _nearest(sentence_vectors(model, lines(), how, cancel), vectors_QD, top, whiten, dimensions, cancel)
+    wanted = {int(number) for number in result.numbers.ravel()}
+    texts = {number: text for number, text in enumerate(lines()) if number in wanted}
+    return [
+        {"query": query, "neighbours": [{"cosine": float(cosine), "line": int(number) + 1, "text": texts[int(number)]}
+                                        for number, cosine in zip(numbers, cosines, strict=True)]}
+        for query, numbers, cosines in zip(queries, result.numbers, result.cosines, strict=True)
+    ]  # fmt: skip
+
+
+def word_neighbours(
+    model: TrainedModel,
+    lines: Lines,
+    text: str,
+    word: str,
+    *,
+    top: int = 10,
+    how: Pooling = Pooling(),  # noqa: B008  # frozen
+    whiten: bool = False,
+    dimensions: int = 0,
+    cancel: CancelToken = NEVER,
+) -> SentenceNeighbours:
+    """Returns the `top` words of the text, each in its line, whose vectors are the nearest to that of `word` in `text`.
+
+    Words stand between spaces. A word of several pieces has their mean, and one that `text` has several times is meant
+    where it stands first.
+
+    Raises: DataError for a word that `text` has not, a line that the model has no room for, and as
+        `sentence_neighbours`.
+    """
+    own = text.split()
+    if word not in own:
+        raise DataError(f"the word {word!r} is not in the text {text[:60]!r}; give one of its words, as it is written")
+    vector_1D = np.concatenate(list(word_vectors(model, [("the text", own)], how, cancel)))[[own.index(word)]]
+    counts: list[int] = []
+
+    def split_lines() -> Iterator[tuple[str, list[str]]]:
+        for number, line in enumerate(lines()):
+            counts.append(len(line.split()))
+            yield f"line {number + 1}", line.split()
+
+    result = _nearest(word_vectors(model, split_lines(), how, cancel), vector_1D, top, whiten, dimensions, cancel)
+    ends = np.cumsum(counts)
+    at = np.searchsorted(ends, result.numbers[0], side="right")
+    texts = {number: line for number, line in enumerate(lines()) if number in {*at.tolist()}}
+    found: list[dict[str, Any]] = []
+    for line, number, cosine in zip(at.tolist(), result.numbers[0].tolist(), result.cosines[0].tolist(), strict=True):
+        position = number - int(ends[line] - counts[line])
+        found.append({"cosine": cosine, "line": line + 1, "word": texts[line].split()[position],
+                      "position": position, "text": texts[line]})  # fmt: skip
+    return {"query": word, "neighbours": found}
+
+
+def _nearest(
+    parts: Parts,
+    queries_QD: NDArray[np.float32],
+    top: int,
+    whiten: bool,
+    dimensions: int,
+    cancel: CancelToken,
+) -> Neighbours:
+    if not whiten:
+        if dimensions:
+            raise DataError(f"dimensions={dimensions} is for whitened vectors; give --whiten too, or leave it out")
+        return nearest(parts, queries_QD, top, cancel)
+    with on_disk(parts) as read:
+        whitening = fit_whitening(read(), dimensions)
+        return nearest(map(whitening, read()), whitening(queries_QD), top, cancel)

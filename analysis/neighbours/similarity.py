@@ -1,0 +1,84 @@
+"""How alike a model finds two texts: the cosine of their vectors, and its correlation with people's scores (STS)."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contexture.analysis.neighbours.sentence_vectors import Pooling, sentence_vectors
+from contexture.analysis.neighbours.whitening import fit_whitening
+from contexture.analysis.trained_model import TrainedModel
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.config import TaskConfig
+from contexture.data.errors import DataError
+from contexture.data.tasks.examples import Example, Pair
+from contexture.data.tasks.read_examples import check_sources, examples
+from contexture.train.evaluation.task_metrics import regressed
+
+
+def read_pairs(
+    file: str, text: str = "", second: str = "", label: str = "", header: Literal["auto", "yes", "no"] = "auto"
+) -> tuple[list[tuple[str, str]], list[float] | None]:
+    """Returns (the pairs of a file, their scores, or None where it has no column of scores).
+
+    text, second, label: the columns, by name or by position from 1; empty: those with usual names.
+
+    Raises: DataError with file:line for a row that cannot be read, a score that is no number, and a file without pairs.
+    """
+    task = TaskConfig(kind="regress", text=text, second=second, label=label, header=header)
+    check_sources([file], "--input")
+    try:
+        rows, labelled = list(examples(file, task, labelled=True)), True
+    except DataError as error:
+        if label or "label" not in str(error):
+            raise
+        rows, labelled = list(examples(file, task, labelled=False)), False
+    pairs = [(row.first, row.second) for row in rows if isinstance(row, Pair)]
+    if len(pairs) < len(rows):
+        raise DataError(f"{file}: no column of second texts; name it: --second COLUMN")
+    return pairs, [_score(row) for row in rows] if labelled else None
+
+
+def _score(row: Example) -> float:
+    label = getattr(row, "label", None)
+    try:
+        score = float(label or "")
+    except ValueError:
+        score = float("nan")
+    if not np.isfinite(score):
+        raise DataError(f"{row.origin}: {label!r} is not a number; give a score")
+    return score
+
+
+def pair_similarities(
+    model: TrainedModel,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    how: Pooling = Pooling(),  # noqa: B008  # frozen
+    whiten: bool = False,
+    dimensions: int = 0,
+    cancel: CancelToken = NEVER,
+) -> NDArray[np.float64]:
+    """Returns the cosine of the vectors of each pair, f64 [pairs]; of a vector of zeros it is 0.
+
+    whiten, dimensions: whiten the vectors by those of all texts of the pairs first (Su et al. 2021).
+    """
+    texts = [text for pair in pairs for text in pair]
+    if not texts:
+        return np.zeros(0)
+    vectors_ND = np.concatenate(list(sentence_vectors(model, texts, how, cancel)))
+    if whiten:
+        vectors_ND = fit_whitening([vectors_ND], dimensions)(vectors_ND)
+    elif dimensions:
+        raise DataError(f"dimensions={dimensions} is for whitened vectors; give --whiten too, or leave it out")
+    vectors_ND = np.asarray(vectors_ND, np.float64)
+    norm_N = np.linalg.norm(vectors_ND, axis=1)
+    unit_ND = vectors_ND / np.where(norm_N == 0, 1, norm_N)[:, None]
+    return (unit_ND[0::2] * unit_ND[1::2]).sum(1)
+
+
+def correlations(gold: Sequence[float], cosines: NDArray[np.float64]) -> dict[str, Any]:
+    """Returns Pearson's and Spearman's correlation of scores with cosines, as the STS tasks report them."""
+    figures = regressed(np.asarray(gold), cosines)
+    return {name: figures[name] for name in ("spearman", "pearson")}

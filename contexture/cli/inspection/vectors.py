@@ -1,0 +1,81 @@
+"""The commands that compare vectors: argv → what is printed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from contexture.api import open
+from contexture.cli.lines import check_lines, lines_of
+from contexture.cli.output import Result
+from contexture.cli.parse import parse
+from contexture.cli.query_commands import NOTHING_WRITTEN, STOPPED, listening
+from contexture.data.errors import DataError
+from contexture.requests import NeighboursRequest, SimilarityRequest, several
+from contexture.requests.vectors import VectorOptions
+from contexture.train.run_file import read
+
+if TYPE_CHECKING:
+    from contexture.analysis.neighbours.sentence_vectors import Pooling
+
+
+def neighbours_command(argv: list[str]) -> Result:
+    """Returns the nearest sentences, or words, of a text."""
+    request = parse(NeighboursRequest, argv, "neighbours")
+    read(Path(request.run))
+    file = Path(request.input)
+    check_lines(file, "a sentence")
+    if request.queries:
+        check_lines(Path(request.queries), "a sentence")
+    queries = list(lines_of(Path(request.queries), "a sentence")) if request.queries else [*several(request.text)]
+    if not queries:
+        raise DataError(f"{request.queries}: no line in the file; give a sentence to search for in each line")
+    from contexture.analysis.neighbours.search import sentence_neighbours, word_neighbours
+
+    def lines() -> Iterator[str]:
+        return lines_of(file, "a sentence")
+
+    options = {"top": request.top, "how": _pooling(request), "whiten": request.whiten}
+    with listening(STOPPED) as signals:
+        model = open(request.run, request.step or None)
+        options |= {"dimensions": request.dimensions, "cancel": signals}
+        if request.word:
+            found = [word_neighbours(model, lines, queries[0], request.word, **options)]
+        else:
+            found = sentence_neighbours(model, lines, queries, **options)
+        return {"run": str(request.run), "queries": found}
+
+
+def similarity_command(argv: list[str]) -> Result:
+    """Returns how the cosines of pairs correlate with their scores, and writes the cosines."""
+    request = parse(SimilarityRequest, argv, "similarity")
+    read(Path(request.run))
+    from contexture.analysis.neighbours.similarity import correlations, pair_similarities, read_pairs
+    from contexture.data.storage import atomic_file
+
+    pairs, scores = read_pairs(request.input, request.text, request.second, request.label, request.header)
+    if request.to and not Path(request.to).parent.is_dir():
+        raise DataError(f"{request.to}: its folder is not there; make it, or give another name")
+    with listening(NOTHING_WRITTEN) as signals:
+        model = open(request.run, request.step or None)
+        cosines = pair_similarities(
+            model,
+            pairs,
+            how=_pooling(request),
+            whiten=request.whiten,
+            dimensions=request.dimensions,
+            cancel=signals,
+        )
+        result: dict[str, object] = {"run": str(request.run), "pairs": len(pairs), "mean_cosine": float(cosines.mean())}
+        if scores is not None:
+            result |= correlations(scores, cosines)
+        if request.to:
+            with atomic_file(Path(request.to)) as part:
+                part.write_text("".join(f"{cosine:.9g}\n" for cosine in cosines.tolist()), "utf-8")
+            result["to"] = request.to
+        return result
+
+
+def _pooling(request: VectorOptions) -> "Pooling":
+    from contexture.analysis.neighbours.sentence_vectors import Pooling
+
+    return Pooling(request.pool, request.layers, request.batch)

@@ -1,0 +1,89 @@
+"""The options of the commands that compare vectors. Needs no jax."""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from contexture.requests.common import FILE, RUN, TEXT, TEXTS, Place
+from contexture.train.evaluation.request import Strings
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions:
+    """How texts become vectors."""
+
+    pool: Literal["mean-words", "mean", "last", "cls"] = "mean-words"
+    """How a sentence's vector comes from those of its tokens. mean: of all tokens. mean-words: without a BERT's [CLS]
+    and [SEP]. last: the last of these. cls: a BERT's [CLS]."""
+    layers: str = "last"
+    """The layer to take: last, a number from 0, which is the words' own, or mix: all of them with the weights that a
+    fine-tuned run has learned (--head.mix all)."""
+    whiten: bool = False
+    """Whiten the vectors: mean 0, and the same variance in each direction (Su et al. 2021)."""
+    dimensions: int = 0
+    """Keep so many directions of whitened vectors, those of most variance first; 0 keeps all."""
+    batch: int = 64
+    """Sentences at a time."""
+    step: int = 0
+    """The step of the checkpoint to use; 0 is the newest good one."""
+
+    def __post_init__(self) -> None:
+        if self.dimensions < 0:
+            raise ValueError(f"dimensions={self.dimensions} is not a number of directions; 0 keeps all")
+        if self.dimensions and not self.whiten:
+            raise ValueError("dimensions= is for whitened vectors; give --whiten too, or leave --dimensions out")
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch} is not a positive number of sentences")
+
+
+@dataclass(frozen=True)
+class NeighboursRequest(VectorOptions):
+    """The sentences of a text, or the words in them, whose vectors have the largest cosine with those of others."""
+
+    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    """The folder of a run of any family."""
+    input: Annotated[Place, FILE]
+    """The text file to search in; each line is a sentence."""
+    _: KW_ONLY
+    text: Annotated[Strings, TEXTS] = ()
+    """A sentence to search for, or several."""
+    queries: Annotated[str, FILE] = ""
+    """A file with a sentence to search for in each line, in place of --text."""
+    word: Annotated[str, TEXT] = ""
+    """A word of --text: search for words in their sentences, the nearest to this one in its own."""
+    top: int = 10
+    """How many neighbours to list."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = (self.text,) if isinstance(self.text, str) else self.text
+        if bool(given) == bool(self.queries):
+            raise ValueError("give --text TEXT, or --queries FILE with a sentence in each line")
+        if not all(text.strip() for text in given):
+            raise ValueError("text= is empty; give a sentence to search for")
+        if self.word and len(given) != 1:
+            raise ValueError("word= is for one sentence; give it as --text TEXT")
+        if self.top < 1:
+            raise ValueError(f"top={self.top} is not a positive number of neighbours")
+
+
+@dataclass(frozen=True)
+class SimilarityRequest(VectorOptions):
+    """The cosine of two texts' vectors, for the pairs of a file, and its correlation with their scores (STS)."""
+
+    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    """The folder of a run of any family."""
+    input: Annotated[str, FILE]
+    """Pairs of texts, with or without a score: *.tsv, *.csv, *.jsonl."""
+    _: KW_ONLY
+    to: Annotated[str, FILE] = ""
+    """A file to write the cosine of each pair to, a line each."""
+    text: Annotated[str, TEXT] = ""
+    """The column of the first text. Without it, one with a usual name."""
+    second: Annotated[str, TEXT] = ""
+    """The column of the second text."""
+    label: Annotated[str, TEXT] = ""
+    """The column of the score. Without it, one with a usual name, where there is one."""
+    header: Literal["auto", "yes", "no"] = "auto"
+    """Whether tsv and csv begin with the names of their columns."""
