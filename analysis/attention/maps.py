@@ -19,12 +19,13 @@ from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models import bert, gpt
-from contexture.models.config import BertConfig, ElmoConfig, ModelConfig, TransformerConfig
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig
 from contexture.models.layers.attention.module import AttentionMap
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
 
-
+Transformer: TypeAlias = BertConfig | GptConfig
+"""The configurations of models that have attention."""
 Numbers: TypeAlias = int | Sequence[int] | None
 """Layers or heads by their numbers, from 1; None: all."""
 
@@ -102,11 +103,10 @@ def attention_maps(
     }
 
 
-def check_transformer(config: ModelConfig) -> TransformerConfig:
+def check_transformer(config: ModelConfig) -> Transformer:
     """Returns the configuration of a model that has attention. Raises: DataError for an ELMo."""
     if isinstance(config, ElmoConfig):
         raise DataError("an ELMo has no attention: its LSTMs have gates instead; give a run of a BERT or a GPT")
-    assert isinstance(config, TransformerConfig)
     return config
 
 
@@ -124,9 +124,7 @@ def chosen(name: str, given: Numbers, count: int) -> list[int]:
     return sorted({int(number) for number in numbers})
 
 
-def token_sequence(
-    config: TransformerConfig, tokenizer: Tokenizer, text: str, second: str | None = None
-) -> TokenSequence:
+def token_sequence(config: Transformer, tokenizer: Tokenizer, text: str, second: str | None = None) -> TokenSequence:
     """Lays out a text or a pair as the model reads it in its tasks (`data.layouts`): a GPT that was not fine-tuned
     reads the tokens of a text alone.
 
@@ -166,7 +164,7 @@ def token_sequence(
 
 
 def layer_maps(
-    config: TransformerConfig,
+    config: Transformer,
     params: Params,
     pad: int,
     sequence: TokenSequence,
@@ -178,9 +176,7 @@ def layer_maps(
     # Few lengths, so that few programs are compiled. No token sees the padding.
     width = min(max(8, power_of_two(count)), config.length)
     fields = {"tokens": (sequence.ids, pad), "segments": (sequence.segments, 0), "mask": ([1] * count, 0)}
-    batch = {
-        name: np.array([values + [fill] * (width - count)], np.int32) for name, (values, fill) in fields.items()
-    }
+    batch = {name: np.array([values + [fill] * (width - count)], np.int32) for name, (values, fill) in fields.items()}
     inputs = _layer_inputs(config, params, batch)
     stacked = params["backbone"]["layers"]  # pyright: ignore[reportIndexIssue]
     of_head = np.array(heads) - 1
@@ -194,7 +190,7 @@ def layer_maps(
 
 
 @partial(jax.jit, static_argnums=0)
-def _layer_inputs(config: TransformerConfig, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+def _layer_inputs(config: Transformer, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
     """Returns the input of each layer, N of BLD."""
     outputs = build(config, ()).apply({"params": params}, batch, states=True)
     assert isinstance(outputs, Outputs)
@@ -202,9 +198,7 @@ def _layer_inputs(config: TransformerConfig, params: Params, batch: Batch) -> tu
 
 
 @partial(jax.jit, static_argnums=0)
-def _maps(
-    config: TransformerConfig, params: Params, x_BLD: jax.Array, layer: jax.Array, mask_BL: jax.Array
-) -> AttentionMap:
+def _maps(config: Transformer, params: Params, x_BLD: jax.Array, layer: jax.Array, mask_BL: jax.Array) -> AttentionMap:
     # The layer's number is an array, so that one program serves all layers.
-    block = bert.Block(config) if isinstance(config, BertConfig) else gpt.Block(config)  # pyright: ignore[reportArgumentType]
+    block = bert.Block(config) if isinstance(config, BertConfig) else gpt.Block(config)
     return block.apply({"params": params}, x_BLD, layer, mask_BL, method=type(block).maps)  # pyright: ignore[reportReturnType]

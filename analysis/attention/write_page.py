@@ -1,4 +1,4 @@
-"""One page that shows the attention of a text, or an ELMo's gates: it holds its data, and loads nothing from elsewhere."""
+"""One page that shows the attention of a text, or an ELMo's gates: it holds its data, and loads nothing."""
 
 import base64
 import hashlib
@@ -83,8 +83,8 @@ def write_page(
         logger.warning(f"the page has {len(page) / 1e6:.0f} MB; --layers and --heads make a smaller one")
     with atomic_file(to) as part:
         part.write_bytes(page)
-    shown = [data.get(name, []) for name in ("layers", "heads", "neurons")]
-    return PageSummary(len(data["tokens"]), *shown, len(page))
+    layers_shown, heads_shown, kept = (data.get(name, []) for name in ("layers", "heads", "neurons"))
+    return PageSummary(len(data["tokens"]), layers_shown, heads_shown, kept, len(page))
 
 
 def _elmo_data(

@@ -225,9 +225,7 @@ class Lstm(nn.Module):
         return outputs
 
 
-def _gate_means(
-    z_LBGU: jax.Array, initial_BJ: jax.Array, hidden_LBJ: jax.Array, kernel_JGU: jax.Array
-) -> jax.Array:
+def _gate_means(z_LBGU: jax.Array, initial_BJ: jax.Array, hidden_LBJ: jax.Array, kernel_JGU: jax.Array) -> jax.Array:
     """Returns the mean over the cells of the input, the forget and the output gate at each step, [L, B, 3]."""
     previous_LBJ = jnp.concatenate([initial_BJ[None].astype(hidden_LBJ.dtype), hidden_LBJ[:-1]])
     z_LBGU += jnp.einsum("LBJ,JGU->LBGU", previous_LBJ, kernel_JGU, preferred_element_type=jnp.float32)

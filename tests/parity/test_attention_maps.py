@@ -32,9 +32,15 @@ def _theirs(config: BertConfig | GptConfig) -> Any:
     if isinstance(config, BertConfig):
         return transformers.BertForPreTraining(
             transformers.BertConfig(
-                vocab_size=config.vocab, hidden_size=config.hidden, num_hidden_layers=config.layers,
-                num_attention_heads=config.heads, intermediate_size=config.ffn, hidden_act="gelu",
-                max_position_embeddings=config.length, type_vocab_size=config.segments, layer_norm_eps=config.eps,
+                vocab_size=config.vocab,
+                hidden_size=config.hidden,
+                num_hidden_layers=config.layers,
+                num_attention_heads=config.heads,
+                intermediate_size=config.ffn,
+                hidden_act="gelu",
+                max_position_embeddings=config.length,
+                type_vocab_size=config.segments,
+                layer_norm_eps=config.eps,
                 attn_implementation="eager",
             )  # fmt: skip
         )
@@ -53,6 +59,7 @@ def test_every_map_is_that_of_transformers(config: BertConfig | GptConfig):
             if ("ln_" in name or "LayerNorm" in name) and name.endswith("weight"):
                 parameter.add_(1.0)
     tensors = {n: x.detach().numpy().copy() for n, x in model.state_dict().items() if not n.endswith(".attn.bias")}
+    params: Any
     if isinstance(config, BertConfig):
         params = to_ours(BERT_HF, tensors, bert.sizes(config))
     else:

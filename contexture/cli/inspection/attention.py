@@ -34,7 +34,11 @@ def attention_command(argv: list[str]) -> Result:
             head=model.run.head,
         )
     result: Result = {"run": str(request.run), "step": model.step, "to": str(request.to), **page._asdict()}
-    return result if page.heads else {name: value for name, value in result.items() if name not in ("heads", "query_key_layers")}
+    return (
+        result
+        if page.heads
+        else {name: value for name, value in result.items() if name not in ("heads", "query_key_layers")}
+    )
 
 
 def _numbers(name: str, given: str) -> list[int] | None:

@@ -48,9 +48,7 @@ def browser(tmp_path_factory) -> Iterator[Any]:
 def _write(to: Path, run: str, text: str, **options: Any) -> Path:
     model = contexture.open(GOLDEN / run)
     with model.computing():
-        pages.write_page(
-            to, "a run", model.model, model.params, model.tokenizer, text, head=model.run.head, **options
-        )
+        pages.write_page(to, "a run", model.model, model.params, model.tokenizer, text, head=model.run.head, **options)
     return to
 
 
@@ -196,7 +194,9 @@ def test_no_request_leaves_the_page_and_text_stays_text(browser: Any, tmp_path: 
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     errors = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert not errors
-    tokens = browser.execute_script("return [...document.querySelectorAll('.column.left .text')].map(x => x.textContent)")
+    tokens = browser.execute_script(
+        "return [...document.querySelectorAll('.column.left .text')].map(x => x.textContent)"
+    )
     assert "".join(tokens) == text and not browser.find_elements(By.TAG_NAME, "b")
     # Not even by a script that somebody puts in: the policy knows one script alone.
     browser.execute_script(
