@@ -19,13 +19,37 @@ class Columns {
       element("div", { class: "left" }, options.left), this.heading, element("div", { class: "right" }, options.right),
     );
     this.pair = element("div", { class: "pair" }, this.heads, this.scroll);
-    this.size(this.row);
+    this.size(this.rows, this.row, count);
   }
 
-  size(row) {
-    this.row = row;
-    this.rows.style.setProperty("--row", `${row}px`);
-    this.rows.style.setProperty("--count", count);
+  size(rows, row, height) {
+    rows.style.setProperty("--row", `${row}px`);
+    rows.style.setProperty("--count", height);
+  }
+
+  /** For paper: the same in blocks of rows, none of which is torn between two sheets. */
+  print(printing) {
+    this.sheets?.remove();
+    this.rows.classList.toggle("hidden", printing);
+    if (!printing) return;
+    const row = 15, most = 52;
+    this.sheets = element("div");
+    this.scroll.append(this.sheets);
+    for (let first = 0; first < count; first += most) {
+      const last = Math.min(first + most, count) - 1, canvas = element("canvas");
+      const part = (column) => {
+        const made = column.cloneNode(false);
+        for (const token of [...column.children].slice(first, last + 1)) made.append(token.cloneNode(true));
+        for (const token of made.children) token.removeAttribute("id");
+        return made;
+      };
+      const rows = element("div", { class: "rows sheet" }, part(this.left), element("div", { class: "middle-cell" }, canvas), part(this.right));
+      const height = (last - first + 1) * row;
+      this.size(rows, row, last - first + 1);
+      this.sheets.append(rows);
+      const y = (place) => (place - first + 0.5) * row;
+      this.options.draw(prepare(canvas, this.width, height), { width: this.width, height, row, first, last, y });
+    }
   }
 
   column(side) {
@@ -85,9 +109,10 @@ class Columns {
     if (!width) return;
     // The headings stand above their columns, beside which there may be a scrollbar.
     this.heads.style.paddingRight = `${this.scroll.offsetWidth - this.scroll.clientWidth}px`;
+    this.width = width;
     const whole = count * this.row;
-    const height = state.printing ? whole : Math.min(this.scroll.clientHeight || whole, whole);
-    const top = state.printing ? 0 : Math.min(this.scroll.scrollTop, whole - height);
+    const height = Math.min(this.scroll.clientHeight || whole, whole);
+    const top = Math.min(this.scroll.scrollTop, whole - height);
     const context = prepare(this.canvas, width, height);
     const first = Math.max(Math.floor(top / this.row), 0);
     const last = Math.min(Math.ceil((top + height) / this.row), count) - 1;

@@ -195,16 +195,11 @@ function paint(theme) {
   if (made[state.view]) return refresh();
 }
 
-async function print(printing) {
-  state.printing = printing;
+function print(printing) {
   if (printing) state.theme = root.dataset.theme;
-  const columns = made[state.view]?.columns;
-  if (columns) {
-    state.row ??= columns.row;
-    columns.size(printing && count > 60 ? 12 : state.row);
-  }
   root.dataset.theme = printing ? "light" : state.theme;
-  columns?.draw();
+  controls();
+  made[state.view]?.columns?.print(printing);
   refresh();
 }
 
