@@ -176,6 +176,17 @@ COMMANDS: dict[str, Command] = {
             "contexture zeroshot runs/gpt --task choice --input swag.csv --shots 4 --examples train.csv",
         ),
     ),
+    "attention": Command(
+        group="Use a run",
+        summary="Draw which tokens read which, in a page",
+        run="inspection.attention.attention_command",
+        request="AttentionRequest",
+        usage="RUN --text TEXT --to FILE [options]",
+        examples=(
+            'contexture attention runs/mine --text "The cat sat on the mat." --to attention.html',
+            'contexture attention runs/mine --text "A cat." --second "It slept." --to pair.html --layers 1,2',
+        ),
+    ),
     "neighbours": Command(
         group="Use a run",
         summary="Find the nearest sentences or words",

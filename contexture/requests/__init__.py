@@ -2,7 +2,13 @@
 
 from contexture.requests.common import several
 from contexture.requests.exchange import ExportRequest, ImportRequest
-from contexture.requests.inspection import CompareRequest, LayersRequest, ProbeRequest, StatusRequest
+from contexture.requests.inspection import (
+    AttentionRequest,
+    CompareRequest,
+    LayersRequest,
+    ProbeRequest,
+    StatusRequest,
+)
 from contexture.requests.queries import (
     EmbeddingRequest,
     EvaluationArgs,
@@ -24,6 +30,7 @@ from contexture.requests.vectors import NeighboursRequest, SimilarityRequest
 from contexture.requests.zeroshot import ZeroshotRequest
 
 __all__ = [
+    "AttentionRequest",
     "CompareRequest",
     "CompletionRequest",
     "EmbeddingRequest",

@@ -94,6 +94,8 @@ MISTAKES = {
     "evaluate bert --step 77777": "bert holds no checkpoint of step 77777; those there are of step 120",
     "predict bert --input train.tsv --to new.jsonl": "bert was pretrained and not fine-tuned for a task: contexture",
     "score gpt --input txet.txt": "txet.txt: input names no such file or folder; check the path",
+    "attention bert --text a --to new.htm": "--to new.htm: a page ends in .html; give such a name",
+    "attention bert --text a --to new.html --layers 7": "layers: 7 is none of the model's layers, 1 to 2; give some",
     "embed bert --input text.txt --to new.txt": "new.txt: not a file of vectors; give *.npy, *.parquet or",
     "show bret.tiny": "there is no recipe 'bret.tiny' (did you mean bert.tiny?); `contexture recipes` lists them",
     "export gpt bilm --to new": "gpt is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe",

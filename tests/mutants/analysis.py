@@ -24,7 +24,37 @@ _NLI = f"{_SUBMITTED}test_mnli_is_named_by_its_files_and_writes_names"
 _PROBE = "analysis/probing/test_probe_numbers.py::"
 _FOLLOWED = f"{_EVERY}test_a_training_is_followed_to_its_end"
 
+_MAPS = "analysis/attention/test_maps.py::"
+_MAP = f"{_MAPS}test_a_map_is_the_softmax_of_queries_and_keys_over_what_a_query_sees"
+_TRAINED = f"{_MAPS}test_maps_are_those_of_a_training_step"
+_PAGE = "analysis/attention/test_page.py::"
+_GATES = "analysis/attention/test_gates.py::test_gates_are_those_of_the_equations_in_both_directions"
+
 ANALYSIS = (
+    *mutants_of(
+        "analysis/attention/maps.py",
+        ("maps.input-of-another-layer", "inputs[layer - 1]", "inputs[layer - 2]", _TRAINED),
+        ("maps.band-of-another-layer", "jnp.int32(layer - 1)", "jnp.int32(layer)", _MAP),
+        ("maps.another-head", "of_head = np.array(heads) - 1", "of_head = np.array(heads) - 2", _TRAINED),
+        ("maps.longer-than-the-model", "if len(ids) > config.length:", "if len(ids) > config.length + 1000:",
+         f"{_MAPS}test_what_cannot_be_computed_is_one_clear_line"),
+    ),
+    *mutants_of(
+        "analysis/attention/write_page.py",
+        ("page.less-than-sign-acts", '.replace("<", "\\\\u003c")', "",
+         f"{_PAGE}test_text_stays_text_and_nothing_but_the_page_s_own_script_may_run"),
+        ("page.weights-rounded-off", "np.round(one.weights * 10**decimals)", "(one.weights * 10**decimals)",
+         f"{_PAGE}test_a_page_holds_the_maps_rounded_as_it_says"),
+        ("page.band-of-dense-layers", "n % 2 == 0 for n in", "n % 2 == 1 for n in",
+         f"{_PAGE}test_a_page_says_which_layers_are_banded"),
+    ),
+    *mutants_of(
+        "analysis/attention/gates.py",
+        ("gates.begin-is-a-word", "[1 : count + 1, 0]", "[:count, 0]", _GATES),
+        ("gates.backward-in-its-own-order", "own_LG[::-1]", "own_LG", _GATES),
+        ("gates.shares-without-weights", 'np.array(mix["weights"], np.float32)[:, None] * ', "",
+         "analysis/attention/test_gates.py::test_each_word_s_shares_of_the_layers_are_weight_times_length"),
+    ),
     *mutants_of(
         "analysis/score.py",
         ("score.stride-not-read", "start += stride", "start += length", _ONCE),
