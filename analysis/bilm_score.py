@@ -56,7 +56,7 @@ def direction_nats(
         # Only sums are wanted: neighbours of one length make batches without padding.
         for group in chunks(sorted(some, key=len), batch):
             cancel.check()
-            losses = jax.device_get(_losses(config, params, _lanes(group, words, batch)))
+            losses = jax.device_get(_losses(config, params, lanes(group, words, batch)))
             nats = {name: nats[name] + float(losses[name]) for name in nats}
     return nats, unknown
 
@@ -75,7 +75,7 @@ def _sentences(
                 yield own
 
 
-def _lanes(group: list[list[str]], words: Words, batch: int) -> Batch:
+def lanes(group: list[list[str]], words: Words, batch: int) -> Batch:
     """Sentences of words → a batch of lanes (`data.pretraining.bilm_lanes.FIELDS`), a sentence in each: `<S> a b` is
     read and `a b </S>` predicted, backward `</S> b a` and `b a <S>`."""
     # A place more than words: where the first one is predicted, a mark is read.

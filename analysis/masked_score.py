@@ -52,8 +52,6 @@ def pseudo_nats(
     masked = chain.from_iterable(
         _masked(window, new, pieces) for window, new in _windows(documents, pieces, length - 2, stride, totals)
     )
-    # Rows of the table beyond the vocabulary (it may be padded) are no tokens.
-    vocabulary = min(pieces.size, config.vocab)
     nats, unknown, before = 0.0, 0, np.zeros(0)
     for group in chunks(masked, batch):
         cancel.check()
@@ -62,19 +60,29 @@ def pseudo_nats(
         places[: len(group), 0] = [place for _, place, _ in group]
         labels[: len(group), 0] = [label for _, _, label in group]
         unknown += int((labels[: len(group), 0] == pieces.unk).sum())
-        losses = _losses(config, vocabulary, params, {**fields, "slots": places, "labels": labels})[: len(group)]
+        losses, _ = masked_losses(config, pieces, params, {**fields, "slots": places, "labels": labels})
+        losses = losses[: len(group)]
         # The device computes this batch while the host takes the sum of the one before.
         nats, before = nats + float(np.asarray(before, np.float64).sum()), losses
     return nats + float(np.asarray(before, np.float64).sum()), unknown
 
 
+def masked_losses(config: BertConfig, pieces: WordPiece, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Returns (-log p of the label at each row's slot, f32 B; whether it is the most probable token there, B)."""
+    # Rows of the table beyond the vocabulary (it may be padded) are no tokens.
+    return _losses(config, min(pieces.size, config.vocab), params, batch)
+
+
 @partial(jax.jit, static_argnums=(0, 1))
-def _losses(config: BertConfig, vocabulary: int, params: Params, batch: Batch) -> jax.Array:
-    """Returns -log p of the label at each row's slot, f32 B."""
+def _losses(config: BertConfig, vocabulary: int, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
     outputs = build(config, ("mlm",)).apply({"params": params}, batch)
     assert isinstance(outputs, Outputs)
     logits_BV = outputs.heads["mlm"][:, 0, :vocabulary]
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits_BV), batch["labels"], 1)[:, 0]
+    own_B1 = jnp.take_along_axis(logits_BV, batch["labels"], 1)
+    # A tie is no hit, as in `TokenLosses`.
+    others_BV = jnp.where(jnp.arange(vocabulary)[None] == batch["labels"], -jnp.inf, logits_BV)
+    losses_B = -jnp.take_along_axis(jax.nn.log_softmax(logits_BV), batch["labels"], 1)[:, 0]
+    return losses_B, (own_B1 > others_BV.max(1, keepdims=True))[:, 0]
 
 
 def _windows(

@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from contexture.analysis import embed, fill, generate, score
+from contexture.analysis.attention.gates import WordGates, word_gates
+from contexture.analysis.attention.maps import AttentionMaps, Numbers, attention_maps
 from contexture.analysis.results import TextScore
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
@@ -316,6 +318,25 @@ class TrainedModel:
                 cancel=cancel,
             )
         )
+
+    # Looking inside
+
+    def attention(
+        self, text: str, second: str | None = None, *, layers: Numbers = None, heads: Numbers = None
+    ) -> AttentionMaps:
+        """Returns the attention maps of a text or a pair, of layers and heads by their numbers from 1 (None: all).
+
+        Raises: DataError for an ELMo, a text that is empty or too long, and layers and heads that the model lacks.
+        """
+        given = (self.model, self.params, self.tokenizer, text, second)
+        return self._compute(lambda: attention_maps(*given, layers=layers, heads=heads))
+
+    def gates(self, text: str) -> WordGates:
+        """Returns the gates of an ELMo's LSTMs at each word of a text, and the mixes of layers that its run learned.
+
+        Raises: DataError for another family, and a text without a word.
+        """
+        return self._compute(lambda: word_gates(self.model, self.params, self.tokenizer, text, self.run.head))
 
     # Tasks
 

@@ -8,7 +8,7 @@ from contexture.models.config import BertConfig
 from contexture.models.encoding import Encoding
 from contexture.models.layers.attention.choice import choose
 from contexture.models.layers.attention.mask import PADDED, AttentionMask
-from contexture.models.layers.attention.module import Attention
+from contexture.models.layers.attention.module import Attention, AttentionMap
 from contexture.models.layers.blocks import FeedForward, Init, Linear, Norm, scan_layers
 from contexture.models.layers.dropout import DropoutKey, dropout
 from contexture.models.layers.embeddings import BertEmbeddings
@@ -78,6 +78,15 @@ class Block(nn.Module):
         new_BLD = self.ffn(x_BLD)
         return self.ffn_norm(x_BLD + dropout(new_BLD, rate, dropout_key, site + _AFTER_FFN))
 
+    def maps(self, x_BLD: jax.Array, layer: jax.Array, mask_BL: jax.Array) -> AttentionMap:
+        """Returns the attention of this layer, whose input is x_BLD (`Attention.maps`)."""
+        return self.attention.maps(x_BLD, padding_bias(mask_BL))
+
+
+def padding_bias(mask_BL: jax.Array) -> jax.Array:
+    """Returns the attention bias of padded keys, B11M."""
+    return (1.0 - mask_BL.astype(jnp.float32))[:, None, None, :] * PADDED
+
 
 class Bert(nn.Module):
     """tokens, segments, mask (all i32 BL) → Encoding, pooled as tanh(dense([CLS])).
@@ -102,7 +111,7 @@ class Bert(nn.Module):
         implementation = choose(c, platform()).name
         mask = AttentionMask(tokens_BM=mask_BL, implementation=implementation)
         if implementation == "reference":
-            mask = (1.0 - mask_BL.astype(jnp.float32))[:, None, None, :] * PADDED  # B11M
+            mask = padding_bias(mask_BL)
         out_BLD, layers = scan_layers(
             Block, (c,), x_BLD, mask, dropout_key, layers=c.layers, unroll=c.unroll, remat=c.remat, states=states
         )

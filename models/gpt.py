@@ -12,7 +12,7 @@ from contexture.models.config import MAX_SIZE, GptConfig
 from contexture.models.encoding import Encoding
 from contexture.models.layers.attention.choice import choose
 from contexture.models.layers.attention.mask import HIDDEN, AttentionMask
-from contexture.models.layers.attention.module import Attention, KVCache
+from contexture.models.layers.attention.module import Attention, AttentionMap, KVCache
 from contexture.models.layers.blocks import FeedForward, Init, Norm, scan_layers
 from contexture.models.layers.dropout import DropoutKey, dropout
 from contexture.models.layers.embeddings import GptEmbeddings
@@ -110,6 +110,15 @@ class Block(nn.Module):
         return self._sublayers(
             x_BLD, lambda y: self.attention(y, mask, dropout_key, site + _ATTENTION), dropout_key, site
         )
+
+    def maps(self, x_BLD: jax.Array, layer: jax.Array, mask_BL: jax.Array) -> AttentionMap:
+        """Returns the attention of this layer, whose input is x_BLD (`Attention.maps`); mask_BL: as in `Gpt`."""
+        column_1L = jnp.arange(x_BLD.shape[1])[None]
+        masks = causal_biases(self.config, column_1L, column_1L, jnp.ones((1, 1, 1), bool))
+        bias_11LM = _of_layer(masks, layer, self.config.local_window)
+        assert isinstance(bias_11LM, jax.Array)
+        # A pre-norm layer attends from its normalised input, as in `_sublayers`.
+        return self.attention.maps(self.attention_norm(x_BLD) if self.config.norm == "pre" else x_BLD, bias_11LM)
 
     def step(
         self, x_BLD: jax.Array, layer: int, biases: tuple[jax.Array, ...], kv_cache: KVCache, start: jax.Array | int

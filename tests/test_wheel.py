@@ -54,6 +54,8 @@ def test_the_wheel_holds_one_folder(wheel: Path):
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"contexture"}
     assert {"contexture/models/bert.py", "contexture/train/loop.py", "contexture/cli/main.py"} <= set(names)
     assert "contexture/py.typed" in names
+    pages = {file.name for file in (ROOT / "analysis" / "attention" / "page").iterdir()}
+    assert pages and {f"contexture/analysis/attention/page/{name}" for name in pages} <= set(names)
 
 
 def test_the_wheels_version_is_that_of_the_package(wheel: Path, python: Path, tmp_path: Path):

@@ -164,6 +164,29 @@ COMMANDS: dict[str, Command] = {
             "contexture embed runs/mine --input text.txt --to words.hdf5 --layers last",
         ),
     ),
+    "zeroshot": Command(
+        group="Use a run",
+        summary="Measure a pretrained run on a task untrained",
+        run="inspection.zeroshot.zeroshot_command",
+        request="ZeroshotRequest",
+        usage="RUN --task TASK --input FILE … [options]",
+        first=("run", "task", "input", "shots", "examples", "group", "to", "labels", "length", "stride"),
+        examples=(
+            "contexture zeroshot runs/gpt --task lambada --input lambada_test.jsonl",
+            "contexture zeroshot runs/gpt --task choice --input swag.csv --shots 4 --examples train.csv",
+        ),
+    ),
+    "attention": Command(
+        group="Use a run",
+        summary="Draw which tokens read which, in a page",
+        run="inspection.attention.attention_command",
+        request="AttentionRequest",
+        usage="RUN --text TEXT --to FILE [options]",
+        examples=(
+            'contexture attention runs/mine --text "The cat sat on the mat." --to attention.html',
+            'contexture attention runs/mine --text "A cat." --second "It slept." --to pair.html --layers 1,2',
+        ),
+    ),
     "neighbours": Command(
         group="Use a run",
         summary="Find the nearest sentences or words",

@@ -2,7 +2,13 @@
 
 from contexture.requests.common import several
 from contexture.requests.exchange import ExportRequest, ImportRequest
-from contexture.requests.inspection import CompareRequest, LayersRequest, ProbeRequest, StatusRequest
+from contexture.requests.inspection import (
+    AttentionRequest,
+    CompareRequest,
+    LayersRequest,
+    ProbeRequest,
+    StatusRequest,
+)
 from contexture.requests.queries import (
     EmbeddingRequest,
     EvaluationArgs,
@@ -21,8 +27,10 @@ from contexture.requests.training import (
     TokenizerRequest,
 )
 from contexture.requests.vectors import NeighboursRequest, SimilarityRequest
+from contexture.requests.zeroshot import ZeroshotRequest
 
 __all__ = [
+    "AttentionRequest",
     "CompareRequest",
     "CompletionRequest",
     "EmbeddingRequest",
@@ -44,5 +52,6 @@ __all__ = [
     "SimilarityRequest",
     "StatusRequest",
     "TokenizerRequest",
+    "ZeroshotRequest",
     "several",
 ]

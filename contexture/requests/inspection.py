@@ -1,12 +1,36 @@
 """The options of the commands that look into runs. Needs no jax."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.common import DIR, FILE, FILES, check_place
+from contexture.requests.common import DIR, FILE, FILES, RUN, TEXT, Place, check_place
 from contexture.train.evaluation.request import Strings
+
+
+@dataclass(frozen=True)
+class AttentionRequest:
+    """A page that shows which tokens each token of a text reads, by layer and head, and how the weights come about."""
+
+    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    """The folder of a run of any family; an ELMo's page shows its gates and the layers that its task mixes."""
+    text: Annotated[str, TEXT]
+    """The text to look at."""
+    to: Annotated[Place, FILE]
+    """The page to write, *.html. It holds all that it shows, and loads nothing."""
+    _: KW_ONLY
+    second: Annotated[str | None, TEXT] = None
+    """The second text of a pair, for a BERT, or a GPT that was fine-tuned on pairs."""
+    layers: str = "all"
+    """Layers to show: all, or numbers such as `1,6,12`, where 1 is the first above the embeddings."""
+    heads: str = "all"
+    """Heads to show: all, or numbers such as `1,2`."""
+    step: int = 0
+    """The step of the checkpoint to use; 0 is the newest good one."""
+
+    def __post_init__(self) -> None:
+        check_place(self.to)
 
 
 @dataclass(frozen=True, kw_only=True)

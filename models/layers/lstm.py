@@ -210,6 +210,9 @@ class Lstm(nn.Module):
                 z_LBGU, initial, recurrent_JGU, projection_UJ, self.cell_clip, self.projection_clip
             )
             hidden_LBJ = constrain(hidden_LBJ, "LBJ")
+            # For who asks: apply(…, mutable=["gates"]) gets the mean of each gate at each step.
+            if self.is_mutable_collection("gates") and not self.is_initializing():
+                self.sow("gates", f"layer_{n}", _gate_means(z_LBGU, initial[1], hidden_LBJ, recurrent_JGU))
             # The skip is no part of the state: only the next layer reads it.
             final_states.append([_state_at(x, last_B) for x in (cells_LBU, hidden_LBJ)])
             y_BLJ = jnp.moveaxis(hidden_LBJ, 0, 1)
@@ -220,6 +223,14 @@ class Lstm(nn.Module):
             for variable, states in zip(carry, zip(*final_states, strict=True), strict=True):
                 variable.value = jax.lax.stop_gradient(jnp.stack(states, 1))
         return outputs
+
+
+def _gate_means(z_LBGU: jax.Array, initial_BJ: jax.Array, hidden_LBJ: jax.Array, kernel_JGU: jax.Array) -> jax.Array:
+    """Returns the mean over the cells of the input, the forget and the output gate at each step, [L, B, 3]."""
+    previous_LBJ = jnp.concatenate([initial_BJ[None].astype(hidden_LBJ.dtype), hidden_LBJ[:-1]])
+    z_LBGU += jnp.einsum("LBJ,JGU->LBGU", previous_LBJ, kernel_JGU, preferred_element_type=jnp.float32)
+    i, _, f, o = _gates(z_LBGU.reshape(-1, *z_LBGU.shape[2:]))
+    return jnp.stack([i.mean(-1), f.mean(-1), o.mean(-1)], -1).reshape(*z_LBGU.shape[:2], 3)
 
 
 def _state_at(x_LBU: jax.Array, position_B: jax.Array | None) -> jax.Array:

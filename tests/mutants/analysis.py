@@ -9,6 +9,8 @@ _SORTED = "analysis/test_embed.py::test_sorted_by_length_sentences_keep_their_or
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
 _MASKED = "analysis/test_score.py::test_a_bert_s_score_masks_each_token_alone"
 _BOTH = "analysis/test_score.py::test_an_elmo_s_score_is_that_of_both_directions_word_by_word"
+_ZEROSHOT = "analysis/zeroshot/test_zeroshot.py::"
+_CONTINUED = f"{_ZEROSHOT}test_a_gpt_s_continuation_has_the_rest_of_the_whole_text_s_log_probability"
 _NEIGHBOURS = "analysis/neighbours/test_nearest.py::"
 _NEAREST = f"{_NEIGHBOURS}test_the_nearest_are_those_of_a_sort_of_all"
 _WHITENED = f"{_NEIGHBOURS}test_whitened_vectors_have_mean_0_and_the_identity_as_covariance"
@@ -22,7 +24,37 @@ _NLI = f"{_SUBMITTED}test_mnli_is_named_by_its_files_and_writes_names"
 _PROBE = "analysis/probing/test_probe_numbers.py::"
 _FOLLOWED = f"{_EVERY}test_a_training_is_followed_to_its_end"
 
+_MAPS = "analysis/attention/test_maps.py::"
+_MAP = f"{_MAPS}test_a_map_is_the_softmax_of_queries_and_keys_over_what_a_query_sees"
+_TRAINED = f"{_MAPS}test_maps_are_those_of_a_training_step"
+_PAGE = "analysis/attention/test_page.py::"
+_GATES = "analysis/attention/test_gates.py::test_gates_are_those_of_the_equations_in_both_directions"
+
 ANALYSIS = (
+    *mutants_of(
+        "analysis/attention/maps.py",
+        ("maps.input-of-another-layer", "inputs[layer - 1]", "inputs[layer - 2]", _TRAINED),
+        ("maps.band-of-another-layer", "jnp.int32(layer - 1)", "jnp.int32(layer)", _MAP),
+        ("maps.another-head", "of_head = np.array(heads) - 1", "of_head = np.array(heads) - 2", _TRAINED),
+        ("maps.longer-than-the-model", "if len(ids) > config.length:", "if len(ids) > config.length + 1000:",
+         f"{_MAPS}test_what_cannot_be_computed_is_one_clear_line"),
+    ),
+    *mutants_of(
+        "analysis/attention/write_page.py",
+        ("page.less-than-sign-acts", '.replace("<", "\\\\u003c")', "",
+         f"{_PAGE}test_text_stays_text_and_nothing_but_the_page_s_own_script_may_run"),
+        ("page.weights-rounded-off", "np.round(one.weights * 10**decimals)", "(one.weights * 10**decimals)",
+         f"{_PAGE}test_a_page_holds_the_maps_rounded_as_it_says"),
+        ("page.band-of-dense-layers", "n % 2 == 0 for n in", "n % 2 == 1 for n in",
+         f"{_PAGE}test_a_page_says_which_layers_are_banded"),
+    ),
+    *mutants_of(
+        "analysis/attention/gates.py",
+        ("gates.begin-is-a-word", "[1 : count + 1, 0]", "[:count, 0]", _GATES),
+        ("gates.backward-in-its-own-order", "own_LG[::-1]", "own_LG", _GATES),
+        ("gates.shares-without-weights", 'np.array(mix["weights"], np.float32)[:, None] * ', "",
+         "analysis/attention/test_gates.py::test_each_word_s_shares_of_the_layers_are_weight_times_length"),
+    ),
     *mutants_of(
         "analysis/score.py",
         ("score.stride-not-read", "start += stride", "start += length", _ONCE),
@@ -35,6 +67,18 @@ ANALYSIS = (
          '"perplexity": _exp(nats / totals["bytes"]),\n        "bits', _ONE_BY_ONE),
         ("score.words-are-tokens", 'result["word_perplexity"] = _exp(nats / totals["words"])',
          'result["word_perplexity"] = _exp(nats / totals["tokens"])', _UNITS),
+    ),
+    *mutants_of(
+        "analysis/zeroshot/continuations.py",
+        ("zeroshot.context-is-scored", "own = slice(len(ids) - 1 - count, len(ids) - 1)",
+         "own = slice(0, len(ids) - 1)", _CONTINUED),
+        ("zeroshot.one-token-too-few", "range(first, first + len(own))", "range(first, first + len(own) - 1)",
+         f"{_ZEROSHOT}test_a_bert_s_continuation_is_that_of_each_masked_token"),
+    ),
+    *mutants_of(
+        "analysis/zeroshot/word_perplexity.py",
+        ("zeroshot.words-of-the-joined-text", "own = line.split()", "own = join_tokens(line).split()",
+         f"{_ZEROSHOT}test_perplexity_by_word_divides_by_the_original_s_words"),
     ),
     *mutants_of(
         "analysis/neighbours/nearest.py",

@@ -16,6 +16,8 @@ from contexture.models.sharding import platform
 
 KVCache: TypeAlias = tuple[jax.Array, jax.Array]
 """The cached keys and values of one layer, BMHK each."""
+AttentionMap: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+"""Attention weights BHLM in float32, and the queries BLHK and keys BMHK that they come from."""
 
 
 def attend(
@@ -84,6 +86,11 @@ class Attention(nn.Module):
             return attend(q, k, v, mask, rate=self.rate, dropout_key=dropout_key, site=site, longest=longest)
 
         return self.out((jax.checkpoint(attention) if self.recompute else attention)(q_BLHK, k_BMHK, v_BMHK))
+
+    def maps(self, x_BLD: jax.Array, bias_BHLM: jax.Array) -> AttentionMap:
+        """Returns the weights of every head without dropout, computed from queries and keys: kernels store none."""
+        q_BLHK, k_BMHK = self.query(x_BLD), self.key(x_BLD)
+        return reference.attention_weights(q_BLHK.swapaxes(1, 2), k_BMHK.swapaxes(1, 2), bias_BHLM), q_BLHK, k_BMHK
 
     def step(
         self, x_BLD: jax.Array, bias_BHLM: jax.Array, kv_cache: KVCache, start: jax.Array | int

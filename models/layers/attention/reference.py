@@ -45,6 +45,13 @@ def attend(
     return y_BHLK.swapaxes(1, 2)
 
 
+def attention_weights(q_BHLK: jax.Array, k_BHMK: jax.Array, bias_BHLM: jax.Array) -> jax.Array:
+    """softmax(q·k/sqrt(K) + bias) over the keys → BHLM, float32."""
+    # Scaled behind the product and in float32: q/sqrt(K) rounded to bfloat16 would lose bits of the logits.
+    logits_BHLM = jnp.einsum("BHLK,BHMK->BHLM", q_BHLK, k_BHMK).astype(jnp.float32) * q_BHLK.shape[-1] ** -0.5
+    return jax.nn.softmax(logits_BHLM + bias_BHLM, axis=-1)
+
+
 @custom_gradient(nondiff_argnums=(6,))
 def _attend(
     q_BHLK: jax.Array,
@@ -67,9 +74,7 @@ def _attend_forward(
     site: jax.Array | int,
     drop: Drop,
 ) -> tuple[jax.Array, Residuals]:
-    # Scaled behind the product and in float32: q/sqrt(K) rounded to bfloat16 would lose bits of the logits.
-    logits_BHLM = jnp.einsum("BHLK,BHMK->BHLM", q_BHLK, k_BHMK).astype(jnp.float32) * q_BHLK.shape[-1] ** -0.5
-    weights_BHLM = jax.nn.softmax(logits_BHLM + bias_BHLM, axis=-1).astype(v_BHMK.dtype)
+    weights_BHLM = attention_weights(q_BHLK, k_BHMK, bias_BHLM).astype(v_BHMK.dtype)
     y_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dropout(weights_BHLM, drop.rate, dropout_key, site, drop.whole), v_BHMK)
     # The weights are kept, in the compute dtype. Logits, mask and dropped weights are not: the gradient needs no
     # logits, and a counter-based mask costs less to draw again than to store.

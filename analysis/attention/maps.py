@@ -1,0 +1,204 @@
+"""Attention maps of a BERT or a GPT: which tokens each token of a text reads, by layer and head.
+
+Kernels store no weights, so the maps are computed again, from the queries and keys of each layer, whose input is the
+state below it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, TypeAlias, TypedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from contexture.data.errors import DataError
+from contexture.data.layouts import GPT_SPECIALS, Batch, gpt_specials, power_of_two
+from contexture.data.tasks.word_alignment import encode_checked
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.wordpiece import wordpiece
+from contexture.models import bert, gpt
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig
+from contexture.models.layers.attention.module import AttentionMap
+from contexture.models.model import Model, Outputs, build
+from contexture.models.shapes import Params
+
+Transformer: TypeAlias = BertConfig | GptConfig
+"""The configurations of models that have attention."""
+Numbers: TypeAlias = int | Sequence[int] | None
+"""Layers or heads by their numbers, from 1; None: all."""
+
+
+class AttentionMaps(TypedDict):
+    """The attention of a text, N layers and H heads of those that were asked for, L tokens.
+
+    tokens    the tokens as the model reads them, special ones too
+    special   which of them are special: a BERT's [CLS] and [SEP], the tokens of a GPT's task
+    segments  a BERT's token types: 1 for the second text
+    layers    the numbers of the layers, from 1; 0 are the embeddings, which have no attention
+    heads     the numbers of the heads, from 1
+    weights   float32 [N, H, query, key]; a row sums to 1
+    queries   float32 [N, H, L, K]
+    keys      float32 [N, H, L, K]; weights are the softmax of queries·keys / sqrt(K) over the keys that a query sees
+    """
+
+    tokens: list[str]
+    special: list[bool]
+    segments: list[int]
+    layers: list[int]
+    heads: list[int]
+    weights: np.ndarray
+    queries: np.ndarray
+    keys: np.ndarray
+
+
+class LayerMaps(NamedTuple):
+    """The attention of one layer: weights [H, L, L], queries and keys [H, L, K]."""
+
+    weights: np.ndarray
+    queries: np.ndarray
+    keys: np.ndarray
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """A text, or a pair of them, as a model reads it: token ids, and which are special tokens and of which segment."""
+
+    ids: list[int]
+    special: list[bool]
+    segments: list[int]
+
+
+def attention_maps(
+    model: Model,
+    params: Params,
+    tokenizer: Tokenizer,
+    text: str,
+    second: str | None = None,
+    *,
+    layers: Numbers = None,
+    heads: Numbers = None,
+) -> AttentionMaps:
+    """Computes the attention maps of a text, or of a pair.
+
+    layers, heads: their numbers, from 1; None: all.
+
+    Raises: DataError for an ELMo, a text that is empty or longer than the model, and layers and heads that it lacks.
+    """
+    config = check_transformer(model.config)
+    layer_numbers, head_numbers = chosen("layers", layers, config.layers), chosen("heads", heads, config.heads)
+    sequence = token_sequence(config, tokenizer, text, second)
+    maps = list(layer_maps(config, params, tokenizer.pad, sequence, layer_numbers, head_numbers))
+    weights, queries, keys = (np.stack(arrays) for arrays in zip(*maps, strict=True))
+    return {
+        "tokens": [tokenizer.token(id) for id in sequence.ids],
+        "special": sequence.special,
+        "segments": sequence.segments,
+        "layers": layer_numbers,
+        "heads": head_numbers,
+        "weights": weights,
+        "queries": queries,
+        "keys": keys,
+    }
+
+
+def check_transformer(config: ModelConfig) -> Transformer:
+    """Returns the configuration of a model that has attention. Raises: DataError for an ELMo."""
+    if isinstance(config, ElmoConfig):
+        raise DataError("an ELMo has no attention: its LSTMs have gates instead; give a run of a BERT or a GPT")
+    return config
+
+
+def chosen(name: str, given: Numbers, count: int) -> list[int]:
+    """Returns the numbers of the layers or heads that are given, ascending. Raises: DataError for those that are not
+    there."""
+    if given is None:
+        return list(range(1, count + 1))
+    numbers = [given] if isinstance(given, int) else list(given)
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 1 <= number <= count:
+            raise DataError(f"{name}: {number!r} is none of the model's {name}, 1 to {count}; give some of these")
+    if not numbers:
+        raise DataError(f"{name}: none is given; give some of 1 to {count}, or leave {name} out for all")
+    return sorted({int(number) for number in numbers})
+
+
+def token_sequence(config: Transformer, tokenizer: Tokenizer, text: str, second: str | None = None) -> TokenSequence:
+    """Lays out a text or a pair as the model reads it in its tasks (`data.layouts`): a GPT that was not fine-tuned
+    reads the tokens of a text alone.
+
+    Raises: DataError for a text without a token or longer than the model, and a second one that it cannot read.
+    """
+    texts = {"text": text} if second is None else {"text": text, "second": second}
+    for name, one in texts.items():
+        if not isinstance(one, str) or not one.strip():
+            raise DataError(f"{name}= is empty; give a text")
+    encoded = encode_checked(list(texts.values()), list(texts), tokenizer)
+    for name, ids in zip(texts, encoded, strict=True):
+        if not ids:
+            raise DataError(f"{name}: {texts[name][:60]!r} has no token of the vocabulary; give another text")
+    if isinstance(config, BertConfig):
+        pieces = wordpiece(tokenizer)
+        begin, between, end = pieces.cls, pieces.sep, pieces.sep
+    elif all(name in tokenizer.specials for name in GPT_SPECIALS):
+        begin, between, end = gpt_specials(tokenizer)
+    elif second is not None:
+        raise DataError("second: this GPT was not fine-tuned on pairs and reads one text; leave the second one out")
+    else:
+        begin = between = end = None
+    ids, special, segments = ([], [], []) if begin is None else ([begin], [True], [0])
+    for segment, own in enumerate(encoded):
+        mark = end if segment == len(encoded) - 1 else between
+        marks = [] if mark is None else [mark]
+        ids += own + marks
+        special += [False] * len(own) + [True] * len(marks)
+        # Only a BERT has segments; the mark behind a text belongs to it.
+        segments += [segment * isinstance(config, BertConfig)] * (len(own) + len(marks))
+    if len(ids) > config.length:
+        marked = f", {sum(special)} special ones among them," if any(special) else ""
+        raise DataError(
+            f"the text has {len(ids):,} tokens{marked} and the model takes {config.length:,}; give a shorter text"
+        )
+    return TokenSequence(ids, special, segments)
+
+
+def layer_maps(
+    config: Transformer,
+    params: Params,
+    pad: int,
+    sequence: TokenSequence,
+    layers: Sequence[int],
+    heads: Sequence[int],
+) -> Iterator[LayerMaps]:
+    """Yields the maps of each layer, one at a time: those of all together may take much memory."""
+    count = len(sequence.ids)
+    # Few lengths, so that few programs are compiled. No token sees the padding.
+    width = min(max(8, power_of_two(count)), config.length)
+    fields = {"tokens": (sequence.ids, pad), "segments": (sequence.segments, 0), "mask": ([1] * count, 0)}
+    batch = {name: np.array([values + [fill] * (width - count)], np.int32) for name, (values, fill) in fields.items()}
+    inputs = _layer_inputs(config, params, batch)
+    stacked = params["backbone"]["layers"]  # pyright: ignore[reportIndexIssue]
+    of_head = np.array(heads) - 1
+    for layer in layers:
+        own = jax.tree.map(lambda x, n=layer - 1: x[n], stacked)
+        weights_BHLM, q_BLHK, k_BMHK = _maps(config, own, inputs[layer - 1], jnp.int32(layer - 1), batch["mask"])
+        yield LayerMaps(
+            np.asarray(weights_BHLM)[0, of_head, :count, :count],
+            *(np.asarray(x, np.float32)[0, :count].swapaxes(0, 1)[of_head] for x in (q_BLHK, k_BMHK)),
+        )
+
+
+@partial(jax.jit, static_argnums=0)
+def _layer_inputs(config: Transformer, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+    """Returns the input of each layer, N of BLD."""
+    outputs = build(config, ()).apply({"params": params}, batch, states=True)
+    assert isinstance(outputs, Outputs)
+    return outputs.encoding.states[:-1]
+
+
+@partial(jax.jit, static_argnums=0)
+def _maps(config: Transformer, params: Params, x_BLD: jax.Array, layer: jax.Array, mask_BL: jax.Array) -> AttentionMap:
+    # The layer's number is an array, so that one program serves all layers.
+    block = bert.Block(config) if isinstance(config, BertConfig) else gpt.Block(config)
+    return block.apply({"params": params}, x_BLD, layer, mask_BL, method=type(block).maps)  # pyright: ignore[reportReturnType]

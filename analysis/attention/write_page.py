@@ -1,0 +1,209 @@
+"""One page that shows the attention of a text, or an ELMo's gates: it holds its data, and loads nothing."""
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import json
+import logging
+import string
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from contexture.analysis.attention.gates import word_gates
+from contexture.analysis.attention.maps import Numbers, check_transformer, chosen, layer_maps, token_sequence
+from contexture.data.errors import DataError
+from contexture.data.storage import atomic_file
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.visible import visible
+from contexture.models.config import ElmoConfig, GptConfig, HeadConfig
+from contexture.models.model import Model
+from contexture.models.shapes import Params
+
+logger = logging.getLogger(__name__)
+FINE_WEIGHTS = 5_000_000
+"""The most weights that a page keeps to four decimals; of more, three. A row sums to 1, so that thousandths take few
+bits where a row has 512 of them, however they are distributed: 12 layers of 12 heads less than 20 MB."""
+LARGEST = 19_000_000
+"""The letters of arrays that a page may have before it leaves out queries and keys of some layers."""
+_SCRIPTS = ("state", "columns", "head_view", "model_view", "neuron_view", "gates_view", "main")
+
+
+class PageSummary(NamedTuple):
+    """What a page shows: its tokens or words, the numbers of its layers and heads, the layers whose queries and keys it
+    has, and its size in bytes."""
+
+    tokens: int
+    layers: list[int]
+    heads: list[int]
+    query_key_layers: list[int]
+    bytes: int
+
+
+def check_target(to: Path) -> None:
+    """Raises: DataError for a path where no page can be written."""
+    if to.suffix != ".html":
+        raise DataError(f"--to {to}: a page ends in .html; give such a name")
+    if not to.parent.is_dir():
+        raise DataError(f"--to {to}: its folder is not there; make it, or give another name")
+
+
+def write_page(
+    to: Path,
+    title: str,
+    model: Model,
+    params: Params,
+    tokenizer: Tokenizer,
+    text: str,
+    second: str | None = None,
+    *,
+    layers: Numbers = None,
+    heads: Numbers = None,
+    head: HeadConfig,
+) -> PageSummary:
+    """Writes the page of a text or a pair. layers, heads: as in `attention_maps`; head: the run's, of an ELMo's mixes.
+
+    Raises: DataError as `attention_maps`, for a file that is no page's, and for an ELMo that is asked for heads.
+    """
+    check_target(to)
+    if isinstance(model.config, ElmoConfig):
+        if heads is not None:
+            raise DataError("heads: an ELMo has no attention and no heads; leave heads out: the page shows its gates")
+        if second is not None:
+            raise DataError("second: an ELMo reads each text alone; leave the second one out")
+        data, blocks = _elmo_data(model.config, model, params, tokenizer, text, layers, head), {}
+    else:
+        data, blocks = _attention_data(model, params, tokenizer, text, second, layers, heads)
+    page = _html({"title": visible(title), **data}, blocks).encode()
+    if len(page) > 20_000_000:
+        logger.warning(f"the page has {len(page) / 1e6:.0f} MB; --layers and --heads make a smaller one")
+    with atomic_file(to) as part:
+        part.write_bytes(page)
+    layers_shown, heads_shown, kept = (data.get(name, []) for name in ("layers", "heads", "neurons"))
+    return PageSummary(len(data["tokens"]), layers_shown, heads_shown, kept, len(page))
+
+
+def _elmo_data(
+    config: ElmoConfig, model: Model, params: Params, tokenizer: Tokenizer, text: str, layers: Numbers, head: HeadConfig
+) -> dict[str, Any]:
+    numbers = chosen("layers", layers, config.layers)
+    found = word_gates(model, params, tokenizer, text, head)
+    means = found["means"][:, np.array(numbers) - 1]
+    mixes = [{**mix, "shares": None if (x := mix["shares"]) is None else _rounded(x, 4)} for mix in found["mixes"]]
+    return {
+        "views": ["gates", "mix"] if mixes else ["gates"],
+        "tokens": [visible(word) for word in found["words"]],
+        "special": [False] * len(found["words"]),
+        "segments": [0] * len(found["words"]),
+        "layers": numbers,
+        "directions": found["directions"],
+        "gates": found["gates"],
+        "means": _rounded(means, 4),
+        "mixes": mixes,
+        "notes": f"{len(found['words'])} words. Gates and shares are rounded to 4 decimals.",
+    }
+
+
+def _rounded(x: np.ndarray, decimals: int) -> list[Any]:
+    return np.round(x.astype(np.float64), decimals).tolist()
+
+
+def _attention_data(
+    model: Model,
+    params: Params,
+    tokenizer: Tokenizer,
+    text: str,
+    second: str | None,
+    layers: Numbers,
+    heads: Numbers,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns what the page's scripts read at once, and arrays by name, which they read when they need them."""
+    config = check_transformer(model.config)
+    layer_numbers, head_numbers = chosen("layers", layers, config.layers), chosen("heads", heads, config.heads)
+    sequence = token_sequence(config, tokenizer, text, second)
+    names = [visible(tokenizer.token(id)) for id in sequence.ids]
+    count = len(names)
+    decimals = 4 if len(layer_numbers) * len(head_numbers) * count**2 <= FINE_WEIGHTS else 3
+    weights, neurons = {}, {}
+    maps = layer_maps(config, params, tokenizer.pad, sequence, layer_numbers, head_numbers)
+    for number, one in zip(layer_numbers, maps, strict=True):
+        weights[f"weights-{number}"] = packed(np.round(one.weights * 10**decimals).astype(np.uint16))
+        neurons[number] = packed(np.stack([one.queries, one.keys]).astype(np.float16).view(np.uint16))
+    kept = _spread(layer_numbers, neurons, LARGEST - sum(map(len, weights.values())))
+    banded = [isinstance(config, GptConfig) and bool(config.local_window) and n % 2 == 0 for n in layer_numbers]
+    window = config.local_window if isinstance(config, GptConfig) else 0
+    some = "" if kept == layer_numbers else f" (of the layers {', '.join(map(str, kept)) or 'none'})"
+    return {
+        "views": ["head", "model", "neuron"],
+        "tokens": names,
+        "special": sequence.special,
+        "segments": sequence.segments,
+        "groups": _groups(names, sequence.special),
+        "layers": layer_numbers,
+        "heads": head_numbers,
+        "headCount": config.heads,
+        "width": config.hidden // config.heads,
+        "causal": isinstance(config, GptConfig),
+        "windows": [window if band else 0 for band in banded],
+        "decimals": decimals,
+        "neurons": kept,
+        "notes": (
+            f"{count} tokens. Weights are rounded to {decimals} decimals; queries and keys{some} are float16 "
+            "(11 bits). In the view of the model, opacity is the root of a weight's share of its head's largest."
+        ),
+    }, {**weights, **{f"neurons-{number}": neurons[number] for number in kept}}
+
+
+def _groups(names: Sequence[str], special: Sequence[bool]) -> dict[str, list[int]]:
+    """Returns the places of the tokens that much attention goes to, by name: special tokens, and the first one."""
+    groups: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        if special[place]:
+            groups.setdefault(name, []).append(place)
+    return groups if special[0] else {"the first token": [0], **groups}
+
+
+def packed(x: np.ndarray) -> str:
+    """Returns 16-bit numbers as base64 of deflated bytes: all low bytes, then all high ones, which deflates better."""
+    low_high = x.astype("<u2").ravel().view(np.uint8).reshape(-1, 2).T
+    # Small numbers without repetitions: fewer and longer matches leave more to the code of each number.
+    deflate = zlib.compressobj(6, strategy=zlib.Z_FILTERED)
+    content = deflate.compress(np.ascontiguousarray(low_high).tobytes()) + deflate.flush()
+    return base64.b64encode(content).decode()
+
+
+def _spread(numbers: Sequence[int], sizes: dict[int, str], room: int) -> list[int]:
+    """Returns as many layers as have room, spread evenly from the first to the last."""
+    for count in range(len(numbers), 0, -1):
+        kept = [numbers[place] for place in np.round(np.linspace(0, len(numbers) - 1, count)).astype(int)]
+        if sum(len(sizes[number]) for number in kept) <= room:
+            return kept
+    return []
+
+
+def _html(data: dict[str, Any], blocks: dict[str, str]) -> str:
+    folder = importlib.resources.files("contexture.analysis.attention") / "page"
+    style, page = (folder.joinpath(name).read_text("utf-8") for name in ("page.css", "page.html"))
+    scripts = "\n".join(folder.joinpath(f"{name}.js").read_text("utf-8") for name in _SCRIPTS)
+    # A function of its own, so that its names meet none of the browser's.
+    script = f'(() => {{\n"use strict";\n{scripts}\n}})();\n'
+    # Within a script element only `</script` and `<!--` mean something: no `<` is left of the data.
+    embedded = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    return string.Template(page).substitute(
+        title=html.escape(data["title"]), style=style, script=script, data=embedded,
+        style_hash=_digest(style), script_hash=_digest(script),
+        blocks="\n".join(_elements(blocks)),
+    )  # fmt: skip
+
+
+def _elements(blocks: dict[str, str]) -> Iterator[str]:
+    for name, content in blocks.items():
+        yield f'<script type="text/plain" id="{name}">{content}</script>'
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

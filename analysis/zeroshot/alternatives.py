@@ -1,0 +1,92 @@
+"""Which alternative a model finds the most probable: multiple choice, cloze (CBT), sentences of Winograd's form.
+
+An alternative continues its text. Where the text has a blank, `XXXXX` as in CBT (Hill et al. 2016) or `_` as in
+WinoGrande, the alternative stands there, and it is scored together with all that comes after it: given the context
+before, which alternative makes the rest the most probable (Trinh and Le 2018; Radford et al. 2019, section 3.2).
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from contexture.analysis.trained_model import TrainedModel
+from contexture.analysis.zeroshot.continuations import CONVENTIONS, score_continuations
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.errors import DataError
+
+_BLANK = re.compile(r"XXXXX|(?<![\w_])_+(?![\w_])")
+MEASURES = {
+    "accuracy": "the alternative of the highest log p",
+    "accuracy_per_token": "of the highest log p / tokens",
+    "accuracy_per_byte": "of the highest log p / bytes of UTF-8",
+}
+
+
+def filled(text: str, alternative: str, number: int) -> tuple[str, str]:
+    """Returns (the context, what is scored: the alternative, with the rest of the text where it has a blank).
+
+    Raises: DataError for a text with several blanks.
+    """
+    blanks = list(_BLANK.finditer(text))
+    if len(blanks) > 1:
+        raise DataError(f"example {number}: the text has {len(blanks)} blanks; give it one")
+    if not blanks:
+        context, rest = text.rstrip(), ""
+    else:
+        context, rest = text[: blanks[0].start()].rstrip(), text[blanks[0].end() :]
+    # Byte-level pieces begin with the space before a word: it belongs to what is scored.
+    return context, f"{' ' if context else ''}{alternative.strip()}{rest}"
+
+
+def choose(
+    model: TrainedModel,
+    texts: Sequence[str],
+    choices: Sequence[Sequence[str]],
+    labels: Sequence[int],
+    groups: Sequence[str] = (),
+    *,
+    batch: int = 16,
+    cancel: CancelToken = NEVER,
+) -> dict[str, Any]:
+    """Returns how often the right alternative is the most probable one, by each of MEASURES.
+
+    groups: a name for each example, such as the gender of its pronoun: {"groups": {name: figures}} is added, and of two
+    groups "gap", the first one's accuracy less the other's (WinoBias: Zhao et al. 2018; Winogender: Rudinger et al.
+    2018).
+
+    Also `chosen`, i64 [examples], by `accuracy`'s rule, and `log_probs`, a list of f64 [alternatives].
+
+    Raises: DataError for no examples, a text with several blanks, and as `score_continuations`.
+    """
+    if not texts:
+        raise DataError("there are no examples to choose in; give a file with one in each row")
+    pairs = [
+        filled(text, alternative, number)
+        for number, (text, own) in enumerate(zip(texts, choices, strict=True))
+        for alternative in own
+    ]
+    scored = list(score_continuations(model, pairs, batch=batch, cancel=cancel))
+    log_probs = np.array([each.log_prob for each in scored])
+    tokens = np.array([each.tokens for each in scored])
+    sizes = np.array([max(len(own.strip().encode()), 1) for _, own in pairs])
+    ends = np.cumsum([len(own) for own in choices])[:-1]
+    chosen = {
+        name: np.array([int(each.argmax()) for each in np.split(values, ends)])
+        for name, values in zip(MEASURES, (log_probs, log_probs / tokens, log_probs / sizes), strict=True)
+    }
+    right = {name: own == np.asarray(labels) for name, own in chosen.items()}
+    result: dict[str, Any] = {"examples": len(texts), **{name: float(own.mean()) for name, own in right.items()}}
+    if groups:
+        names = list(dict.fromkeys(groups))
+        of = np.array([names.index(group) for group in groups])
+        result["groups"] = {
+            name: {"examples": int((of == n).sum()), "accuracy": float(right["accuracy"][of == n].mean())}
+            for n, name in enumerate(names)
+        }
+        if len(names) == 2:
+            result["gap"] = result["groups"][names[0]]["accuracy"] - result["groups"][names[1]]["accuracy"]
+    result["truncated"] = sum(each.truncated > 0 for each in scored)
+    result["convention"] = f"{CONVENTIONS[model.run.family]}; accuracy: {'; '.join(MEASURES.values())}"
+    return result | {"chosen": chosen["accuracy"], "log_probs": np.split(log_probs, ends)}

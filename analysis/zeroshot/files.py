@@ -1,0 +1,142 @@
+"""Reads what zero-shot tasks are given: passages, questions with alternatives, the Children's Book Test."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from contexture.data.config import TaskConfig
+from contexture.data.errors import DataError
+from contexture.data.tasks.examples import ChoiceExample
+from contexture.data.tasks.labels import Labels, answer
+from contexture.data.tasks.read_examples import check_sources, examples, open_table
+from contexture.data.text.lines import lines
+
+
+@dataclass
+class Questions:
+    """Questions: texts, alternatives, the right ones, and groups, empty where none were asked for."""
+
+    texts: list[str]
+    choices: list[tuple[str, ...]]
+    labels: list[int]
+    groups: list[str]
+
+
+def passages(file: str) -> Iterator[str]:
+    """Yields the passages of a text file, one in each line, or the `text` of each object of a *.jsonl.
+
+    Raises: DataError with file:line for an object without a text.
+    """
+    objects = Path(file).suffix == ".jsonl"
+    for number, line in lines(Path(file)):
+        if not line.strip():
+            continue
+        if not objects:
+            yield line.strip()
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{file}:{number}: no JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise DataError(f"{file}:{number}: no string `text` in the object; give the passage there")
+        yield row["text"]
+
+
+def questions(files: Sequence[str], task: TaskConfig, group: str = "") -> Questions:
+    """Returns the questions of files as `--task.kind choice` reads them. group: a column whose values are compared.
+
+    Raises: DataError with file:line for a row that cannot be read, and for a column that is not there.
+    """
+    check_sources(files, "--input")
+    labels = Labels(task.labels, named=bool(task.labels))
+    read = Questions([], [], [], [])
+    for file in files:
+        for example in examples(file, task, labelled=True):
+            assert isinstance(example, ChoiceExample)
+            read.texts.append(example.text)
+            read.choices.append(example.choices)
+            read.labels.append(answer(example, "choice", labels))
+        if group:
+            read.groups += _column(file, task, group)
+    return read
+
+
+def _column(file: str, task: TaskConfig, name: str) -> list[str]:
+    """Returns the values of a column of a file."""
+    table = open_table(file, task)
+    values: list[str] = []
+    for number, row in table.rows:
+        if isinstance(row, DataError):
+            raise row
+        if isinstance(row, Mapping):
+            value = row.get(name)
+        else:
+            value = row[table.names.index(name)] if table.names and name in table.names else None
+        if value is None:
+            raise DataError(f"{table.where}:{number}: no column {name!r}; name one of the file: --group COLUMN")
+        values.append(str(value))
+    return values
+
+
+_LINES = 21
+"""Numbered lines of a question: 20 of its story, then the one with the blank."""
+
+
+def book_questions(file: str) -> Questions:
+    """Returns the questions of a file of the Children's Book Test (Hill et al. 2016), as its publishers ship it.
+
+    A question is 21 numbered lines and an empty one: `1 sentence` … `20 sentence`, then
+    `21 sentence with XXXXX<tab>answer<tab><tab>candidates with | between them`.
+
+    Raises: DataError with file:line for lines of another form.
+    """
+    read, story = Questions([], [], [], []), list[str]()
+    for number, line in lines(Path(file)):
+        text = line.rstrip("\r\n")
+        if not text.strip():
+            if story:
+                raise DataError(f"{file}:{number}: a question ends after {len(story)} lines; it has {_LINES}")
+            continue
+        count, _, sentence = text.strip().partition(" ")
+        if count != str(len(story) + 1):
+            raise DataError(f"{file}:{number}: line {len(story) + 1} of a question begins with {count[:20]!r}, not "
+                            "with its number")  # fmt: skip
+        if len(story) + 1 < _LINES:
+            story.append(sentence)
+            continue
+        cells = sentence.split("\t")
+        candidates = tuple(each for each in cells[-1].split("|") if each)
+        if len(cells) != 4 or "XXXXX" not in cells[0] or cells[1] not in candidates:
+            raise DataError(
+                f"{file}:{number}: give a sentence with XXXXX, the answer, an empty cell and the candidates, with tabs "
+                "between them; the answer is one of the candidates"
+            )
+        read.texts.append(" ".join([*story, cells[0]]))
+        read.choices.append(candidates)
+        read.labels.append(candidates.index(cells[1]))
+        story = []
+    if story or not read.texts:
+        raise DataError(
+            f"{file}: no whole question of {_LINES} numbered lines; give a file of the Children's Book Test"
+        )
+    return read
+
+
+def with_shots(asked: Questions, shown: Questions, shots: int, seed: int) -> list[str]:
+    """Returns the texts with so many answered examples before each, drawn anew for each (Brown et al. 2020, section
+    2.4), an empty line between them.
+
+    Raises: DataError for fewer examples than are to be drawn.
+    """
+    if shots > len(shown.texts):
+        raise DataError(f"shots={shots}, and there are {len(shown.texts)} examples to draw them from; give fewer")
+    texts: list[str] = []
+    for number, text in enumerate(asked.texts):
+        drawn = np.random.default_rng((seed, number)).choice(len(shown.texts), shots, replace=False)
+        before = [f"{shown.texts[n].rstrip()} {shown.choices[n][shown.labels[n]].strip()}" for n in drawn.tolist()]
+        texts.append("\n\n".join([*before, text]))
+    return texts

@@ -1,0 +1,59 @@
+"""LAMBADA (Paperno et al. 2016): predict the last word of a passage, which its last sentence alone does not tell."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from contexture.analysis.trained_model import TrainedModel
+from contexture.analysis.zeroshot.continuations import score_continuations
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.errors import DataError
+
+CONVENTION = (
+    "accuracy: every token of the last word is the most probable one, without a filter of stop words; perplexity: of "
+    "last words, exp of the mean of -log p(word); last_token_*: of the last token alone, as GPT-2's own evaluation"
+)
+
+
+def split_passage(text: str, number: int) -> tuple[str, str]:
+    """Returns (a passage without its last word, the last word with the white space before it).
+
+    Raises: DataError for a passage of fewer than two words.
+    """
+    text = text.strip()
+    at = max(text.rfind(space) for space in (" ", "\n", "\t"))
+    if at < 1:
+        raise DataError(f"passage {number}: {text[:40]!r} has fewer than two words; a context and a last word are read")
+    return text[:at], text[at:]
+
+
+def lambada(
+    model: TrainedModel, passages: Sequence[str], *, batch: int = 16, cancel: CancelToken = NEVER
+) -> dict[str, Any]:
+    """Returns accuracy and perplexity of the last words of passages, and those of their last tokens.
+
+    Raises: DataError for a passage of fewer than two words, none at all, and as `score_continuations`.
+    """
+    pairs = [split_passage(text, number) for number, text in enumerate(passages)]
+    if not pairs:
+        raise DataError("there are no passages; give a text with one in each line")
+    scored = list(score_continuations(model, pairs, batch=batch, cancel=cancel))
+    # An ELMo's score of a word is that of the whole sentence; forward, its last word is what comes last.
+    elmo = model.run.family == "elmo"
+    words = [each.last if elmo else each.log_prob for each in scored]
+    return {
+        "examples": len(scored),
+        "accuracy": float(np.mean([each.greedy for each in scored])),
+        "perplexity": _perplexity(words),
+        "last_token_accuracy": float(np.mean([each.last_greedy for each in scored])),
+        "last_token_perplexity": _perplexity([each.last for each in scored]),
+        "truncated": sum(each.truncated > 0 for each in scored),
+        "convention": CONVENTION,
+    }
+
+
+def _perplexity(log_probs: Sequence[float]) -> float:
+    mean = -math.fsum(log_probs) / len(log_probs)
+    return math.exp(mean) if mean < 700 else math.inf

@@ -1,0 +1,90 @@
+"""`contexture zeroshot`: argv → figures."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from contexture.api import open
+from contexture.cli.lines import check_lines, lines_of
+from contexture.cli.output import Result
+from contexture.cli.parse import parse
+from contexture.cli.query_commands import STOPPED, listening
+from contexture.data.errors import DataError
+from contexture.requests import ZeroshotRequest, several
+from contexture.train.errors import ConfigError
+from contexture.train.run_file import read
+
+
+def zeroshot_command(argv: list[str]) -> Result:
+    """Measures a pretrained run on a task without training it."""
+    request = parse(ZeroshotRequest, argv, "zeroshot")
+    run = read(Path(request.run)).run
+    if request.shots and run.family != "gpt":
+        raise ConfigError(f"--shots is for a GPT, which reads on from examples; {request.run} is a run of {run.family}")
+    if request.to and not Path(request.to).parent.is_dir():
+        raise DataError(f"{request.to}: its folder is not there; make it, or give another name")
+    head = {"run": str(request.run), "task": request.task}
+    if request.task in ("choice", "cbt"):
+        return head | _choose(request)
+    from contexture.data.tasks.read_examples import check_sources
+
+    files = several(request.input)
+    for file in files:
+        if request.task == "lambada" and Path(file).suffix == ".jsonl":
+            check_sources([file], "--input")
+        else:
+            check_lines(Path(file), "a passage" if request.task == "lambada" else "text")
+    with listening(STOPPED) as signals:
+        model = open(request.run, request.step or None)
+        if request.task == "lambada":
+            from contexture.analysis.zeroshot.files import passages
+            from contexture.analysis.zeroshot.lambada import lambada
+
+            texts = [text for file in files for text in passages(file)]
+            return head | lambada(model, texts, batch=request.batch, cancel=signals)
+        from contexture.analysis.zeroshot.word_perplexity import word_perplexity
+
+        def corpus() -> Iterator[str]:
+            for file in files:
+                yield from lines_of(Path(file), "text")
+
+        options: dict[str, Any] = {"length": request.length, "stride": request.stride, "batch": request.batch}
+        return head | word_perplexity(model, corpus(), request.task, cancel=signals, **options)
+
+
+def _choose(request: ZeroshotRequest) -> dict[str, Any]:
+    from contexture.analysis.zeroshot.alternatives import choose
+    from contexture.analysis.zeroshot.files import Questions, book_questions, questions, with_shots
+    from contexture.data.config import TaskConfig
+    from contexture.data.storage import atomic_file
+
+    def questions_of(files: tuple[str, ...], group: str = "") -> Questions:
+        if request.task == "choice":
+            columns = {name: getattr(request, name) for name in ("text", "choices", "label", "labels", "header")}
+            return questions(files, TaskConfig(kind="choice", **columns), group)
+        for file in files:
+            check_lines(Path(file), "a sentence")
+        read = [book_questions(file) for file in files]
+        return Questions(*([x for each in read for x in getattr(each, name)]
+                           for name in ("texts", "choices", "labels", "groups")))  # fmt: skip
+
+    asked = questions_of(several(request.input), request.group)
+    texts = asked.texts
+    if request.shots:
+        texts = with_shots(asked, questions_of(several(request.examples)), request.shots, request.seed)
+    with listening(STOPPED) as signals:
+        model = open(request.run, request.step or None)
+        result = choose(model, texts, asked.choices, asked.labels, asked.groups, batch=request.batch, cancel=signals)
+    chosen, log_probs = result.pop("chosen"), result.pop("log_probs")
+    if request.to:
+        rows = (
+            {"text": text, "choices": choices, "label": label, "chosen": int(own), "log_probs": scores.tolist()}
+            for text, choices, label, own, scores in zip(
+                texts, asked.choices, asked.labels, chosen, log_probs, strict=True
+            )
+        )
+        with atomic_file(Path(request.to)) as part:
+            part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+        result["to"] = request.to
+    return {**result, **({"shots": request.shots} if request.shots else {})}

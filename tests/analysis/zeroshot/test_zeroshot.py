@@ -1,0 +1,234 @@
+"""Zero-shot tasks by trained models of each family, against the library's other ways to ask for probabilities."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import contexture
+from contexture.analysis.zeroshot.alternatives import choose, filled
+from contexture.analysis.zeroshot.continuations import score_continuations
+from contexture.analysis.zeroshot.files import book_questions, with_shots
+from contexture.analysis.zeroshot.lambada import lambada, split_passage
+from contexture.analysis.zeroshot.word_perplexity import join_tokens, word_perplexity
+from contexture.cli import main as cli
+from contexture.data.errors import DataError
+from tests.helpers.commands import json_of
+from tests.helpers.parity_rule import close
+
+pytestmark = pytest.mark.usefixtures("one_device")
+PAIRS = [
+    ("the cat sees", " the dog"),
+    ("a small dog", " likes my brother"),
+    ("the queen", " xyzzy"),
+    ("one old man follows the", " bird"),
+]
+
+
+@pytest.fixture(scope="module")
+def gpt(gpt_run) -> contexture.TrainedModel:
+    return contexture.open(gpt_run)
+
+
+@pytest.fixture(scope="module")
+def bert(tiny_run) -> contexture.TrainedModel:
+    return contexture.open(tiny_run)
+
+
+@pytest.fixture(scope="module")
+def elmo(elmo_run) -> contexture.TrainedModel:
+    return contexture.open(elmo_run)
+
+
+def nats(model: contexture.TrainedModel, text: str) -> float:
+    result = model.score(text)
+    return result["loss"] * result["tokens"]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_a_gpt_s_continuation_has_the_rest_of_the_whole_text_s_log_probability(gpt, batch):
+    scored = list(score_continuations(gpt, PAIRS, batch=batch))
+    close([each.log_prob for each in scored], [nats(gpt, a) - nats(gpt, a + b) for a, b in PAIRS])
+    for (context, own), each in zip(PAIRS, scored, strict=True):
+        tokens = len(gpt.tokenizer.encode([context + own])[0]) - len(gpt.tokenizer.encode([context])[0])
+        assert each.tokens == tokens and each.truncated == 0
+        written = gpt.generate(context, tokens=tokens, temperature=0)["text"]
+        assert each.greedy == (written == own)
+    # A continuation that the model writes itself is greedy in each token, and in the last.
+    own = gpt.generate("the cat", tokens=4, temperature=0)["text"]
+    (each,) = score_continuations(gpt, [("the cat", own)])
+    assert each.greedy and each.last_greedy
+
+
+def test_a_gpt_s_context_loses_its_beginning_where_both_are_too_long(gpt):
+    length = gpt.model.config.length
+    long = " ".join(["the cat sees the dog"] * length)
+    (each,) = score_continuations(gpt, [(long, " bird")])
+    ids = gpt.tokenizer.encode([long])[0]
+    own = len(gpt.tokenizer.encode([" bird"])[0])
+    assert each.truncated == 1 + len(ids) - (length + 1 - own)
+    with pytest.raises(DataError, match=f"example 0: the continuation has .* and the model takes {length + 1}"):
+        list(score_continuations(gpt, [("a", long)]))
+
+
+def test_a_bert_s_continuation_is_that_of_each_masked_token(bert):
+    (each,) = score_continuations(bert, [("the cat", " sees the dog")], batch=2)
+    words, total = "the cat sees the dog".split(), 0.0
+    for place in (2, 3, 4):
+        masked = " ".join([*words[:place], "[MASK]", *words[place + 1 :]])
+        (scores,) = bert.fill(masked, bert.tokenizer.size)
+        total += math.log(next(row["score"] for row in scores if row["token"] == words[place]))
+        hit = scores[0]["token"] == words[place]
+    close(each.log_prob, total, tolerance=1e-4)
+    assert each.tokens == 3 and each.last_greedy == hit
+
+
+def test_an_elmo_s_continuation_is_the_mean_of_both_directions(elmo):
+    scored = list(score_continuations(elmo, [*PAIRS, ("", "the cat")], batch=2))
+    close([each.log_prob for each in scored], [-nats(elmo, a + b) for a, b in [*PAIRS, ("", "the cat")]])
+    assert [each.tokens for each in scored] == [2, 3, 1, 1, 2]
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert", "elmo"])
+def test_lambada_is_the_last_word_and_the_last_token(family, request):
+    model = request.getfixturevalue(family)
+    texts = ["the cat sees the dog", "a small dog likes my brother\n", "one bird follows that cat"]
+    result = lambada(model, texts, batch=2)
+    scored = list(score_continuations(model, [split_passage(text, 0) for text in texts]))
+    words = [each.last if family == "elmo" else each.log_prob for each in scored]
+    close(result["perplexity"], math.exp(-np.mean(words)))
+    close(result["last_token_perplexity"], math.exp(-np.mean([each.last for each in scored])))
+    assert result["accuracy"] == np.mean([each.greedy for each in scored]) and result["examples"] == 3
+    assert result["accuracy"] <= result["last_token_accuracy"]
+    assert split_passage("He said: hello there ", 0) == ("He said: hello", " there")
+
+
+def test_a_blank_is_filled_and_the_rest_is_scored_with_it():
+    assert filled("The cat", "sat.", 0) == ("The cat", " sat.")
+    assert filled("He saw XXXXX there.", "her", 0) == ("He saw", " her there.")
+    assert filled("The trophy did not fit, as _ was too big", "the trophy", 0) == (
+        "The trophy did not fit, as",
+        " the trophy was too big",
+    )
+    assert filled("_ slept.", "Ann", 0) == ("", "Ann slept.") and filled("a snake_case word", "x", 0)[1] == " x"
+    with pytest.raises(DataError, match="example 3: the text has 2 blanks; give it one"):
+        filled("_ and _", "a", 3)
+
+
+def test_the_chosen_alternative_is_the_most_probable_one(gpt):
+    texts, choices, labels = ["the cat sees", "a XXXXX dog"], [("the dog", "a", "xyzzy"), ("small", "old")], [0, 1]
+    result = choose(gpt, texts, choices, labels, ["f", "m"], batch=2)
+    pairs = [filled(text, each, 0) for text, own in zip(texts, choices, strict=True) for each in own]
+    log_probs = [nats(gpt, a) - nats(gpt, a + b) for a, b in pairs]
+    close(np.concatenate(result["log_probs"]), log_probs)
+    chosen = [int(np.argmax(log_probs[:3])), int(np.argmax(log_probs[3:]))]
+    assert result["chosen"].tolist() == chosen
+    right = [a == b for a, b in zip(chosen, labels, strict=True)]
+    assert result["accuracy"] == np.mean(right)
+    assert result["groups"]["f"] == {"examples": 1, "accuracy": float(right[0])}
+    assert result["gap"] == float(right[0]) - float(right[1])
+    sizes = [len(b.strip().encode()) for _, b in pairs]
+    by_byte = np.array(log_probs) / sizes
+    assert result["accuracy_per_byte"] == np.mean([by_byte[:3].argmax() == 0, by_byte[3:].argmax() == 1])
+
+
+@pytest.mark.parametrize(
+    ("tokenised", "plain"),
+    [
+        ("It 's a film , he said .", "It's a film, he said."),
+        ("They do n't ; we 'll see : yes !", "They don't; we'll see: yes!"),
+        ("1 @,@ 000 guest @-@ stars , 2 @.@ 5 m", "1,000 guest-stars, 2.5 m"),
+        ('He called it " a ( very ) good play " in 2000', 'He called it "a (very) good play" in 2000'),
+        ("the boys ' room and Teddy 's", "the boys' room and Teddy's"),
+        (" = = Career = = \n \n text", " == Career ==\n\ntext"),
+        ("10 ° C", "10°C"),
+        ("nothing to join here", "nothing to join here"),
+    ],
+)
+def test_tokens_are_joined_as_they_were_written(tokenised, plain):
+    assert join_tokens(tokenised) == plain
+
+
+def test_perplexity_by_word_divides_by_the_original_s_words(gpt):
+    lines = [" = One = ", "", " the cat , the dog ", " = = Part = = ", " a bird . ", " = Two = ", " my brother ", ""]
+    result = word_perplexity(gpt, lines, "wikitext")
+    articles = [" = One =\n\nthe cat, the dog\n == Part ==\na bird.", " = Two =\nmy brother"]
+    documents = ["\n".join(map(str, lines[:5])).strip("\n"), "\n".join(lines[5:7])]
+    assert [join_tokens(each).split() for each in documents] == [each.split() for each in articles]
+    total = sum(nats(gpt, join_tokens(each)) for each in documents)
+    words, ends = sum(len(line.split()) for line in lines), 6
+    assert (result["documents"], result["words"]) == (2, words) and words == 21
+    close(result["word_perplexity"], math.exp(total / words))
+    close(result["word_perplexity_line_ends"], math.exp(total / (words + ends)))
+    sentences = ["the cat sees the dog .", "a bird ."]
+    result = word_perplexity(gpt, [*sentences, ""], "lm1b")
+    total = sum(nats(gpt, join_tokens(each)) for each in sentences)
+    close(result["word_perplexity_line_ends"], math.exp(total / (9 + 2)))
+
+
+BOOK = "".join(f"{n} the cat sees {n} dogs .\n" for n in range(1, 21))
+QUESTION = "21 the XXXXX sleeps .\tcat\t\tdog|cat|bird\n"
+
+
+def test_the_book_test_is_read_as_it_is_shipped(gpt_run, tmp_path: Path):
+    file = tmp_path / "cbt.txt"
+    file.write_text(f"{BOOK}{QUESTION}\n{BOOK}{QUESTION}\n")
+    read = book_questions(str(file))
+    assert len(read.texts) == 2 and read.choices[0] == ("dog", "cat", "bird") and read.labels == [1, 1]
+    assert read.texts[0].startswith("the cat sees 1 dogs . the") and read.texts[0].endswith(" the XXXXX sleeps .")
+    result = json_of("zeroshot", gpt_run, "--task", "cbt", "--input", file, "--to", tmp_path / "answers.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert result["examples"] == 2 and [row["label"] for row in rows] == [1, 1]
+    assert result["accuracy"] == np.mean([row["chosen"] == 1 for row in rows])
+    assert all(row["chosen"] == int(np.argmax(row["log_probs"])) for row in rows)
+
+
+def test_shots_are_drawn_for_each_question(gpt_run, tmp_path: Path):
+    rows = [{"text": f"the {word} sees", "choices": ["a dog", "the cat"], "label": n % 2, "sex": "fm"[n % 2]}
+            for n, word in enumerate(("queen", "man", "bird", "brother", "dog"))]  # fmt: skip
+    file = tmp_path / "choice.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = json_of("zeroshot", gpt_run, "--task", "choice", "--input", file, "--shots", "2", "--examples", file,
+                     "--group", "sex", "--to", tmp_path / "out.jsonl")  # fmt: skip
+    assert result["shots"] == 2 and {*result["groups"]} == {"f", "m"} and "gap" in result
+    texts = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [text.split("\n\n")[-1] for text in texts] == [row["text"] for row in rows]
+    answers = [f"{row['text']} {row['choices'][row['label']]}" for row in rows]
+    assert all(len(shown) == 2 and {*shown} <= {*answers} for shown in (text.split("\n\n")[:-1] for text in texts))
+    with pytest.raises(DataError, match="shots=6, and there are 5 examples to draw them from; give fewer"):
+        from contexture.analysis.zeroshot.files import questions
+        from contexture.data.config import TaskConfig
+
+        read = questions([str(file)], TaskConfig(kind="choice"))
+        with_shots(read, read, 6, 0)
+
+
+MISTAKES = {
+    "zeroshot RUN --task lambada --input none.txt": "none.txt: no such file; give one with a passage in each line",
+    "zeroshot RUN --task lambada --input ONE": "passage 0: 'alone' has fewer than two words; a context and a last word",
+    "zeroshot RUN --task lambada --input EMPTY": "there are no passages; give a text with one in each line",
+    "zeroshot RUN --task lambada --input BAD.jsonl": "bad.jsonl:1: no string `text` in the object; give the passage",
+    "zeroshot RUN --task cbt --input ONE": "one.txt:1: line 1 of a question begins with 'alone', not with its number",
+    "zeroshot RUN --task cbt --input EMPTY": "empty.txt: no whole question of 21 numbered lines; give a file of the",
+    "zeroshot RUN --task choice --input CHOICE --group sex": "choice.jsonl:1: no column 'sex'; name one of the file:",
+    "zeroshot RUN --task lambada --input ONE --group sex": "group= has no meaning for --task lambada; it is for choice",
+    "zeroshot RUN --task choice --input CHOICE --shots 1": "give --shots N and the files to draw them from, --examples",
+    "zeroshot BERT --task choice --input CHOICE --shots 1 --examples CHOICE": "--shots is for a GPT, which reads on",
+    "zeroshot RUN --task wikitext --input EMPTY": "there is no token to score in the text; give text",
+    "zeroshot RUN --task lambda --input ONE": "--task is 'lambda', not one of lambada, cbt, choice, wikitext, lm1b",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_line(gpt_run, tiny_run, tmp_path, capsys, words):
+    texts = {"ONE": ("one.txt", "alone\n"), "EMPTY": ("empty.txt", "\n"), "BAD.jsonl": ("bad.jsonl", "{}\n"),
+             "CHOICE": ("choice.jsonl", '{"text": "a", "choices": ["b", "c"], "label": 0}\n')}  # fmt: skip
+    places = {"RUN": gpt_run, "BERT": tiny_run}
+    for word, (name, text) in texts.items():
+        (tmp_path / name).write_text(text)
+        places[word] = tmp_path / name
+    assert cli.main([str(places.get(word, word)) for word in words.split()]) == 2
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "Error" in line]
+    assert MISTAKES[words] in line

@@ -1,0 +1,79 @@
+"""Attention maps against transformers' BertModel, GPT2Model and OpenAIGPTModel with output_attentions, in float64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contexture.analysis.attention.maps import TokenSequence, layer_maps
+from contexture.models import bert, gpt
+from contexture.models.config import BertConfig, GptConfig
+from contexture.models.interchange.name_tables import BERT_HF, GPT1_HF, GPT2_HF
+from contexture.models.interchange.renaming import to_ours
+from tests.helpers.parity_rule import close
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.parity
+
+COUNT = 37
+BERT = BertConfig(vocab=131, length=41, segments=2, layers=3, hidden=48, heads=3, ffn=77, gelu="erf")
+GPT2 = GptConfig(vocab=131, length=41, layers=3, hidden=48, heads=3, ffn=77)
+GPT1 = GptConfig(vocab=131, length=41, layers=3, hidden=48, heads=3, ffn=192, norm="post")
+
+
+def _gpt_settings(config: GptConfig) -> dict[str, Any]:
+    return {"vocab_size": config.vocab, "n_positions": config.length, "n_embd": config.hidden,
+            "n_layer": config.layers, "n_head": config.heads, "layer_norm_epsilon": config.eps,
+            "bos_token_id": None, "eos_token_id": None, "attn_implementation": "eager"}  # fmt: skip
+
+
+def _theirs(config: BertConfig | GptConfig) -> Any:
+    if isinstance(config, BertConfig):
+        return transformers.BertForPreTraining(
+            transformers.BertConfig(
+                vocab_size=config.vocab,
+                hidden_size=config.hidden,
+                num_hidden_layers=config.layers,
+                num_attention_heads=config.heads,
+                intermediate_size=config.ffn,
+                hidden_act="gelu",
+                max_position_embeddings=config.length,
+                type_vocab_size=config.segments,
+                layer_norm_eps=config.eps,
+                attn_implementation="eager",
+            )  # fmt: skip
+        )
+    if config.norm == "pre":
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_inner=config.ffn, **_gpt_settings(config)))
+    return transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**_gpt_settings(config)))
+
+
+@pytest.mark.parametrize("config", [BERT, GPT2, GPT1], ids=["bert", "gpt2", "gpt1"])
+def test_every_map_is_that_of_transformers(config: BertConfig | GptConfig):
+    model = _theirs(config).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0.0, 0.2, generator=generator)
+            if ("ln_" in name or "LayerNorm" in name) and name.endswith("weight"):
+                parameter.add_(1.0)
+    tensors = {n: x.detach().numpy().copy() for n, x in model.state_dict().items() if not n.endswith(".attn.bias")}
+    params: Any
+    if isinstance(config, BertConfig):
+        params = to_ours(BERT_HF, tensors, bert.sizes(config))
+    else:
+        params = to_ours(GPT2_HF if config.norm == "pre" else GPT1_HF, tensors, gpt.sizes(config))
+    ids = np.random.default_rng(3).integers(0, config.vocab, COUNT)
+    segments = (np.arange(COUNT) > 20).astype(int) if isinstance(config, BertConfig) else np.zeros(COUNT, int)
+
+    backbone = model.double().bert if isinstance(config, BertConfig) else model.double().transformer
+    given = {"input_ids": torch.from_numpy(ids)[None]}
+    if isinstance(config, BertConfig):
+        given["token_type_ids"] = torch.from_numpy(segments)[None]
+    expected = backbone(**given, output_attentions=True).attentions
+    sequence = TokenSequence(ids.tolist(), [False] * COUNT, segments.tolist())
+    got = list(layer_maps(config, params, 0, sequence, range(1, 4), range(1, 4)))
+    assert len(expected) == len(got) == config.layers
+    for layer, (one, theirs) in enumerate(zip(got, expected, strict=True)):
+        close(one.weights, theirs[0].detach().numpy(), f"layer {layer}")
