@@ -62,12 +62,12 @@ def _draw_tasks(rows: Sequence[ProbeRow], folder: Path, theme: Theme) -> list[Pa
         else:
             label = once("weight in the mix")
             axes.bar(layers - 0.2, row["weights"], 0.38, color=COLOURS[0], label=label)
-            _mark(axes, row["centre_of_gravity"], COLOURS[0], once("centre of gravity"), "-")
+            _mark(axes, row["centre_of_gravity"], COLOURS[5], once("centre of gravity"), "-")
             if _gains(row):
                 gains = np.array(row["differentials"])
                 label = once("share of the gain in F1")
                 axes.bar(layers[1:] + 0.2, gains / gains.sum(), 0.38, color=COLOURS[1], label=label)
-                _mark(axes, row["expected_layer"], COLOURS[1], once("expected layer"), "--")
+                _mark(axes, row["expected_layer"], COLOURS[4], once("expected layer"), "--")
             axes.set_ylabel("share", fontsize=9)
         axes.set_xlim(-0.6, top + 0.6)
         axes.set_xticks(range(top + 1), ["words", *map(str, range(1, top + 1))])
