@@ -70,7 +70,7 @@ class NeuronView {
 
   /** Where the parts of a row begin, and the scales of its colours. */
   measure() {
-    const width = this.columns.middle.clientWidth;
+    const width = this.columns.middle.clientWidth || this.columns.width; // none while it is printed
     const room = (width - NUMBER - 3 * GAP) / 2;
     this.cell = Math.max(Math.min(room / data.width, 14), 0.5);
     this.strip = this.cell * data.width;
@@ -105,7 +105,7 @@ class NeuronView {
   /** The query above the keys, and the names of the columns. */
   heads(query, head) {
     this.columns.heading.replaceChildren(this.top);
-    const width = this.columns.middle.clientWidth;
+    const width = this.columns.middle.clientWidth || this.columns.width; // none while it is printed
     const context = prepare(this.top, width, 44);
     const q = this.vector("queries", head, query);
     this.cells(context, this.keysAt, 4, 16, (n) => q[n], this.scales.vector);

@@ -244,3 +244,16 @@ def test_512_tokens_of_144_heads_open_within_three_seconds_and_20_mb(
     assert {each["name"]: each["value"] for each in metrics}["TaskDuration"] < 3
     _press(browser, "2")
     _wait(browser, "model 1 1", 120)
+
+
+def test_on_paper_the_colours_are_light_and_every_row_is_there(browser: Any, tmp_path: Path):
+    _open(browser, _write(tmp_path / "page.html", "gpt_format_2", "the cat sat"))
+    _press(browser, "t")
+    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    assert browser.execute_script("return document.documentElement.dataset.theme") == "light"
+    written = "return [...document.querySelectorAll('.sheet .left .text')].map(x => x.textContent.replaceAll('␣', ' '))"
+    assert "".join(browser.execute_script(written)) == "the cat sat"
+    browser.execute_script("window.dispatchEvent(new Event('afterprint'))")
+    assert browser.execute_script("return document.documentElement.dataset.theme") == "dark"
+    assert not browser.find_elements(By.CSS_SELECTOR, ".sheet")
+    assert browser.execute_cdp_cmd("Page.printToPDF", {})["data"]
