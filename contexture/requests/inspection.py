@@ -97,7 +97,7 @@ class ProbeRequest:
     """The most epochs of a probe."""
     patience: int = 3
     """Epochs without a better F1 on dev after which a probe's training stops."""
-    learning_rate: float = 1e-3
+    lr: float = 1e-3
     """The learning rate of Adam, which is constant."""
     batch: int = 64
     """Spans, or pairs of spans, of a training step."""
@@ -113,5 +113,5 @@ class ProbeRequest:
         for name in ("epochs", "patience", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not a number of at least 1")
-        if not 0 < self.learning_rate < float("inf"):
-            raise ValueError(f"learning-rate={self.learning_rate} is not above 0")
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr={self.lr} is not above 0")

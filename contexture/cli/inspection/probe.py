@@ -50,7 +50,7 @@ def probe_command(argv: list[str]) -> TwofoldResult:
         for name, paths in files.items()
     }
     training = ProbeTraining(
-        learning_rate=request.learning_rate,
+        learning_rate=request.lr,
         epochs=request.epochs,
         patience=request.patience,
         batch=request.batch,
