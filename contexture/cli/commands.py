@@ -221,7 +221,7 @@ COMMANDS: dict[str, Command] = {
         run="inspection.probe.probe_command",
         request="ProbeRequest",
         usage="RUN … --task NAME … --train FILE … --dev FILE … --to DIR [options]",
-        first=("task", "train", "dev", "test", "to", "layers", "step", "learning-rate"),
+        first=("task", "train", "dev", "test", "to", "layers", "step", "lr"),
         examples=(
             "contexture probe runs/mine --task pos dependencies --train train.conllu --dev dev.conllu --to probes/",
             "contexture probe runs/mine --train edges.jsonl --dev edges.dev.jsonl --to probes/ --layers each",
