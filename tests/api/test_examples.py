@@ -43,12 +43,16 @@ def test_examples_are_found():
 
 @pytest.fixture
 def runs(tiny_run, gpt_run, text_folder, tmp_path: Path, monkeypatch) -> Path:
-    """A folder with what examples name: runs and text."""
+    """A folder with what examples name: runs, text and a treebank."""
     (tmp_path / "runs").mkdir()
     shutil.copytree(tiny_run, tmp_path / "runs" / "mine")
     shutil.copytree(gpt_run, tmp_path / "runs" / "gpt")
     for name in ("text", "my_text"):
         shutil.copytree(text_folder, tmp_path / name)
+    word = "{}\t{}\t_\t{}\t_\t_\t{}\t{}\t_\t_\n"
+    cells = [(1, "the", "DET", 2, "det"), (2, "cat", "NOUN", 3, "nsubj"), (3, "sees", "VERB", 0, "root")]
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.conllu").write_text(("".join(word.format(*cell) for cell in cells) + "\n") * 4)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
