@@ -91,20 +91,20 @@ def _elmo_data(
     config: ElmoConfig, model: Model, params: Params, tokenizer: Tokenizer, text: str, layers: Numbers, head: HeadConfig
 ) -> dict[str, Any]:
     numbers = chosen("layers", layers, config.layers)
-    found = word_gates(model, params, tokenizer, text, head)
-    means = found["means"][:, np.array(numbers) - 1]
-    mixes = [{**mix, "shares": None if (x := mix["shares"]) is None else _rounded(x, 4)} for mix in found["mixes"]]
+    gates = word_gates(model, params, tokenizer, text, head)
+    means = gates["means"][:, np.array(numbers) - 1]
+    mixes = [{**mix, "shares": None if (x := mix["shares"]) is None else _rounded(x, 4)} for mix in gates["mixes"]]
     return {
         "views": ["gates", "mix"] if mixes else ["gates"],
-        "tokens": [visible(word) for word in found["words"]],
-        "special": [False] * len(found["words"]),
-        "segments": [0] * len(found["words"]),
+        "tokens": [visible(word) for word in gates["words"]],
+        "special": [False] * len(gates["words"]),
+        "segments": [0] * len(gates["words"]),
         "layers": numbers,
-        "directions": found["directions"],
-        "gates": found["gates"],
+        "directions": gates["directions"],
+        "gates": gates["gates"],
         "means": _rounded(means, 4),
         "mixes": mixes,
-        "notes": f"{len(found['words'])} words. Gates and shares are rounded to 4 decimals.",
+        "notes": f"{len(gates['words'])} words. Gates and shares are rounded to 4 decimals.",
     }
 
 

@@ -45,8 +45,8 @@ def sentence_neighbours(
     """
     vectors_QD = np.concatenate(list(sentence_vectors(model, queries, how, cancel)))
     result = _nearest(sentence_vectors(model, lines(), how, cancel), vectors_QD, top, whiten, dimensions, cancel)
-    wanted = {int(number) for number in result.numbers.ravel()}
-    texts = {number: text for number, text in enumerate(lines()) if number in wanted}
+    needed = {int(number) for number in result.numbers.ravel()}
+    texts = {number: text for number, text in enumerate(lines()) if number in needed}
     return [
         {"query": query, "neighbours": [{"cosine": float(cosine), "line": int(number) + 1, "text": texts[int(number)]}
                                         for number, cosine in zip(numbers, cosines, strict=True)]}
@@ -89,12 +89,12 @@ def word_neighbours(
     ends = np.cumsum(counts)
     at = np.searchsorted(ends, result.numbers[0], side="right")
     texts = {number: line for number, line in enumerate(lines()) if number in {*at.tolist()}}
-    found: list[dict[str, Any]] = []
+    neighbours: list[dict[str, Any]] = []
     for line, number, cosine in zip(at.tolist(), result.numbers[0].tolist(), result.cosines[0].tolist(), strict=True):
         position = number - int(ends[line] - counts[line])
-        found.append({"cosine": cosine, "line": line + 1, "word": texts[line].split()[position],
+        neighbours.append({"cosine": cosine, "line": line + 1, "word": texts[line].split()[position],
                       "position": position, "text": texts[line]})  # fmt: skip
-    return {"query": word, "neighbours": found}
+    return {"query": word, "neighbours": neighbours}
 
 
 def _nearest(

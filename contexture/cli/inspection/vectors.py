@@ -39,10 +39,10 @@ def neighbours_command(argv: list[str]) -> Result:
         model = open(request.run, request.step or None)
         options |= {"dimensions": request.dimensions, "cancel": signals}
         if request.word:
-            found = [word_neighbours(model, lines, queries[0], request.word, **options)]
+            nearest = [word_neighbours(model, lines, queries[0], request.word, **options)]
         else:
-            found = sentence_neighbours(model, lines, queries, **options)
-        return {"run": str(request.run), "queries": found}
+            nearest = sentence_neighbours(model, lines, queries, **options)
+        return {"run": str(request.run), "queries": nearest}
 
 
 def similarity_command(argv: list[str]) -> Result:
