@@ -127,8 +127,8 @@ def book_questions(file: str) -> Questions:
 
 
 def with_shots(asked: Questions, shown: Questions, shots: int, seed: int) -> list[str]:
-    """Returns the texts with so many answered examples before each, drawn anew for each (Brown et al. 2020, section
-    2.4), an empty line between them.
+    """Returns the texts, each after so many answered examples, with an empty line between them (Brown et al. 2020,
+    section 2.4). Each text has examples of its own, drawn at random.
 
     Raises: DataError for fewer examples than are to be drawn.
     """

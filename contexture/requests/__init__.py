@@ -1,6 +1,6 @@
 """One request type for each command: its options, with their help. Needs no jax."""
 
-from contexture.requests.common import several
+from contexture.requests.arguments import several
 from contexture.requests.exchange import ExportRequest, ImportRequest
 from contexture.requests.inspection import (
     AttentionRequest,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.common import DIR, FILE, RUN, check_place
+from contexture.requests.arguments import DIR, FILE, RUN, check_place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.common import DIR, FILE, FILES, RUN, TEXT, Place, check_place
+from contexture.requests.arguments import DIR, FILE, FILES, RUN, TEXT, Place, check_place
 from contexture.train.evaluation.request import Strings
 
 

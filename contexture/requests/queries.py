@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from contexture.models.config import Sampling
-from contexture.requests.common import DIR, FILE, FILES, RUN, TEXT, TEXTS, Place, check_place
+from contexture.requests.arguments import DIR, FILE, FILES, RUN, TEXT, TEXTS, Place, check_place
 from contexture.train.evaluation.request import EvaluationOptions, Strings
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from contexture.data.config import LearnedKind
-from contexture.requests.common import DIR, FILE, FILES, check_place
+from contexture.requests.arguments import DIR, FILE, FILES, check_place
 from contexture.train.config import Run
 
 

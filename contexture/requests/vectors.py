@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.common import FILE, RUN, TEXT, TEXTS, Place
+from contexture.requests.arguments import FILE, RUN, TEXT, TEXTS, Place
 from contexture.train.evaluation.request import Strings
 
 

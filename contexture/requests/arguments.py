@@ -1,4 +1,4 @@
-"""What the options of several commands share. Needs no jax."""
+"""Arguments that several commands have: how files, folders and texts are shown and read. Needs no jax."""
 
 from pathlib import Path
 from typing import TypeAlias
