@@ -26,8 +26,9 @@ SETS = "cls_banking77 pair_snli tag_ud_en_ewt xling_ud_pos coref_gap mc_swag_fix
 LANGUAGES = ("de", "es", "fr", "ru", "zh")
 FAMILIES = ("bert", "gpt", "elmo")
 PRETRAIN = {
-    "bert": "--model.vocab 8192 --data.no-lowercase --data.length 64 --batch 32 --lr 2e-3 --steps 600",
-    "gpt": "--model.vocab 8192 --data.length 64 --batch 16 --steps 600",
+    "bert": "--model.vocab 8192 --model.dropout 0 --model.init-std 0.05 --data.no-lowercase --data.length 64 "
+    "--data.masked-fraction 0.2 --batch 64 --lr 2e-3 --steps 4000 --evaluate.every 500",
+    "gpt": "--model.vocab 8192 --model.dropout 0 --data.length 64 --batch 32 --lr 2e-3 --steps 1000",
     "elmo": "--steps 600",
 }
 TUNE = {"bert": "--lr 3e-4", "gpt": "--lr 5e-4 --task.lm-weight 0", "elmo": "--lr 4e-3 --optim.frozen bias"}
@@ -105,7 +106,7 @@ def whole_sets(data: Path) -> dict[str, tuple[str, str, str]]:
     bank, snli, ewt, five = (data / name for name in ("cls_banking77", "pair_snli", "tag_ud_en_ewt", "xling_ud_pos"))
     return {
         "banking77": (f"{bank}/train.csv", f"{bank}/test.csv", "--epochs 2"),
-        "snli": (f"{snli}/train_subset.tsv", f"{snli}/dev_subset.tsv", "--epochs 2"),
+        "snli": (f"{snli}/train_subset.tsv", f"{snli}/dev_subset.tsv", "--epochs 4"),
         "ud-ewt": (f"{ewt}/train_subset.conllu", f"{ewt}/test.conllu", "--epochs 2"),
         "ud-five-languages": (
             " ".join(f"{five}/{each}.dev.conllu" for each in LANGUAGES),
