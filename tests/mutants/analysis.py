@@ -40,9 +40,12 @@ ANALYSIS = (
          f"{_MAPS}test_what_cannot_be_computed_is_one_clear_line"),
     ),
     *mutants_of(
-        "analysis/attention/write_page.py",
+        "analysis/pages/one_page.py",
         ("page.less-than-sign-acts", '.replace("<", "\\\\u003c")', "",
          f"{_PAGE}test_text_stays_text_and_nothing_but_the_page_s_own_script_may_run"),
+    ),
+    *mutants_of(
+        "analysis/attention/write_page.py",
         ("page.weights-rounded-off", "np.round(one.weights * 10**decimals)", "(one.weights * 10**decimals)",
          f"{_PAGE}test_a_page_holds_the_maps_rounded_as_it_says"),
         ("page.band-of-dense-layers", "n % 2 == 0 for n in", "n % 2 == 1 for n in",
