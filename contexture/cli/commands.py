@@ -207,6 +207,21 @@ COMMANDS: dict[str, Command] = {
         first=("run", "input", "to", "text", "second", "label", "pool", "layers", "whiten", "dimensions"),
         examples=("contexture similarity runs/mine --input sts.tsv --whiten",),
     ),
+    "senses": Command(
+        group="Use a run",
+        summary="Compare a word's vectors in its sentences",
+        run="inspection.senses.senses_command",
+        request="SensesRequest",
+        usage="RUN --word WORD --input FILE … [options]",
+        first=(
+            *("run", "word", "input", "to", "text", "sense", "ignore-case", "clusters", "adjust-anisotropy", "layers"),
+            *("projection", "step"),
+        ),
+        examples=(
+            "contexture senses runs/mine --word bank --input bank.tsv --to bank.html",
+            "contexture senses runs/mine --word bank --input text.txt --adjust-anisotropy --to bank.png",
+        ),
+    ),
     "layers": Command(
         group="Use a run",
         summary="Show the layer weights that tasks learned",

@@ -28,6 +28,8 @@ _MAPS = "analysis/attention/test_maps.py::"
 _MAP = f"{_MAPS}test_a_map_is_the_softmax_of_queries_and_keys_over_what_a_query_sees"
 _TRAINED = f"{_MAPS}test_maps_are_those_of_a_training_step"
 _PAGE = "analysis/attention/test_page.py::"
+_SENSES = "analysis/senses/test_senses_numbers.py::"
+_PAIRS = f"{_SENSES}test_figures_are_those_of_all_pairs_one_by_one"
 _GATES = "analysis/attention/test_gates.py::test_gates_are_those_of_the_equations_in_both_directions"
 
 ANALYSIS = (
@@ -50,6 +52,21 @@ ANALYSIS = (
          f"{_PAGE}test_a_page_holds_the_maps_rounded_as_it_says"),
         ("page.band-of-dense-layers", "n % 2 == 0 for n in", "n % 2 == 1 for n in",
          f"{_PAGE}test_a_page_says_which_layers_are_banded"),
+    ),
+    *mutants_of(
+        "analysis/cosines.py",
+        ("senses.a-vector-with-itself", " - np.square(unit_ND).sum()", "", _PAIRS),
+        ("senses.between-holds-within", "(whole - within) / between_pairs", "whole / between_pairs", _PAIRS),
+    ),
+    *mutants_of(
+        "analysis/senses/word_senses.py",
+        ("senses.baseline-of-one-word", "_, between = mean_cosines(", "between, _ = mean_cosines(",
+         f"{_SENSES}test_adjusted_figures_are_above_the_mean_cosine_of_different_words"),
+    ),
+    *mutants_of(
+        "analysis/senses/layer_vectors.py",
+        ("senses.another-word-of-the-sentence", "[number].place for number", "[number].place - 1 for number",
+         f"{_SENSES}test_a_word_s_vectors_are_those_of_embed_at_every_layer"),
     ),
     *mutants_of(
         "analysis/attention/gates.py",

@@ -22,7 +22,7 @@ IN_BROWSER = [
 ]
 """The marks of a module whose tests need the browser."""
 _FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
---disable-component-update --disable-sync --window-size=1360,900""".split()
+--disable-component-update --disable-sync --force-prefers-reduced-motion --window-size=1360,900""".split()
 
 
 @contextmanager
