@@ -150,8 +150,11 @@ COMMANDS: dict[str, Command] = {
         summary="Measure how well a run predicts a text",
         run="query_commands.score_command",
         request="ScoreRequest",
-        usage="RUN --input FILE … [options]",
-        examples=("contexture score runs/gpt --input text.txt --stride 64",),
+        usage="RUN --input FILE … | --text TEXT [options]",
+        examples=(
+            "contexture score runs/gpt --input text.txt --stride 64",
+            'contexture score runs/gpt --text "The cat sat on the mat." --to page.html',
+        ),
     ),
     "embed": Command(
         group="Use a run",

@@ -94,6 +94,8 @@ MISTAKES = {
     "evaluate bert --step 77777": "bert holds no checkpoint of step 77777; those there are of step 120",
     "predict bert --input train.tsv --to new.jsonl": "bert was pretrained and not fine-tuned for a task: contexture",
     "score gpt --input txet.txt": "txet.txt: input names no such file or folder; check the path",
+    "score gpt": "give --input FILE, or --text TEXT",
+    "score gpt --text a --to new.htm": "--to new.htm: a page ends in .html; give such a name",
     "attention bert --text a --to new.htm": "--to new.htm: a page ends in .html; give such a name",
     "attention bert --text a --to new.html --layers 7": "layers: 7 is none of the model's layers, 1 to 2; give some",
     "senses bert --word bank --input text.txt": "the word 'bank' never occurs in the 2 sentences of the input; give",

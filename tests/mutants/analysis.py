@@ -30,6 +30,7 @@ _TRAINED = f"{_MAPS}test_maps_are_those_of_a_training_step"
 _PAGE = "analysis/attention/test_page.py::"
 _SENSES = "analysis/senses/test_senses_numbers.py::"
 _PAIRS = f"{_SENSES}test_figures_are_those_of_all_pairs_one_by_one"
+_TOKENS = "analysis/token_scores/test_token_scores.py::"
 _GATES = "analysis/attention/test_gates.py::test_gates_are_those_of_the_equations_in_both_directions"
 
 ANALYSIS = (
@@ -67,6 +68,15 @@ ANALYSIS = (
         "analysis/senses/layer_vectors.py",
         ("senses.another-word-of-the-sentence", "[number].place for number", "[number].place - 1 for number",
          f"{_SENSES}test_a_word_s_vectors_are_those_of_embed_at_every_layer"),
+    ),
+    *mutants_of(
+        "analysis/token_scores/token_scores.py",
+        ("tokens.rank-from-nought", "1 + (log_probs_PV > own_P1)", "(log_probs_PV > own_P1)",
+         f"{_TOKENS}test_a_gpt_s_predictions_are_those_of_each_prefix_alone"),
+        ("tokens.backward-in-reading-order", "len(rows[row]) - 2 - place if suffix else place + 1", "place + 1",
+         f"{_TOKENS}test_an_elmo_s_predictions_are_those_of_both_directions"),
+        ("tokens.context-is-shown-again", "range(end - new, end)", "range(end)",
+         f"{_TOKENS}test_what_is_summed_is_the_score"),
     ),
     *mutants_of(
         "analysis/attention/gates.py",
