@@ -51,7 +51,7 @@ def direction_nats(
     words = word_tokenizer(tokenizer)
     split: Callable[[str], list[str]] = sentences if split_sentences else lambda line: [line]
     nats, unknown = dict.fromkeys(DIRECTIONS, 0.0), 0
-    for some in chunks(_sentences(documents, words, split, totals), batch * _SORTED):
+    for some in chunks(read_sentences(documents, words, split, totals), batch * _SORTED):
         unknown += sum(word not in words.ids for sentence in some for word in sentence)
         # Only sums are wanted: neighbours of one length make batches without padding.
         for group in chunks(sorted(some, key=len), batch):
@@ -61,7 +61,7 @@ def direction_nats(
     return nats, unknown
 
 
-def _sentences(
+def read_sentences(
     documents: Iterable[str], words: Words, split: Callable[[str], list[str]], totals: TextCounts
 ) -> Iterator[list[str]]:
     """Yields the words of each sentence that has one; counts in totals."""

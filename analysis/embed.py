@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import jax
 import numpy as np
@@ -77,22 +77,30 @@ class SplitWords(NamedTuple):
     ends: np.ndarray
 
 
-def word_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Callable[[Sequence[str], str], SplitWords]:
-    """Returns the function that splits words into what a model reads: (words, their origin) → SplitWords.
+class WordSplitter(Protocol):
+    """Words and their origin → SplitWords. spaced: which words have white space before them; None: all but the first.
+    Only a GPT, whose pieces hold spaces, reads it."""
 
-    Words are tokenised alone, those of a GPT but the first with a space before them, as in running text. A word
-    without a piece is read as the unknown token. The function raises TooLongError for words that the model has no room
-    for, DataError for what the vocabulary cannot spell.
+    def __call__(self, words: Sequence[str], origin: str, spaced: Sequence[bool] | None = None, /) -> SplitWords: ...
+
+
+def word_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> WordSplitter:
+    """Returns the function that splits words into what a model reads.
+
+    Words are tokenised alone, those of a GPT with the space before them, as in running text. A word without a piece is
+    read as the unknown token. The function raises TooLongError for words that the model has no room for, DataError for
+    what the vocabulary cannot spell.
     """
     config = model.config
     if isinstance(config, ElmoConfig):
-        return lambda words, origin: SplitWords(words, np.arange(len(words)), np.arange(len(words)) + 1)
+        return lambda words, origin, spaced=None: SplitWords(words, np.arange(len(words)), np.arange(len(words)) + 1)
     assert not isinstance(tokenizer, OpenVocabulary)
     ends = (wordpiece(tokenizer).cls, wordpiece(tokenizer).sep) if isinstance(config, BertConfig) else ()
     space = " " if tokenizer.lossless else ""
 
-    def split(words: Sequence[str], origin: str) -> SplitWords:
-        written = [f"{space if n else ''}{word}" for n, word in enumerate(words)]
+    def split(words: Sequence[str], origin: str, spaced: Sequence[bool] | None = None, /) -> SplitWords:
+        before = [n > 0 for n in range(len(words))] if spaced is None else spaced
+        written = [f"{space if one else ''}{word}" for one, word in zip(before, words, strict=True)]
         pieces = [ids or unknown_ids(tokenizer) for ids in encode_checked(written, [origin] * len(written), tokenizer)]
         own = list(chain.from_iterable(pieces))
         if len(own) + len(ends) > config.length:

@@ -46,11 +46,10 @@ def pseudo_nats(
     """
     config = model.config
     assert isinstance(config, BertConfig)
-    if "mlm" not in model.heads:
-        raise DataError("this run was trained for a task and has no head for masked tokens; give a pretrained run")
+    check_masked_lm(model)
     pieces = wordpiece(tokenizer)
     masked = chain.from_iterable(
-        _masked(window, new, pieces) for window, new in _windows(documents, pieces, length - 2, stride, totals)
+        mask_each(window, new, pieces) for window, new in masked_windows(documents, pieces, length - 2, stride, totals)
     )
     nats, unknown, before = 0.0, 0, np.zeros(0)
     for group in chunks(masked, batch):
@@ -65,6 +64,12 @@ def pseudo_nats(
         # The device computes this batch while the host takes the sum of the one before.
         nats, before = nats + float(np.asarray(before, np.float64).sum()), losses
     return nats + float(np.asarray(before, np.float64).sum()), unknown
+
+
+def check_masked_lm(model: Model) -> None:
+    """Raises: DataError for a model without a masked-LM head."""
+    if "mlm" not in model.heads:
+        raise DataError("this run was trained for a task and has no head for masked tokens; give a pretrained run")
 
 
 def masked_losses(config: BertConfig, pieces: WordPiece, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -85,7 +90,7 @@ def _losses(config: BertConfig, vocabulary: int, params: Params, batch: Batch) -
     return losses_B, (own_B1 > others_BV.max(1, keepdims=True))[:, 0]
 
 
-def _windows(
+def masked_windows(
     documents: Iterable[str], pieces: WordPiece, size: int, stride: int, totals: TextCounts
 ) -> Iterator[tuple[list[int], int]]:
     """Yields (at most `size` ids, how many of them, at the end, no window before has scored); counts in totals."""
@@ -102,7 +107,7 @@ def _windows(
             scored, start = start + len(window), start + stride
 
 
-def _masked(window: list[int], new: int, pieces: WordPiece) -> Iterator[tuple[list[int], int, int]]:
+def mask_each(window: list[int], new: int, pieces: WordPiece) -> Iterator[tuple[list[int], int, int]]:
     """Yields (the ids with one of the last `new` tokens masked, its place, its id) for each of these tokens."""
     ids = [pieces.cls, *window, pieces.sep]
     for place in range(1 + len(window) - new, 1 + len(window)):

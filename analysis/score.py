@@ -155,7 +155,7 @@ def _next_token_nats(
     if not config.tied and "heads_lm" not in params:
         raise DataError("this run has no softmax over words: its own table was left behind; give a pretrained run")
     nats = 0.0
-    for group in chunks(_windows(documents, tokenizer, length, stride, totals), batch):
+    for group in chunks(next_token_windows(documents, tokenizer, length, stride, totals), batch):
         cancel.check()
         fields = {name: np.zeros((batch, length), np.int32) for name in ("tokens", "mask", "next")}
         weights_BL = np.zeros((batch, length), np.float32)
@@ -185,7 +185,7 @@ def _exp(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def _windows(
+def next_token_windows(
     documents: Iterable[str], tokenizer: Tokenizer, length: int, stride: int, totals: TextCounts
 ) -> Iterator[tuple[list[int], int]]:
     """Yields (at most length + 1 ids, how many of them, at the end, no window before has scored); counts in totals."""

@@ -12,7 +12,11 @@ import numpy as np
 from contexture.analysis import embed, fill, generate, score
 from contexture.analysis.attention.gates import WordGates, word_gates
 from contexture.analysis.attention.maps import AttentionMaps, Numbers, attention_maps
+from contexture.analysis.call_arguments import Layers, layer_names, sampling_of, texts_of, words_of
+from contexture.analysis.cosines import unit_length
 from contexture.analysis.results import TextScore
+from contexture.analysis.senses.occurrences import given_sentences
+from contexture.analysis.senses.word_senses import WordSenses, word_senses
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.inputs import as_list
@@ -30,7 +34,6 @@ from contexture.train.run.data import read_tokenizer
 from contexture.train.run_file import read
 
 logger = logging.getLogger(__name__)
-Layers = str | int | Sequence[int]
 Unit = Literal["sentences", "words", "tokens"]
 Pool = Literal["mean", "mean-words", "last", "cls"]
 T = TypeVar("T")
@@ -120,10 +123,10 @@ class TrainedModel:
         """
         if of not in ("sentences", "words", "tokens"):
             raise DataError(f"of={of!r} is not one of sentences, words, tokens")
-        given, one = _texts(texts)
-        names, single = _layer_names(layers, self.model.config.layers)
+        given, one = texts_of(texts)
+        names, single = layer_names(layers, self.model.config.layers)
         if of == "words":
-            arrays = self._word_vectors([_words(text, n) for n, text in enumerate(given)], names, batch)
+            arrays = self._word_vectors([words_of(text, n) for n, text in enumerate(given)], names, batch)
         else:
             arrays = self._vectors(given, names, pool if of == "sentences" else "none", batch)
         if single and names != "last":
@@ -168,10 +171,10 @@ class TrainedModel:
 
         pool and one of the layers are as in `embed`. A text without a word has cosine 0 with all others.
         """
-        if not _layer_names(layers, self.model.config.layers)[1]:
+        if not layer_names(layers, self.model.config.layers)[1]:
             raise DataError(f"layers={layers} are several vectors of a text; give one layer")
         a, b = (np.atleast_2d(self.embed(texts, pool=pool, layers=layers)) for texts in (first, second))
-        cosines = _unit_length(a) @ _unit_length(b).T
+        cosines = unit_length(a) @ unit_length(b).T
         cosines = cosines[0] if isinstance(first, str) else cosines
         cosines = cosines[..., 0] if isinstance(second, str) else cosines
         return float(cosines) if cosines.ndim == 0 else cosines
@@ -188,7 +191,7 @@ class TrainedModel:
             logger.warning(
                 "the masked-LM head of this imported run is randomly initialised; train it before using fill"
             )
-        given, one = _texts(texts)
+        given, one = texts_of(texts)
         filled = self._compute(
             lambda: [fill.fill(self.model, self.params, self.tokenizer, text, top) for text in given]
         )
@@ -245,8 +248,8 @@ class TrainedModel:
 
         Raises: DataError for a model that is no GPT, and prompts and options that do not fit.
         """
-        given, one = _texts(prompts)
-        sampling = _sampling(temperature, top_k, top_p, top_p_exclusive)
+        given, one = texts_of(prompts)
+        sampling = sampling_of(temperature, top_k, top_p, top_p_exclusive)
         options = {"tokens": tokens, "stop": stop, "seed": seed, "batch": batch}
         texts = self._compute(
             lambda: generate.finish(self._stream(given, sampling, cancel, options), lambda part: show(*part))
@@ -271,7 +274,7 @@ class TrainedModel:
             for part in model.stream("Once upon a time"):
                 print(part, end="", flush=True)
         """
-        sampling = _sampling(temperature, top_k, top_p, top_p_exclusive)
+        sampling = sampling_of(temperature, top_k, top_p, top_p_exclusive)
         options = {"tokens": tokens, "stop": stop, "seed": seed, "batch": 1}
         parts = self._compute(lambda: self._stream([prompt], sampling, NEVER, options))
 
@@ -293,7 +296,7 @@ class TrainedModel:
         Raises: DataError for a run without the head that predicts words, a length or stride that does not fit, and
         text without a token.
         """
-        given, _ = _texts(texts)
+        given, _ = texts_of(texts)
         return self.score_documents(given, length=length, stride=stride, batch=batch)
 
     def score_documents(
@@ -338,6 +341,37 @@ class TrainedModel:
         """
         return self._compute(lambda: word_gates(self.model, self.params, self.tokenizer, text, self.run.head))
 
+    def senses(
+        self,
+        word: str,
+        texts: Any,
+        senses: Any = None,
+        *,
+        ignore_case: bool = False,
+        clusters: int = 0,
+        adjust_anisotropy: bool = False,
+        max_occurrences: int = 1000,
+        seed: int = 0,
+        batch: int = 64,
+    ) -> WordSenses:
+        """Returns the vectors of a word in its sentences at each layer, and how they part by sense, or by cluster.
+
+        senses             that of the word in each of the texts; None: vectors are clustered
+        ignore_case        take the word in upper and lower case
+        clusters           how many clusters; 0: as many as have the largest silhouette
+        adjust_anisotropy  similarities above that of two different words too
+        max_occurrences    of more, a random sample
+        seed               of samples and clusters
+        batch              sentences at a time
+
+        Raises: DataError for a word that never occurs, or only once, and senses that do not fit the texts.
+        """
+        given, _ = texts_of(texts)
+        sentences = given_sentences(given, None if senses is None else as_list(senses, "senses"))
+        how: Any = {"clusters": clusters, "adjust_anisotropy": adjust_anisotropy, "max_occurrences": max_occurrences}
+        how |= {"ignore_case": ignore_case, "seed": seed, "batch": batch}
+        return self._compute(lambda: word_senses(self.model, self.params, self.tokenizer, sentences, word, **how))
+
     # Tasks
 
     @functools.cached_property
@@ -361,40 +395,3 @@ class TrainedModel:
         """Fine-tunes a new run from this one, and returns its folder: `contexture.finetune` has the options."""
         assert self._finetune is not None, "made without a function that trains; use contexture.open"
         return self._finetune(self.folder, task, **options)
-
-
-def _texts(given: Any) -> tuple[list[Any], bool]:
-    """Returns (the texts, whether one string was given)."""
-    return ([given], True) if isinstance(given, str) else (as_list(given, "texts"), False)
-
-
-def _words(text: Any, number: int) -> list[str]:
-    """Returns the words of a text: as they are given, or what stands between white space."""
-    words = text.split() if isinstance(text, str) else list(text) if isinstance(text, list | tuple) else None
-    if words is None or not all(isinstance(word, str) for word in words):
-        raise DataError(f"text {number}: {str(text)[:60]!r} is neither a text nor a list of words")
-    return words
-
-
-def _layer_names(layers: Layers, top: int) -> tuple[str, bool]:
-    """Returns (the layers as `embed` names them, whether they are one alone)."""
-    if isinstance(layers, str):
-        return layers, layers not in ("all",) and "," not in layers
-    single = isinstance(layers, int)
-    numbers = [layers] if isinstance(layers, int) else list(layers)
-    if not numbers or not all(isinstance(n, int) and -top - 1 <= n <= top for n in numbers):
-        raise DataError(f"layers={layers} are not all, last, or numbers from 0 to {top}, or -1 to {-top - 1}")
-    return ",".join(str(n % (top + 1)) for n in numbers), single
-
-
-def _unit_length(vectors: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.where(norms == 0, 1, norms)
-
-
-def _sampling(temperature: float, top_k: int, top_p: float, exclusive: bool) -> Sampling:
-    """Raises: DataError for options out of range."""
-    try:
-        return Sampling(temperature, top_k, top_p, exclusive)
-    except ValueError as error:
-        raise DataError(str(error)) from None

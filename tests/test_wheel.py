@@ -54,8 +54,9 @@ def test_the_wheel_holds_one_folder(wheel: Path):
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"contexture"}
     assert {"contexture/models/bert.py", "contexture/train/loop.py", "contexture/cli/main.py"} <= set(names)
     assert "contexture/py.typed" in names
-    pages = {file.name for file in (ROOT / "analysis" / "attention" / "page").iterdir()}
-    assert pages and {f"contexture/analysis/attention/page/{name}" for name in pages} <= set(names)
+    pages = {file.relative_to(ROOT).as_posix() for file in (ROOT / "analysis").glob("*/*/*") if file.suffix != ".py"}
+    pages = {name for name in pages if "__pycache__" not in name}
+    assert pages and {f"contexture/{name}" for name in pages} <= set(names)
 
 
 def test_the_wheels_version_is_that_of_the_package(wheel: Path, python: Path, tmp_path: Path):

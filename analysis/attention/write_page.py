@@ -1,14 +1,9 @@
 """One page that shows the attention of a text, or an ELMo's gates: it holds its data, and loads nothing."""
 
 import base64
-import hashlib
-import html
-import importlib.resources
-import json
 import logging
-import string
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +11,8 @@ import numpy as np
 
 from contexture.analysis.attention.gates import word_gates
 from contexture.analysis.attention.maps import Numbers, check_transformer, chosen, layer_maps, token_sequence
+from contexture.analysis.pages.one_page import check_page, write_one_page
 from contexture.data.errors import DataError
-from contexture.data.storage import atomic_file
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.visible import visible
 from contexture.models.config import ElmoConfig, GptConfig, HeadConfig
@@ -44,14 +39,6 @@ class PageSummary(NamedTuple):
     bytes: int
 
 
-def check_target(to: Path) -> None:
-    """Raises: DataError for a path where no page can be written."""
-    if to.suffix != ".html":
-        raise DataError(f"--to {to}: a page ends in .html; give such a name")
-    if not to.parent.is_dir():
-        raise DataError(f"--to {to}: its folder is not there; make it, or give another name")
-
-
 def write_page(
     to: Path,
     title: str,
@@ -69,7 +56,7 @@ def write_page(
 
     Raises: DataError as `attention_maps`, for a file that is no page's, and for an ELMo that is asked for heads.
     """
-    check_target(to)
+    check_page(to)
     if isinstance(model.config, ElmoConfig):
         if heads is not None:
             raise DataError("heads: an ELMo has no attention and no heads; leave heads out: the page shows its gates")
@@ -78,13 +65,11 @@ def write_page(
         data, blocks = _elmo_data(model.config, model, params, tokenizer, text, layers, head), {}
     else:
         data, blocks = _attention_data(model, params, tokenizer, text, second, layers, heads)
-    page = _html({"title": visible(title), **data}, blocks).encode()
-    if len(page) > 20_000_000:
-        logger.warning(f"the page has {len(page) / 1e6:.0f} MB; --layers and --heads make a smaller one")
-    with atomic_file(to) as part:
-        part.write_bytes(page)
+    size = write_one_page(to, "contexture.analysis.attention", _SCRIPTS, {"title": visible(title), **data}, blocks)
+    if size > 20_000_000:
+        logger.warning(f"the page has {size / 1e6:.0f} MB; --layers and --heads make a smaller one")
     layers_shown, heads_shown, kept = (data.get(name, []) for name in ("layers", "heads", "neurons"))
-    return PageSummary(len(data["tokens"]), layers_shown, heads_shown, kept, len(page))
+    return PageSummary(len(data["tokens"]), layers_shown, heads_shown, kept, size)
 
 
 def _elmo_data(
@@ -183,27 +168,3 @@ def _spread(numbers: Sequence[int], sizes: dict[int, str], room: int) -> list[in
         if sum(len(sizes[number]) for number in kept) <= room:
             return kept
     return []
-
-
-def _html(data: dict[str, Any], blocks: dict[str, str]) -> str:
-    folder = importlib.resources.files("contexture.analysis.attention") / "page"
-    style, page = (folder.joinpath(name).read_text("utf-8") for name in ("page.css", "page.html"))
-    scripts = "\n".join(folder.joinpath(f"{name}.js").read_text("utf-8") for name in _SCRIPTS)
-    # A function of its own, so that its names meet none of the browser's.
-    script = f'(() => {{\n"use strict";\n{scripts}\n}})();\n'
-    # Within a script element only `</script` and `<!--` mean something: no `<` is left of the data.
-    embedded = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
-    return string.Template(page).substitute(
-        title=html.escape(data["title"]), style=style, script=script, data=embedded,
-        style_hash=_digest(style), script_hash=_digest(script),
-        blocks="\n".join(_elements(blocks)),
-    )  # fmt: skip
-
-
-def _elements(blocks: dict[str, str]) -> Iterator[str]:
-    for name, content in blocks.items():
-        yield f'<script type="text/plain" id="{name}">{content}</script>'
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

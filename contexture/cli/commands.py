@@ -150,8 +150,11 @@ COMMANDS: dict[str, Command] = {
         summary="Measure how well a run predicts a text",
         run="query_commands.score_command",
         request="ScoreRequest",
-        usage="RUN --input FILE … [options]",
-        examples=("contexture score runs/gpt --input text.txt --stride 64",),
+        usage="RUN --input FILE … | --text TEXT [options]",
+        examples=(
+            "contexture score runs/gpt --input text.txt --stride 64",
+            'contexture score runs/gpt --text "The cat sat on the mat." --to page.html',
+        ),
     ),
     "embed": Command(
         group="Use a run",
@@ -206,6 +209,21 @@ COMMANDS: dict[str, Command] = {
         usage="RUN --input FILE [options]",
         first=("run", "input", "to", "text", "second", "label", "pool", "layers", "whiten", "dimensions"),
         examples=("contexture similarity runs/mine --input sts.tsv --whiten",),
+    ),
+    "senses": Command(
+        group="Use a run",
+        summary="Compare a word's vectors in its sentences",
+        run="inspection.senses.senses_command",
+        request="SensesRequest",
+        usage="RUN --word WORD --input FILE … [options]",
+        first=(
+            *("run", "word", "input", "to", "text", "sense", "ignore-case", "clusters", "adjust-anisotropy", "layers"),
+            *("projection", "step"),
+        ),
+        examples=(
+            "contexture senses runs/mine --word bank --input bank.tsv --to bank.html",
+            "contexture senses runs/mine --word bank --input text.txt --adjust-anisotropy --to bank.png",
+        ),
     ),
     "layers": Command(
         group="Use a run",

@@ -2,9 +2,9 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from contexture.analysis.results import EmbeddingFile
 from contexture.api import load, open
@@ -30,9 +30,15 @@ from contexture.train.run_file import read
 
 if TYPE_CHECKING:
     from contexture.analysis.embed import SplitSentence, Units
+    from contexture.analysis.results import TextScore
+    from contexture.analysis.trained_model import TrainedModel
     from contexture.train.evaluation.predict import Predictor
 
 NOTHING_WRITTEN = "stopped, nothing was written; the same command starts again"
+_FIGURES = (
+    "tokens", "loss", "perplexity", "pseudo_perplexity", "forward_perplexity", "backward_perplexity", "unknown"
+)  # fmt: skip
+"""What a page of scores shows of them."""
 STOPPED = "stopped; the same command starts again"
 
 
@@ -127,17 +133,49 @@ def score_command(argv: list[str]) -> Result:
     from contexture.data.text.sources import expand
 
     read(Path(request.run))
-    sources = expand(several(request.input), "input")
+    if request.to:
+        from contexture.analysis.pages.one_page import check_page
+
+        check_page(Path(request.to))
+    sources = expand(several(request.input), "input") if request.input else ()
     with listening(STOPPED) as signals:
         model = open(request.run, request.step or None)
-        scored = model.score_documents(
-            documents_of(sources, request.documents),
-            length=request.length,
-            stride=request.stride,
-            batch=request.batch,
-            cancel=signals,
+        documents = [request.text] if request.text else documents_of(sources, request.documents)
+        documents = list(documents) if request.to else documents  # a page reads them again
+        windows: dict[str, Any] = {
+            "length": request.length, "stride": request.stride, "batch": request.batch, "cancel": signals
+        }  # fmt: skip
+        scored = model.score_documents(documents, **windows)
+        if request.to:
+            _write_score_page(model, documents, scored, request, windows)
+        return {"run": request.run, **scored, **({"to": request.to} if request.to else {})}
+
+
+def _write_score_page(
+    model: "TrainedModel",
+    documents: Iterable[str],
+    scored: "TextScore",
+    request: ScoreRequest,
+    windows: dict[str, Any],
+) -> None:
+    from contexture.analysis.token_scores.score_page import write_score_page
+    from contexture.analysis.token_scores.token_scores import token_scores
+
+    if model.run.family != "elmo":
+        windows["length"] = windows["length"] or model.run.data.length
+    figures = {name: value for name, value in scored.items() if isinstance(value, int | float) and name in _FIGURES}
+    title = f"Log-probabilities of {Path(request.run).resolve().name}, step {model.step}"
+    with model.computing():
+        tokens = token_scores(
+            model.model,
+            model.params,
+            model.tokenizer,
+            documents,
+            top=request.top,
+            split_sentences=model.run.data.split_sentences,
+            **windows,
         )
-        return {"run": request.run, **scored}
+        write_score_page(Path(request.to), title, tokens, model.tokenizer.size, figures)
 
 
 def embed_command(argv: list[str]) -> Result:

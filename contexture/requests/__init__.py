@@ -7,6 +7,7 @@ from contexture.requests.inspection import (
     CompareRequest,
     LayersRequest,
     ProbeRequest,
+    SensesRequest,
     StatusRequest,
 )
 from contexture.requests.queries import (
@@ -49,6 +50,7 @@ __all__ = [
     "ProbeRequest",
     "RunRequest",
     "ScoreRequest",
+    "SensesRequest",
     "SimilarityRequest",
     "StatusRequest",
     "TokenizerRequest",

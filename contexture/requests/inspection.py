@@ -34,6 +34,56 @@ class AttentionRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SensesRequest:
+    """The vectors of one word in its sentences: how they part by sense, or by cluster, layer by layer."""
+
+    run: tyro.conf.Positional[Annotated[str, RUN]]
+    """The folder of a run of any family."""
+    word: Annotated[str, TEXT]
+    """The word, as it is written in the sentences."""
+    input: Annotated[Strings, FILES]
+    """The sentences, in text files with one in each line, or in *.tsv, *.csv and *.jsonl with a column of them."""
+    to: Annotated[str, FILE] = ""
+    """A page or a figure to write: *.html, *.png or *.svg. The page holds all that it shows, and loads nothing."""
+    text: Annotated[str, TEXT] = ""
+    """The column of the sentence, by name or by position from 1. Without it, one with a usual name."""
+    sense: Annotated[str, TEXT] = ""
+    """The column of the word's sense. Without it, the column `sense`; where there is none, vectors are clustered."""
+    header: Literal["auto", "yes", "no"] = "auto"
+    """Whether tsv and csv begin with the names of their columns."""
+    ignore_case: bool = False
+    """Take the word in upper and lower case."""
+    clusters: int = 0
+    """The number of clusters where senses are not given; 0 chooses it by silhouette."""
+    adjust_anisotropy: bool = False
+    """Report similarities above that of two different words too: the vectors of a layer lie in a narrow cone."""
+    layers: str = "all"
+    """Layers to draw in a *.png or *.svg: all, or numbers such as `0,6,12`, where 0 is the words' own."""
+    projection: Literal["pca", "tsne"] = "pca"
+    """How vectors become points: principal components, or t-SNE."""
+    max_occurrences: int = 1000
+    """The most occurrences to compute; of more, a random sample."""
+    seed: int = 0
+    """The seed of samples, clusters and t-SNE."""
+    theme: Literal["light", "dark"] = "light"
+    """The colours of a *.png. A page and an *.svg follow their reader."""
+    batch: int = 64
+    """Sentences at a time."""
+    step: int = 0
+    """The step of the checkpoint to use; 0 is the newest good one."""
+
+    def __post_init__(self) -> None:
+        if not self.word.strip():
+            raise ValueError("word= is empty; give a word: --word bank")
+        if self.clusters < 0 or self.clusters == 1:
+            raise ValueError(f"clusters={self.clusters} is not a number of at least 2; 0 chooses it by silhouette")
+        if self.max_occurrences < 2:
+            raise ValueError(f"max-occurrences={self.max_occurrences} is not a number of at least 2")
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch} is not a positive number of sentences")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayersRequest:
     """The weight of each layer in the mixes that fine-tuned runs have learned."""
 

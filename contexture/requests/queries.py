@@ -158,9 +158,15 @@ class ScoreRequest:
 
     run: tyro.conf.Positional[Annotated[Place, RUN]]
     """The folder of a pretrained run."""
-    input: Annotated[Strings, FILES]
+    input: Annotated[Strings, FILES] = ()
     """The text to score: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
     _: KW_ONLY
+    text: Annotated[str, TEXT] = ""
+    """The text itself, in place of --input."""
+    to: Annotated[str, FILE] = ""
+    """A page to write, *.html, that colours each token by its log-probability or its entropy. It loads nothing."""
+    top: int = 5
+    """How many guesses the page shows for each token."""
     documents: Literal["files", "blank_lines"] = "files"
     """What a document of a *.txt file is: the whole file, or the text between blank lines."""
     length: int = 0
@@ -175,3 +181,8 @@ class ScoreRequest:
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ValueError(f"batch={self.batch} is not a positive number of windows")
+        given = (self.input,) if isinstance(self.input, str) else self.input
+        if bool(given) == bool(self.text.strip()):
+            raise ValueError("give --input FILE, or --text TEXT")
+        if self.top < 1:
+            raise ValueError(f"top={self.top} is not a positive number of guesses")

@@ -152,6 +152,13 @@ def char_id_table(words: Sequence[str]) -> NDArray[np.uint16]:
     return rows
 
 
+def spaced_words(text: str) -> list[tuple[str, bool]]:
+    """Returns the words of raw text, punctuation off, each with whether white space stands before it."""
+    matches = list(_pattern().finditer(text))
+    ends = [len(text) - len(text.lstrip()), *(match.end() for match in matches)]
+    return [(match[0], match.start() > end) for match, end in zip(matches, ends[:-1], strict=True)]
+
+
 def _splitter(split: str) -> Callable[[str], list[str]]:
     """Text → its words."""
     return str.split if split == "spaces" else _pattern().findall

@@ -77,9 +77,9 @@ def test_windows_of_a_bert_score_each_token_once():
     text, totals = "a b c e a b c", {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
     pieces = WordPiece(PIECES, True)
     (ids,) = pieces.encode([text])
-    made = [*masked_score._windows([text], pieces, 4, 2, totals)]  # pyright: ignore[reportArgumentType]
+    made = [*masked_score.masked_windows([text], pieces, 4, 2, totals)]  # pyright: ignore[reportArgumentType]
     assert made == [(ids[:4], 4), (ids[2:6], 2), (ids[4:], 1)]
-    rows = [*masked_score._masked([5, 6], 1, pieces)]
+    rows = [*masked_score.mask_each([5, 6], 1, pieces)]
     assert rows == [([pieces.cls, 5, pieces.mask, pieces.sep], 2, 6)]
 
 

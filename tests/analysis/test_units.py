@@ -9,7 +9,7 @@ import pytest
 
 from contexture.analysis.embed import embed
 from contexture.analysis.results import TextCounts
-from contexture.analysis.score import _windows, score
+from contexture.analysis.score import next_token_windows, score
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, GptConfig
@@ -48,7 +48,7 @@ def test_every_token_is_scored_once_with_as_much_context_as_a_window_holds(lengt
     tokenizer: Tokenizer = Letters(end)  # pyright: ignore[reportAssignmentType]
     (ids,) = tokenizer.encode([text])
     row, scored, start = ([end, *ids] if end is not None else ids), [], 0
-    for window, new in _windows([text], tokenizer, length, stride, totals):
+    for window, new in next_token_windows([text], tokenizer, length, stride, totals):
         assert window == row[start : start + length + 1] and 0 < new <= len(window) - 1
         scored += range(start + len(window) - new, start + len(window))
         start += stride

@@ -28,6 +28,9 @@ _MAPS = "analysis/attention/test_maps.py::"
 _MAP = f"{_MAPS}test_a_map_is_the_softmax_of_queries_and_keys_over_what_a_query_sees"
 _TRAINED = f"{_MAPS}test_maps_are_those_of_a_training_step"
 _PAGE = "analysis/attention/test_page.py::"
+_SENSES = "analysis/senses/test_senses_numbers.py::"
+_PAIRS = f"{_SENSES}test_figures_are_those_of_all_pairs_one_by_one"
+_TOKENS = "analysis/token_scores/test_token_scores.py::"
 _GATES = "analysis/attention/test_gates.py::test_gates_are_those_of_the_equations_in_both_directions"
 
 ANALYSIS = (
@@ -40,13 +43,40 @@ ANALYSIS = (
          f"{_MAPS}test_what_cannot_be_computed_is_one_clear_line"),
     ),
     *mutants_of(
-        "analysis/attention/write_page.py",
+        "analysis/pages/one_page.py",
         ("page.less-than-sign-acts", '.replace("<", "\\\\u003c")', "",
          f"{_PAGE}test_text_stays_text_and_nothing_but_the_page_s_own_script_may_run"),
+    ),
+    *mutants_of(
+        "analysis/attention/write_page.py",
         ("page.weights-rounded-off", "np.round(one.weights * 10**decimals)", "(one.weights * 10**decimals)",
          f"{_PAGE}test_a_page_holds_the_maps_rounded_as_it_says"),
         ("page.band-of-dense-layers", "n % 2 == 0 for n in", "n % 2 == 1 for n in",
          f"{_PAGE}test_a_page_says_which_layers_are_banded"),
+    ),
+    *mutants_of(
+        "analysis/cosines.py",
+        ("senses.a-vector-with-itself", " - np.square(unit_ND).sum()", "", _PAIRS),
+        ("senses.between-holds-within", "(whole - within) / between_pairs", "whole / between_pairs", _PAIRS),
+    ),
+    *mutants_of(
+        "analysis/senses/word_senses.py",
+        ("senses.baseline-of-one-word", "_, between = mean_cosines(", "between, _ = mean_cosines(",
+         f"{_SENSES}test_adjusted_figures_are_above_the_mean_cosine_of_different_words"),
+    ),
+    *mutants_of(
+        "analysis/senses/layer_vectors.py",
+        ("senses.another-word-of-the-sentence", "[number].place for number", "[number].place - 1 for number",
+         f"{_SENSES}test_a_word_s_vectors_are_those_of_embed_at_every_layer"),
+    ),
+    *mutants_of(
+        "analysis/token_scores/token_scores.py",
+        ("tokens.rank-from-nought", "1 + (log_probs_PV > own_P1)", "(log_probs_PV > own_P1)",
+         f"{_TOKENS}test_a_gpt_s_predictions_are_those_of_each_prefix_alone"),
+        ("tokens.backward-in-reading-order", "len(rows[row]) - 2 - place if suffix else place + 1", "place + 1",
+         f"{_TOKENS}test_an_elmo_s_predictions_are_those_of_both_directions"),
+        ("tokens.context-is-shown-again", "range(end - new, end)", "range(end)",
+         f"{_TOKENS}test_what_is_summed_is_the_score"),
     ),
     *mutants_of(
         "analysis/attention/gates.py",

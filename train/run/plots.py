@@ -30,13 +30,15 @@ _MOST_POINTS = 2000
 """More steps than the picture has columns are drawn as the span of their losses."""
 
 
-def new_figure(width: float, height: float, rows: int = 1, theme: Theme = "light") -> "tuple[Figure, list[Axes]]":
-    """Returns a figure of this size in inches, and its axes from top to bottom."""
+def new_figure(
+    width: float, height: float, rows: int = 1, theme: Theme = "light", columns: int = 1
+) -> "tuple[Figure, list[Axes]]":
+    """Returns a figure of this size in inches, and its axes, row by row from top to bottom."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=140, layout="constrained", facecolor=_PAPER[theme])
-    grid = figure.subplots(rows, squeeze=False)
-    for axes in grid[:, 0]:
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
         axes.set_facecolor(_PAPER[theme])
         axes.tick_params(colors=_INK[theme])
         axes.grid(color=_GRID[theme], linewidth=0.6)
@@ -46,7 +48,7 @@ def new_figure(width: float, height: float, rows: int = 1, theme: Theme = "light
             spine.set_color(_INK[theme])
         for text in (axes.xaxis.label, axes.yaxis.label):
             text.set_color(_INK[theme])
-    return figure, list(grid[:, 0])
+    return figure, list(grid.flat)
 
 
 def add_title(axes: "Axes", title: str, theme: Theme = "light") -> None:

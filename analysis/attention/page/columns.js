@@ -120,9 +120,3 @@ class Columns {
     this.options.draw(context, { width, height, row: this.row, first, last, y });
   }
 }
-
-/** A token's text with its drawn spaces in a quiet colour. */
-function marked(text) {
-  return text.split(/([␣⏎⇥␍]+)/).filter(Boolean).map((part) =>
-    /^[␣⏎⇥␍]/.test(part) ? element("span", { class: "space" }, part) : part);
-}

@@ -3,7 +3,6 @@
 const VIEWS = { head: ["Heads", HeadView], model: ["Model", ModelView], neuron: ["Neurons", NeuronView],
                 gates: ["Gates", GatesView], mix: ["Layer weights", MixView] };
 const made = {};
-const at = (id) => document.getElementById(id);
 
 function show(name) {
   state.view = name;
@@ -42,7 +41,7 @@ async function refresh() {
   controls();
   const showing = made[state.view];
   await showing.update();
-  await mass();
+  await status();
   root.dataset.drawn = `${state.view} ${data.layers[state.layer]} ${shownHeads().map((head) => data.heads[head])}`;
 }
 
@@ -51,8 +50,6 @@ async function refresh() {
 let layerSelect, chips = [], boxes = [];
 
 function build() {
-  at("title").textContent = data.title;
-  at("notes").textContent = data.notes;
   for (const name of data.views)
     at("views").append(element("button", { type: "button", role: "tab", id: `tab-${name}`, onclick: () => show(name) }, VIEWS[name][0]));
   layerSelect = element("select", { id: "layer", "aria-label": "Layer", onchange: () => choose(layerSelect.selectedIndex) },
@@ -76,11 +73,6 @@ function build() {
   });
   if (boxes.length) at("controls").append(element("span", { class: "group" }, element("span", { class: "name" }, "Hide"),
     ...boxes.map(({ name, box, share }) => element("label", {}, box, `${name} `, share))));
-  at("theme").addEventListener("click", () => paint(dark() ? "light" : "dark"));
-  at("help-button").addEventListener("click", help);
-  at("help").append(element("h2", {}, "Keys"), element("table", {}, element("tbody", {}, ...KEYS.filter(([, , fits]) => fits).map(
-    ([keys, text]) => element("tr", {}, element("td", {}, ...keys.flatMap((key) => [element("kbd", {}, key), " "])), element("td", {}, text))))),
-    element("form", { method: "dialog" }, element("button", {}, "Close")));
 }
 
 function toggle(place, alone) {
@@ -113,7 +105,7 @@ function controls() {
 }
 
 /** Says how much attention the groups that can be hidden take, in this layer's heads. */
-async function mass() {
+async function status() {
   if (!groups.size) return;
   const layer = state.layer, weights = await weightsOf(layer);
   if (layer !== state.layer) return;
@@ -127,7 +119,7 @@ async function mass() {
   const taken = every.filter((place) => excluded[place]);
   const which = heads.length === 1 ? `head ${data.heads[heads[0]]}` : `the ${heads.length} heads shown`;
   const place = `in layer ${data.layers[layer]}, ${which}`;
-  at("mass").textContent = taken.length
+  at("status").textContent = taken.length
     ? `Hidden: ${[...state.hidden].join(", ")}, with ${percent(mean(taken))} of the attention of all other tokens ${place}. The rest is drawn.`
     : `In brackets: the share of the attention that they take from all other tokens ${place}.`;
 }
@@ -150,11 +142,6 @@ const KEYS = [
   [["?"], "this list", true],
 ];
 
-function help() {
-  if (at("help").open) at("help").close();
-  else at("help").showModal();
-}
-
 function step(by) {
   const now = state.pinned >= 0 ? state.pinned : by > 0 ? -1 : count;
   state.pinned = Math.min(Math.max(now + by, 0), count - 1);
@@ -165,22 +152,16 @@ function step(by) {
 }
 
 function key(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || at("help").open) return;
-  if (event.target.closest?.("select") && event.key.startsWith("Arrow")) return;
-  const number = Number(event.key);
   const actions = {
     ArrowUp: () => choose(state.layer - 1), ArrowDown: () => choose(state.layer + 1),
     ArrowLeft: () => beside(-1), ArrowRight: () => beside(1),
-    j: () => step(1), k: () => step(-1), a: () => maps && everyHead(), t: () => at("theme").click(), "?": help,
+    j: () => step(1), k: () => step(-1), a: () => maps && everyHead(),
     o: () => { state.side = state.side === "query" ? "key" : "query"; made[state.view].update(); },
     s: () => { state.hidden = new Set(state.hidden.size ? [] : groups.keys()); refresh(); },
     Escape: () => { state.pinned = state.hover = -1; made[state.view].update(); },
   };
-  if (number >= 1 && number <= data.views.length) show(data.views[number - 1]);
-  else if (actions[event.key]) actions[event.key]();
-  else return;
-  event.preventDefault();
-  if (event.key.startsWith("Arrow")) made[state.view].focus?.();
+  data.views.forEach((name, place) => (actions[place + 1] = () => show(name)));
+  if (act(actions, event) && event.key.startsWith("Arrow")) made[state.view].focus?.();
 }
 
 function beside(by) {
@@ -189,27 +170,14 @@ function beside(by) {
 
 // Colours and print
 
-function paint(theme) {
-  root.dataset.theme = theme;
-  at("theme").textContent = theme === "dark" ? "Light" : "Dark";
-  if (made[state.view]) return refresh();
-}
-
 function print(printing) {
-  if (printing) state.theme = root.dataset.theme;
-  root.dataset.theme = printing ? "light" : state.theme;
   controls();
   made[state.view]?.columns?.print(printing);
   refresh();
 }
 
-const asked = window.matchMedia("(prefers-color-scheme: dark)");
-asked.addEventListener("change", () => paint(asked.matches ? "dark" : "light"));
+startPage(KEYS, () => made[state.view] && refresh(), print);
 window.addEventListener("resize", () => made[state.view].update());
-window.addEventListener("beforeprint", () => print(true));
-window.addEventListener("afterprint", () => print(false));
 document.addEventListener("keydown", key);
-root.dataset.theme = asked.matches ? "dark" : "light";
 build();
-paint(root.dataset.theme);
 show(state.view);

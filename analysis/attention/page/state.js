@@ -1,7 +1,5 @@
 // What is shown, and the arrays of the page: read when they are first needed, a layer at a time.
 
-const data = JSON.parse(document.getElementById("data").textContent);
-const root = document.documentElement;
 const count = data.tokens.length;
 const state = {
   view: data.views[0],
@@ -13,23 +11,7 @@ const state = {
   hidden: new Set(), // names of the groups of tokens that are left out
 };
 
-/** Makes an element: element("p", {class: "a"}, "text", child …). Text is never read as HTML. */
-function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (value === true) made.setAttribute(key, "");
-    else if (value !== false && value != null) made.setAttribute(key, value);
-  }
-  made.append(...children.filter((child) => child != null));
-  return made;
-}
-
-/** A token as people see it: spaces, line ends and tabs are drawn. */
-function written(place) {
-  return data.tokens[place].replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
-}
-
+const written = (place) => withSpacesDrawn(data.tokens[place]);
 const current = () => (state.hover >= 0 ? state.hover : state.pinned);
 const shownHeads = () => state.heads.flatMap((shown, place) => (shown ? [place] : []));
 const firstHead = () => Math.max(state.heads.indexOf(true), 0);
@@ -121,7 +103,6 @@ function share(weights, head, from, to) {
 
 // Colours
 
-const dark = () => root.dataset.theme === "dark";
 const headCount = data.headCount ?? 6;
 const stride = [0.382, 0.3, 0.45, 0.2, 0].map((part) => Math.max(Math.round(part * headCount), 1))
   .find((step) => gcd(step, headCount) === 1) ?? 1;
@@ -135,17 +116,4 @@ function colour(place, alpha = 1) {
   const hue = (210 + (360 * ((((data.heads?.[place] ?? place + 1) - 1) * stride) % headCount)) / headCount) % 360;
   const light = dark() ? 68 : hue > 40 && hue < 200 ? 34 : 44;
   return `hsl(${hue.toFixed(0)} 70% ${light}% / ${alpha})`;
-}
-
-const variable = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-
-/** Sizes a canvas in CSS pixels, sharp on its screen, and returns its context. */
-function prepare(canvas, width, height) {
-  const ratio = Math.min(window.devicePixelRatio || 1, 16000 / Math.max(height, 1), 3);
-  canvas.width = Math.max(Math.round(width * ratio), 1);
-  canvas.height = Math.max(Math.round(height * ratio), 1);
-  canvas.style.height = `${height}px`;
-  const context = canvas.getContext("2d");
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  return context;
 }

@@ -15,9 +15,10 @@ def attention_command(argv: list[str]) -> Result:
     request = parse(AttentionRequest, argv, "attention")
     layers, heads = _numbers("layers", request.layers), _numbers("heads", request.heads)
     read(Path(request.run))
-    from contexture.analysis.attention.write_page import check_target, write_page
+    from contexture.analysis.attention.write_page import write_page
+    from contexture.analysis.pages.one_page import check_page
 
-    check_target(Path(request.to))
+    check_page(Path(request.to))
     model = open(request.run, request.step or None)
     kind = "Gates" if model.run.family == "elmo" else "Attention"
     with model.computing():

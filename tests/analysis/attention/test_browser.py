@@ -1,6 +1,5 @@
 """The page in a real browser: what is drawn, by mouse and keys, and that nothing leaves it."""
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -19,30 +17,10 @@ from contexture.analysis.attention import write_page as pages
 from contexture.analysis.attention.maps import LayerMaps, TokenSequence
 from contexture.models.config import BertConfig, HeadConfig
 from contexture.models.model import build
+from tests.analysis.pages.browser import IN_BROWSER, check_nothing_left_or_ran, open_page, press, text_of, wait
 from tests.train.run.test_formats import GOLDEN
 
-CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(
-        not (CHROMIUM.exists() and DRIVER.exists()),
-        reason="needs a browser: apt-get install chromium chromium-driver",
-    ),
-]
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
---disable-component-update --disable-sync --window-size=1360,900""".split()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
-    yield driver
-    driver.quit()
+pytestmark = IN_BROWSER
 
 
 def _write(to: Path, run: str, text: str, **options: Any) -> Path:
@@ -52,29 +30,12 @@ def _write(to: Path, run: str, text: str, **options: Any) -> Path:
     return to
 
 
-def _wait(browser: Any, drawn: str, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while browser.execute_script("return document.documentElement.dataset.drawn") != drawn:
-        assert time.monotonic() < end, (drawn, browser.get_log("browser"))
-        time.sleep(0.05)
-
-
 def _open(browser: Any, file: Path, drawn: str = "head 1 1") -> None:
-    browser.get_log("performance")
-    browser.get(file.as_uri())
-    _wait(browser, drawn)
-
-
-def _press(browser: Any, *keys: str) -> None:
-    ActionChains(browser).send_keys(*keys).perform()
+    open_page(browser, file, drawn)
 
 
 def _picture(browser: Any) -> str:
     return browser.execute_script("return document.querySelector('.middle-cell canvas').toDataURL()")
-
-
-def _text(browser: Any, selector: str) -> str:
-    return browser.find_element(By.CSS_SELECTOR, selector).text
 
 
 @pytest.fixture
@@ -91,7 +52,7 @@ def test_a_hover_shows_a_token_s_weights_to_three_decimals_at_least(browser: Any
     weights = contexture.open(GOLDEN / "bert_format_2").attention("the cat sat", "a mat")["weights"]
     shown = [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".column.right .number")]
     assert shown == [f"{weight:.4f}" for weight in np.round(weights[0, 0, 1], 4)]
-    assert "the (token 2) reads" in _text(browser, ".info")
+    assert "the (token 2) reads" in text_of(browser, ".info")
     ActionChains(browser).move_to_element(browser.find_element(By.ID, "title")).perform()
     assert _picture(browser) == before
 
@@ -105,26 +66,26 @@ def test_keys_change_layer_head_token_view_and_colours(browser: Any, bert_page: 
         (Keys.ARROW_UP, "head 1 2"),
         ("a", "head 1 1,2"),
     ):
-        _press(browser, keys)
-        _wait(browser, drawn)
+        press(browser, keys)
+        wait(browser, drawn)
         pictures.append(_picture(browser))
     assert len(set(pictures)) == len(pictures)
-    _press(browser, "j", "j")
-    assert "(token 2) reads" in _text(browser, ".info")
-    _press(browser, "o")
-    assert "(token 2) is read by" in _text(browser, ".info")
-    _press(browser, "2")
-    _wait(browser, "model 1 1,2")
+    press(browser, "j", "j")
+    assert "(token 2) reads" in text_of(browser, ".info")
+    press(browser, "o")
+    assert "(token 2) is read by" in text_of(browser, ".info")
+    press(browser, "2")
+    wait(browser, "model 1 1,2")
     assert len(browser.find_elements(By.CSS_SELECTOR, ".thumb")) == 4
-    _press(browser, "3")
-    _wait(browser, "neuron 1 1,2")
+    press(browser, "3")
+    wait(browser, "neuron 1 1,2")
     paper = "return getComputedStyle(document.body).backgroundColor"
     light = browser.execute_script(paper)
-    _press(browser, "t")
+    press(browser, "t")
     assert browser.execute_script(paper) != light
-    _press(browser, "?")
+    press(browser, "?")
     assert browser.find_element(By.ID, "help").is_displayed()
-    _press(browser, Keys.ESCAPE)
+    press(browser, Keys.ESCAPE)
     assert not browser.find_element(By.ID, "help").is_displayed()
 
 
@@ -132,7 +93,7 @@ def test_tab_reaches_the_controls_with_a_visible_focus(browser: Any, bert_page: 
     _open(browser, bert_page)
     seen = []
     for _ in range(14):
-        _press(browser, Keys.TAB)
+        press(browser, Keys.TAB)
         seen.append(browser.execute_script(
             "const a = document.activeElement; return [a.id || a.className, getComputedStyle(a).outlineStyle]"
         ))  # fmt: skip
@@ -142,10 +103,10 @@ def test_tab_reaches_the_controls_with_a_visible_focus(browser: Any, bert_page: 
 
 def test_a_thumbnail_opens_its_head(browser: Any, bert_page: Path):
     _open(browser, bert_page)
-    _press(browser, "2")
-    _wait(browser, "model 1 1")
+    press(browser, "2")
+    wait(browser, "model 1 1")
     browser.find_elements(By.CSS_SELECTOR, ".thumb")[3].click()
-    _wait(browser, "head 2 2")
+    wait(browser, "head 2 2")
 
 
 def test_hidden_tokens_are_not_drawn_and_the_page_says_what_they_took(browser: Any, bert_page: Path):
@@ -157,9 +118,9 @@ def test_hidden_tokens_are_not_drawn_and_the_page_says_what_they_took(browser: A
     mass = maps["weights"][0, 0][np.ix_(others, out)].sum(1).mean()
     browser.find_element(By.CSS_SELECTOR, "[data-group='[SEP]']").click()
     end = time.monotonic() + 30
-    while "Hidden: [SEP]" not in _text(browser, "#mass"):
+    while "Hidden: [SEP]" not in text_of(browser, "#status"):
         assert time.monotonic() < end
-    said = float(_text(browser, "#mass").partition("with ")[2].partition(" %")[0])
+    said = float(text_of(browser, "#status").partition("with ")[2].partition(" %")[0])
     assert abs(said - 100 * mass) <= 0.06 + 100 * len(out) * 0.5e-4
     assert _picture(browser) != before
 
@@ -167,13 +128,13 @@ def test_hidden_tokens_are_not_drawn_and_the_page_says_what_they_took(browser: A
 def test_the_neuron_view_has_the_dot_products_and_their_elements(browser: Any, bert_page: Path):
     _open(browser, bert_page)
     maps = contexture.open(GOLDEN / "bert_format_2").attention("the cat sat", "a mat")
-    _press(browser, "3")
-    _wait(browser, "neuron 1 1")
+    press(browser, "3")
+    wait(browser, "neuron 1 1")
     browser.find_element(By.ID, "query-2").click()
     middle = browser.find_element(By.CSS_SELECTOR, ".middle-cell canvas")
     left, top = -middle.size["width"] // 2, -middle.size["height"] // 2
     ActionChains(browser).move_to_element_with_offset(middle, left + 16, top + 4).perform()  # the first key's first
-    info = _text(browser, ".info")
+    info = text_of(browser, ".info")
     dot = float(maps["queries"][0, 0, 2].astype(np.float64) @ maps["keys"][0, 0, 0])
     numbers = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in info.splitlines()[1:7])}
     assert abs(numbers["dot product"] - dot) <= 2e-3 * max(abs(dot), 1)
@@ -181,39 +142,29 @@ def test_the_neuron_view_has_the_dot_products_and_their_elements(browser: Any, b
     assert abs(numbers["query, element 1"] - maps["queries"][0, 0, 2, 0]) <= 1e-3 * abs(maps["queries"]).max()
 
 
-def test_no_request_leaves_the_page_and_text_stays_text(browser: Any, tmp_path: Path):
+def test_no_request_leaves_the_page_and_text_staystext_of(browser: Any, tmp_path: Path):
     text = "</script><b>"
     file = _write(tmp_path / "page.html", "gpt_format_2", text)
     _open(browser, file)
     for view in "231":
-        _press(browser, view)
+        press(browser, view)
         time.sleep(0.3)
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    assert [url for url in sent if not url.startswith("data:")] == [file.as_uri()]
-    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
-    errors = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not errors
     tokens = browser.execute_script(
         "return [...document.querySelectorAll('.column.left .text')].map(x => x.textContent)"
     )
     assert "".join(tokens) == text and not browser.find_elements(By.TAG_NAME, "b")
-    # Not even by a script that somebody puts in: the policy knows one script alone.
-    browser.execute_script(
-        "const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s)"
-    )
-    assert browser.execute_script("return window.ran ?? 0") == 0
+    check_nothing_left_or_ran(browser, file)
 
 
 def test_an_elmo_s_page_shows_gates_and_layer_weights(browser: Any, tmp_path: Path):
     _open(browser, _write(tmp_path / "page.html", "elmo_task_format_1", "the cat sat"), "gates 1 ")
     gates = contexture.open(GOLDEN / "elmo_task_format_1").gates("the cat sat")
-    _press(browser, "j", Keys.ARROW_DOWN)
-    _wait(browser, "gates 2 ")
-    assert f"{gates['means'][0, 1, 0, 0]:.4f}" in _text(browser, ".info")
-    _press(browser, "2")
-    _wait(browser, "mix 2 ")
-    assert f"{gates['mixes'][0]['weights'][0]:.4f}" in _text(browser, "#view")
+    press(browser, "j", Keys.ARROW_DOWN)
+    wait(browser, "gates 2 ")
+    assert f"{gates['means'][0, 1, 0, 0]:.4f}" in text_of(browser, ".info")
+    press(browser, "2")
+    wait(browser, "mix 2 ")
+    assert f"{gates['mixes'][0]['weights'][0]:.4f}" in text_of(browser, "#view")
 
 
 def test_512_tokens_of_144_heads_open_within_three_seconds_and_20_mb(
@@ -242,13 +193,13 @@ def test_512_tokens_of_144_heads_open_within_three_seconds_and_20_mb(
     _open(browser, to)
     metrics = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
     assert {each["name"]: each["value"] for each in metrics}["TaskDuration"] < 3
-    _press(browser, "2")
-    _wait(browser, "model 1 1", 120)
+    press(browser, "2")
+    wait(browser, "model 1 1", 120)
 
 
 def test_on_paper_the_colours_are_light_and_every_row_is_there(browser: Any, tmp_path: Path):
     _open(browser, _write(tmp_path / "page.html", "gpt_format_2", "the cat sat"))
-    _press(browser, "t")
+    press(browser, "t")
     browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
     assert browser.execute_script("return document.documentElement.dataset.theme") == "light"
     written = "return [...document.querySelectorAll('.sheet .left .text')].map(x => x.textContent.replaceAll('␣', ' '))"

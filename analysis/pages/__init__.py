@@ -1,0 +1,1 @@
+"""Pages that hold their data, styles and scripts, and load nothing."""

@@ -1,0 +1,55 @@
+"""Writes one page of HTML that holds its data, styles and scripts: nothing is loaded, and no text acts."""
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import json
+import string
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from contexture.data.errors import DataError
+from contexture.data.storage import atomic_file
+
+
+def check_page(to: Path) -> None:
+    """Raises: DataError for a path where no page can be written."""
+    if to.suffix != ".html":
+        raise DataError(f"--to {to}: a page ends in .html; give such a name")
+    if not to.parent.is_dir():
+        raise DataError(f"--to {to}: its folder is not there; make it, or give another name")
+
+
+def write_one_page(
+    to: Path, package: str, scripts: Sequence[str], data: Mapping[str, Any], blocks: Mapping[str, str] | None = None
+) -> int:
+    """Writes a page, whole or not at all, and returns its bytes.
+
+    package  holds a folder `page` with page.css and the scripts, which stand behind the base ones
+    scripts  their names without .js, in their order
+    data     what the scripts read at once, with a title and notes
+    blocks   texts by name, which they read when they need them
+    """
+    base, own = (importlib.resources.files(name) / folder for name, folder in (
+        ("contexture.analysis.pages", "base"), (package, "page")))  # fmt: skip
+    style = base.joinpath("base.css").read_text("utf-8") + own.joinpath("page.css").read_text("utf-8")
+    files = [base.joinpath("base.js"), *(own.joinpath(f"{name}.js") for name in scripts)]
+    # A function of its own, so that its names meet none of the browser's.
+    body = "\n".join(file.read_text("utf-8") for file in files)
+    script = f'(() => {{\n"use strict";\n{body}\n}})();\n'
+    # Within a script element only `</script` and `<!--` mean something: no `<` is left of the data.
+    embedded = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    elements = [f'<script type="text/plain" id="{name}">{text}</script>' for name, text in (blocks or {}).items()]
+    page = string.Template(base.joinpath("page.html").read_text("utf-8")).substitute(
+        title=html.escape(data["title"]), style=style, script=script, data=embedded,
+        style_hash=_digest(style), script_hash=_digest(script), blocks="\n".join(elements),
+    )  # fmt: skip
+    with atomic_file(to) as part:
+        part.write_bytes(page.encode())
+    return len(page.encode())
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,55 @@
+"""A figure of the occurrences of a word: a panel for each layer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from contexture.analysis.cosines import unit_length
+from contexture.analysis.senses.projections import Projection, project
+from contexture.analysis.senses.senses_page import groups_of, layer_name
+from contexture.analysis.senses.word_senses import WordSenses
+from contexture.train.run.plots import COLOURS, Theme, add_legend_below, add_title, new_figure, save_figure
+
+_MARKERS = ("o", "s", "^", "D")
+_COLUMNS = 3
+
+
+def draw_senses(
+    senses: WordSenses,
+    to: Path,
+    *,
+    layers: Sequence[int] | None = None,
+    projection: Projection = "pca",
+    seed: int = 0,
+    theme: Theme = "light",
+) -> None:
+    """Draws *.png or *.svg. layers: the panels by the numbers of their layers; None: all."""
+    points_LN2, _ = project(unit_length(senses["vectors"].astype(np.float64)), projection, seed)
+    groups, names = groups_of(senses)
+    chosen = list(range(len(points_LN2))) if layers is None else list(layers)
+    columns = min(_COLUMNS, len(chosen))
+    rows = -(-len(chosen) // columns)
+    figure, axes_of = new_figure(max(3.2 * columns, 5.2), 3.1 * rows + 0.5, rows, theme, columns)
+    for axes in axes_of[len(chosen) :]:
+        axes.set_visible(False)
+    labelled: set[int] = set()
+    for axes, layer in zip(axes_of, chosen, strict=False):
+        own = groups[layer if len(groups) > 1 else 0]
+        for group in np.unique(own):
+            name = f"cluster {group + 1}" if names is None else names[group]
+            label = "" if int(group) in labelled else name
+            labelled.add(int(group))
+            axes.scatter(
+                *points_LN2[layer][own == group].T, s=22, alpha=0.85, linewidths=0, label=label,
+                color=COLOURS[group % len(COLOURS)], marker=_MARKERS[group % len(_MARKERS)],
+            )  # fmt: skip
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.set_aspect("equal", adjustable="datalim")
+        row = senses["layers"][layer]
+        add_title(axes, layer_name(layer), theme)
+        figures = [f"{name} {row[name]:.2f}" for name in ("within", "between") if row[name] is not None]
+        axes.set_xlabel(", ".join(figures), fontsize=9)
+    add_legend_below(figure, theme)
+    save_figure(figure, to)

@@ -1,0 +1,215 @@
+"""How the vectors of one word part by its senses, layer by layer."""
+
+from collections.abc import Iterable
+from typing import NotRequired, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contexture.analysis.cosines import mean_cosines, unit_length
+from contexture.analysis.senses.clusters import cluster, silhouette
+from contexture.analysis.senses.layer_vectors import layer_vectors
+from contexture.analysis.senses.occurrences import Occurrence, Sentence, collect
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.errors import DataError
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.models.model import Model
+from contexture.models.shapes import Params
+
+
+class Similarities(TypedDict):
+    """Mean cosines of the vectors of one word at a layer; None where there are no two vectors for it.
+
+    self_similarity  of two occurrences (Ethayarajh 2019, section 3.2)
+    within           of two occurrences of one sense, or of one cluster
+    between          of two occurrences of different senses, or clusters
+    silhouette       how much nearer an occurrence is to its own sense than to the nearest other one, from -1 to 1
+    """
+
+    self_similarity: float | None
+    within: float | None
+    between: float | None
+    silhouette: float | None
+
+
+class LayerSimilarities(Similarities):
+    """Those of a layer. layer: 0 is the words' own; clusters: how many, where senses are not given.
+
+    baseline: the mean cosine of two different words of the sentences; adjusted figures are those above it, which
+    corrects for the narrow cone that the vectors of a layer lie in (Ethayarajh 2019, section 3.3).
+    """
+
+    layer: int
+    clusters: NotRequired[int]
+    baseline: NotRequired[float]
+    adjusted_self_similarity: NotRequired[float | None]
+    adjusted_within: NotRequired[float | None]
+    adjusted_between: NotRequired[float | None]
+
+
+class WordSenses(TypedDict):
+    """The occurrences of a word, n of them, and their vectors at each layer.
+
+    word      as it was given
+    words     as it stands in each sentence
+    texts     the sentence of each occurrence
+    split     the words of that sentence, and `places`: which of them is the occurrence
+    senses    that of each occurrence; None where they are not given
+    clusters  i64 [layers, n], from 1, where senses are not given, else None
+    vectors   f32 [n, layers, D], the words' own layer first
+    layers    the figures of each layer
+    count     all occurrences, of which `texts` are a sample where there are many
+    left_out  occurrences in sentences with more tokens than the model takes
+    """
+
+    word: str
+    words: list[str]
+    texts: list[str]
+    split: list[list[str]]
+    places: list[int]
+    senses: list[str] | None
+    clusters: NDArray[np.int64] | None
+    vectors: NDArray[np.float32]
+    layers: list[LayerSimilarities]
+    count: int
+    left_out: int
+
+
+def word_senses(
+    model: Model,
+    params: Params,
+    tokenizer: Tokenizer,
+    sentences: Iterable[Sentence],
+    word: str,
+    *,
+    ignore_case: bool = False,
+    clusters: int = 0,
+    adjust_anisotropy: bool = False,
+    max_occurrences: int = 1000,
+    seed: int = 0,
+    batch: int = 64,
+    cancel: CancelToken = NEVER,
+) -> WordSenses:
+    """Computes the vectors of a word in its sentences, and how they part by sense, or, without senses, by cluster.
+
+    ignore_case        take the word in any case
+    clusters           how many clusters where senses are not given; 0: as many as have the largest silhouette
+    adjust_anisotropy  subtract the mean cosine of different words, a sample of 1,000 occurrences
+    max_occurrences    of more, a sample is taken
+    batch              sentences at a time
+
+    Raises: DataError for a word that never occurs, or only once, senses that only some occurrences have, and clusters
+    that do not fit.
+    """
+    if max_occurrences < 2:
+        raise DataError(f"max-occurrences={max_occurrences} is not at least 2; there is nothing to compare")
+    given = collect(
+        sentences,
+        word,
+        tokenizer,
+        ignore_case=ignore_case,
+        max_occurrences=max_occurrences,
+        baseline=adjust_anisotropy,
+        seed=seed,
+    )
+    senses = _senses(given.occurrences)
+    if senses is not None and clusters:
+        raise DataError(f"clusters={clusters} is for sentences without senses; leave it out")
+    vectors_NLD, kept = layer_vectors(model, params, tokenizer, given.occurrences, batch=batch, cancel=cancel)
+    occurrences = [each for each, own in zip(given.occurrences, kept, strict=True) if own]
+    if len(occurrences) < 2:
+        raise DataError(
+            f"the word {word!r} occurs {len(occurrences)} times in sentences that the model has room for; give shorter "
+            "ones"
+        )
+    if clusters > len(occurrences):
+        raise DataError(f"clusters={clusters}, and the word occurs {len(occurrences)} times; give fewer")
+    baselines = None
+    if adjust_anisotropy:
+        others_NLD, own = layer_vectors(model, params, tokenizer, given.others, batch=batch, cancel=cancel)
+        others = [each for each, one in zip(given.others, own, strict=True) if one]
+        baselines = _baselines(others_NLD, [each.words[each.place].casefold() for each in others])
+    unit_NLD = unit_length(vectors_NLD.astype(np.float64))
+    senses = _senses(occurrences)
+    numbers = None if senses is None else np.unique(senses, return_inverse=True)[1]
+    groups_LN = np.stack([
+        cluster(unit_NLD[:, layer], clusters, seed) if numbers is None else numbers
+        for layer in range(unit_NLD.shape[1])
+    ])  # fmt: skip
+    return {
+        "word": word,
+        "words": [each.words[each.place] for each in occurrences],
+        "texts": [each.sentence.text for each in occurrences],
+        "split": [list(each.words) for each in occurrences],
+        "places": [each.place for each in occurrences],
+        "senses": senses,
+        "clusters": groups_LN if senses is None else None,
+        "vectors": vectors_NLD,
+        "layers": [
+            _layer(layer, unit_NLD[:, layer], groups_LN[layer], senses is None, baselines)
+            for layer in range(unit_NLD.shape[1])
+        ],
+        "count": given.count,
+        "left_out": len(given.occurrences) - len(occurrences),
+    }
+
+
+def _senses(occurrences: list[Occurrence]) -> list[str] | None:
+    senses = [each.sentence.sense for each in occurrences]
+    given = [sense for sense in senses if sense is not None]
+    if not given:
+        return None
+    if len(given) < len(senses):
+        without = occurrences[senses.index(None)].sentence.origin
+        raise DataError(f"{without}: no sense, where others have one; give every sentence one, or none")
+    return given
+
+
+def similarities(unit_ND: NDArray[np.float64], groups_N: NDArray[np.integer]) -> Similarities:
+    """Returns the figures of vectors of length 1 in groups."""
+    within, between = mean_cosines(unit_ND, groups_N)
+    return {
+        "self_similarity": mean_cosines(unit_ND, np.zeros(len(unit_ND), np.int64))[0],
+        "within": within,
+        "between": between,
+        "silhouette": silhouette(unit_ND, groups_N),
+    }
+
+
+def _layer(
+    layer: int,
+    unit_ND: NDArray[np.float64],
+    groups_N: NDArray[np.integer],
+    clustered: bool,
+    baselines: list[float] | None,
+) -> LayerSimilarities:
+    figures = similarities(unit_ND, groups_N)
+    row: LayerSimilarities = {"layer": layer, **figures}
+    if clustered:
+        row["clusters"] = len(np.unique(groups_N))
+    if baselines is not None:
+        baseline = baselines[layer]
+        row["baseline"] = baseline
+        row["adjusted_self_similarity"] = _above(figures["self_similarity"], baseline)
+        row["adjusted_within"] = _above(figures["within"], baseline)
+        row["adjusted_between"] = _above(figures["between"], baseline)
+    return row
+
+
+def _above(value: float | None, baseline: float) -> float | None:
+    return None if value is None else value - baseline
+
+
+def _baselines(vectors_NLD: NDArray[np.float32], words: list[str]) -> list[float]:
+    """Returns the mean cosine of two different words at each layer. Raises: DataError for one word alone."""
+    types_N = np.unique(words, return_inverse=True)[1]
+    means: list[float] = []
+    for layer in range(vectors_NLD.shape[1]):
+        _, between = mean_cosines(unit_length(vectors_NLD[:, layer].astype(np.float64)), types_N)
+        if between is None:
+            raise DataError(
+                "the sentences hold no two different words, whose mean cosine adjusts for anisotropy; give more text, "
+                "or leave it out"
+            )
+        means.append(between)
+    return means

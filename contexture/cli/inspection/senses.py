@@ -1,0 +1,84 @@
+"""`contexture senses`: argv → the figures of a word's vectors, and a page or a picture of them."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from contexture.api import open
+from contexture.cli.output import Result
+from contexture.cli.parse import parse
+from contexture.cli.query_commands import NOTHING_WRITTEN, listening
+from contexture.data.errors import DataError
+from contexture.requests import SensesRequest, several
+from contexture.train.run_file import read
+
+_FIGURES = (".html", ".png", ".svg")
+
+
+def senses_command(argv: list[str]) -> Result:
+    """Compares the vectors of a word in its sentences, by sense or cluster, at each layer."""
+    request = parse(SensesRequest, argv, "senses")
+    top = read(Path(request.run)).run.model.layers
+    to = Path(request.to) if request.to else None
+    if to is not None:
+        _check_figure(to)
+    layers = _layers(request.layers, top)
+    from contexture.analysis.senses.occurrences import check_files, read_sentences
+    from contexture.analysis.senses.senses_figure import draw_senses
+    from contexture.analysis.senses.senses_page import write_senses_page
+    from contexture.analysis.senses.word_senses import word_senses
+
+    files = several(request.input)
+    check_files(files, request.text, request.sense)
+    with listening(NOTHING_WRITTEN) as signals:
+        model = open(request.run, request.step or None)
+        with model.computing():
+            senses = word_senses(
+                model.model,
+                model.params,
+                model.tokenizer,
+                read_sentences(files, request.text, request.sense, request.header),
+                request.word,
+                ignore_case=request.ignore_case,
+                clusters=request.clusters,
+                adjust_anisotropy=request.adjust_anisotropy,
+                max_occurrences=request.max_occurrences,
+                seed=request.seed,
+                batch=request.batch,
+                cancel=signals,
+            )
+    how: Any = {"projection": request.projection, "seed": request.seed}
+    if to is not None and to.suffix == ".html":
+        title = f"{request.word} in {Path(request.run).resolve().name}, step {model.step}"
+        write_senses_page(to, title, senses, **how)
+    elif to is not None:
+        draw_senses(senses, to, layers=layers, theme=request.theme, **how)
+    result: dict[str, object] = {
+        "run": request.run,
+        "step": model.step,
+        "word": request.word,
+        "occurrences": len(senses["texts"]),
+    }
+    if senses["count"] > len(senses["texts"]) + senses["left_out"]:
+        result["sampled_from"] = senses["count"]
+    if senses["left_out"]:
+        result["left_out"] = senses["left_out"]
+    if senses["senses"] is not None:
+        result["senses"] = dict(Counter(senses["senses"]))
+    return {**result, "layers": senses["layers"], **({"to": request.to} if to is not None else {})}
+
+
+def _check_figure(to: Path) -> None:
+    if to.suffix not in _FIGURES:
+        raise DataError(f"--to {to}: a page ends in .html, a figure in .png or .svg; give such a name")
+    if not to.parent.is_dir():
+        raise DataError(f"--to {to}: its folder is not there; make it, or give another name")
+
+
+def _layers(layers: str, top: int) -> list[int] | None:
+    if layers == "all":
+        return None
+    words = layers.split(",")
+    if not all(word.isascii() and word.isdecimal() and int(word) <= top for word in words):
+        raise DataError(f"layers={layers} are not all, or numbers from 0 to {top} with commas between")
+    return sorted({int(word) for word in words})
