@@ -1,10 +1,12 @@
-"""Tables of examples, raw text, and sets of TFDS."""
+"""Tables of examples, raw text, sets of TFDS, and word vectors."""
 
 import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.pretraining.tokenize_corpus import prepare
@@ -14,6 +16,7 @@ from contexture.data.text.sentences import sentences
 from contexture.data.text.sources import expand, sentence_batches, texts, whole_texts
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import learn
+from contexture.data.word_vectors import read_word_vectors
 from tests.fuzz.mutate import Mutation, of_bytes, of_json, of_json_lines, of_lines
 from tests.fuzz.target import Target
 
@@ -96,6 +99,17 @@ def _set(folder: Path) -> None:
     build(folder, "glue/sst2", {"train": rows, "validation": rows[:2]})
 
 
+def _binary_vectors(folder: Path) -> None:
+    folder.mkdir()
+    rows = b"".join(b"w%d " % n + np.float32([n, n / 3, -n]).tobytes() + b"\n" for n in range(6))
+    (folder / "v.bin").write_bytes(b"6 3\n" + rows)
+
+
+def _vectors(file: str) -> Callable[[Path, Path], None]:
+    return lambda folder, to: print(read_word_vectors(folder / file))
+
+
+_VECTORS = "".join(f"w{n} {n / 7:.3f} -{n}.5 0.25\n" for n in range(6))
 _SET = "glue/sst2/1.0.0"
 _TEXT = "\n\n".join("\n".join(LINES) for _ in range(3)) + "\n"
 _JSON = "".join(json.dumps({"text": "\n".join(LINES)}) + "\n" for _ in range(3))
@@ -116,6 +130,9 @@ TARGETS = (
     Target("text.txt-windows", write("text.txt", _TEXT), "text.txt", of_lines, _text("windows", "files")),
     Target("text.jsonl", write("text.jsonl", _JSON), "text.jsonl", of_json_lines, _text("pairs", "blank_lines")),
     Target("text.bytes", write("text.txt", _TEXT), "text.txt", of_bytes, _text("windows", "blank_lines")),
+    Target("vectors.glove", write("v.txt", _VECTORS), "v.txt", of_lines, _vectors("v.txt")),
+    Target("vectors.word2vec", write("v.txt", "6 3\n" + _VECTORS), "v.txt", of_lines, _vectors("v.txt")),
+    Target("vectors.binary", _binary_vectors, "v.bin", of_bytes, _vectors("v.bin")),
     Target("text.sentences", write("text.txt", _TEXT), "text.txt", of_lines, _sentences),
     *(Target(f"tfds.{name}", _set, f"{_SET}/{file}", mutate, _encode("", CLASSIFY), slow=True)
       for name, file, mutate in (("features", "features.json", of_json), ("info", "dataset_info.json", of_json),

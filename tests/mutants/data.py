@@ -12,6 +12,7 @@ _WINDOWS = "data/pretraining/test_lm_windows.py::"
 _PACKED = f"{_WINDOWS}test_packed_documents_do_not_see_each_other"
 _LANES = "data/pretraining/test_bilm_lanes.py::"
 _WORDS = "data/tokenizers/test_word_level.py::"
+_VECTORS = "data/test_word_vectors.py::"
 
 PRETRAINING = (
     *mutants_of(
@@ -173,5 +174,18 @@ PRETRAINING = (
         ("slots.rounded-down", "math.ceil(round(self.length * self.masked_fraction, 6))",
          "int(self.length * self.masked_fraction)",
          "train/test_phases.py::test_masked_slots_follow_the_length"),
+    ),
+    *mutants_of(
+        "data/word_vectors.py",
+        ("vectors.words-end-at-a-space", "b\" \".join(fields[:-dim])", "fields[0]",
+         f"{_VECTORS}test_each_form_gives_the_words_and_the_numbers_of_the_file"),
+        ("vectors.header-not-compared", "if rows.read != count:", "if rows.read > count:",
+         f"{_VECTORS}test_each_fault_is_one_line_that_says_where"),
+        ("vectors.nan-passes", "if not finite_B.all():", "if not finite_B.any():",
+         f"{_VECTORS}test_each_fault_is_one_line_that_says_where"),
+        ("vectors.rest-of-a-block-lost", "buffer, at = buffer[at:] + more, 0", "buffer, at = more, 0",
+         f"{_VECTORS}test_rows_across_blocks_are_whole"),
+        ("vectors.bytes-counted-as-words", "self.left_out += 1", "self.left_out = 1",
+         f"{_VECTORS}test_words_that_are_not_utf_8_are_left_out_and_counted"),
     ),
 )  # fmt: skip
