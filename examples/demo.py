@@ -179,10 +179,15 @@ def ending(console: Console, began: float) -> None:
     """Draws pages and figures, and says where everything lies and what to try next."""
     run(f"compare {RUNS}/bert-0 {RUNS}/scratch-0 --to demo/comparison.html")
     run(f"layers {' '.join(f'{RUNS}/elmo-{seed}' for seed in SEEDS)} --to demo/layers.png")
+    run(f'attention {BERT} --text "latin small letter a" --second "latin small letter e" --to demo/attention.html')
+    demo_names.write_senses(TASK / "sign.tsv")
+    print(run(f"senses {BERT} --word sign --input {TASK}/sign.tsv --to demo/senses.png").rstrip(), flush=True)
     for title, lines in {
         "Look at": (
             "demo/comparison.html      the curves of BERT's fine-tuning, pretrained and from scratch",
             "demo/layers.png           what the task makes of ELMo's layers, over three seeds",
+            "demo/attention.html       what each head of BERT attends to, in two names",
+            "demo/senses.png           `sign` in 120 names, by its sense: a point for each, at every layer",
             f"{RUNS}/*/loss.svg       the curves of each run",
         ),
         "What to try next": (

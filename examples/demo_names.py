@@ -17,6 +17,8 @@ LONGEST = 40
 SIZES = {"train": 100, "dev": 300, "test": 1000}
 """Names of the task in each part. None of them is in the text."""
 OK, TYPO = "ok", "typo"
+SIGN = {"vowel": r"vowel sign", "cuneiform": r"^cuneiform sign", "symbol": r"^(\S+ ){1,2}sign$"}
+"""What `sign` means in a name: a vowel beside a letter, a character of cuneiform writing, a symbol (`yen sign`)."""
 
 
 def documents() -> list[list[str]]:
@@ -48,6 +50,16 @@ def write(text: Path, task: Path, seed: int = 7) -> dict[str, int]:
         (task / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
         counts[part] = size
     return counts
+
+
+def write_senses(file: Path, of_each: int = 40, seed: int = 7) -> None:
+    """Writes a table of names that have the word `sign` once, with its sense by SIGN."""
+    rng = random.Random(seed)
+    names = sorted(name for document in documents() for name in document if name.split().count("sign") == 1)
+    rows = ["text\tsense"]
+    for sense, pattern in SIGN.items():
+        rows += [f"{name}\t{sense}" for name in rng.sample([n for n in names if re.search(pattern, n)], of_each)]
+    file.write_text("\n".join(rows) + "\n", "utf-8")
 
 
 def _long_words(name: str) -> list[int]:
