@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from contexture.analysis.cosines import unit_length
 from contexture.analysis.pages.one_page import write_one_page
 from contexture.analysis.senses.projections import Projection, project
+from contexture.analysis.senses.static_vector import StaticSimilarities
 from contexture.analysis.senses.word_senses import WordSenses
 from contexture.data.visible import visible
 
@@ -41,9 +42,16 @@ def groups_of(senses: WordSenses) -> tuple[NDArray[np.int64], list[str] | None]:
 
 
 def write_senses_page(
-    to: Path, title: str, senses: WordSenses, *, projection: Projection = "pca", seed: int = 0
+    to: Path,
+    title: str,
+    senses: WordSenses,
+    *,
+    projection: Projection = "pca",
+    seed: int = 0,
+    static: StaticSimilarities | None = None,
 ) -> int:
-    """Writes the page and returns its bytes."""
+    """Writes the page and returns its bytes. static: the figures of the word's static vector, shown before the
+    layers."""
     unit_NLD = unit_length(senses["vectors"].astype(np.float64))
     points_LN2, shares_L2 = project(unit_NLD, projection, seed)
     groups, names = groups_of(senses)
@@ -52,12 +60,15 @@ def write_senses_page(
         {
             **row,
             "name": layer_name(row["layer"]),
+            "group": n if len(groups) > 1 else 0,
             "points": np.round(points_LN2[n] / max(float(np.abs(points_LN2[n]).max()), 1e-12), 4).tolist(),
             "nearest": _nearest(unit_NLD[:, n]),
             "note": _note(None if shares_L2 is None else shares_L2[n], points_LN2[n]),
         }
         for n, row in enumerate(rows)
     ]
+    if static is not None:
+        layers.insert(0, _static_layer(static, len(senses["texts"]), len(groups) - 1))
     columns = [column for column in _COLUMNS if column[0] in rows[0]]
     group = "cluster" if names is None else "sense"
     data: dict[str, Any] = {
@@ -72,6 +83,15 @@ def write_senses_page(
         "notes": _EXPLAINED.format(group=group) + (_BASELINE if "baseline" in rows[0] else ""),
     }  # fmt: skip
     return write_one_page(to, "contexture.analysis.senses", ("main",), data)
+
+
+def _static_layer(static: StaticSimilarities, count: int, group: int) -> dict[str, Any]:
+    """Returns the static vector as a layer of the page. All points are one, and of its neighbours the first are as near
+    as any."""
+    near = [[(m, 1.0) for m in range(count) if m != n][:_NEAREST] for n in range(count)]
+    note = f"The vector of {static['word']!r} in {Path(static['file']).name} is the same in every sentence."
+    return {**static, "name": "static", "group": group, "points": [[0.0, 0.0]] * count, "nearest": near,
+            "note": visible(note)}  # fmt: skip
 
 
 def _marked(text: str, split: list[str], place: int) -> dict[str, str]:

@@ -57,6 +57,8 @@ class SensesRequest:
     """The number of clusters where senses are not given; 0 chooses it by silhouette."""
     adjust_anisotropy: bool = False
     """Report similarities above that of two different words too: the vectors of a layer lie in a narrow cone."""
+    static: Annotated[str, FILE] = ""
+    """A file of static vectors (word2vec, GloVe, fastText *.vec), whose vector of the word is shown beside."""
     layers: str = "all"
     """Layers to draw in a *.png or *.svg: all, or numbers such as `0,6,12`, where 0 is the words' own."""
     projection: Literal["pca", "tsne"] = "pca"

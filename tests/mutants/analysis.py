@@ -70,6 +70,11 @@ ANALYSIS = (
          f"{_SENSES}test_a_word_s_vectors_are_those_of_embed_at_every_layer"),
     ),
     *mutants_of(
+        "analysis/senses/static_vector.py",
+        ("senses.static-word-as-given-alone", "dict.fromkeys((word, word.lower()))", "(word,)",
+         "analysis/senses/test_senses_command.py::test_a_static_vector_tells_no_senses_apart"),
+    ),
+    *mutants_of(
         "analysis/token_scores/token_scores.py",
         ("tokens.rank-from-nought", "1 + (log_probs_PV > own_P1)", "(log_probs_PV > own_P1)",
          f"{_TOKENS}test_a_gpt_s_predictions_are_those_of_each_prefix_alone"),

@@ -7,7 +7,7 @@ const COLOURS = { light: ["#0072b2", "#c04f00", "#00795a", "#a8488a", "#8a6000",
 const count = data.texts.length;
 const state = { layer: data.layers.length - 1, hover: -1, pinned: -1, alone: -1 };
 const current = () => (state.hover >= 0 ? state.hover : state.pinned);
-const groupsOf = (layer) => data.groups[data.groups.length > 1 ? layer : 0];
+const groupsOf = (layer) => data.groups[data.layers[layer].group];
 const nameOf = (group) => (data.senses ? data.senses[group] : `cluster ${group + 1}`);
 const figure = (value) => (value == null ? "–" : value.toFixed(3));
 

@@ -26,11 +26,13 @@ def senses_command(argv: list[str]) -> Result:
     from contexture.analysis.senses.occurrences import check_files, read_sentences
     from contexture.analysis.senses.senses_figure import draw_senses
     from contexture.analysis.senses.senses_page import write_senses_page
+    from contexture.analysis.senses.static_vector import static_similarities, static_vector
     from contexture.analysis.senses.word_senses import word_senses
 
     files = several(request.input)
     check_files(files, request.text, request.sense)
     with listening(NOTHING_WRITTEN) as signals:
+        own_vector = static_vector(Path(request.static), request.word, signals) if request.static else None
         model = open(request.run, request.step or None)
         with model.computing():
             senses = word_senses(
@@ -47,7 +49,8 @@ def senses_command(argv: list[str]) -> Result:
                 batch=request.batch,
                 cancel=signals,
             )
-    how: Any = {"projection": request.projection, "seed": request.seed}
+    static = static_similarities(Path(request.static), *own_vector, senses) if own_vector else None
+    how: Any = {"projection": request.projection, "seed": request.seed, "static": static}
     if to is not None and to.suffix == ".html":
         title = f"{request.word} in {Path(request.run).resolve().name}, step {model.step}"
         write_senses_page(to, title, senses, **how)
@@ -65,6 +68,8 @@ def senses_command(argv: list[str]) -> Result:
         result["left_out"] = senses["left_out"]
     if senses["senses"] is not None:
         result["senses"] = dict(Counter(senses["senses"]))
+    if static is not None:
+        result["static"] = static
     return {**result, "layers": senses["layers"], **({"to": request.to} if to is not None else {})}
 
 

@@ -30,6 +30,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "plain.jsonl": "".join(json.dumps({"review": text, "label": "x"}) + "\n" for text, _ in ROWS),
         "other.tsv": "a\tb\n" + "".join(f"{text}\t{sense}\n" for text, sense in ROWS),
         "empty.tsv": "text\tsense\nthe cat\ta\na cat\t\n",
+        "lacks.vec": "1 2\ndog 1 2\n",
+        "broken.vec": "2 2\ncat 1 2\ndog 1\n",
         "pairs.tsv": "sentence1\tsentence2\tsense\nthe cat\ta cat\tx\n",
     }.items():
         (tmp_path / name).write_text(content)
@@ -106,6 +108,23 @@ def test_a_word_that_is_part_of_another_is_marked_where_it_stands(here: Path):
     assert _data((here / "page.html").read_text())["texts"][0] == {"before": "cats and a ", "word": "cat", "after": ""}
 
 
+def test_a_static_vector_tells_no_senses_apart(here: Path):
+    (here / "vectors.vec").write_text("2 3\ncat 1 2 3\ndog 4 5 6\n")
+    common = [RUN, "--word", "cat", "--input", "senses.tsv", "--static", "vectors.vec"]
+    got = json_of("senses", *common, "--to", "page.html")
+    assert {name: got["static"][name] for name in ("file", "word")} == {"file": "vectors.vec", "word": "cat"}
+    figures = ("self_similarity", "within", "between")
+    assert_close([got["static"][name] for name in figures], np.ones(3), rtol=1e-9)
+    assert got["static"]["silhouette"] == 0
+    data = _data((here / "page.html").read_text())
+    assert [layer["name"] for layer in data["layers"]] == ["static", "words (0)", "layer 1", "layer 2"]
+    assert not np.any(data["layers"][0]["points"]) and "the same in every sentence" in data["layers"][0]["note"]
+    json_of("senses", *common, "--to", "a.svg")
+    assert "static" in (here / "a.svg").read_text()
+    upper = [*common[:2], "Cat", *common[3:], "--ignore-case"]
+    assert json_of("senses", *upper)["static"]["word"] == "cat"
+
+
 MISTAKES = {
     "--input text.txt --word bank": "the word 'bank' never occurs in the 4 sentences of the input; give more sentences",
     "--input text.txt --word my": "the word 'my' occurs only once, and there is nothing to compare it with, in the 4",
@@ -122,6 +141,10 @@ MISTAKES = {
     "--input text.txt --layers 7": "layers=7 are not all, or numbers from 0 to 2 with commas between",
     "--input text.txt --clusters 1": "clusters=1 is not a number of at least 2; 0 chooses it by silhouette",
     "--input text.txt --max-occurrences 1": "max-occurrences=1 is not a number of at least 2",
+    "--input text.txt --static none.vec": "none.vec: --static names no such file; check the path",
+    "--input text.txt --static text.txt": "text.txt:1: neither a header (count dim) nor a word and its numbers; give",
+    "--input text.txt --static lacks.vec": "lacks.vec: none of its 1 words is 'cat'; give a file that holds it",
+    "--input text.txt --static broken.vec": "broken.vec:3: 1 numbers behind the word 'dog', where 2 are expected",
     "--input text.txt --projection umap": "--projection is 'umap', not one of pca, tsne",
 }
 
