@@ -18,7 +18,7 @@ from contexture.data.tasks.word_alignment import encode_checked, unknown_ids
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import are_cut
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
-from contexture.data.tokenizers.word_level import word_tokenizer
+from contexture.data.tokenizers.word_level import WordNumbers, word_tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models.config import BertConfig, ElmoConfig, ModelConfig
 from contexture.models.model import Model, Outputs, build
@@ -94,6 +94,11 @@ def word_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> WordSp
     config = model.config
     if isinstance(config, ElmoConfig):
         return lambda words, origin, spaced=None: SplitWords(words, np.arange(len(words)), np.arange(len(words)) + 1)
+    if isinstance(tokenizer, WordNumbers):  # none is split
+        number = tokenizer.number
+        return lambda words, origin, spaced=None: SplitWords(
+            number(words), np.arange(len(words)), np.arange(len(words)) + 1
+        )
     assert not isinstance(tokenizer, OpenVocabulary)
     ends = (wordpiece(tokenizer).cls, wordpiece(tokenizer).sep) if isinstance(config, BertConfig) else ()
     space = " " if tokenizer.lossless else ""

@@ -11,7 +11,7 @@ from contexture.data.layouts import Batch, power_of_two, token_lines
 from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import MASK, wordpiece
-from contexture.models.config import ElmoConfig, GptConfig, ModelConfig
+from contexture.models.config import ElmoConfig, GptConfig, ModelConfig, VectorsConfig
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
 
@@ -27,6 +27,8 @@ def fill(model: Model, params: Params, tokenizer: Tokenizer, text: str, top: int
         raise DataError("only a BERT fills gaps; this run is a GPT, which writes on: contexture generate")
     if isinstance(model.config, ElmoConfig):
         raise DataError("only a BERT fills gaps; this run is an ELMo, which gives vectors: contexture embed")
+    if isinstance(model.config, VectorsConfig):
+        raise DataError("only a BERT fills gaps; this run has static vectors, which predict no word: contexture embed")
     if "mlm" not in model.heads:
         raise DataError("this run was trained for a task and has no head for masked tokens; give a pretrained run")
     parts = text.split(MASK)

@@ -17,7 +17,7 @@ from contexture.data.tasks.encode_examples import chunks
 from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
-from contexture.models.config import BertConfig
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig, VectorsConfig
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
 
@@ -64,6 +64,15 @@ def pseudo_nats(
         # The device computes this batch while the host takes the sum of the one before.
         nats, before = nats + float(np.asarray(before, np.float64).sum()), losses
     return nats + float(np.asarray(before, np.float64).sum()), unknown
+
+
+def check_predicts(config: ModelConfig) -> BertConfig | GptConfig | ElmoConfig:
+    """Returns the configuration of a model that predicts words. Raises: DataError for static vectors."""
+    if isinstance(config, VectorsConfig):
+        raise DataError(
+            "static vectors predict no word, so no text has a score; give a run of an ELMo, a GPT or a BERT"
+        )
+    return config
 
 
 def check_masked_lm(model: Model) -> None:

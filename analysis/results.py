@@ -67,7 +67,8 @@ class EmbeddingFile(TypedDict):
     """A file of vectors, and what it holds.
 
     tokens are those that the model read (the rows of all arrays with pool="none"), words those without a BERT's [CLS]
-    and [SEP]. truncated counts the words whose last bytes were not read, or the tokens beyond the model's length.
+    and [SEP]. truncated counts the words whose last bytes were not read, or the tokens beyond the model's length;
+    unknown, of static vectors, the words that have none.
     """
 
     to: str
@@ -75,6 +76,7 @@ class EmbeddingFile(TypedDict):
     tokens: int
     words: int
     truncated: int
+    unknown: NotRequired[int]
 
 
 class LayerMix(TypedDict):

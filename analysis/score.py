@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from contexture.analysis.bilm_score import direction_nats
-from contexture.analysis.masked_score import pseudo_nats
+from contexture.analysis.masked_score import check_predicts, pseudo_nats
 from contexture.analysis.results import TextCounts, TextScore
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
@@ -59,7 +59,7 @@ def score(
     Raises: DataError for a run without the head that predicts words, a length or stride that does not fit, and
     documents without a token.
     """
-    config = model.config
+    config = check_predicts(model.config)
     check_batch(batch, "sentences" if isinstance(config, ElmoConfig) else "windows")
     totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
     if isinstance(config, ElmoConfig):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from contexture.configs import task
 from contexture.data.config import DataConfig
-from contexture.models.config import ElmoConfig, HeadConfig, ModelConfig
+from contexture.models.config import ElmoConfig, HeadConfig, ModelConfig, TransformerConfig, VectorsConfig
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.options import InitConfig, OptimConfig
@@ -25,6 +25,8 @@ def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 
     head = source.head if source.task.kind == base.task.kind else base.head
     if isinstance(source.model, ElmoConfig):
         base = _as_elmo(base, source.model, data, head, init, random=random)
+    elif isinstance(source.model, VectorsConfig):
+        base = _as_vectors(base, source.model, data, head, init)
     else:
         base = dataclasses.replace(base, model=_inherited(source.model), data=data, head=head, init=init)
         base = _as_gpt(base, task_vocabulary) if source.family == "gpt" else base
@@ -96,7 +98,7 @@ def pretrain_further(source: Run, base: Run, folder: str) -> Run:
 
 def _inherited(model: ModelConfig) -> ModelConfig:
     """Returns the model of another run, with its attention left to the devices here: those may have had another."""
-    return model if isinstance(model, ElmoConfig) else dataclasses.replace(model, attention="auto")
+    return dataclasses.replace(model, attention="auto") if isinstance(model, TransformerConfig) else model
 
 
 def _data_like(source: Run, base: Run) -> DataConfig:
@@ -141,9 +143,26 @@ def _as_elmo(run: Run, model: ElmoConfig, data: DataConfig, head: HeadConfig, in
         data=dataclasses.replace(data, vocabulary="words", word_types=512),
         head=HeadConfig(mix="all", cells=128) if head.mix == "off" else head,
         init=init,
-        optim=OptimConfig(
-            name="adamw", schedule="linear", peak_lr=1e-3, warmup=0, final_lr=0.1, eps=1e-8, weight_decay=0.0, clip=5.0,
-            frozen=() if random else ("backbone",),
-        ),
+        optim=dataclasses.replace(_ADAM_OF_WORDS, frozen=() if random else ("backbone",)),
         epochs=10.0,
-    )  # fmt: skip
+    )
+
+
+_ADAM_OF_WORDS = OptimConfig(
+    name="adamw", schedule="linear", peak_lr=1e-3, warmup=0, final_lr=0.1, eps=1e-8, weight_decay=0.0, clip=5.0
+)  # fmt: skip
+"""Adam at 1e-3, as heads with a biLSTM of their own are trained."""
+
+
+def _as_vectors(run: Run, model: VectorsConfig, data: DataConfig, head: HeadConfig, init: InitConfig) -> Run:
+    """Returns a fine-tuning of static vectors: as that of an ELMo, so that the two are compared on the same head, but
+    the vectors are trained with it."""
+    return dataclasses.replace(
+        run,
+        model=model,
+        data=data,
+        head=HeadConfig(mix="words", cells=128) if head.mix == "off" else head,
+        init=init,
+        optim=_ADAM_OF_WORDS,
+        epochs=10.0,
+    )

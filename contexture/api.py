@@ -299,14 +299,14 @@ def load(run: Place, step: int | None = None) -> "tuple[Model, Params, Tokenizer
 
 
 def import_model(
-    format: Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm"],
+    format: Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm", "vectors"],
     path: Place,
     to: Place,
     *,
     vocabulary: Place = "",
     lowercase: bool | None = None,
     gelu: Literal["erf", "tanh"] = "erf",
-    word_splitter: Literal["spaces", "punctuation"] = "spaces",
+    word_splitter: Literal["auto", "spaces", "punctuation"] = "auto",
 ) -> Path:
     """Writes a published model as a run, and returns its folder; the options are those of `contexture import`.
 

@@ -4,10 +4,11 @@ from collections.abc import Callable, Collection
 from dataclasses import fields as dataclass_fields
 from typing import NamedTuple
 
+from contexture.data.config import WORD_FAMILIES
 from contexture.train.config import FAMILIES, Run, fields
 from contexture.train.errors import ConfigError
 
-_NAMES = {"bert": "a BERT", "gpt": "a GPT", "elmo": "an ELMo"}
+_NAMES = {"bert": "a BERT", "gpt": "a GPT", "elmo": "an ELMo", "vectors": "static vectors"}
 
 
 class _Scope(NamedTuple):
@@ -87,7 +88,10 @@ _SCOPES: dict[str, _Scope] = {
         "a GPT's --task.kind classify or regress",
         lambda run: run.family == "gpt" and run.task.kind in ("classify", "regress"),
     ),
-    "head.crf": _Scope("an ELMo's --task.kind tag", lambda run: (run.family, run.task.kind) == ("elmo", "tag")),
+    "head.crf": _Scope(
+        "--task.kind tag of an ELMo or static vectors",
+        lambda run: run.family in WORD_FAMILIES and run.task.kind == "tag",
+    ),
     "head.pair": _Scope("no command: it is known from the examples", lambda run: False),
 }
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 LearnedKind = Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"]
 """The kinds of vocabulary that can be learned from text."""
@@ -10,13 +10,16 @@ Context = Literal["sentence", "document"]
 """What a tagged sentence is read with: nothing, or the sentences around it (`DataConfig.context`)."""
 BadRows = Literal["few", "fail", "skip"]
 """What becomes of labelled rows that cannot be read (`TaskConfig.bad_rows`)."""
-Family = Literal["bert", "gpt", "elmo"]
+Family = Literal["bert", "gpt", "elmo", "vectors"]
 """A model family, as far as its data differ: which stream of text it is pretrained on, how a task's examples are laid
-out."""
+out. vectors: static word vectors, which are imported and never pretrained."""
+WORD_FAMILIES: tuple[Family, ...] = ("elmo", "vectors")
+"""Those that read the words of a text, without special tokens: the texts of a pair are sequences of their own."""
 Stream = Literal["sentence_pairs", "windows", "lanes"]
 """How sequences are drawn from documents: BERT's pairs of sentence runs, GPT's windows over the joined text, ELMo's
 lanes, each of which continues in the next batch where it stopped."""
-STREAMS: dict[Family, Stream] = dict(zip(get_args(Family), get_args(Stream), strict=True))
+STREAMS: dict[Family, Stream] = {"bert": "sentence_pairs", "gpt": "windows", "elmo": "lanes"}
+"""The stream of each family that is pretrained."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,14 +24,17 @@ def describe(
         BERT   `[CLS] the {cat→[MASK]} sat [SEP]`: a masked piece as {label→what is read}; a word with its tag,
                `jim/PROPN`, whatever its pieces
         GPT    the text, with ⏎ for a line end; in a task `_start_ the cat _classify_`
-        ELMo   a forward lane as it is read, and what is predicted: `<S> the cat → the cat sat`
+        ELMo   a forward lane as it is read, and what is predicted: `<S> the cat → the cat sat`; in a task its words,
+               as those of static vectors
 
     An example's label stands behind it, or the answer to a question. Of an example of several sequences the first is
     shown, of a choice (kind) the right one. context: data.context.
     """
     # A batch says by its arrays what it is.
-    if "types" in batch:
-        return _lane(batch, row, tokenizer) if "next" in batch else _words(batch, row, labels, tokenizer, kind)
+    if "types" in batch and "next" in batch:
+        return _lane(batch, row, tokenizer)
+    if not {"segments", "next"} & set(batch):
+        return _words(batch, row, labels, tokenizer, kind)
     several: list[str] = []
     if batch["tokens"].ndim == 3:
         count, shown = batch["tokens"].shape[1], int(batch["labels"][row]) if kind == "choice" else 0
@@ -76,13 +79,15 @@ def _answer(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> 
 
 
 def _words(batch: Mapping[str, np.ndarray], row: int, labels: Sequence[str], tokenizer: Tokenizer, kind: str) -> str:
-    """Returns an ELMo's text, each word with its tag, or a pair's two texts; and the answer."""
-    index, mask, several = batch["index"][row], batch["mask"][row], ""
+    """Returns the words of a text, each word with its tag, or a pair's two texts; and the answer."""
+    index, mask, several = batch["index" if "types" in batch else "tokens"][row], batch["mask"][row], ""
     if kind == "choice":
         index, mask = (x[int(batch["labels"][row])] for x in (index, mask))
         several = f"; the right one of {int(batch['choices'][row].sum())} alternatives"
     texts = [
         words_from_char_ids(batch["types"][i[m > 0]])
+        if "types" in batch
+        else [*map(tokenizer.token, i[m > 0].tolist())]
         for i, m in zip(np.atleast_2d(index), np.atleast_2d(mask), strict=True)
     ]
     if "tags" in batch:

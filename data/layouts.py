@@ -3,6 +3,7 @@
 BERT   `[CLS] a [SEP] b [SEP]`                 or, with b_length -1, `[CLS] a [SEP]`
 GPT-1  `[start] a [delimiter] b [extract]`     or `[start] a [extract]`
 ELMo   words, of which each distinct one is in a table of characters
+A family of static vectors has the words' numbers alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 
 from contexture.data import rng
 from contexture.data.binary_files import I64
+from contexture.data.config import Family
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, char_ids, word_table
-from contexture.data.tokenizers.word_level import Words
+from contexture.data.tokenizers.word_level import Words, static_words, word_tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
 
 Batch = dict[str, np.ndarray]
@@ -133,6 +135,13 @@ def gpt_pair(read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) ->
     return {**batch, "lengths": end + 1, "candidates": text_BL}
 
 
+def check_tokenizer(family: Family, tokenizer: Tokenizer) -> None:
+    """Raises: DataError where a vocabulary is not of the kind that a family's tasks read, or lacks its special
+    tokens."""
+    checks = {"bert": wordpiece, "gpt": gpt_specials, "elmo": word_tokenizer, "vectors": static_words}
+    checks[family](tokenizer)
+
+
 def gpt_specials(tokenizer: Tokenizer) -> tuple[int, int, int]:
     """Returns the ids of GPT_SPECIALS. Raises: DataError where the vocabulary lacks one."""
     if missing := [name for name in GPT_SPECIALS if name not in tokenizer.specials]:
@@ -206,16 +215,23 @@ def elmo_words(
     the characters of each distinct word, behind three rows for nothing, begin and end; R is `rows`, doubled until they
     have room. sequences: B where it is less than the spans, of which as many follow each other in a sequence; there is
     room for them."""
+    batch = word_lines(read, starts, lengths, length, sequences)
+    index_BL, inside_BL = batch["tokens"], batch["mask"] > 0
+    # Each distinct word goes through the character CNN once, however often it stands in the batch.
+    distinct, place = np.unique(index_BL[inside_BL], return_inverse=True)
+    index_BL[inside_BL] = place + FIRST_WORD
+    return {"types": word_table(char_ids[distinct], rows), "index": index_BL, "mask": batch["mask"]}
+
+
+def word_lines(read: Read, starts: I64, lengths: I64, length: int, sequences: int | None = None) -> Batch:
+    """Spans of words → tokens i32 BL, mask i32 BL; a span's words from `length` on are left out. sequences: B where it
+    is less than the spans, of which as many follow each other in a sequence; there is room for them."""
     lengths = np.minimum(lengths, length)
     totals = lengths.reshape(sequences or len(lengths), -1).sum(1)
     inside_BL = np.arange(length) < totals[:, None]
-    ids = read(starts, lengths)
-    # Each distinct word goes through the character CNN once, however often it stands in the batch.
-    distinct, place = np.unique(ids, return_inverse=True)
-    index_BL = np.zeros(inside_BL.shape, np.int32)
-    index_BL[inside_BL] = place + FIRST_WORD
-    types = word_table(char_ids[distinct], rows)
-    return {"types": types, "index": index_BL, "mask": inside_BL.astype(np.int32)}
+    tokens_BL = np.zeros(inside_BL.shape, np.int32)
+    tokens_BL[inside_BL] = read(starts, lengths)
+    return {"tokens": tokens_BL, "mask": inside_BL.astype(np.int32)}
 
 
 def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0, length: int = 0) -> Batch:

@@ -251,7 +251,41 @@ class ElmoConfig:
         return 2 * self.projection
 
 
-ModelConfig = BertConfig | GptConfig | ElmoConfig
+@dataclass(frozen=True, kw_only=True)
+class VectorsConfig:
+    """Static word vectors, as `contexture import vectors` reads them. The defaults are GloVe's 6B.300d."""
+
+    vocab: int = 400_002
+    """Rows of the table: one for padding, one for words without a vector, then a row a word."""
+    hidden: int = 300
+    """The width of a word's vector."""
+    head_dropout: float = 0.5
+    """Dropout rate on the input of a task's head."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """The dtype of the computation; parameters and losses stay in float32."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "vocab", "hidden")
+        require_parameters_fit(self.vocab * self.hidden)
+        require_rate(self, "head_dropout")
+
+    @property
+    def layers(self) -> int:
+        """0: a word's vector is the same in every sentence."""
+        return 0
+
+    @property
+    def length(self) -> int:
+        """The longest sequence: any."""
+        return MAX_SIZE
+
+    @property
+    def width(self) -> int:
+        """Width of a word's vector."""
+        return self.hidden
+
+
+ModelConfig = BertConfig | GptConfig | ElmoConfig | VectorsConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from contexture.models import bert, elmo, gpt
-from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
+from contexture.models import bert, elmo, gpt, vectors
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig, VectorsConfig
 from contexture.models.encoding import Encoding
 from contexture.models.heads.language_model import MaskedLmHead, NextSentenceHead, NextTokenHead
 from contexture.models.heads.layer_mix import MixChoiceHead, MixHead, MixPooledHead, MixSpanHead, MixTagHead
@@ -140,6 +140,14 @@ FAMILIES: dict[type[ModelConfig], Family] = {
     ElmoConfig: Family(
         elmo.Elmo, elmo.FIELDS, elmo.training_flops, elmo.sizes, elmo.kernel_init, elmo.activation_floats
     ),
+    VectorsConfig: Family(
+        vectors.Vectors,
+        vectors.FIELDS,
+        vectors.training_flops,
+        vectors.sizes,
+        vectors.kernel_init,
+        vectors.activation_floats,
+    ),  # fmt: skip
 }
 
 # The factories of heads: (config, sizes by letter) → head. sizes["C"] is the number of a task's classes; BERT's

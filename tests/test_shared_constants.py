@@ -5,7 +5,7 @@ import pytest
 from contexture.data.pretraining import bilm_lanes, lm_windows, sentence_pairs
 from contexture.data.tasks.batches import SEQUENCES
 from contexture.data.tokenizers import elmo_char_ids
-from contexture.models import bert, config, elmo, gpt
+from contexture.models import bert, config, elmo, gpt, vectors
 from contexture.models.layers import char_cnn
 from contexture.train.config import FAMILIES, STREAMS
 
@@ -29,12 +29,13 @@ def test_the_rows_of_special_words_are_where_the_model_reads_them():
         (gpt.FIELDS, (lm_windows.FIELDS, SEQUENCES["gpt"])),
         (elmo.FIELDS, (SEQUENCES["elmo"],)),
         (elmo.LANE_FIELDS, (bilm_lanes.FIELDS,)),
+        (vectors.FIELDS, (SEQUENCES["vectors"],)),
     ],
-    ids=["bert", "gpt", "elmo", "elmo's lanes"],
+    ids=["bert", "gpt", "elmo", "elmo's lanes", "vectors"],
 )
 def test_batches_hold_what_a_backbone_reads(backbone: dict[str, str], batches: tuple[dict[str, str], ...]):
     assert all(fields.items() >= backbone.items() for fields in batches)
 
 
-def test_each_family_has_a_configuration_and_a_stream():
-    assert FAMILIES.keys() == STREAMS.keys() == SEQUENCES.keys()
+def test_each_family_has_a_configuration_and_each_that_is_pretrained_a_stream():
+    assert FAMILIES.keys() == SEQUENCES.keys() == STREAMS.keys() | {"vectors"}

@@ -7,8 +7,17 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
-from contexture.data.config import STREAMS, DataConfig, Family, Stream, TaskConfig
-from contexture.models.config import MAX_SIZE, BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig
+from contexture.data.config import STREAMS, WORD_FAMILIES, DataConfig, Family, Stream, TaskConfig
+from contexture.models.config import (
+    MAX_SIZE,
+    BertConfig,
+    ElmoConfig,
+    GptConfig,
+    HeadConfig,
+    ModelConfig,
+    VectorsConfig,
+)
+from contexture.train.errors import ConfigError
 from contexture.train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
 
 
@@ -68,7 +77,7 @@ class Run:
 
     @property
     def family(self) -> Family:
-        """The model's family: bert, gpt or elmo."""
+        """The model's family: bert, gpt, elmo or vectors."""
         return next(name for name, kind in FAMILIES.items() if type(self.model) is kind)
 
     @property
@@ -78,7 +87,11 @@ class Run:
 
     @property
     def stream(self) -> Stream:
-        """How sequences are drawn from the text of a pretraining."""
+        """How sequences are drawn from the text of a pretraining. Raises: ConfigError for static vectors."""
+        if self.family not in STREAMS:
+            raise ConfigError(
+                "static vectors are imported from a file and not pretrained; train them for a task: contexture finetune"
+            )
         return STREAMS[self.family]
 
     @property
@@ -113,7 +126,9 @@ class Run:
     def _what(self) -> str:
         if self.task.kind != "off":
             return f"task.kind={self.task.kind}"
-        return f"pretraining {'an ELMo' if self.family == 'elmo' else f'a {self.family.upper()}'}"
+        return {"elmo": "pretraining an ELMo", "vectors": "static vectors"}.get(
+            self.family, f"pretraining a {self.family.upper()}"
+        )
 
     def _check_head(self, family: str) -> None:
         head, kind = self.head, self.task.kind
@@ -125,16 +140,18 @@ class Run:
                 f"head.mix={head.mix} reads {head.fewest_layers} layers, and the model has {self.model.layers}; "
                 "give another choice, such as --head.mix all"
             )
-        if head.crf and (family != "elmo" or kind != "tag" or self.task.class_weights):
+        if head.crf and (family not in WORD_FAMILIES or kind != "tag" or self.task.class_weights):
             raise ValueError(
-                "head.crf scores the tags of an ELMo's task.kind=tag, all alike; leave it or task.class-weights out"
+                "head.crf scores the tags of an ELMo's or static vectors' task.kind=tag, all alike; leave it or "
+                "task.class-weights out"
             )
-        if head.pair and family != "elmo":
+        if head.pair and family not in WORD_FAMILIES:
             raise ValueError("head.pair is known from the examples; leave it out")
-        if isinstance(self.model, ElmoConfig) and kind != "off":
+        if family in WORD_FAMILIES and kind != "off":
             if head.mix == "off":
-                raise ValueError(f"head.mix=off gives an ELMo's task.kind={kind} nothing; give --head.mix all")
-            if self.model.stateful:
+                whose, mix = ("an ELMo's", "all") if family == "elmo" else ("static vectors'", "words")
+                raise ValueError(f"head.mix=off gives {whose} task.kind={kind} nothing; give --head.mix {mix}")
+            if isinstance(self.model, ElmoConfig) and self.model.stateful:
                 raise ValueError("model.stateful has no meaning for a task, whose examples do not follow each other")
 
     def _check_redrawn(self) -> None:
@@ -170,7 +187,8 @@ def fields(kind: object, prefix: str = "") -> dict[str, object]:
     return flat
 
 
-FAMILIES: dict[Family, type] = {"bert": BertConfig, "gpt": GptConfig, "elmo": ElmoConfig}
+FAMILIES: dict[Family, type] = {"bert": BertConfig, "gpt": GptConfig, "elmo": ElmoConfig, "vectors": VectorsConfig}
 """A model family by the class of its configuration."""
-PRETRAINING: dict[Family, str] = {"bert": "mlm_nsp", "gpt": "lm", "elmo": "bilm"}
-"""What each family is pretrained on: masked tokens and next sentences, next tokens, words in both directions."""
+PRETRAINING: dict[Family, str] = {"bert": "mlm_nsp", "gpt": "lm", "elmo": "bilm", "vectors": "static"}
+"""What each family is pretrained on: masked tokens and next sentences, next tokens, words in both directions; static
+vectors come from elsewhere."""

@@ -1,6 +1,7 @@
 """Losses as sums, so that microbatches add up to the whole batch."""
 
 import math
+from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 import flax.struct
@@ -20,6 +21,24 @@ class Sum:
 
     def __add__(self, other: "Sum") -> "Sum":
         return Sum(self.total + other.total, self.weight + other.weight)
+
+
+@dataclass(frozen=True)
+class NoLoss:
+    """An objective (`train.objectives.Objective`) for static vectors, which are trained by nothing but tasks."""
+
+    heads: tuple[str, ...] = ()
+    fields: dict[str, str] = field(default_factory=dict)
+    terms: dict[str, float] = field(default_factory=dict)
+
+    def weights(self, batch: object) -> dict[str, jax.Array]:
+        return {}
+
+    def sums(self, outputs: object, batch: object) -> dict[str, Sum]:
+        return {}
+
+    def predictions(self, outputs: object) -> dict[str, jax.Array]:
+        return {}
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:

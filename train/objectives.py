@@ -18,7 +18,7 @@ from contexture.models.config import WORD_CHARS
 from contexture.models.heads.crf import CrfOutput
 from contexture.models.model import FAMILIES, Outputs
 from contexture.train.config import Run
-from contexture.train.losses import Sum, cross_entropy, has_best, span_candidates, without_padding
+from contexture.train.losses import NoLoss, Sum, cross_entropy, has_best, span_candidates, without_padding
 
 Batch: TypeAlias = dict[str, jax.Array]
 
@@ -356,6 +356,7 @@ OBJECTIVES: dict[str, Objective] = {
     "mlm_nsp": MlmNsp(),
     "lm": NextTokenObjective(),
     "bilm": BiLmObjective(),
+    "static": NoLoss(),
     "classify": Classify(),
     "regress": Regress(),
     "tag": Tag(),
@@ -385,9 +386,8 @@ def batch_fields(run: Run) -> dict[str, str]:
 def batch_sizes(run: Run, batch: int, choices: int = 2) -> dict[str, int]:
     """Returns the sizes by letter of a batch of so many examples: {"B": 32, "L": 128, "P": 20}."""
     fields = batch_fields(run)
-    slots = {"P": run.data.slots} if "slots" in fields else {}
+    slots, words = {"P": run.data.slots} if "slots" in fields else {}, {}
     alternatives = {"A": choices} if "A" in fields.get("tokens", fields.get("index", "")) else {}
-    words = {}
     if "types" in fields:
         # At most all words of a batch, in both directions, are distinct.
         types = run.data.word_types or 2 * batch * run.data.length + elmo.FIRST_WORD

@@ -15,7 +15,7 @@ from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import read_plain
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.visible import visible_json
-from contexture.models.config import MAX_SIZE, ElmoConfig
+from contexture.models.config import MAX_SIZE, ElmoConfig, VectorsConfig
 from contexture.train.config import FAMILIES, Run, fields
 from contexture.train.errors import ConfigError
 from contexture.train.run_format_1 import default_fields, format_1_fields, upgrade
@@ -73,12 +73,13 @@ class RunRecord:
 
 
 def with_data_facts(run: Run, *, words: int = 0, pair: bool | None = None) -> Run:
-    """Returns the run with what an ELMo needs to know of its data; other families as they are.
+    """Returns the run with what a model that reads words needs to know of its data; other families as they are.
 
-    Its softmax has one row for each of the vocabulary's `words`, since a row without a word would never be a target.
-    Its head has other parameters for examples that are a `pair`. Raises ConfigError for a number that is no size.
+    An ELMo's softmax has one row for each of the vocabulary's `words`, since a row without a word would never be a
+    target. The head has other parameters for examples that are a `pair`. Raises ConfigError for a number that is no
+    size.
     """
-    if not isinstance(run.model, ElmoConfig):
+    if not isinstance(run.model, ElmoConfig | VectorsConfig):
         return run
     # A text and an alternative are one sequence, whose head has no parameters of its own for pairs.
     pair = run.task.kind not in ("off", "choice") and bool(pair)

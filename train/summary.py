@@ -16,7 +16,7 @@ from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.config import Run
 from contexture.train.evaluation.best import NO_CHECKPOINT, Best
-from contexture.train.evaluation.evaluate import report_truncated
+from contexture.train.evaluation.evaluate import report_odd
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.optim.lora import ADAPTERS, describe_parameters
 from contexture.train.run.progress import duration, figures_of
@@ -58,7 +58,7 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
     held = f"{parts.held_out.count:,} {parts.held_out.unit}" if parts.held_out else "nothing"
     logger.info(f"{parts.batches.describe()}; {run.steps:,} steps are {epochs:.2f} epochs; {held} held out")
     if parts.held_out:
-        report_truncated(parts.held_out)
+        report_odd(parts.held_out)
     if parts.labels:
         logger.info(_label_sums(parts.labels, parts.store.counts))
         if run.log.details:
@@ -104,6 +104,7 @@ def next_command(run: Run, folder: Path) -> str:
         "bert": f'contexture fill {folder} --text "The [MASK] is here."',
         "gpt": f'contexture generate {folder} --prompt "The"',
         "elmo": f"contexture embed {folder} --input FILE --to vectors.npz",
+        "vectors": f"contexture finetune {folder} --task.kind classify --task.train FILE --dir NEW",
     }
     return ask[run.family]
 

@@ -10,7 +10,7 @@ from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import word_tokenizer
-from contexture.models.config import ElmoConfig, HeadConfig
+from contexture.models.config import ElmoConfig, HeadConfig, VectorsConfig
 from contexture.models.elmo import DIRECTIONS
 from contexture.models.heads.layer_mix import learned_mixes, mixed_layers
 from contexture.models.model import Model, Outputs, build
@@ -63,7 +63,8 @@ def word_gates(model: Model, params: Params, tokenizer: Tokenizer, text: str, he
     """
     config = model.config
     if not isinstance(config, ElmoConfig):
-        raise DataError("this model has attention and no LSTMs; gates are those of an ELMo")
+        what = "static vectors have" if isinstance(config, VectorsConfig) else "this model has attention and"
+        raise DataError(f"{what} no LSTMs; gates are those of an ELMo")
     words = word_tokenizer(tokenizer).words(text)
     if not words:
         raise DataError("text= is empty; give a text")

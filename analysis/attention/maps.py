@@ -19,7 +19,7 @@ from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models import bert, gpt
-from contexture.models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig, VectorsConfig
 from contexture.models.layers.attention.module import AttentionMap
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
@@ -104,9 +104,12 @@ def attention_maps(
 
 
 def check_transformer(config: ModelConfig) -> Transformer:
-    """Returns the configuration of a model that has attention. Raises: DataError for an ELMo."""
+    """Returns the configuration of a model that has attention. Raises: DataError for an ELMo and static
+    vectors."""
     if isinstance(config, ElmoConfig):
         raise DataError("an ELMo has no attention: its LSTMs have gates instead; give a run of a BERT or a GPT")
+    if isinstance(config, VectorsConfig):
+        raise DataError("static vectors have no attention: each word is read alone; give a run of a BERT or a GPT")
     return config
 
 

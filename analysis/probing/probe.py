@@ -35,6 +35,7 @@ from contexture.analysis.probing.train_probes import (
 )
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.config import WORD_FAMILIES
 from contexture.data.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def probe(
         left_out = sum(starts is None for starts in features.starts)
         if left_out:
             logger.warning(f"left out {left_out:,} of {len(place):,} sentences, which are longer than the model takes")
-        if features.longest > trained_length and model.run.family != "elmo":
+        if features.longest > trained_length and model.run.family not in WORD_FAMILIES:
             logger.warning(
                 f"sentences of up to {features.longest} tokens are longer than those of training, which had "
                 f"{trained_length}"

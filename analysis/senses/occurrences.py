@@ -14,7 +14,7 @@ from contexture.data.tasks.read_examples import FORMATS, check_sources, examples
 from contexture.data.text.lines import lines
 from contexture.data.text.sources import check_plain_text
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.word_level import Words, spaced_words
+from contexture.data.tokenizers.word_level import StaticWords, Words, spaced_words
 
 T = TypeVar("T")
 _USUAL = ("sense", "senses", "sense_key", "word_sense", "synset")
@@ -138,7 +138,7 @@ def given_sentences(texts: Sequence[object], senses: Sequence[object] | None) ->
 def sentence_words(tokenizer: Any) -> Callable[[str], tuple[Sequence[str], Sequence[bool]]]:
     """Returns the function text → (its words, which of them have white space before them): as an ELMo's vocabulary
     splits text, else with punctuation off."""
-    if isinstance(tokenizer, Words):
+    if isinstance(tokenizer, Words | StaticWords):
 
         def own(text: str) -> tuple[Sequence[str], Sequence[bool]]:
             words = tokenizer.words(text)

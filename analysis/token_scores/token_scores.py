@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from contexture.analysis.bilm_score import DIRECTIONS, lanes, read_sentences
-from contexture.analysis.masked_score import check_masked_lm, mask_each, masked_windows
+from contexture.analysis.masked_score import check_masked_lm, check_predicts, mask_each, masked_windows
 from contexture.analysis.results import TextCounts, TokenScore
 from contexture.analysis.score import next_token_windows
 from contexture.data.cancel import NEVER, CancelToken
@@ -89,7 +89,7 @@ def token_scores(
 
     Raises: DataError for a run without the head that predicts words.
     """
-    config = model.config
+    config = check_predicts(model.config)
     check_batch(batch)
     if top < 1:
         raise DataError(f"top={top} is not a positive number of tokens")

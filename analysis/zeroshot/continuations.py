@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from contexture.analysis.bilm_score import DIRECTIONS, lanes
-from contexture.analysis.masked_score import masked_losses
+from contexture.analysis.masked_score import check_predicts, masked_losses
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
@@ -75,7 +75,7 @@ def score_continuations(
         that predicts words.
     """
     check_batch(batch, "continuations")
-    config = model.model.config
+    config = check_predicts(model.model.config)
     with model.computing():
         for group in chunks(enumerate(pairs), batch):
             cancel.check()

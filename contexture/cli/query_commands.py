@@ -1,10 +1,11 @@
 """The commands that query a run, or convert one: argv → what is printed."""
 
 import contextlib
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from contexture.analysis.results import EmbeddingFile
 from contexture.api import load, open
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from contexture.analysis.embed import SplitSentence, Units
     from contexture.analysis.results import TextScore
     from contexture.analysis.trained_model import TrainedModel
+    from contexture.data.tokenizers.unknown_tokens import UnknownTokens
     from contexture.train.evaluation.predict import Predictor
 
+logger = logging.getLogger(__name__)
 NOTHING_WRITTEN = "stopped, nothing was written; the same command starts again"
 _FIGURES = (
     "tokens", "loss", "perplexity", "pseudo_perplexity", "forward_perplexity", "backward_perplexity", "unknown"
@@ -186,14 +189,17 @@ def embed_command(argv: list[str]) -> Result:
     check_lines(file, "a sentence")
     from contexture.analysis.embed import embed, sentence_splitter
     from contexture.analysis.vector_files import resolve, vectors_file
+    from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 
     layers, pool = resolve(to, request.layers, request.pool)
     result: EmbeddingFile = {"to": str(to), "lines": 0, "tokens": 0, "words": 0, "truncated": 0}
     texts: deque[str] = deque()  # lines that are read and whose vectors are still to come
 
-    def sentences(split: "Callable[[str], SplitSentence]") -> "Iterator[Units]":
+    def sentences(split: "Callable[[str], SplitSentence]", unknown: "UnknownTokens | None") -> "Iterator[Units]":
         for line in lines_of(file, "a sentence"):
             sentence = split(line)
+            if unknown is not None:
+                unknown.add([line], [cast(Sequence[int], sentence.units)])
             result["tokens"] += len(sentence.units)
             result["words"] += sentence.own
             result["truncated"] += sentence.truncated
@@ -203,11 +209,12 @@ def embed_command(argv: list[str]) -> Result:
     # First: an unwritable place is refused at once.
     with listening(NOTHING_WRITTEN) as signals, vectors_file(to) as write:
         opened = open(request.run, request.step or None)
+        unknown = UnknownTokens(opened.tokenizer) if opened.run.family == "vectors" else None
         vectors = embed(
             opened.model,
             opened.params,
             opened.tokenizer,
-            sentences(sentence_splitter(opened.model, opened.tokenizer)),
+            sentences(sentence_splitter(opened.model, opened.tokenizer), unknown),
             layers=layers,
             pool=pool,
             batch=request.batch,
@@ -218,6 +225,10 @@ def embed_command(argv: list[str]) -> Result:
             for array in vectors:
                 write(texts.popleft(), array)
                 result["lines"] += 1
+    if unknown is not None:
+        result["unknown"] = unknown.unknown
+        if line := unknown.warning(file.name, "give vectors that have these words"):
+            logger.warning(line)
     return result
 
 

@@ -12,36 +12,39 @@ from contexture.requests.arguments import DIR, FILE, RUN, check_place
 class ImportRequest:
     """A published model as a run."""
 
-    format: tyro.conf.Positional[Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm"]]
+    format: tyro.conf.Positional[Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm", "vectors"]]
     """The format of the files. hf: a BERT, ERNIE 1.0, GPT-1 or GPT-2 as transformers saves it. bert-tf: Google's
     checkpoint, bert_config.json, vocab.txt. gpt2-tf: OpenAI's checkpoint, hparams.json, encoder.json, vocab.bpe.
     gpt1-npy: OpenAI's ten shards, params_shapes.json, encoder_bpe_40000.json, vocab_40000.bpe. bilm: ELMo as bilm-tf
-    has it, options.json and weights in hdf5."""
+    has it, options.json and weights in hdf5. vectors: static word vectors, a file of word2vec (text or binary), GloVe
+    or fastText (*.vec)."""
     path: tyro.conf.Positional[Annotated[str, DIR]]
-    """The folder of its files."""
+    """The folder of its files; of vectors the file."""
     to: Annotated[str, RUN]
     """The folder of the run to write."""
     vocabulary: Annotated[str, FILE] = ""
     """Another vocabulary than the one beside the model. For bilm: the words of a softmax to train; without it,
     those that lie beside the model, or none."""
     lowercase: Literal["auto", "yes", "no"] = "auto"
-    """Whether a BERT lower-cases text; auto is what the files say, else no where the vocabulary has capitals."""
+    """Whether a BERT lower-cases text, or words are looked up among vectors in lower case; auto is what the files say,
+    else no where the vocabulary has capitals."""
     gelu: Literal["erf", "tanh"] = "erf"
     """Which gelu a model of bert-tf was trained with; its files do not say."""
-    word_splitter: Literal["spaces", "punctuation"] = "spaces"
-    """How an ELMo of bilm splits text into words: at spaces, as the original does with its tokenised text, or
-    punctuation off as well."""
+    word_splitter: Literal["auto", "spaces", "punctuation"] = "auto"
+    """How text is split into words: at spaces, as the original ELMo reads tokenised text, or punctuation off as well.
+    auto: spaces for bilm, punctuation for vectors."""
 
     def __post_init__(self) -> None:
         check_place(self.to)
         for name, usual, formats in (
-            ("lowercase", "auto", ("hf", "bert-tf")),
+            ("lowercase", "auto", ("hf", "bert-tf", "vectors")),
             ("gelu", "erf", ("bert-tf",)),
-            ("word_splitter", "spaces", ("bilm",)),
+            ("word_splitter", "auto", ("bilm", "vectors")),
+            ("vocabulary", "", ("hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm")),
         ):
             if getattr(self, name) != usual and self.format not in formats:
                 option = name.replace("_", "-")
-                raise ValueError(f"--{option} has no meaning for {self.format}; it is for {' and '.join(formats)}")
+                raise ValueError(f"--{option} has no meaning for {self.format}; it is for {', '.join(formats)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,18 +8,19 @@ from numpy.typing import NDArray
 
 from contexture.data import rng
 from contexture.data.binary_files import I64
-from contexture.data.config import DataConfig, Family, TaskConfig
+from contexture.data.config import WORD_FAMILIES, DataConfig, Family, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import (
     Batch,
     SpanPairs,
     bert_pair,
     both_orders,
+    check_tokenizer,
     elmo_words,
     gpt_pair,
-    gpt_specials,
     kept_tokens,
     truncate_longest_first,
+    word_lines,
 )
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
 from contexture.data.tasks.features.stored_features import StoredFeatures
@@ -31,13 +32,13 @@ from contexture.data.tasks.tables import counted
 from contexture.data.tasks.tagging.document_context import context_tokens, own_tags
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MAX_BYTES
-from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
 
 SEQUENCES: dict[Family, dict[str, str]] = {
     "bert": {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"},
     "gpt": {"tokens": "i32 BL", "mask": "i32 BL", "next": "i32 BL", "next_weights": "f32 BL"},
     "elmo": {"types": "i32 RW", "index": "i32 BL", "mask": "i32 BL"},
+    "vectors": {"tokens": "i32 BL", "mask": "i32 BL"},
 }
 """The arrays of sequences, by family. next: the token that follows each; next_weights: sum to 1 over a sequence. types:
 the characters of each distinct word of the whole batch; index: the row of a word."""
@@ -56,10 +57,10 @@ fewer alternatives than others; weights: that of an example, or of the piece tha
 
 def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool = False) -> dict[str, str]:
     """Returns the arrays of a task's batch. Where an example has several sequences (a choice's alternatives, the two
-    orders of a pair, the two texts of a pair for an ELMo), they are BAL: `task_fields("choice", "bert")["tokens"]` →
-    `i32 BAL`."""
+    orders of a pair, the two texts of a pair in WORD_FAMILIES), they are BAL: `task_fields("choice", "bert")["tokens"]`
+    → `i32 BAL`."""
     sequences = SEQUENCES[family]
-    if kind == "choice" or symmetric or (pair and family == "elmo"):
+    if kind == "choice" or symmetric or (pair and family in WORD_FAMILIES):
         sequences = {name: spec.replace("BL", "BAL") for name, spec in sequences.items()}
     return {**sequences, **ANSWERS[kind]}
 
@@ -93,10 +94,7 @@ class _Reader:
     def __post_init__(self) -> None:
         """Raises: DataError where the vocabulary lacks the family's special tokens, or a sequence has no room for
         them."""
-        if self.family == "elmo":
-            word_tokenizer(self.tokenizer)
-        else:
-            _ = wordpiece(self.tokenizer) if self.family == "bert" else gpt_specials(self.tokenizer)
+        check_tokenizer(self.family, self.tokenizer)
         if self.lengths[-1] < SHORTEST:
             raise DataError(
                 f"data.length={self.lengths[-1]} has no room for a pair of texts and its special tokens; "
@@ -120,7 +118,7 @@ class _Reader:
         """Returns the examples with these numbers as a batch, or the chosen rows of it. The length is that of the whole
         batch, and where words are read by their characters, so are `types`: every device has the same."""
         length = self.length_of(numbers)
-        if self.family == "elmo":
+        if self.family in WORD_FAMILIES:
             return self._words(numbers, np.arange(len(numbers)) if chosen is None else chosen, length)
         split, rows = self.split, self.split.take(numbers if chosen is None else numbers[chosen])
         count = len(rows) // split.choices
@@ -155,13 +153,12 @@ class _Reader:
         return {**batch, **answers}
 
     def _words(self, numbers: I64, chosen: I64, length: int) -> Batch:
-        """Reads examples for an ELMo, a pair's texts as two sequences, or as one where an alternative is chosen.
+        """Reads examples as words, a pair's texts as two sequences, or as one where an alternative is chosen.
 
-        data.length counts the begin and the end of a sentence, which the model itself adds, so the arrays have two
-        places fewer.
+        data.length counts the begin and the end of a sentence, which an ELMo itself adds, so the arrays have two
+        places fewer; those of static vectors too, so that they read the same words.
         """
         split, rows = self.split, self.split.take(numbers)
-        assert split.char_ids is not None
         words, texts = length - 2, 2 if split.pair else 1
         middle = np.where(rows["b"] < 0, rows["end"], rows["b"])
         own, (before, after) = middle - rows["a"], self.context(rows)
@@ -175,8 +172,12 @@ class _Reader:
         # All rows are read, also where a few are chosen: the distinct words of the whole batch make its table.
         count = len(numbers) * texts
         size = self.types or count * words + FIRST_WORD
-        batch = elmo_words(split.tokens.read, starts, lengths, split.char_ids, words, size, count)
-        sequences = {name: batch[name].reshape(len(numbers), texts, words) for name in ("index", "mask")}
+        if split.char_ids is None:
+            batch, types = word_lines(split.tokens.read, starts, lengths, words, count), {}
+        else:
+            batch = elmo_words(split.tokens.read, starts, lengths, split.char_ids, words, size, count)
+            types = {"types": batch.pop("types")}
+        sequences = {name: x.reshape(len(numbers), texts, words) for name, x in batch.items()}
         sequences = {name: x[chosen] if split.pair else x[chosen, 0] for name, x in sequences.items()}
         rows = rows.reshape(len(numbers), split.choices)[chosen].ravel()
         answers = self._answers(rows)
@@ -186,7 +187,7 @@ class _Reader:
             tags_BL = np.full((len(numbers), words), -1, np.int32)
             tags_BL[batch["mask"] > 0] = split.tags.read(starts, lengths)
             answers |= self._tags(own_tags(tags_BL, before, own, 0)[chosen])
-        return {"types": batch["types"], **sequences, **answers}
+        return {**types, **sequences, **answers}
 
     def _answers(self, rows: Rows) -> Batch:
         split, batch = self.split, dict[str, np.ndarray]()
@@ -205,7 +206,7 @@ class _Reader:
         labels = spans.labels.read(numbers, np.ones(len(numbers), np.int64))
         batch: Batch = {"weights": (labels["start"] != UNSPELLED).astype(np.float32)}
         for field, end in (("starts", "start"), ("ends", "end")):
-            places = token_places(rows, labels[end].astype(np.int64), self.family == "elmo")
+            places = token_places(rows, labels[end].astype(np.int64), self.family in WORD_FAMILIES)
             batch[field] = np.where(labels[end] >= 0, places, 0).astype(np.int32)
         return batch
 
@@ -327,7 +328,7 @@ class HeldOutTask:
         """weights_C: the weight of each label in the loss (all 1 if None). lengths: tokens of a sequence, as
         TaskBatches.lengths; (): those that suit the examples. rules: how the answer to a question is chosen."""
         self.fields = task_fields(split.kind, family, split.symmetric, split.pair)
-        self.shift = int(family == "elmo")
+        self.shift = int(family in WORD_FAMILIES)
         """1 where no special token stands before the text, so that a word stands a place earlier than its piece."""
         self.tokenizer, self.batch, self.split = tokenizer, batch, split
         self.family: Family = family
@@ -377,7 +378,7 @@ class HeldOutTask:
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """Reads as TaskBatches does, for steps below `steps`. Rows past the last example repeat it without
-        weight, for an ELMo without its words."""
+        weight, and words without themselves."""
         rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
         own = self.numbers(step)
         # Devices need whole batches, so the last one is filled up by an example that counts nowhere: one of its own,
@@ -386,7 +387,7 @@ class HeldOutTask:
         batch = self._reader.read(numbers, rows)
         spare = rows >= len(own)
         weights = ("valid", "weights", "tag_weights", "next_weights")
-        for name in (*weights, "mask") if self.split.char_ids is not None else weights:
+        for name in (*weights, "mask") if self.split.by_words else weights:
             if name in batch:
                 batch[name][spare] = 0.0
         self.rows_read += len(rows)

@@ -44,6 +44,7 @@ from contexture.data.text.columnar import is_saved
 from contexture.data.text.sources import shared
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
+from contexture.data.tokenizers.word_level import StaticWords, WordNumbers
 
 T = TypeVar("T")
 CHUNK = 4096
@@ -260,7 +261,7 @@ class _Writer:
             self.widths[split].append((len(rows) // choices, choices))
         counts["examples"] += len(rows) // choices
         counts["tokens"] += len(places)
-        longest = int(tokens_of(rows, pair_layout(self.task.kind, isinstance(self.tokenizer, OpenVocabulary))).max())
+        longest = int(tokens_of(rows, pair_layout(self.task.kind, isinstance(self.tokenizer, WordNumbers))).max())
         counts["longest"] = max(counts["longest"], longest)
         if split == "train" and self.task.kind not in ("regress", "span"):
             # Labels are numbered as they come, so there may be more of them than in the chunk before.
@@ -386,12 +387,10 @@ class _Writer:
             "sources": self.sources,
             "files": {out.path.name: out.entry() for out in self.files.values()},
         }
-        if kind == "choice":
-            index["choices"] = choices
-        if self.task.symmetric:
-            index["symmetric"] = True
-        if self.context != "sentence":
-            index["context"] = self.context
+        index |= {"choices": choices} if kind == "choice" else {}
+        index |= {"symmetric": True} if self.task.symmetric else {}
+        index |= {"context": self.context} if self.context != "sentence" else {}
+        index |= {"by_words": True} if isinstance(self.tokenizer, StaticWords) else {}
         index["fingerprint"] = fingerprint_of(index)
         (self.folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", "utf-8")
 

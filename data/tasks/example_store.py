@@ -115,6 +115,8 @@ class ExamplesIndex(TypedDict):
     choices: NotRequired[int]
     symmetric: NotRequired[bool]
     context: NotRequired[Context]
+    by_words: NotRequired[bool]
+    """Of words that are numbers of a vocabulary; an ELMo's have a file of their own."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +145,13 @@ class ExampleSplit:
     """Rows of its files that could not be read."""
     documents: DocumentOffsets | None = None
     """Of sentences that are read within their documents: where these lie among the tokens."""
+    by_words: bool = False
+    """Whether sequences hold the words of texts alone, and no special tokens."""
 
     @property
     def layout(self) -> "PairLayout":
         """How the two texts of its pairs lie in sequences."""
-        return pair_layout(self.kind, self.char_ids is not None)
+        return pair_layout(self.kind, self.by_words)
 
     @property
     def pair(self) -> bool:
@@ -196,6 +200,15 @@ class ExampleSplit:
         for first in range(0, self.examples, 1 << 16):
             yield np.arange(first, min(first + (1 << 16), self.examples))
 
+    def share_of(self, token: int) -> float:
+        """Returns the share of all tokens that are `token`."""
+        count = total = 0
+        for numbers in self.parts():
+            rows = self.take(numbers)
+            ids = self.tokens.read(rows["a"], rows["end"] - rows["a"])
+            count, total = count + int((ids == token).sum()), total + len(ids)
+        return count / max(total, 1)
+
     def longer_than(self, length: int) -> int:
         """Returns how many examples do not fit a sequence of so many tokens, whatever their context."""
         count = 0
@@ -230,9 +243,9 @@ PairLayout = Literal["marked", "apart", "joined"]
 alternatives is chosen, as one sequence of words."""
 
 
-def pair_layout(kind: str, elmo: bool) -> PairLayout:
+def pair_layout(kind: str, by_words: bool) -> PairLayout:
     """Returns how a family lays out the pairs of a kind of task."""
-    return "marked" if not elmo else "joined" if kind == "choice" else "apart"
+    return "marked" if not by_words else "joined" if kind == "choice" else "apart"
 
 
 def is_absent(rows: Rows) -> NDArray[np.bool_]:
@@ -294,6 +307,7 @@ class ExampleStore:
             self._spans(name) if self.kind == "span" else None,
             sum(source.get("left_out", 0) for source in self.index["sources"] if source["split"] == name),
             self._documents(name) if self.context == "document" else None,
+            self.index.get("by_words", self._char_ids is not None),
         )
 
     def _documents(self, name: str) -> DocumentOffsets:

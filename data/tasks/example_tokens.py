@@ -98,8 +98,8 @@ class EncodedChunk:
 
 
 def reader(tokenizer: Tokenizer) -> Tokenizer | OpenVocabulary:
-    """Returns the encoder of a task's examples: the tokenizer itself; for words, an open vocabulary that numbers any
-    word."""
+    """Returns the encoder of a task's examples: the tokenizer itself; for an ELMo's words, an open vocabulary that
+    numbers any word."""
     return OpenVocabulary(tokenizer) if isinstance(tokenizer, Words) else tokenizer
 
 
@@ -208,15 +208,18 @@ def in_memory(
     source: str,
     symmetric: bool = False,
     char_ids: NDArray[np.uint16] | None = None,
+    by_words: bool = False,
 ) -> ExampleSplit:
-    """Returns a chunk as a split of its own."""
+    """Returns a chunk as a split of its own. The last two are those of an ExampleSplit; words that are read by their
+    characters are words."""
+    by_words = by_words or char_ids is not None
     documents = None
     if encoded.documents is not None:
         rows = encoded.rows.copy()
         rows["answer"], documents = offsets_in_memory(encoded.documents, rows["a"], len(encoded.tokens))
         encoded = replace(encoded, rows=rows)
     tags = None if encoded.tags is None else Column(Memory(encoded.tags), np.dtype("<i4"))
-    lengths = tokens_of(encoded.rows, pair_layout(kind, char_ids is not None))
+    lengths = tokens_of(encoded.rows, pair_layout(kind, by_words))
     longest = int((lengths if documents is None else documents.lengths(encoded.rows)).max())
     rows, tokens = Column(Memory(encoded.rows), ROW), Column(Memory(encoded.tokens), np.dtype("<u4"))
     choices = encoded.choices
@@ -226,5 +229,5 @@ def in_memory(
     )
     return ExampleSplit(
         kind, labels, (source,), count, longest, rows, tokens, tags, choices, symmetric, char_ids, spans,
-        documents=documents,
+        documents=documents, by_words=by_words,
     )  # fmt: skip

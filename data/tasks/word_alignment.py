@@ -9,7 +9,7 @@ from contexture.data.tasks.examples import Tagged
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
-from contexture.data.tokenizers.word_level import UNK
+from contexture.data.tokenizers.word_level import UNK, WordNumbers
 
 
 def cut_words(
@@ -23,7 +23,7 @@ def cut_words(
 
         BERT   a word's first piece (Devlin et al. 2018, section 5.3)
         GPT    its last piece: reading from left to right, that alone has seen the whole word
-        ELMo   words are not split
+        ELMo, static vectors   words are not split
 
     Words are tokenised alone. A word without a piece (a variation selector alone) is read as the unknown token, which
     `report` counts.
@@ -32,8 +32,9 @@ def cut_words(
 
     `["Jim", "Henson"]` → pieces `jim hen ##son`, places `0 1`.
     """
-    if isinstance(tokenizer, OpenVocabulary):
+    if isinstance(tokenizer, WordNumbers):
         numbers = [tokenizer.number(example.words) for example in examples]
+        report.count_tokens([" ".join(example.words) for example in examples], numbers)
         return numbers, [[*range(len(words))] for words in numbers]
     # A fine-tuned GPT is known by its special tokens. Where spaces are part of the pieces, each word but the first has
     # one before it, as in running text; read within its document, the first has one too.

@@ -8,7 +8,7 @@ from typing import Protocol, overload
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files, wordpiece
 from contexture.data.tokenizers.text_encoder import TextEncoder
-from contexture.data.tokenizers.word_level import Words
+from contexture.data.tokenizers.word_level import StaticWords, Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 
 
@@ -120,8 +120,8 @@ def with_added_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
     """
     if tokenizer.kind == WordPiece.kind:
         raise DataError(f"a wordpiece vocabulary has its own special tokens ({', '.join(wordpiece.SPECIAL)}); use them")
-    if tokenizer.kind == Words.kind:
-        raise DataError(f"no special tokens are added to a vocabulary of kind {Words.kind}; use it as it is")
+    if tokenizer.kind in (Words.kind, StaticWords.kind):
+        raise DataError(f"no special tokens are added to a vocabulary of kind {tokenizer.kind}; use it as it is")
     # Tokens added twice stand behind one another in a single list.
     base, old = (tokenizer.base, tokenizer.names) if isinstance(tokenizer, WithAddedTokens) else (tokenizer, ())
     all_names = [*old, *names]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.tokenizers.elmo_char_ids import are_cut
-from contexture.data.tokenizers.word_level import Words, char_id_table
+from contexture.data.tokenizers.word_level import WordNumbers, Words, char_id_table
 
 
 class _AutoNumber(dict[str, int]):
@@ -76,7 +76,7 @@ class CorpusVocabulary:
         return {"unknown": lacking, "cut": {"words": len(self._seen), "times": self._times}}
 
 
-class OpenVocabulary:
+class OpenVocabulary(WordNumbers):
     """The words of a task, which an ELMo reads by their characters and never predicts: every word gets a number, by
     first appearance, and none is unknown. Memory grows with the number of distinct words."""
 
@@ -85,7 +85,7 @@ class OpenVocabulary:
 
     def __init__(self, tokenizer: Words, known: Iterable[str] = ()) -> None:
         self.fingerprint, self.kind, self.split = tokenizer.fingerprint, tokenizer.kind, tokenizer.split
-        self._words = tokenizer.words
+        self.words = tokenizer.words
         self._ids = _AutoNumber({}, 0)
         self.number(known)
 
@@ -96,19 +96,7 @@ class OpenVocabulary:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → the numbers of their words."""
-        return [self.number(self._words(text)) for text in texts]
-
-    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Texts → the numbers of their words, and begin and end of each among the characters of its text."""
-        placed: list[tuple[list[int], list[tuple[int, int]]]] = []
-        for text in texts:
-            words, places, at = self._words(text), list[tuple[int, int]](), 0
-            for word in words:  # each stands in the text as it is, behind the one before it
-                begin = text.index(word, at)
-                at = begin + len(word)
-                places.append((begin, at))
-            placed.append((self.number(words), places))
-        return placed
+        return [self.number(self.words(text)) for text in texts]
 
     def number(self, words: Iterable[str]) -> list[int]:
         """Words → their numbers; no word is split."""

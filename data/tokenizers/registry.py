@@ -13,10 +13,10 @@ from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.byte_pair import ByteBPE, Cleaned, Gpt1BPE, learn_byte_bpe
 from contexture.data.tokenizers.char_level import Characters, learn_characters
 from contexture.data.tokenizers.sentencepiece_model import SentencePiece, learn_sentencepiece
-from contexture.data.tokenizers.word_level import Words, learn_words
+from contexture.data.tokenizers.word_level import StaticWords, Words, learn_words
 from contexture.data.tokenizers.wordpiece import WordPiece, learn_wordpiece
 
-KINDS = (*get_args(LearnedKind), Gpt1BPE.kind)
+KINDS = (*get_args(LearnedKind), Gpt1BPE.kind, StaticWords.kind)
 _NO_OPTIONS = "not the options of a tokenizer; make it again, or give the vocabulary's own file"
 
 
@@ -26,7 +26,7 @@ class SavedOptions(TypedDict):
     format: int
     kind: str
     lowercase: bool
-    """WordPiece's."""
+    """WordPiece's, and that of static words."""
     longest_word: NotRequired[int]
     """WordPiece's, where it is not the original's."""
     cleaned: NotRequired[Cleaned]
@@ -124,11 +124,11 @@ def _open_saved(folder: Path) -> Tokenizer:
         options: SavedOptions = json.loads(tokenizer_files.read_text(file))
         kind, format, names = options["kind"], options.get("format"), options.get("specials", [])
         # Options of the kind; "specials" are of any kind.
-        fits = kind != WordPiece.kind or (
+        fits = kind not in (WordPiece.kind, StaticWords.kind) or (
             isinstance(options["lowercase"], bool) and type(options.get("longest_word", 1)) is int
         )
         fits = fits and options.get("cleaned", "original") in ("original", "transformers")
-        fits = fits and (kind != Words.kind or options["split"] in word_level.SPLITS)
+        fits = fits and (kind not in (Words.kind, StaticWords.kind) or options["split"] in word_level.SPLITS)
         named = isinstance(names, list) and all(isinstance(name, str) for name in names)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(
@@ -157,6 +157,8 @@ def _open_kind(folder: Path, kind: str, options: SavedOptions) -> Tokenizer:
         return Characters.open(folder)
     if kind == Words.kind:
         return Words.open(folder / word_level.VOCABULARY, options["split"])
+    if kind == StaticWords.kind:
+        return StaticWords.open(folder, options["split"], options["lowercase"])
     tokenizer = SentencePiece.open(folder / sentencepiece_model.FILE)
     if tokenizer.kind != kind:
         raise DataError(

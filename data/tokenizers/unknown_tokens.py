@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+from contexture.data.tokenizers.word_level import StaticWords
+
 LIMIT = 0.01
 """The share of unknown tokens above which a warning is due."""
 _TEXTS, _CHARACTERS = 200, 2000
@@ -49,7 +51,8 @@ class UnknownTokens:
         # because it is too long; or as a whole, by a vocabulary of words. That one lacks letters alone, too, but they
         # occur in the words that it knows.
         known = set("".join(words.keys() - set(unknown)))
-        characters = self._unknown_of(sorted(set("".join(unknown)) - known))
+        whole = isinstance(self._tokenizer, StaticWords)  # each of its words has a vector of its own, or none
+        characters = set[str]() if whole else self._unknown_of(sorted(set("".join(unknown)) - known))
         commonest = Counter[str]()
         for word in unknown:
             for one in [one for one in word if one in characters] or [word]:

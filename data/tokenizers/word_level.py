@@ -1,9 +1,11 @@
-"""Whole words by their number, as ELMo predicts them: vocab.txt with a word in each line (bilm-tf, data.py,
-Vocabulary)."""
+"""Whole words by their number: ELMo's vocabulary, a vocab.txt with a word in each line (bilm-tf, data.py, Vocabulary),
+and the words of static vectors."""
 
+import json
 import re
 import sys
 import unicodedata
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -20,6 +22,10 @@ from contexture.data.tokenizers.text_encoder import TextEncoder
 
 BEGIN, END, UNK = SPECIAL = ("<S>", "</S>", "<UNK>")
 VOCABULARY = "vocab.txt"
+STATIC_SPECIAL = ("<pad>", "<unk>")
+"""The rows in front of a static vocabulary, for people; text that spells one is a word like others."""
+STATIC_WORDS = "words.json"
+"""The file of a static vocabulary: JSON, since a published word may hold any character."""
 SPLITS = ("spaces", "punctuation")
 _NO_WORD = "!!!MAXTERMID"
 """A line of published vocabularies that the original skips."""
@@ -111,6 +117,99 @@ def word_tokenizer(tokenizer: tokenizer_files.HasKind) -> Words:
         raise DataError(
             f"an ELMo reads a vocabulary of kind words, and this one is {tokenizer.kind}; give a vocab.txt "
             "that begins with <S>, </S>, <UNK>, or learn one: contexture tokenizer words"
+        )
+    return tokenizer
+
+
+class WordNumbers(ABC):
+    """Numbers of words. A text is its words, none of which is split, and no special token stands around them."""
+
+    words: Callable[[str], list[str]]
+    """Text → its words."""
+
+    @abstractmethod
+    def number(self, words: Iterable[str]) -> list[int]:
+        """Words → their numbers."""
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Texts → the numbers of their words, and begin and end of each among the characters of its text."""
+        placed: list[tuple[list[int], list[tuple[int, int]]]] = []
+        for text in texts:
+            words, places, at = self.words(text), list[tuple[int, int]](), 0
+            for word in words:  # each stands in the text as it is, behind the one before it
+                begin = text.index(word, at)
+                at = begin + len(word)
+                places.append((begin, at))
+            placed.append((self.number(words), places))
+        return placed
+
+
+class StaticWords(TextEncoder, WordNumbers):
+    """The words of static vectors: a row for padding, one for all words that have no vector, then a row a word.
+
+    split: as of `Words`. lowercase: whether words of a text are looked up in lower case.
+    """
+
+    kind = "static-words"
+    lossless = False
+    pad, unk = 0, 1
+    end = None
+    specials: Mapping[str, int] = {}
+
+    def __init__(self, vocabulary: Sequence[str], split: str = "punctuation", lowercase: bool = False) -> None:
+        """vocabulary: the words of the vectors, without padding and unknown. Raises: DataError for a word twice."""
+        self.vocabulary, self.split, self.lowercase = tuple(vocabulary), split, lowercase
+        self.ids = {word: number for number, word in enumerate(vocabulary, len(STATIC_SPECIAL))}
+        if len(self.ids) != len(self.vocabulary):
+            raise DataError(f"the word {Counter(vocabulary).most_common(1)[0][0]!r} occurs twice; keep each word once")
+        self.size = len(STATIC_SPECIAL) + len(self.vocabulary)
+        self.fingerprint = tokenizer_files.fingerprint(
+            self.kind, split=split, lowercase=lowercase, vocabulary=self.vocabulary
+        )
+        self.words = _splitter(split)
+
+    @staticmethod
+    def open(folder: Path, split: str, lowercase: bool) -> "StaticWords":
+        """Raises: DataError for a file that is no list of words."""
+        file = folder / STATIC_WORDS
+        words = tokenizer_files.read_json(file)
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise DataError(f"{file}: not a list of words; import the vectors again")
+        return StaticWords(words, split, lowercase)
+
+    def number(self, words: Iterable[str]) -> list[int]:
+        """Words → their numbers, `unk` for a word without a vector."""
+        return [self.ids.get(word.lower() if self.lowercase else word, self.unk) for word in words]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.number(self.words(text)) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Ids → words with spaces between."""
+        return " ".join(map(self.token, ids))
+
+    def token(self, id: int) -> str:
+        return STATIC_SPECIAL[id] if id < len(STATIC_SPECIAL) else self.vocabulary[id - len(STATIC_SPECIAL)]
+
+    def split_long(self, text: str, limit: int) -> list[str]:
+        """Splits before white space, which no word holds."""
+        return tokenizer_files.cut(text, limit, _SPACE)
+
+    def files(self) -> dict[str, bytes]:
+        words = json.dumps(self.vocabulary, ensure_ascii=False).encode()
+        options = tokenizer_files.options(self.kind, split=self.split, lowercase=self.lowercase)
+        return {STATIC_WORDS: words, tokenizer_files.OPTIONS: options}
+
+    def save(self, folder: Path) -> None:
+        """Raises: DataError where the folder holds something else, or cannot be made."""
+        tokenizer_files.save(folder, self.files())
+
+
+def static_words(tokenizer: tokenizer_files.HasKind) -> StaticWords:
+    """Returns the tokenizer, known to be StaticWords. Raises: DataError where it is of another kind."""
+    if not isinstance(tokenizer, StaticWords):
+        raise DataError(
+            f"static vectors have words of their own, and this vocabulary is {tokenizer.kind}; leave it out"
         )
     return tokenizer
 

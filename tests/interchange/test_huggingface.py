@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 import contexture
 from contexture.cli import main as cli
-from contexture.models.config import ElmoConfig
+from contexture.models.config import TransformerConfig
 from contexture.train.interchange import convert
 from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.run.signals import Interrupted
@@ -64,7 +64,7 @@ def test_a_run_that_goes_out_comes_back_bit_for_bit(name: str, tmp_path: Path):
         assert np.array_equal(got[path], rows), path
     back, first = read(tmp_path / "back"), read(golden)
     model, before = back.run.model, first.run.model
-    assert not isinstance(model, ElmoConfig) and not isinstance(before, ElmoConfig)
+    assert isinstance(model, TransformerConfig) and isinstance(before, TransformerConfig)
     assert (model.hidden, model.eps) == (before.hidden, before.eps)
     assert (back.run.objective, back.labels, back.tokenizer) == (first.run.objective, first.labels, first.tokenizer)
     if name == "task_format_1":

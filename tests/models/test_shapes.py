@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from contexture.configs import recipes
-from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, VectorsConfig
 from contexture.models.model import FAMILIES, build, example
 from contexture.models.shapes import LETTERS, PARAMETER_DIMS, by_path, check, count, dims_of, path_of
 from contexture.models.sharding import MESH_AXES, RULES, constrain, partition_spec
@@ -141,6 +141,16 @@ def test_every_parameter_has_dims(every_recipe_s_parameters):
         sizes = FAMILIES[type(c)].sizes(c, 2)
         for path, shape in shapes.items():
             check(np.broadcast_to(np.float32(0), shape), dims_of(path), **sizes)
+
+
+def test_every_parameter_of_static_vectors_has_dims():
+    config = VectorsConfig(vocab=9, hidden=4)
+    model = build(config, ("tag",), 3, HeadConfig(mix="words", cells=2, crf=True))
+    batch = example({**FAMILIES[VectorsConfig].fields, "tags": "i32 BL"}, {"B": 1, "L": 8})
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
+    for path, x in by_path(shapes).items():
+        check(np.broadcast_to(np.float32(0), x.shape), dims_of(path), **FAMILIES[VectorsConfig].sizes(config, 3))
+    assert by_path(shapes)["backbone/embeddings/tokens"].shape == (9, 4)
 
 
 def test_every_row_of_dims_is_some_parameter_s(every_recipe_s_parameters):

@@ -13,6 +13,7 @@ _PACKED = f"{_WINDOWS}test_packed_documents_do_not_see_each_other"
 _LANES = "data/pretraining/test_bilm_lanes.py::"
 _WORDS = "data/tokenizers/test_word_level.py::"
 _VECTORS = "data/test_word_vectors.py::"
+_STATIC = "interchange/test_static_vectors.py::"
 
 PRETRAINING = (
     *mutants_of(
@@ -187,5 +188,26 @@ PRETRAINING = (
          f"{_VECTORS}test_rows_across_blocks_are_whole"),
         ("vectors.bytes-counted-as-words", "self.left_out += 1", "self.left_out = 1",
          f"{_VECTORS}test_words_that_are_not_utf_8_are_left_out_and_counted"),
+    ),
+    *mutants_of(
+        "data/tokenizers/word_level.py",
+        ("vectors.case-as-written", "word.lower() if self.lowercase else word", "word",
+         f"{_STATIC}test_offsets_are_the_places_of_words_also_in_lower_case"),
+        ("vectors.rows-from-zero", "enumerate(vocabulary, len(STATIC_SPECIAL))", "enumerate(vocabulary)",
+         f"{_STATIC}test_a_text_that_spells_a_special_row_is_a_word_like_others"),
+    ),
+    *mutants_of(
+        "train/interchange/static_vectors.py",
+        ("vectors.unknown-is-zero", "else read.vectors_VD.mean(0)", "else np.zeros(dim, np.float32)",
+         f"{_STATIC}test_words_of_a_text_are_the_rows_of_the_file_and_unknown_ones_their_mean"),
+        ("vectors.padding-last", "[np.zeros((1, dim), np.float32), unknown_D[None], read.vectors_VD]",
+         "[unknown_D[None], np.zeros((1, dim), np.float32), read.vectors_VD]",
+         f"{_STATIC}test_words_of_a_text_are_the_rows_of_the_file_and_unknown_ones_their_mean"),
+    ),
+    *mutants_of(
+        "data/layouts.py",
+        ("vectors.a-pair-s-texts-joined", "lengths.reshape(sequences or len(lengths), -1).sum(1)",
+         "lengths.reshape(len(lengths), -1).sum(1)",
+         f"{_STATIC}test_pairs_are_two_sequences_of_words_and_alternatives_one"),
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from contexture.data.tasks.batches import HeldOutTask, TaskBatches
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
 from contexture.data.tokenizers.word_level import Words
-from contexture.models.config import GptConfig, HeadConfig
+from contexture.models.config import ElmoConfig, GptConfig, HeadConfig
 from contexture.train.config import Run
 from contexture.train.objectives import objective_of
 from contexture.train.run_file import read
@@ -106,7 +106,8 @@ def test_a_tagger_learns_further_with_the_head_it_has(tagger: Path, task_files: 
     assert cli.main([*words, "--dir", str(tmp_path / "other"), "--head.cells", "5"]) == 2
     assert "give the same head, or --init.drop-heads" in capsys.readouterr().err
     assert cli.main([*words, "--dir", str(tmp_path / "new"), "--init.random"]) == 0
-    assert read(tmp_path / "on").run.model.dropout == 0.0 and read(tmp_path / "new").run.optim.frozen == ()
+    model = read(tmp_path / "on").run.model
+    assert isinstance(model, ElmoConfig) and model.dropout == 0.0 and read(tmp_path / "new").run.optim.frozen == ()
 
 
 @pytest.mark.long

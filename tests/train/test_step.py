@@ -170,7 +170,7 @@ def test_a_step_in_parts_is_the_whole_step(stepper, parts):
     """Dropout on: a line's masks are those of its number in the whole batch, whichever part it is in."""
     run = dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, accumulate=parts))
     mesh, objective = meshes.build(MeshConfig(), jax.devices()[:1]), OBJECTIVES[RUN.objective]
-    assert RUN.model.dropout > 0
+    assert isinstance(RUN.model, BertConfig) and RUN.model.dropout > 0
     batch = a_batch() | {"slot_weights": a_batch()["slot_weights"].at[:3].set(0.0)}  # parts of unlike weights
     make, whole = stepper
     with jax.set_mesh(mesh):

@@ -60,7 +60,7 @@ def make_encoder(model: Model, run: Run, mesh: Mesh) -> Encoder | None:
     reads = FAMILIES[type(run.model)].fields
     layers, pooled = model.layers_read(), model.reads_pooled()
     dtype = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[run.model.dtype]
-    several = run.task.kind == "choice" or run.task.symmetric or (run.head.pair and run.family == "elmo")
+    several = run.task.kind == "choice" or run.task.symmetric or run.head.pair
     row = "BA" if several else "B"
     fields = {"states": f"{dtype} {row}NLD"} if layers else {}
     fields |= {"pooled": f"{dtype} {row}D"} if pooled else {}

@@ -23,6 +23,7 @@ from contexture.data.storage import atomic_file, move_aside
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tasks.spans.answer_rules import answer_rules
+from contexture.data.tokenizers.word_level import StaticWords
 from contexture.models.model import Model, Outputs, example
 from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
@@ -60,6 +61,7 @@ class EvaluationResult(TypedDict):
 
     files     those that were evaluated, as the request names them, in place of the run's own split
     left_out  rows of them that could not be read
+    unknown   of static vectors, the share of the words that have none
     results   the file that has a line for each checkpoint, where all were evaluated
     error     why this run of several could not be evaluated
     """
@@ -70,6 +72,7 @@ class EvaluationResult(TypedDict):
     examples: int
     truncated: NotRequired[int]
     left_out: NotRequired[int]
+    unknown: NotRequired[float]
     step: NotRequired[int]
     metrics: NotRequired[dict[str, Figure]]
     by_file: NotRequired[list[FileRow]]
@@ -129,9 +132,9 @@ def measured(model: Model, objective: Objective, run: Run, params: Params, store
     return ["loss", *jax.eval_shape(sums, params), *of_task]
 
 
-def report_truncated(held_out: HeldOut) -> dict[str, int]:
-    """Returns how many examples of a task are longer than a sequence, and warns if there are any, and how many rows of
-    its files could not be read; {} for text."""
+def report_odd(held_out: HeldOut) -> dict[str, float]:
+    """Returns how many examples of a task are longer than a sequence, and warns if there are any, how many rows of its
+    files could not be read, and the share of words without a static vector; {} for text."""
     if not isinstance(held_out, HeldOutTask):
         return {}
     truncated = held_out.split.longer_than(held_out.length)
@@ -139,7 +142,10 @@ def report_truncated(held_out: HeldOut) -> dict[str, int]:
         limit = held_out.length
         logger.warning(f"truncated {truncated:,} of {held_out.count:,} held-out examples to data.length={limit} tokens")
     left_out = held_out.split.left_out
-    return {"truncated": truncated, **({"left_out": left_out} if left_out else {})}
+    odd: dict[str, float] = {"truncated": truncated, **({"left_out": left_out} if left_out else {})}
+    if isinstance(held_out.tokenizer, StaticWords):
+        odd["unknown"] = held_out.split.share_of(held_out.tokenizer.unk)
+    return odd
 
 
 def evaluate_run(
@@ -199,7 +205,7 @@ def _evaluate_run(
         else steps_named(folder, request.steps, run.evaluate.metric)
     )
     with meshes.use(mesh, run.model.dtype), open_request(folder, record, request, mesh, cancel) as data:
-        odd = report_truncated(data.held_out)
+        odd = report_odd(data.held_out)
         agree_on_content(folder, run, data.held_out.tokenizer, data.store)
         evaluation = _Evaluation(folder, record, request, data, mesh, programs, cancel)
         if not request.every_step:
@@ -327,7 +333,7 @@ class _Evaluation:
 
 
 def _joined(
-    folder: Path, request: EvaluationRequest, examples: int, odd: dict[str, int], results: list[CheckpointResult]
+    folder: Path, request: EvaluationRequest, examples: int, odd: dict[str, float], results: list[CheckpointResult]
 ) -> EvaluationResult:
     """Returns the results as they are printed: one checkpoint's fields beside the run's, several as a list."""
     of = {"split": request.split, **({"files": list(request.files)} if request.files else {}), "examples": examples}

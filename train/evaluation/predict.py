@@ -28,6 +28,7 @@ from contexture.data.tasks.spans.windows import span_layout
 from contexture.data.tasks.tagging.document_context import chunks_in_documents
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
+from contexture.data.tokenizers.word_level import WordNumbers
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints.transfer import Loaded, find_step, load_parameters
@@ -187,7 +188,8 @@ class Predictor:
             encoded = with_context(parts[0], encoded, parts[1])
         char_ids = numbers.char_ids() if isinstance(numbers, OpenVocabulary) else None
         names = tuple(labels.numbers) if kind == "choice" else self.labels
-        split = in_memory(encoded, kind, names, origin.rpartition(":")[0], self.run.task.symmetric, char_ids)
+        source, by_words = origin.rpartition(":")[0], isinstance(numbers, WordNumbers)
+        split = in_memory(encoded, kind, names, source, self.run.task.symmetric, char_ids, by_words)
         # + 2: the special tokens in front of a sequence and behind it.
         limit = self.run.data.length
         self.truncated += split.longer_than(limit)

@@ -21,6 +21,7 @@ import numpy as np
 
 from contexture.data.batches import iterate
 from contexture.data.binary_files import I64
+from contexture.data.config import WORD_FAMILIES
 from contexture.data.errors import DataError
 from contexture.data.storage import left_partials
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches
@@ -91,8 +92,8 @@ def _why_not(parts: TrainingSetup, encoder: Encoder | None) -> str:
 
 
 def _places(length: int, family: str) -> int:
-    """Returns the places in the arrays of sequences of a length: an ELMo adds begin and end itself."""
-    return length - 2 if family == "elmo" else length
+    """Returns the places in the arrays of sequences of a length, which have no special tokens where words are read."""
+    return length - 2 if family in WORD_FAMILIES else length
 
 
 @dataclass

@@ -31,6 +31,7 @@ from contexture.train.interchange.imported_model import ImportedModel
 from contexture.train.interchange.model_card import model_card
 from contexture.train.interchange.peft_export import check_has_adapters, peft_files, write_peft_weights
 from contexture.train.interchange.stablehlo import stablehlo_files, write_stablehlo_weights
+from contexture.train.interchange.static_vectors import open_vectors
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.options import MeshConfig
@@ -40,7 +41,7 @@ from contexture.train.run_file import RunRecord
 
 logger = logging.getLogger(__name__)
 
-IMPORTERS = ("hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm")
+IMPORTERS = ("hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm", "vectors")
 """The formats that `import_model` reads."""
 ExportedFiles: TypeAlias = tuple[dict[str, bytes], dict[str, np.ndarray]]
 """(files by name, the tensors of the weights by name)."""
@@ -94,12 +95,13 @@ def import_model(
     vocabulary: str = "",
     lowercase: bool | None = None,
     gelu: str = "erf",
-    word_splitter: str = "spaces",
+    word_splitter: str = "auto",
 ) -> ImportResult:
     """Writes a published model as a run at step 0. Its tensors are read one at a time; `cancel` may raise before each.
 
-    format: hf, bert-tf, gpt2-tf, gpt1-npy or bilm. vocabulary: another vocabulary file than the model's own. lowercase
-    (hf and bert-tf; None: as the files say), gelu (bert-tf) and word_splitter (bilm) as in the command's options.
+    format: hf, bert-tf, gpt2-tf, gpt1-npy, bilm or vectors. vocabulary: another vocabulary file than the model's own.
+    lowercase (hf, bert-tf and vectors; None: as the files say), gelu (bert-tf) and word_splitter (bilm and vectors) as
+    in the command's options.
 
     Raises: DataError for damaged, missing or unknown files; then nothing is left behind.
     """
@@ -113,8 +115,10 @@ def import_model(
         model = open_gpt2_tf(path, to, vocabulary, notes)
     elif format == "gpt1-npy":
         model = open_gpt1_npy(path, to, vocabulary, notes)
+    elif format == "bilm":
+        model = open_bilm(path, to, vocabulary, "spaces" if word_splitter == "auto" else word_splitter)
     else:
-        model = open_bilm(path, to, vocabulary, word_splitter)
+        model = open_vectors(path, to, lowercase, word_splitter, notes, cancel)
     return _write_run(to, model, notes, cancel)
 
 

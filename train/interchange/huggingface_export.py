@@ -55,7 +55,8 @@ def hf_files(record: RunRecord, params: Params, tokenizer: Tokenizer) -> tuple[d
     """
     run, imported = record.run, record.imported
     if not isinstance(run.model, BertConfig | GptConfig):
-        raise ConfigError("transformers has no ELMo; export it as bilm")
+        what = "ELMo; export it as bilm" if run.family == "elmo" else "table of static vectors; export it as stablehlo"
+        raise ConfigError(f"transformers has no {what}")
     notes: list[str] = []
     files = transformers_files(tokenizer, run.model.length, imported.special if imported else {}, notes)
     for note in notes:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from contexture.data.visible import visible
-from contexture.models.config import ElmoConfig
+from contexture.models.config import TransformerConfig
 from contexture.train.config import Run, fields
 from contexture.train.run.report import read_metrics
 from contexture.train.run_file import RunRecord
@@ -13,6 +13,7 @@ _TASKS = {
     "mlm_nsp": "fill-mask",
     "lm": "text-generation",
     "bilm": "feature-extraction",
+    "static": "feature-extraction",
     "classify": "text-classification",
     "regress": "text-classification",
     "tag": "token-classification",
@@ -20,7 +21,7 @@ _TASKS = {
     "span": "question-answering",
 }
 _LIBRARIES = {"hf": "transformers", "peft": "peft", "bilm": "allennlp", "stablehlo": "jax"}
-_FAMILIES = {"bert": "BERT", "gpt": "GPT", "elmo": "ELMo"}
+_FAMILIES = {"bert": "BERT", "gpt": "GPT", "elmo": "ELMo", "vectors": "table of static word vectors"}
 _USE = {
     "hf": """```python
 import transformers
@@ -89,7 +90,7 @@ def model_card(folder: Path, record: RunRecord, step: int, format: str, paramete
 def _summary(run: Run, parameters: int, step: int) -> str:
     c = run.model
     size = f"{c.layers} layers, {c.width} wide, {parameters:,} parameters"
-    if not isinstance(c, ElmoConfig):
+    if isinstance(c, TransformerConfig):
         size = f"{c.layers} layers, {c.width} wide, {c.heads} heads, {parameters:,} parameters"
     trained = f"trained for {step:,} steps" if step else "imported"
     return f"A {_FAMILIES[run.family]} with {size}, {trained} with Contexture. Objective: {run.objective}."

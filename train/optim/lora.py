@@ -88,6 +88,8 @@ def _targets(run: Run, paths: list[str]) -> list[str]:
     """Returns the paths, below `backbone`, of the kernels that get adapters."""
     kernels = [path for path in paths if any(re.fullmatch(row, f"{ADAPTERS}/{path}/a") for row, _ in PARAMETER_DIMS)]
     # The paper adapts queries and values; an ELMo has none, and its LSTMs are what mixes over length.
+    if not kernels:
+        raise ConfigError("optim.lora-rank adapts kernels, and static vectors have none; leave optim.lora-rank out")
     usual = ("layers",) if isinstance(run.model, ElmoConfig) else ("query", "value")
     words = run.optim.lora_targets or usual
     for word in words:

@@ -137,7 +137,9 @@ def lr_multipliers(config: OptimConfig, params: Params) -> Multipliers | None:
     layered = whole and (bool(frozen) or config.frozen_layers > 0 or config.layer_decay != 1.0)
     if not layered and not frozen and mix == 1.0:
         return None
-    layers = jax.tree.leaves(params["backbone"]["layers"])[0].shape[0] if layered else 0
+    # Stacked on a leading N axis; static vectors have none.
+    stacked = [x for path, x in by_path(params).items() if path.startswith("backbone/layers/")] if layered else []
+    layers = stacked[0].shape[0] if stacked else 0
     if layered and config.frozen_layers > layers:
         raise ConfigError(f"optim.frozen-layers={config.frozen_layers} is more than the model's {layers} layers")
     for word in frozen:

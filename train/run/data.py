@@ -135,8 +135,14 @@ def open_shards(directory: Path, run: Run) -> Shards:
 
 
 def check_text(run: Run, directory: Path) -> None:
-    """Raises DataError if a new run, whose folder is not made yet, would find no text, or none in UTF-8."""
-    if run.task.kind == "off" and not (directory / "run.json").exists() and _prepared_folder(run) is None:
+    """Raises DataError if a new run, whose folder is not made yet, would find no text, or none in UTF-8; ConfigError
+    for a family that is not pretrained."""
+    if (
+        run.task.kind == "off"
+        and run.stream
+        and not (directory / "run.json").exists()
+        and _prepared_folder(run) is None
+    ):
         check_beginnings(expand(run.data.path, "data.path"))
         check_beginnings(expand(run.data.dev, "data.dev") if run.data.dev else [])
 

@@ -55,7 +55,7 @@ def status(folder: Path) -> RunStatus:
     kind = run.task.name if run.task.name != "off" else run.task.kind
     return {
         "run": str(folder),
-        "what": f"{run.family} {'pretraining' if kind == 'off' else kind}",
+        "what": "static vectors" if run.objective == "static" else f"{run.family} {kind.replace('off', 'pretraining')}",
         "state": state,
         "process": process or None,
         "step": step,

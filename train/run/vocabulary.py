@@ -6,9 +6,9 @@ from contexture.data.cancel import CancelToken
 from contexture.data.text.sources import Source, texts, whole_texts
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import learn as learn_vocabulary
-from contexture.data.tokenizers.word_level import Words
+from contexture.data.tokenizers.word_level import StaticWords, Words
 from contexture.data.tokenizers.wordpiece import WordPiece
-from contexture.models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, VectorsConfig
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 
@@ -46,7 +46,7 @@ def check_tokenizer(run: Run, tokenizer: Tokenizer) -> None:
             f"the vocabulary has {tokenizer.size} tokens, more than model.vocab={run.model.vocab}; "
             f"give --model.vocab {tokenizer.size} or another --data.tokenizer"
         )
-    if isinstance(tokenizer, Words) and tokenizer.split != run.data.word_splitter:
+    if isinstance(tokenizer, Words | StaticWords) and tokenizer.split != run.data.word_splitter:
         raise ConfigError(
             f"the vocabulary splits words by {tokenizer.split}, and data.word-splitter is {run.data.word_splitter}; "
             f"give --data.word-splitter {tokenizer.split}, or another vocabulary"
@@ -63,6 +63,12 @@ def _check_kind(run: Run, kind: str) -> None:
         raise ConfigError(
             f"elmo reads a vocabulary of kind words, and this one is {kind}; give a vocab.txt that begins with <S>, "
             "</S>, <UNK> as --data.tokenizer, or learn one with --data.vocabulary words"
+        )
+
+    if (kind == StaticWords.kind) != isinstance(run.model, VectorsConfig):
+        raise ConfigError(
+            f"a vocabulary of kind {StaticWords.kind} is that of static vectors, and this one, of {run.family}, is "
+            f"{kind}; begin from the run that `contexture import vectors` wrote"
         )
 
 

@@ -2,7 +2,7 @@
 
 BERT   `[CLS] question [SEP] window [SEP]`       run_squad.py, convert_examples_to_features
 GPT    `[start] window [delimiter] question [extract]`
-ELMo   `question window`, as one sequence of words
+ELMo and static vectors   `question window`, as one sequence of words
 
 Differs: the original finds an answer by words and improves it by pieces, and gives words back as text; here every token
 knows its characters, so an answer is what stands in the context. Where a window does not hold the answer, the first
@@ -26,6 +26,7 @@ from contexture.data.tasks.spans.token_places import encode_with_places
 from contexture.data.tasks.word_alignment import encode_checked, unknown_ids
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
+from contexture.data.tokenizers.word_level import WordNumbers
 
 SHORTEST = 16
 """Tokens of a sequence with room for a question, special tokens and a window that says something."""
@@ -113,7 +114,7 @@ def span_windows(
     """
     origins = [example.origin for example in examples]
     _check_characters(examples)
-    joined = isinstance(tokenizer, OpenVocabulary)
+    joined = isinstance(tokenizer, WordNumbers)
     context_first = not joined and GPT_SPECIALS[-1] in tokenizer.specials
     special = 2 if joined else 3
     questions = encode_checked([example.question for example in examples], origins, tokenizer)
