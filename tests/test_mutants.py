@@ -20,7 +20,7 @@ adam decay clip adagrad lora rates step loss objective perplexity rank best unig
 identity may-change epochs resume transfer defaults signals exit recipes score embed generate
 storage settle agree together slots logits tfds plan plugin quantization remat
 help scope alias config completion finetune progress columns trackers describe command grid redraw span
-published evaluate context neighbours whitening zeroshot probe targets maps gates page senses tokens""".split()
+published evaluate context neighbours whitening zeroshot probe targets maps gates page senses tokens vectors""".split()
 
 
 def _functions(file: Path) -> dict[str, bool]:

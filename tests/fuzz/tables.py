@@ -101,7 +101,7 @@ def _set(folder: Path) -> None:
 
 def _binary_vectors(folder: Path) -> None:
     folder.mkdir()
-    rows = b"".join(b"w%d " % n + np.float32([n, n / 3, -n]).tobytes() + b"\n" for n in range(6))
+    rows = b"".join(b"w%d " % n + np.array([n, n / 3, -n], np.float32).tobytes() + b"\n" for n in range(6))
     (folder / "v.bin").write_bytes(b"6 3\n" + rows)
 
 
