@@ -18,6 +18,11 @@ def check_page(to: Path) -> None:
     """Raises: DataError for a path where no page can be written."""
     if to.suffix != ".html":
         raise DataError(f"--to {to}: a page ends in .html; give such a name")
+    check_folder(to)
+
+
+def check_folder(to: Path) -> None:
+    """Raises: DataError for a path in a folder that is not there."""
     if not to.parent.is_dir():
         raise DataError(f"--to {to}: its folder is not there; make it, or give another name")
 
@@ -46,9 +51,10 @@ def write_one_page(
         title=html.escape(data["title"]), style=style, script=script, data=embedded,
         style_hash=_digest(style), script_hash=_digest(script), blocks="\n".join(elements),
     )  # fmt: skip
+    content = page.encode()
     with atomic_file(to) as part:
-        part.write_bytes(page.encode())
-    return len(page.encode())
+        part.write_bytes(content)
+    return len(content)
 
 
 def _digest(text: str) -> str:

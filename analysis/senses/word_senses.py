@@ -98,11 +98,13 @@ def word_senses(
     max_occurrences    of more, a sample is taken
     batch              sentences at a time
 
-    Raises: DataError for a word that never occurs, or only once, senses that only some occurrences have, and clusters
-    that do not fit.
+    Raises: DataError for a word that never occurs, or only once, senses that only some occurrences have, clusters that
+    do not fit, and a seed out of range.
     """
     if max_occurrences < 2:
         raise DataError(f"max-occurrences={max_occurrences} is not at least 2; there is nothing to compare")
+    if not 0 <= seed < 2**31:
+        raise DataError(f"seed={seed} is not in [0, 2^31)")
     given = collect(
         sentences,
         word,

@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from contexture.analysis.results import EmbeddingFile
 from contexture.api import load, open
@@ -145,12 +145,11 @@ def score_command(argv: list[str]) -> Result:
         model = open(request.run, request.step or None)
         documents = [request.text] if request.text else documents_of(sources, request.documents)
         documents = list(documents) if request.to else documents  # a page reads them again
-        windows: dict[str, Any] = {
-            "length": request.length, "stride": request.stride, "batch": request.batch, "cancel": signals
-        }  # fmt: skip
-        scored = model.score_documents(documents, **windows)
+        scored = model.score_documents(
+            documents, length=request.length, stride=request.stride, batch=request.batch, cancel=signals
+        )
         if request.to:
-            _write_score_page(model, documents, scored, request, windows)
+            _write_score_page(model, documents, scored, request, signals)
         return {"run": request.run, **scored, **({"to": request.to} if request.to else {})}
 
 
@@ -159,13 +158,11 @@ def _write_score_page(
     documents: Iterable[str],
     scored: "TextScore",
     request: ScoreRequest,
-    windows: dict[str, Any],
+    signals: Signals,
 ) -> None:
     from contexture.analysis.token_scores.score_page import write_score_page
     from contexture.analysis.token_scores.token_scores import token_scores
 
-    if model.run.family != "elmo":
-        windows["length"] = windows["length"] or model.run.data.length
     figures = {name: value for name, value in scored.items() if isinstance(value, int | float) and name in _FIGURES}
     title = f"Log-probabilities of {Path(request.run).resolve().name}, step {model.step}"
     with model.computing():
@@ -175,8 +172,11 @@ def _write_score_page(
             model.tokenizer,
             documents,
             top=request.top,
+            length=scored.get("length", 0),  # the windows that were scored; an ELMo has none
+            stride=scored.get("stride", 0),
+            batch=request.batch,
             split_sentences=model.run.data.split_sentences,
-            **windows,
+            cancel=signals,
         )
         write_score_page(Path(request.to), title, tokens, model.tokenizer.size, figures)
 

@@ -12,7 +12,7 @@ from contexture.data.errors import DataError
 from contexture.requests import SensesRequest, several
 from contexture.train.run_file import read
 
-_FIGURES = (".html", ".png", ".svg")
+_SUFFIXES = (".html", ".png", ".svg")
 
 
 def senses_command(argv: list[str]) -> Result:
@@ -21,7 +21,7 @@ def senses_command(argv: list[str]) -> Result:
     top = read(Path(request.run)).run.model.layers
     to = Path(request.to) if request.to else None
     if to is not None:
-        _check_figure(to)
+        _check_target(to)
     layers = _layers(request.layers, top)
     from contexture.analysis.senses.occurrences import check_files, read_sentences
     from contexture.analysis.senses.senses_figure import draw_senses
@@ -73,11 +73,12 @@ def senses_command(argv: list[str]) -> Result:
     return {**result, "layers": senses["layers"], **({"to": request.to} if to is not None else {})}
 
 
-def _check_figure(to: Path) -> None:
-    if to.suffix not in _FIGURES:
+def _check_target(to: Path) -> None:
+    from contexture.analysis.pages.one_page import check_folder
+
+    if to.suffix not in _SUFFIXES:
         raise DataError(f"--to {to}: a page ends in .html, a figure in .png or .svg; give such a name")
-    if not to.parent.is_dir():
-        raise DataError(f"--to {to}: its folder is not there; make it, or give another name")
+    check_folder(to)
 
 
 def _layers(layers: str, top: int) -> list[int] | None:

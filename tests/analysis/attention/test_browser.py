@@ -17,7 +17,15 @@ from contexture.analysis.attention import write_page as pages
 from contexture.analysis.attention.maps import LayerMaps, TokenSequence
 from contexture.models.config import BertConfig, HeadConfig
 from contexture.models.model import build
-from tests.analysis.pages.browser import IN_BROWSER, check_nothing_left_or_ran, open_page, press, text_of, wait
+from tests.analysis.pages.browser import (
+    IN_BROWSER,
+    check_nothing_left_or_ran,
+    check_theme_and_help,
+    open_page,
+    press,
+    text_of,
+    wait,
+)
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = IN_BROWSER
@@ -79,14 +87,7 @@ def test_keys_change_layer_head_token_view_and_colours(browser: Any, bert_page: 
     assert len(browser.find_elements(By.CSS_SELECTOR, ".thumb")) == 4
     press(browser, "3")
     wait(browser, "neuron 1 1,2")
-    paper = "return getComputedStyle(document.body).backgroundColor"
-    light = browser.execute_script(paper)
-    press(browser, "t")
-    assert browser.execute_script(paper) != light
-    press(browser, "?")
-    assert browser.find_element(By.ID, "help").is_displayed()
-    press(browser, Keys.ESCAPE)
-    assert not browser.find_element(By.ID, "help").is_displayed()
+    check_theme_and_help(browser)
 
 
 def test_tab_reaches_the_controls_with_a_visible_focus(browser: Any, bert_page: Path):

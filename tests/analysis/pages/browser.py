@@ -11,6 +11,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 IN_BROWSER = [
@@ -58,6 +59,18 @@ def press(browser: Any, *keys: str) -> None:
 
 def text_of(browser: Any, selector: str) -> str:
     return browser.find_element(By.CSS_SELECTOR, selector).text
+
+
+def check_theme_and_help(browser: Any) -> None:
+    """`t` changes the colours, `?` shows the list of keys, and escape closes it."""
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    before = browser.execute_script(paper)
+    press(browser, "t")
+    assert browser.execute_script(paper) != before
+    press(browser, "?")
+    assert browser.find_element(By.ID, "help").is_displayed()
+    press(browser, Keys.ESCAPE)
+    assert not browser.find_element(By.ID, "help").is_displayed()
 
 
 def check_nothing_left_or_ran(browser: Any, file: Path) -> None:

@@ -10,7 +10,15 @@ from selenium.webdriver.common.keys import Keys
 
 import contexture
 from contexture.analysis.senses.senses_page import write_senses_page
-from tests.analysis.pages.browser import IN_BROWSER, check_nothing_left_or_ran, open_page, press, text_of, wait
+from tests.analysis.pages.browser import (
+    IN_BROWSER,
+    check_nothing_left_or_ran,
+    check_theme_and_help,
+    open_page,
+    press,
+    text_of,
+    wait,
+)
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = IN_BROWSER
@@ -61,13 +69,7 @@ def test_keys_change_layer_point_sense_and_colours(browser: Any, page: Path):
     assert len(browser.find_elements(By.CSS_SELECTOR, "#plot .other")) == 2
     press(browser, Keys.ESCAPE)
     wait(browser, "1 -1 -1")
-    paper = "return getComputedStyle(document.body).backgroundColor"
-    light = browser.execute_script(paper)
-    press(browser, "t")
-    assert browser.execute_script(paper) != light
-    press(browser, "?")
-    assert browser.find_element(By.ID, "help").is_displayed()
-    press(browser, Keys.ESCAPE)
+    check_theme_and_help(browser)
 
 
 def test_the_slider_takes_arrow_keys_of_its_own(browser: Any, page: Path):

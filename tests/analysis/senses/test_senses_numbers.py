@@ -216,6 +216,8 @@ def test_a_sentence_longer_than_the_model_is_left_out_and_counted():
         ({"clusters": 3}, "clusters=3, and the word occurs 2 times; give fewer"),
         ({"texts": ["the cat", 3]}, "text 1: '3' is no text; give strings"),
         ({"max_occurrences": 1}, "max-occurrences=1 is not at least 2"),
+        ({"seed": -1}, "seed=-1 is not in"),
+        ({"seed": 2**31}, "seed=2147483648 is not in"),
         ({"texts": ["cat " * 80]}, "occurs 0 times in sentences that the model has room for; give"),
         ({"texts": ["cat", "cat"], "adjust_anisotropy": True}, "the sentences hold no two different words"),
     ],

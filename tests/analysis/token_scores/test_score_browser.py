@@ -11,7 +11,15 @@ from selenium.webdriver.common.keys import Keys
 import contexture
 from contexture.analysis.token_scores.score_page import write_score_page
 from contexture.analysis.token_scores.token_scores import ScoredToken, token_scores
-from tests.analysis.pages.browser import IN_BROWSER, check_nothing_left_or_ran, open_page, press, text_of, wait
+from tests.analysis.pages.browser import (
+    IN_BROWSER,
+    check_nothing_left_or_ran,
+    check_theme_and_help,
+    open_page,
+    press,
+    text_of,
+    wait,
+)
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = IN_BROWSER
@@ -68,14 +76,7 @@ def test_keys_change_token_colour_and_theme(browser: Any, page: tuple[Path, list
     wait(browser, f"entropy masked {order[0]}")
     press(browser, "n")
     wait(browser, f"entropy masked {order[1]}")
-    paper = "return getComputedStyle(document.body).backgroundColor"
-    light = browser.execute_script(paper)
-    press(browser, "t")
-    assert browser.execute_script(paper) != light
-    press(browser, "?")
-    assert browser.find_element(By.ID, "help").is_displayed()
-    press(browser, Keys.ESCAPE)
-    assert not browser.find_element(By.ID, "help").is_displayed()
+    check_theme_and_help(browser)
 
 
 def test_the_less_probable_a_token_the_stronger_its_colour(browser: Any, page: tuple[Path, list[ScoredToken]]):
