@@ -103,6 +103,7 @@ def test_offsets_are_the_places_of_words_also_in_lower_case():
         ("pretrain bert.tiny --init.run {r} --dir {d}/new --data.path {d}/text.txt", "a run of the family vectors"),
         ("pretrain {d}/mine.py:big --dir {d}/new --data.path {d}/text.txt", "static vectors are imported"),
         ("fill {r} --text [MASK]", "this run has static vectors, which predict no word"),
+        ("evaluate {r}", "has static vectors and no task; train them for one: contexture finetune"),
         ("generate {r} --prompt the", "only a GPT writes on from a prompt"),
         ("score {r} --input {d}/text.txt", "static vectors predict no word, so no text has a score"),
         ("zeroshot {r} --task lambada --input {d}/text.txt", "static vectors predict no word, so no text has a score"),

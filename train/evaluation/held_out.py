@@ -81,6 +81,8 @@ def check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -
     if run.task.kind == "off":
         if request.files or request.split != "dev":
             raise ConfigError(f"{folder} is a pretraining: it has its own held-out text (--split dev) and no task")
+        if run.objective == "static":
+            raise ConfigError(f"{folder} has static vectors and no task; train them for one: contexture finetune")
         if not run.data.path:
             raise ConfigError(f"{folder} was imported and holds no text; tune it to some: pretrain --init {folder} …")
         return
