@@ -1,12 +1,12 @@
 """Small models of the three families on openly licensed sets: what each learns of them, and what it generalises.
 
-`python benchmarks/task_figures.py --data FOLDER --to FOLDER` pretrains a small BERT, GPT and ELMo on a few megabytes of
+`python benchmarks/task_figures.py SETS --to FOLDER` pretrains a small BERT, GPT and ELMo on a few megabytes of
 text in six languages, and then prints and runs one command of `contexture` for each figure:
 
 - 64 training examples by heart (SWAG's fixture: all 11), and the held-out figure that comes of it;
 - a whole set with three seeds, beside what answering always the commonest label would give.
 
-A run that is there already is not trained again. --data holds the sets by the names in SETS.
+A run that is there already is not trained again. The folder SETS holds the sets by the names below.
 """
 
 from __future__ import annotations
@@ -144,13 +144,13 @@ def text_of(data: Path, to: Path) -> str:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--data", type=Path, required=True)
+    arguments.add_argument("data", type=Path, metavar="SETS")
     arguments.add_argument("--to", type=Path, default=Path("runs/task_figures"))
     arguments.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     arguments.add_argument("--tasks", nargs="+", choices=KINDS, default=list(KINDS))
     args = arguments.parse_args()
     if missing := [name for name in SETS.split() if not (args.data / name).is_dir()]:
-        sys.exit(f"{args.data} has no {missing[0]}; name the folder of the sets as --data")
+        sys.exit(f"{args.data} has no {missing[0]}; name the folder of the sets")
     args.to.mkdir(parents=True, exist_ok=True)
     text, few, whole = text_of(args.data, args.to), few_examples(args.data, args.to), whole_sets(args.data)
     result: dict[str, dict[str, Any]] = {}

@@ -23,7 +23,7 @@ MISTAKES = {
     "--grid optim.peek-lr=1,2": "--grid: there is no option optim.peek-lr (did you mean --optim.peak-lr?)",
     "--grid learning-rate=1,2": "--grid: there is no option learning-rate (did you mean --optim.peak-lr?)",
     "--grid model.cells=1": "--grid: there is no option model.cells (--model.cells is for an ELMo)",
-    "--grid head.crf=true": "--grid: head.crf is for --task.kind tag of an ELMo or static vectors, and has no meaning here; leave it out",
+    "--grid head.crf=true": "--grid: head.crf is for --task.kind tag of an ELMo or static vectors, and has no meaning",
     "--grid": "--grid wants a field and its values: --grid optim.peak-lr=2e-5,3e-5",
     "--grid optim.peak-lr": "--grid optim.peak-lr: give a field and its values: --grid optim.peak-lr=2e-5,3e-5",
     "--grid lr=": "--grid lr=: give a field and its values: --grid optim.peak-lr=2e-5,3e-5",
