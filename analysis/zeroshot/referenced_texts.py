@@ -32,15 +32,18 @@ def read_referenced_texts(
     text: str = "",
     references: Sequence[str] = (),
     header: Header = "auto",
+    option: str = "--input",
 ) -> ReferencedTexts:
     """Returns the texts and references of *.tsv, *.csv, *.jsonl, *.json and columnar files, or TFDS sets.
 
     text, references: the columns, by name or by position from 1; empty: the first one with a usual name. A column of
     references holds one in each row, or in a *.jsonl a list. Of several columns some may be empty in a row.
 
+    option: the one that names the files, for an error.
+
     Raises: DataError with file:line for a row without a text or a reference, and for a column that is not there.
     """
-    check_sources(files, "--input")
+    check_sources(files, option)
     read = ReferencedTexts()
     for file in files:
         # Columns that are all given by position suggest a file without a header, as in labelled tasks.

@@ -99,23 +99,28 @@ def _write_answers(request: ZeroshotRequest) -> dict[str, Any]:
     from contexture.analysis.zeroshot.referenced_texts import ReferencedTexts, read_referenced_texts
     from contexture.analysis.zeroshot.written_answers import answer_questions, summarize, translate
 
-    def texts_of(files: tuple[str, ...], task: Literal["summarize", "translate"]) -> ReferencedTexts:
-        columns = several(request.references)
-        return read_referenced_texts(files, task, text=request.text, references=columns, header=request.header)
+    def texts_of(option: Literal["input", "examples"], task: Literal["summarize", "translate"]) -> ReferencedTexts:
+        return read_referenced_texts(
+            several(getattr(request, option)),
+            task,
+            text=request.text,
+            references=several(request.references),
+            header=request.header,
+            option=f"--{option}",
+        )
 
-    files = several(request.input)
     options: dict[str, Any] = {"tokens": request.tokens, "batch": request.batch}
     with listening(STOPPED) as signals:
         options["cancel"] = signals
         if request.task == "qa":
-            questions = read_questions(files)
+            questions = read_questions(several(request.input))
             result = answer_questions(open(request.run, request.step or None), questions, **options)
         elif request.task == "summarize":
-            articles = texts_of(files, "summarize")
+            articles = texts_of("input", "summarize")
             result = summarize(open(request.run, request.step or None), articles, seed=request.seed, **options)
         else:
-            asked = texts_of(files, "translate")
-            shown = texts_of(several(request.examples), "translate") if request.shots else None
+            asked = texts_of("input", "translate")
+            shown = texts_of("examples", "translate") if request.shots else None
             options |= {"shots": request.shots, "tokenize": request.bleu_tokenize, "seed": request.seed}
             result = translate(open(request.run, request.step or None), asked, shown, **options)
             result |= {"shots": request.shots} if request.shots else {}

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from contexture.analysis.zeroshot.written_answers import (
 )
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
+from contexture.models.config import GptConfig
 from contexture.train.evaluation.squad_metrics import text_scores
 from tests.helpers.commands import json_of
 
@@ -60,12 +61,13 @@ def random_gpt(run: Path, seed: int) -> contexture.TrainedModel:
     """A GPT of random numbers that writes a great many kinds of words, for its pieces of one byte are rare but the line
     end."""
     model, rng = contexture.open(run), np.random.default_rng(seed)
-    model.params = jax.tree.map(lambda x: rng.normal(0, 1, x.shape).astype(x.dtype) if x.ndim > 1 else x, model.params)
-    tables = model.params["backbone"]["embeddings"]
+    params: Any = jax.tree.map(lambda x: rng.normal(0, 1, x.shape).astype(x.dtype) if x.ndim > 1 else x, model.params)
+    tables = params["backbone"]["embeddings"]
     tables["positions"] = rng.normal(0, 0.3, tables["positions"].shape).astype(np.float32)
     tables["tokens"] = rng.normal(0, 0.1, tables["tokens"].shape).astype(np.float32)
     tables["tokens"][:256] *= 0.3
     tables["tokens"][NEWLINE] *= 5
+    model.params = params
     return model
 
 
@@ -76,9 +78,11 @@ def gpt(gpt_run) -> contexture.TrainedModel:
 
 def slow_answers(gpt: contexture.TrainedModel, prompts: list[str], tokens: int) -> list[str]:
     """What is written greedily by reading the whole text again for each token, up to a line end or the document's."""
-    length, tokenizer, model = gpt.model.config.length, gpt.tokenizer, gpt.model.clone(heads={})
-    table = gpt.params["backbone"]["embeddings"]["tokens"][: tokenizer.size]
-    read = jax.jit(lambda batch: model.apply({"params": gpt.params}, batch).encoding.hidden_BLD[0])
+    config, params = gpt.model.config, cast(Any, gpt.params)
+    assert isinstance(config, GptConfig)
+    length, tokenizer, model = config.length, gpt.tokenizer, cast(Any, gpt.model.clone(heads={}))
+    table = params["backbone"]["embeddings"]["tokens"][: tokenizer.size]
+    read = jax.jit(lambda batch: model.apply({"params": params}, batch).encoding.hidden_BLD[0])
 
     def write(prompt: str) -> str:
         ids = tokenizer.encode([prompt])[0][-(length - tokens) :]
@@ -128,6 +132,7 @@ def test_prompts_are_those_written_by_hand(tmp_path: Path):
 @pytest.mark.parametrize("seed", [2, 3])
 def test_greedy_answers_are_those_of_a_slow_loop(gpt_run, seed):
     gpt = random_gpt(gpt_run, seed)
+    assert isinstance(gpt.model.config, GptConfig)
     room = gpt.model.config.length - 10
     long = "the cat sees the dog . " * room
     questions = [
@@ -298,6 +303,7 @@ MISTAKES = {
     "RUN --task translate --input TABLE --text en --references fr --bleu-tokenize spm": "--bleu-tokenize is 'spm',",
     "RUN --task translate --input TABLE --text en --references fr --seed -1": "seed=-1 is not in [0, 2^31)",
     "RUN --task translate --input TABLE --text en --references fr --shots 1 --examples TABLE": "shots=1, and there are",
+    "RUN --task translate --input TABLE --text en --references fr --shots 1 --examples none.tsv": "none.tsv: --exam",
     "RUN --task summarize --input NUMBER": "number.jsonl:1: '7' is no text; give strings",
 }  # fmt: skip
 
