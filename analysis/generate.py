@@ -39,13 +39,20 @@ class _Ending(NamedTuple):
 
 @dataclass
 class _Continuation:
-    """A text on the way: the prompt's ids, those sampled, why it stopped, and how many characters have been shown."""
+    """A text on the way: the prompt's ids, those sampled, why it stopped, how many characters have been shown, and how
+    many ids the prompt has lost."""
 
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
     text: str = ""
     stopped: Literal["", "end", "stop", "length"] = ""
     shown: int = 0
+    truncated: int = 0
+
+    def truncate(self, length: int) -> None:
+        """Keeps the last ids of the prompt, so many, and one at least."""
+        self.truncated = max(len(self.prompt) - max(length, 1), 0)
+        del self.prompt[: self.truncated]
 
 
 def stream(
@@ -59,6 +66,7 @@ def stream(
     stop: str | Sequence[str] = (),
     seed: int = 0,
     batch: int = 16,
+    truncate: bool = False,
     cancel: CancelToken = NEVER,
     trained_length: int = 0,
     decode_params: decode.DecodeParams | None = None,
@@ -69,6 +77,8 @@ def stream(
     tokens          most tokens of a text; 0: 64, or as many as the model takes
     stop            texts before which a text ends, as it does at the token that ends documents
     seed            a text depends on the seed, its number among the prompts, and its prompt
+    truncate        a prompt that leaves too little room for the tokens loses its first ones, and its result has their
+                    number: "truncated"
     cancel          raises from its check to stop the work
     trained_length  tokens of a training sequence; a warning says that longer text may degrade
     decode_params   what `decoding_params` returns, where it is kept for several calls
@@ -76,7 +86,7 @@ def stream(
     An empty prompt starts behind the token that ends documents.
 
     Raises: DataError for a model that is no GPT, an empty prompt where the vocabulary has no such token, and a prompt
-    that leaves too little room for the tokens.
+    that leaves too little room for the tokens, unless it is truncated.
     """
     config = model.config
     if not isinstance(config, GptConfig):
@@ -96,6 +106,10 @@ def stream(
     texts = [_Continuation(_encode_prompt(prompt, number, tokenizer)) for number, prompt in enumerate(prompts)]
     longest = max(len(text.prompt) for text in texts)
     tokens = tokens or max(min(64, config.length - longest), 1)
+    if truncate:
+        for text in texts:
+            text.truncate(config.length - tokens)
+        longest = max(len(text.prompt) for text in texts)
     for number, text in enumerate(texts):
         if len(text.prompt) + tokens > config.length:
             raise DataError(
@@ -111,10 +125,14 @@ def stream(
             cancel.check()
             bursts = _bursts(config, unstacked, group, sampling, tokens, seed)
             yield from _read_bursts(bursts, group, tokenizer, ending, cancel)
-        return [
+        results: list[GeneratedText] = [
             {"prompt": prompt, "text": text.text, "tokens": len(text.ids), "stopped": text.stopped or "length"}
             for prompt, text in zip(prompts, texts, strict=True)
         ]
+        if truncate:
+            for result, text in zip(results, texts, strict=True):
+                result["truncated"] = text.truncated
+        return results
 
     return work()
 

@@ -14,12 +14,14 @@ class GeneratedText(TypedDict):
     """A continuation: its text without the prompt, the number of its tokens, and why it stopped.
 
     stopped is "end" at the token that ends documents, "stop" before a stop text, "length" after the tokens asked for.
+    truncated: where long prompts are cut, how many tokens this one lost at its beginning.
     """
 
     prompt: str
     text: str
     tokens: int
     stopped: Literal["end", "stop", "length"]
+    truncated: NotRequired[int]
 
 
 class TextCounts(TypedDict):

@@ -230,6 +230,7 @@ class TrainedModel:
         stop: str | Sequence[str] = (),
         seed: int = 0,
         batch: int = 16,
+        truncate: bool = False,
         show: Callable[[int, str], object] = lambda number, text: None,
         cancel: CancelToken = NEVER,
     ) -> Any:
@@ -244,13 +245,14 @@ class TrainedModel:
         stop             texts before which a text ends
         seed             of the random numbers; the same seed gives the same text
         batch            prompts at a time
+        truncate         drop the first tokens of a prompt that is too long; the result counts them as "truncated"
         show             is called with (number, new characters) as each text grows
 
         Raises: DataError for a model that is no GPT, and prompts and options that do not fit.
         """
         given, one = texts_of(prompts)
         sampling = sampling_of(temperature, top_k, top_p, top_p_exclusive)
-        options = {"tokens": tokens, "stop": stop, "seed": seed, "batch": batch}
+        options = {"tokens": tokens, "stop": stop, "seed": seed, "batch": batch, "truncate": truncate}
         texts = self._compute(
             lambda: generate.finish(self._stream(given, sampling, cancel, options), lambda part: show(*part))
         )

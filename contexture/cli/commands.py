@@ -173,9 +173,10 @@ COMMANDS: dict[str, Command] = {
         run="inspection.zeroshot.zeroshot_command",
         request="ZeroshotRequest",
         usage="RUN --task TASK --input FILE … [options]",
-        first=("run", "task", "input", "shots", "examples", "group", "to", "labels", "length", "stride"),
+        first=("run", "task", "input", "shots", "examples", "group", "to", "labels", "references", "length", "stride"),
         examples=(
             "contexture zeroshot runs/gpt --task lambada --input lambada_test.jsonl",
+            "contexture zeroshot runs/gpt --task qa --input coqa-dev-v1.0.json --to answers.jsonl",
             "contexture zeroshot runs/gpt --task choice --input swag.csv --shots 4 --examples train.csv",
         ),
     ),

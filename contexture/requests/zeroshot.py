@@ -8,30 +8,39 @@ import tyro
 from contexture.requests.arguments import FILE, FILES, RUN, TEXT, TEXTS, Place
 from contexture.train.evaluation.request import Strings
 
+Task = Literal["lambada", "cbt", "choice", "wikitext", "lm1b", "qa", "summarize", "translate"]
+
 
 @dataclass(frozen=True)
 class ZeroshotRequest:
-    """How well a pretrained run does a task that it was not trained for, by the probabilities of texts alone."""
+    """How well a pretrained run does a task that it was not trained for: by the probabilities of texts, or by the
+    answers that a GPT writes."""
 
     run: tyro.conf.Positional[Annotated[Place, RUN]]
     """The folder of a pretrained run of any family."""
     _: KW_ONLY
-    task: Literal["lambada", "cbt", "choice", "wikitext", "lm1b"]
+    task: Task
     """The task. lambada: the last word of each passage. cbt: the Children's Book Test. choice: which alternative fits a
-    text, or its blank (XXXXX or _). wikitext, lm1b: perplexity by word of a tokenised corpus."""
+    text, or its blank (XXXXX or _). wikitext, lm1b: perplexity by word of a tokenised corpus. A GPT writes its answers
+    in qa: questions about documents (CoQA, SQuAD), summarize: summaries after TL;DR:, and translate."""
     input: Annotated[Strings, FILES]
     """The files of the task, as their publishers ship them. lambada: a passage in each line, or in `text` of a *.jsonl.
-    cbt: numbered lines. choice: rows with text, alternatives and label. wikitext, lm1b: tokenised text."""
+    cbt: numbered lines. choice: rows with text, alternatives and label. wikitext, lm1b: tokenised text. qa: a *.json in
+    CoQA's or SQuAD's form. summarize, translate: rows with text and reference."""
     shots: int = 0
-    """Show so many answered examples before each question of a choice, drawn from --examples."""
+    """Show so many answered examples before each question of a choice, or translated ones before each sentence, drawn
+    from --examples."""
     examples: Annotated[Strings, FILES] = ()
     """Files of answered examples for --shots, in the form of --input."""
     group: Annotated[str, TEXT] = ""
     """A column of a choice, such as the gender of a pronoun: each of its values has an accuracy of its own."""
     to: Annotated[str, FILE] = ""
-    """A file to write the answer to each question to, a JSON object in each line."""
+    """A file to write the answer to each question to, or what was written, a JSON object in each line."""
     text: Annotated[str, TEXT] = ""
-    """The column of a choice's text. Without it, one with a usual name."""
+    """The column of a choice's text, of the article, or of the sentence to translate. Without it, one with a usual
+    name."""
+    references: Annotated[Strings, TEXTS] = ()
+    """The column of the right summary or translation, or several columns. Without it, one with a usual name."""
     choices: Annotated[tuple[str, ...], TEXTS] = ()
     """The columns of a choice's alternatives."""
     label: Annotated[str, TEXT] = ""
@@ -44,28 +53,37 @@ class ZeroshotRequest:
     """Tokens of a window of a corpus; 0 is as in training."""
     stride: int = 0
     """New tokens in each window of a corpus; 0 is all."""
+    tokens: int = 0
+    """Most tokens to write for each example; 0 is 50 for qa, 100 for summarize, 128 for translate."""
+    bleu_tokenize: Literal["13a", "intl", "zh", "char", "none"] = "13a"
+    """How sacrebleu cuts translations into tokens; zh or char where they are Chinese."""
     batch: int = 16
     """Texts at a time."""
     seed: int = 0
-    """The seed by which examples are drawn."""
+    """The seed by which examples are drawn, and summaries sampled."""
     step: int = 0
     """The step of the checkpoint to use; 0 is the newest good one."""
 
     def __post_init__(self) -> None:
-        chooses = self.task in ("choice", "cbt")
-        for name, given, meaning, of in (
-            ("shots", self.shots, chooses, "choice and cbt"),
-            ("examples", self.examples, chooses, "choice and cbt"),
-            ("to", self.to, chooses, "choice and cbt"),
-            ("group", self.group, self.task == "choice", "choice"),
-            ("text", self.text, self.task == "choice", "choice"),
-            ("choices", self.choices, self.task == "choice", "choice"),
-            ("label", self.label, self.task == "choice", "choice"),
-            ("labels", self.labels, self.task == "choice", "choice"),
-            ("length", self.length, self.task in ("wikitext", "lm1b"), "wikitext and lm1b"),
-            ("stride", self.stride, self.task in ("wikitext", "lm1b"), "wikitext and lm1b"),
+        written = ("qa", "summarize", "translate")
+        for name, given, tasks in (
+            ("shots", self.shots, ("choice", "cbt", "translate")),
+            ("examples", self.examples, ("choice", "cbt", "translate")),
+            ("to", self.to, ("choice", "cbt", *written)),
+            ("group", self.group, ("choice",)),
+            ("text", self.text, ("choice", "summarize", "translate")),
+            ("references", self.references, ("summarize", "translate")),
+            ("choices", self.choices, ("choice",)),
+            ("label", self.label, ("choice",)),
+            ("labels", self.labels, ("choice",)),
+            ("length", self.length, ("wikitext", "lm1b")),
+            ("stride", self.stride, ("wikitext", "lm1b")),
+            ("tokens", self.tokens, written),
+            ("bleu-tokenize", self.bleu_tokenize != "13a", ("translate",)),
         ):
-            if given and not meaning:
+            if given and self.task not in tasks:
+                *others, last = tasks
+                of = f"{', '.join(others)} and {last}" if others else last
                 raise ValueError(f"{name}= has no meaning for --task {self.task}; it is for {of}")
         if self.shots < 0:
             raise ValueError(f"shots={self.shots} is not a number of examples")
@@ -73,3 +91,7 @@ class ZeroshotRequest:
             raise ValueError("give --shots N and the files to draw them from, --examples FILE, or neither")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch} is not a positive number of texts")
+        if self.tokens < 0:
+            raise ValueError(f"tokens={self.tokens} is not a number of tokens")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed={self.seed} is not in [0, 2^31)")

@@ -69,6 +69,19 @@ def test_greedy_is_the_likeliest_token_of_the_whole_text_read_anew(writer: Opene
     assert write(writer, ["the cat"], Sampling(temperature=0.0))[0] == tokenizer.decode(ids)[len("the cat") :]
 
 
+def test_a_prompt_that_is_too_long_loses_its_first_tokens(writer: Opened):
+    tokenizer = writer[2]
+    prompts = [TEXT * 3, "the cat"]
+    cut, whole = generate(*writer, prompts, Sampling(temperature=0.0), tokens=12, truncate=True)
+    ids = tokenizer.encode([TEXT * 3])[0]
+    assert cut.get("truncated") == len(ids) - (CONFIG.length - 12) > 0 and whole.get("truncated") == 0
+    rest = tokenizer.decode(ids[-(CONFIG.length - 12) :])
+    assert cut["text"] == write(writer, [rest], Sampling(temperature=0.0))[0] and cut["prompt"] == prompts[0]
+    assert whole["text"] == write(writer, ["the cat"], Sampling(temperature=0.0))[0]
+    with pytest.raises(DataError, match="prompt 0: 1 tokens and 48 to be written are more than the 48 that the model"):
+        generate(*writer, prompts, Sampling(), tokens=48, truncate=True)
+
+
 def test_a_text_ends_at_the_end_token_before_a_stop_text_or_at_its_length(writer: Opened):
     model, params, tokenizer = writer
     table = np.array(params["backbone"]["embeddings"]["tokens"])

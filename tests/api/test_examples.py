@@ -1,5 +1,6 @@
 """Every Python example of the README, the documentation and the docstrings runs."""
 
+import json
 import re
 import shutil
 import textwrap
@@ -43,7 +44,7 @@ def test_examples_are_found():
 
 @pytest.fixture
 def runs(tiny_run, gpt_run, text_folder, tmp_path: Path, monkeypatch) -> Path:
-    """A folder with what examples name: runs, text and a treebank."""
+    """A folder with what examples name: runs, text, a treebank and a conversation."""
     (tmp_path / "runs").mkdir()
     shutil.copytree(tiny_run, tmp_path / "runs" / "mine")
     shutil.copytree(gpt_run, tmp_path / "runs" / "gpt")
@@ -53,6 +54,8 @@ def runs(tiny_run, gpt_run, text_folder, tmp_path: Path, monkeypatch) -> Path:
     cells = [(1, "the", "DET", 2, "det"), (2, "cat", "NOUN", 3, "nsubj"), (3, "sees", "VERB", 0, "root")]
     for name in ("train", "dev"):
         (tmp_path / f"{name}.conllu").write_text(("".join(word.format(*cell) for cell in cells) + "\n") * 4)
+    turns = {"questions": [{"input_text": "Who sees?"}], "answers": [{"input_text": "the cat"}]}
+    (tmp_path / "coqa-dev-v1.0.json").write_text(json.dumps({"data": [{"story": "the cat sees", **turns}]}))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -42,6 +42,7 @@ MISTAKES = {
     "status": "status needs runs: contexture status RUN …",
     "compare bert": "compare needs two runs or more: contexture compare RUN RUN …",
     "zeroshot gpt --task lambada --input text.txt --shots 2": "shots= has no meaning for --task lambada; it is for",
+    "zeroshot bert --task qa --input text.txt": "--task qa is for a GPT, which writes its answers; bert is a run of",
     "neighbours bert --input text.txt": "give --text TEXT, or --queries FILE with a sentence in each line",
     "similarity bert --input text.txt --dimensions 2": "dimensions= is for whitened vectors; give --whiten too, or",
     "layers": "layers needs runs: contexture layers RUN … [--to FILE]",

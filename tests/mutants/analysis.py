@@ -11,6 +11,8 @@ _MASKED = "analysis/test_score.py::test_a_bert_s_score_masks_each_token_alone"
 _BOTH = "analysis/test_score.py::test_an_elmo_s_score_is_that_of_both_directions_word_by_word"
 _ZEROSHOT = "analysis/zeroshot/test_zeroshot.py::"
 _CONTINUED = f"{_ZEROSHOT}test_a_gpt_s_continuation_has_the_rest_of_the_whole_text_s_log_probability"
+_WRITERS = "analysis/zeroshot/test_written_answers.py::"
+_WRITTEN = f"{_WRITERS}test_greedy_answers_are_those_of_a_slow_loop"
 _NEIGHBOURS = "analysis/neighbours/test_nearest.py::"
 _NEAREST = f"{_NEIGHBOURS}test_the_nearest_are_those_of_a_sort_of_all"
 _WHITENED = f"{_NEIGHBOURS}test_whitened_vectors_have_mean_0_and_the_identity_as_covariance"
@@ -114,6 +116,24 @@ ANALYSIS = (
         "analysis/zeroshot/word_perplexity.py",
         ("zeroshot.words-of-the-joined-text", "own = line.split()", "own = join_tokens(line).split()",
          f"{_ZEROSHOT}test_perplexity_by_word_divides_by_the_original_s_words"),
+    ),
+    *mutants_of(
+        "analysis/zeroshot/written_answers.py",
+        ("zeroshot.answer-goes-on", 'stop="\\n")\n    for row, question', ")\n    for row, question", _WRITTEN),
+        ("zeroshot.left-out-answer-counts", "if n != out", "if True",
+         f"{_WRITERS}test_one_right_answer_is_left_out_in_turn"),
+        ("zeroshot.rouge-without-stems", "use_stemmer=True)", "use_stemmer=False)",
+         f"{_WRITERS}test_summaries_have_the_library_s_rouge"),
+    ),
+    *mutants_of(
+        "analysis/zeroshot/prompts.py",
+        ("zeroshot.sentence-is-its-own-example", "if each != text]", "]",
+         f"{_WRITERS}test_prompts_are_those_written_by_hand"),
+    ),
+    *mutants_of(
+        "analysis/generate.py",
+        ("generate.prompt-loses-its-end", "del self.prompt[: self.truncated]",
+         "del self.prompt[len(self.prompt) - self.truncated :]", _WRITTEN),
     ),
     *mutants_of(
         "analysis/neighbours/nearest.py",

@@ -1,9 +1,9 @@
 """`contexture zeroshot`: argv → figures."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from contexture.api import open
 from contexture.cli.lines import check_lines, lines_of
@@ -22,11 +22,17 @@ def zeroshot_command(argv: list[str]) -> Result:
     run = read(Path(request.run)).run
     if request.shots and run.family != "gpt":
         raise ConfigError(f"--shots is for a GPT, which reads on from examples; {request.run} is a run of {run.family}")
+    if request.task in ("qa", "summarize", "translate") and run.family != "gpt":
+        raise ConfigError(
+            f"--task {request.task} is for a GPT, which writes its answers; {request.run} is a run of {run.family}"
+        )
     if request.to and not Path(request.to).parent.is_dir():
         raise DataError(f"{request.to}: its folder is not there; make it, or give another name")
     head = {"run": str(request.run), "task": request.task}
     if request.task in ("choice", "cbt"):
         return head | _choose(request)
+    if request.task in ("qa", "summarize", "translate"):
+        return head | _write_answers(request)
     from contexture.data.tasks.read_examples import check_sources
 
     files = several(request.input)
@@ -57,7 +63,6 @@ def _choose(request: ZeroshotRequest) -> dict[str, Any]:
     from contexture.analysis.zeroshot.alternatives import choose
     from contexture.analysis.zeroshot.files import Questions, book_questions, questions, with_shots
     from contexture.data.config import TaskConfig
-    from contexture.data.storage import atomic_file
 
     def questions_of(files: tuple[str, ...], group: str = "") -> Questions:
         if request.task == "choice":
@@ -84,7 +89,50 @@ def _choose(request: ZeroshotRequest) -> dict[str, Any]:
                 texts, asked.choices, asked.labels, chosen, log_probs, strict=True
             )
         )
-        with atomic_file(Path(request.to)) as part:
-            part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+        _write_rows(request.to, rows)
         result["to"] = request.to
     return {**result, **({"shots": request.shots} if request.shots else {})}
+
+
+def _write_answers(request: ZeroshotRequest) -> dict[str, Any]:
+    from contexture.analysis.zeroshot.conversations import read_questions
+    from contexture.analysis.zeroshot.referenced_texts import ReferencedTexts, read_referenced_texts
+    from contexture.analysis.zeroshot.written_answers import answer_questions, summarize, translate
+
+    def texts_of(option: Literal["input", "examples"], task: Literal["summarize", "translate"]) -> ReferencedTexts:
+        return read_referenced_texts(
+            several(getattr(request, option)),
+            task,
+            text=request.text,
+            references=several(request.references),
+            header=request.header,
+            option=f"--{option}",
+        )
+
+    options: dict[str, Any] = {"tokens": request.tokens, "batch": request.batch}
+    with listening(STOPPED) as signals:
+        options["cancel"] = signals
+        if request.task == "qa":
+            questions = read_questions(several(request.input))
+            result = answer_questions(open(request.run, request.step or None), questions, **options)
+        elif request.task == "summarize":
+            articles = texts_of("input", "summarize")
+            result = summarize(open(request.run, request.step or None), articles, seed=request.seed, **options)
+        else:
+            asked = texts_of("input", "translate")
+            shown = texts_of("examples", "translate") if request.shots else None
+            options |= {"shots": request.shots, "tokenize": request.bleu_tokenize, "seed": request.seed}
+            result = translate(open(request.run, request.step or None), asked, shown, **options)
+            result |= {"shots": request.shots} if request.shots else {}
+    answers = result.pop("answers")
+    if request.to:
+        _write_rows(request.to, answers)
+        result["to"] = request.to
+    return result
+
+
+def _write_rows(to: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    from contexture.data.storage import atomic_file
+
+    with atomic_file(Path(to)) as part:
+        part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
