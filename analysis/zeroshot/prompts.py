@@ -1,5 +1,6 @@
 """The prompts of tasks in which a GPT writes the answer (Radford et al. 2019, sections 3.5 to 3.7)."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from contexture.analysis.zeroshot.conversations import Question
 from contexture.analysis.zeroshot.referenced_texts import ReferencedTexts
 from contexture.data.errors import DataError
+from contexture.data.tokenizers.base import Tokenizer
 
 
 def question_prompt(question: Question) -> str:
@@ -18,6 +20,22 @@ def question_prompt(question: Question) -> str:
 def summary_prompt(article: str) -> str:
     """Returns the article and a line `TL;DR:`."""
     return f"{article.strip()}\nTL;DR:"
+
+
+def fitting_summary_prompt(article: str, tokenizer: Tokenizer, limit: int) -> tuple[str, int]:
+    """Returns `summary_prompt` with as much of the article's beginning as fits, and how many tokens are left out.
+
+    An article says what matters first, so it loses its end.
+    """
+
+    def tokens(characters: int) -> int:
+        return len(tokenizer.encode(summary_prompt(article[:characters])))
+
+    whole = tokens(len(article))
+    if whole <= limit:
+        return summary_prompt(article), 0
+    kept = max(bisect_right(range(len(article)), limit, key=tokens) - 1, 0)
+    return summary_prompt(article[:kept]), whole - tokens(kept)
 
 
 def translation_prompts(texts: Sequence[str], shown: ReferencedTexts, shots: int, seed: int) -> list[str]:

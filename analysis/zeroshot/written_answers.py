@@ -4,7 +4,8 @@
 Each returns its figures with their convention, and `answers`, a dict for each example:
 
     prompt      what the model read, whole
-    truncated   tokens that the prompt lost at its beginning, where it was too long for the model
+    truncated   tokens that were left out, where the prompt was too long for the model: the prompt's first ones, of an
+                article its last ones
     written     what the model wrote
     stopped     why it stopped, as in `TrainedModel.generate`
     answer      what of it is the answer, summary or translation
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 from contexture.analysis.trained_model import TrainedModel
 from contexture.analysis.zeroshot.conversations import Question
-from contexture.analysis.zeroshot.prompts import question_prompt, summary_prompt, translation_prompts
+from contexture.analysis.zeroshot.prompts import fitting_summary_prompt, question_prompt, translation_prompts
 from contexture.analysis.zeroshot.referenced_texts import ReferencedTexts
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
@@ -33,7 +34,6 @@ SUMMARY_SENTENCES = 3
 SUMMARY_TOP_K = 2
 BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]
 """Those of sacrebleu's that need no download."""
-_TRUNCATED = "a prompt that is too long for the model loses its beginning (truncated)"
 
 
 def answer_questions(
@@ -99,9 +99,13 @@ def summarize(
     """
     from rouge_score.rouge_scorer import RougeScorer
 
-    prompts = [summary_prompt(text) for text in articles.texts]
     tokens = tokens or TOKENS["summarize"]
+    room = _room(model, tokens)
+    fitting = [fitting_summary_prompt(text, model.tokenizer, room) for text in articles.texts]
+    prompts = [prompt for prompt, _ in fitting]
     rows = _write(model, prompts, tokens, batch=batch, cancel=cancel, top_k=SUMMARY_TOP_K, seed=seed)
+    for row, (_, lost) in zip(rows, fitting, strict=True):
+        row["truncated"] += lost
     scorer = RougeScorer([*ROUGE], use_stemmer=True)
     for row, right in zip(rows, articles.references, strict=True):
         row |= {"answer": first_sentences(row["written"]), "references": list(right)}
@@ -113,7 +117,7 @@ def summarize(
         "use_stemmer=True, which reads the letters a to z and digits alone, the mean over examples, of several "
         "references the best"
     )
-    return _finished(result, rows, convention)
+    return _finished(result, rows, convention, "an article", "end")
 
 
 def first_sentences(text: str, count: int = SUMMARY_SENTENCES) -> str:
@@ -166,12 +170,7 @@ def _write(
     """Returns what a GPT writes after each prompt."""
     if not prompts:
         raise DataError("there are no examples to write for; give a file with one in each row")
-    config = model.model.config
-    if isinstance(config, GptConfig) and tokens >= config.length:
-        raise DataError(
-            f"{tokens} tokens to be written leave no room for a prompt in the {config.length} that the model takes; "
-            "give fewer: --tokens N"
-        )
+    _room(model, tokens)
     texts = model.generate(list(prompts), tokens=tokens, truncate=True, batch=batch, cancel=cancel, **sampling)
     return [
         {"prompt": each["prompt"], "truncated": each["truncated"], "written": each["text"], "stopped": each["stopped"]}
@@ -179,11 +178,27 @@ def _write(
     ]
 
 
+def _room(model: TrainedModel, tokens: int) -> int:
+    """Returns how long a prompt may be before so many tokens."""
+    config = model.model.config
+    if not isinstance(config, GptConfig):
+        raise DataError("only a GPT writes answers; this run is of another family")
+    if tokens >= config.length:
+        raise DataError(
+            f"{tokens} tokens to be written leave no room for a prompt in the {config.length} that the model takes; "
+            "give fewer: --tokens N"
+        )
+    return config.length - tokens
+
+
 def _mean(rows: Iterable[dict[str, Any]], name: str) -> float:
     values = [row[name] for row in rows]
     return math.fsum(values) / len(values)
 
 
-def _finished(result: dict[str, Any], rows: list[dict[str, Any]], convention: str) -> dict[str, Any]:
+def _finished(
+    result: dict[str, Any], rows: list[dict[str, Any]], convention: str, what: str = "a prompt", end: str = "beginning"
+) -> dict[str, Any]:
     truncated = sum(row["truncated"] > 0 for row in rows)
-    return {**result, "truncated": truncated, "convention": f"{convention}; {_TRUNCATED}", "answers": rows}
+    convention += f"; {what} that is too long for the model loses its {end} (truncated)"
+    return {**result, "truncated": truncated, "convention": convention, "answers": rows}

@@ -16,7 +16,12 @@ from rouge_score.rouge_scorer import RougeScorer
 
 import contexture
 from contexture.analysis.zeroshot.conversations import Question, read_questions
-from contexture.analysis.zeroshot.prompts import question_prompt, summary_prompt, translation_prompts
+from contexture.analysis.zeroshot.prompts import (
+    fitting_summary_prompt,
+    question_prompt,
+    summary_prompt,
+    translation_prompts,
+)
 from contexture.analysis.zeroshot.referenced_texts import ReferencedTexts, read_referenced_texts
 from contexture.analysis.zeroshot.written_answers import (
     answer_questions,
@@ -200,6 +205,29 @@ def test_summaries_have_the_library_s_rouge(gpt, monkeypatch):
     assert 0 < result["rouge1"] <= 1
     assert "use_stemmer=True" in result["convention"]
     json.dumps(result)
+
+
+@pytest.mark.parametrize("limit", [1, 8, 9, 20, 40, 1000])
+def test_an_article_that_is_too_long_loses_its_end(gpt, limit):
+    article = " the cat sees the dog . the dog ran . " * 8
+    prompt, lost = fitting_summary_prompt(article, gpt.tokenizer, limit)
+    count, whole = (len(gpt.tokenizer.encode(text)) for text in (prompt, summary_prompt(article)))
+    assert lost == whole - count and prompt.endswith("\nTL;DR:")
+    assert article.strip().startswith(prompt.removesuffix("\nTL;DR:"))
+    least = len(gpt.tokenizer.encode("\nTL;DR:"))
+    assert count == least if limit < least else count <= limit
+    longer = summary_prompt(article.strip()[: len(prompt.removesuffix("\nTL;DR:")) + 4])
+    assert len(gpt.tokenizer.encode(longer)) > limit or not lost  # no more of it fits
+
+
+def test_a_long_article_is_counted_and_its_beginning_read(gpt):
+    article = "the cat sees the dog . " * 200
+    result = summarize(gpt, ReferencedTexts([article, "the cat"], [("x",), ("y",)]), tokens=16)
+    long, short = result["answers"]
+    assert long["prompt"].startswith("the cat sees the dog .") and long["prompt"].endswith("\nTL;DR:")
+    assert long["truncated"] > 0 == short["truncated"] and result["truncated"] == 1
+    assert long["written"] == gpt.generate(long["prompt"], tokens=16, top_k=2, seed=0)["text"]
+    assert "an article that is too long for the model loses its end" in result["convention"]
 
 
 def test_a_summary_is_the_first_three_sentences():
