@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import print_saved_residuals
 
@@ -56,8 +56,10 @@ def test_a_product_and_its_gradients_are_those_of_the_rounded_factors(kind, size
     x_TD, kernel_DF, dy_TF = drawn(seed, *sizes)
     y_TF, dx_TD, dkernel_DF = product_and_gradients(x_TD, kernel_DF, dy_TF, kind)
     value, gradient = ("int8", "int8") if kind == "int8" else ("e4m3", "e5m2")
+    expected_dx_TD = rounded(dy_TF, gradient, 1) @ rounded(kernel_DF.T, value, 0)
+    assume(expected_dx_TD.any())  # of a single number the rounded terms can cancel, and zeros alone prove nothing
     close(y_TF, rounded(x_TD, value, 1) @ rounded(kernel_DF, value, 0))
-    close(dx_TD, rounded(dy_TF, gradient, 1) @ rounded(kernel_DF.T, value, 0))
+    close(dx_TD, expected_dx_TD)
     if kind == "int8":  # leaves the factors of the kernel's gradient whole
         close(dkernel_DF, x_TD.T.astype(np.float64) @ dy_TF)
     else:
