@@ -129,6 +129,9 @@ ANALYSIS = (
         "analysis/zeroshot/prompts.py",
         ("zeroshot.sentence-is-its-own-example", "if each != text]", "]",
          f"{_WRITERS}test_prompts_are_those_written_by_hand"),
+        ("zeroshot.article-loses-its-beginning", "return summary_prompt(article[:kept])",
+         "return summary_prompt(article[len(article) - kept :])",
+         f"{_WRITERS}test_an_article_that_is_too_long_loses_its_end"),
     ),
     *mutants_of(
         "analysis/generate.py",
