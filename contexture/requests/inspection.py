@@ -167,3 +167,5 @@ class ProbeRequest:
                 raise ValueError(f"{name}={getattr(self, name)} is not a number of at least 1")
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"lr={self.lr} is not above 0")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed={self.seed} is not in [0, 2^31)")

@@ -184,6 +184,7 @@ MISTAKES = {
     "epochs": (["--epochs", "0"], "ConfigError: epochs=0 is not a number of at least 1"),
     "rate": (["--lr", "0"], "ConfigError: lr=0.0 is not above 0"),
     "nan": (["--lr", "nan"], "ConfigError: lr=nan is not above 0"),
+    "seed": (["--seed", "-1"], "ConfigError: seed=-1 is not in [0, 2^31)"),
     "file": (["--test", "tset.jsonl"], "DataError: tset.jsonl: --test names no such file; check the path"),
     "task": (["--train", "a.conllu"], "DataError: a.conllu: which of its labels to probe is not given; give --task"),
     "name": (["--train", "a.conllu", "--task", "pso"], "DataError: there is no task 'pso' (did you mean pos?); give"),
