@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from contexture.analysis.column_options import column_options
 from contexture.analysis.neighbours.sentence_vectors import Pooling, sentence_vectors
 from contexture.analysis.neighbours.whitening import fit_whitening
 from contexture.analysis.trained_model import TrainedModel
@@ -28,12 +29,13 @@ def read_pairs(
     """
     task = TaskConfig(kind="regress", text=text, second=second, label=label, header=header)
     check_sources([file], "--input")
-    try:
-        rows, labelled = list(examples(file, task, labelled=True)), True
-    except DataError as error:
-        if label or "label" not in str(error):
-            raise
-        rows, labelled = list(examples(file, task, labelled=False)), False
+    with column_options():
+        try:
+            rows, labelled = list(examples(file, task, labelled=True)), True
+        except DataError as error:
+            if label or "label" not in str(error):
+                raise
+            rows, labelled = list(examples(file, task, labelled=False)), False
     pairs = [(row.first, row.second) for row in rows if isinstance(row, Pair)]
     if len(pairs) < len(rows):
         raise DataError(f"{file}: no column of second texts; name it: --second COLUMN")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from contexture.analysis.column_options import column_options
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
@@ -109,17 +110,13 @@ def _rows(file: str, text: str, sense: str, header: Literal["auto", "yes", "no"]
         names = open_table(file, task).names or ()
         sense = next((name for usual in _USUAL for name in names if name.lower() == usual), "")
         task = TaskConfig(kind="classify", text=text, label=sense, header=header)
-    try:
+    with column_options(label="sense"):
         for example in examples(file, task, labelled=bool(sense)):
             if not isinstance(example, Text):
                 raise DataError(f"{file}: several columns may be the text; name it with --text")
             # The id of an example is the name of its file and its line; a message has the path.
             line = example.origin.rpartition(":")[2]
             yield Sentence(example.text.strip(), example.label, f"{file}:{line}")
-    except DataError as error:
-        # The reader of examples speaks of a task's columns.
-        message = str(error).replace("--task.label", "--sense").replace("--task.", "--")
-        raise DataError(message.replace("the label (column", "the sense (column")) from None
 
 
 def given_sentences(texts: Sequence[object], senses: Sequence[object] | None) -> list[Sentence]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from contexture.analysis.column_options import column_names
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix, open_stream
@@ -45,10 +46,11 @@ def read_questions(files: Sequence[str]) -> list[Question]:
         if (stories := _stories(file)) is not None:
             questions += (each for number, story in enumerate(stories) for each in _turns(file, number, story))
             continue
-        for example in examples(file, TaskConfig(kind="span"), labelled=True):
-            assert isinstance(example, QuestionExample)
-            right = tuple(answer.text for answer in example.answers or ())
-            questions.append(Question(example.id, example.context, example.question, right))
+        with column_names("question", "context", "answers"):
+            for example in examples(file, TaskConfig(kind="span"), labelled=True):
+                assert isinstance(example, QuestionExample)
+                right = tuple(answer.text for answer in example.answers or ())
+                questions.append(Question(example.id, example.context, example.question, right))
     return questions
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from contexture.analysis.column_options import column_options
+from contexture.analysis.zeroshot.alternatives import filled
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
+from contexture.data.plain_files import inner_suffix
 from contexture.data.tasks.examples import ChoiceExample
 from contexture.data.tasks.labels import Labels, answer
 from contexture.data.tasks.read_examples import check_sources, examples, open_table
@@ -28,22 +31,28 @@ class Questions:
 def passages(file: str) -> Iterator[str]:
     """Yields the passages of a text file, one in each line, or the `text` of each object of a *.jsonl.
 
-    Raises: DataError with file:line for an object without a text.
+    Raises: DataError with file:line for an object without a text, and a passage of fewer than two words.
     """
-    objects = Path(file).suffix == ".jsonl"
+    objects = inner_suffix(file) == ".jsonl"
     for number, line in lines(Path(file)):
         if not line.strip():
             continue
-        if not objects:
-            yield line.strip()
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{file}:{number}: no JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise DataError(f"{file}:{number}: no string `text` in the object; give the passage there")
-        yield row["text"]
+        text = _passage(line, f"{file}:{number}") if objects else line.strip()
+        if len(text.split()) < 2:
+            raise DataError(
+                f"{file}:{number}: {text[:40]!r} has fewer than two words; a context and a last word are read"
+            )
+        yield text
+
+
+def _passage(line: str, at: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{at}: not JSON ({error}); give an object in each line") from None
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        raise DataError(f"{at}: no string `text` in the object; give the passage there")
+    return row["text"]
 
 
 def questions(files: Sequence[str], task: TaskConfig, group: str = "") -> Questions:
@@ -55,11 +64,12 @@ def questions(files: Sequence[str], task: TaskConfig, group: str = "") -> Questi
     labels = Labels(task.labels, named=bool(task.labels))
     read = Questions([], [], [], [])
     for file in files:
-        for example in examples(file, task, labelled=True):
-            assert isinstance(example, ChoiceExample)
-            read.texts.append(example.text)
-            read.choices.append(example.choices)
-            read.labels.append(answer(example, "choice", labels))
+        with column_options():
+            for example in examples(file, task, labelled=True):
+                assert isinstance(example, ChoiceExample)
+                read.texts.append(example.text)
+                read.choices.append(example.choices)
+                read.labels.append(answer(example, "choice", labels))
         if group:
             read.groups += _column(file, task, group)
     return read
@@ -128,15 +138,22 @@ def book_questions(file: str) -> Questions:
 
 def with_shots(asked: Questions, shown: Questions, shots: int, seed: int) -> list[str]:
     """Returns the texts, each after so many answered examples, with an empty line between them (Brown et al. 2020,
-    section 2.4). Each text has examples of its own, drawn at random.
+    section 2.4). The answer stands in an example's blank, else behind it. Each text has examples of its own, drawn at
+    random; a question is not among its own examples.
 
-    Raises: DataError for fewer examples than are to be drawn.
+    Raises: DataError for fewer examples than are to be drawn, and one with several blanks.
     """
-    if shots > len(shown.texts):
-        raise DataError(f"shots={shots}, and there are {len(shown.texts)} examples to draw them from; give fewer")
+    answered = ["".join(filled(text, own[label], number)) for number, (text, own, label) in enumerate(zip(
+        shown.texts, shown.choices, shown.labels, strict=True))]  # fmt: skip
+    questions = list(zip(shown.texts, shown.choices, strict=True))
     texts: list[str] = []
-    for number, text in enumerate(asked.texts):
-        drawn = np.random.default_rng((seed, number)).choice(len(shown.texts), shots, replace=False)
-        before = [f"{shown.texts[n].rstrip()} {shown.choices[n][shown.labels[n]].strip()}" for n in drawn.tolist()]
-        texts.append("\n\n".join([*before, text]))
+    for number, question in enumerate(zip(asked.texts, asked.choices, strict=True)):
+        others = [n for n, each in enumerate(questions) if each != question]
+        if shots > len(others):
+            raise DataError(
+                f"shots={shots}, and there are {len(others)} examples to draw them from beside the question itself; "
+                "give fewer"
+            )
+        drawn = np.random.default_rng((seed, number)).choice(len(others), shots, replace=False)
+        texts.append("\n\n".join([*(answered[others[n]] for n in drawn), question[0]]))
     return texts

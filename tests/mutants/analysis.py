@@ -126,6 +126,13 @@ ANALYSIS = (
          f"{_WRITERS}test_summaries_have_the_library_s_rouge"),
     ),
     *mutants_of(
+        "analysis/zeroshot/files.py",
+        ("zeroshot.question-is-its-own-example", "if each != question]", "]",
+         f"{_ZEROSHOT}test_shots_are_drawn_for_each_question"),
+        ("zeroshot.example-has-another-answer", "own[label], number", "own[0], number",
+         f"{_ZEROSHOT}test_an_answered_example_has_its_answer_in_the_blank"),
+    ),
+    *mutants_of(
         "analysis/zeroshot/prompts.py",
         ("zeroshot.sentence-is-its-own-example", "if each != text]", "]",
          f"{_WRITERS}test_prompts_are_those_written_by_hand"),

@@ -24,6 +24,8 @@ def neighbours_command(argv: list[str]) -> Result:
     read(Path(request.run))
     file = Path(request.input)
     check_lines(file, "a sentence")
+    if next(lines_of(file, "a sentence"), None) is None:
+        raise DataError(f"{file}: no line in the file; give one with a sentence in each line")
     if request.queries:
         check_lines(Path(request.queries), "a sentence")
     queries = list(lines_of(Path(request.queries), "a sentence")) if request.queries else [*several(request.text)]

@@ -11,6 +11,7 @@ from contexture.cli.output import Result
 from contexture.cli.parse import parse
 from contexture.cli.query_commands import STOPPED, listening
 from contexture.data.errors import DataError
+from contexture.data.plain_files import inner_suffix
 from contexture.requests import ZeroshotRequest, several
 from contexture.train.errors import ConfigError
 from contexture.train.run_file import read
@@ -37,7 +38,7 @@ def zeroshot_command(argv: list[str]) -> Result:
 
     files = several(request.input)
     for file in files:
-        if request.task == "lambada" and Path(file).suffix == ".jsonl":
+        if request.task == "lambada" and inner_suffix(file) == ".jsonl":
             check_sources([file], "--input")
         else:
             check_lines(Path(file), "a passage" if request.task == "lambada" else "text")

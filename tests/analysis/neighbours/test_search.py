@@ -120,7 +120,7 @@ MISTAKES = {
     "neighbours RUN --input none.txt --text a": "none.txt: no such file; give one with a sentence in each line",
     "neighbours RUN --input TEXT --queries none.txt": "none.txt: no such file; give one with a sentence in each line",
     "neighbours RUN --input TEXT --queries EMPTY": "no line in the file; give a sentence to search for in each line",
-    "neighbours RUN --input EMPTY --text a": "there are no vectors to search in",
+    "neighbours RUN --input EMPTY --text a": "empty.txt: no line in the file; give one with a sentence in each line",
     "neighbours RUN --input TEXT --text a --top 0": "top=0 is not a positive number of neighbours",
     "neighbours RUN --input TEXT --text a --word b": "the word 'b' is not in the text 'a'; give one of its words",
     "neighbours RUN --input TEXT --text a b --word b": "word= is for one sentence; give it as --text TEXT",
@@ -130,6 +130,8 @@ MISTAKES = {
     "neighbours RUN --input TEXT --text a --whiten --dimensions 99": "dimensions=99, and the vectors vary in 5",
     "similarity RUN --input none.tsv": "none.tsv: --input names no such file; check the path",
     "similarity RUN --input BAD": "bad.tsv:2: 'high' is not a number; give a score",
+    "similarity RUN --input WIDE": "(text, sentence, review, …); the columns are 'a', 'b', 'c'; name it with --text; if this "
+                                   "line is no header, give positions: --text 1 --header no",
     "similarity RUN --input ONE": "one.tsv: no column of second texts; name it: --second COLUMN",
 }
 
@@ -139,7 +141,8 @@ def test_a_mistake_is_one_line(tiny_run, text, tmp_path, capsys, words):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "bad.tsv").write_text("sentence1\tsentence2\tscore\na\tb\thigh\n")
     (tmp_path / "one.tsv").write_text("sentence\tscore\na\t1\n")
-    places = {"RUN": tiny_run, "TEXT": text, "EMPTY": tmp_path / "empty.txt", "BAD": tmp_path / "bad.tsv",
+    (tmp_path / "wide.tsv").write_text("a\tb\tc\nx\ty\t1\n")
+    places = {"RUN": tiny_run, "TEXT": text, "WIDE": tmp_path / "wide.tsv", "EMPTY": tmp_path / "empty.txt", "BAD": tmp_path / "bad.tsv",
               "ONE": tmp_path / "one.tsv"}  # fmt: skip
     assert cli.main([str(places.get(word, word)) for word in words.split()]) == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if "Error" in line]

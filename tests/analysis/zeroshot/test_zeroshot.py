@@ -1,5 +1,6 @@
 """Zero-shot tasks by trained models of each family, against the library's other ways to ask for probabilities."""
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import contexture
 from contexture.analysis.zeroshot.alternatives import choose, filled
 from contexture.analysis.zeroshot.continuations import score_continuations
-from contexture.analysis.zeroshot.files import book_questions, with_shots
+from contexture.analysis.zeroshot.files import book_questions, passages, with_shots
 from contexture.analysis.zeroshot.lambada import lambada, split_passage
 from contexture.analysis.zeroshot.word_perplexity import join_tokens, word_perplexity
 from contexture.cli import main as cli
@@ -105,6 +106,14 @@ def test_lambada_is_the_last_word_and_the_last_token(family, request):
     assert split_passage("He said: hello there ", 0) == ("He said: hello", " there")
 
 
+def test_passages_of_text_and_of_compressed_objects_are_the_same(tmp_path: Path):
+    texts = ["the cat sees the dog", "one bird"]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+    assert [*passages(str(tmp_path / "a.txt"))] == [*passages(str(tmp_path / "a.jsonl.gz"))] == texts
+
+
 def test_a_blank_is_filled_and_the_rest_is_scored_with_it():
     assert filled("The cat", "sat.", 0) == ("The cat", " sat.")
     assert filled("He saw XXXXX there.", "her", 0) == ("He saw", " her there.")
@@ -196,26 +205,44 @@ def test_shots_are_drawn_for_each_question(gpt_run, tmp_path: Path):
     texts = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [text.split("\n\n")[-1] for text in texts] == [row["text"] for row in rows]
     answers = [f"{row['text']} {row['choices'][row['label']]}" for row in rows]
-    assert all(len(shown) == 2 and {*shown} <= {*answers} for shown in (text.split("\n\n")[:-1] for text in texts))
-    with pytest.raises(DataError, match="shots=6, and there are 5 examples to draw them from; give fewer"):
+    for number, text in enumerate(texts):
+        shown = text.split("\n\n")[:-1]
+        assert len(shown) == 2 and {*shown} <= {*answers} - {answers[number]}
+    with pytest.raises(DataError, match="shots=5, and there are 4 examples to draw them from beside the question itself"):
         from contexture.analysis.zeroshot.files import questions
         from contexture.data.config import TaskConfig
 
         read = questions([str(file)], TaskConfig(kind="choice"))
-        with_shots(read, read, 6, 0)
+        with_shots(read, read, 5, 0)
+
+
+def test_an_answered_example_has_its_answer_in_the_blank(gpt_run, tmp_path: Path):
+    file = tmp_path / "cbt.txt"
+    file.write_text(f"{BOOK}{QUESTION}\n{BOOK}{QUESTION.replace('sleeps', 'sees')}\n")
+    to = tmp_path / "answers.jsonl"
+    json_of("zeroshot", gpt_run, "--task", "cbt", "--input", file, "--shots", "1", "--examples", file, "--to", to)
+    first, second = (json.loads(line)["text"].split("\n\n") for line in to.read_text().splitlines())
+    assert first[0].endswith(" the cat sees .") and second[0].endswith(" the cat sleeps .")
+    assert first[1].endswith(" the XXXXX sleeps .") and second[1].endswith(" the XXXXX sees .")
 
 
 MISTAKES = {
     "zeroshot RUN --task lambada --input none.txt": "none.txt: no such file; give one with a passage in each line",
-    "zeroshot RUN --task lambada --input ONE": "passage 0: 'alone' has fewer than two words; a context and a last word",
+    "zeroshot RUN --task lambada --input ONE": "one.txt:1: 'alone' has fewer than two words; a context and a last",
     "zeroshot RUN --task lambada --input EMPTY": "there are no passages; give a text with one in each line",
     "zeroshot RUN --task lambada --input BAD.jsonl": "bad.jsonl:1: no string `text` in the object; give the passage",
+    "zeroshot RUN --task lambada --input BROKEN.jsonl": "broken.jsonl:1: not JSON (",
     "zeroshot RUN --task cbt --input ONE": "one.txt:1: line 1 of a question begins with 'alone', not with its number",
     "zeroshot RUN --task cbt --input EMPTY": "empty.txt: no whole question of 21 numbered lines; give a file of the",
     "zeroshot RUN --task choice --input CHOICE --group sex": "choice.jsonl:1: no column 'sex'; name one of the file:",
     "zeroshot RUN --task lambada --input ONE --group sex": "group= has no meaning for --task lambada; it is for choice",
     "zeroshot RUN --task choice --input CHOICE --shots 1": "give --shots N and the files to draw them from, --examples",
     "zeroshot BERT --task choice --input CHOICE --shots 1 --examples CHOICE": "--shots is for a GPT, which reads on",
+    "zeroshot RUN --task choice --input UNLABELLED": "no column has a usual name of the label (label, category, class, …); "
+                                                     "the columns are 'text', 'choices'; name it with --label",
+    "zeroshot RUN --task choice --input MARKED": "count the alternatives from 0, or name them in their order: --labels 1 2",
+    "zeroshot RUN --task qa --input UNLABELLED": "(question, query, …); the columns are 'text', 'choices'; call the columns "
+                                                 "question, context and answers",
     "zeroshot RUN --task wikitext --input EMPTY": "there is no token to score in the text; give text",
     "zeroshot RUN --task lambda --input ONE": "--task is 'lambda', not one of lambada, cbt, choice, wikitext, lm1b",
 }
@@ -224,7 +251,10 @@ MISTAKES = {
 @pytest.mark.parametrize("words", MISTAKES)
 def test_a_mistake_is_one_line(gpt_run, tiny_run, tmp_path, capsys, words):
     texts = {"ONE": ("one.txt", "alone\n"), "EMPTY": ("empty.txt", "\n"), "BAD.jsonl": ("bad.jsonl", "{}\n"),
-             "CHOICE": ("choice.jsonl", '{"text": "a", "choices": ["b", "c"], "label": 0}\n')}  # fmt: skip
+             "BROKEN.jsonl": ("broken.jsonl", "{\n"),
+             "CHOICE": ("choice.jsonl", '{"text": "a", "choices": ["b", "c"], "label": 0}\n'),
+             "MARKED": ("marked.jsonl", '{"text": "a", "choices": ["b", "c"], "label": 2}\n'),
+             "UNLABELLED": ("unlabelled.jsonl", '{"text": "a", "choices": ["b", "c"]}\n')}  # fmt: skip
     places = {"RUN": gpt_run, "BERT": tiny_run}
     for word, (name, text) in texts.items():
         (tmp_path / name).write_text(text)
