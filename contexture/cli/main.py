@@ -6,16 +6,23 @@ again), 130 saved on Ctrl-C.
 """
 
 import io
-import json
 import os
 import sys
 import traceback
 
 import contexture
 from contexture.cli.commands import COMMANDS
-from contexture.cli.output import Result, StreamingResult, TwofoldResult, print_result, terminal_width, write_out
+from contexture.cli.output import (
+    Result,
+    StreamingResult,
+    TwofoldResult,
+    json_line,
+    print_result,
+    terminal_width,
+    write_out,
+)
 from contexture.data.errors import did_you_mean
-from contexture.data.visible import visible, visible_json
+from contexture.data.visible import visible
 from contexture.train.errors import ConfigError
 from contexture.train.run.console import console, logged_to
 from contexture.train.run.exit_codes import exit_of
@@ -66,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
                 code, result = result.code, result.json if as_json else result.shown
         if result is not None:
             if as_json:
-                print(visible_json(json.dumps(result, ensure_ascii=False)))
+                print(json_line(result))
             else:
                 print_result(result, width=terminal_width())
         return code

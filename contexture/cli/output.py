@@ -3,13 +3,15 @@
 import contextlib
 import dataclasses
 import itertools
+import json
+import math
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 
-from contexture.data.visible import visible
+from contexture.data.visible import visible, visible_json
 
 Result = Mapping[str, object]
 """What a command returns: printed for people, or with --json as one object."""
@@ -32,6 +34,19 @@ class TwofoldResult:
     json: Result
     shown: Result
     code: int = 0
+
+
+def json_line(result: object) -> str:
+    """Returns a result as JSON, which has no NaN and no infinity: null stands for them, as in metrics.jsonl."""
+    return visible_json(json.dumps(_finite(result), ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def write_out(text: str) -> None:

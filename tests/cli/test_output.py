@@ -1,9 +1,12 @@
 """Results for people fit the terminal, and for programs stay a record per line."""
 
+import json
+import math
+
 import pytest
 
 from contexture.cli import main as cli
-from contexture.cli.output import fit_column, print_result
+from contexture.cli.output import fit_column, json_line, print_result
 
 COMPARISON = {
     "runs": [
@@ -32,6 +35,13 @@ def test_tables_are_no_wider_than_the_terminal_and_lose_nothing(capsys, width):
     for word in ("best_held_out_loss", "2.45679", "123457", "runs/another-long-name", "optim.skip-rule", "1900"):
         assert word in text
     assert sum("2.45679" in line for line in lines) == 2  # figures are whole
+
+
+def test_json_has_null_where_a_figure_is_not_defined():
+    result = {"pairs": 1, "spearman": math.nan, "rows": [{"perplexity": math.inf, "loss": 0.1}], "shares": (1.0, -math.inf)}
+    assert json.loads(json_line(result), parse_constant=lambda name: pytest.fail(name)) == {
+        "pairs": 1, "spearman": None, "rows": [{"perplexity": None, "loss": 0.1}], "shares": [1.0, None]
+    }  # fmt: skip
 
 
 def test_a_long_value_goes_on_below_its_beginning_and_a_path_stays_whole(capsys):
