@@ -8,7 +8,9 @@ ELMo  the mean over both directions of Σ log p(word) over the context and the c
       backward, a continuation changes how probable the words of the context are, so that they count as well
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -32,6 +34,7 @@ from contexture.models.heads.chunked_softmax import TokenLosses
 from contexture.models.model import Outputs, build
 from contexture.models.shapes import Params
 
+logger = logging.getLogger(__name__)
 CONVENTIONS = {
     "gpt": "log p of the continuation's tokens, each from the context and those before it",
     "bert": "pseudo-log-likelihood of the continuation's tokens: each masked alone, predicted from all others",
@@ -71,18 +74,21 @@ def score_continuations(
     continuation are those of both texts together without those of the context alone; where both together are cut
     otherwise at their border, the two are tokenised apart.
 
+    A warning says once that texts are longer than those of training.
+
     Raises: DataError for a continuation without a token, one that is longer than the model, and a run without the head
         that predicts words.
     """
     check_batch(batch, "continuations")
     config = check_predicts(model.model.config)
+    trained = _TrainedLength(model.run.data.length)
     with model.computing():
         for group in chunks(enumerate(pairs), batch):
             cancel.check()
             if isinstance(config, GptConfig):
-                yield from _gpt(model, config, group, batch)
+                yield from _gpt(model, config, group, batch, trained)
             elif isinstance(config, BertConfig):
-                yield from _bert(model, config, group, batch, cancel)
+                yield from _bert(model, config, group, batch, trained, cancel)
             else:
                 yield from _elmo(model, config, group, batch)
 
@@ -110,7 +116,22 @@ def _fitted(before: list[int], own: list[int], room: int, number: int) -> tuple[
     return kept, len(before) - len(kept)
 
 
-def _gpt(model: TrainedModel, config: GptConfig, group: _Group, batch: int) -> Iterator[ScoredContinuation]:
+@dataclass
+class _TrainedLength:
+    """How long the texts of training were, in tokens, and whether a warning about longer ones is out."""
+
+    tokens: int
+    warned: bool = False
+
+    def check(self, length: int) -> None:
+        if length > self.tokens and not self.warned:
+            self.warned = True
+            logger.warning(f"trained on sequences of at most {self.tokens} tokens; text beyond that may degrade")
+
+
+def _gpt(
+    model: TrainedModel, config: GptConfig, group: _Group, batch: int, trained: _TrainedLength
+) -> Iterator[ScoredContinuation]:
     if not config.tied and "heads_lm" not in model.params:
         raise DataError("this run has no softmax over words: its own table was left behind; give a pretrained run")
     start = [] if model.tokenizer.end is None else [model.tokenizer.end]
@@ -122,6 +143,7 @@ def _gpt(model: TrainedModel, config: GptConfig, group: _Group, batch: int) -> I
         # The last token is predicted and never read: the model takes one more.
         kept, lost = _fitted(start + before, own, config.length + 1, number)
         rows.append(([*kept, *own], len(own), lost))
+        trained.check(len(kept) + len(own) - 1)
     length = min(power_of_two(max(len(ids) - 1 for ids, _, _ in rows)), config.length)
     fields = {name: np.zeros((batch, length), np.int32) for name in ("tokens", "mask", "next")}
     for row, (ids, _, _) in enumerate(rows):
@@ -145,7 +167,7 @@ def _next_tokens(config: GptConfig, params: Params, batch: Batch) -> TokenLosses
 
 
 def _bert(
-    model: TrainedModel, config: BertConfig, group: _Group, batch: int, cancel: CancelToken
+    model: TrainedModel, config: BertConfig, group: _Group, batch: int, trained: _TrainedLength, cancel: CancelToken
 ) -> Iterator[ScoredContinuation]:
     if "mlm" not in model.model.heads:
         raise DataError("this run was trained for a task and has no head for masked tokens; give a pretrained run")
@@ -156,6 +178,7 @@ def _bert(
         before, own = split_tokens(context, continuation, number, pieces)
         kept, lost = _fitted(before, own, config.length - 2, number)
         ids = [pieces.cls, *kept, *own, pieces.sep]
+        trained.check(len(ids))
         first = 1 + len(kept)
         rows += [([*ids[:at], pieces.mask, *ids[at + 1 :]], at, ids[at]) for at in range(first, first + len(own))]
         counts.append((len(own), lost))

@@ -74,6 +74,22 @@ def test_a_gpt_s_context_loses_its_beginning_where_both_are_too_long(gpt):
         list(score_continuations(gpt, [("a", long)]))
 
 
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_one_warning_names_the_length_of_training(family, request, caplog):
+    model = request.getfixturevalue(family)
+    trained = model.run.data.length
+    assert trained < model.model.config.length
+    marks = 1 if family == "gpt" else 2  # the end of a document before it, or [CLS] and [SEP]
+    context = " ".join(["the"] * (trained - marks - (family == "bert")))
+    assert len(model.tokenizer.encode([context])[0]) == len(context.split())
+    list(score_continuations(model, [(context, " the")]))
+    assert not caplog.records
+    list(score_continuations(model, [(f"{context} the", " the")] * 3, batch=2))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"trained on sequences of at most {trained} tokens; text beyond that may degrade"
+    ]
+
+
 def test_a_bert_s_continuation_is_that_of_each_masked_token(bert):
     (each,) = score_continuations(bert, [("the cat", " sees the dog")], batch=2)
     words, total = "the cat sees the dog".split(), 0.0
