@@ -92,6 +92,8 @@ def _filled(array_ND: NDArray[np.float32], rows: int) -> NDArray[np.float32]:
 
 
 def _unit(array_ND: jax.Array) -> jax.Array:
+    largest_N1 = jnp.abs(array_ND).max(-1, keepdims=True)
+    array_ND = array_ND / jnp.where(largest_N1 == 0, 1.0, largest_N1)  # squares of any float32 are finite
     norm_N1 = jnp.linalg.norm(array_ND, axis=-1, keepdims=True)
     return array_ND / jnp.where(norm_N1 == 0, 1.0, norm_N1)
 

@@ -38,7 +38,8 @@ def test_tables_are_no_wider_than_the_terminal_and_lose_nothing(capsys, width):
 
 
 def test_json_has_null_where_a_figure_is_not_defined():
-    result = {"pairs": 1, "spearman": math.nan, "rows": [{"perplexity": math.inf, "loss": 0.1}], "shares": (1.0, -math.inf)}
+    rows = [{"perplexity": math.inf, "loss": 0.1}]
+    result = {"pairs": 1, "spearman": math.nan, "rows": rows, "shares": (1.0, -math.inf)}
     assert json.loads(json_line(result), parse_constant=lambda name: pytest.fail(name)) == {
         "pairs": 1, "spearman": None, "rows": [{"perplexity": None, "loss": 0.1}], "shares": [1.0, None]
     }  # fmt: skip

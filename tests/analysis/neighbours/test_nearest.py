@@ -67,6 +67,15 @@ def test_of_equals_the_first_comes_first_and_zeros_have_the_cosine_0(small_block
     assert got.numbers[1].tolist() == [*range(12)] and not got.cosines[1].any()
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e30])
+def test_cosines_do_not_depend_on_lengths_whose_squares_no_float32_holds(scale):
+    vectors_ND = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    plain = nearest([vectors_ND], vectors_ND[:2], 3)
+    scaled = nearest([vectors_ND * np.float32(scale)], vectors_ND[:2] * np.float32(scale), 3)
+    assert (plain.numbers == scaled.numbers).all()
+    close(scaled.cosines, plain.cosines)
+
+
 @pytest.mark.parametrize(
     ("parts", "top", "message"),
     [

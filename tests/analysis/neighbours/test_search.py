@@ -130,8 +130,8 @@ MISTAKES = {
     "neighbours RUN --input TEXT --text a --whiten --dimensions 99": "dimensions=99, and the vectors vary in 5",
     "similarity RUN --input none.tsv": "none.tsv: --input names no such file; check the path",
     "similarity RUN --input BAD": "bad.tsv:2: 'high' is not a number; give a score",
-    "similarity RUN --input WIDE": "(text, sentence, review, …); the columns are 'a', 'b', 'c'; name it with --text; if this "
-                                   "line is no header, give positions: --text 1 --header no",
+    "similarity RUN --input WIDE": "the columns are 'a', 'b', 'c'; name it with --text; if this line is no header, "
+                                   "give positions: --text 1 --header no",
     "similarity RUN --input ONE": "one.tsv: no column of second texts; name it: --second COLUMN",
 }
 
@@ -142,7 +142,8 @@ def test_a_mistake_is_one_line(tiny_run, text, tmp_path, capsys, words):
     (tmp_path / "bad.tsv").write_text("sentence1\tsentence2\tscore\na\tb\thigh\n")
     (tmp_path / "one.tsv").write_text("sentence\tscore\na\t1\n")
     (tmp_path / "wide.tsv").write_text("a\tb\tc\nx\ty\t1\n")
-    places = {"RUN": tiny_run, "TEXT": text, "WIDE": tmp_path / "wide.tsv", "EMPTY": tmp_path / "empty.txt", "BAD": tmp_path / "bad.tsv",
+    places = {"RUN": tiny_run, "TEXT": text, "WIDE": tmp_path / "wide.tsv",
+              "EMPTY": tmp_path / "empty.txt", "BAD": tmp_path / "bad.tsv",
               "ONE": tmp_path / "one.tsv"}  # fmt: skip
     assert cli.main([str(places.get(word, word)) for word in words.split()]) == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if "Error" in line]

@@ -224,7 +224,7 @@ def test_shots_are_drawn_for_each_question(gpt_run, tmp_path: Path):
     for number, text in enumerate(texts):
         shown = text.split("\n\n")[:-1]
         assert len(shown) == 2 and {*shown} <= {*answers} - {answers[number]}
-    with pytest.raises(DataError, match="shots=5, and there are 4 examples to draw them from beside the question itself"):
+    with pytest.raises(DataError, match="shots=5, and there are 4 examples to draw them from beside the question"):
         from contexture.analysis.zeroshot.files import questions
         from contexture.data.config import TaskConfig
 
@@ -254,11 +254,9 @@ MISTAKES = {
     "zeroshot RUN --task lambada --input ONE --group sex": "group= has no meaning for --task lambada; it is for choice",
     "zeroshot RUN --task choice --input CHOICE --shots 1": "give --shots N and the files to draw them from, --examples",
     "zeroshot BERT --task choice --input CHOICE --shots 1 --examples CHOICE": "--shots is for a GPT, which reads on",
-    "zeroshot RUN --task choice --input UNLABELLED": "no column has a usual name of the label (label, category, class, …); "
-                                                     "the columns are 'text', 'choices'; name it with --label",
-    "zeroshot RUN --task choice --input MARKED": "count the alternatives from 0, or name them in their order: --labels 1 2",
-    "zeroshot RUN --task qa --input UNLABELLED": "(question, query, …); the columns are 'text', 'choices'; call the columns "
-                                                 "question, context and answers",
+    "zeroshot RUN --task choice --input UNLABELLED": "the columns are 'text', 'choices'; name it with --label",
+    "zeroshot RUN --task choice --input MARKED": "or name them in their order: --labels 1 2",
+    "zeroshot RUN --task qa --input UNLABELLED": "'choices'; call the columns question, context and answers",
     "zeroshot RUN --task wikitext --input EMPTY": "there is no token to score in the text; give text",
     "zeroshot RUN --task lambda --input ONE": "--task is 'lambda', not one of lambada, cbt, choice, wikitext, lm1b",
 }
