@@ -131,7 +131,7 @@ MISTAKES = {
     "similarity RUN --input none.tsv": "none.tsv: --input names no such file; check the path",
     "similarity RUN --input BAD": "bad.tsv:2: 'high' is not a number; give a score",
     "similarity RUN --input WIDE": "the columns are 'a', 'b', 'c'; name it with --text; if this line is no header, "
-                                   "give positions: --text 1 --header no",
+    "give positions: --text 1 --header no",
     "similarity RUN --input ONE": "one.tsv: no column of second texts; name it: --second COLUMN",
 }
 
