@@ -13,6 +13,8 @@ _ADDED = f"{_FOLDER}test_values_and_seeds_may_be_added_and_what_decides_nothing_
 _NAMES = f"{_FOLDER}test_each_setting_and_seed_has_a_run_of_its_own_folder"
 _MISTAKES = "cli/test_grid_options.py::test_a_mistake_in_a_grid_is_one_line_and_nothing_is_written"
 _EXAMPLES = "train/grid/test_train_grid.py::test_runs_on_other_examples_are_not_added"
+_TEST = "train/grid/test_train_grid.py::test_the_test_figures_are_those_of_the_test_examples_that_are_given"
+_METRIC = "train/grid/test_train_grid.py::test_a_metric_that_no_run_has_is_refused"
 _WINDOWS = "cli/test_grid_options.py::test_lengths_of_questions_are_not_compared_by_a_loss_over_other_windows"
 _REDRAWN = "train/checkpoints/test_transfer.py::test_every_family_has_layers_to_redraw"
 _REDRAW = "train/test_config.py::test_layers_are_redrawn_only_where_they_are_taken_over_and_trained"
@@ -38,6 +40,7 @@ GRIDS = (
         ("grid.deviation-of-all", "statistics.stdev(numbers)", "statistics.pstdev(numbers)", _SPREAD),
         ("grid.gaps-left-out-of-the-mean", "if len(numbers) < len(values):", "if not numbers:", _SPREAD),
         ("grid.diverged-may-be-best", 'if any("dev" not in run for run in setting["runs"]) or', "if", _BEST),
+        ("grid.test-figures-of-other-examples", 'now in ("", then) for', "True for", _TEST),
         ("grid.lower-is-better", "metrics.rank(metric, value) if isinstance", "value if isinstance", _BEST),
     ),
     *mutants_of(
@@ -47,11 +50,12 @@ GRIDS = (
         ("grid.other-evaluations-pass", "return name in _DECIDE or", "return", _REFUSED),
         ("grid.fewer-seeds-pass", 'if grid.seeds < old["seeds"]:', "if False:", _REFUSED),
         ("grid.seeds-cannot-be-added", 'if grid.seeds < old["seeds"]:', 'if grid.seeds != old["seeds"]:', _ADDED),
-        ("grid.divergence-forgotten", 'diverged = dict(old["diverged"])', "pass", _ADDED),
+        ("grid.divergence-forgotten", 'return dict(old["diverged"])', "return {}", _ADDED),
     ),
     *mutants_of(
         "train/grid/train_grid.py",
         ("grid.runs-on-other-examples", "for folder in stored[:1]:", "for folder in stored[:0]:", _EXAMPLES),
+        ("grid.metric-that-no-run-has", 'if names and result["metric"] not in names:', "if False:", _METRIC),
     ),
     *mutants_of(
         "contexture/grid.py",

@@ -48,19 +48,17 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def open_or_create(grid: Grid) -> dict[str, str]:
-    """Writes grid.json, and returns the runs that diverged: their folders' names → why.
+def diverged_runs(grid: Grid) -> dict[str, str]:
+    """Returns the runs of the grid in this folder that diverged: their folders' names → why. {} for a new one.
 
-    Raises ConfigError for a grid that was started with other settings. Values and seeds may be added.
+    Writes nothing. Raises ConfigError for a grid that was started with other settings. Values and seeds may be added.
     """
     old = _read(grid.folder)
-    diverged: dict[str, str] = {}
-    if old is not None:
-        _check_base(grid, old)
-        _check_larger(grid, old)
-        diverged = dict(old["diverged"])
-    write(grid, diverged)
-    return diverged
+    if old is None:
+        return {}
+    _check_base(grid, old)
+    _check_larger(grid, old)
+    return dict(old["diverged"])
 
 
 def write(grid: Grid, diverged: Mapping[str, str]) -> None:

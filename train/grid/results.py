@@ -144,19 +144,40 @@ def _spread(values: Sequence[Figure]) -> Spread:
 
 
 def _test_file(run: RunResult) -> Path:
-    """Returns the file of a run's figures on the test examples, beside the predictions that they are of."""
+    """Returns the file of a run's figures on the test examples."""
     return Path(run["run"]) / "evaluations" / f"test-{run.get('step')}" / "metrics.json"
 
 
-def write_test_figures(run: RunResult, figures: Mapping[str, Figure]) -> None:
-    """Keeps a run's figures on the test examples."""
-    write_json(_test_file(run), dict(figures))
+def digests_of(files: Sequence[str]) -> list[str]:
+    """Returns the digest of each file of examples: its sha256, of a TFDS set its name, "" of a file that is gone."""
+    # Imported here: a grid without test examples needs no reader of examples.
+    from contexture.data.tasks.example_store import sha256_of
+
+    digests = []
+    for file in files:
+        try:
+            digests.append(sha256_of(file) or file)
+        except (OSError, DataError):
+            digests.append("")
+    return digests
 
 
-def read_test_figures(run: RunResult) -> dict[str, Figure] | None:
-    """Returns a run's figures on the test examples, None where they are still to be measured."""
+def write_test_figures(run: RunResult, figures: Mapping[str, Figure], digests: Sequence[str]) -> None:
+    """Keeps a run's figures on the test examples, and the digests of these."""
+    write_json(_test_file(run), {"examples": [*digests], "metrics": dict(figures)})
+
+
+def read_test_figures(run: RunResult, digests: Sequence[str]) -> dict[str, Figure] | None:
+    """Returns a run's figures on the test examples of these digests, None where they are still to be measured."""
     try:
         tree = json.loads(read_plain(_test_file(run)))
     except (OSError, DataError, ValueError, RecursionError):
         return None
-    return tree if isinstance(tree, dict) else None
+    if not isinstance(tree, dict) or not isinstance(tree.get("metrics"), dict):
+        return None
+    of = tree.get("examples")
+    # A file that is gone is no longer needed.
+    same = isinstance(of, list) and len(of) == len(digests) and all(
+        now in ("", then) for now, then in zip(digests, of, strict=True)
+    )
+    return tree["metrics"] if same else None

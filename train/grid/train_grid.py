@@ -15,6 +15,7 @@ from contexture.train.grid import folder as folders
 from contexture.train.grid.results import (
     GridResult,
     deciding_record,
+    digests_of,
     read_test_figures,
     results,
     spreads,
@@ -47,15 +48,19 @@ def train_grid(grid: Grid, recipe: Run, signals: Signals) -> GridResult:
     """
     check_grid(grid)
     with lock_folder(grid.folder):
-        diverged = folders.open_or_create(grid)
-        missing = [
-            run for run in grid.runs if Path(run.dir).name not in diverged and not deciding_record(Path(run.dir))
-        ]
+        diverged = folders.diverged_runs(grid)
+        trained = [run for run in grid.runs if Path(run.dir).name not in diverged]
+        missing = [run for run in trained if not deciding_record(Path(run.dir))]
+        if missing:
+            # Before grid.json holds values or seeds that cannot be trained.
+            _check_examples([run for run in trained if run not in missing])
+        folders.write(grid, diverged)
         if missing:
             _train(grid, missing, recipe, diverged, signals)
         result = results(grid, diverged)
+        _check_metric(result)
         if grid.base.task.test and result["best"]:
-            _measure_test(result, signals)
+            _measure_test(result, grid.base.task.test, signals)
         folders.write_if_changed(grid.folder / folders.RESULTS, result)
     return result
 
@@ -66,7 +71,6 @@ def _train(grid: Grid, missing: list[Run], recipe: Run, diverged: dict[str, str]
     from contexture.train.loop import train
 
     programs, runs = Programs(), grid.runs
-    _check_examples([run for run in runs if run not in missing and Path(run.dir).name not in diverged])
     logger.info(f"{len(missing)} of {len(runs)} runs are to be trained")
     for run in missing:
         signals.check()
@@ -93,11 +97,18 @@ def _check_examples(complete: Sequence[Run]) -> None:
             )
 
 
-def _measure_test(result: GridResult, signals: Signals) -> None:
+def _check_metric(result: GridResult) -> None:
+    """Raises ConfigError where the best setting is to be chosen by a figure that no run has."""
+    names = list(dict.fromkeys(name for setting in result["settings"] for name in setting["dev"]))
+    if names and result["metric"] not in names:
+        raise ConfigError(f"evaluate.metric={result['metric']} is not measured; there are {', '.join(names)}")
+
+
+def _measure_test(result: GridResult, files: tuple[str, ...], signals: Signals) -> None:
     """Adds the test figures of the best setting, measured where they are not known yet; of no other setting."""
-    best = result["best"]
+    best, digests = result["best"], digests_of(files)
     assert best is not None
-    unmeasured = [run for run in best["runs"] if read_test_figures(run) is None]
+    unmeasured = [run for run in best["runs"] if read_test_figures(run, digests) is None]
     if unmeasured:
         from contexture.train.compilation.programs import Programs
         from contexture.train.evaluation.evaluate import evaluate_run
@@ -106,6 +117,7 @@ def _measure_test(result: GridResult, signals: Signals) -> None:
         for run in unmeasured:
             signals.check()
             logger.info(f"measuring {run['run']} on the test examples")
-            request = EvaluationRequest(run["run"], split="test", step=run.get("step", ()))
-            write_test_figures(run, evaluate_run(request, signals, programs).get("metrics", {}))
-    result["test"] = spreads(read_test_figures(run) or {} for run in best["runs"])
+            # These files, and not those that the run was started with: others may be given by now.
+            request = EvaluationRequest(run["run"], split="test", dev=files, step=run.get("step", ()))
+            write_test_figures(run, evaluate_run(request, signals, programs).get("metrics", {}), digests)
+    result["test"] = spreads(read_test_figures(run, digests) or {} for run in best["runs"])

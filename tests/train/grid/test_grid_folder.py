@@ -12,7 +12,7 @@ from contexture.grid import make_grid
 from contexture.options import with_options
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.grid.folder import open_or_create, write
+from contexture.train.grid.folder import diverged_runs, write
 from contexture.train.grid.settings import Grid, as_options
 from contexture.train.grid.train_grid import check_grid
 from contexture.train.run_file import read
@@ -28,6 +28,13 @@ VALUES = {"optim.peak_lr": (1e-3, 3e-3), "data.batch": (8, 16)}
 def grid_in(folder: Path, values=VALUES, seeds: int = 3, **options) -> Grid:
     run = with_options(BASE, {name.replace("__", "."): value for name, value in options.items()} | {"dir": str(folder)})
     return make_grid(run, values, seeds)
+
+
+def open_or_create(grid: Grid) -> dict[str, str]:
+    """As a start does it: nothing is written of a grid that is refused."""
+    diverged = diverged_runs(grid)
+    write(grid, diverged)
+    return diverged
 
 
 def test_each_setting_and_seed_has_a_run_of_its_own_folder(tmp_path):

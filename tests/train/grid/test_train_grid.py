@@ -161,6 +161,33 @@ def test_runs_on_other_examples_are_not_added(grid, words, files, tmp_path, caps
     assert cli.main([*more, "--seeds", "3", "--dir", str(tmp_path / "grid")]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "train.tsv is not what it was when " in error and "could not be compared; put it back, or give" in error
+    assert json.loads((tmp_path / "grid" / "grid.json").read_text("utf-8")) == tree  # the seeds of before
+
+
+def test_the_test_figures_are_those_of_the_test_examples_that_are_given(grid, words, files, tmp_path, capsys):
+    """Whether another file is named, or the same one has other content by now; one that is gone is no longer needed."""
+    shutil.copytree(grid, tmp_path / "grid")
+    (named,) = [word for word in files if word.startswith("--task.test=")]
+    rows = Path(named.partition("=")[2]).read_text("utf-8").splitlines()
+    test = tmp_path / "test.tsv"
+    words = [f"--task.test={test}" if word == named else word for word in words] + ["--dir", str(tmp_path / "grid")]
+    for content in (rows, rows[:4], [rows[0], *(f"{row[:-1]}{'ba'['ab'.index(row[-1])]}" for row in rows[1:])]):
+        test.write_text("\n".join(content) + "\n", "utf-8")
+        result = json_of(*words)
+        measured = "measuring" in capsys.readouterr().err
+        assert measured == (content is not rows)
+        runs = [run["run"] for run in result["best"]["runs"]]
+        losses = [contexture.evaluate(run, dev=str(test), step=3)["metrics"]["loss"] for run in runs]
+        assert result["test"]["loss"]["mean"] == np.mean(losses)
+        capsys.readouterr()
+    test.unlink()
+    assert json_of(*words) == result and "measuring" not in capsys.readouterr().err
+
+
+def test_a_metric_that_no_run_has_is_refused(grid, words, capsys):
+    code, err = run_command(capsys, *words, "--evaluate.metric", "exact_match", "--dir", grid)
+    assert code == 2 and "evaluate.metric=exact_match is not measured; there are loss, accuracy" in err
+    assert cli.main([*words, "--dir", str(grid)]) == 0
 
 
 def test_a_run_that_diverges_is_noted_and_its_setting_is_never_the_best(files, tmp_path, capsys):
