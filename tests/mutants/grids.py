@@ -14,6 +14,7 @@ _NAMES = f"{_FOLDER}test_each_setting_and_seed_has_a_run_of_its_own_folder"
 _MISTAKES = "cli/test_grid_options.py::test_a_mistake_in_a_grid_is_one_line_and_nothing_is_written"
 _EXAMPLES = "train/grid/test_train_grid.py::test_runs_on_other_examples_are_not_added"
 _TEST = "train/grid/test_train_grid.py::test_the_test_figures_are_those_of_the_test_examples_that_are_given"
+_START = "train/grid/test_train_grid.py::test_runs_that_would_begin_from_another_checkpoint_are_not_added"
 _METRIC = "train/grid/test_train_grid.py::test_a_metric_that_no_run_has_is_refused"
 _WINDOWS = "cli/test_grid_options.py::test_lengths_of_questions_are_not_compared_by_a_loss_over_other_windows"
 _REDRAWN = "train/checkpoints/test_transfer.py::test_every_family_has_layers_to_redraw"
@@ -55,6 +56,7 @@ GRIDS = (
     *mutants_of(
         "train/grid/train_grid.py",
         ("grid.runs-on-other-examples", "for folder in stored[:1]:", "for folder in stored[:0]:", _EXAMPLES),
+        ("grid.runs-from-other-parameters", 'and now["digest"] != before["digest"]', "and False", _START),
         ("grid.metric-that-no-run-has", 'if names and result["metric"] not in names:', "if False:", _METRIC),
     ),
     *mutants_of(

@@ -1,12 +1,13 @@
 """The folder of a grid: a run's folder for each combination of settings and seed, and grid.json. Needs no jax.
 
-grid.json holds what the runs have in common, the values that vary, and the runs that diverged: these have no figures of
-their own to tell.
+grid.json holds what the runs have in common, the values that vary, the checkpoint that they begin from, and the runs that
+diverged: these have no figures of their own to tell.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypedDict
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
@@ -25,6 +26,13 @@ _DECIDE = ("steps", "epochs", "evaluate.every", "evaluate.patience")
 """Fields that may change when a run resumes, but decide which of its figures count."""
 _ALTERNATIVES = {"epochs": "steps", "steps": "epochs", "optim.warmup": "optim.warmup_fraction"}
 """Field → the one that follows from it: a setting that has the first replaces the second."""
+
+
+class Checkpoint(TypedDict):
+    """The checkpoint of another run. digest: of its digests."""
+
+    step: int
+    digest: str
 
 
 def check_folder(folder: Path) -> None:
@@ -61,14 +69,20 @@ def diverged_runs(grid: Grid) -> dict[str, str]:
     return dict(old["diverged"])
 
 
-def write(grid: Grid, diverged: Mapping[str, str]) -> None:
-    """Writes grid.json, unless it holds the same already."""
+def first_checkpoint(folder: Path) -> Checkpoint | None:
+    """Returns the checkpoint that the runs of the grid in this folder begin from; None where that is not known yet."""
+    return (_read(folder) or {}).get("start")
+
+
+def write(grid: Grid, diverged: Mapping[str, str], start: Checkpoint | None = None) -> None:
+    """Writes grid.json, unless it holds the same already. start: the checkpoint that the runs begin from."""
     tree = {
         "format": FORMAT,
         "config": run_file.to_json(run_file.with_absolute_paths(grid.base)),
         "grid": {name: list(values) for name, values in grid.values.items()},
         "seeds": grid.seeds,
         "diverged": dict(diverged),
+        "start": start,
     }
     write_if_changed(grid.folder / GRID, tree)
 
@@ -94,6 +108,7 @@ def _read(folder: Path) -> dict | None:
     except (OSError, DataError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     kinds = {"config": dict, "grid": dict, "seeds": int, "diverged": dict}
+    kinds |= {"start": dict} if isinstance(tree, dict) and tree.get("start") is not None else {}
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         form = tree.get("format") if isinstance(tree, dict) else None
         raise ConfigError(f"{path} has format {form!r}; this version reads format {FORMAT}")

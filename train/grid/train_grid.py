@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contexture.train.config import Run
-from contexture.train.errors import ConfigError, Diverged
+from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.grid import folder as folders
 from contexture.train.grid.results import (
@@ -22,7 +22,7 @@ from contexture.train.grid.results import (
     write_test_figures,
 )
 from contexture.train.grid.settings import Grid
-from contexture.train.run.folder import lock_folder
+from contexture.train.run.folder import lock_folder, steps
 from contexture.train.run.signals import Signals
 
 logger = logging.getLogger(__name__)
@@ -54,9 +54,10 @@ def train_grid(grid: Grid, recipe: Run, signals: Signals) -> GridResult:
         if missing:
             # Before grid.json holds values or seeds that cannot be trained.
             _check_examples([run for run in trained if run not in missing])
-        folders.write(grid, diverged)
+        start = folders.first_checkpoint(grid.folder)
+        folders.write(grid, diverged, start)
         if missing:
-            _train(grid, missing, recipe, diverged, signals)
+            _train(grid, missing, recipe, diverged, start, signals)
         result = results(grid, diverged)
         _check_metric(result)
         if grid.base.task.test and result["best"]:
@@ -65,7 +66,14 @@ def train_grid(grid: Grid, recipe: Run, signals: Signals) -> GridResult:
     return result
 
 
-def _train(grid: Grid, missing: list[Run], recipe: Run, diverged: dict[str, str], signals: Signals) -> None:
+def _train(
+    grid: Grid,
+    missing: list[Run],
+    recipe: Run,
+    diverged: dict[str, str],
+    start: folders.Checkpoint | None,
+    signals: Signals,
+) -> None:
     # Imported here: a grid that is complete needs no jax.
     from contexture.train.compilation.programs import Programs
     from contexture.train.loop import train
@@ -75,12 +83,39 @@ def _train(grid: Grid, missing: list[Run], recipe: Run, diverged: dict[str, str]
     for run in missing:
         signals.check()
         logger.info(f"run {runs.index(run) + 1} of {len(runs)}: {run.dir}")
+        if not steps(Path(run.dir) / "checkpoints"):
+            start = _checked_start(run, start)
+            folders.write(grid, diverged, start)
         try:
             train(run, recipe, signals, programs, grid.folder / folders.FEATURES)
         except Diverged as error:
             logger.warning(f"{run.dir} diverged: {error}")
             diverged[Path(run.dir).name] = str(error)
-            folders.write(grid, diverged)
+            folders.write(grid, diverged, start)
+
+
+def _checked_start(run: Run, before: folders.Checkpoint | None) -> folders.Checkpoint | None:
+    """Returns the checkpoint that a run is going to begin from; the one that others began from, where it has none.
+
+    Raises ConfigError where it is not the one that others began from.
+    """
+    from contexture.train.checkpoints.manager import digest_of
+
+    if not run.init.run or run.init.random or run.init.step:
+        return before
+    folder = Path(run.init.run) / "checkpoints"
+    for step in reversed(steps(folder)):
+        try:
+            now: folders.Checkpoint = {"step": step, "digest": digest_of(folder / str(step))}
+        except CheckpointError:  # damaged: the one before it is taken
+            continue
+        if before is not None and now["digest"] != before["digest"]:
+            raise ConfigError(
+                f"{run.init.run} is not what it was when runs of this grid began from its step {before['step']} (now "
+                f"step {step}), so that further runs could not be compared; put it back, or give another --dir"
+            )
+        return now
+    return before
 
 
 def _check_examples(complete: Sequence[Run]) -> None:

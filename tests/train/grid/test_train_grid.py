@@ -164,6 +164,24 @@ def test_runs_on_other_examples_are_not_added(grid, words, files, tmp_path, caps
     assert json.loads((tmp_path / "grid" / "grid.json").read_text("utf-8")) == tree  # the seeds of before
 
 
+def test_runs_that_would_begin_from_another_checkpoint_are_not_added(grid, words, tmp_path, capsys):
+    """RUN was trained further, or its newest checkpoint is lost, since other runs began from it."""
+    shutil.copytree(grid, tmp_path / "grid")
+    start = json.loads((grid / "grid.json").read_text("utf-8"))["start"]
+    (newest,) = (int(step.name) for step in (BERT / "checkpoints").iterdir())
+    assert start["step"] == newest and start["digest"]
+    base = shutil.copytree(BERT, tmp_path / "base")
+    more = [str(base) if word == str(BERT) else word for word in words]
+    more = [*more, "--seeds", "3", "--dir", str(tmp_path / "grid")]
+    shutil.copytree(grid / "peak-lr=0.02-seed0" / "checkpoints" / "3", base / "checkpoints" / str(newest + 1))
+    code, err = run_command(capsys, *more)
+    line = f"{base} is not what it was when runs of this grid began from its step {newest} (now step {newest + 1})"
+    assert code == 2 and line in err and "put it back, or give another --dir" in err
+    shutil.rmtree(base / "checkpoints" / str(newest + 1))
+    code, err = run_command(capsys, *more)  # wherever RUN lies by now
+    assert code == 0 and "2 of 6 runs are to be trained" in err
+
+
 def test_the_test_figures_are_those_of_the_test_examples_that_are_given(grid, words, files, tmp_path, capsys):
     """Whether another file is named, or the same one has other content by now; one that is gone is no longer needed."""
     shutil.copytree(grid, tmp_path / "grid")
