@@ -38,7 +38,7 @@ PUBLISHED = (
     ),
     *mutants_of(
         "data/tasks/read_examples.py",
-        ("published.test-unseen", "for path in filter(is_published, task.test):", "for path in ():", _MISSING),
+        ("published.test-unseen", ', ("task.test", task.test)):', "):", _MISSING),
     ),
     *mutants_of(
         "configs/published_tasks.py",
