@@ -73,13 +73,17 @@ def predict_command(argv: list[str]) -> Result | TwofoldResult:
 
 def _predict_one(predictor: "Predictor", request: PredictionRequest) -> TwofoldResult:
     """Predicts the example of a request; people see the five best answers to a question."""
-    if request.second and predictor.run.task.kind in ("choice", "tag"):
-        kind = predictor.run.task.kind
+    kind = predictor.run.task.kind
+    if request.second and kind in ("choice", "tag"):
         raise ConfigError(f"--second is for a pair of texts or a question, and {request.run} is {kind}; leave it out")
-    if predictor.run.task.kind == "choice":
+    if request.choices and kind != "choice":
+        raise ConfigError(f"--choices is for --task.kind choice, and {request.run} is {kind}")
+    if kind == "choice" and not request.choices:
+        raise ConfigError(f"{request.run} chooses among alternatives; give them as --choices A B")
+    if kind == "span" and not request.second:
+        raise ConfigError(f"{request.run} answers a question from its context; give the context as --second TEXT")
+    if kind == "choice":
         example: object = request.text, request.choices
-    elif request.choices:
-        raise ConfigError(f"--choices is for --task.kind choice, and {request.run} is {predictor.run.task.kind}")
     else:
         example = (request.text, request.second) if request.second else request.text
     (answer,) = predictor([example])

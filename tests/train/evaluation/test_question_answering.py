@@ -134,8 +134,8 @@ def test_other_questions_are_evaluated_with_the_threshold_of_predictions(answeri
 def test_what_is_no_question_is_one_clear_line(answering, capsys):
     run = str(answering)
     mistakes = {
-        ("--text", "who?"): "'who?' is no question with its context: (question, context)",
-        ("--text", "who?", "--second", ""): "'who?' is no question with its context: (question, context)",
+        ("--text", "who?"): "answers a question from its context; give the context as --second TEXT",
+        ("--text", "who?", "--second", ""): "answers a question from its context; give the context as --second TEXT",
         ("--text", "who?", "--choices", "a", "b"): "--choices is for --task.kind choice, and",
         (): "give --input FILE and --to FILE, or one example: --text TEXT",
         ("--input", "x.json"): "predict needs --to FILE: contexture predict RUN --input FILE --to FILE",

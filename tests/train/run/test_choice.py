@@ -194,7 +194,7 @@ def test_an_elmo_is_trained_evaluated_and_asked(elmo_run: Path, tmp_path: Path, 
         assert len(json_of("predict", run, "--text", "the queen", "--choices", *more)["scores"]) == 6
         for choices, message in (
             (["a"], "text:0: 1 alternative; give at least two to choose from"),
-            ([], "is not a text with a list of alternatives"),
+            ([], "chooses among alternatives; give them as --choices A B"),
         ):
             words = ["--choices", *choices] if choices else []
             code, err = run_command(capsys, "predict", run, "--text", "the queen", *words)
