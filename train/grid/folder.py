@@ -1,7 +1,7 @@
 """The folder of a grid: a run's folder for each combination of settings and seed, and grid.json. Needs no jax.
 
-grid.json holds what the runs have in common, the values that vary, the checkpoint that they begin from, and the runs that
-diverged: these have no figures of their own to tell.
+grid.json holds what the runs have in common, the values that vary, the checkpoint that they begin from, and the runs
+that diverged: these have no figures of their own to tell.
 """
 
 import json

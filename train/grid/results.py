@@ -177,7 +177,9 @@ def read_test_figures(run: RunResult, digests: Sequence[str]) -> dict[str, Figur
         return None
     of = tree.get("examples")
     # A file that is gone is no longer needed.
-    same = isinstance(of, list) and len(of) == len(digests) and all(
-        now in ("", then) for now, then in zip(digests, of, strict=True)
+    same = (
+        isinstance(of, list)
+        and len(of) == len(digests)
+        and all(now in ("", then) for now, then in zip(digests, of, strict=True))
     )
     return tree["metrics"] if same else None

@@ -136,7 +136,7 @@ def tagged(place: Path) -> Path:
         ("classify", ["words.conllu"], "words.conllu: holds words with tags; give it to --task.kind tag"),
         ("classify", ["empty.tsv"], "empty.tsv: the file is empty; task.train wants a row for each example"),
         ("classify", ["head.tsv"], "head.tsv: no row in the file but its header"),
-        ("classify", ["rows.tsv", "--task.test", "nowhere.tsv"], "nowhere.tsv: task.test names no such file; check the"),
+        ("classify", ["rows.tsv", "--task.test", "nowhere.tsv"], "nowhere.tsv: task.test names no such file"),
         ("classify", ["rows.tsv", "--task.test", "other.tsv"], "other.tsv:1: no column has a usual name of the text"),
         ("classify", ["nowhere.tsv"], "nowhere.tsv: task.train names no such file; check the path"),
         ("classify", ["foreign"], "foreign: task.train names a folder; name the files in it"),
