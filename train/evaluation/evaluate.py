@@ -171,9 +171,17 @@ def evaluate_runs(requests: Sequence[EvaluationRequest], cancel: CancelToken = N
     Raises ConfigError or CheckpointError, before any is evaluated, for what can be seen of each by then. Of what is
     seen later the line is logged, and is the `error` in the run's place.
     """
+    submitted = dict[Path, Path]()
     for request in requests:
         record = run_file.read(request.folder)
-        (check_submission if request.submission else check_request)(request.folder, record, request)
+        if not request.submission:
+            check_request(request.folder, record, request)
+        for file in check_submission(request.folder, record, request) if request.submission else ():
+            if file in submitted:
+                raise ConfigError(
+                    f"{submitted[file]} and {request.folder} would both write {file}; evaluate one of them"
+                )
+            submitted[file] = request.folder
         for step in steps_named(request.folder, request.steps, record.run.evaluate.metric)[-1:]:
             first_good(request.folder, step, manager.read_meta)
     programs, results = Programs(), list[EvaluationResult]()

@@ -1,4 +1,7 @@
-"""The scores of SQuAD's official scorer (evaluate-v2.0.py; on questions that all have an answer, also that of 1.1).
+"""The scores of SQuAD's official scorer, evaluate-v2.0.py.
+
+On questions that all have an answer they are also those of 1.1, unless normalising leaves nothing of an answer and
+nothing of the prediction: their F1 is 1 here and in 2.0, 0 in 1.1.
 
     exact_match   the predicted text is one of the right answers, both normalised
     f1            2·precision·recall / (precision + recall) of their words as multisets, that of the closest answer

@@ -94,9 +94,12 @@ _HIGHEST = 5.0
 """The highest likeness of two sentences in STS-B."""
 
 
-def check_submission(folder: Path, record: RunRecord, request: EvaluationRequest) -> None:
-    """Raises ConfigError for a run without such a form and files that exist, DataError for the user's files."""
-    _planned(folder, record, request)
+def check_submission(folder: Path, record: RunRecord, request: EvaluationRequest) -> list[Path]:
+    """Returns the files that are to be written.
+
+    Raises ConfigError for a run without such a form and files that exist, DataError for the user's files.
+    """
+    return [file for _, file in _planned(folder, record, request)]
 
 
 def _planned(folder: Path, record: RunRecord, request: EvaluationRequest) -> list[tuple[str, Path]]:

@@ -168,9 +168,15 @@ def test_no_form_no_file_and_other_labels_are_one_line(named, task_run, tiny_run
     assert code == 2 and f"--submission {file} is a file; give a folder" in err
 
 
-def test_several_runs_fill_one_folder(named, tmp_path):
+def test_several_runs_fill_one_folder(named, tmp_path, capsys):
     runs = [named("regress", "stsb", []), named("classify", "mnli", NLI)]
     file = write_table(tmp_path / "test_matched.tsv", "text", SENTENCES)
     result = json_of("evaluate", *runs, "--dev", file, "--submission", tmp_path / "glue")
     assert sorted(each.name for each in (tmp_path / "glue").iterdir()) == ["MNLI-m.tsv", "STS-B.tsv"]
     assert [len(one["submission"]) for one in result["runs"]] == [1, 1]
+    shutil.copytree(tmp_path / "stsb", tmp_path / "again")
+    code, err = run_command(
+        capsys, "evaluate", runs[0], tmp_path / "again", "--dev", file, "--submission", tmp_path / "to"
+    )
+    assert code == 2 and f"again would both write {tmp_path / 'to' / 'STS-B.tsv'}; evaluate one of them" in err
+    assert not (tmp_path / "to").exists()
