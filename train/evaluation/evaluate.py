@@ -176,12 +176,12 @@ def evaluate_runs(requests: Sequence[EvaluationRequest], cancel: CancelToken = N
         record = run_file.read(request.folder)
         if not request.submission:
             check_request(request.folder, record, request)
-        for file in check_submission(request.folder, record, request) if request.submission else ():
-            if file in submitted:
-                raise ConfigError(
-                    f"{submitted[file]} and {request.folder} would both write {file}; evaluate one of them"
-                )
-            submitted[file] = request.folder
+        else:
+            for file in check_submission(request.folder, record, request):
+                if file in submitted:
+                    runs = f"{submitted[file]} and {request.folder}"
+                    raise ConfigError(f"{runs} would both write {file}; evaluate one of them")
+                submitted[file] = request.folder
         for step in steps_named(request.folder, request.steps, record.run.evaluate.metric)[-1:]:
             first_good(request.folder, step, manager.read_meta)
     programs, results = Programs(), list[EvaluationResult]()
