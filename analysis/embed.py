@@ -21,6 +21,7 @@ from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import WordNumbers, word_tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models.config import BertConfig, ElmoConfig, ModelConfig
+from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
 
@@ -163,7 +164,7 @@ def embed(
     check_batch(batch)
     numbers = _layer_numbers(layers, config.layers)
     config = replace(config, stateful=stateful) if isinstance(config, ElmoConfig) else config
-    backbone, what = {"backbone": params["backbone"]}, (tuple(numbers), pool)
+    backbone, what = unstack_layers({"backbone": params["backbone"]}, config), (tuple(numbers), pool)
     if stateful:
         groups: Iterable[Sequence[Units]] = chunks(sentences, batch)
         planned = ((group, [(list(range(len(group))), 0)]) for group in groups)

@@ -17,6 +17,7 @@ from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.models.heads.chunked_softmax import TokenLosses
+from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
 
@@ -59,7 +60,7 @@ def score(
     Raises: DataError for a run without the head that predicts words, a length or stride that does not fit, and
     documents without a token.
     """
-    config = check_predicts(model.config)
+    config, params = check_predicts(model.config), unstack_layers(params, model.config)
     check_batch(batch, "sentences" if isinstance(config, ElmoConfig) else "windows")
     totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
     if isinstance(config, ElmoConfig):

@@ -149,19 +149,17 @@ class TrainedModel:
             sentences.append(sentence.units)
         if truncated:
             logger.warning(f"truncated {truncated:,} of {len(texts):,} texts, longer than the model takes")
+        return self._embed(sentences, layers=layers, pool=pool, batch=batch)
+
+    def _embed(self, sentences: Sequence[Sequence[str] | Sequence[int]], **how: Any) -> list[np.ndarray]:
         return self._compute(
-            lambda: list(
-                embed.embed(self.model, self.params, self.tokenizer, sentences, layers=layers, pool=pool, batch=batch)
-            )
+            lambda: list(embed.embed(self.model, self._loaded.unstacked, self.tokenizer, sentences, **how))
         )
 
     def _word_vectors(self, texts: Sequence[list[str]], layers: str, batch: int) -> list[np.ndarray]:
         split = embed.word_splitter(self.model, self.tokenizer)
         cut = [split(words, f"text {number}") for number, words in enumerate(texts)]
-        units = [each.units for each in cut]
-        vectors = self._compute(
-            lambda: list(embed.embed(self.model, self.params, self.tokenizer, units, layers=layers, batch=batch))
-        )
+        vectors = self._embed([each.units for each in cut], layers=layers, batch=batch)
         return [embed.word_vectors(array, each) for array, each in zip(vectors, cut, strict=True)]
 
     def similarity(
@@ -193,7 +191,7 @@ class TrainedModel:
             )
         given, one = texts_of(texts)
         filled = self._compute(
-            lambda: [fill.fill(self.model, self.params, self.tokenizer, text, top) for text in given]
+            lambda: [fill.fill(self.model, self._loaded.unstacked, self.tokenizer, text, top) for text in given]
         )
         return filled[0] if one else filled
 

@@ -20,6 +20,7 @@ from contexture.models.heads.sampled_softmax import BiLmHead
 from contexture.models.heads.tasks import ChoiceHead, PooledHead, SpanHead, SpanPointerHead, TokenHead
 from contexture.models.layers.blocks import Init, activation_floats
 from contexture.models.layers.dropout import DropoutKey, repeat_for_choices
+from contexture.models.layers.stacked import stack_layers
 from contexture.models.shapes import by_path
 
 HeadOutput: TypeAlias = Any
@@ -91,6 +92,11 @@ class Model(nn.Module):
         weights = [x for head in run.values() for path, x in by_path(head.variables.get("params", {})).items()
                    if path.endswith("mix/weights")]  # fmt: skip
         return Outputs(encoding, outputs, jnp.square(jnp.concatenate(weights)).sum() if weights else None)
+
+    @nn.nowrap
+    def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
+        """As any Flax module's; the parameters may be those of `unstack_layers`."""
+        return super().apply({**variables, "params": stack_layers(variables["params"])}, *args, **kwargs)
 
     def layers_read(self) -> tuple[int, ...]:
         """Returns which of the backbone's states the heads of a task read (0: the embeddings), ascending."""

@@ -15,6 +15,7 @@ from contexture.data.batches import iterate
 from contexture.data.storage import is_bucket
 from contexture.data.tasks.batches import TaskBatches
 from contexture.models.heads.layer_mix import describe_mixes
+from contexture.models.layers.stacked import unstack_layers
 from contexture.train import cpu_memory, run_file
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.manager import Checkpoints
@@ -204,7 +205,7 @@ def _run_steps(
         cancel = signals.while_training
         try:
             with report.evaluating():
-                params = merged(state.params, run.optim)
+                params = unstack_layers(merged(state.params, run.optim), run.model)
                 metrics, _ = evaluate(evaluation, parts.objective, params, held_out, mesh, cancel=cancel)
         except Interrupted:
             return None

@@ -27,6 +27,7 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import BEGIN, END, UNK, word_tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig
+from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
 
@@ -93,7 +94,7 @@ def token_scores(
     check_batch(batch)
     if top < 1:
         raise DataError(f"top={top} is not a positive number of tokens")
-    top = min(top, tokenizer.size)
+    top, params = min(top, tokenizer.size), unstack_layers(params, config)
     if isinstance(config, ElmoConfig):
         yield from _elmo(config, params, tokenizer, documents, top, batch, split_sentences, cancel)
         return

@@ -31,6 +31,7 @@ from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.models.heads.chunked_softmax import TokenLosses
+from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Outputs, build
 from contexture.models.shapes import Params
 
@@ -83,12 +84,13 @@ def score_continuations(
     config = check_predicts(model.model.config)
     trained = _TrainedLength(model.run.data.length)
     with model.computing():
+        params = unstack_layers(model.params, config)
         for group in chunks(enumerate(pairs), batch):
             cancel.check()
             if isinstance(config, GptConfig):
-                yield from _gpt(model, config, group, batch, trained)
+                yield from _gpt(model, config, params, group, batch, trained)
             elif isinstance(config, BertConfig):
-                yield from _bert(model, config, group, batch, trained, cancel)
+                yield from _bert(model, config, params, group, batch, trained, cancel)
             else:
                 yield from _elmo(model, config, group, batch)
 
@@ -130,9 +132,9 @@ class _TrainedLength:
 
 
 def _gpt(
-    model: TrainedModel, config: GptConfig, group: _Group, batch: int, trained: _TrainedLength
+    model: TrainedModel, config: GptConfig, params: Params, group: _Group, batch: int, trained: _TrainedLength
 ) -> Iterator[ScoredContinuation]:
-    if not config.tied and "heads_lm" not in model.params:
+    if not config.tied and "heads_lm" not in params:
         raise DataError("this run has no softmax over words: its own table was left behind; give a pretrained run")
     start = [] if model.tokenizer.end is None else [model.tokenizer.end]
     rows: list[tuple[list[int], int, int]] = []
@@ -149,7 +151,7 @@ def _gpt(
     for row, (ids, _, _) in enumerate(rows):
         size = len(ids) - 1
         fields["tokens"][row, :size], fields["next"][row, :size], fields["mask"][row, :size] = ids[:-1], ids[1:], 1
-    scored = jax.device_get(_next_tokens(config, model.params, fields))
+    scored = jax.device_get(_next_tokens(config, params, fields))
     for row, (ids, count, lost) in enumerate(rows):
         own = slice(len(ids) - 1 - count, len(ids) - 1)
         log_probs, hits = -scored.loss_BL[row, own].astype(np.float64), scored.hit_BL[row, own]
@@ -167,7 +169,13 @@ def _next_tokens(config: GptConfig, params: Params, batch: Batch) -> TokenLosses
 
 
 def _bert(
-    model: TrainedModel, config: BertConfig, group: _Group, batch: int, trained: _TrainedLength, cancel: CancelToken
+    model: TrainedModel,
+    config: BertConfig,
+    params: Params,
+    group: _Group,
+    batch: int,
+    trained: _TrainedLength,
+    cancel: CancelToken,
 ) -> Iterator[ScoredContinuation]:
     if "mlm" not in model.model.heads:
         raise DataError("this run was trained for a task and has no head for masked tokens; give a pretrained run")
@@ -189,7 +197,7 @@ def _bert(
         fields = token_lines([ids for ids, _, _ in some], batch, pieces.pad, config.length)
         places, labels = np.zeros((batch, 1), np.int32), np.zeros((batch, 1), np.int32)
         places[: len(some), 0], labels[: len(some), 0] = [at for _, at, _ in some], [label for *_, label in some]
-        losses, hit = masked_losses(config, pieces, model.params, {**fields, "slots": places, "labels": labels})
+        losses, hit = masked_losses(config, pieces, params, {**fields, "slots": places, "labels": labels})
         log_probs[first : first + batch] = -np.asarray(losses, np.float64)[: len(some)]
         hits[first : first + batch] = np.asarray(hit)[: len(some)]
     at = 0

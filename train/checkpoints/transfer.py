@@ -1,5 +1,6 @@
 """Parameters taken from the folder of a run: for evaluation, for predictions, and as the start of another run."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from jax.sharding import Mesh
 
 from contexture.models.config import TransformerConfig
 from contexture.models.interchange.renaming import nested
+from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Model, build
 from contexture.models.shapes import Params, by_path, dims_of, path_of
 from contexture.train import mesh as meshes
@@ -50,6 +52,11 @@ class Loaded:
     model: Model
     params: Params
     step: int
+
+    @functools.cached_property
+    def unstacked(self) -> Params:
+        """The parameters as forward passes read them (`unstack_layers`), made where they are first asked for."""
+        return unstack_layers(self.params, self.model.config)
 
 
 def model_of(run: Run, labels: tuple[str, ...]) -> Model:

@@ -318,7 +318,9 @@ class _Evaluation:
         if isinstance(held_out, HeldOutTask) and self.record.counts and threshold is not None:
             held_out.rules = answer_rules(self.run.task, self.record.counts, threshold)
         with _writing(file) as write:
-            metrics, collector = evaluate(step, self.objective, loaded.params, held_out, self.mesh, write, self.cancel)
+            metrics, collector = evaluate(
+                step, self.objective, loaded.unstacked, held_out, self.mesh, write, self.cancel
+            )
         result: CheckpointResult = {
             "step": loaded.step,
             "metrics": {name: plain(value) for name, value in (metrics | self.known).items()},

@@ -206,7 +206,7 @@ class Predictor:
         )
         collector = collector_of(held_out, labelled=False)
         with meshes.use(self.mesh, self.run.model.dtype):
-            for number, _, predictions in computed(self._step, self.loaded.params, held_out, self.mesh, {}):
+            for number, _, predictions in computed(self._step, self.loaded.unstacked, held_out, self.mesh, {}):
                 yield from cast(Iterator[Prediction], collector.add(number, predictions))
 
     def _lengths(self, split: ExampleSplit, batch: int) -> tuple[int, ...]:

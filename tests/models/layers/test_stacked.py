@@ -1,0 +1,59 @@
+"""Parameters with an array for each layer: the same bits, and no copies of kernels in a program."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.models.layers.stacked import stack_layers, unstack_layers
+from contexture.models.model import build
+from contexture.train import mesh as meshes
+from contexture.train.options import MeshConfig
+
+BERT = BertConfig(vocab=61, length=24, segments=2, layers=4, hidden=64, heads=4, ffn=256)
+GPT = GptConfig(vocab=61, length=24, layers=4, hidden=64, heads=4, ffn=256, local_window=3)
+IDS = np.random.default_rng(0).integers(0, 61, (3, 8), np.int32)
+BATCH: Any = {"tokens": IDS, "segments": np.zeros_like(IDS), "mask": np.ones_like(IDS)}
+
+
+def _forward(config: Any) -> tuple[Any, Any]:
+    """Returns the jitted forward pass of the backbone, and its parameters."""
+    model = build(config, ())
+    params = jax.jit(model.init)(jax.random.key(0), BATCH)["params"]
+    return jax.jit(lambda params: model.apply({"params": params}, BATCH).encoding.hidden_BLD), params
+
+
+@pytest.mark.parametrize("config", [BERT, GPT], ids=["bert", "gpt"])
+def test_layers_apart_give_the_same_bits_and_no_kernel_is_copied(config: Any):
+    forward, params = _forward(config)
+    apart = unstack_layers(params, config)
+    np.testing.assert_array_equal(forward(apart), forward(params))
+    kernels = sum(x.nbytes for x in jax.tree.leaves(params["backbone"]["layers"]))
+    read = [forward.lower(x).compile().cost_analysis()["bytes accessed"] for x in (params, apart)]
+    # A copy reads and writes each kernel once.
+    assert read[0] - read[1] > 1.9 * kernels
+
+
+def test_stacking_undoes_it_and_a_second_time_changes_nothing():
+    _, params = _forward(BERT)
+    apart = unstack_layers(params, BERT)
+    assert unstack_layers(apart, BERT) is apart and stack_layers(params) is params
+    jax.tree.map(np.testing.assert_array_equal, stack_layers(apart), params)
+
+
+@pytest.mark.parametrize("why", ["a layer loop", "a checkpointed layer", "several devices", "another family"])
+def test_parameters_stay_as_they_are_where_that_would_gain_nothing(why: str):
+    config: Any = BERT
+    changes = {"a layer loop": {"unroll": 2}, "a checkpointed layer": {"remat": "dots"}}
+    config = dataclasses.replace(BERT, **changes.get(why, {}))
+    if why == "another family":
+        config = ElmoConfig()
+    params: Any = {"backbone": {"layers": {"kernel": jnp.zeros((4, 2, 2))}}}
+    mesh = meshes.build(MeshConfig(), None if why == "several devices" else meshes.find_devices()[:1])
+    with meshes.use(mesh, "float32"):
+        assert unstack_layers(params, config) is params
+        assert why != "several devices" or mesh.size > 1
