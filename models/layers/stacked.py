@@ -20,8 +20,10 @@ def unstack_layers(params: Params, config: ModelConfig) -> Params:
     """Returns parameters for any number of forward passes (`Model.apply`): each stack of the backbone's layers is a
     tuple of the layers' own arrays, where one CPU computes the layers without a loop; else they are returned as given.
     """
+    if not isinstance(config, TransformerConfig) or "backbone" not in params or platform() != "cpu":
+        return params
     backbone: Any = params["backbone"]
-    if not isinstance(config, TransformerConfig) or _is_apart(backbone) or platform() != "cpu":
+    if _is_apart(backbone):
         return params
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
@@ -38,13 +40,13 @@ def _unstacked(stacked: Any, layers: int) -> Any:
 
 def stack_layers(params: Params) -> Params:
     """Undoes `unstack_layers`. Within a program it costs nothing: XLA reads each layer's arrays where they are."""
-    backbone: Any = params.get("backbone")
-    if backbone is None or not _is_apart(backbone):
+    backbone: Any = params.get("backbone", {})
+    if not _is_apart(backbone):
         return params
     layers = jax.tree.map(jnp.stack, backbone["layers"], is_leaf=lambda x: isinstance(x, tuple))
     return {**params, "backbone": {**backbone, "layers": layers}}
 
 
 def _is_apart(backbone: Any) -> bool:
-    leaves = jax.tree.leaves(backbone.get("layers", ()), is_leaf=lambda x: isinstance(x, tuple))
+    leaves = jax.tree.leaves(backbone.get("layers", {}), is_leaf=lambda x: isinstance(x, tuple))
     return any(isinstance(leaf, tuple) for leaf in leaves)

@@ -30,7 +30,7 @@ ELMO = ElmoConfig(vocab=7, char_width=3, filters=((1, 4), (2, 4)), highway=1, ce
 def bert() -> Opened:
     fields = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP"}
     model = build(BERT, ("mlm", "nsp"))
-    params = model.init(jax.random.key(1), example(fields, {"B": 1, "L": 8, "P": 1}))["params"]
+    params = jax.jit(model.init)(jax.random.key(1), example(fields, {"B": 1, "L": 8, "P": 1}))["params"]
     return model, params, WordPiece(PIECES, True)
 
 
@@ -89,7 +89,7 @@ def elmo() -> Opened:
     model = build(ELMO, ("bilm",))
     fields = {"types": "i32 RW", "index": "i32 BL", "next": "i32 BL", "next_weights": "f32 BL",
               "index_backward": "i32 BL", "next_backward": "i32 BL", "next_weights_backward": "f32 BL"}  # fmt: skip
-    params = model.init(jax.random.key(2), example(fields, {"B": 1, "L": 2, "R": 8, "W": 50}))["params"]
+    params = jax.jit(model.init)(jax.random.key(2), example(fields, {"B": 1, "L": 2, "R": 8, "W": 50}))["params"]
     rng = np.random.default_rng(0)
     return model, jax.tree.map(lambda x: 0.5 * rng.standard_normal(x.shape).astype(np.float32), params), words
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,10 +172,11 @@ def test_mistakes_are_one_clear_line(models, call, line):
 def test_what_load_s_documentation_shows_works_on_every_kind_of_run(name):
     model, params, tokenizer = contexture.load(GOLDEN / name)
     batch = text_batch(tokenizer, ["the cat sat .", "it slept ."])
-    hidden_BLD = model.apply({"params": params}, batch, only=()).encoding.hidden_BLD  # pyright: ignore[reportAttributeAccessIssue]
+    forward: Any = jax.jit(partial(model.apply, only=()))
+    hidden_BLD = forward({"params": params}, batch).encoding.hidden_BLD
     assert hidden_BLD.shape == (2, next(iter(batch["mask"].shape[1:])), model.config.width)
     one = text_batch(tokenizer, ["it slept ."])
-    alone = model.apply({"params": params}, one, only=()).encoding.hidden_BLD  # pyright: ignore[reportAttributeAccessIssue]
+    alone = forward({"params": params}, one).encoding.hidden_BLD
     length = int(one["mask"].sum())
     assert_close(alone[0, :length], hidden_BLD[1, :length], atol=1e-5)
 

@@ -152,7 +152,7 @@ def test_the_table_has_a_row_for_each_setting_and_marks_the_best():
     assert str(printed["best"]).startswith("none:") and printed["all figures"] == "d/results.json"
 
 
-@pytest.mark.parametrize("python", [False, True], ids=["command", "function"])
+@pytest.mark.parametrize("python", [pytest.param(False, marks=pytest.mark.long), True], ids=["command", "function"])
 def test_an_option_may_have_its_meaning_beside_what_varies(tiny_run, tmp_path, python, capsys):
     """A biLSTM over each choice of layers: without a choice it reads nothing, and every run has one."""
     for name in ("train", "dev"):

@@ -88,7 +88,10 @@ def test_the_main_help_lists_every_command_on_one_line(capsys):
     assert help_of(capsys, "help") == page and help_of(capsys, "help fill") == help_of(capsys, "fill --help")
 
 
-@pytest.mark.parametrize("title", ["pretrain bert.tiny", "pretrain elmo.tiny", "finetune gpt", "finetune elmo"])
+@pytest.mark.parametrize(
+    "title",
+    ["pretrain bert.tiny", "pretrain elmo.tiny", "finetune gpt", pytest.param("finetune elmo", marks=pytest.mark.long)],
+)
 def test_all_that_is_listed_is_taken_and_all_else_is_refused(title):
     run = RUNS[title]
     listed, for_all = LISTED[title], set.intersection(*LISTED.values())

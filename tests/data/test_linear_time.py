@@ -46,8 +46,7 @@ def test_a_long_line_of_marks_is_split_into_sentences_at_once(mark: str):
         " ",
         "\u3000",
         ".",
-        "\u0301\u0316",
-        *(pytest.param(m, marks=pytest.mark.long) for m in ("\u0344\u0316", "\u0f73\u0f71")),
+        *(pytest.param(m, marks=pytest.mark.long) for m in ("\u0301\u0316", "\u0344\u0316", "\u0f73\u0f71")),
     ],
 )
 def test_a_long_line_of_marks_is_cleaned_up_at_once(mark: str):

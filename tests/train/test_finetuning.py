@@ -76,6 +76,7 @@ def test_the_same_task_keeps_its_head_and_another_drops_it(capsys, words, task_r
     assert "dropped heads_classify/kernel 32×3" in messages and "new heads_classify/kernel 32×2" in messages
 
 
+@pytest.mark.long
 def test_class_weights_change_the_loss_and_not_what_is_counted(words, tmp_path):
     for name, weights in (("plain", []), ("weighted", ["--task.class-weights", "balanced"])):
         assert finetune([*words(), *weights, "--init.random"], tmp_path / name, "--steps", 1) == 0
@@ -113,6 +114,7 @@ def test_epochs_are_counted_as_the_original_counts(capsys, words, tmp_path):
     assert "--epochs 0.55, not 0.35; a run can only be made longer" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_folder, tmp_path):
     """Pretraining goes on from another run with its vocabulary, and gives the next fine-tuning."""
     text = text_folder / "text1.txt"
@@ -125,6 +127,7 @@ def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_fol
     assert vocabularies[0] == vocabularies[1]
 
 
+@pytest.mark.long
 def test_a_file_and_texts_at_hand_are_answered_alike(task_run, task_files, tmp_path):
     for kind, suffix in (("classify", "tsv"), ("tag", "conllu")):
         source, to = task_files / f"{kind}.dev.{suffix}", tmp_path / kind / "said.jsonl"
@@ -152,6 +155,7 @@ def test_gaps_are_filled_by_likelihood(capsys, tiny_run):
     assert "masks 1\n  token" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_it_goes_on_without_the_run_that_it_began_from(capsys, words, task_run, tmp_path):
     """Also from two files of one name; and what would shorten it changes nothing."""
     import shutil

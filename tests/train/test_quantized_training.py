@@ -50,24 +50,26 @@ def test_losses_are_near_those_of_whole_factors_on_any_mesh(text, family, kind):
     assert_close(on_mesh, losses, rtol=NEAR[kind] / 5)
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.long), "fp8"])
 def test_a_model_writes_what_it_computes_of_the_whole_text(kind):
     """Decoding multiplies each token by kernels of queries, keys and values apart; the model does so at once."""
     config = GptConfig(vocab=50, length=16, layers=2, hidden=16, heads=2, ffn=32, quantization=kind)
     batch = {"tokens": jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 12))), "mask": jnp.ones((2, 12), int)}
-    params = Gpt(config).init(jax.random.key(0), batch)["params"]
+    params = jax.jit(Gpt(config).init)(jax.random.key(0), batch)["params"]
     expected = _states(config, params, batch)
     decoded = unstack_params({"backbone": params}, config, 50)
     state, parts = init_state(config, 2, 12), []
     for start, end in ((0, 7), (7, 8), (8, 12)):
-        x, state = extend(config, decoded, state, batch["tokens"][:, start:end], batch["mask"][:, start:end])
+        x, state = jax.jit(extend, static_argnums=0)(
+            config, decoded, state, batch["tokens"][:, start:end], batch["mask"][:, start:end]
+        )
         parts.append(x)
     assert_close(jnp.concatenate(parts, 1), expected, atol=1e-4)
     assert_differs(expected, _states(dataclasses.replace(config, quantization="none"), params, batch), 1e-3)
 
 
 def _states(config: GptConfig, params: Params, batch: dict[str, jax.Array]) -> jax.Array:
-    return cast(Encoding, Gpt(config).apply({"params": params}, batch)).hidden_BLD
+    return cast(Encoding, jax.jit(Gpt(config).apply)({"params": params}, batch)).hidden_BLD
 
 
 def test_another_number_of_bits_is_one_clear_line(capsys, text_folder: Path, tmp_path: Path):

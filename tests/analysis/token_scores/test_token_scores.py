@@ -3,9 +3,11 @@
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -50,11 +52,13 @@ def test_a_gpt_s_predictions_are_those_of_each_prefix_alone():
     assert [each.token for each in got] == [tokenizer.token(id) for id in ids]
     if tokenizer.end is None:
         assert not got.pop(0).predictions
+    forward: Any = jax.jit(partial(model.model.apply, only=()))
     for place, one in enumerate(got, 1):
-        tokens = np.array([row[:place]], np.int32)
-        encoding = model.model.apply({"params": model.params}, {"tokens": tokens, "mask": 0 * tokens + 1}, only=())
-        encoding = encoding.encoding  # pyright: ignore[reportAttributeAccessIssue]
-        check(one.predictions["forward"], np.asarray(encoding.table_VD) @ np.asarray(encoding.hidden_BLD)[0, -1],
+        # What stands behind the prefix is padding.
+        tokens = np.array([row[:place] + [0] * (len(row) - place)], np.int32)
+        encoding = forward({"params": model.params}, {"tokens": tokens, "mask": np.arange(len(row))[None] < place})
+        encoding = encoding.encoding
+        check(one.predictions["forward"], np.asarray(encoding.table_VD) @ np.asarray(encoding.hidden_BLD)[0, place - 1],
               row[place], tokenizer.token)  # fmt: skip
 
 
@@ -65,6 +69,7 @@ def test_a_bert_s_predictions_are_those_of_each_masked_token():
     (ids,) = pieces.encode(TEXTS[:1])
     whole = [pieces.cls, *ids, pieces.sep]
     assert [each.token for each in got] == [pieces.token(id) for id in ids]
+    forward: Any = jax.jit(partial(model.model.apply, only=("mlm",)))
     for place, one in enumerate(got, 1):
         tokens = np.array([[*whole[:place], pieces.mask, *whole[place + 1 :]]], np.int32)
         fields = {
@@ -73,7 +78,7 @@ def test_a_bert_s_predictions_are_those_of_each_masked_token():
             "mask": 0 * tokens + 1,
             "slots": np.array([[place]], np.int32),
         }
-        outputs: Any = model.model.apply({"params": model.params}, fields, only=("mlm",))
+        outputs: Any = forward({"params": model.params}, fields)
         logits = np.asarray(outputs.heads["mlm"])[0, 0, : pieces.size]
         check(one.predictions["masked"], logits, whole[place], pieces.token, 3)
 
@@ -97,7 +102,7 @@ def test_an_elmo_s_predictions_are_those_of_both_directions():
         for place, label in enumerate([*(words.ids.get(word, words.unk) for word in order), last]):
             prefix = read[:, : place + 1]
             some = {"types": fields["types"], "index": prefix, "index_backward": prefix}
-            outputs: Any = model.model.apply({"params": model.params}, some, only=())
+            outputs: Any = jax.jit(partial(model.model.apply, only=()))({"params": model.params}, some)
             hidden = np.asarray(outputs.encoding.hidden_BLD)[0, -1, number * width : (number + 1) * width]
             check(shown[place].predictions[direction], kernel @ hidden + bias, label, words.token)
 

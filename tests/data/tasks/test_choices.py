@@ -297,7 +297,7 @@ def predictor() -> Predictor:
     made.mesh = meshes.build(MeshConfig())
     made.rules = AnswerRules()
     made.folder, made.batch = Path("run"), meshes.round_up_to_devices(made.mesh, 3)
-    made.loaded = SimpleNamespace(params={}, step=7)  # type: ignore[assignment]
+    made.loaded = SimpleNamespace(unstacked={}, step=7)  # type: ignore[assignment]
     made._step = lambda params, batch, carry: ({}, {"scores": batch["mask"].sum(-1) / jnp.float32(32)}, {})
     return made
 

@@ -143,6 +143,7 @@ def test_a_task_by_its_name_goes_the_whole_road(capsys, place, named):
         assert one["scores"] == pytest.approx(other["scores"], abs=2e-6)
 
 
+@pytest.mark.long
 def test_a_text_file_and_a_set_of_the_same_documents_are_one_pretraining(place):
     words = ["pretrain", "bert.tiny", *TINY, "--steps", 6, "--log.no-tensorboard"]
     for run, path in (("text", place / "text.txt"), ("set", "tfds:lm1b")):

@@ -148,13 +148,13 @@ def test_a_chain_is_that_of_the_words_with_tags_wherever_they_stand():
     shapes = jax.eval_shape(lambda: crf.init(jax.random.key(0), batch)["params"])
     rng = np.random.default_rng(3)
     params: Any = jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape).astype(np.float32), shapes)
-    answer: Any = crf.apply({"params": params}, batch)
+    answer: Any = jax.jit(crf.apply)({"params": params}, batch)
     answer, chain = answer.heads["tag"], params["heads_tag"].pop("chain")
-    logits: Any = plain.apply({"params": params}, batch)
+    logits: Any = jax.jit(plain.apply)({"params": params}, batch)
     for row, (first, last) in enumerate([(0, 4), (1, 3), (2, 4), (0, 4)]):
         own = logits.heads["tag"][row : row + 1, first:last]
         tags, ones = batch["tags"][row : row + 1, first:last], np.ones((1, last - first), np.int32)
-        alone: Any = LinearChainCRF(3).apply({"params": chain}, own, tags, ones)
+        alone: Any = jax.jit(LinearChainCRF(3).apply)({"params": chain}, own, tags, ones)
         assert_close(answer.loss_B[row], alone.loss_B[0], atol=1e-5)
         assert_close(answer.marginals_BLC[row, first:last], alone.marginals_BLC[0], atol=1e-5)
         assert answer.best_BL[row, first:last].tolist() == alone.best_BL[0].tolist()

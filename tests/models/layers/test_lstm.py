@@ -141,13 +141,13 @@ def test_bfloat16_changes_layers_and_gradients_by_its_rounding_alone():
 
     def run(dtype):
         module = Lstm(sizes, 3.0, 3.0, True, 0.0, dtype)
-        made = module.init(jax.random.key(0), x, True, None, None, 0)
+        made = jax.jit(module.init, static_argnums=(2, 5))(jax.random.key(0), x, True, None, None, 0)
 
         def loss(params):
             layers, left = module.apply({**made, "params": params}, x, True, None, None, 0, mutable=["carry"])
             return jnp.square(layers[-1].astype(jnp.float32)).sum(), (layers, left["carry"])
 
-        gradient, (layers, carry) = jax.grad(loss, has_aux=True)(made["params"])
+        gradient, (layers, carry) = jax.jit(jax.grad(loss, has_aux=True))(made["params"])
         return [*layers, carry["hidden"]], carry["cell"], gradient
 
     got, expected = run(jnp.bfloat16), run(jnp.float32)

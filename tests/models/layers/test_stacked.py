@@ -31,7 +31,7 @@ def _forward(config: Any) -> tuple[Any, Any]:
 def test_layers_apart_give_the_same_bits_and_no_kernel_is_copied(config: Any):
     forward, params = _forward(config)
     apart = unstack_layers(params, config)
-    np.testing.assert_array_equal(forward(apart), forward(params))
+    assert (np.asarray(forward(apart)) == np.asarray(forward(params))).all()
     kernels = sum(x.nbytes for x in jax.tree.leaves(params["backbone"]["layers"]))
     read = [forward.lower(x).compile().cost_analysis()["bytes accessed"] for x in (params, apart)]
     # A copy reads and writes each kernel once.
@@ -42,7 +42,7 @@ def test_stacking_undoes_it_and_a_second_time_changes_nothing():
     _, params = _forward(BERT)
     apart = unstack_layers(params, BERT)
     assert unstack_layers(apart, BERT) is apart and stack_layers(params) is params
-    jax.tree.map(np.testing.assert_array_equal, stack_layers(apart), params)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), stack_layers(apart), params)))
 
 
 @pytest.mark.parametrize("why", ["a layer loop", "a checkpointed layer", "several devices", "another family"])

@@ -164,6 +164,7 @@ def test_runs_on_other_examples_are_not_added(grid, words, files, tmp_path, caps
     assert json.loads((tmp_path / "grid" / "grid.json").read_text("utf-8")) == tree  # the seeds of before
 
 
+@pytest.mark.long
 def test_runs_that_would_begin_from_another_checkpoint_are_not_added(grid, words, tmp_path, capsys):
     """RUN was trained further, or its newest checkpoint is lost, since other runs began from it."""
     shutil.copytree(grid, tmp_path / "grid")
@@ -182,6 +183,7 @@ def test_runs_that_would_begin_from_another_checkpoint_are_not_added(grid, words
     assert code == 0 and "2 of 6 runs are to be trained" in err
 
 
+@pytest.mark.long
 def test_the_test_figures_are_those_of_the_test_examples_that_are_given(grid, words, files, tmp_path, capsys):
     """Whether another file is named, or the same one has other content by now; one that is gone is no longer needed."""
     shutil.copytree(grid, tmp_path / "grid")
@@ -208,6 +210,7 @@ def test_a_metric_that_no_run_has_is_refused(grid, words, capsys):
     assert cli.main([*words, "--dir", str(grid)]) == 0
 
 
+@pytest.mark.long
 def test_a_run_that_diverges_is_noted_and_its_setting_is_never_the_best(files, tmp_path, capsys):
     words = ["finetune", BERT, *files, "--optim.name", "adamw", "--optim.clip", "0", "--optim.max-skipped", "1",
              "--grid", "lr=1e-3,1e30", "--dir", tmp_path / "grid"]  # fmt: skip

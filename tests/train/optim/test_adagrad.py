@@ -48,6 +48,7 @@ def test_five_updates_are_those_of_the_formula(size):
         close(now[name], p[name], name)
 
 
+@pytest.mark.long
 def test_a_layer_moves_by_its_share_of_the_rate_and_a_frozen_one_not_at_all():
     """Of layers in one array the first stays to the bit; the second has a third of the last one's rate."""
     run = Run(

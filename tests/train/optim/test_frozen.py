@@ -66,7 +66,9 @@ def test_a_frozen_backbone_has_no_moments_and_stays_as_it_is():
         assert np.array_equal(x, after[path]) == path.startswith("backbone"), path
 
 
-@pytest.mark.parametrize("name", ["adamw", "bert", "gpt1", "adagrad"])
+@pytest.mark.parametrize(
+    "name", ["bert", *(pytest.param(name, marks=pytest.mark.long) for name in ("adamw", "gpt1", "adagrad"))]
+)
 def test_the_step_of_the_heads_is_that_of_a_backbone_at_rate_zero(name):
     """Without the backbone's moments the heads are moved by the same numbers."""
     optim = dataclasses.replace(RUN.optim, name=name)

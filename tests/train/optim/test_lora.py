@@ -226,14 +226,16 @@ def test_the_loss_of_a_step_is_that_of_the_merged_model(text_folder, tmp_path):
         state.params["backbone"],
     )
     batch = {name: jnp.asarray(x) for name, x in batches.read(3).items()}
-    outputs: Any = model_of(run, ()).apply({"params": {"backbone": backbone, **heads}}, batch)
+    forward: Any = jax.jit(model_of(run, ()).apply)
+    outputs = forward({"params": {"backbone": backbone, **heads}}, batch)
     expected = loss(objective, objective.sums(outputs, batch), objective.weights(batch))
     assert_close(losses[3], np.asarray(expected), rtol=1e-6)
-    plain: Any = model_of(run, ()).apply({"params": {"backbone": state.params["backbone"], **heads}}, batch)
+    plain = forward({"params": {"backbone": state.params["backbone"], **heads}}, batch)
     other = loss(objective, objective.sums(plain, batch), objective.weights(batch))
     assert_differs(np.asarray(expected), np.asarray(other), 1e-4)
 
 
+@pytest.mark.long
 def test_adapters_train_under_8_bit_factors(text_folder, tmp_path):
     run = adapted(on_text(BERT, text_folder))
     batches = batches_of(run, tmp_path / "shards")

@@ -71,13 +71,13 @@ def made(case: str) -> tuple[str, Any, Any, Any]:
     objective = WithMixPenalty(objective, head.mix_l2) if head.mix_l2 else objective
     model = build(config, objective.heads, 5, head)
     batch = held_out_of(family, questions_of(family, 5), 5).read(0)
-    params = model.init(jax.random.key(0), {name: jnp.asarray(x) for name, x in batch.items()})["params"]
+    params = jax.jit(model.init)(jax.random.key(0), {name: jnp.asarray(x) for name, x in batch.items()})["params"]
     rng = np.random.default_rng(1)
     return family, model, objective, jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.2, x.shape), x.dtype), params)
 
 
 def scores(model: Any, objective: Any, params: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
-    outputs = model.apply({"params": params}, {name: jnp.asarray(x) for name, x in batch.items()})
+    outputs = jax.jit(model.apply)({"params": params}, {name: jnp.asarray(x) for name, x in batch.items()})
     return np.asarray(objective.predictions(outputs)["scores"])
 
 
@@ -120,8 +120,9 @@ def test_absent_alternatives_change_neither_loss_nor_gradient(case: str):
         sums = objective.sums(outputs, fields)
         return loss(objective, sums, objective.weights(fields)), sums
 
-    (expected, sums), gradient = jax.value_and_grad(total, has_aux=True)(params, batch)
-    (actual, others), gradients = jax.value_and_grad(total, has_aux=True)(params, wider)
+    of_both = jax.jit(jax.value_and_grad(total, has_aux=True))
+    (expected, sums), gradient = of_both(params, batch)
+    (actual, others), gradients = of_both(params, wider)
     assert float(actual) == pytest.approx(float(expected), rel=1e-6) and np.isfinite(float(expected))
     for name, one in sums.items():
         assert float(others[name].total) == pytest.approx(float(one.total), rel=1e-5, abs=1e-6), name

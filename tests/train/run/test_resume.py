@@ -85,7 +85,7 @@ def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, t
 @pytest.mark.parametrize(
     ("training", "number"),
     [
-        ("pretraining", signal.SIGKILL),
+        pytest.param("pretraining", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("pretraining, often", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("pretraining", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("pretraining", signal.SIGINT, marks=pytest.mark.long),
@@ -172,6 +172,7 @@ def test_a_checkpoint_from_before_there_was_a_carry_is_read(tmp_path):
     assert np.array_equal(actual.params["backbone"]["norm"]["scale"], np.arange(3))
 
 
+@pytest.mark.long
 def test_a_finished_run_stays_as_it_is(door, tiny_words, tiny_run, tmp_path):
     folder = tmp_path / "again"
     shutil.copytree(tiny_run, folder)
@@ -207,6 +208,7 @@ def test_data_that_changed_on_disk_is_not_trained_on(tiny_words, tiny_run, tmp_p
         assert "DataError" in capsys.readouterr().err, file
 
 
+@pytest.mark.long
 def test_figures_that_are_lost_are_said(door, tiny_words, tiny_run, tmp_path):
     folder = tmp_path / "lost"
     shutil.copytree(tiny_run, folder)
