@@ -168,7 +168,9 @@ def _files(folder: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["classify", "regress", "tag", "choice", "span"])
+@pytest.mark.parametrize(
+    "kind", ["tag", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("classify", "regress", "choice", "span"))]
+)
 def test_every_kind_of_task_is_learned_evaluated_and_answered(run, tmp_path, kind):
     words = _files(tmp_path)[kind]
     done("finetune", run, *words, *FEW, "--dir", tmp_path / "task")
@@ -181,6 +183,7 @@ def test_every_kind_of_task_is_learned_evaluated_and_answered(run, tmp_path, kin
     assert_differs(by_path(after)["backbone/embeddings/tokens"], by_path(before)["backbone/embeddings/tokens"])
 
 
+@pytest.mark.long
 def test_frozen_vectors_stay_and_their_task_is_that_of_all_steps(run, tmp_path):
     """Stored features and the backbone itself give the same parameters, and resuming goes on to the same."""
     words = ("finetune", run, *_files(tmp_path)["classify"], *FEW, "--optim.frozen", "backbone")
@@ -191,6 +194,7 @@ def test_frozen_vectors_stay_and_their_task_is_that_of_all_steps(run, tmp_path):
     assert all(np.array_equal(one[path], other[path]) for path in one)
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_resumes_and_a_mesh_changes_nothing(run, tmp_path):
     words = ("finetune", run, *_files(tmp_path)["regress"], "--data.batch", 4, "--head.cells", 3)
     done(*words, "--steps", 4, "--dir", tmp_path / "whole")

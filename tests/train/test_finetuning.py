@@ -85,6 +85,7 @@ def test_class_weights_change_the_loss_and_not_what_is_counted(words, tmp_path):
     assert_differs(first[0]["loss"], first[1]["loss"], 1e-4)
 
 
+@pytest.mark.long
 def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tiny_run, tmp_path):
     """Its backbone is frozen, and is that of the run it began from to the bit."""
     folder = tmp_path / "run"

@@ -50,7 +50,7 @@ def lora_task(once, task_words) -> Path:
     )
 
 
-@pytest.fixture(params=["tiny", "gpt", "elmo"])
+@pytest.fixture(params=["tiny", *(pytest.param(family, marks=pytest.mark.long) for family in ("gpt", "elmo"))])
 def source(request: pytest.FixtureRequest) -> tuple[Path, list[str]]:
     """(a pretrained run, the words of its command without --dir) of each family."""
     return request.getfixturevalue(f"{request.param}_run"), request.getfixturevalue(f"{request.param}_words")

@@ -58,7 +58,7 @@ ELMO = Run(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["bert", "gpt"])
+@pytest.fixture(scope="module", params=[pytest.param("bert", marks=pytest.mark.long), "gpt"])
 def run(request: pytest.FixtureRequest, text_folder: Path) -> Run:
     return on_text(BERT if request.param == "bert" else GPT, text_folder)
 

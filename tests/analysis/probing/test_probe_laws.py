@@ -34,7 +34,7 @@ def _f1(train: ProbeExamples, dev: ProbeExamples, units: np.ndarray, which: list
     return [micro_f1(each) for each in counts]
 
 
-@pytest.mark.parametrize(("carrier", "spans"), [(0, 1), (2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(("carrier", "spans"), [(0, 1), (2, 1), (3, 1), pytest.param(2, 2, marks=pytest.mark.long)])
 def test_a_label_in_one_layer_is_there_for_mix_and_cumulative_scores(carrier: int, spans: int):
     train, dev, units = joined(
         synthetic_task(600, carrier=carrier, spans=spans), synthetic_task(150, carrier=carrier, spans=spans, seed=1)

@@ -164,7 +164,6 @@ def test_runs_on_other_examples_are_not_added(grid, words, files, tmp_path, caps
     assert json.loads((tmp_path / "grid" / "grid.json").read_text("utf-8")) == tree  # the seeds of before
 
 
-@pytest.mark.long
 def test_runs_that_would_begin_from_another_checkpoint_are_not_added(grid, words, tmp_path, capsys):
     """RUN was trained further, or its newest checkpoint is lost, since other runs began from it."""
     shutil.copytree(grid, tmp_path / "grid")
@@ -183,7 +182,6 @@ def test_runs_that_would_begin_from_another_checkpoint_are_not_added(grid, words
     assert code == 0 and "2 of 6 runs are to be trained" in err
 
 
-@pytest.mark.long
 def test_the_test_figures_are_those_of_the_test_examples_that_are_given(grid, words, files, tmp_path, capsys):
     """Whether another file is named, or the same one has other content by now; one that is gone is no longer needed."""
     shutil.copytree(grid, tmp_path / "grid")
@@ -223,6 +221,7 @@ def test_a_run_that_diverges_is_noted_and_its_setting_is_never_the_best(files, t
     assert code == 0 and not err and [line.split()[1] for line in out.splitlines()[3:5]] == ["0", "1"]
 
 
+@pytest.mark.long
 def test_a_grid_in_python_is_that_of_the_command(grid, tmp_path):
     rows = [
         (f"the cat sees the {what}", "ab"[n % 2]) for n, what in enumerate(("river", "boat", "moon", "old man") * 4)

@@ -58,7 +58,6 @@ print(json.dumps({"own": files, **ids}))
     assert [row["train/step"] for row in history(file)] == [1, 2, 3]
 
 
-@pytest.mark.long
 def test_a_run_of_mlflow_that_was_deleted_is_sent_whole_to_a_new_one(tmp_path):
     program = """
 from mlflow import MlflowClient

@@ -84,6 +84,7 @@ def test_a_state_s_shapes_are_computed_without_a_device(monkeypatch):
     assert state.step.shape == () and batch and step
 
 
+@pytest.mark.long
 def test_where_no_loop_goes_over_the_layers_what_is_kept_is_unknown():
     run = tiny()
     made = plan(dataclasses.replace(run, model=dataclasses.replace(run.model, unroll=0)), topology("cpu:8"))

@@ -180,6 +180,7 @@ def words_for(source: Path, train: str, folder: Path, *more: object) -> list[obj
             *more]  # fmt: skip
 
 
+@pytest.mark.long
 def test_an_elmo_is_trained_evaluated_and_asked(elmo_run: Path, tmp_path: Path, capsys):
     train, dev = write(tmp_path / "train.jsonl", 20), write(tmp_path / "dev.jsonl", 11)
     run, to = tmp_path / "run", tmp_path / "answers.jsonl"

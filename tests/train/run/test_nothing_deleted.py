@@ -83,7 +83,6 @@ def test_a_torn_last_line_is_nothing_to_keep(tiny_words, copied, capsys):
     assert not (copied / "earlier-1").exists()
 
 
-@pytest.mark.long
 def test_other_settings_before_the_first_checkpoint_move_what_is_there_aside(tiny_words, copied, capsys):
     shutil.rmtree(copied / "checkpoints")
     before, described = files_of(copied, "data", "tokenizer"), (copied / "run.json").read_text()

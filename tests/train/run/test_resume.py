@@ -67,9 +67,7 @@ def stop_at_random(process, folder: Path, number: int, rng: random.Random, last:
     process.send_signal(number)
 
 
-@pytest.mark.parametrize(
-    "delay", [0.15, pytest.param(0.4, marks=pytest.mark.long), pytest.param(0.8, marks=pytest.mark.long), 1.5]
-)
+@pytest.mark.parametrize("delay", [0.15, *(pytest.param(delay, marks=pytest.mark.long) for delay in (0.4, 0.8, 1.5))])
 def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, tiny_run, tmp_path, delay):
     """Also while libraries are being imported and checkpoints read, where an exception would do harm."""
     folder = tmp_path / "run"

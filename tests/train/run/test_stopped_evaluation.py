@@ -90,7 +90,6 @@ def test_a_run_stopped_in_an_evaluation_is_the_same_run(words, whole, tmp_path, 
     assert "unevaluated" not in read_meta(folder / "checkpoints" / "40")
 
 
-@pytest.mark.long
 def test_a_run_killed_while_it_makes_up_for_an_evaluation_is_the_same_run(words, whole, tmp_path, capsys):
     """After the record was written, before the checkpoint knows: that checkpoint is whole, no record stands twice."""
     folder = tmp_path / "run"
@@ -152,7 +151,6 @@ def test_a_batch_that_grows_is_evaluated_as_one_that_does_not(words, tmp_path, c
     assert code == 0 and [r["step"] for r in held_out] == [10], err
 
 
-@pytest.mark.long
 def test_a_run_that_is_moved_while_it_trains_is_not_split(words, tmp_path, capsys, monkeypatch):
     """The next checkpoint is refused, nothing appears at the old place, and the moved run resumes."""
     folder, moved = tmp_path / "run", tmp_path / "moved"
