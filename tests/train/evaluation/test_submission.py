@@ -124,7 +124,7 @@ def write_questions(file: Path, questions: list[dict]) -> Path:
     return file
 
 
-@pytest.mark.parametrize("unanswerable", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.parametrize("unanswerable", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_questions_are_answered_by_their_ids(tiny_run, tmp_path, unanswerable):
     answer, run = {"text": "The cat", "answer_start": 0}, tmp_path / "run"
     asked = [{"id": f"t{n}", "question": text, "answers": [answer]} for n, text in enumerate(ASKED[:2] * 8)]
