@@ -27,7 +27,7 @@ def _keep_compiled_programs() -> None:
     """Has jax, once it is imported, keep compiled programs between starts, unless the user has set that otherwise."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(home, "contexture", "jax"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
 if __name__ == "__main__":
