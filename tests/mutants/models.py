@@ -21,6 +21,7 @@ _KERNELS = "models/layers/test_attention_kernels.py::"
 _KERNEL = f"{_KERNELS}test_a_kernel_is_the_reference"
 _EQUAL = f"{_KERNELS}test_equal_values_leave_queries_without_gradient"
 _SKIPPED = f"{_KERNELS}test_tiles_in_which_nothing_is_seen_are_not_computed"
+_STACKED = "models/layers/test_stacked.py"
 _TILED = f"{_KERNELS}test_a_text_of_several_tiles_is_the_reference"
 
 MODELS = (
@@ -357,6 +358,13 @@ MODELS = (
         "models/layers/blocks.py",
         ("quantization.of-no-linear", 'if self.quantization == "none":', "if True:",
          "train/test_quantized_training.py::test_a_model_writes_what_it_computes_of_the_whole_text"),
+    ),
+    *mutants_of(
+        "models/layers/stacked.py",
+        ("stacked.layers-turned", "for n in range(layers)", "for n in reversed(range(layers))", _STACKED),
+        ("stacked.unstacked-in-a-layer-loop", "config.remat) < config.layers:", "config.remat) < 0:", _STACKED),
+        ("stacked.unstacked-on-several-devices", "mesh.size > 1:", "mesh.size > 99:", _STACKED),
+        ("stacked.never-unstacked", 'platform() != "cpu"', 'platform() == "cpu"', _STACKED),
     ),
     *mutants_of(
         "models/layers/remat.py",
