@@ -311,7 +311,7 @@ class TrainedModel:
         return self._compute(
             lambda: score.score(
                 self.model,
-                self.params,
+                self._loaded.unstacked,
                 self.tokenizer,
                 documents,
                 length=length,

@@ -95,8 +95,10 @@ class Model(nn.Module):
 
     @nn.nowrap
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
-        """As any Flax module's; the parameters may be those of `unstack_layers`."""
-        return super().apply({**variables, "params": stack_layers(variables["params"])}, *args, **kwargs)
+        """Computes the outputs, as any Flax module's `apply`; it takes the parameters of `unstack_layers` too."""
+        if "params" in variables:
+            variables = {**variables, "params": stack_layers(variables["params"])}
+        return super().apply(variables, *args, **kwargs)
 
     def layers_read(self) -> tuple[int, ...]:
         """Returns which of the backbone's states the heads of a task read (0: the embeddings), ascending."""

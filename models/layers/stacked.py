@@ -1,7 +1,8 @@
 """The parameters of layers, stacked in one array for all layers as checkpoints hold them, or in an array for each.
 
 A CPU's program without a layer loop copies every kernel out of its stack each time that it runs. Training writes all
-parameters in each step anyway. Of a forward pass over a few short texts these copies are the larger part.
+parameters in each step anyway. Of a BERT of 6 layers of 384 that reads one short text the copies take three quarters of
+the time, and a fifth of the time of 32 texts of 16 tokens.
 """
 
 from functools import partial
@@ -17,13 +18,13 @@ from contexture.models.sharding import platform
 
 
 def unstack_layers(params: Params, config: ModelConfig) -> Params:
-    """Returns parameters for any number of forward passes (`Model.apply`): each stack of the backbone's layers is a
-    tuple of the layers' own arrays, where one CPU computes the layers without a loop; else they are returned as given.
-    """
-    if not isinstance(config, TransformerConfig) or "backbone" not in params or platform() != "cpu":
+    """Returns the parameters with an array for each layer: each stack of the backbone's layers is a tuple, which
+    `Model.apply` takes. Call it on the mesh that computes; they are as given unless one CPU computes the layers without
+    a loop."""
+    backbone: Any = params.get("backbone", {})
+    if not isinstance(config, TransformerConfig) or "layers" not in backbone or _is_apart(backbone):
         return params
-    backbone: Any = params["backbone"]
-    if _is_apart(backbone):
+    if platform() != "cpu":
         return params
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
@@ -39,7 +40,8 @@ def _unstacked(stacked: Any, layers: int) -> Any:
 
 
 def stack_layers(params: Params) -> Params:
-    """Undoes `unstack_layers`. Within a program it costs nothing: XLA reads each layer's arrays where they are."""
+    """Undoes `unstack_layers`. In a program without a layer loop XLA reads each layer's arrays where they are;
+    elsewhere this copies them."""
     backbone: Any = params.get("backbone", {})
     if not _is_apart(backbone):
         return params

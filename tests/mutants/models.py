@@ -367,6 +367,10 @@ MODELS = (
         ("stacked.never-unstacked", 'platform() != "cpu"', 'platform() == "cpu"', _STACKED),
     ),
     *mutants_of(
+        "train/evaluation/predict.py",
+        ("stacked.predictions-copy-kernels", "self.loaded.unstacked", "self.loaded.params", _STACKED),
+    ),
+    *mutants_of(
         "models/layers/remat.py",
         ("remat.wider-sums-are-kept", "_RULES.save_only_these_names(PRODUCT)", "_RULES.nothing_saveable",
          f"{_QUANTIZED}test_remat_keeps_the_result_and_no_wider_sum"),

@@ -85,7 +85,6 @@ def test_class_weights_change_the_loss_and_not_what_is_counted(words, tmp_path):
     assert_differs(first[0]["loss"], first[1]["loss"], 1e-4)
 
 
-@pytest.mark.long
 def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tiny_run, tmp_path):
     """Its backbone is frozen, and is that of the run it began from to the bit."""
     folder = tmp_path / "run"
@@ -115,7 +114,6 @@ def test_epochs_are_counted_as_the_original_counts(capsys, words, tmp_path):
     assert "--epochs 0.55, not 0.35; a run can only be made longer" in capsys.readouterr().err
 
 
-@pytest.mark.long
 def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_folder, tmp_path):
     """Pretraining goes on from another run with its vocabulary, and gives the next fine-tuning."""
     text = text_folder / "text1.txt"
@@ -128,7 +126,6 @@ def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_fol
     assert vocabularies[0] == vocabularies[1]
 
 
-@pytest.mark.long
 def test_a_file_and_texts_at_hand_are_answered_alike(task_run, task_files, tmp_path):
     for kind, suffix in (("classify", "tsv"), ("tag", "conllu")):
         source, to = task_files / f"{kind}.dev.{suffix}", tmp_path / kind / "said.jsonl"

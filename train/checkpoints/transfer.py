@@ -55,7 +55,8 @@ class Loaded:
 
     @functools.cached_property
     def unstacked(self) -> Params:
-        """The parameters as forward passes read them (`unstack_layers`), made where they are first asked for."""
+        """The parameters as forward passes read them (`unstack_layers`), made when first asked for on the current mesh.
+        The layers are then in memory twice, as they were in each run of a program that copied them."""
         return unstack_layers(self.params, self.model.config)
 
 

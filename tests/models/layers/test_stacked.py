@@ -1,6 +1,7 @@
-"""Parameters with an array for each layer: the same bits, and no copies of kernels in a program."""
+"""Parameters with an array for each layer: the same bits, and no kernel is copied out of a stack."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import contexture
+from contexture.models import model as model_module
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.models.layers.stacked import stack_layers, unstack_layers
 from contexture.models.model import build
 from contexture.train import mesh as meshes
 from contexture.train.options import MeshConfig
 
+GOLDEN = Path(__file__).parents[2] / "golden"
 BERT = BertConfig(vocab=61, length=24, segments=2, layers=4, hidden=64, heads=4, ffn=256)
 GPT = GptConfig(vocab=61, length=24, layers=4, hidden=64, heads=4, ffn=256, local_window=3)
 IDS = np.random.default_rng(0).integers(0, 61, (3, 8), np.int32)
@@ -28,7 +32,7 @@ def _forward(config: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("config", [BERT, GPT], ids=["bert", "gpt"])
-def test_layers_apart_give_the_same_bits_and_no_kernel_is_copied(config: Any):
+def test_layers_apart_give_the_same_bits_and_no_kernel_is_copied_out_of_a_stack(config: Any):
     forward, params = _forward(config)
     apart = unstack_layers(params, config)
     assert (np.asarray(forward(apart)) == np.asarray(forward(params))).all()
@@ -57,3 +61,27 @@ def test_parameters_stay_as_they_are_where_that_would_gain_nothing(why: str):
     with meshes.use(mesh, "float32"):
         assert unstack_layers(params, config) is params
         assert why != "several devices" or mesh.size > 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "changes", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"hidden": 60, "heads": 3}, {}], ids=str
+)
+@pytest.mark.parametrize("config", [BERT, GPT], ids=["bert", "gpt"])
+def test_the_bits_are_the_same_in_every_dtype_and_with_the_compiler_s_usual_options(
+    config: Any, changes: dict[str, Any]
+):
+    config = dataclasses.replace(config, **changes)
+    forward, params = _forward(config)
+    apart, stacked = (np.asarray(forward(x).astype(jnp.float32)) for x in (unstack_layers(params, config), params))
+    assert (apart == stacked).all() and apart.std() > 0.1
+
+
+def test_what_embeds_predicts_and_scores_gives_each_layer_arrays_of_its_own(monkeypatch):
+    given = []
+    monkeypatch.setattr(model_module, "stack_layers", lambda params: given.append(params) or stack_layers(params))
+    run, task = (contexture.open(GOLDEN / name) for name in ("bert_format_2", "task_format_2"))
+    for call in (lambda: run.embed("the cat"), lambda: run.score("the cat sat ."), lambda: task.predict("the cat")):
+        given.clear()
+        call()
+        assert given and all(isinstance(x, tuple) for x in given[-1]["backbone"]["layers"]["ffn"]["in"].values())

@@ -80,7 +80,7 @@ CASES = {
     "gpt": ("classify", "tag", "choice", "span"),
     "elmo": ("tag", "pairs", "choice", "span"),
 }
-QUICK = [("bert", "tag")]
+QUICK = [("bert", "classify"), ("bert", "tag")]
 
 
 @pytest.mark.parametrize(

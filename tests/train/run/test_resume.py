@@ -170,7 +170,6 @@ def test_a_checkpoint_from_before_there_was_a_carry_is_read(tmp_path):
     assert np.array_equal(actual.params["backbone"]["norm"]["scale"], np.arange(3))
 
 
-@pytest.mark.long
 def test_a_finished_run_stays_as_it_is(door, tiny_words, tiny_run, tmp_path):
     folder = tmp_path / "again"
     shutil.copytree(tiny_run, folder)
