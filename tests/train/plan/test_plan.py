@@ -46,7 +46,7 @@ def eight_devices() -> None:
     assert len(jax.devices()) == 8
 
 
-@pytest.mark.parametrize("name", ["bert.tiny", "gpt.gpt2_124m"])
+@pytest.mark.parametrize("name", [pytest.param("bert.tiny", marks=pytest.mark.long), "gpt.gpt2_124m"])
 def test_a_plan_s_memory_is_that_of_the_run_s_own_step(name):
     run = tiny(name, fsdp=2, tensor=2)
     made = plan(run, topology("cpu:8"), name)
