@@ -153,7 +153,6 @@ def test_gaps_are_filled_by_likelihood(capsys, tiny_run):
     assert "masks 1\n  token" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_it_goes_on_without_the_run_that_it_began_from(capsys, words, task_run, tmp_path):
     """Also from two files of one name; and what would shorten it changes nothing."""
     import shutil

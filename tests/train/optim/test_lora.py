@@ -235,7 +235,6 @@ def test_the_loss_of_a_step_is_that_of_the_merged_model(text_folder, tmp_path):
     assert_differs(np.asarray(expected), np.asarray(other), 1e-4)
 
 
-@pytest.mark.long
 def test_adapters_train_under_8_bit_factors(text_folder, tmp_path):
     run = adapted(on_text(BERT, text_folder))
     batches = batches_of(run, tmp_path / "shards")

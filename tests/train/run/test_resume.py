@@ -205,7 +205,6 @@ def test_data_that_changed_on_disk_is_not_trained_on(tiny_words, tiny_run, tmp_p
         assert "DataError" in capsys.readouterr().err, file
 
 
-@pytest.mark.long
 def test_figures_that_are_lost_are_said(door, tiny_words, tiny_run, tmp_path):
     folder = tmp_path / "lost"
     shutil.copytree(tiny_run, folder)
