@@ -49,8 +49,8 @@ test: $(STAMP)    ## the suite on two cores, its ten slowest tests named
 test-oldest: $(OLDEST) ## the same on the lowest versions that pyproject.toml allows
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
 
-long: $(STAMP)    ## what takes minutes each; HALF=0 or 1: one half of it
-	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600 $(if $(HALF),--half $(HALF))
+long: $(STAMP)    ## what takes minutes each; PART=0/2 or 1/2: one half of it
+	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600 $(if $(PART),--part $(PART))
 
 # pyright and mkdocstrings do not follow editable installs: they get a folder that links contexture.models to models/, and
 # so on.

@@ -41,16 +41,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--half", type=int, choices=(0, 1), help="run one half of the tests that are chosen, by their names"
+        "--part", metavar="K/N", help="run part K of the tests that are chosen, of N parts (K from 0), by their names"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    half = config.getoption("half")
-    if half is not None:
-        kept = [item for item in items if zlib.crc32(item.nodeid.encode()) % 2 == half]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+    if config.getoption("part") is None:
+        return
+    part, parts = map(int, config.getoption("part").split("/"))
+    in_part = [zlib.crc32(item.nodeid.encode()) % parts == part for item in items]
+    config.hook.pytest_deselected(items=[item for item, kept in zip(items, in_part, strict=True) if not kept])
+    items[:] = [item for item, kept in zip(items, in_part, strict=True) if kept]
 
 
 @pytest.fixture(scope="session")

@@ -24,10 +24,12 @@ TASKS = (
     ),
     *mutants_of(
         "train/features/extraction.py",
-        ("features.lengths-joined-unseen", "if not whole.any():\n        return False",
-         "if not whole.any():\n        return True", f"{_FEATURES}test_lengths_of_different_bits_are_not_joined"),
-        ("features.cut-sequences-compared", "(tokens == other_mask.sum(1)) & (tokens < length)", "tokens > 0",
+        ("features.lengths-joined-unseen", "bool(whole) and all(whole)", "all(whole)",
          f"{_FEATURES}test_lengths_of_different_bits_are_not_joined"),
+        ("features.cut-sequences-compared", " if a[0] == b[0] < places]", "]",
+         f"{_FEATURES}test_lengths_of_different_bits_are_not_joined"),
+        ("features.lengths-tried-on-a-few", "TRIED = 128", "TRIED = 8",
+         f"{_FEATURES}test_the_runs_of_a_grid_share_what_is_computed"),
     ),
     *mutants_of(
         "data/tokenizers/wordpiece.py",

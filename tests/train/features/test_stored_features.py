@@ -172,11 +172,15 @@ def test_no_padding_is_stored_and_no_layer_that_no_head_reads(run):
 
 def test_the_runs_of_a_grid_share_what_is_computed(tiny_run, files, tmp_path, counted, monkeypatch):
     """And lengths whose programs give the same bits share it, as all of them do here."""
-    monkeypatch.setattr(extraction, "_same_bits", lambda one, other: True)
+    tried, digests = [], extraction._digests
+    monkeypatch.setattr(extraction, "_digests", lambda batch: tried.extend(batch[0]) or digests(batch))
+    monkeypatch.setattr(extraction, "_same_bits", lambda one, other, places: len(one) == len(other) == 90)
     words = words_of(tiny_run, files, "classify", "--steps", "4")
     at = words.index("--optim.peak-lr")
     done(*words[:at], *words[at + 2 :], "--grid", "lr=1e-2,1e-3", "--seeds", "2", "--dir", tmp_path / "grid")
     assert sum(counted) == 90 + 41
+    # So few examples are all tried, at each of three lengths.
+    assert tried[: 3 * 90] == 3 * list(range(90))
     assert len(list((tmp_path / "grid" / "features").iterdir())) == 2
     assert not list((tmp_path / "grid").glob("*/features"))
 
@@ -237,9 +241,10 @@ def test_lengths_of_different_bits_are_not_joined():
     other[2, 0, 1, 1] = np.nextafter(other[2, 0, 1, 1], np.float32(9))
     cut = same.copy()
     cut[1] += 1
-    numbers = np.arange(3)
-    one = (numbers, mask, {"states": states})
-    assert extraction._same_bits(one, (numbers, wide, {"states": same}))
-    assert extraction._same_bits(one, (numbers, wide, {"states": cut}))
-    assert not extraction._same_bits(one, (numbers, wide, {"states": other}))
-    assert not extraction._same_bits((numbers[:1], mask[1:2], {}), (numbers[:1], wide[1:2], {}))
+    one, same, cut, other = (
+        list(extraction._digests((np.arange(3), mask, {"states": x})))
+        for mask, x in ((mask, states), (wide, same), (wide, cut), (wide, other))
+    )
+    assert extraction._same_bits(one, same, 8) and extraction._same_bits(one, cut, 8)
+    assert not extraction._same_bits(one, other, 8)
+    assert not extraction._same_bits(one[1:2], same[1:2], 8)
