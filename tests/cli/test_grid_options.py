@@ -152,7 +152,8 @@ def test_the_table_has_a_row_for_each_setting_and_marks_the_best():
     assert str(printed["best"]).startswith("none:") and printed["all figures"] == "d/results.json"
 
 
-@pytest.mark.parametrize("python", [pytest.param(False, marks=pytest.mark.long), True], ids=["command", "function"])
+@pytest.mark.long
+@pytest.mark.parametrize("python", [False, True], ids=["command", "function"])
 def test_an_option_may_have_its_meaning_beside_what_varies(tiny_run, tmp_path, python, capsys):
     """A biLSTM over each choice of layers: without a choice it reads nothing, and every run has one."""
     for name in ("train", "dev"):
@@ -171,3 +172,15 @@ def test_an_option_may_have_its_meaning_beside_what_varies(tiny_run, tmp_path, p
     heads = {path.name: read(path).run.head for path in folder.glob("mix=*")}
     assert {name: (head.cells, head.lstm_layers) for name, head in heads.items()} == dict.fromkeys(heads, (4, 2))
     assert {head.mix for head in heads.values()} == {"top", "all"} | ({"words"} if not python else set())
+
+
+def test_the_runs_of_a_grid_have_options_beside_what_varies(tiny_run, tmp_path, monkeypatch):
+    """As the test above, without training."""
+    rows = [(["the", "cat"], ["D", "N"])] * 4
+    monkeypatch.setattr("contexture.api._train_grid", lambda grid, base: grid)
+    options = {"head.cells": 4, "head.lstm_layers": 2, "optim.frozen": "backbone"}
+    grid = contexture.finetune(tiny_run, "tag", train=rows, dev=rows, dir=tmp_path / "grid", options=options,
+                               grid={"head.mix": ["top", "all"]})  # fmt: skip
+    assert [(run.head.mix, run.head.cells, run.head.lstm_layers) for run in grid.runs] == [("top", 4, 2), ("all", 4, 2)]
+    with pytest.raises(ConfigError, match="head.cells=4 has no meaning for head.mix=off"):
+        contexture.finetune(tiny_run, "tag", train=rows, dev=rows, dir=tmp_path / "none", options=options)

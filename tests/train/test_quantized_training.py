@@ -1,6 +1,8 @@
 """Models whose products have 8-bit factors train, on any mesh, and write."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -29,18 +31,23 @@ def quantized(run: Run, kind: Quantization) -> Run:
 
 
 @pytest.fixture(scope="module")
-def text(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Batches, np.ndarray]]:
-    """Of each family: a run, its batches, and its losses with whole factors."""
-    made = {}
-    for name, run in (("bert", on_text(BERT, text_folder)), ("gpt", on_text(GPT, text_folder))):
-        batches = batches_of(run, tmp_path_factory.mktemp("quantized") / name)
-        made[name] = run, batches, losses_on(run, batches, (1, 1, 1), 1)[0]
+def text(
+    text_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Run, Batches, np.ndarray]]:
+    """family → a run, its batches, and its losses with whole factors."""
+
+    @cache
+    def made(family: str) -> tuple[Run, Batches, np.ndarray]:
+        run = on_text({"bert": BERT, "gpt": GPT}[family], text_folder)
+        batches = batches_of(run, tmp_path_factory.mktemp("quantized") / family)
+        return run, batches, losses_on(run, batches, (1, 1, 1), 1)[0]
+
     return made
 
 
 @pytest.mark.parametrize(("family", "kind"), [("bert", "int8"), pytest.param("gpt", "fp8", marks=pytest.mark.long)])
 def test_losses_are_near_those_of_whole_factors_on_any_mesh(text, family, kind):
-    run, batches, whole = text[family]
+    run, batches, whole = text(family)
     losses = losses_on(quantized(run, kind), batches, (1, 1, 1), 1)[0]
     assert losses[-1] < losses[0]
     assert_close(losses, whole, rtol=NEAR[kind])

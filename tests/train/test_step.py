@@ -134,7 +134,11 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(stepper, poiso
 
 @pytest.mark.parametrize(
     ("frozen", "quantization"),
-    [({"frozen_layers": 1}, "none"), ({"frozen": ("embeddings", "ffn")}, "none"), ({"frozen_layers": 1}, "int8")],
+    [
+        ({"frozen_layers": 1}, "none"),
+        pytest.param({"frozen": ("embeddings", "ffn")}, "none", marks=pytest.mark.long),
+        pytest.param({"frozen_layers": 1}, "int8", marks=pytest.mark.long),
+    ],
     ids=str,
 )
 def test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped(frozen, quantization):

@@ -81,7 +81,7 @@ def _sentences(count: int, *extra: Sentence) -> list[Sentence]:
     ] + list(extra)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(RUNS[0], marks=pytest.mark.long), *RUNS[1:]])
 def test_every_family_is_probed(tmp_path, name):
     sets = {"edges": _sentences(24)}
     (row,) = probe(GOLDEN / name, sets, {"edges": _sentences(10)}, folder=tmp_path, training=FAST)

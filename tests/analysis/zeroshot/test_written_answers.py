@@ -134,7 +134,7 @@ def test_prompts_are_those_written_by_hand(tmp_path: Path):
         translation_prompts(["a dog"], shown, 2, 0)
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [3, pytest.param(2, marks=pytest.mark.long)])
 def test_greedy_answers_are_those_of_a_slow_loop(gpt_run, seed):
     gpt = random_gpt(gpt_run, seed)
     assert isinstance(gpt.model.config, GptConfig)

@@ -139,8 +139,14 @@ def test_redrawn_layers_are_the_top_ones_and_the_rest_is_kept_to_the_bit(source,
     assert ("redrawn", "top 1 of 2 layers, pooler", f"{redrawn:,}") in messages
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt", "elmo"])
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("family", "count"),
+    [
+        ("bert", 1),
+        *(pytest.param(family, 1, marks=pytest.mark.long) for family in ("gpt", "elmo")),
+        *((family, 2) for family in ("bert", "gpt", "elmo")),
+    ],
+)
 def test_every_family_has_layers_to_redraw(family, count):
     """Of an ELMo both directions; embeddings, norms above the layers and heads stay."""
     run = run_file.read(GOLDEN / f"{family}_format_2").run

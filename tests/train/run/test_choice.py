@@ -81,7 +81,7 @@ def scores(model: Any, objective: Any, params: Any, batch: dict[str, np.ndarray]
     return np.asarray(objective.predictions(outputs)["scores"])
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ("bert on a mix",)])
+@pytest.mark.parametrize("case", ["bert", *(pytest.param(case, marks=pytest.mark.long) for case in ("gpt", "elmo"))])
 def test_a_question_has_the_probabilities_that_it_has_alone(case: str):
     """Beside questions with more alternatives too. (A norm over the batch sees all of its words: left out here.)"""
     family, model, objective, params = made(case)
@@ -99,7 +99,9 @@ def test_a_question_has_the_probabilities_that_it_has_alone(case: str):
     assert together.std() > 1e-3
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case == "bert on a mix" else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+)
 def test_absent_alternatives_change_neither_loss_nor_gradient(case: str):
     """Nor any metric; whatever stands in their rows."""
     family, model, objective, params = made(case)
