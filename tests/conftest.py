@@ -46,9 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("part") is None:
+    given: str | None = config.getoption("part")
+    if given is None:
         return
-    part, parts = map(int, config.getoption("part").split("/"))
+    part, parts = map(int, given.split("/"))
     in_part = [zlib.crc32(item.nodeid.encode()) % parts == part for item in items]
     config.hook.pytest_deselected(items=[item for item, kept in zip(items, in_part, strict=True) if not kept])
     items[:] = [item for item, kept in zip(items, in_part, strict=True) if kept]

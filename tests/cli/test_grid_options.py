@@ -13,6 +13,7 @@ from contexture.grid import make_grid
 from contexture.options import with_options
 from contexture.train.errors import ConfigError
 from contexture.train.grid.results import GridResult, SettingResult
+from contexture.train.grid.settings import Grid
 from contexture.train.run_file import read
 from tests.train.run.test_formats import GOLDEN
 
@@ -177,10 +178,12 @@ def test_an_option_may_have_its_meaning_beside_what_varies(tiny_run, tmp_path, p
 def test_the_runs_of_a_grid_have_options_beside_what_varies(tiny_run, tmp_path, monkeypatch):
     """As the test above, without training."""
     rows = [(["the", "cat"], ["D", "N"])] * 4
-    monkeypatch.setattr("contexture.api._train_grid", lambda grid, base: grid)
+    grids: list[Grid] = []
+    monkeypatch.setattr("contexture.api._train_grid", lambda grid, base: grids.append(grid))
     options = {"head.cells": 4, "head.lstm_layers": 2, "optim.frozen": "backbone"}
-    grid = contexture.finetune(tiny_run, "tag", train=rows, dev=rows, dir=tmp_path / "grid", options=options,
-                               grid={"head.mix": ["top", "all"]})  # fmt: skip
-    assert [(run.head.mix, run.head.cells, run.head.lstm_layers) for run in grid.runs] == [("top", 4, 2), ("all", 4, 2)]
+    contexture.finetune(tiny_run, "tag", train=rows, dev=rows, dir=tmp_path / "grid", options=options,
+                        grid={"head.mix": ["top", "all"]})  # fmt: skip
+    heads = [run.head for run in grids[0].runs]
+    assert [(head.mix, head.cells, head.lstm_layers) for head in heads] == [("top", 4, 2), ("all", 4, 2)]
     with pytest.raises(ConfigError, match="head.cells=4 has no meaning for head.mix=off"):
         contexture.finetune(tiny_run, "tag", train=rows, dev=rows, dir=tmp_path / "none", options=options)
