@@ -25,7 +25,7 @@ from contexture.data.layouts import (
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
 from contexture.data.tasks.features.stored_features import StoredFeatures
 from contexture.data.tasks.labels import class_weights
-from contexture.data.tasks.lengths import FROZEN_STEP, STEP, batch_lengths, length_for, one_of, padded, places_for
+from contexture.data.tasks.lengths import STEP, batch_lengths, frozen_step, length_for, one_of, padded, places_for
 from contexture.data.tasks.spans.answer_rules import AnswerRules
 from contexture.data.tasks.spans.span_store import UNSPELLED, SpanSplit, token_places
 from contexture.data.tasks.tables import counted
@@ -233,7 +233,7 @@ class TaskBatches:
         seed: int,
         frozen: bool = False,
     ) -> None:
-        """frozen: of a frozen backbone, for whose lengths see FROZEN_STEP."""
+        """frozen: of a frozen backbone, for whose lengths see `frozen_step`."""
         split = store.splits["train"]
         self.fields = task_fields(store.kind, family, split.symmetric, store.pair)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
@@ -241,8 +241,8 @@ class TaskBatches:
         self.examples_per_epoch = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
-        length = sequence_length(config, split.longest, FROZEN_STEP if frozen else 8)
-        step = FROZEN_STEP if frozen else STEP
+        step = frozen_step(sequence_length(config, split.longest), family in WORD_FAMILIES) if frozen else STEP
+        length = sequence_length(config, split.longest, step if frozen else 8)
         self.lengths = batch_lengths(split, length, config.batch, shuffled=True, step=step)
         """Tokens of a sequence: a batch has the least that holds its longest example."""
         self._reader = _Reader(split, tokenizer, family, self.lengths, weights_C, config.word_types, config.length)

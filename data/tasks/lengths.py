@@ -15,6 +15,14 @@ STEP = 4
 FROZEN_STEP = 16
 """All lengths are multiples of this where a frozen backbone's outputs are stored: on a CPU, programs of such lengths
 take their sums in the same order, so that one set of outputs is right for batches of several lengths."""
+FROZEN_LONG_STEP = 64
+"""And of this where attention reads more: a CPU with vectors of 512 bits sums four of them side by side."""
+
+
+def frozen_step(longest: int, by_words: bool) -> int:
+    """Returns what all lengths are multiples of where a frozen backbone's outputs are stored. longest: tokens of the
+    longest sequence. by_words: of an ELMo, which sums over no other words."""
+    return FROZEN_LONG_STEP if longest > FROZEN_LONG_STEP and not by_words else FROZEN_STEP
 
 
 def padded(tokens: I64 | np.int64, limit: int, step: int = 8) -> I64 | np.int64:
