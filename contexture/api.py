@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from contexture import configs
 from contexture.data.inputs import Examples, as_jsonl, is_paths, records
-from contexture.data.storage import atomic_file
+from contexture.data.storage import atomic_file, check_run_path
 from contexture.grid import first_values, make_grid
 from contexture.options import with_options
 from contexture.train.config import Run
@@ -147,6 +147,7 @@ def _as_files(given: Mapping[str, Any], kind: str, folder: Path) -> dict[str, tu
 def _write_inputs(content: bytes, file: Path, folder: Path) -> None:
     if file.is_file() and file.read_bytes() == content:
         return
+    check_run_path(folder)
     if any((folder / "checkpoints").glob("[0-9]*")) or (folder / GRID).exists():
         raise ConfigError(f"{folder} was trained with another {file.name}; give the same examples, or another dir")
     if folder.exists() and not (folder / "run.json").exists() and set(folder.iterdir()) - {folder / INPUTS}:

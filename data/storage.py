@@ -132,3 +132,34 @@ def check_free(path: Path | str) -> None:
         raise DataError(f"{path}: cannot be a folder, {above} is a file; give another one")
     if not os.access(above, os.W_OK | os.X_OK):
         raise DataError(f"{path}: cannot be made, {above} may not be written to; give another folder")
+
+
+def without_parents(path: Path) -> Path:
+    """Returns the absolute path without `..`. Links stay as they are where there is none.
+
+    TensorStore drops `link/..` by the names, while the file system goes up from where the link leads.
+    """
+    return path.resolve() if ".." in path.parts else path.absolute()
+
+
+def check_run_path(folder: Path, option: str = "dir", writes: bool = True) -> None:
+    """Raises: DataError where Orbax and TensorStore, which keep a run's arrays, read a path otherwise than the system.
+
+    TensorStore reads a backslash as `/`, and takes text alone. Orbax merges what several processes wrote by a glob over
+    the whole path, which may match nothing, or another run. option: names the folder. writes: else it is only read.
+    """
+    path = str(without_parents(folder))
+    for sign in "\\*?[" if writes else "\\":
+        if sign in path:
+            at = "" if sign in str(folder) else f" ({path})"
+            raise DataError(
+                f"{option}={folder}: the path{at} holds {sign!r}, which Orbax reads as a pattern or as a separator; "
+                "give a path without it, or a link to the folder from such a path"
+            )
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{option}={path.encode('utf-8', 'backslashreplace').decode()}: the path holds bytes that are no UTF-8, "
+            "which TensorStore cannot take; give another path, or a link to the folder"
+        ) from None

@@ -221,14 +221,14 @@ def _run_steps(
         best.update(step, rank)
         return {"held_out_loss": metrics["loss"], "rank": rank, "metric": run.evaluate.metric}
 
-    def _save(step: int, evaluated: Evaluated) -> None:
+    def _save(step: int, evaluated: Evaluated, last: bool) -> None:
         meta = {"seed": run.seed, "lines_read": examples_before(step), "best": dataclasses.asdict(best), **evaluated}
         held_out_loss = evaluated.get("held_out_loss")
         meta.pop("held_out_loss", None)
         # The checkpoint before is on disk now: its records may be written, and none is held for two intervals.
         checkpoints.wait()
         report.release(checkpoints.finished)
-        checkpoints.save(step, state, meta, held_out_loss)
+        checkpoints.save(step, state, meta, held_out_loss, last)
         if report.speaks:
             figure.update()
 
@@ -289,7 +289,7 @@ def _run_steps(
 
             # Save, and leave where a signal or patience says so.
             if saves or stop:
-                _save(done, evaluated)
+                _save(done, evaluated, last)
             if stop:
                 checkpoints.wait()
                 report.release(done)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from contexture.data.binary_files import misfit
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import read_plain
-from contexture.data.storage import atomic_file, is_bucket
+from contexture.data.storage import atomic_file, check_run_path, is_bucket
 from contexture.data.visible import visible_json
 from contexture.models.config import MAX_SIZE, ElmoConfig, VectorsConfig
 from contexture.train.config import FAMILIES, Run, fields
@@ -300,6 +300,7 @@ def read(directory: Path) -> RunRecord:
     if is_bucket(directory):
         raise ConfigError(f"{directory}: buckets are not supported yet; give a folder on a disk of this machine")
     try:
+        check_run_path(directory, "run", writes=False)
         tree = json.loads(read_plain(path))
     except FileNotFoundError:
         raise ConfigError(f"{directory} is not a run: it holds no run.json; give the --dir of a training") from None

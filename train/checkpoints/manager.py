@@ -30,11 +30,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers as policies
 
-from contexture.data.storage import numbered
+from contexture.data.storage import numbered, without_parents
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import digests
 from contexture.train.checkpoints.late_evaluation import text_digest, with_evaluation, write
 from contexture.train.checkpoints.orbax_logging import orbax_silenced, silence_orbax
+from contexture.train.checkpoints.read_back import read_back
 from contexture.train.distributed import processes
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.metrics import saved_rank
@@ -111,7 +112,7 @@ def _read_arrays(directory: Path, expected: Any, prefix: str, part: bool) -> Any
     try:
         # Not by a Checkpointer, whose restore ends with a barrier: one process may fail here and the others not.
         with orbax_silenced(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
-            restored = reader.restore(epath.Path(directory / "state").absolute(), args=arguments)
+            restored = reader.restore(epath.Path(without_parents(directory / "state")), args=arguments)
     except Exception as error:
         raise CheckpointError(f"item state: cannot be read ({_first_line(error)})") from None
     return restored[prefix] if prefix else dataclasses.replace(expected, **restored)
@@ -213,12 +214,13 @@ class Checkpoints:
         """identity: the run's fingerprint; a checkpoint of another one is refused. metric: decides the best checkpoint,
         which is kept."""
         self.metric = metric
-        self.directory = (run_directory / "checkpoints").absolute()
-        self.damaged = (run_directory / "damaged").absolute()
+        self.directory = without_parents(run_directory / "checkpoints")
+        self.damaged = without_parents(run_directory / "damaged")
         self._place = _identity_of(self.directory.parent)
         self.mesh, self.config, self.identity = mesh, config, identity
         self._manager: ocp.CheckpointManager | None = None
         self._ranks: dict[int, float | None] = {}
+        self._writing = 0, False  # the step, and whether it is the run's last
 
     def restore_latest(self, expected: T, part: bool = False) -> tuple[T, Meta] | None:
         """Returns the newest checkpoint that is good in every number, or None if there are no checkpoints.
@@ -276,16 +278,28 @@ class Checkpoints:
             if self.config.keep_every:
                 kept.append(policies.EveryNSteps(self.config.keep_every))
             options = ocp.CheckpointManagerOptions(
-                preservation_policy=policies.AnyPreservationPolicy(kept), enable_async_checkpointing=True
+                preservation_policy=policies.AnyPreservationPolicy(kept),
+                enable_async_checkpointing=True,
+                async_options=ocp.options.AsyncOptions(post_finalization_callback=self._read_back),
             )
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
 
-    def save(self, step: int, state: object, meta: Meta, held_out_loss: float | None) -> None:
-        """Starts to write the state of a step; the write continues in the background.
+    def _read_back(self) -> None:
+        """Reads what was written before it gets its name. If this raises, Orbax removes none of those before."""
+        step, last = self._writing
+        for written in self.directory.glob(f"{step}.orbax-checkpoint-tmp*"):
+            try:
+                read_back(written, whole=last)
+            except Exception as error:
+                raise CheckpointError(f"step {step} cannot be read back: {_first_line(error)}") from None
 
-        The best step, which is kept, is that of the least meta["rank"], or without one of the least loss. Raises
-        CheckpointError if the write before this one has failed, Diverged for numbers that are not finite.
+    def save(self, step: int, state: object, meta: Meta, held_out_loss: float | None, last: bool = False) -> None:
+        """Starts to write the state of a step; the write continues in the background, and ends with reading it back.
+
+        The best step, which is kept, is that of the least meta["rank"], or without one of the least loss. last: no step
+        follows, so the whole is read back and not a sample. Raises CheckpointError if the write before this one has
+        failed, Diverged for numbers that are not finite.
         """
         if self._was_moved():
             raise self._failed(FileNotFoundError())
@@ -315,6 +329,7 @@ class Checkpoints:
             manager.wait_until_finished()
             # Known before the save, which decides at once which older checkpoints are removed.
             self._ranks[step] = rank_of(meta, self.metric)
+            self._writing = step, last
             manager.save(step, args=items, force=True)
         except Exception as error:
             raise self._failed(error) from error

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from contexture.data.storage import check_run_path
 from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.evaluation.request import EvaluationRequest
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 def check_grid(grid: Grid) -> None:
     """Raises ConfigError for a grid that cannot be trained, before anything is written."""
     base = grid.base
+    for folder in (grid.folder, *(Path(run.dir) for run in grid.runs)):
+        check_run_path(folder)
     folders.check_folder(grid.folder)
     if base.mesh.distributed:
         raise ConfigError("mesh.distributed contradicts a grid, which one process trains; leave one of them out")

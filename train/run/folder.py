@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from contexture.data.pretraining.shards import Shards
-from contexture.data.storage import is_bucket, move_aside, partial_of, remove_partials
+from contexture.data.storage import check_run_path, is_bucket, move_aside, partial_of, remove_partials
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.config import ElmoConfig
@@ -34,6 +34,7 @@ def lock_run_dir(directory: Path) -> IO[str]:
     """
     if is_bucket(directory):
         raise ConfigError(f"dir={directory}: buckets are not supported yet; give a folder on a disk of this machine")
+    check_run_path(directory)
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file; give a folder as --dir")
     # A link to a disk that is not mounted: a new run would start in its place.

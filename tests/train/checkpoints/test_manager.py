@@ -11,9 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contexture.data.errors import DataError
+from contexture.data.storage import check_run_path
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.digests import digests
 from contexture.train.checkpoints.manager import Checkpoints, best_step, rank_of, read_meta, restore
+from contexture.train.checkpoints.orbax_logging import orbax_silenced
+from contexture.train.checkpoints.read_back import _groups, read_back
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.options import MeshConfig, SaveConfig
 from contexture.train.run.folder import steps
@@ -173,3 +177,92 @@ def test_the_newest_and_the_best_are_kept(tmp_path, mesh):
     checkpoints.wait()
     checkpoints.close()
     assert steps(tmp_path / "checkpoints") == [2, 4, 5, 6]
+
+
+def test_a_checkpoint_that_cannot_be_read_back_replaces_none(tmp_path, mesh):
+    """Orbax merges by a glob over the path, which does not match itself here: no array can be read, and no save fails
+    by itself. Nor does the step get its name."""
+    run = tmp_path / "ex[v2]"
+    checkpoints = Checkpoints(run, mesh, SaveConfig(max_to_keep=1, every=1))
+    good = tmp_path / "good"
+    _saved(good, mesh, count=1)
+    shutil.copytree(good / "checkpoints", run / "checkpoints")
+    with orbax_silenced():
+        checkpoints.save(2, _state(mesh, 2), {}, None)
+        with pytest.raises(CheckpointError, match="step 2 cannot be read back: .*last good .* is of step 1"):
+            checkpoints.wait()
+    checkpoints.abandon()
+    assert steps(run / "checkpoints") == [1]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_reading_back_sees_arrays_that_differ_are_missing_or_have_another_shape(tmp_path, mesh, whole):
+    _saved(tmp_path, mesh, count=2)
+    folder = tmp_path / "checkpoints" / "2"
+    read_back(folder, whole)
+    meta = json.loads((folder / "meta" / "metadata").read_text())
+    for change, message in (({"params/x": [3]}, "params/x: its shape is None"), ({"step": [3]}, r"is \[\], not \[3")):
+        (folder / "meta" / "metadata").write_text(json.dumps({**meta, "shapes": meta["shapes"] | change}))
+        with pytest.raises(CheckpointError, match=message):
+            read_back(folder, whole)
+    (folder / "meta" / "metadata").write_text(json.dumps(meta))
+    shutil.rmtree(folder / "state")
+    shutil.copytree(tmp_path / "checkpoints" / "1" / "state", folder / "state")
+    with pytest.raises(CheckpointError, match="its values do not match their digest"):
+        read_back(folder, whole)
+
+
+def test_a_sample_is_small_and_the_whole_is_every_array(tmp_path, mesh, monkeypatch):
+    """Over many steps each array is in a sample."""
+    sizes = {f"array{i}": 10 << 20 for i in range(30)} | {"large": 1 << 40}
+    samples = [next(_groups(str(step), sizes, 8)) for step in range(100)]
+    assert all(len(each) <= 6 and ("large" not in each or len(each) == 1) for each in samples)
+    assert set().union(*samples) == set(sizes)
+    groups = list(_groups("1", sizes, len(sizes)))
+    assert sorted(name for each in groups for name in each) == sorted(sizes)
+    assert [len(each) for each in _groups("1", dict.fromkeys("abcdefghij", 4), 8)] == [8, 2]
+
+
+PLACES = [
+    "a]b",
+    "a%41b",
+    "a#b",
+    "a:b",
+    "~",
+    "a b",
+    "a\nb",
+    "gs:x",
+    "e\u0301",
+    "日" * 85,
+    "x.zarr",
+    "link/../run",
+    "plain",
+]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_run_is_where_the_file_system_says(tmp_path, mesh, name):
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/deep")
+    (tmp_path / "br[1]").mkdir()
+    (tmp_path / "plain").symlink_to("br[1]")
+    folder = tmp_path / name
+    check_run_path(folder)
+    _saved(folder, mesh, count=1)
+    assert steps(folder / "checkpoints") == [1]
+    restored = Checkpoints(folder, mesh, SaveConfig(), "the run").restore_latest(_wanted(mesh))
+    assert restored and int(restored[0].step) == 1
+    parents = {str(file.parent.resolve()) for file in tmp_path.rglob("manifest.ocdbt")}
+    assert all(parent.startswith(str(folder.resolve())) for parent in parents)
+
+
+@pytest.mark.parametrize("name", ["ex[v2]", "a*b", "a?", "x\\y", "\udcff", "link/../[x]"])
+def test_a_path_that_is_read_as_a_pattern_is_refused(tmp_path, name):
+    with pytest.raises(DataError, match="path.* holds .*give (a|another) path"):
+        check_run_path(tmp_path / name / "run")
+
+
+def test_a_run_in_such_a_path_can_be_read_but_for_a_separator(tmp_path):
+    check_run_path(tmp_path / "ex[v2]", writes=False)
+    with pytest.raises(DataError, match="run=.* holds"):
+        check_run_path(tmp_path / "x\\y", "run", writes=False)
