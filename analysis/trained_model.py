@@ -26,6 +26,7 @@ from contexture.models.decode import DecodeParams
 from contexture.models.model import Model
 from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
+from contexture.train.checkpoints.meta import Step
 from contexture.train.checkpoints.transfer import Loaded, load_parameters
 from contexture.train.config import Run
 from contexture.train.evaluation.predict import Predictor
@@ -56,8 +57,10 @@ class TrainedModel:
     The first call with a new shape compiles. Set `JAX_COMPILATION_CACHE_DIR` to keep compiled programs between starts.
     """
 
-    def __init__(self, run: str | Path, step: int | None = None, finetune: Callable[..., Path] | None = None) -> None:
-        """Loads the newest good checkpoint, or that of `step`. finetune: the function that trains a run from this one.
+    def __init__(self, run: str | Path, step: Step = None, finetune: Callable[..., Path] | None = None) -> None:
+        """Loads the checkpoint of `step`, by default the one that answers (`contexture.open`).
+
+        finetune: the function that trains a run from this one.
 
         Raises: ConfigError for a folder that is no run or holds no such checkpoint, CheckpointError where no
         checkpoint is good.

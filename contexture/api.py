@@ -204,7 +204,7 @@ def evaluate(
             place of the metrics of one that failed after the first was evaluated.
         dev: of a task: labelled examples to evaluate instead of the run's own; files or rows, as in `finetune`.
         split: of a task: which of the run's own examples.
-        step: checkpoints: their steps, "best", or "all"; empty: the newest good one. The results of all are kept in
+        step: checkpoints: their steps, "best", or "all"; empty: as for `open`. The results of all are kept in
             checkpoints.jsonl, and evaluated again only where a checkpoint, the data or the batch has changed.
         watch: follow a training that another process does: evaluate each checkpoint as it appears.
         batch: sequences at a time; 0: as in training.
@@ -259,7 +259,7 @@ def _files(given: Any) -> tuple[str, ...] | None:
     return (str(given),) if isinstance(given, str | Path) else tuple(map(str, given))
 
 
-def predict(run: Place, texts: Any, *, step: int | None = None) -> list[dict[str, Any]]:
+def predict(run: Place, texts: Any, *, step: int | Literal["best"] | None = None) -> list[dict[str, Any]]:
     """Predicts texts with a fine-tuned run: [{"id", "prediction", "scores"}, …]. Keep `open(run)` for many calls.
 
     Raises: as `TrainedModel.predict`.
@@ -267,8 +267,11 @@ def predict(run: Place, texts: Any, *, step: int | None = None) -> list[dict[str
     return open(run, step).predict([texts] if isinstance(texts, str) else texts)
 
 
-def open(run: Place, step: int | None = None) -> "TrainedModel":
-    """Loads a run, from its newest good checkpoint or that of `step`, ready for any number of calls.
+def open(run: Place, step: int | Literal["best"] | None = None) -> "TrainedModel":
+    """Loads a run, ready for any number of calls.
+
+    step: the checkpoint of that step, or "best": of the best held-out figure (evaluate.metric). None: the best of a run
+    that was trained with evaluate.patience, of any other the newest good one.
 
     Example:
         model = contexture.open("runs/mine")
@@ -282,7 +285,7 @@ def open(run: Place, step: int | None = None) -> "TrainedModel":
     return TrainedModel(run, step, finetune)
 
 
-def load(run: Place, step: int | None = None) -> "tuple[Model, Params, Tokenizer]":
+def load(run: Place, step: int | Literal["best"] | None = None) -> "tuple[Model, Params, Tokenizer]":
     """Loads (model, params, tokenizer) of a run, to compute with them in jax.
 
     Example:
@@ -329,7 +332,11 @@ def import_model(
 
 
 def export_model(
-    run: Place, format: Literal["hf", "peft", "bilm", "stablehlo"], to: Place, *, step: int | None = None
+    run: Place,
+    format: Literal["hf", "peft", "bilm", "stablehlo"],
+    to: Place,
+    *,
+    step: int | Literal["best"] | None = None,
 ) -> Path:
     """Writes a run as files that other libraries read, and returns their folder: hf, what transformers loads; peft,
     adapters and heads alone; bilm, ELMo as bilm-tf has it; stablehlo, a program that jax runs without this library.

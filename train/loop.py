@@ -110,7 +110,14 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Prog
             stack.enter_context(directories.lock_run_dir(folder))
         agree_on_folder(folder)
         trackers = Trackers(run, folder, signals.check) if first and run.log.to else None
-        report = Report(folder, steps=run.steps, speaks=first, tensorboard=run.log.tensorboard, trackers=trackers)
+        report = Report(
+            folder,
+            steps=run.steps,
+            speaks=first,
+            tensorboard=run.log.tensorboard,
+            trackers=trackers,
+            metric=run.evaluate.metric,
+        )
         stack.enter_context(logged_to(report.console, dated=True))
         stack.callback(report.close)
         # Data and model.

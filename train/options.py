@@ -232,7 +232,7 @@ class InitConfig:
     run: str = ""
     """The folder of the run to begin from; its vocabulary comes along. Without it, parameters are random."""
     step: int = 0
-    """The step of its checkpoint; 0 is the newest good one."""
+    """The step of its checkpoint; 0 is the best of a run with --evaluate.patience, else the newest good one."""
     random: bool = False
     """Take its model and vocabulary, but none of its parameters: the baseline that a pretraining is compared with."""
     grow: bool = False

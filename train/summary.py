@@ -17,6 +17,7 @@ from contexture.train import run_file
 from contexture.train.config import Run
 from contexture.train.evaluation.best import NO_CHECKPOINT, Best
 from contexture.train.evaluation.evaluate import report_odd
+from contexture.train.metrics import rank
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.optim.lora import ADAPTERS, describe_parameters
 from contexture.train.run.progress import duration, figures_of
@@ -83,7 +84,7 @@ def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, start: fl
     logger.info(f"done: {done} steps in {duration(time.monotonic() - start)}{before}{early}")
     held = [record for record in read_metrics(folder / "metrics.jsonl") if record["split"] == "dev"]
     if held:
-        figures = [figure for figure in figures_of(held[-1]) if not figure.startswith("lr ")]
+        figures = [figure for figure in figures_of(held[-1], run.evaluate.metric) if not figure.startswith("lr ")]
         logger.info(f"held out at step {held[-1]['step']}: {', '.join(figures)}")
         guess, loss = held[-1].get("unigram_loss"), held[-1].get("mlm_loss", held[-1].get("loss"))
         if guess is not None and loss is not None:  # a BERT's guess is of its masked tokens, and not of next sentences
@@ -91,7 +92,10 @@ def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, start: fl
         if best.step and best.step != held[-1]["step"]:
             kept = (folder / "checkpoints" / str(best.step)).is_dir()
             hint = "" if kept else f"; {NO_CHECKPOINT}"
-            logger.info(f"best {run.evaluate.metric} of {len(held)} evaluations: at step {best.step}{hint}")
+            figure = "" if best.rank is None else f" {rank(best.metric, best.rank):.4g}"
+            logger.info(f"best {best.metric}{figure} of {len(held)} evaluations: at step {best.step}{hint}")
+            if kept and run.evaluate.patience:
+                logger.info(f"evaluate, predict, embed and export take step {best.step}; --step N takes another")
     logger.info(f"{folder}: checkpoints/, metrics.jsonl, loss.png, loss.svg")
     logger.info(f"next: {next_command(run, folder)}")
 

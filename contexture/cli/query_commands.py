@@ -25,6 +25,7 @@ from contexture.requests import (
     StatusRequest,
     several,
 )
+from contexture.requests.arguments import checkpoint_of
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import Signals
 from contexture.train.run_file import read
@@ -64,7 +65,7 @@ def predict_command(argv: list[str]) -> Result | TwofoldResult:
         from contexture.train.evaluation.predict import Predictor, predict_file
 
         tune_cpu_allocator()
-        predictor = Predictor(request.run, step=request.step or None, batch=request.batch)
+        predictor = Predictor(request.run, step=checkpoint_of(request.step), batch=request.batch)
         if request.to is None:
             return _predict_one(predictor, request)
         columns = {name: getattr(request, name) for name in ("text", "second", "choices", "header")}
@@ -94,7 +95,10 @@ def _predict_one(predictor: "Predictor", request: PredictionRequest) -> TwofoldR
 def fill_command(argv: list[str]) -> Result:
     """Returns the most probable tokens for each [MASK]."""
     request = parse(FillRequest, argv, "fill")
-    return {"text": request.text, "masks": open(request.run, request.step or None).fill(request.text, request.top)}
+    return {
+        "text": request.text,
+        "masks": open(request.run, checkpoint_of(request.step)).fill(request.text, request.top),
+    }
 
 
 def generate_command(argv: list[str]) -> StreamingResult:
@@ -114,7 +118,7 @@ def generate_command(argv: list[str]) -> StreamingResult:
             started = True
 
         with listening("stopped") as signals:
-            texts = open(request.run, request.step or None).generate(
+            texts = open(request.run, checkpoint_of(request.step)).generate(
                 prompts,
                 tokens=request.tokens,
                 temperature=request.temperature,
@@ -146,7 +150,7 @@ def score_command(argv: list[str]) -> Result:
         check_page(Path(request.to))
     sources = expand(several(request.input), "input") if request.input else ()
     with listening(STOPPED) as signals:
-        model = open(request.run, request.step or None)
+        model = open(request.run, checkpoint_of(request.step))
         documents = [request.text] if request.text else documents_of(sources, request.documents)
         documents = list(documents) if request.to else documents  # a page reads them again
         scored = model.score_documents(
@@ -212,7 +216,7 @@ def embed_command(argv: list[str]) -> Result:
 
     # First: an unwritable place is refused at once.
     with listening(NOTHING_WRITTEN) as signals, vectors_file(to) as write:
-        opened = open(request.run, request.step or None)
+        opened = open(request.run, checkpoint_of(request.step))
         unknown = UnknownTokens(opened.tokenizer) if opened.run.family == "vectors" else None
         vectors = embed(
             opened.model,
@@ -241,7 +245,7 @@ def status_command(argv: list[str]) -> StreamingResult:
     request = parse(StatusRequest, argv, "status")
     if not request.runs:
         raise ConfigError("status needs runs: contexture status RUN …")
-    from contexture.train.run.status import describe_status, status
+    from contexture.train.checkpoints.status import describe_status, status
 
     states = [status(Path(run)) for run in request.runs]
 
@@ -302,4 +306,6 @@ def export_command(argv: list[str]) -> Result:
     from contexture.train.interchange.convert import export_model
 
     with listening(NOTHING_WRITTEN) as signals:
-        return dict(export_model(Path(request.run), request.format, Path(request.to), request.step or None, signals))
+        return dict(
+            export_model(Path(request.run), request.format, Path(request.to), checkpoint_of(request.step), signals)
+        )

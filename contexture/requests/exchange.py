@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.arguments import DIR, FILE, RUN, check_place
+from contexture.requests.arguments import DIR, FILE, RUN, STEP, check_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,9 @@ class ExportRequest:
     without this library, with its weights."""
     to: Annotated[str, DIR]
     """The folder to write the files to."""
-    step: int = 0
-    """The step of the checkpoint to use; 0 is the newest good one."""
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
 
     def __post_init__(self) -> None:
         check_place(self.to)

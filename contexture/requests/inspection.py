@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.arguments import DIR, FILE, FILES, RUN, TEXT, Place, check_place
+from contexture.requests.arguments import DIR, FILE, FILES, RUN, STEP, TEXT, Place, check_place
 from contexture.train.evaluation.request import Strings
 
 
@@ -26,8 +26,9 @@ class AttentionRequest:
     """Layers to show: all, or numbers such as `1,6,12`, where 1 is the first above the embeddings."""
     heads: str = "all"
     """Heads to show: all, or numbers such as `1,2`."""
-    step: int = 0
-    """The step of the checkpoint to use; 0 is the newest good one."""
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
 
     def __post_init__(self) -> None:
         check_place(self.to)
@@ -71,8 +72,9 @@ class SensesRequest:
     """The colours of a *.png. A page and an *.svg follow their reader."""
     batch: int = 64
     """Sentences at a time."""
-    step: int = 0
-    """The step of the checkpoint to use; 0 is the newest good one."""
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
 
     def __post_init__(self) -> None:
         if not self.word.strip():
@@ -142,7 +144,7 @@ class ProbeRequest:
     """The layers that probes read. all: a mix of all, and mixes of the layers up to each one. each: a probe for each
     layer alone. Numbers such as `3` or `0,2`: one probe, on a mix of these; 0 is the words' own layer."""
     step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="N …|best|all")] = ()
-    """The steps of checkpoints to probe, `best`, or `all`. Without it, the newest good one."""
+    """The steps of checkpoints to probe, `best`, or `all`. Without it, the one that `predict` takes."""
     control: bool = True
     """Probe a control task too, labels drawn for each word type, of which selectivity is the distance."""
     epochs: int = 20

@@ -1,6 +1,6 @@
 """The options of the commands that use a run. Needs no jax.
 
-In a request, `step=0` is the newest good checkpoint.
+In a request, `step=""` is the checkpoint that answers for the run (`contexture.open`).
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from contexture.models.config import Sampling
-from contexture.requests.arguments import DIR, FILE, FILES, RUN, TEXT, TEXTS, Place, check_place
+from contexture.requests.arguments import DIR, FILE, FILES, RUN, STEP, TEXT, TEXTS, Place, check_place
 from contexture.train.evaluation.request import EvaluationOptions, Strings
 
 
@@ -45,8 +45,9 @@ class PredictionRequest:
     """The alternatives. With --input: the columns of them."""
     header: Literal["", "auto", "yes", "no"] = ""
     """Whether tsv and csv begin with the names of their columns. Without it, as in training."""
-    step: int = 0
-    """The step of the checkpoint to use; 0 is the newest good one."""
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
     batch: int = 64
     """Examples at a time."""
 
@@ -76,8 +77,9 @@ class FillRequest:
     _: KW_ONLY
     top: int = 5
     """How many tokens to list for each [MASK]."""
-    step: int = 0
-    """The step of the checkpoint to use; 0 is the newest good one."""
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,9 @@ class GenerationRequest:
     """The seed of the random numbers; the same seed gives the same text."""
     batch: int = 16
     """Prompts at a time."""
-    step: int = 0
-    """The step of the checkpoint to use; 0 is the newest good one."""
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
 
     def __post_init__(self) -> None:
         given = isinstance(self.prompt, str) or bool(self.prompt)  # also one prompt that is empty
@@ -145,8 +148,9 @@ class EmbeddingRequest:
     """Lines at a time."""
     stateful: bool = False
     """Continue, in line n, the hidden state of line n - batch: for an ELMo, as the original's inference does."""
-    step: int = 0
-    """The step of the checkpoint to use; 0 is the newest good one."""
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
 
     def __post_init__(self) -> None:
         check_place(self.to)
@@ -175,8 +179,9 @@ class ScoreRequest:
     """New tokens in each window, the others being context; 0 is all."""
     batch: int = 8
     """Windows, or an ELMo's sentences, at a time."""
-    step: int = 0
-    """The step of the checkpoint to use; 0 is the newest good one."""
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.arguments import FILE, RUN, TEXT, TEXTS, Place
+from contexture.requests.arguments import FILE, RUN, STEP, TEXT, TEXTS, Place
 from contexture.train.evaluation.request import Strings
 
 
@@ -25,8 +25,9 @@ class VectorOptions:
     """Keep so many directions of whitened vectors, those of most variance first; 0 keeps all."""
     batch: int = 64
     """Sentences at a time."""
-    step: int = 0
-    """The step of the checkpoint to use; 0 is the newest good one."""
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
 
     def __post_init__(self) -> None:
         if self.dimensions < 0:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.arguments import FILE, FILES, RUN, TEXT, TEXTS, Place
+from contexture.requests.arguments import FILE, FILES, RUN, STEP, TEXT, TEXTS, Place
 from contexture.train.evaluation.request import Strings
 
 Task = Literal["lambada", "cbt", "choice", "wikitext", "lm1b", "qa", "summarize", "translate"]
@@ -61,8 +61,9 @@ class ZeroshotRequest:
     """Texts at a time."""
     seed: int = 0
     """The seed by which examples are drawn, and summaries sampled."""
-    step: int = 0
-    """The step of the checkpoint to use; 0 is the newest good one."""
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
 
     def __post_init__(self) -> None:
         written = ("qa", "summarize", "translate")

@@ -14,8 +14,8 @@ from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.train import run_file
-from contexture.train.checkpoints import manager
-from contexture.train.run.folder import open_or_create
+from contexture.train.checkpoints import meta
+from contexture.train.run.folder import open_or_create, steps
 from contexture.train.run.report import Report, read_metrics
 from tests.conftest import ROOT
 from tests.fuzz.mutate import of_bytes, of_json, of_json_lines
@@ -85,8 +85,8 @@ def _open_store(folder: Path, to: Path) -> None:
 
 
 def _meta(folder: Path, to: Path) -> None:
-    manager.read_meta(folder / "checkpoints" / "3")
-    manager.steps(folder / "checkpoints")
+    meta.read_meta(folder / "checkpoints" / "3")
+    steps(folder / "checkpoints")
 
 
 _STEP = "checkpoints/3"

@@ -220,7 +220,7 @@ EVALUATION = (
         "train/evaluation/evaluate.py",
         ("evaluate.compiled-for-each-checkpoint", "self.mesh, self.run, self.programs)", "self.mesh)",
          f"{_EVERY}test_nothing_is_compiled_or_encoded_twice"),
-        ("evaluate.first-run-before-the-second-is-seen", "first_good(request.folder, step, manager.read_meta)", "pass",
+        ("evaluate.first-run-before-the-second-is-seen", "first_good(request.folder, step, read_meta)", "pass",
          _SEEN),
     ),
     *mutants_of(

@@ -15,6 +15,7 @@ _FROZEN = f"{_STEP}test_what_is_frozen_is_not_counted_in_the_norm_that_is_clippe
 _WEIGHTS = "train/test_class_weights.py"
 _SCORES = "train/evaluation/test_task_metrics.py::"
 _CHECKPOINTS = "train/checkpoints/test_manager.py"
+_ANSWERS = "train/checkpoints/test_meta.py"
 _REPORT = "train/run/test_report.py"
 _CONFIG = "train/test_config.py"
 _KEPT = "train/run/test_nothing_deleted.py::"
@@ -220,12 +221,24 @@ TRAINING = (
          "place = place * np.uint32(0)", _CHECKPOINTS),
     ),
     *mutants_of(
-        "train/checkpoints/manager.py",
-        ("digest.not-compared", "if words[name] != word:", "if name == word:", _CHECKPOINTS),
+        "train/checkpoints/meta.py",
         ("digest.of-itself-not-compared", 'digest.pop("self", None) != text_digest(digest)',
          'digest.pop("self", None) == 0', _CHECKPOINTS),
         ("digest.of-the-description-not-compared", 'if text_digest(meta) != digest["meta"]:',
          'if digest["meta"] == 0:', _CHECKPOINTS),
+        ("checkpoint.best-is-the-worst", "return min(measured, key", "return max(measured, key", _CHECKPOINTS),
+        ("checkpoint.newest-answers-despite-patience", 'if step == "best" or evaluate.patience', 'if step == "best"',
+         _ANSWERS),
+    ),
+    *mutants_of(
+        "train/checkpoints/read_back.py",
+        ("read-back.values-not-compared", "!= digest[name]", "== -1", _CHECKPOINTS),
+        ("read-back.shapes-not-compared", "if written != shapes.get(name):", "if name is None:", _CHECKPOINTS),
+    ),
+    *mutants_of(
+        "train/checkpoints/manager.py",
+        ("checkpoint.not-read-back", "read_back(written, whole=last)", "pass", _CHECKPOINTS),
+        ("digest.not-compared", "if words[name] != word:", "if name == word:", _CHECKPOINTS),
         ("checkpoint.oldest-first", "for step in reversed(existing):", "for step in existing:", _CHECKPOINTS),
         ("checkpoint.none-good-begins-anew",
          "        if bad:\n            raise CheckpointError(\n                f\"no good",
@@ -233,7 +246,6 @@ TRAINING = (
          _CHECKPOINTS),
         ("checkpoint.of-another-run-taken", 'if meta["identity"] != self.identity:', 'if meta["identity"] == "":',
          _CHECKPOINTS),
-        ("checkpoint.best-is-the-worst", "return min(measured, key", "return max(measured, key", _CHECKPOINTS),
         ("checkpoint.best-not-kept", "= [latest, _Best(self._ranks)]", "= [latest]",
          _CHECKPOINTS),
         ("checkpoint.numbers-that-are-none-saved", "arrays, broken = digests(state, self.mesh)",

@@ -16,7 +16,7 @@ from contexture.cli import main as cli
 from contexture.cli import training_commands
 from contexture.configs import recipe, task
 from contexture.data.errors import DataError
-from contexture.train.checkpoints.manager import read_meta
+from contexture.train.checkpoints.meta import read_meta
 from contexture.train.config import Run, fields
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.options import EvaluateConfig, InitConfig, OptimConfig

@@ -15,7 +15,8 @@ from orbax.checkpoint import type_handlers
 from contexture.models.interchange.renaming import nested
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import host_digest
-from contexture.train.checkpoints.manager import FORMAT, text_digest
+from contexture.train.checkpoints.late_evaluation import text_digest
+from contexture.train.checkpoints.meta import FORMAT
 from contexture.train.checkpoints.orbax_logging import orbax_silenced
 
 Array = np.ndarray

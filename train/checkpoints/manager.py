@@ -13,15 +13,13 @@ a kill leaves no half of a checkpoint.
 
 import contextlib
 import dataclasses
-import json
 import logging
-import math
 import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
@@ -33,63 +31,18 @@ from orbax.checkpoint import checkpoint_managers as policies
 from contexture.data.storage import numbered, without_parents
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import digests
-from contexture.train.checkpoints.late_evaluation import text_digest, with_evaluation, write
+from contexture.train.checkpoints.late_evaluation import text_digest, write
+from contexture.train.checkpoints.meta import FORMAT, Meta, best_step, first_line, rank_of, read_json, read_meta
 from contexture.train.checkpoints.orbax_logging import orbax_silenced, silence_orbax
 from contexture.train.checkpoints.read_back import read_back
 from contexture.train.distributed import processes
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
-from contexture.train.metrics import saved_rank
 from contexture.train.options import SaveConfig
 from contexture.train.run.folder import steps
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
 T = TypeVar("T")
-Meta: TypeAlias = dict[str, Any]
-"""The item `meta` as JSON holds it: format, step, identity, seed, shapes, held_out_loss, lines_read, best, …"""
-
-
-def _read_item(directory: Path, item: str) -> Any:
-    """Returns what the JSON of an item holds, of any kind: it may be damaged. Raises CheckpointError."""
-    path = directory / item / "metadata"
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"item {item}: {path.name} is missing") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"item {item}: cannot be read ({_first_line(error)})") from None
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
-    return text if len(text) < 160 else text[:157] + "…"
-
-
-def _read_json(directory: Path) -> tuple[Meta, dict[str, int]]:
-    """Returns (meta, digests of the arrays) of one checkpoint, both verified. Raises CheckpointError."""
-    # From the root downward: `digest` vouches for itself, then for `meta`, then for the arrays.
-    whole = _read_item(directory, "digest")
-    digest = dict(whole) if isinstance(whole, dict) else {}
-    if digest.pop("self", None) != text_digest(digest):
-        raise CheckpointError("item digest: does not match its own digest")
-    meta = _read_item(directory, "meta")
-    if isinstance(meta, dict) and meta.get("format") != FORMAT:
-        raise CheckpointError(f"item meta: has format {meta.get('format')!r}; this version reads format {FORMAT}")
-    if text_digest(meta) != digest["meta"]:
-        raise CheckpointError("item meta: does not match its digest")
-    return with_evaluation(directory, meta, whole), digest["arrays"]
-
-
-def read_meta(directory: Path) -> Meta:
-    """Returns the meta of a checkpoint. Raises CheckpointError if it is damaged."""
-    return _read_json(directory)[0]
-
-
-def digest_of(directory: Path) -> str:
-    """Returns one digest for all that a checkpoint holds. Raises CheckpointError if it has none."""
-    return text_digest(_read_item(directory, "digest"))
 
 
 def read_meta_together(directory: Path) -> Meta:
@@ -114,7 +67,7 @@ def _read_arrays(directory: Path, expected: Any, prefix: str, part: bool) -> Any
         with orbax_silenced(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
             restored = reader.restore(epath.Path(without_parents(directory / "state")), args=arguments)
     except Exception as error:
-        raise CheckpointError(f"item state: cannot be read ({_first_line(error)})") from None
+        raise CheckpointError(f"item state: cannot be read ({first_line(error)})") from None
     return restored[prefix] if prefix else dataclasses.replace(expected, **restored)
 
 
@@ -147,7 +100,7 @@ def _read_fitting(
 
     Raises CheckpointError unless the checkpoint holds arrays of these shapes.
     """
-    meta, words = _read_json(directory)
+    meta, words = read_json(directory)
     if str(meta["step"]) != directory.name:
         raise CheckpointError(f"item meta: is of step {meta['step']}")
     stored = {name[len(start) :]: word for name, word in words.items() if name.startswith(start)}
@@ -174,19 +127,6 @@ def _identity_of(folder: Path) -> tuple[int, int]:
     except OSError:
         return _NOWHERE
     return status.st_dev, status.st_ino
-
-
-def rank_of(meta: Meta, metric: str) -> float | None:
-    """Returns a checkpoint's rank by a metric, the lower the better; None if that was not measured at its step."""
-    if meta.get("metric", "loss") == metric:
-        return saved_rank(metric, meta.get("rank", meta["held_out_loss"]))
-    return meta["held_out_loss"] if metric == "loss" else None
-
-
-def best_step(ranks: dict[int, float | None]) -> int | None:
-    """Returns the step of the least finite rank; None if there is none."""
-    measured = {step: rank for step, rank in ranks.items() if rank is not None and math.isfinite(rank)}
-    return min(measured, key=lambda step: measured[step], default=None)
 
 
 @dataclass
@@ -292,7 +232,7 @@ class Checkpoints:
             try:
                 read_back(written, whole=last)
             except Exception as error:
-                raise CheckpointError(f"step {step} cannot be read back: {_first_line(error)}") from None
+                raise CheckpointError(f"step {step} cannot be read back: {first_line(error)}") from None
 
     def save(self, step: int, state: object, meta: Meta, held_out_loss: float | None, last: bool = False) -> None:
         """Starts to write the state of a step; the write continues in the background, and ends with reading it back.
@@ -361,7 +301,7 @@ class Checkpoints:
             )
         space = re.search(r"No space left|File too large|ENOSPC|EFBIG|RESOURCE_EXHAUSTED", str(error))
         files = "Too many open files" in str(error)
-        why = "too many open files (ulimit -n)" if files else "the disk is full" if space else _first_line(error)
+        why = "too many open files (ulimit -n)" if files else "the disk is full" if space else first_line(error)
         good = steps(self.directory)
         last = f"the last good checkpoint is of step {good[-1]}" if good else "there is no checkpoint yet"
         return CheckpointError(f"could not write a checkpoint to {self.directory}: {why}; {last}")

@@ -21,6 +21,7 @@ from contexture.models.shapes import Params, by_path, dims_of, path_of
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints import manager
+from contexture.train.checkpoints.meta import Step, find_steps
 from contexture.train.compilation.programs import Programs
 from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError
@@ -72,28 +73,13 @@ def with_attention_of_this_device(run: Run) -> Run:
     return replace(run, model=replace(run.model, attention="auto"))
 
 
-def find_step(folder: Path, step: int | None) -> list[int]:
-    """Returns the steps of the checkpoints to try, best first.
-
-    Raises ConfigError if the run has no checkpoint, or none of `step`.
-    """
-    existing = manager.steps(folder / "checkpoints")
-    if not existing:
-        raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
-    if step is not None and step not in existing:
-        raise ConfigError(
-            f"{folder} holds no checkpoint of step {step}; those there are of step {', '.join(map(str, existing))}"
-        )
-    return [step] if step is not None else existing[::-1]
-
-
-def first_good(folder: Path, step: int | None, read: Callable[[Path], T]) -> T:
+def first_good(folder: Path, step: Step, read: Callable[[Path], T]) -> T:
     """Returns the result of `read` for the first checkpoint that it can read.
 
     Raises CheckpointError if none is good.
     """
     bad = []
-    for number in find_step(folder, step):
+    for number in find_steps(folder, step):
         try:
             return read(folder / "checkpoints" / str(number))
         except CheckpointError as error:
@@ -109,14 +95,15 @@ def load_parameters(
     run: Run,
     labels: tuple[str, ...],
     mesh: Mesh,
-    step: int | None = None,
+    step: Step = None,
     *,
     merge: bool = True,
     programs: Programs | None = None,
 ) -> Loaded:
-    """Returns the parameters alone (no optimizer) of a step, or of the newest good checkpoint, sharded over the mesh.
+    """Returns the parameters alone (no optimizer) of a checkpoint, sharded over the mesh.
 
-    The model gets the attention of the devices here, which need not be those that it was trained on.
+    Logs it where the best checkpoint answers and is not the newest. The model gets the attention of the devices here,
+    which need not be those that it was trained on.
     Adapters are merged into their kernels, unless `merge` is False. programs: as for `create`.
 
     Raises ConfigError if there is no such step, CheckpointError if none is good.
@@ -132,7 +119,11 @@ def load_parameters(
         params, meta = manager.restore(directory, expected, mesh, "params")
         return Loaded(model, merged(params, run.optim) if merge else params, meta["step"])
 
-    return first_good(folder, step, read)
+    loaded = first_good(folder, step, read)
+    newest = manager.steps(folder / "checkpoints")[-1]
+    if loaded.step < newest and (step == "best" or (step is None and run.evaluate.patience)):
+        logger.info(f"step {loaded.step} of {folder}, the best {run.evaluate.metric}; the newest is step {newest}")
+    return loaded
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 import jax
 
-from contexture.train.checkpoints import manager
+from contexture.train.checkpoints.meta import digest_of
 from contexture.train.errors import CheckpointError
 from contexture.train.evaluation.figures import Calibration
 from contexture.train.evaluation.task_metrics import FileRow, LabelRow
@@ -107,7 +107,7 @@ class CheckpointResults:
     def digest(self, step: int) -> str | None:
         """Returns the digest of a checkpoint, "" of one that is damaged; None where it is no longer there."""
         try:
-            return manager.digest_of(self._checkpoints / str(step))
+            return digest_of(self._checkpoints / str(step))
         except CheckpointError:
             return "" if (self._checkpoints / str(step)).is_dir() else None
 

@@ -29,6 +29,7 @@ from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints import manager
+from contexture.train.checkpoints.meta import read_meta
 from contexture.train.checkpoints.transfer import first_good, load_parameters
 from contexture.train.compilation.programs import Programs
 from contexture.train.config import Run
@@ -151,7 +152,7 @@ def report_odd(held_out: HeldOut) -> dict[str, float]:
 def evaluate_run(
     request: EvaluationRequest, cancel: CancelToken = NEVER, programs: Programs | None = None
 ) -> EvaluationResult:
-    """Evaluates a run's newest good checkpoint, or those of `request.step`.
+    """Evaluates the checkpoint that answers for a run (`find_steps`), or those of `request.step`.
 
     It uses the run's own mesh if that fits the devices here, else all of them as copies. programs: the compiled steps
     of the runs before, of which this run takes the one that fits. Raises ConfigError if the folder is no run or holds
@@ -183,7 +184,7 @@ def evaluate_runs(requests: Sequence[EvaluationRequest], cancel: CancelToken = N
                     raise ConfigError(f"{runs} would both write {file}; evaluate one of them")
                 submitted[file] = request.folder
         for step in steps_named(request.folder, request.steps, record.run.evaluate.metric)[-1:]:
-            first_good(request.folder, step, manager.read_meta)
+            first_good(request.folder, step, read_meta)
     programs, results = Programs(), list[EvaluationResult]()
     for request in requests:
         cancel.check()
@@ -265,7 +266,7 @@ class _Evaluation:
     def of_steps(self, steps: Iterable[int | None], stored: CheckpointResults | None = None) -> list[CheckpointResult]:
         """Returns the results of checkpoints, and of those that retention has removed since they were evaluated.
 
-        None is the newest good one. A checkpoint that is damaged, or no longer there, is left out with one line; where
+        None is the one that answers. A checkpoint that is damaged, or no longer there, is left out with one line; where
         none is left it is an error. Raises CheckpointError.
         """
         results: list[CheckpointResult] = []

@@ -31,7 +31,8 @@ from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import WordNumbers
 from contexture.train import mesh as meshes
 from contexture.train import run_file
-from contexture.train.checkpoints.transfer import Loaded, find_step, load_parameters
+from contexture.train.checkpoints.meta import Step, find_steps
+from contexture.train.checkpoints.transfer import Loaded, load_parameters
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.outputs import computed
 from contexture.train.evaluation.predictions import Prediction, collector_of
@@ -87,7 +88,7 @@ class Predictor:
         self,
         run: str | Path,
         *,
-        step: int | None = None,
+        step: Step = None,
         batch: int = 64,
         mesh: Mesh | None = None,
         loaded: Loaded | None = None,
@@ -103,7 +104,7 @@ class Predictor:
         self.run = record.run
         if self.run.task.kind == "off":
             raise ConfigError(f"{run} was pretrained and not fine-tuned for a task: contexture finetune {run} --task …")
-        find_step(self.folder, step)
+        find_steps(self.folder, step)
         self.labels: tuple[str, ...] = record.labels
         self.pair: bool | None = record.pair
         self.tokenizer: Tokenizer = read_tokenizer(self.folder, record)

@@ -25,7 +25,8 @@ class EvaluationOptions:
     dev: Strings = ()
     """Labelled files to evaluate instead, with the columns of the training set."""
     step: Steps = ()
-    """The steps of checkpoints to evaluate, `best`, or `all`. Without it, the newest good one."""
+    """The steps of checkpoints to evaluate, `best`, or `all`. Without it, the best of a run with
+    --evaluate.patience, else the newest good one."""
     watch: bool = False
     """Follow a training that another process does: evaluate each checkpoint as it appears, until the training ends."""
     batch: int = 0

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from contexture.data.cancel import CancelToken
 from contexture.train import run_file
-from contexture.train.checkpoints import manager
-from contexture.train.checkpoints.transfer import find_step
-from contexture.train.errors import CheckpointError, ConfigError
+from contexture.train.checkpoints.meta import find_steps
+from contexture.train.errors import ConfigError
 from contexture.train.evaluation.best import note_better
 from contexture.train.run.folder import holder_of, steps
 from contexture.train.run.report import read_metrics
@@ -24,33 +23,24 @@ _GLANCE = 0.1
 
 
 def steps_named(folder: Path, words: Sequence[str], metric: str) -> list[int | None]:
-    """Returns the steps that the words name: numbers, `best`, `all`; [None], the newest good one, for no words.
+    """Returns the steps that the words name: numbers, `best`, `all`; [None], the one that answers, for no words.
 
     Raises ConfigError for steps that do not exist, and for other words.
     """
     if not words:
         return [None]
-    existing = sorted(find_step(folder, None))
+    existing = sorted(find_steps(folder, None))
     if tuple(words) == ("all",):
         return list(existing)
     steps: list[int | None] = []
     for word in words:
         if word == "best":
-            ranks: dict[int, float | None] = {}
-            for step in existing:
-                try:
-                    meta = manager.read_meta(folder / "checkpoints" / str(step))
-                except CheckpointError:
-                    continue
-                ranks[step] = manager.rank_of(meta, metric)
-            best = manager.best_step(ranks)
-            if best is None:
-                raise ConfigError(f"{folder} holds no checkpoint with a held-out figure; give --step N")
-            if note := note_better(read_metrics(folder / "metrics.jsonl"), metric, best, ranks):
+            (best,) = find_steps(folder, "best")
+            if note := note_better(read_metrics(folder / "metrics.jsonl"), metric, best, existing):
                 logger.warning(note)
             steps.append(best)
         elif word.isascii() and word.isdecimal():
-            find_step(folder, int(word))
+            find_steps(folder, int(word))
             steps.append(int(word))
         else:
             raise ConfigError(f"--step {word}: give the numbers of steps, `best`, or `all`")

@@ -102,7 +102,7 @@ def _checked_start(run: Run, before: folders.Checkpoint | None) -> folders.Check
 
     Raises ConfigError where it is not the one that others began from.
     """
-    from contexture.train.checkpoints.manager import digest_of
+    from contexture.train.checkpoints.meta import digest_of
 
     if not run.init.run or run.init.random or run.init.step:
         return before

@@ -21,6 +21,7 @@ from contexture.models.shapes import Params, by_path
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints.initial import Leaf, write_first
+from contexture.train.checkpoints.meta import Step
 from contexture.train.checkpoints.transfer import load_parameters, model_of
 from contexture.train.config import Run
 from contexture.train.interchange.allennlp_bilm import bilm_files, check_bilm_family, open_bilm, write_bilm_weights
@@ -123,7 +124,7 @@ def import_model(
     return _write_run(to, model, notes, cancel)
 
 
-def export_model(folder: Path, format: str, to: Path, step: int | None, cancel: CancelToken = NEVER) -> ExportResult:
+def export_model(folder: Path, format: str, to: Path, step: Step, cancel: CancelToken = NEVER) -> ExportResult:
     """Writes a run as files that other libraries read. `cancel` may raise to stop it.
 
     A README.md, the model card, goes with them. format: hf, peft, bilm or stablehlo. Raises: ConfigError for a run

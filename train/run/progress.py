@@ -38,8 +38,11 @@ _UNREMARKABLE = {"data_wait": 0.05}
 """A figure is left out of what is shown up to this value. metrics.jsonl has it all the same."""
 
 
-def figures_of(record: Mapping[str, Any]) -> list[str]:
-    """Returns a record's figures for people, the most important first: ["loss 6.4491", "3,417 tokens/s", …]."""
+def figures_of(record: Mapping[str, Any], metric: str = "loss") -> list[str]:
+    """Returns a record's figures for people, the most important first: ["loss 6.4491", "3,417 tokens/s", …].
+
+    metric: one that is shown in any case, since it decides which checkpoint is the best.
+    """
     shown = [
         form.format(record[name])
         for name, form in _SHOWN.items()
@@ -47,6 +50,8 @@ def figures_of(record: Mapping[str, Any]) -> list[str]:
     ]
     if record.get("loss") is None:
         shown.insert(0, "loss not finite, step skipped")
+    if metric not in _SHOWN and record.get(metric) is not None:
+        shown.insert(1, f"{metric} {record[metric]:.4g}")
     if record.get("skipped"):
         shown.append(f"{record['skipped']} skipped")
     return shown
@@ -138,8 +143,8 @@ class _NotebookProgress(Progress):
 class ProgressDisplay:
     """The progress of one run on a console, until `stop`."""
 
-    def __init__(self, console: Console, steps: int, done: int) -> None:
-        self._steps, self._last_line = steps, 0.0
+    def __init__(self, console: Console, steps: int, done: int, metric: str = "loss") -> None:
+        self._steps, self._metric, self._last_line = steps, metric, 0.0
         self._bar: Progress | None = None
         self._task = TaskID(0)
         if console.is_terminal:
@@ -153,7 +158,7 @@ class ProgressDisplay:
 
     def show(self, record: Mapping[str, Any]) -> None:
         """Shows the newest record; held-out figures always, training steps at most every few seconds."""
-        figures, step, trains = figures_of(record), record["step"], record["split"] == "train"
+        figures, step, trains = figures_of(record, self._metric), record["step"], record["split"] == "train"
         if self._bar is not None and trains:
             self._bar.update(self._task, completed=step, figures=figures, seconds_left=record.get("seconds_left"))
         elif not trains or step >= self._steps or time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:

@@ -64,9 +64,17 @@ class Report:
     """The report of one run. Only process 0 logs and writes; the others are silent."""
 
     def __init__(
-        self, directory: Path, *, steps: int, speaks: bool, tensorboard: bool, trackers: Trackers | None = None
+        self,
+        directory: Path,
+        *,
+        steps: int,
+        speaks: bool,
+        tensorboard: bool,
+        trackers: Trackers | None = None,
+        metric: str = "loss",
     ) -> None:
-        self.directory, self.steps, self.speaks = directory, steps, speaks
+        """metric: decides the best checkpoint, and is shown with each evaluation."""
+        self.directory, self.steps, self.speaks, self.metric = directory, steps, speaks, metric
         self.path = directory / "metrics.jsonl"
         self.console = console() if speaks else Console(quiet=True)
         self._wants_tensorboard = tensorboard and speaks
@@ -116,7 +124,7 @@ class Report:
             threading.Thread(target=importlib.import_module, args=(_TENSORBOARD,)).start()
         if self._trackers is not None:
             self._trackers.start(lambda: (r for r in read_metrics(self.path) if r["step"] <= step), step)
-        self._progress = ProgressDisplay(self.console, self.steps, step)
+        self._progress = ProgressDisplay(self.console, self.steps, step, self.metric)
 
     def record(self, records: list[Record], saved: int) -> None:
         """Takes figures of steps: `step`, `split` and what was measured.

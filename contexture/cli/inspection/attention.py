@@ -6,6 +6,7 @@ from contexture.api import open
 from contexture.cli.output import Result
 from contexture.cli.parse import parse
 from contexture.requests import AttentionRequest
+from contexture.requests.arguments import checkpoint_of
 from contexture.train.errors import ConfigError
 from contexture.train.run_file import read
 
@@ -19,7 +20,7 @@ def attention_command(argv: list[str]) -> Result:
     from contexture.analysis.pages.one_page import check_page
 
     check_page(Path(request.to))
-    model = open(request.run, request.step or None)
+    model = open(request.run, checkpoint_of(request.step))
     kind = "Gates" if model.run.family == "elmo" else "Attention"
     with model.computing():
         page = write_page(

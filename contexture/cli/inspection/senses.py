@@ -10,6 +10,7 @@ from contexture.cli.parse import parse
 from contexture.cli.query_commands import NOTHING_WRITTEN, listening
 from contexture.data.errors import DataError
 from contexture.requests import SensesRequest, several
+from contexture.requests.arguments import checkpoint_of
 from contexture.train.run_file import read
 
 _SUFFIXES = (".html", ".png", ".svg")
@@ -33,7 +34,7 @@ def senses_command(argv: list[str]) -> Result:
     check_files(files, request.text, request.sense)
     with listening(NOTHING_WRITTEN) as signals:
         own_vector = static_vector(Path(request.static), request.word, signals) if request.static else None
-        model = open(request.run, request.step or None)
+        model = open(request.run, checkpoint_of(request.step))
         with model.computing():
             senses = word_senses(
                 model.model,

@@ -11,6 +11,7 @@ from contexture.cli.parse import parse
 from contexture.cli.query_commands import NOTHING_WRITTEN, STOPPED, listening
 from contexture.data.errors import DataError
 from contexture.requests import NeighboursRequest, SimilarityRequest, several
+from contexture.requests.arguments import checkpoint_of
 from contexture.requests.vectors import VectorOptions
 from contexture.train.run_file import read
 
@@ -38,7 +39,7 @@ def neighbours_command(argv: list[str]) -> Result:
 
     options = {"top": request.top, "how": _pooling(request), "whiten": request.whiten}
     with listening(STOPPED) as signals:
-        model = open(request.run, request.step or None)
+        model = open(request.run, checkpoint_of(request.step))
         options |= {"dimensions": request.dimensions, "cancel": signals}
         if request.word:
             nearest = [word_neighbours(model, lines, queries[0], request.word, **options)]
@@ -58,7 +59,7 @@ def similarity_command(argv: list[str]) -> Result:
     if request.to and not Path(request.to).parent.is_dir():
         raise DataError(f"{request.to}: its folder is not there; make it, or give another name")
     with listening(NOTHING_WRITTEN) as signals:
-        model = open(request.run, request.step or None)
+        model = open(request.run, checkpoint_of(request.step))
         cosines = pair_similarities(
             model,
             pairs,

@@ -13,6 +13,7 @@ from contexture.cli.query_commands import STOPPED, listening
 from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.requests import ZeroshotRequest, several
+from contexture.requests.arguments import checkpoint_of
 from contexture.train.errors import ConfigError
 from contexture.train.run_file import read
 
@@ -43,7 +44,7 @@ def zeroshot_command(argv: list[str]) -> Result:
         else:
             check_lines(Path(file), "a passage" if request.task == "lambada" else "text")
     with listening(STOPPED) as signals:
-        model = open(request.run, request.step or None)
+        model = open(request.run, checkpoint_of(request.step))
         if request.task == "lambada":
             from contexture.analysis.zeroshot.files import passages
             from contexture.analysis.zeroshot.lambada import lambada
@@ -80,7 +81,7 @@ def _choose(request: ZeroshotRequest) -> dict[str, Any]:
     if request.shots:
         texts = with_shots(asked, questions_of(several(request.examples)), request.shots, request.seed)
     with listening(STOPPED) as signals:
-        model = open(request.run, request.step or None)
+        model = open(request.run, checkpoint_of(request.step))
         result = choose(model, texts, asked.choices, asked.labels, asked.groups, batch=request.batch, cancel=signals)
     chosen, log_probs = result.pop("chosen"), result.pop("log_probs")
     if request.to:
@@ -115,15 +116,15 @@ def _write_answers(request: ZeroshotRequest) -> dict[str, Any]:
         options["cancel"] = signals
         if request.task == "qa":
             questions = read_questions(several(request.input))
-            result = answer_questions(open(request.run, request.step or None), questions, **options)
+            result = answer_questions(open(request.run, checkpoint_of(request.step)), questions, **options)
         elif request.task == "summarize":
             articles = texts_of("input", "summarize")
-            result = summarize(open(request.run, request.step or None), articles, seed=request.seed, **options)
+            result = summarize(open(request.run, checkpoint_of(request.step)), articles, seed=request.seed, **options)
         else:
             asked = texts_of("input", "translate")
             shown = texts_of("examples", "translate") if request.shots else None
             options |= {"shots": request.shots, "tokenize": request.bleu_tokenize, "seed": request.seed}
-            result = translate(open(request.run, request.step or None), asked, shown, **options)
+            result = translate(open(request.run, checkpoint_of(request.step)), asked, shown, **options)
             result |= {"shots": request.shots} if request.shots else {}
     answers = result.pop("answers")
     if request.to:

@@ -15,7 +15,8 @@ from contexture.data.errors import DataError
 from contexture.data.storage import check_run_path
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.digests import digests
-from contexture.train.checkpoints.manager import Checkpoints, best_step, rank_of, read_meta, restore
+from contexture.train.checkpoints.manager import Checkpoints, restore
+from contexture.train.checkpoints.meta import best_step, rank_of, read_meta
 from contexture.train.checkpoints.orbax_logging import orbax_silenced
 from contexture.train.checkpoints.read_back import _groups, read_back
 from contexture.train.errors import CheckpointError, ConfigError, Diverged

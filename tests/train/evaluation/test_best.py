@@ -13,7 +13,7 @@ from contexture.data.config import TaskConfig
 from contexture.models.config import ElmoConfig, HeadConfig
 from contexture.models.model import example
 from contexture.train import metrics
-from contexture.train.checkpoints.manager import best_step, rank_of
+from contexture.train.checkpoints.meta import best_step, rank_of
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError

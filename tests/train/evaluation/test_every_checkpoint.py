@@ -221,7 +221,7 @@ def test_a_training_is_followed_to_its_end(run, training):
 
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_a_checkpoint_that_retention_removes_is_one_line(run, monkeypatch, when):
-    owner, name = (transfer, "find_step") if when == "before" else (manager, "_read_arrays")
+    owner, name = (transfer, "find_steps") if when == "before" else (manager, "_read_arrays")
     work = getattr(owner, name)
 
     def removed(*words):
@@ -229,7 +229,7 @@ def test_a_checkpoint_that_retention_removes_is_one_line(run, monkeypatch, when)
         return work(*words)
 
     monkeypatch.setattr(owner, name, removed)
-    monkeypatch.setattr(watch, "find_step", lambda *_: [60, 50])
+    monkeypatch.setattr(watch, "find_steps", lambda *_: [60, 50])
     with logged() as messages:
         assert steps_of(contexture.evaluate(run, step="all")) == [60]
     assert [m for m in messages if "step 50" in m] == [f"warning: checkpoint of step 50: removed {when} it was read"]

@@ -19,7 +19,8 @@ from contexture.cli import main as cli
 from contexture.models.model import build
 from contexture.train import mesh as meshes
 from contexture.train import run_file
-from contexture.train.checkpoints.manager import Checkpoints, read_meta, restore
+from contexture.train.checkpoints.manager import Checkpoints, restore
+from contexture.train.checkpoints.meta import read_meta
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.errors import CheckpointError
 from contexture.train.objectives import OBJECTIVES

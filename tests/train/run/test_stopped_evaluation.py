@@ -12,7 +12,7 @@ import pytest
 from contexture.data.pretraining.sentence_pairs import HeldOutPairs, SentencePairs
 from contexture.train import loop
 from contexture.train.checkpoints.late_evaluation import with_evaluation, write
-from contexture.train.checkpoints.manager import best_step, rank_of, read_meta
+from contexture.train.checkpoints.meta import best_step, rank_of, read_meta
 from contexture.train.evaluation import outputs
 from contexture.train.run.folder import steps
 from contexture.train.run.report import read_metrics

@@ -4,8 +4,11 @@ and reads the ends of files only."""
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
+from contexture.train.checkpoints.meta import read_meta
+from contexture.train.errors import CheckpointError
+from contexture.train.metrics import rank
 from contexture.train.run.folder import holder_of, steps
 from contexture.train.run.progress import duration
 from contexture.train.run.report import Record, parse_record
@@ -15,11 +18,21 @@ _BLOCK = 1 << 16
 """Bytes of metrics.jsonl that are read at once, from its end."""
 
 
+class _Best(NamedTuple):
+    """The best evaluation so far, as a checkpoint keeps it. rank: the lower the better."""
+
+    metric: str = "loss"
+    rank: float | None = None
+    step: int = 0
+    evals_without_improvement: int = 0
+
+
 class RunStatus(TypedDict):
     """The state of a run. Numbers that are not known are None.
 
-    state: training, done, stopped (the same command resumes it), or imported. step and loss are those of the newest
-    line of metrics.jsonl. Losses are in nats, times in seconds.
+    state: training, done, stopped (the same command resumes it), or imported. A run that ended by its patience is done,
+    and stopped_early. step and loss are those of the newest line of metrics.jsonl; best is the best `metric`
+    (evaluate.metric) up to the newest checkpoint. Losses are in nats, times in seconds.
     """
 
     run: str
@@ -34,6 +47,10 @@ class RunStatus(TypedDict):
     tokens_per_second: float | None
     seconds_left: float | None
     seconds_since: float | None
+    stopped_early: bool
+    metric: str
+    best: float | None
+    best_step: int | None
     checkpoint: int | None
     checkpoint_seconds: float | None
 
@@ -51,7 +68,10 @@ def status(folder: Path) -> RunStatus:
     saved = steps(folder / "checkpoints")
     step = max([train.get("step", 0), *saved])
     total, process = record.total_steps or run.steps or None, holder_of(folder)
-    state = "training" if process else "imported" if record.imported else "done" if step == total else "stopped"
+    best = _best(folder, saved[-1]) if saved else _Best()
+    early = step != total and 0 < run.evaluate.patience <= best.evals_without_improvement
+    ended = early or step == total
+    state = "training" if process else "imported" if record.imported else "done" if ended else "stopped"
     kind = run.task.name if run.task.name != "off" else run.task.kind
     return {
         "run": str(folder),
@@ -66,9 +86,23 @@ def status(folder: Path) -> RunStatus:
         "tokens_per_second": train.get("tokens_per_second"),
         "seconds_left": train.get("seconds_left") if process else None,
         "seconds_since": _age(metrics),
+        "stopped_early": early and not process,
+        "metric": best.metric,
+        "best": None if best.rank is None else rank(best.metric, best.rank),
+        "best_step": None if best.rank is None else best.step,
         "checkpoint": saved[-1] if saved else None,
         "checkpoint_seconds": _age(folder / "checkpoints" / str(saved[-1])) if saved else None,
     }
+
+
+def _best(folder: Path, step: int) -> _Best:
+    """Returns the best evaluation up to a checkpoint, as that keeps it; none where it is damaged."""
+    try:
+        kept = read_meta(folder / "checkpoints" / str(step)).get("best", {})
+    except CheckpointError:
+        kept = {}
+    waited = kept.get("evals_without_improvement", 0)
+    return _Best(kept.get("metric", "loss"), kept.get("rank"), kept.get("step", 0), waited)
 
 
 def describe_status(now: RunStatus) -> str:
@@ -76,7 +110,8 @@ def describe_status(now: RunStatus) -> str:
     step = f"step {now['step']:,}" + (f" of {now['steps']:,}" if now["steps"] else "")
     if now["steps"]:
         step += f" ({now['step'] / now['steps']:.0%})"
-    lines = [f"{now['run']}: {now['what']}", f"  {now['state']}, {step}"]
+    early = " (stopped early)" if now["stopped_early"] else ""
+    lines = [f"{now['run']}: {now['what']}", f"  {now['state']}{early}, {step}"]
     if now["process"]:
         lines[-1] += f"; {now['process']}"
     figures = []
@@ -84,6 +119,8 @@ def describe_status(now: RunStatus) -> str:
         figures.append(f"loss {now['loss']:.4f}")
     if now["held_out_loss"] is not None:
         figures.append(f"held out {now['held_out_loss']:.4f} at step {now['held_out_step']:,}")
+    if now["best"] is not None and now["best_step"] != now["held_out_step"]:
+        figures.append(f"best {now['metric']} {now['best']:.4g} at step {now['best_step']:,}")
     if now["process"] and now["tokens_per_second"] is not None:
         figures.append(f"{now['tokens_per_second']:,.0f} tokens/s")
     if now["seconds_left"] is not None:

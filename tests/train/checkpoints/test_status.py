@@ -7,11 +7,12 @@ import sys
 import pytest
 
 from contexture.cli import main as cli
+from contexture.train.checkpoints import status as module
+from contexture.train.checkpoints.status import describe_status, status
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.run import status as module
+from contexture.train.options import EvaluateConfig
 from contexture.train.run.folder import holder_of, lock_run_dir
-from contexture.train.run.status import describe_status, status
 from contexture.train.run_file import RunRecord, write
 
 
@@ -83,6 +84,21 @@ def test_records_come_from_the_end_whatever_the_blocks(folder, monkeypatch, bloc
     lines = [_record(n) for n in range(1, 9)]
     (folder / "metrics.jsonl").write_text("".join(lines) + "\ntorn")
     assert [record["step"] for record in module._from_the_end(folder / "metrics.jsonl")] == [*range(8, 0, -1)]
+
+
+def test_a_run_whose_patience_ended_is_done_and_says_what_was_best(tmp_path, write_meta):
+    """At step 300 three evaluations were no better than that of step 150; before, the run was merely stopped."""
+    evaluate = EvaluateConfig(patience=3, metric="f1_macro")
+    write(tmp_path, RunRecord(run=Run(steps=400, evaluate=evaluate), tokenizer="a", data="b", total_steps=400))
+    (tmp_path / "metrics.jsonl").write_text(_record(300, "dev") + _record(300))
+    for step, waited, state in ((250, 2, "stopped"), (300, 3, "done")):
+        best = {"metric": "f1_macro", "rank": -0.88, "step": 150, "evals_without_improvement": waited}
+        write_meta(tmp_path, step, best=best)
+        now = status(tmp_path)
+        assert (now["state"], now["stopped_early"]) == (state, state == "done")
+        assert (now["metric"], now["best"], now["best_step"]) == ("f1_macro", 0.88, 150)
+    assert "done (stopped early), step 300 of 400" in (text := describe_status(now))
+    assert "best f1_macro 0.88 at step 150" in text
 
 
 def test_the_command_tells_of_several_runs(folder, tiny_run, capsys):

@@ -1,0 +1,110 @@
+"""The JSON of checkpoints, verified by its own digest, and which checkpoint answers for a run. Needs no jax."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from contexture.train import run_file
+from contexture.train.checkpoints.late_evaluation import text_digest, with_evaluation
+from contexture.train.errors import CheckpointError, ConfigError
+from contexture.train.metrics import saved_rank
+from contexture.train.run.folder import steps
+
+FORMAT = 1
+Meta: TypeAlias = dict[str, Any]
+"""The item `meta` as JSON holds it: format, step, identity, seed, shapes, held_out_loss, lines_read, best, …"""
+Step: TypeAlias = int | Literal["best"] | None
+"""A checkpoint as a user names it: its step, the best, or None for the one that answers for the run (`find_steps`)."""
+
+
+def read_item(directory: Path, item: str) -> Any:
+    """Returns what the JSON of an item holds, of any kind: it may be damaged. Raises CheckpointError."""
+    path = directory / item / "metadata"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"item {item}: {path.name} is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"item {item}: cannot be read ({first_line(error)})") from None
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, shortened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) < 160 else text[:157] + "…"
+
+
+def read_json(directory: Path) -> tuple[Meta, dict[str, int]]:
+    """Returns (meta, digests of the arrays) of one checkpoint, both verified. Raises CheckpointError."""
+    # From the root downward: `digest` vouches for itself, then for `meta`, then for the arrays.
+    whole = read_item(directory, "digest")
+    digest = dict(whole) if isinstance(whole, dict) else {}
+    if digest.pop("self", None) != text_digest(digest):
+        raise CheckpointError("item digest: does not match its own digest")
+    meta = read_item(directory, "meta")
+    if isinstance(meta, dict) and meta.get("format") != FORMAT:
+        raise CheckpointError(f"item meta: has format {meta.get('format')!r}; this version reads format {FORMAT}")
+    if text_digest(meta) != digest["meta"]:
+        raise CheckpointError("item meta: does not match its digest")
+    return with_evaluation(directory, meta, whole), digest["arrays"]
+
+
+def read_meta(directory: Path) -> Meta:
+    """Returns the meta of a checkpoint. Raises CheckpointError if it is damaged."""
+    return read_json(directory)[0]
+
+
+def digest_of(directory: Path) -> str:
+    """Returns one digest for all that a checkpoint holds. Raises CheckpointError if it has none."""
+    return text_digest(read_item(directory, "digest"))
+
+
+def rank_of(meta: Meta, metric: str) -> float | None:
+    """Returns a checkpoint's rank by a metric, the lower the better; None if that was not measured at its step."""
+    if meta.get("metric", "loss") == metric:
+        return saved_rank(metric, meta.get("rank", meta["held_out_loss"]))
+    return meta["held_out_loss"] if metric == "loss" else None
+
+
+def best_step(ranks: dict[int, float | None]) -> int | None:
+    """Returns the step of the least finite rank; None if there is none."""
+    measured = {step: rank for step, rank in ranks.items() if rank is not None and math.isfinite(rank)}
+    return min(measured, key=lambda step: measured[step], default=None)
+
+
+def best_checkpoint(folder: Path, metric: str) -> tuple[int | None, dict[int, float | None]]:
+    """Returns (the step of a run's best checkpoint, the rank of each good one); None where none was evaluated."""
+    ranks: dict[int, float | None] = {}
+    for step in steps(folder / "checkpoints"):
+        try:
+            ranks[step] = rank_of(read_meta(folder / "checkpoints" / str(step)), metric)
+        except CheckpointError:
+            continue
+    return best_step(ranks), ranks
+
+
+def find_steps(folder: Path, step: Step) -> list[int]:
+    """Returns the steps of the checkpoints that may answer for a run, in the order in which they are tried.
+
+    step: a number is that step alone, "best" the best alone. None is the best one of a run with evaluate.patience,
+    which keeps its best, and then, as of any run, the newest first.
+
+    Raises: ConfigError if the run has no checkpoint, or not the one that is asked for.
+    """
+    existing = steps(folder / "checkpoints")
+    if not existing:
+        raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
+    if isinstance(step, int):
+        if step not in existing:
+            there = ", ".join(map(str, existing))
+            raise ConfigError(f"{folder} holds no checkpoint of step {step}; those there are of step {there}")
+        return [step]
+    evaluate = run_file.read(folder).run.evaluate
+    best = best_checkpoint(folder, evaluate.metric)[0] if step == "best" or evaluate.patience else None
+    if step == "best":
+        if best is None:
+            raise ConfigError(f"{folder} holds no checkpoint with a held-out {evaluate.metric}; give --step N")
+        return [best]
+    return [*([best] if best is not None else []), *(each for each in reversed(existing) if each != best)]
