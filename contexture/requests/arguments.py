@@ -1,5 +1,7 @@
 """Arguments that several commands have: how files, folders and texts are shown and read. Needs no jax."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,7 +32,25 @@ def checkpoint_of(step: str) -> Step:
     return int(step)
 
 
-def check_place(to: Place) -> None:
-    """Raises: ValueError for an empty path, which an unset shell variable gives: it would be the current folder."""
+def check_place(to: Place, *read: Place | Sequence[Place]) -> None:
+    """Refuses a place to write to that is empty or one of the files that are read, by any name or link.
+
+    An unset shell variable gives an empty path, which would be the current folder. read: paths, or lists of paths.
+
+    Raises: ValueError.
+    """
     if not str(to).strip():
         raise ValueError("to= is empty; give --to a path")
+    for given in read:
+        for file in (given,) if isinstance(given, str | Path) else given:
+            if str(file) and _is_same(to, file):
+                other = "" if str(file) == str(to) else f" ({file})"
+                raise ValueError(f"to={to} is the input itself{other}; give another file")
+
+
+def _is_same(one: Place, other: Place) -> bool:
+    """Returns whether two paths lead to one file, also where it does not exist."""
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return os.path.realpath(one) == os.path.realpath(other)

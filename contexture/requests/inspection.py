@@ -77,6 +77,8 @@ class SensesRequest:
     newest good one."""
 
     def __post_init__(self) -> None:
+        if self.to:
+            check_place(self.to, self.input, self.static)
         if not self.word.strip():
             raise ValueError("word= is empty; give a word: --word bank")
         if self.clusters < 0 or self.clusters == 1:

@@ -53,7 +53,7 @@ class PredictionRequest:
 
     def __post_init__(self) -> None:
         if self.to is not None:
-            check_place(self.to)
+            check_place(self.to, self.input)
         if self.input and not self.to:
             raise ValueError("predict needs --to FILE: contexture predict RUN --input FILE --to FILE")
         if self.to and not self.input:
@@ -153,7 +153,7 @@ class EmbeddingRequest:
     newest good one."""
 
     def __post_init__(self) -> None:
-        check_place(self.to)
+        check_place(self.to, self.input)
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,8 @@ class ScoreRequest:
     newest good one."""
 
     def __post_init__(self) -> None:
+        if self.to:
+            check_place(self.to, self.input)
         if self.batch < 1:
             raise ValueError(f"batch={self.batch} is not a positive number of windows")
         given = (self.input,) if isinstance(self.input, str) else self.input

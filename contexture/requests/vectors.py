@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.arguments import FILE, RUN, STEP, TEXT, TEXTS, Place
+from contexture.requests.arguments import FILE, RUN, STEP, TEXT, TEXTS, Place, check_place
 from contexture.train.evaluation.request import Strings
 
 
@@ -88,3 +88,8 @@ class SimilarityRequest(VectorOptions):
     """The column of the score. Without it, one with a usual name, where there is one."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether tsv and csv begin with the names of their columns."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.to:
+            check_place(self.to, self.input)

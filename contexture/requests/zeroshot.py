@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.arguments import FILE, FILES, RUN, STEP, TEXT, TEXTS, Place
+from contexture.requests.arguments import FILE, FILES, RUN, STEP, TEXT, TEXTS, Place, check_place
 from contexture.train.evaluation.request import Strings
 
 Task = Literal["lambada", "cbt", "choice", "wikitext", "lm1b", "qa", "summarize", "translate"]
@@ -66,6 +66,8 @@ class ZeroshotRequest:
     newest good one."""
 
     def __post_init__(self) -> None:
+        if self.to:
+            check_place(self.to, self.input, self.examples)
         written = ("qa", "summarize", "translate")
         for name, given, tasks in (
             ("shots", self.shots, ("choice", "cbt", "translate")),

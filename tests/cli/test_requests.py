@@ -1,10 +1,19 @@
 """Requests: what the command line makes of options."""
 
+import dataclasses
+import importlib
+import itertools
+import os
+import pkgutil
+import typing
+from typing import Any
+
 import pytest
 
+from contexture import requests
 from contexture.cli.argv import expand_aliases
 from contexture.cli.parse import parse
-from contexture.requests import GenerationRequest, several
+from contexture.requests import GenerationRequest, arguments, several
 from contexture.train.errors import ConfigError
 
 
@@ -44,3 +53,42 @@ def test_a_short_form_is_the_option_that_it_stands_for(argv: list[str], expanded
 def test_a_short_form_and_its_option_are_not_given_together(argv: list[str]):
     with pytest.raises(ConfigError, match="are the same option; give one of them"):
         expand_aliases(argv)
+
+
+def _writers() -> list[tuple[type, str]]:
+    """(a type of options that writes a file `to`, each of its options that is a file to read)."""
+    marks = {arguments.FILE.metavar, arguments.FILES.metavar}
+    found = []
+    for module in pkgutil.iter_modules(requests.__path__, "contexture.requests."):
+        for kind in vars(importlib.import_module(module.name)).values():
+            if not dataclasses.is_dataclass(kind) or kind.__module__ != module.name:
+                continue
+            hints = typing.get_type_hints(kind, include_extras=True)
+            files = [
+                name
+                for name, hint in hints.items()
+                if any(getattr(mark, "metavar", None) in marks for mark in getattr(hint, "__metadata__", ()))
+            ]
+            if "to" in files:
+                found += [(kind, name) for name in files if name != "to"]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "option"), _writers(), ids=lambda value: getattr(value, "__name__", value))
+def test_no_command_writes_over_what_it_reads(tmp_path, monkeypatch, kind, option):
+    """By the same name, another name of the same file, a link and a hard link; also before the file exists."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.tsv").write_text("a\tb\n")
+    os.symlink("in.tsv", "link.tsv")
+    os.link("in.tsv", "hard.tsv")
+    needed = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+    values: dict[str, Any] = {name: {"task": "choice"}.get(name, "x") for name in needed}
+    values |= {"shots": 1} if option == "examples" else {}
+    for file, to in itertools.product(
+        ("in.tsv", "link.tsv", "new.tsv"), ("in.tsv", "./link.tsv", "hard.tsv", "new.tsv")
+    ):
+        given = {**values, option: file, "to": to}
+        if ("new" in file) == ("new" in to):
+            with pytest.raises(ValueError, match="is the input itself"):
+                kind(**given)
+    kind(**{**values, option: "in.tsv", "to": "out.tsv"})

@@ -242,7 +242,7 @@ def predict_file(
         task = dataclasses.replace(predictor.run.task, **{name: word for name, word in columns.items() if word})
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    to = _free_file(source, to)
+    to = _free_file(to)
     count = 0
     report = predictor.report = FileReport(Path(source).name, reader(predictor.tokenizer), every_row=True)
     with atomic_file(to) as part, open(part, "w", encoding="utf-8") as file:
@@ -267,14 +267,12 @@ def predict_file(
     }
 
 
-def _free_file(source: str, to: Path) -> Path:
+def _free_file(to: Path) -> Path:
     """Returns the path to write to, its folder made. Raises ConfigError if nothing can be written there."""
     if os.path.isdir(to):
         raise ConfigError(f"{to} is a folder; give a file as --to, as in {to}/predictions.jsonl")
     if to.exists() and not to.is_file():
         raise ConfigError(f"{to} is no plain file; give another --to")
-    if os.path.realpath(source) == os.path.realpath(to):
-        raise ConfigError(f"--to {to} is the input itself; give another file")
     if to.exists():
         raise ConfigError(f"--to {to} is there already; give another name, or move the file away")
     # A link is followed: the rename would replace the link itself.
