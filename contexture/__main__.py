@@ -5,6 +5,7 @@ import sys
 
 from contexture.train.checkpoints.orbax_logging import silence_orbax
 from contexture.train.run.limits import check_limits
+from contexture.train.run.signals import end_at_once
 
 
 def main() -> int:
@@ -16,6 +17,7 @@ def main() -> int:
     except (MemoryError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    end_at_once()
     _keep_compiled_programs()
     silence_orbax()
     from contexture.cli.main import main

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from contexture.data.errors import DataError
 
+_unfinished: set[Path] = set()
+"""Partial files and folders that this process is writing now."""
 _PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")
 
 
@@ -44,6 +46,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Gives a name to write to; afterwards the file is at `path`, in place of a file there, or the write has failed and
     nothing is left of it. It is on disk (fsync) before it gets its name: else a power cut could leave an empty file."""
     part = partial_beside(path)
+    _unfinished.add(part)
     try:
         yield part
         with open(part, "rb") as written:
@@ -52,6 +55,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    finally:
+        _unfinished.discard(part)
 
 
 @contextmanager
@@ -64,6 +69,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     path = Path(os.path.realpath(path))
     # Links are followed first: the folder is made where they lead, and they stay links.
     part = partial_beside(path)
+    _unfinished.add(part)
     part.mkdir(parents=True)
     try:
         yield part
@@ -72,6 +78,14 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)  # made here, under a name that nobody else has
         raise
+    finally:
+        _unfinished.discard(part)
+
+
+def remove_unfinished() -> None:
+    """Removes the partial files and folders that this process is writing: it is about to end."""
+    for part in tuple(_unfinished):
+        shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 
 
 def left_partials(path: Path) -> list[Path]:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from contexture.cli.output import Result, TwofoldResult, results_alone
 from contexture.cli.parse import parse
-from contexture.cli.query_commands import STOPPED, listening
 from contexture.requests import EvaluationArgs
 from contexture.train.evaluation.request import requests_of
 from contexture.train.run.console import console, print_table
+from contexture.train.run.signals import STOPPED, Signals
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def evaluate_command(argv: list[str]) -> TwofoldResult | None:
 
     tune_cpu_allocator()
     stopped = STOPPED_BETWEEN if args.every_step else STOPPED
-    with listening(stopped) as signals, results_alone() if args.mesh.distributed else contextlib.nullcontext():
+    with Signals(stopped) as signals, results_alone() if args.mesh.distributed else contextlib.nullcontext():
         if len(requests) > 1:
             return _several(evaluate_runs(requests, signals))
         result = evaluate_run(requests[0], signals)

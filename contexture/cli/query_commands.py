@@ -1,6 +1,5 @@
 """The commands that query a run, or convert one: argv → what is printed."""
 
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +26,7 @@ from contexture.requests import (
 )
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.errors import ConfigError
-from contexture.train.run.signals import Signals
+from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
@@ -38,29 +37,17 @@ if TYPE_CHECKING:
     from contexture.train.evaluation.predict import Predictor
 
 logger = logging.getLogger(__name__)
-NOTHING_WRITTEN = "stopped, nothing was written; the same command starts again"
 _FIGURES = (
     "tokens", "loss", "perplexity", "pseudo_perplexity", "forward_perplexity", "backward_perplexity", "unknown"
 )  # fmt: skip
 """What a page of scores shows of them."""
-STOPPED = "stopped; the same command starts again"
-
-
-@contextlib.contextmanager
-def listening(state: str) -> Iterator[Signals]:
-    """Notes signals while this lasts; `state` is the message when the work stops for one."""
-    signals = Signals(state)
-    try:
-        yield signals
-    finally:
-        signals.close()
 
 
 def predict_command(argv: list[str]) -> Result | TwofoldResult:
     """Predicts the examples of a file, or one that the arguments hold."""
     request = parse(PredictionRequest, argv, "predict")
     read(Path(request.run))
-    with listening(NOTHING_WRITTEN) as signals:
+    with Signals(NOTHING_WRITTEN) as signals:
         from contexture.train.cpu_memory import tune_cpu_allocator
         from contexture.train.evaluation.predict import Predictor, predict_file
 
@@ -117,7 +104,7 @@ def generate_command(argv: list[str]) -> StreamingResult:
             show(text if started else prompts[number] + text)
             started = True
 
-        with listening("stopped") as signals:
+        with Signals("stopped") as signals:
             texts = open(request.run, checkpoint_of(request.step)).generate(
                 prompts,
                 tokens=request.tokens,
@@ -149,7 +136,7 @@ def score_command(argv: list[str]) -> Result:
 
         check_page(Path(request.to))
     sources = expand(several(request.input), "input") if request.input else ()
-    with listening(STOPPED) as signals:
+    with Signals(STOPPED) as signals:
         model = open(request.run, checkpoint_of(request.step))
         documents = [request.text] if request.text else documents_of(sources, request.documents)
         documents = list(documents) if request.to else documents  # a page reads them again
@@ -215,7 +202,7 @@ def embed_command(argv: list[str]) -> Result:
             yield sentence.units
 
     # First: an unwritable place is refused at once.
-    with listening(NOTHING_WRITTEN) as signals, vectors_file(to) as write:
+    with Signals(NOTHING_WRITTEN) as signals, vectors_file(to) as write:
         opened = open(request.run, checkpoint_of(request.step))
         unknown = UnknownTokens(opened.tokenizer) if opened.run.family == "vectors" else None
         vectors = embed(
@@ -286,7 +273,7 @@ def import_command(argv: list[str]) -> Result:
     request = parse(ImportRequest, argv, "import")
     from contexture.train.interchange.convert import import_model
 
-    with listening(NOTHING_WRITTEN) as signals:
+    with Signals(NOTHING_WRITTEN) as signals:
         imported = import_model(
             request.format,
             Path(request.path),
@@ -305,7 +292,7 @@ def export_command(argv: list[str]) -> Result:
     request = parse(ExportRequest, argv, "export")
     from contexture.train.interchange.convert import export_model
 
-    with listening(NOTHING_WRITTEN) as signals:
+    with Signals(NOTHING_WRITTEN) as signals:
         return dict(
             export_model(Path(request.run), request.format, Path(request.to), checkpoint_of(request.step), signals)
         )

@@ -16,7 +16,7 @@ from contexture.cli.settings_file import read_settings, with_settings
 from contexture.requests import FinetuneRequest, NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.run.signals import Signals, interrupted_at_once
+from contexture.train.run.signals import NOTHING_WRITTEN, Signals
 from contexture.train.run_file import read, to_json
 
 logger = logging.getLogger(__name__)
@@ -111,13 +111,11 @@ def plan_command(argv: list[str]) -> StreamingResult:
         with captured_stderr():  # libtpu warns that this is no machine with a TPU
             devices = topology(request.topology)
         if request.suggest:
-            with interrupted_at_once():
-                plans = suggest(request.run, devices, name)
+            plans = suggest(request.run, devices, name)
             write(describe_all(plans))
             return {"plans": plans}
-        with interrupted_at_once():
-            logger.info(f"compiling {name} for {request.topology}; this takes a minute or more")
-            made = plan(request.run, devices, name)
+        logger.info(f"compiling {name} for {request.topology}; this takes a minute or more")
+        made = plan(request.run, devices, name)
         write(fit_column(describe(made), COLUMN, terminal_width()))
         return made
 
@@ -132,14 +130,11 @@ def tokenizer_command(argv: list[str]) -> Result:
     from contexture.train.run.vocabulary import learn
 
     check_free(request.to)
-    signals = Signals()
-    try:
+    with Signals(NOTHING_WRITTEN) as signals:
         files = expand(request.input, "input")
         tokenizer = learn(
             request.kind, files, request.vocab_size, request.lowercase, signals, split=request.word_splitter
         )
-    finally:
-        signals.close()
     tokenizer.save(Path(request.to))
     return {"tokenizer": request.to, "vocab_size": tokenizer.size, "fingerprint": tokenizer.fingerprint}
 
@@ -162,8 +157,7 @@ def prepare_command(argv: list[str]) -> Result:
     check_free(request.to)
     for left in left_partials(Path(request.to)):
         logger.warning(f"{left} is what a preparation that was killed has left; delete it unless one is at work there")
-    signals = Signals()
-    try:
+    with Signals(NOTHING_WRITTEN) as signals:
         if request.tokenizer:
             tokenizer = load_tokenizer(request.tokenizer, data.lowercase, data.word_splitter)
         else:
@@ -172,8 +166,6 @@ def prepare_command(argv: list[str]) -> Result:
         check_tokenizer_kind(run, tokenizer.kind)
         progress = lambda done, total: signals.check()  # noqa: E731
         shards = prepare(data, tokenizer, Path(request.to), progress, stream=run.stream)
-    finally:
-        signals.close()
     splits = {name: {"documents": s.documents, "sentences": s.sentences, "tokens": s.tokens} for name, s in
               shards.splits.items()}  # fmt: skip
     summary = {"shards": request.to, "vocab_size": tokenizer.size, "fingerprint": shards.fingerprint}

@@ -45,7 +45,7 @@ def check_place(to: Place, *read: Place | Sequence[Place]) -> None:
         for file in (given,) if isinstance(given, str | Path) else given:
             if str(file) and _is_same(to, file):
                 other = "" if str(file) == str(to) else f" ({file})"
-                raise ValueError(f"to={to} is the input itself{other}; give another file")
+                raise ValueError(f"--to {to} is the input itself{other}; give another file")
 
 
 def _is_same(one: Place, other: Place) -> bool:

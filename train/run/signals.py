@@ -1,14 +1,22 @@
-"""SIGTERM and Ctrl-C: noted, and answered between two steps, so that nothing is lost. Needs no jax."""
+"""SIGTERM and Ctrl-C. Needs no jax.
+
+What has something to save listens (`Signals`): a signal is noted, and answered between two steps. All else of a command
+(imports, compilers, what is short) ends at once, with the same line and exit code (`end_at_once`).
+"""
 
 import contextlib
 import os
 import signal
+import threading
+import time
 import types
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from contexture.data.cancel import CancelToken
+from contexture.data.storage import remove_unfinished
 
+STOPPED = "stopped; the same command starts again"
+NOTHING_WRITTEN = "stopped, nothing was written; the same command starts again"
 EXIT_CODE = {signal.SIGTERM: 75, signal.SIGINT: 130}
 NAME = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
@@ -21,15 +29,38 @@ class Interrupted(BaseException):
         self.code = EXIT_CODE[signal.Signals(number)]
 
 
-@contextlib.contextmanager
-def interrupted_at_once() -> Iterator[None]:
-    """Lets Ctrl-C end the process within the block, for work that leaves nothing to save: Python's own handler would
-    have to wait until a compiler returns."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def end_at_once() -> None:
+    """Has SIGTERM and Ctrl-C end this process wherever no `Signals` listens: one line, exit code 75 or 130, and no
+    partial file. For the command line, whose process is its own.
+
+    Not by an exception: raised in a callback of jax or in a destructor it is ignored, and the command goes on, or C++
+    aborts. Nor by Python's handler alone, which waits until a compiler returns: a thread reads the signals' numbers.
+    """
+    for number in EXIT_CODE:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup, or a shell's `&` in a script, leaves it
+            signal.signal(number, _end)
+    pipe, to_pipe = os.pipe()
+    os.set_blocking(to_pipe, False)
+    signal.set_wakeup_fd(to_pipe, warn_on_full_buffer=False)
+    with contextlib.suppress(RuntimeError):  # no thread may be started: the handler will do
+        threading.Thread(target=_watch, args=(pipe,), name="signals", daemon=True).start()
+
+
+_ending = threading.Lock()
+
+
+def _watch(pipe: int) -> None:
+    while received := os.read(pipe, 1):
+        if signal.getsignal(received[0]) is _end:
+            _end(received[0])
+
+
+def _end(number: int, frame: types.FrameType | None = None) -> NoReturn:
+    if not _ending.acquire(blocking=False):
+        time.sleep(60)  # the other of thread and handler is about to end the process
+    remove_unfinished()
+    os.write(2, f"{NAME[signal.Signals(number)]}: {STOPPED}\n".encode())
+    os._exit(EXIT_CODE[signal.Signals(number)])
 
 
 class Signals(CancelToken):
@@ -66,8 +97,7 @@ class Signals(CancelToken):
     def _note(self, number: int, frame: types.FrameType | None) -> None:
         again, self.received = self.received, self.received or number
         if again and number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
+            _end(number)
         elif self._together:
             os.kill(os.getpid(), signal.SIGTERM)  # jax passes it on to the other processes
 
@@ -91,6 +121,12 @@ class Signals(CancelToken):
     def while_training(self) -> CancelToken:
         """A token for an evaluation in the middle of training, which asks `stop` between two batches."""
         return _WhileTraining(self)
+
+    def __enter__(self) -> "Signals":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Restores the handlers of before."""

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from contexture.cli.output import Result, TwofoldResult
 from contexture.cli.parse import parse
-from contexture.cli.query_commands import listening
 from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.requests import ProbeRequest, several
 from contexture.train.evaluation.request import Strings
+from contexture.train.run.signals import Signals
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def probe_command(argv: list[str]) -> TwofoldResult:
     new: list[ProbeRow] = []
     everything: list[ProbeRow] = []
     folder.mkdir(parents=True, exist_ok=True)
-    with listening(f"stopped; {folder / FILE} has the runs and steps that were done") as signals:
+    with Signals(f"stopped; {folder / FILE} has the runs and steps that were done") as signals:
         for run in records:
             for step in steps[run]:
                 rows = probe(

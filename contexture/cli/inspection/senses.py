@@ -7,10 +7,10 @@ from typing import Any
 from contexture.api import open
 from contexture.cli.output import Result
 from contexture.cli.parse import parse
-from contexture.cli.query_commands import NOTHING_WRITTEN, listening
 from contexture.data.errors import DataError
 from contexture.requests import SensesRequest, several
 from contexture.requests.arguments import checkpoint_of
+from contexture.train.run.signals import NOTHING_WRITTEN, Signals
 from contexture.train.run_file import read
 
 _SUFFIXES = (".html", ".png", ".svg")
@@ -32,7 +32,7 @@ def senses_command(argv: list[str]) -> Result:
 
     files = several(request.input)
     check_files(files, request.text, request.sense)
-    with listening(NOTHING_WRITTEN) as signals:
+    with Signals(NOTHING_WRITTEN) as signals:
         own_vector = static_vector(Path(request.static), request.word, signals) if request.static else None
         model = open(request.run, checkpoint_of(request.step))
         with model.computing():

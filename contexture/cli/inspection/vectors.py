@@ -8,11 +8,11 @@ from contexture.api import open
 from contexture.cli.lines import check_lines, lines_of
 from contexture.cli.output import Result
 from contexture.cli.parse import parse
-from contexture.cli.query_commands import NOTHING_WRITTEN, STOPPED, listening
 from contexture.data.errors import DataError
 from contexture.requests import NeighboursRequest, SimilarityRequest, several
 from contexture.requests.arguments import checkpoint_of
 from contexture.requests.vectors import VectorOptions
+from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def neighbours_command(argv: list[str]) -> Result:
         return lines_of(file, "a sentence")
 
     options = {"top": request.top, "how": _pooling(request), "whiten": request.whiten}
-    with listening(STOPPED) as signals:
+    with Signals(STOPPED) as signals:
         model = open(request.run, checkpoint_of(request.step))
         options |= {"dimensions": request.dimensions, "cancel": signals}
         if request.word:
@@ -58,7 +58,7 @@ def similarity_command(argv: list[str]) -> Result:
     pairs, scores = read_pairs(request.input, request.text, request.second, request.label, request.header)
     if request.to and not Path(request.to).parent.is_dir():
         raise DataError(f"{request.to}: its folder is not there; make it, or give another name")
-    with listening(NOTHING_WRITTEN) as signals:
+    with Signals(NOTHING_WRITTEN) as signals:
         model = open(request.run, checkpoint_of(request.step))
         cosines = pair_similarities(
             model,

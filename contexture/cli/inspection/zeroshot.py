@@ -9,12 +9,12 @@ from contexture.api import open
 from contexture.cli.lines import check_lines, lines_of
 from contexture.cli.output import Result
 from contexture.cli.parse import parse
-from contexture.cli.query_commands import STOPPED, listening
 from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.requests import ZeroshotRequest, several
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.errors import ConfigError
+from contexture.train.run.signals import STOPPED, Signals
 from contexture.train.run_file import read
 
 
@@ -43,7 +43,7 @@ def zeroshot_command(argv: list[str]) -> Result:
             check_sources([file], "--input")
         else:
             check_lines(Path(file), "a passage" if request.task == "lambada" else "text")
-    with listening(STOPPED) as signals:
+    with Signals(STOPPED) as signals:
         model = open(request.run, checkpoint_of(request.step))
         if request.task == "lambada":
             from contexture.analysis.zeroshot.files import passages
@@ -80,7 +80,7 @@ def _choose(request: ZeroshotRequest) -> dict[str, Any]:
     texts = asked.texts
     if request.shots:
         texts = with_shots(asked, questions_of(several(request.examples)), request.shots, request.seed)
-    with listening(STOPPED) as signals:
+    with Signals(STOPPED) as signals:
         model = open(request.run, checkpoint_of(request.step))
         result = choose(model, texts, asked.choices, asked.labels, asked.groups, batch=request.batch, cancel=signals)
     chosen, log_probs = result.pop("chosen"), result.pop("log_probs")
@@ -112,7 +112,7 @@ def _write_answers(request: ZeroshotRequest) -> dict[str, Any]:
         )
 
     options: dict[str, Any] = {"tokens": request.tokens, "batch": request.batch}
-    with listening(STOPPED) as signals:
+    with Signals(STOPPED) as signals:
         options["cancel"] = signals
         if request.task == "qa":
             questions = read_questions(several(request.input))
