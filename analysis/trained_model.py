@@ -58,9 +58,7 @@ class TrainedModel:
     """
 
     def __init__(self, run: str | Path, step: Step = None, finetune: Callable[..., Path] | None = None) -> None:
-        """Loads the checkpoint of `step`, by default the one that answers (`contexture.open`).
-
-        finetune: the function that trains a run from this one.
+        """Loads a run (`contexture.open`). finetune: the function that trains a run from this one.
 
         Raises: ConfigError for a folder that is no run or holds no such checkpoint, CheckpointError where no
         checkpoint is good.
@@ -71,7 +69,8 @@ class TrainedModel:
         self.labels: tuple[str, ...] = self._record.labels
         self.tokenizer: Tokenizer = read_tokenizer(self.folder, self._record)
         self._mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
-        self._loaded: Loaded = load_parameters(self.folder, self.run, self.labels, self._mesh, step)
+        with self.computing():
+            self._loaded: Loaded = load_parameters(self.folder, self.run, self.labels, self._mesh, step)
         self.model: Model = self._loaded.model
         self.params: Params = self._loaded.params
         self.step: int = self._loaded.step

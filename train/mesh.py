@@ -43,11 +43,30 @@ _COMPILER_OPTIONS: dict[str, dict[str, str | bool | int]] = {
 
 @contextlib.contextmanager
 def use(mesh: Mesh, dtype: str) -> Iterator[None]:
-    """Computes on this mesh within the block, for a model that computes in `dtype`.
+    """Computes on this mesh within the block, for a model that computes in `dtype`, as `numerics` sets it."""
+    with jax.set_mesh(mesh), numerics(dtype):
+        yield
 
-    Products of float32 are of float32: by default TPUs and recent GPUs multiply such matrices with fewer bits.
+
+@contextlib.contextmanager
+def numerics(dtype: str) -> Iterator[None]:
+    """Sets what numbers depend on within the block, for a model that computes in `dtype`.
+
+    Products of float32 are of float32: by default TPUs and recent GPUs multiply such matrices with fewer bits. All else
+    is jax's default, whatever JAX_ENABLE_X64, JAX_THREEFRY_PARTITIONABLE, JAX_DEFAULT_PRNG_IMPL and
+    JAX_NUMPY_DTYPE_PROMOTION say: one seed is one run, and a checkpoint's digests are those of its arrays.
+
+    Raises ConfigError for JAX_RANDOM_SEED_OFFSET, which only its user can set back.
     """
-    with jax.set_mesh(mesh), jax.default_matmul_precision("float32" if dtype == "float32" else None):
+    if offset := jax.config.jax_random_seed_offset:  # pyright: ignore[reportAttributeAccessIssue]
+        raise ConfigError(f"JAX_RANDOM_SEED_OFFSET={offset} changes what each seed draws; unset it, and give --seed")
+    with (
+        jax.default_matmul_precision("float32" if dtype == "float32" else None),
+        jax.enable_x64(False),
+        jax.threefry_partitionable(True),
+        jax.default_prng_impl("threefry2x32"),
+        jax.numpy_dtype_promotion("standard"),
+    ):
         yield
 
 

@@ -231,3 +231,13 @@ def test_what_is_written_by_a_command_is_that_of_the_open_model(models, tmp_path
     text = models["gpt"].generate("the", tokens=5)
     (written,) = json_of("generate", models["gpt"].folder, "--prompt", "the", "--tokens", 5)["texts"]
     assert json.loads(json.dumps(text)) == written
+
+
+def test_a_run_is_opened_and_imported_whatever_jax_is_set_to(models, tmp_path):
+    """Its digests are those of float32 arrays, also where jax would make float64 ones."""
+    with jax.enable_x64(True), jax.threefry_partitionable(False):
+        opened = contexture.open(models["gpt"].folder)
+        contexture.export_model(models["bert"].folder, "hf", tmp_path / "hf")
+        contexture.import_model("hf", tmp_path / "hf", tmp_path / "run")
+    close(opened.embed("the cat"), models["gpt"].embed("the cat"), tolerance=0.0)
+    close(contexture.open(tmp_path / "run").embed("the cat"), models["bert"].embed("the cat"), tolerance=0.0)

@@ -57,7 +57,7 @@ def test_a_short_form_and_its_option_are_not_given_together(argv: list[str]):
 
 def _writers() -> list[tuple[type, str]]:
     """(a type of options that writes a file `to`, each of its options that is a file to read)."""
-    marks = {arguments.FILE.metavar, arguments.FILES.metavar}
+    marks = arguments.FILE, arguments.FILES
     found = []
     for module in pkgutil.iter_modules(requests.__path__, "contexture.requests."):
         for kind in vars(importlib.import_module(module.name)).values():
@@ -65,9 +65,7 @@ def _writers() -> list[tuple[type, str]]:
                 continue
             hints = typing.get_type_hints(kind, include_extras=True)
             files = [
-                name
-                for name, hint in hints.items()
-                if any(getattr(mark, "metavar", None) in marks for mark in getattr(hint, "__metadata__", ()))
+                name for name, hint in hints.items() if any(mark in marks for mark in getattr(hint, "__metadata__", ()))
             ]
             if "to" in files:
                 found += [(kind, name) for name in files if name != "to"]

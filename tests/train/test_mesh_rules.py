@@ -11,6 +11,7 @@ import pytest
 from contexture.train import mesh as meshes
 from contexture.train.errors import ConfigError
 from contexture.train.options import MeshConfig
+from tests.helpers.parity_rule import close
 
 
 @pytest.mark.parametrize(("lines", "expected"), [(1, 4), (4, 4), (5, 8), (97, 100)])
@@ -94,3 +95,40 @@ def test_slices_share_the_batch_and_no_tensor():
     with pytest.raises(ConfigError, match="holds no mesh of --mesh.data 1 --mesh.fsdp 1 --mesh.tensor 32; "
                        "give --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 16"):  # fmt: skip
         meshes.arrange((1, 1, 32), devices)
+
+
+SETTINGS = [
+    ("jax_enable_x64", True),
+    ("jax_threefry_partitionable", False),
+    ("jax_default_prng_impl", "rbg"),
+    ("jax_numpy_dtype_promotion", "strict"),
+    ("jax_default_matmul_precision", "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SETTINGS)
+def test_no_setting_of_jax_changes_a_run_of_the_same_seed(name, value):
+    """As the environment sets it: for the whole process."""
+
+    def drawn() -> tuple[np.ndarray, str]:
+        with meshes.use(meshes.build(MeshConfig(), jax.devices()[:1]), "float32"):
+            x = jax.random.normal(jax.random.key(3), (4, 6))
+            return np.asarray(x @ x.T * np.float32(2) + np.arange(4)[None]), str(jax.make_jaxpr(lambda: x @ x.T)())
+
+    usual, before = drawn(), jax.config.values[name]
+    jax.config.update(name, value)
+    try:
+        changed = drawn()
+    finally:
+        jax.config.update(name, before)
+    close(changed[0], usual[0], tolerance=0.0)
+    assert changed[1] == usual[1] and changed[0].dtype == np.float32
+
+
+def test_an_offset_of_all_seeds_is_refused():
+    jax.config.update("jax_random_seed_offset", 3)
+    try:
+        with pytest.raises(ConfigError, match="JAX_RANDOM_SEED_OFFSET=3 .* unset it"), meshes.numerics("float32"):
+            pass
+    finally:
+        jax.config.update("jax_random_seed_offset", 0)

@@ -136,7 +136,8 @@ def export_model(folder: Path, format: str, to: Path, step: Step, cancel: Cancel
     tokenizer = read_tokenizer(folder, record)
     # On one device: the parameters are to be whole in memory anyway.
     mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
-    loaded = load_parameters(folder, record.run, record.labels, mesh, step, merge=exporter.merges)
+    with meshes.use(mesh, record.run.model.dtype):
+        loaded = load_parameters(folder, record.run, record.labels, mesh, step, merge=exporter.merges)
     cancel.check()
     files, tensors = exporter.files(record, jax.device_get(loaded.params), tokenizer)
     parameters = sum(x.size for x in jax.tree.leaves(loaded.params))
@@ -173,7 +174,8 @@ def _write_run(to: Path, imported: ImportedModel, notes: list[str], cancel: Canc
     for path, leaf in stored.items():
         assert expected[path].shape == leaf.shape, (path, expected[path].shape, leaf.shape)
     # Compiled for the missing ones alone: XLA drops what makes the others, which may be larger than the memory.
-    drawn = jax.jit(lambda: {path: x for path, x in init().items() if path in missing})() if missing else {}
+    with meshes.numerics(run.model.dtype):
+        drawn = jax.jit(lambda: {path: x for path, x in init().items() if path in missing})() if missing else {}
     leaves = {**stored, **{path: Leaf(x.shape, lambda x=x: np.asarray(x)) for path, x in drawn.items()}}
     count = sum(prod(leaf.shape) for leaf in stored.values())
     with atomic_folder(to) as part:

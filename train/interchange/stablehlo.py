@@ -19,6 +19,7 @@ from contexture.models.model import FAMILIES, Model, Outputs
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run
+from contexture.train.mesh import numerics
 from contexture.train.objectives import batch_fields, objective_of
 from contexture.train.run_file import RunRecord
 
@@ -44,7 +45,7 @@ def stablehlo_files(
     model, fields = model_of(run, record.labels), _inputs(run)
     compute = _compute(run, model, _vocabulary(run, tokenizer))
     shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in weights.items()}
-    with jax.default_matmul_precision("float32" if run.model.dtype == "float32" else None):
+    with numerics(run.model.dtype):
         exported = jax.export.export(jax.jit(compute), platforms=PLATFORMS)(shapes, _symbolic(run, fields))
         example = _example(run, fields, tokenizer)
         outputs = {name: np.asarray(x) for name, x in jax.jit(compute)(weights, example).items()}
