@@ -95,7 +95,15 @@ def initialize(config: MeshConfig) -> None:
 
     Raises ConfigError if the job is not described, ProcessLost if the others do not join within mesh.startup-minutes.
     """
-    if not config.distributed or jax.distributed.is_initialized():
+    if jax.distributed.is_initialized():
+        return
+    if not config.distributed:
+        # Each of them would train alone, on the same batches.
+        if (count := os.environ.get("JAX_NUM_PROCESSES", "1")) != "1":
+            raise ConfigError(
+                f"JAX_NUM_PROCESSES={visible(count)} describes a job of several processes, and this one would work "
+                "alone; give --mesh.distributed, or unset it"
+            )
         return
     _job.config = config
     count, number = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")

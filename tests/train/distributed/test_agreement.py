@@ -8,6 +8,7 @@ import pytest
 from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.errors import CheckpointError, ConfigError
+from contexture.train.options import MeshConfig
 from contexture.train.run.folder import write_run_json
 from contexture.train.run_file import RunRecord
 
@@ -25,6 +26,14 @@ def test_a_fact_that_differs_between_processes_is_named_in_all(other, monkeypatc
                 processes.agree(mine, "start them alike")
     monkeypatch.setattr(processes, "exchange", lambda mine, minutes=0.0: [mine] * 3)
     processes.agree(facts, "start them alike")
+
+
+def test_a_job_of_several_processes_is_not_worked_on_alone(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    with pytest.raises(ConfigError, match="JAX_NUM_PROCESSES=2 .* give --mesh.distributed, or unset it"):
+        processes.initialize(MeshConfig())
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "1")
+    processes.initialize(MeshConfig())
 
 
 def test_a_failure_of_one_process_is_raised_in_all(monkeypatch):
