@@ -20,6 +20,7 @@ from contexture.train.evaluation.evaluate import report_odd
 from contexture.train.metrics import rank
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.optim.lora import ADAPTERS, describe_parameters
+from contexture.train.run.folder import as_option
 from contexture.train.run.progress import duration, figures_of
 from contexture.train.run.report import Report, read_metrics
 from contexture.train.run.throughput import unknown_peak
@@ -111,15 +112,6 @@ def next_command(run: Run, folder: Path) -> str:
         "vectors": f"contexture finetune {folder} --task.kind classify --task.train FILE --dir NEW",
     }
     return ask[run.family]
-
-
-def as_option(name: str, value: object) -> str:
-    """Returns a setting as the command line takes it: --data.dev a b, --init.random, --data.no-lowercase."""
-    section, dot, last = name.replace("_", "-").rpartition(".")
-    if isinstance(value, bool):
-        return f"--{section}{dot}{last if value else f'no-{last}'}"
-    words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f"--{section}{dot}{last} {words}"
 
 
 def _sums(parameters: Mapping[str, jax.ShapeDtypeStruct]) -> str:

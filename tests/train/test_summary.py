@@ -10,8 +10,9 @@ import pytest
 from contexture.cli.parse import parse
 from contexture.train.config import Run
 from contexture.train.evaluation.best import Best
+from contexture.train.run.folder import as_option
 from contexture.train.run_file import difference
-from contexture.train.summary import as_option, log_end
+from contexture.train.summary import log_end
 from tests.helpers.logs import logged
 
 
@@ -24,7 +25,7 @@ def test_a_best_step_whose_checkpoint_was_not_saved_is_reported_as_such(tmp_path
     parts: Any = SimpleNamespace(run=Run(steps=4))
     with logged() as messages:
         log_end(parts, tmp_path, 0, 4, 0.0, Best(rank=0.5, step=2))
-    (line,) = (message for message in messages if "best loss of 2 evaluations: at step 2" in message)
+    (line,) = (message for message in messages if " of 2 evaluations: at step 2" in message)
     assert ("no checkpoint was saved there: --evaluate.patience saves at each" in line) != kept
 
 

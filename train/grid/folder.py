@@ -16,7 +16,7 @@ from contexture.train import run_file
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.grid.settings import Grid, Value, shown
-from contexture.train.run.folder import INPUTS, flag
+from contexture.train.run.folder import INPUTS, as_option, changed_fields, flag, steps
 
 GRID, RESULTS = "grid.json", "results.json"
 FEATURES = "features"
@@ -67,6 +67,22 @@ def diverged_runs(grid: Grid) -> dict[str, str]:
     _check_base(grid, old)
     _check_larger(grid, old)
     return dict(old["diverged"])
+
+
+def check_runs(grid: Grid) -> None:
+    """Raises ConfigError where the folder of one of the grid's runs holds a run of other settings, whose figures would
+    count: it was trained further by itself, or has come from elsewhere."""
+    for run in grid.runs:
+        folder = Path(run.dir)
+        if not (folder / "run.json").exists() or not steps(folder / "checkpoints"):
+            continue
+        changes = changed_fields(run_file.with_absolute_paths(run), run_file.read(folder))
+        for name, (new, was) in changes.items():
+            if name != "dir" and (_decides(name, run) or not run_file.may_change(name)):
+                raise ConfigError(
+                    f"{folder} holds a run with {as_option(name, was)}, which has {as_option(name, new)} in this grid; "
+                    "move that folder away, or give the grid another --dir"
+                )
 
 
 def first_checkpoint(folder: Path) -> Checkpoint | None:

@@ -13,7 +13,8 @@ from typing import NotRequired, TypeAlias, TypedDict
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
 from contexture.train import metrics
-from contexture.train.evaluation.best import Best
+from contexture.train.checkpoints.meta import find_steps, read_meta
+from contexture.train.errors import CheckpointError
 from contexture.train.grid.settings import Grid, Setting, Value
 from contexture.train.run.folder import steps
 from contexture.train.run.report import Figure, Record, read_metrics
@@ -62,28 +63,32 @@ class GridResult(TypedDict):
     test: NotRequired[Spreads]
 
 
-def deciding_record(folder: Path) -> Record | None:
-    """Returns the held-out figures of a run that is complete, at the step whose checkpoint counts; None for one that is
-    still to be trained.
+def deciding_step(folder: Path) -> int | None:
+    """Returns the step of a complete run whose checkpoint answers for it (`find_steps`): the last one, or the best one
+    of a run with evaluate.patience. None for a run that is still to be trained.
 
-    That step is the last one. A run with evaluate.patience saves a checkpoint at each evaluation, and the best of them
-    counts. So what counts does not depend on whether, or where, the run was stopped.
+    So what counts does not depend on whether, or where, the run was stopped.
     """
     saved = steps(folder / "checkpoints")
     if not saved or not (folder / "run.json").exists():
         return None
     record = read(folder)
-    config = record.run.evaluate
-    held = [each for each in read_metrics(folder / "metrics.jsonl") if each["split"] == "dev" and each["step"]]
-    if not held or held[-1]["step"] != saved[-1]:
+    try:
+        meta = read_meta(folder / "checkpoints" / str(saved[-1]))
+    except CheckpointError:
+        return None  # training warns of it, and resumes from the one before
+    waited = meta.get("best", {}).get("evals_without_improvement", 0)
+    stopped_early = 0 < record.run.evaluate.patience <= waited
+    if meta.get("unevaluated") or (saved[-1] != record.total_steps and not stopped_early):
         return None
-    best = Best(config.metric)
-    for each in held:
-        best.update(each["step"], _rank(config.metric, each.get(config.metric)))
-    stopped_early = 0 < config.patience <= best.evals_without_improvement
-    if saved[-1] != record.total_steps and not stopped_early:
-        return None
-    return next((each for each in held if config.patience and each["step"] == best.step), held[-1])
+    return find_steps(folder, None)[0]
+
+
+def deciding_record(folder: Path) -> Record | None:
+    """Returns the held-out figures of a complete run at its deciding step; None where they are lost or to come."""
+    step = deciding_step(folder)
+    held = (each for each in read_metrics(folder / "metrics.jsonl") if each["split"] == "dev")
+    return next((each for each in held if each["step"] == step), None)
 
 
 def _rank(metric: str, value: Figure) -> float:

@@ -16,6 +16,7 @@ from contexture.train.grid import folder as folders
 from contexture.train.grid.results import (
     GridResult,
     deciding_record,
+    deciding_step,
     digests_of,
     read_test_figures,
     results,
@@ -24,6 +25,7 @@ from contexture.train.grid.results import (
 )
 from contexture.train.grid.settings import Grid
 from contexture.train.run.folder import lock_folder, steps
+from contexture.train.run.report import add_record
 from contexture.train.run.signals import Signals
 
 logger = logging.getLogger(__name__)
@@ -50,10 +52,11 @@ def train_grid(grid: Grid, recipe: Run, signals: Signals) -> GridResult:
     `train`; Interrupted on SIGTERM and Ctrl-C, with everything saved; the next start resumes.
     """
     check_grid(grid)
+    folders.check_runs(grid)
     with lock_folder(grid.folder):
         diverged = folders.diverged_runs(grid)
         trained = [run for run in grid.runs if Path(run.dir).name not in diverged]
-        missing = [run for run in trained if not deciding_record(Path(run.dir))]
+        missing = [run for run in trained if deciding_step(Path(run.dir)) is None]
         if missing:
             # Before grid.json holds values or seeds that cannot be trained.
             _check_examples([run for run in trained if run not in missing])
@@ -61,6 +64,7 @@ def train_grid(grid: Grid, recipe: Run, signals: Signals) -> GridResult:
         folders.write(grid, diverged, start)
         if missing:
             _train(grid, missing, recipe, diverged, start, signals)
+        _measure_lost([run for run in trained if Path(run.dir).name not in diverged], signals)
         result = results(grid, diverged)
         _check_metric(result)
         if grid.base.task.test and result["best"]:
@@ -95,6 +99,22 @@ def _train(
             logger.warning(f"{run.dir} diverged: {error}")
             diverged[Path(run.dir).name] = str(error)
             folders.write(grid, diverged, start)
+
+
+def _measure_lost(runs: Sequence[Run], signals: Signals) -> None:
+    """Measures the held-out figures of runs again that metrics.jsonl has lost, and adds them to it: a mean without them
+    could choose another setting."""
+    lost = [(folder, step) for folder in (Path(run.dir) for run in runs)
+            if not deciding_record(folder) and (step := deciding_step(folder)) is not None]  # fmt: skip
+    if not lost:
+        return
+    from contexture.train.evaluation.evaluate import evaluate_run
+
+    for folder, step in lost:
+        signals.check()
+        logger.warning(f"{folder}/metrics.jsonl has lost the held-out figures of step {step}; measuring them again")
+        figures = evaluate_run(EvaluationRequest(str(folder), step=step), signals).get("metrics", {})
+        add_record(folder / "metrics.jsonl", {"step": step, "split": "dev", **figures})
 
 
 def _checked_start(run: Run, before: folders.Checkpoint | None) -> folders.Checkpoint | None:

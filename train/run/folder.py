@@ -158,13 +158,7 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
                 f"{directory} was imported: begin from it, --init.run {directory}, and give another --dir"
             )
         run = run_file.with_data_facts(run, words=old.words, pair=old.pair)
-    changes = run_file.difference(run, existing) if existing is not None else {}
-    # 0 follows the length: two runs may differ in the option and not in the number.
-    if existing is not None and "data.max_predictions" in changes:
-        new, was = run_file.predictions_of(run), run_file.predictions_of(existing)
-        changes["data.max_predictions"] = (new, was)
-        if new == was:
-            del changes["data.max_predictions"]
+    changes = changed_fields(run, old) if old else {}
     fixed = [name for name in changes if not run_file.may_change(name)]
     trained = any((directory / "checkpoints").glob("[0-9]*"))
     if existing is None or (fixed and not trained):
@@ -179,11 +173,8 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
         run_file.write(directory, RunRecord(run=run, versions=versions()))
         return None
     if fixed:
-        new, was = changes[fixed[0]]
-        raise ConfigError(
-            f"{directory} holds a run with {flag(fixed[0])} {was}, not {new}; "
-            f"give {flag(fixed[0])} {was}, or another --dir"
-        )
+        new, was = (as_option(fixed[0], value) for value in changes[fixed[0]])
+        raise ConfigError(f"{directory} holds a run with {was}, not {new}; give {was}, or another --dir")
     # Until data exists, nothing depends on the length. Steps of one run and epochs of another are compared later, when
     # epochs are steps: check_not_shortened.
     for name in ("steps", "epochs") if old and old.data else ():
@@ -196,6 +187,19 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
         if name != "dir":
             logger.info(f"{flag(name)} is now {new}, was {was}")
     return old
+
+
+def changed_fields(run: Run, record: RunRecord) -> dict[str, tuple[object, object]]:
+    """Returns the fields in which a run differs from the one of a record: name → (run's value, the record's)."""
+    run, existing = run_file.with_data_facts(run, words=record.words, pair=record.pair), record.run
+    changes = run_file.difference(run, existing)
+    # 0 follows the length: two runs may differ in the option and not in the number.
+    if "data.max_predictions" in changes:
+        new, was = run_file.predictions_of(run), run_file.predictions_of(existing)
+        changes["data.max_predictions"] = (new, was)
+        if new == was:
+            del changes["data.max_predictions"]
+    return changes
 
 
 def check_not_shortened(run: Run, directory: Path, old: RunRecord | None, examples_per_epoch: int) -> None:
@@ -215,6 +219,15 @@ def check_not_shortened(run: Run, directory: Path, old: RunRecord | None, exampl
 def flag(name: str) -> str:
     """Returns the option of a field: "data.batch" → "--data.batch"."""
     return "--" + name.replace("_", "-")
+
+
+def as_option(name: str, value: object) -> str:
+    """Returns a setting as the command line takes it: --data.dev a b, --init.random, --data.no-lowercase."""
+    section, dot, last = name.replace("_", "-").rpartition(".")
+    if isinstance(value, bool):
+        return f"--{section}{dot}{last if value else f'no-{last}'}"
+    words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"--{section}{dot}{last} {words}".rstrip()
 
 
 def write_run_json(

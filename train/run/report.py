@@ -38,6 +38,13 @@ def read_metrics(path: Path) -> Iterator[Record]:
             yield record
 
 
+def add_record(path: Path, record: Record) -> None:
+    """Adds a record to the metrics.jsonl of a run that is complete, whole or not at all."""
+    before = b"".join(line for line in _lines(path) if line.endswith(b"\n"))
+    with atomic_file(path) as part:
+        part.write_bytes(before + json.dumps(record).encode() + b"\n")
+
+
 def _lines(path: Path) -> Iterator[bytes]:
     if path.exists():
         with path.open("rb") as file:

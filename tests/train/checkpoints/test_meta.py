@@ -8,10 +8,11 @@ from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.options import EvaluateConfig
 from contexture.train.run_file import RunRecord, write
+from tests.train.checkpoints.json_checkpoints import write_meta
 
 
 @pytest.fixture
-def run(tmp_path, write_meta):
+def run(tmp_path):
     """Makes a run with checkpoints of these accuracies, None where it was not measured: run({10: 0.5, …}, patience)."""
 
     def made(accuracies: dict[int, float | None], patience: int = 0):

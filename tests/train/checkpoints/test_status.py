@@ -14,6 +14,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.options import EvaluateConfig
 from contexture.train.run.folder import holder_of, lock_run_dir
 from contexture.train.run_file import RunRecord, write
+from tests.train.checkpoints.json_checkpoints import write_meta
 
 
 def _record(step: int, split: str = "train", **figures: float) -> str:
@@ -86,7 +87,7 @@ def test_records_come_from_the_end_whatever_the_blocks(folder, monkeypatch, bloc
     assert [record["step"] for record in module._from_the_end(folder / "metrics.jsonl")] == [*range(8, 0, -1)]
 
 
-def test_a_run_whose_patience_ended_is_done_and_says_what_was_best(tmp_path, write_meta):
+def test_a_run_whose_patience_ended_is_done_and_says_what_was_best(tmp_path):
     """At step 300 three evaluations were no better than that of step 150; before, the run was merely stopped."""
     evaluate = EvaluateConfig(patience=3, metric="f1_macro")
     write(tmp_path, RunRecord(run=Run(steps=400, evaluate=evaluate), tokenizer="a", data="b", total_steps=400))

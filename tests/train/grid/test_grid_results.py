@@ -1,6 +1,8 @@
 """The figures of a grid: which record of a run counts, what a mean is, which setting is the best."""
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,10 @@ from hypothesis import strategies as st
 
 from contexture.grid import make_grid
 from contexture.options import with_options
-from contexture.train.grid.results import deciding_record, results, spreads
+from contexture.train.evaluation.best import Best, value_to_minimise
+from contexture.train.grid.results import deciding_record, deciding_step, results, spreads
 from contexture.train.run_file import RunRecord, write
+from tests.train.checkpoints.json_checkpoints import write_meta
 from tests.train.grid.test_grid_folder import BASE
 
 
@@ -22,8 +26,15 @@ def write_run(folder: Path, dev: dict[int, float | None], saved: list[int], tota
     write(folder, RunRecord(run=run, total_steps=total))
     lines = [{"step": step, "split": "dev", metric: value, "loss": 1.0} for step, value in dev.items()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for step in saved:
-        (folder / "checkpoints" / str(step)).mkdir(parents=True)
+    best = Best(metric)
+    for step in sorted(dev.keys() | {*saved}):
+        if step in dev:
+            value = dev[step]
+            best.update(step, value_to_minimise(metric, {metric: math.nan if value is None else value}))
+        if step in saved:
+            rank = value_to_minimise(metric, {metric: dev[step]}) if dev.get(step) is not None else None
+            kept = {"rank": rank, "metric": metric} if step in dev else {"unevaluated": True}
+            write_meta(folder, step, best=dataclasses.asdict(best), **kept)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +43,7 @@ def write_run(folder: Path, dev: dict[int, float | None], saved: list[int], tota
         ({4: 0.9, 8: 0.5}, [4, 8], 0, 8),
         ({4: 0.9, 8: 0.5}, [4], 0, None),
         ({4: 0.9}, [8], 0, None),
+        ({2: 0.9, 4: 0.8}, [2, 4], 2, None),
         ({4: 0.9, 8: 0.5}, [], 0, None),
         ({2: 0.1, 4: 0.9, 6: 0.9, 8: 0.5}, [4, 8], 3, 4),
         ({2: 0.9, 4: 0.8, 6: 0.7}, [2, 6], 2, 2),
@@ -46,6 +58,12 @@ def test_the_last_figures_count_and_with_patience_the_best_ones(tmp_path, dev, s
     record = deciding_record(tmp_path)
     assert (record and record["step"]) == step and (not record or record["accuracy"] == dev[step])
     assert deciding_record(tmp_path / "nothing") is None
+
+
+def test_figures_that_are_lost_leave_the_step_that_counts(tmp_path):
+    write_run(tmp_path, {4: 0.9, 8: 0.5}, [4, 8])
+    (tmp_path / "metrics.jsonl").write_text('{"step": 4, "split": "dev", "loss": 1.0}\n{"step": 8, "spl\n')
+    assert deciding_step(tmp_path) == 8 and deciding_record(tmp_path) is None
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=5))

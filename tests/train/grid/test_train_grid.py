@@ -149,6 +149,39 @@ def test_only_what_is_missing_is_trained_and_the_table_is_the_same(grid, words, 
     assert moved == (grid / "results.json").read_text()
 
 
+def test_a_run_of_other_settings_does_not_count_for_the_grid(grid, words, tmp_path, capsys):
+    """It was trained further by itself; or it has the name of a setting that it was not trained with."""
+    copied = tmp_path / "grid"
+    shutil.copytree(grid, copied)
+    shutil.copytree(copied / "peak-lr=0.001-seed0", copied / "peak-lr=0.005-seed0")
+    more = [*words[:-3], "lr=1e-3,2e-2,5e-3", *words[-2:]]
+    assert cli.main([*more, "--dir", str(copied)]) == 2
+    line = "peak-lr=0.005-seed0 holds a run with --optim.peak-lr 0.001, which has --optim.peak-lr 0.005 in this grid"
+    assert line in capsys.readouterr().err
+    shutil.rmtree(copied / "peak-lr=0.005-seed0")
+    file = copied / "peak-lr=0.001-seed1" / "run.json"
+    file.write_text(file.read_text().replace('"steps": 3', '"steps": 6'))
+    assert cli.main([*words, "--dir", str(copied)]) == 2
+    assert "peak-lr=0.001-seed1 holds a run with --steps 6, which has --steps 3 in" in capsys.readouterr().err
+    assert (copied / "results.json").read_bytes() == (grid / "results.json").read_bytes()
+
+
+def test_figures_that_a_run_has_lost_are_measured_again(grid, words, tmp_path, capsys):
+    """A mean without them could choose another setting."""
+    copied = tmp_path / "grid"
+    shutil.copytree(grid, copied)
+    file = copied / "peak-lr=0.001-seed1" / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line.replace('"dev"', '"de') if '"dev"' in line else line for line in lines))
+    assert cli.main([*words, "--dir", str(copied)]) == 0
+    assert "has lost the held-out figures of step 3; measuring them again" in capsys.readouterr().err
+    again, before = results_of(copied), results_of(grid)
+    for one, other in zip(again["settings"], before["settings"], strict=True):
+        assert one["dev"]["loss"]["mean"] == pytest.approx(other["dev"]["loss"]["mean"], rel=1e-6)
+        assert one["dev"].keys() == other["dev"].keys()
+    assert again["best"]["setting"] == before["best"]["setting"]
+
+
 def test_runs_on_other_examples_are_not_added(grid, words, files, tmp_path, capsys):
     shutil.copytree(grid, tmp_path / "grid")
     (named,) = [word for word in files if word.startswith("--task.train=")]
