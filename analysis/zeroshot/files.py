@@ -1,6 +1,5 @@
 """Reads what zero-shot tasks are given: passages, questions with alternatives, the Children's Book Test."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from contexture.data.plain_files import inner_suffix
 from contexture.data.tasks.examples import ChoiceExample
 from contexture.data.tasks.labels import Labels, answer
 from contexture.data.tasks.read_examples import check_sources, examples, open_table
+from contexture.data.text.json_values import json_value, reason_of
 from contexture.data.text.lines import lines
 
 
@@ -47,9 +47,9 @@ def passages(file: str) -> Iterator[str]:
 
 def _passage(line: str, at: str) -> str:
     try:
-        row = json.loads(line)
+        row = json_value(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{at}: not JSON ({error}); give an object in each line") from None
+        raise DataError(f"{at}: not JSON ({reason_of(error)}); give an object in each line") from None
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise DataError(f"{at}: no string `text` in the object; give the passage there")
     return row["text"]

@@ -219,16 +219,17 @@ def _converter(type: Any, feature: object) -> tuple[Convert | None, bool]:
         return lambda value: _class_name(value, names), True
     if types.is_dictionary(type):
         return _converter(type.value_type, None)
-    if types.is_float16(type) or types.is_float32(type):
+    if types.is_floating(type):
+        # NaN is how pandas writes that there is no number.
+        if types.is_float64(type):
+            return lambda value: None if value != value else value, True
         # A float32 has its own shortest decimals: 3.8, and not 3.799999952316284, the same number as a float64.
         kind = np.float16 if types.is_float16(type) else np.float32
-        return lambda value: float(str(kind(value))), True
+        return lambda value: None if value != value else float(str(kind(value))), True
     if types.is_decimal(type):
         return lambda value: format(Decimal(value), "f"), True
     strings = types.is_string(type) or types.is_large_string(type) or types.is_string_view(type)
-    return None, strings or types.is_integer(type) or types.is_floating(type) or types.is_boolean(type) or (
-        types.is_null(type)
-    )  # fmt: skip
+    return None, strings or types.is_integer(type) or types.is_boolean(type) or types.is_null(type)
 
 
 def _class_name(value: int, names: list[object]) -> str | None:

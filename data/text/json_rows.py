@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import Seen, inner_suffix, open_stream
+from contexture.data.text.json_values import DECODER, json_value, reason_of
 from contexture.data.text.lines import decoded_lines
 
 LONGEST_VALUE = 1 << 26
@@ -42,11 +43,9 @@ def json_records(path: Path, expected: str, seen: Seen = len) -> Iterator[tuple[
 
 def _record(line: str, at: str, expected: str) -> JsonObject | DataError:
     try:
-        record = json.loads(line)
-    except RecursionError:
-        return DataError(f"{at}: not JSON (nested too deep); {expected}")
-    except ValueError as error:
-        return DataError(f"{at}: not JSON ({getattr(error, 'msg', error)}); {expected}")
+        record = json_value(line)
+    except (ValueError, RecursionError) as error:
+        return DataError(f"{at}: not JSON ({reason_of(error)}); {expected}")
     return _checked(record, line, at, expected)
 
 
@@ -70,7 +69,7 @@ class _Values:
         self.ended = False
 
     def records(self, seen: Seen) -> Iterator[tuple[int, JsonObject | DataError]]:
-        self.decoder, self.utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8-sig")()
+        self.utf8 = codecs.getincrementaldecoder("utf-8-sig")()
         with open_stream(self.path, seen) as self.file:
             array = self._next() == "["
             self.place += array
@@ -128,7 +127,7 @@ class _Values:
         while True:
             reason, at = "an object is too long, or a quote never closed", self.place
             try:
-                value, end = self.decoder.raw_decode(self.held, self.place)
+                value, end = DECODER.raw_decode(self.held, self.place)
                 # A number may continue in what was not read yet.
                 if end < len(self.held) or isinstance(value, dict) or self.ended:
                     text, self.place = self.held[self.place : end], end

@@ -271,4 +271,6 @@ def _plain(feature: Any, value: Any) -> Cell:
         return value
     kept = np.asarray(value, feature.np_dtype)[()]
     # A float32 has its own shortest decimals: 3.8, and not 3.799999952316284, which is the same number as a float64.
-    return float(str(kept)) if isinstance(kept, np.floating) else kept.item()
+    if isinstance(kept, np.floating):
+        return None if np.isnan(kept) else float(str(kept))
+    return kept.item()

@@ -32,6 +32,8 @@ def _pairs(value: object, start: object, at: str) -> list[tuple[object, object]]
         texts, starts = value.get("text"), value.get("answer_start")
         if isinstance(texts, str | bytes):
             return [(texts, starts)]
+        if texts is None and "text" in value:
+            return []
         texts = _listed(texts, at)
         starts = [None] * len(texts) if starts is None else _listed(starts, at)
         if len(texts) != len(starts):

@@ -7,6 +7,7 @@ from pathlib import Path
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_stream
 from contexture.data.tasks.tables import Row, Table, objects
+from contexture.data.text.json_values import json_value, reason_of
 
 _FORM = '{"data": [{"paragraphs": [{"context": "…", "qas": [{"id": "…", "question": "…", "answers": […]}]}]}]}'
 _NAMES = ("id", "question", "context", "answers")
@@ -26,11 +27,11 @@ def questions_of_json(path: Path) -> Table:
         return objects(path)
     try:
         with open_stream(path) as stream:
-            content = json.loads(stream.read().decode("utf-8-sig"))
+            content = json_value(stream.read().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 (byte {error.start}); save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else getattr(error, "msg", error)
+        reason = reason_of(error)
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         # Text behind a whole object is most often the next line of JSON lines.
         hint = "if every line is an object, name the file *.jsonl; " if reason == "Extra data" else ""
