@@ -14,7 +14,7 @@ from contexture.data.plain_files import inner_suffix
 from contexture.data.tasks.examples import ChoiceExample
 from contexture.data.tasks.labels import Labels, answer
 from contexture.data.tasks.read_examples import check_sources, examples, open_table
-from contexture.data.text.json_values import json_value, reason_of
+from contexture.data.text.json_values import fault_of, json_value
 from contexture.data.text.lines import lines
 
 
@@ -49,7 +49,7 @@ def _passage(line: str, at: str) -> str:
     try:
         row = json_value(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{at}: not JSON ({reason_of(error)}); give an object in each line") from None
+        raise DataError(f"{at}: {fault_of(error)}; give an object in each line") from None
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise DataError(f"{at}: no string `text` in the object; give the passage there")
     return row["text"]

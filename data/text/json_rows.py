@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import Seen, inner_suffix, open_stream
-from contexture.data.text.json_values import DECODER, json_value, reason_of
+from contexture.data.text.json_values import DECODER, RepeatedKey, fault_of, json_value
 from contexture.data.text.lines import decoded_lines
 
 LONGEST_VALUE = 1 << 26
@@ -45,7 +45,7 @@ def _record(line: str, at: str, expected: str) -> JsonObject | DataError:
     try:
         record = json_value(line)
     except (ValueError, RecursionError) as error:
-        return DataError(f"{at}: not JSON ({reason_of(error)}); {expected}")
+        return DataError(f"{at}: {fault_of(error)}; {expected}")
     return _checked(record, line, at, expected)
 
 
@@ -137,6 +137,8 @@ class _Values:
                     reason, at = error.msg, error.pos
             except RecursionError:
                 raise self._wrong("nested too deep") from None
+            except RepeatedKey as error:
+                raise DataError(f"{self.path}: near line {self._line(self.place)}: {error}") from None
             except ValueError as error:
                 raise self._wrong(str(error)) from None
             if self.ended or len(self.held) - self.place > LONGEST_VALUE:
@@ -144,5 +146,8 @@ class _Values:
             self._more()
 
     def _wrong(self, reason: str, at: int | None = None) -> DataError:
-        line = self.line + self.held.count("\n", 0, self.place if at is None else at)
+        line = self._line(self.place if at is None else at)
         return DataError(f"{self.path}: not JSON at line {line} ({reason}); {self.expected}, or write it as *.jsonl")
+
+    def _line(self, place: int) -> int:
+        return self.line + self.held.count("\n", 0, place)

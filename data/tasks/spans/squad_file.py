@@ -7,7 +7,7 @@ from pathlib import Path
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_stream
 from contexture.data.tasks.tables import Row, Table, objects
-from contexture.data.text.json_values import json_value, reason_of
+from contexture.data.text.json_values import fault_of, json_value
 
 _FORM = '{"data": [{"paragraphs": [{"context": "…", "qas": [{"id": "…", "question": "…", "answers": […]}]}]}]}'
 _NAMES = ("id", "question", "context", "answers")
@@ -31,11 +31,10 @@ def questions_of_json(path: Path) -> Table:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 (byte {error.start}); save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        reason = reason_of(error)
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         # Text behind a whole object is most often the next line of JSON lines.
-        hint = "if every line is an object, name the file *.jsonl; " if reason == "Extra data" else ""
-        raise DataError(f"{path}{line}: not JSON ({reason}); {hint}a *.json in SQuAD's form is {_FORM}") from None
+        hint = "if every line is an object, name the file *.jsonl; " if "Extra data" in str(error) else ""
+        raise DataError(f"{path}{line}: {fault_of(error)}; {hint}a *.json in SQuAD's form is {_FORM}") from None
     rows = [*_rows(path, content)]
     if not rows:
         raise DataError(f"{path}: no question in the file; a *.json in SQuAD's form is {_FORM}")
