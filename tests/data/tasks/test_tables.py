@@ -133,6 +133,23 @@ def test_conll_has_a_word_a_line_and_its_tag_last(tmp_path: Path):
     assert _read(tmp_path / "a.conll", CONLL, by_position)[0].tags == ("NNP", "SYM")
 
 
+@pytest.mark.parametrize(
+    ("content", "rows"),
+    [
+        # As MultiCoNER has it: as many columns as a word, but no tag of any other line.
+        ("# id 11\tdomain=en\nanna _ _ B-PER\n# _ _ O\n\n# id 22\tdomain=en\nsees _ _ O\n", ["anna #", "sees"]),
+        ("# sent1\n# text = a b\na O\n\n# sent2\nb O\n", ["a", "b"]),
+        ("# one\n-DOCSTART- O\n\n# two\na O\n", ["a"]),
+        ("# O\na O\n\n#\tO\n\n#Oslo B-LOC\n\n#\tB-X\nb O\n", ["# a", "#", "#Oslo", "# b"]),
+        ("a O\n# B-X\n\n# B-X\nb O\n", ["a #", "# b"]),
+    ],
+)
+def test_a_comment_of_conll_is_no_word_and_a_hash_is_one(tmp_path: Path, content: str, rows: list[str]):
+    assert [" ".join(row.words) for row in _read(tmp_path / "a.conll", content, TAG)] == rows
+    unlabelled = _read(tmp_path / "a.conll", content, TAG, labelled=False)
+    assert [" ".join(row.words) for row in unlabelled] == rows
+
+
 def _conllu(*lines: str) -> str:
     return "".join("\t".join([*line.split(" "), *"_________"][:10]) + "\n" if line else "\n" for line in lines)
 
