@@ -6,13 +6,14 @@ import numpy as np
 
 from contexture.data.errors import DataError
 from contexture.data.tasks.examples import Answer
+from contexture.data.text.written_lists import written_list
 
 
 def read_answers(value: object, start: object, context: str, at: str) -> tuple[Answer, ...]:
     """Returns the answers of one question; () for none.
 
         "Rollo"                                            a string, "" or null for no answer
-        ["Rollo", "Rollo"]                                 several that are right
+        ["Rollo", "Rollo"]                                 several that are right; also written as text
         {"text": ["Rollo"], "answer_start": [308]}         as TFDS and Hugging Face have SQuAD
         [{"text": "Rollo", "answer_start": 308}]           as SQuAD's own files
 
@@ -20,7 +21,27 @@ def read_answers(value: object, start: object, context: str, at: str) -> tuple[A
 
     Raises: DataError for an answer that is not in its context there, and for what is none of these.
     """
-    return tuple(_placed(text, place, context, at) for text, place in _pairs(value, start, at))
+    return tuple(_placed(text, place, context, at) for text, place in _pairs(_read(value, context, at), start, at))
+
+
+def _read(value: object, context: str, at: str) -> object:
+    """Returns the list of answers that a string holds, as a *.csv has it; any other value as it is.
+
+    Raises: DataError for a list that cannot be read, and for an object that was written as text.
+    """
+    if not isinstance(value, str) or value.strip() in context:
+        return value
+    if value.strip().startswith("{") and "text" in value:
+        raise DataError(
+            f"{at}: the answers are an object written as text; give *.jsonl or *.parquet, which have objects"
+        )
+    try:
+        items = written_list(value)
+    except ValueError as error:
+        raise DataError(
+            f"{at}: the answers are a list written as text that cannot be read ({error}); give *.jsonl or *.parquet"
+        ) from None
+    return value if items is None else items
 
 
 def _pairs(value: object, start: object, at: str) -> list[tuple[object, object]]:
