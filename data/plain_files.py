@@ -29,6 +29,8 @@ _MAGIC = (
     (0, b"PAR1", ".parquet"), (0, b"ARROW1", ".arrow"), (0, b"\xff\xff\xff\xff", ".arrow"), (0, b"FEA1", ".feather"),
 )  # fmt: skip
 """Place, bytes and suffix of files that are no text."""
+LONGEST_FILE = 1 << 28
+"""Most bytes of a file that is read whole."""
 _HEAD = 512
 _PIECE = 1 << 16
 """Bytes that are read from disk at once."""
@@ -60,6 +62,21 @@ def read_plain(path: str | Path) -> bytes:
     """Returns all bytes of a file. Raises: as `open_plain`."""
     with open_plain(path) as file:
         return file.read()
+
+
+def read_stream(path: str | Path, most: int = LONGEST_FILE) -> bytes:
+    """Returns the content of a file, decompressed by its last suffix.
+
+    Raises: as `open_stream`; DataError for more than `most` bytes.
+    """
+    with open_stream(path) as file:
+        # In pieces, since the length of what is compressed is not known beforehand.
+        content = bytearray()
+        while piece := file.read(_PIECE):
+            content += piece
+            if len(content) > most:
+                raise DataError(f"{path}: more than {most:,} bytes, which are read at once; give several files")
+    return bytes(content)
 
 
 def open_stream(path: str | Path, seen: Seen = len) -> BufferedReader:

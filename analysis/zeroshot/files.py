@@ -15,7 +15,7 @@ from contexture.data.tasks.examples import ChoiceExample
 from contexture.data.tasks.labels import Labels, answer
 from contexture.data.tasks.read_examples import check_sources, examples, open_table
 from contexture.data.text.json_values import fault_of, json_value
-from contexture.data.text.lines import lines
+from contexture.data.text.lines import LONGEST_TEXT, lines
 
 
 @dataclass
@@ -34,7 +34,7 @@ def passages(file: str) -> Iterator[str]:
     Raises: DataError with file:line for an object without a text, and a passage of fewer than two words.
     """
     objects = inner_suffix(file) == ".jsonl"
-    for number, line in lines(Path(file)):
+    for number, line in lines(Path(file), most=LONGEST_TEXT):
         if not line.strip():
             continue
         text = _passage(line, f"{file}:{number}") if objects else line.strip()
@@ -105,7 +105,7 @@ def book_questions(file: str) -> Questions:
     Raises: DataError with file:line for lines of another form.
     """
     read, story = Questions([], [], [], []), list[str]()
-    for number, line in lines(Path(file)):
+    for number, line in lines(Path(file), most=LONGEST_TEXT):
         text = line.rstrip("\r\n")
         if not text.strip():
             if story:

@@ -8,7 +8,7 @@ from pathlib import Path
 from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.data.tasks.tables import Row, Table, counted, usual_width
-from contexture.data.text.lines import decoded_lines
+from contexture.data.text.lines import LONGEST_TEXT, decoded_lines
 
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _SPACES = re.compile(r"[ \t]+")
@@ -21,6 +21,8 @@ _COMMENT = "# "
 """How a comment of a *.conll begins, and a word # where spaces are between the columns."""
 _MANY = 1 << 17
 """Lines of a *.conll in which its tags show."""
+LONGEST_SENTENCE = 1 << 17
+"""Words of a sentence: more of them are taken for a file without blank lines."""
 _DOCUMENT = "a document begins"
 """In place of a line's columns."""
 
@@ -67,7 +69,7 @@ def word_lines(path: Path, universal: bool) -> Iterator[tuple[int, list[str] | D
     _DOCUMENT where a document begins. Comments are left out: in CoNLL-U the lines that begin with #, else those that
     `_tagged` does not know."""
     begins, known = True, None
-    for number, line, odd in decoded_lines(path):
+    for number, line, odd in decoded_lines(path, most=LONGEST_TEXT):
         line = line.rstrip("\r\n")
         if not line.strip(" \t"):
             yield number, None
@@ -94,7 +96,7 @@ def _tagged(path: Path) -> set[tuple[int, str]]:
     """Returns how many columns words of a *.conll have, and with which tag: of each line that cannot be a comment."""
     known: set[tuple[int, str]] = set()
     begins = True
-    for _, line, _ in islice(decoded_lines(path), _MANY):
+    for _, line, _ in islice(decoded_lines(path, most=LONGEST_TEXT), _MANY):
         cells = _SPACES.split(line.strip(" \t\r\n"))
         if not (begins and line.startswith(_COMMENT)):
             known.add(_shape(cells))
@@ -133,5 +135,9 @@ def _sentences(path: Path, universal: bool, width: int, expected: str) -> Iterat
             wrong = wrong or cells
         else:
             words.append(cells)
+        if len(words) > LONGEST_SENTENCE:
+            raise DataError(
+                f"{path}:{begins}: a sentence of more than {LONGEST_SENTENCE:,} words; put a blank line after each"
+            )
     if words or wrong:
         yield begins, wrong or Sentence(words, document, follows)

@@ -9,7 +9,7 @@ from contexture.data.tasks.conll import Sentence
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.spans.answers import read_answers
-from contexture.data.tasks.tables import Row, counted
+from contexture.data.tasks.tables import LONGEST_FIELD, Row, counted
 from contexture.data.text.written_lists import written_list
 
 
@@ -101,12 +101,17 @@ class RowReader:
             value: Any = row[column.key]  # pyright: ignore[reportArgumentType, reportCallIssue]  # the key fits its table
             for name in column.inner:
                 value = value[name]
-            return value
         except (KeyError, TypeError):
             if optional:
                 return None
             every = "row is to have that field" if column.inner else "line is to have the same keys"
             raise DataError(f"{self.at}: {column} is missing; every {every}") from None
+        if isinstance(value, str) and len(value) > LONGEST_FIELD:
+            raise DataError(
+                f"{self.at}: {column} has {len(value):,} characters, more than {LONGEST_FIELD:,}; break it up, or "
+                "leave the row out"
+            )
+        return value
 
     def _sequence(self, row: Row, column: Column, read: Callable[[object, str], str]) -> tuple[str, ...]:
         """Returns words, or tags, from a list of them, also one written as text, or a string with single spaces between

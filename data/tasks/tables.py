@@ -14,10 +14,10 @@ from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.data.text.columnar import Columnar
 from contexture.data.text.json_rows import JsonObject, json_records
-from contexture.data.text.lines import decoded_lines
+from contexture.data.text.lines import LONGEST_ROW, decoded_lines
 
 LONGEST_FIELD = 1 << 24
-"""Characters of a field of a *.csv: a longer one is taken for a quote that is never closed."""
+"""Characters of a cell. A longer field of a *.csv is taken for a quote that is never closed."""
 FIRST_ROWS = 100
 """Rows from which the columns are detected, so that an odd first row is left out like any other."""
 _EXPECTED = {
@@ -175,10 +175,17 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
     # being read are held, with their errors, to say where it begins and what is wrong with it.
     held: list[str] = []
     odd: list[DataError] = []
+    size = 0
 
     def fed() -> Iterator[str]:
+        nonlocal size
         for _, line, wrong in decoded_lines(path):
             held.append(line)
+            size += len(line)
+            if size > LONGEST_ROW:
+                raise DataError(
+                    f"{path}:{first}: a row of more than {LONGEST_ROW:,} characters begins here; check its quotes"
+                )
             if wrong:
                 odd.append(wrong)
             yield line
@@ -188,6 +195,7 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
         first = reader.line_num + 1
         held.clear()
         odd.clear()
+        size = 0
         try:
             cells = next(reader)
         except StopIteration:

@@ -18,6 +18,7 @@ import numpy as np
 
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import inner_suffix, open_plain, read_plain
+from contexture.data.text.lines import LONGEST_ROW
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 """Files in the folder of a saved data set, and in that of its splits."""
@@ -167,6 +168,10 @@ class _Cells:
             valid = self._column[place].is_valid
             return {name: field.value(place) for name, field in self._fields.items()} if valid else None
         if self._values is None:
+            if (longest := _longest(self._column)) > LONGEST_ROW:
+                raise _BadCell(
+                    f"holds {longest:,} bytes in a cell near here, more than {LONGEST_ROW:,}; break the text up"
+                )
             self._values = self._column.to_pylist()
         value = self._values[place]
         return value if self._convert is None or value is None else self._convert(value)
@@ -186,8 +191,8 @@ class _Row(Mapping[str, object]):
             )
         try:
             return cells.value(self._place)
-        except _NoClass as error:
-            raise DataError(f"{self._at}: column {name!r} {error}; save the data set again") from None
+        except _BadCell as error:
+            raise DataError(f"{self._at}: column {name!r} {error}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cells)
@@ -196,8 +201,20 @@ class _Row(Mapping[str, object]):
         return len(self._cells)
 
 
-class _NoClass(Exception):
-    """A number that names no class."""
+class _BadCell(Exception):
+    """What is wrong with a cell, and how to mend it."""
+
+
+def _longest(column: Any) -> int:
+    """Returns the bytes of the longest string of a column; its strings are not made Python's for that."""
+    import pyarrow.compute as compute
+    import pyarrow.types as types
+
+    column = column.dictionary if types.is_dictionary(column.type) else column
+    if not (types.is_string(column.type) or types.is_large_string(column.type)):
+        return 0
+    lengths: Any = compute.binary_length(column)  # pyright: ignore[reportAttributeAccessIssue]
+    return compute.max(lengths).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _converter(type: Any, feature: object) -> tuple[Convert | None, bool]:
@@ -236,7 +253,7 @@ def _class_name(value: int, names: list[object]) -> str | None:
     if value == -1:  # how `datasets` marks a label that is not known
         return None
     if not 0 <= value < len(names):
-        raise _NoClass(f"is class {value}, and has the names of {len(names)} classes")
+        raise _BadCell(f"is class {value}, and has the names of {len(names)} classes; save the data set again")
     return str(names[value])
 
 

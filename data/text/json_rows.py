@@ -9,9 +9,9 @@ from typing import TypeAlias
 from contexture.data.errors import DataError
 from contexture.data.plain_files import Seen, inner_suffix, open_stream
 from contexture.data.text.json_values import DECODER, RepeatedKey, fault_of, json_value
-from contexture.data.text.lines import decoded_lines
+from contexture.data.text.lines import LONGEST_ROW, decoded_lines
 
-LONGEST_VALUE = 1 << 26
+LONGEST_VALUE = LONGEST_ROW
 """Characters of an object in a *.json: a longer one is taken for an array that is never closed."""
 _PIECE = 1 << 16
 _SPACES = " \t\r\n"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from contexture.data.errors import DataError
-from contexture.data.plain_files import open_stream
+from contexture.data.plain_files import open_stream, read_stream
 from contexture.data.tasks.tables import Row, Table, objects
 from contexture.data.text.json_values import fault_of, json_value
 
@@ -26,10 +26,11 @@ def questions_of_json(path: Path) -> Table:
     if not first.startswith("{"):
         return objects(path)
     try:
-        with open_stream(path) as stream:
-            content = json_value(stream.read().decode("utf-8-sig"))
+        content = json_value(read_stream(path).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 (byte {error.start}); save the file as UTF-8") from None
+    except DataError:
+        raise
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         # Text behind a whole object is most often the next line of JSON lines.
