@@ -27,14 +27,14 @@ _PAIRS = (
 )
 _TEXTS = ("text", "sentence", "review", "content", "question", "utterance", "query")
 _LABELS = ("label", "category", "class", "intent", "target", "sentiment", "score", "gold_label")
-_NUMBERS = ("score", "label", "target", "similarity")
+USUAL_NUMBERS = ("score", "label", "target", "similarity")
 _WORDS = ("tokens", "words", "text", "sentence")
 _TAGS = ("tags", "ner_tags", "upos", "pos_tags", "ner", "labels", "label")
 _CONTEXTS = ("text", "context", "ctx", "premise", "question", "goal", "story", "sentence")
 _CHOICES = ("choices", "endings", "options", "alternatives")
 _QUESTIONS, _PASSAGES = ("question", "query"), ("context", "paragraph", "passage", "document", "text")
 _ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
-_CHOICE = re.compile(r"(choice|ending|option|alternative|solution|sol)_?(\d+)")
+_CHOICE = re.compile(r"(choice|ending|option|alternative|solution|sol)_?([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _Role:
 _TEXT, _LABEL = _Role("text", "text", _TEXTS), _Role("label", "label", _LABELS)
 _ROLES = {
     "classify": (_TEXT, _LABEL),
-    "regress": (_TEXT, _Role("label", "label", _NUMBERS, prefer=True)),
+    "regress": (_TEXT, _Role("label", "label", USUAL_NUMBERS, prefer=True)),
     "tag": (_Role("words", "text", _WORDS, prefer=True), _Role("tags", "label", _TAGS, prefer=True)),
     "choice": (_Role("text", "text", _CONTEXTS), _LABEL),
     "span": (_Role("question", "text", _QUESTIONS, prefer=True), _Role("answers", "label", _ANSWERS, prefer=True)),

@@ -12,7 +12,7 @@ from contexture.data.text.lines import LONGEST_TEXT, decoded_lines
 
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _SPACES = re.compile(r"[ \t]+")
-_NO_WORD = re.compile(r"\d+[-.]\d+")
+_NO_WORD = re.compile("[0-9]+[-.][0-9]+")
 """The id of a range of words (1-2) or of an empty node (1.1)."""
 _NEWDOC = re.compile(r"#\s*newdoc(\s|$)")
 """The comment with which a document of CoNLL-U begins; a name may follow."""

@@ -9,6 +9,7 @@ from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Text
 from contexture.data.tasks.tables import counted
+from contexture.data.text.written_numbers import written_number
 
 MAX_ALTERNATIVES = 256
 """The most alternatives of a question. All questions of a batch have rows for as many as the longest list has, so that
@@ -72,11 +73,8 @@ class Labels:
 
 def _sort_key(label: str) -> tuple[float, str]:
     """Numbers by their value, then all other labels (NaN among them) by their text."""
-    try:
-        value = float(label)
-    except ValueError:
-        return float("inf"), label
-    return (value, label) if value == value else (float("inf"), label)
+    value = written_number(label)
+    return (value, label) if value is not None and value == value else (float("inf"), label)
 
 
 def alternatives(examples: Sequence[Example], labels: Labels) -> NDArray[np.int64]:
@@ -102,11 +100,8 @@ def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> i
         return _right(example, label, labels)
     if kind == "classify":
         return labels.number(label, origin)
-    try:
-        value = float(label)
-    except ValueError:
-        value = float("nan")
-    if not np.isfinite(value):
+    value = written_number(label)
+    if value is None or not np.isfinite(value):
         raise DataError(f"{origin}: {label!r} is not a number, which task.kind=regress wants")
     if abs(value) > _LARGEST:
         raise DataError(f"{origin}: {label!r} is beyond ±{_LARGEST:g}, whose square no float32 sums; scale the numbers")

@@ -7,6 +7,7 @@ import numpy as np
 from contexture.data.errors import DataError
 from contexture.data.tasks.examples import Answer
 from contexture.data.text.written_lists import written_list
+from contexture.data.text.written_numbers import written_number
 
 
 def read_answers(value: object, start: object, context: str, at: str) -> tuple[Answer, ...]:
@@ -84,14 +85,12 @@ def _placed(text: object, place: object, context: str, at: str) -> Answer:
         if (first := context.find(text)) < 0:
             raise DataError(f"{at}: the answer {text[:40]!r} is not in its context; copy it letter for letter")
         return Answer(text, first)
-    try:
-        # As a float first: a table in which some places are empty is often written with 3.0 for 3.
-        number = float(place)  # pyright: ignore[reportArgumentType]  # whatever is no number is refused
-        start, exact = int(number), number.is_integer()
-    except (TypeError, ValueError, OverflowError):
-        start, exact = -1, False
-    if not exact or isinstance(place, bool):
+    # A table in which some places are empty is often written with 3.0 for 3.
+    number = written_number(place) if isinstance(place, str) else place
+    whole = isinstance(number, float | np.floating) and float(number).is_integer()
+    if isinstance(number, bool) or not (whole or isinstance(number, int | np.integer)):
         raise DataError(f"{at}: the answer begins at {place!r}; give the number of its first character, from 0")
+    start = int(number)  # pyright: ignore[reportArgumentType]  # a number by now
     if start < 0 or context[start : start + len(text)] != text:
         near = context.find(text)
         there = f" (it is at {near})" if near >= 0 else ""

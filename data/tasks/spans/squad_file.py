@@ -34,7 +34,8 @@ def questions_of_json(path: Path) -> Table:
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         # Text behind a whole object is most often the next line of JSON lines.
-        hint = "if every line is an object, name the file *.jsonl; " if "Extra data" in str(error) else ""
+        several = getattr(error, "msg", "") == "Extra data"
+        hint = "if every line is an object, name the file *.jsonl; " if several else ""
         raise DataError(f"{path}{line}: {fault_of(error)}; {hint}a *.json in SQuAD's form is {_FORM}") from None
     rows = [*_rows(path, content)]
     if not rows:
