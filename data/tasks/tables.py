@@ -212,8 +212,6 @@ def _broken(path: Path, first: int, held: list[str], reason: str) -> DataError:
     if "end of data" not in reason and "field limit" not in reason:
         if "expected after" in reason:
             reason = 'text after a closing quote; write a quote within a quoted field twice: ""'
-        elif "new-line" in reason:
-            reason = "a carriage return within a row; end lines with a line feed, or quote the field"
         return DataError(f"{path}:{first + len(held) - 1}: {reason}")
     # A quote was opened and not closed: the line where it begins helps more than the line where the file ends.
     begins, inside = first, False

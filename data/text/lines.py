@@ -1,6 +1,12 @@
-"""Lines of text files, decompressed and decoded as they are read, in bounded memory."""
+"""Lines of text files, decompressed and decoded as they are read, in bounded memory.
 
+A line ends with \\n, \\r\\n or a lone \\r, in files and within texts alike. Python's `str.splitlines` has eight more
+ends, U+2028, U+0085 and \\x1c among them, which are characters of a text here.
+"""
+
+import re
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
 from contexture.data.errors import DataError
@@ -15,6 +21,14 @@ LONGEST_ROW = 1 << 26
 """Most bytes of a line that is a row of a table, or a JSON object."""
 LONGEST_DOCUMENT = 1 << 25
 """Most characters of a document of several lines that is read whole."""
+
+
+_END = re.compile("\\r\\n|\\r|\\n")
+
+
+def split_lines(text: str) -> list[str]:
+    """Returns the lines of a text, without their ends."""
+    return _END.split(text)
 
 
 def lines(path: Path, seen: Seen = len, cut_long: bool = False, most: int = LONGEST_ROW) -> Iterator[tuple[int, str]]:
@@ -51,11 +65,11 @@ def _raw_lines(path: Path, seen: Seen, cut_long: bool, most: int) -> Iterator[tu
     limit = LONGEST_LINE
     with open_stream(path, seen) as file:
         number, rest, first = 1, bytearray(), True
-        while piece := file.readline(limit):
+        for piece in _pieces(file, limit):
             if first:  # a byte order mark
                 piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
             rest += piece
-            if rest.endswith(b"\n"):
+            if rest.endswith((b"\n", b"\r")):
                 yield number, bytes(rest)
                 rest = bytearray()
                 number += 1
@@ -78,3 +92,13 @@ def _raw_lines(path: Path, seen: Seen, cut_long: bool, most: int) -> Iterator[tu
                 )
         if rest:
             yield number, bytes(rest)
+
+
+def _pieces(file: BufferedReader, limit: int) -> Iterator[bytes]:
+    """Yields the lines of a file with their ends; of longer ones at most `limit` bytes at a time."""
+    while piece := file.readline(limit):
+        # The limit may fall between \r and \n.
+        if piece.endswith(b"\r") and file.peek(1)[:1] == b"\n":
+            piece += file.read(1)
+        # Of bytes, splitlines knows no other line ends.
+        yield from piece.splitlines(keepends=True) if b"\r" in piece else (piece,)

@@ -16,6 +16,7 @@ import numpy as np
 
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import read_plain
+from contexture.data.text.lines import split_lines
 
 PREFIX = "tfds:"
 _NAME = re.compile(r"(?P<set>\w+(?:/[\w.+-]+)?)(?::(?P<version>\d+\.\d+\.\d+))?(?::(?P<split>[^/]+))?")
@@ -83,7 +84,7 @@ class Split:
         a text file (lm1b has a sentence an example). Every text goes through `seen`, with a line's end.
         """
         for number, text in self._texts(seen):
-            lines = [line.strip() for line in text.split("\n")]
+            lines = [line.strip() for line in split_lines(text)]
             full = [line for line in lines if line]
             if len(full) < 2:
                 yield number, "".join(full)

@@ -216,7 +216,7 @@ def test_conllu_leaves_out_ranges_empty_nodes_and_comments(tmp_path: Path):
         ("a.csv", 'text,label\n"a""b\n""c","e""\n', {}, "a.csv:3: the quoted field that begins here is never closed;"),
         ("a.csv", 'text,label\na,b\n"a\nb","x\ny,z\n', {}, 'a.csv:4: the quoted field that begins here is never close'),
         ("a.csv", 'text,label\n"a"b,c\n', {}, "a.csv:2: text after a closing quote; write a quote within a quoted fie"),
-        ("a.csv", "text,label\na\rb,c\n", {}, "a.csv:2: a carriage return within a row; end lines with a line feed"),
+        ("a.csv", "text,label\na\rb,c\n", {}, "a.csv:2: 1 column where the header has 2"),
         # jsonl
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text"\n', {}, "a.jsonl:2: not JSON (Expecting ':' delimiter); every"),
         ("a.jsonl", "[1]", {}, "a.jsonl:1: no object; every line of a *.jsonl is an object like"),

@@ -1,6 +1,8 @@
 """Lines of files: where they end, and that none is collected without end."""
 
 import gzip
+import json
+import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from contexture.analysis.senses.occurrences import read_sentences
 from contexture.analysis.zeroshot import word_perplexity
@@ -26,6 +30,50 @@ from contexture.data.tasks.spans.squad_file import questions_of_json
 from contexture.data.text import columnar, lines
 from contexture.data.text.columnar import Columnar
 from contexture.data.text.sources import TextFile, expand
+
+ENDS = st.sampled_from(["\n", "\r\n", "\r"])
+WITHIN = st.text(st.sampled_from("a ä漢\t\u2028\u2029\x85\x1c\x0b\x0c"), max_size=9)
+
+
+@given(st.lists(st.tuples(WITHIN, ENDS), max_size=9), WITHIN, st.integers(1, 9))
+def test_line_feeds_and_carriage_returns_end_lines_and_nothing_else(tmp_path_factory, rows, last, limit):
+    """In files and in texts alike, wherever the file's pieces end."""
+    file = tmp_path_factory.getbasetemp() / "ends.txt"
+    text = "".join(f"{line}{end}" for line, end in rows) + last
+    file.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "LONGEST_LINE", limit)
+        read = list(lines.lines(file))
+    written = re.findall("[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)
+    assert read == list(enumerate(written, 1))
+    assert lines.split_lines(text) == [*(line.rstrip("\r\n") for line in written), *([""] if not last else [])]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json"])
+def test_a_text_has_the_same_lines_in_a_file_and_in_a_row(tmp_path: Path, end: str, name: str):
+    text = end.join(["one\u2028two", "three\x85", "four\x1cfive"])
+    (tmp_path / name).write_bytes((text if name == "a.txt" else json.dumps({"text": text})).encode())
+    documents = [line for _, line in TextFile(tmp_path / name).documents() if line]
+    assert documents == ["one\u2028two", "three", "four\x1cfive"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_tables_have_the_same_rows_by_any_line_end(tmp_path: Path, end: str):
+    table = TaskConfig(kind="classify")
+    (tmp_path / "a.tsv").write_bytes(end.join(["text\tlabel", "a\u2028b\tx", "c\ty", ""]).encode())
+    (tmp_path / "a.csv").write_bytes(end.join(["text,label", '"a\u2028b",x', "c,y", ""]).encode())
+    (tmp_path / "a.jsonl").write_bytes(
+        end.join(['{"text": "a\u2028b", "label": "x"}', '{"text": "c", "label": "y"}']).encode()
+    )
+    for name, first in (("a.tsv", 2), ("a.csv", 2), ("a.jsonl", 1)):
+        assert list(examples(str(tmp_path / name), table, labelled=True)) == [
+            Text("a\u2028b", "x", f"{name}:{first}"), Text("c", "y", f"{name}:{first + 1}")
+        ]  # fmt: skip
+    (tmp_path / "a.conll").write_bytes(end.join(["a O", "b X", "", "c O"]).encode())
+    tagged = examples(str(tmp_path / "a.conll"), TaskConfig(kind="tag"), labelled=True)
+    assert [" ".join(getattr(each, "words", ())) for each in tagged] == ["a b", "c"]
+
 
 MEGABYTE = gzip.compress(b"0" * (1 << 20))
 
