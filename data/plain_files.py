@@ -115,6 +115,11 @@ def check_content(path: str | Path) -> None:
         raise DataError(f"{path}: a compressed *{suffix}; decompress it, since such a file is compressed within")
     with open_stream(path) as file:  # says what is wrong with compressed data
         head = file.read(_HEAD)
+    if suffix not in COLUMNAR and (encoding := _other_encoding(head)):
+        raise DataError(
+            f"{path}: {encoding} by its first bytes, and text is UTF-8; save it so, or: iconv -f {encoding} -t UTF-8 "
+            f"{path} > NEW"
+        )
     holds = next((kind for at, magic, kind in _MAGIC if head[at : at + len(magic)] == magic), "")
     if suffix in COLUMNAR:
         if head and not (holds == suffix or (holds == ".arrow" and suffix == ".feather")):
@@ -127,6 +132,19 @@ def check_content(path: str | Path) -> None:
         raise DataError(f"{path}: a binary table, which its name does not say; name it *{holds}")
     elif holds:
         raise DataError(f"{path}: an archive (*{holds}), which is not read; unpack it, and name the files in it")
+
+
+def _other_encoding(head: bytes) -> str:
+    """Returns the name of an encoding with two or four bytes a character, by its mark or by zeros in every other byte
+    of Latin text; "" for another."""
+    marks = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+    if named := next((name for mark, name in marks.items() if head.startswith(mark)), ""):
+        return named
+    half = len(head) // 2
+    even, odd = head[: 2 * half : 2].count(0), head[1 : 2 * half : 2].count(0)
+    if half < 2 or max(even, odd) < 0.9 * half or min(even, odd) > 0.1 * half:
+        return ""
+    return "UTF-16BE" if even > odd else "UTF-16LE"
 
 
 class _Decoder(Protocol):

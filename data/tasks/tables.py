@@ -51,6 +51,8 @@ class Table:
     """Whether the names come from a first line, which may be no header."""
     rare: tuple[str, ...] = ()
     """Of objects, the keys that fewer than half of the first ones have."""
+    lone: str = ""
+    """Of a table with one column, its first cell: a file with other separators shows there."""
 
 
 def separated(path: Path, header: bool) -> Table:
@@ -71,8 +73,10 @@ def separated(path: Path, header: bool) -> Table:
         if isinstance(cells, DataError):
             raise cells
         names, width = tuple(name.strip() for name in cells), len(cells)
+        lone = "".join(cells[:1])
     else:
         number, width = usual_width(read(path))
+        lone = next((row[0] for line, row in read(path) if line == number and not isinstance(row, DataError)), "")
     if not width:
         raise DataError(f"{path}: no row in the file; give a row for each example")
     whose = f"the header has {width} ({listed(names)})" if names else f"line {number} has {width}"
@@ -89,7 +93,7 @@ def separated(path: Path, header: bool) -> Table:
             else:
                 yield line, row
 
-    return Table(str(path), f"{path}:{number}", names, width, checked(), headed=header)
+    return Table(str(path), f"{path}:{number}", names, width, checked(), headed=header, lone=lone if width == 1 else "")
 
 
 def usual_width(rows: Iterable[tuple[int, Sequence[str] | DataError]]) -> tuple[int, int]:

@@ -216,6 +216,7 @@ def test_conllu_leaves_out_ranges_empty_nodes_and_comments(tmp_path: Path):
         ("a.csv", 'text,label\n"a""b\n""c","e""\n', {}, "a.csv:3: the quoted field that begins here is never closed;"),
         ("a.csv", 'text,label\na,b\n"a\nb","x\ny,z\n', {}, 'a.csv:4: the quoted field that begins here is never close'),
         ("a.csv", 'text,label\n"a"b,c\n', {}, "a.csv:2: text after a closing quote; write a quote within a quoted fie"),
+        ("a.csv", "text;label\na, b;x\n", {}, "a.csv:1: no column has a usual name of the text"),
         ("a.csv", "text,label\na\rb,c\n", {}, "a.csv:2: 1 column where the header has 2"),
         # jsonl
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text"\n', {}, "a.jsonl:2: not JSON (Expecting ':' delimiter); every"),
@@ -337,3 +338,20 @@ def test_damage_gives_examples_or_one_line(
             assert row.origin.startswith(f"{name}:")
     except DataError as error:
         assert len(str(error).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "task", "hint"),
+    [
+        ("a.csv", "text;label\na, b;x\n", {}, "semicolons between them: put a comma there"),
+        ("a.csv", "a b;x\nc d;y\n", {"text": "1", "label": "2"}, "semicolons between them: put a comma there"),
+        ("a.csv", "text;label\na;x\n", {"text": "text"}, "semicolons between them: put a comma there"),
+        ("a.tsv", "text,label\na,x\n", {}, "commas between them: put a tab there; name it *.csv"),
+        ("a.csv", "text\tlabel\na\tx\n", {}, "tabs between them: put a comma there; name it *.tsv"),
+        ("a.tsv", "text|label\na|x\n", {}, "bars between them: put a tab there"),
+        ("a.csv", "words\na\n", {}, ""),
+    ],
+)
+def test_another_separator_is_named(tmp_path: Path, name: str, content: str, task: dict[str, Any], hint: str):
+    message = _refused(tmp_path / name, content, TaskConfig(kind="classify", **task))
+    assert f"its columns seem to have {hint}" in message if hint else "seem to have" not in message
