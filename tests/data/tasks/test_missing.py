@@ -13,6 +13,7 @@ from contexture.data.errors import DataError
 from contexture.data.inputs import as_jsonl, records
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.examples import Answer, ChoiceExample, QuestionExample
+from contexture.data.tasks.labels import Labels
 from contexture.data.tasks.read_examples import examples, examples_of
 from contexture.data.text.tfds import _plain
 from contexture.data.tokenizers.wordpiece import WordPiece
@@ -118,3 +119,27 @@ def test_the_word_nan_is_a_label_like_others(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"text": "w1", "label": "nan"}\n')
     (read,) = examples(str(tmp_path / "a.jsonl"), TaskConfig(kind="classify"), labelled=True)
     assert getattr(read, "label", None) == "nan"
+
+
+def test_a_whole_number_is_one_label_however_it_is_written(tmp_path: Path):
+    """A column of whole numbers becomes one of fractions where some are missing: 1 in one file, 1.0 in another."""
+    (tmp_path / "train.csv").write_text("text,label\n" + "w1,1.0\nw2,0\nw3,1\nw4,10\nw5,1.5\nw6,x\nw7,01\n" * 2)
+    (tmp_path / "dev.jsonl").write_text('{"text": "w1", "label": 1.0}\n{"text": "w1", "label": "0.00"}\n')
+    task = TaskConfig(kind="classify", train=(str(tmp_path / "train.csv"),), dev=(str(tmp_path / "dev.jsonl"),))
+    store = encode(task, TOKENIZER, tmp_path / "data")
+    assert store.labels == ("0", "01", "1", "1.5", "10", "x")
+    assert store.splits["dev"].answers().tolist() == [2, 0]
+    # A model that was trained with 1.0 alone keeps its labels.
+    labels = Labels(("0.0", "1.0"))
+    assert [labels.number(label, "") for label in ("0", "1", "1.0")] == [0, 1, 1]
+    with pytest.raises(DataError, match=r"label '1\.5' is not one of 0\.0, 1\.0"):
+        labels.number("1.5", "dev.csv:2")
+    both = Labels(("1", "1.0"), named=True)
+    assert [both.number(label, "") for label in ("1", "1.0")] == [0, 1]
+
+
+def test_an_alternative_is_named_by_a_whole_number_however_it_is_written(tmp_path: Path):
+    rows = [{"text": "w1", "choices": ["w2", "w3"], "label": label} for label in (1.0, 0, "1", "0.0")]
+    file = _write(tmp_path / "train.jsonl", rows)
+    store = encode(TaskConfig(kind="choice", train=(str(file),)), TOKENIZER, tmp_path / "data")
+    assert store.splits["train"].answers().tolist() == [1, 0, 1, 0] and store.labels == ("0", "1")
