@@ -12,7 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from contexture.data.errors import DataError
+from contexture.data.errors import DataError, FileChanged
 
 Seen: TypeAlias = Callable[[bytes], object]
 """Called with all bytes of a file as they are read: a digest's update, a counter."""
@@ -56,6 +56,18 @@ def open_plain(path: str | Path) -> BufferedReader:
     except BaseException:
         os.close(number)
         raise
+
+
+def state_of(file: BufferedReader) -> tuple[int, int]:
+    """Returns the size of an open file, and when it was written to (ns)."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def check_unchanged(path: str | Path, file: BufferedReader, begun: tuple[int, int]) -> None:
+    """Raises: FileChanged where an open file has another state than in the beginning."""
+    if state_of(file) != begun:
+        raise FileChanged(path)
 
 
 def read_plain(path: str | Path) -> bytes:
@@ -194,10 +206,15 @@ class _Members:
 
 
 class _Counted(io.RawIOBase):
-    """A file whose bytes go through `seen` as they are read."""
+    """A file whose bytes go through `seen` as they are read.
+
+    Raises: FileChanged at its end, where it was written to by then: of a file that was cut, a half would else be taken
+    for the whole.
+    """
 
     def __init__(self, path: str | Path, seen: Seen) -> None:
-        self._file, self._seen = open_plain(path), seen
+        self._path, self._file, self._seen = path, open_plain(path), seen
+        self._begun = state_of(self._file)
 
     def readable(self) -> bool:
         return True
@@ -205,7 +222,10 @@ class _Counted(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
-        self._seen(data) if data else None
+        if data:
+            self._seen(data)
+        elif len(buffer):
+            check_unchanged(self._path, self._file, self._begun)
         return len(data)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from contexture.data.errors import DataError, did_you_mean
-from contexture.data.plain_files import inner_suffix, open_plain, read_plain
+from contexture.data.plain_files import check_unchanged, inner_suffix, open_plain, read_plain, state_of
 from contexture.data.text.lines import LONGEST_ROW
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
@@ -294,6 +294,7 @@ def _opened(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with open_plain(file) as opened:
+        begun = state_of(opened)
         source = pa.PythonFile(opened, mode="r")
         with _damage(file):
             if inner_suffix(file) == ".parquet":
@@ -313,6 +314,7 @@ def _opened(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
                     reader = _ipc(pa, source, stream, pa.ipc.IpcReadOptions(included_fields=numbers))
             _schema_of(reader).names  # noqa: B018  # decodes them: damaged ones are no UTF-8
         yield reader
+        check_unchanged(file, opened, begun)
 
 
 def _schema_of(reader: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.errors import DataError
+from contexture.data.errors import DataError, FileChanged
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.examples import ChoiceExample, Pair, Tagged, Text
@@ -355,3 +356,13 @@ def test_encoded_examples_know_whether_a_data_set_changed(saved: Path, tmp_path:
     again = TaskConfig(kind="classify", train=(str(saved / "train"),), dev=(f"{saved}/train/../train",))
     with pytest.raises(DataError, match=r"task\.dev names examples of task\.train too"):
         encode(again, TOKENIZER, tmp_path / "again")
+
+
+@FILES
+def test_a_file_that_changes_while_it_is_read_is_no_whole_one(tmp_path: Path, name: str):
+    file = write(pa.table({"text": ["a", "b"]}), tmp_path / name)
+    rows = Columnar(file).rows()
+    next(rows)
+    os.utime(file, ns=(0, 1))
+    with pytest.raises(FileChanged, match=f"{name}: changed while it was read"):
+        list(rows)
