@@ -11,6 +11,7 @@ from contexture.data.cancel import CancelToken
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines, power_of_two
 from contexture.data.tasks.encode_examples import chunks
+from contexture.data.text.lines import split_lines
 from contexture.data.text.sentences import sentences
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import Words, word_tokenizer
@@ -68,7 +69,7 @@ def read_sentences(
     for text in documents:
         totals["documents"] += 1
         totals["bytes"] += len(text.encode())
-        for sentence in (each for line in text.splitlines() for each in split(line)):
+        for sentence in (each for line in split_lines(text) for each in split(line)):
             if own := words.words(sentence):
                 totals["words"] += len(own)
                 totals["tokens"] += len(own) + 1  # the end, or the beginning, of the sentence is predicted too

@@ -11,6 +11,13 @@ class DataError(ValueError):
         super().__init__(line.replace("\n", "\\n"))  # names of files may hold line feeds
 
 
+class FileChanged(Exception):
+    """Somebody wrote to a file while it was read: what was read is neither the old content nor the new one."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(f"{path}: changed while it was read; start again when nobody writes to it")
+
+
 LONGEST_NAME = 100
 """Characters of a name that is compared with others: the time grows with the product of both lengths."""
 

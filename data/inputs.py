@@ -67,14 +67,22 @@ def _rows_of_columns(columns: Mapping[str, Any], what: str) -> list[Any]:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value with the numbers and arrays of NumPy in it as Python's own."""
+    """Returns a value with the numbers and arrays of NumPy in it as Python's own, and None for each missing one."""
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if isinstance(value, list | tuple):
         return type(value)(map(plain, value)) if type(value) in (list, tuple) else list(map(plain, value))
-    return value
+    return None if _is_missing(value) else value
+
+
+def _is_missing(value: object) -> bool:
+    """Returns whether a value is how pandas or NumPy says that there is none: NaN, NaT, pandas.NA."""
+    if isinstance(value, float):
+        return value != value
+    # By their names, since pandas need not be installed; pandas.NA even refuses to say whether it equals itself.
+    return type(value).__name__ in ("NAType", "NaTType")
 
 
 def records(given: Examples, kind: str, what: str) -> list[Record]:

@@ -12,7 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from contexture.data.errors import DataError
+from contexture.data.errors import DataError, FileChanged
 
 Seen: TypeAlias = Callable[[bytes], object]
 """Called with all bytes of a file as they are read: a digest's update, a counter."""
@@ -29,6 +29,8 @@ _MAGIC = (
     (0, b"PAR1", ".parquet"), (0, b"ARROW1", ".arrow"), (0, b"\xff\xff\xff\xff", ".arrow"), (0, b"FEA1", ".feather"),
 )  # fmt: skip
 """Place, bytes and suffix of files that are no text."""
+LONGEST_FILE = 1 << 28
+"""Most bytes of a file that is read whole."""
 _HEAD = 512
 _PIECE = 1 << 16
 """Bytes that are read from disk at once."""
@@ -56,10 +58,37 @@ def open_plain(path: str | Path) -> BufferedReader:
         raise
 
 
+def state_of(file: BufferedReader) -> tuple[int, int]:
+    """Returns the size of an open file, and when it was written to (ns)."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def check_unchanged(path: str | Path, file: BufferedReader, begun: tuple[int, int]) -> None:
+    """Raises: FileChanged where an open file has another state than in the beginning."""
+    if state_of(file) != begun:
+        raise FileChanged(path)
+
+
 def read_plain(path: str | Path) -> bytes:
     """Returns all bytes of a file. Raises: as `open_plain`."""
     with open_plain(path) as file:
         return file.read()
+
+
+def read_stream(path: str | Path, most: int = LONGEST_FILE) -> bytes:
+    """Returns the content of a file, decompressed by its last suffix.
+
+    Raises: as `open_stream`; DataError for more than `most` bytes.
+    """
+    with open_stream(path) as file:
+        # In pieces, since the length of what is compressed is not known beforehand.
+        content = bytearray()
+        while piece := file.read(_PIECE):
+            content += piece
+            if len(content) > most:
+                raise DataError(f"{path}: more than {most:,} bytes, which are read at once; give several files")
+    return bytes(content)
 
 
 def open_stream(path: str | Path, seen: Seen = len) -> BufferedReader:
@@ -98,6 +127,11 @@ def check_content(path: str | Path) -> None:
         raise DataError(f"{path}: a compressed *{suffix}; decompress it, since such a file is compressed within")
     with open_stream(path) as file:  # says what is wrong with compressed data
         head = file.read(_HEAD)
+    if suffix not in COLUMNAR and (encoding := _other_encoding(head)):
+        raise DataError(
+            f"{path}: {encoding} by its first bytes, and text is UTF-8; save it so, or: iconv -f {encoding} -t UTF-8 "
+            f"{path} > NEW"
+        )
     holds = next((kind for at, magic, kind in _MAGIC if head[at : at + len(magic)] == magic), "")
     if suffix in COLUMNAR:
         if head and not (holds == suffix or (holds == ".arrow" and suffix == ".feather")):
@@ -110,6 +144,19 @@ def check_content(path: str | Path) -> None:
         raise DataError(f"{path}: a binary table, which its name does not say; name it *{holds}")
     elif holds:
         raise DataError(f"{path}: an archive (*{holds}), which is not read; unpack it, and name the files in it")
+
+
+def _other_encoding(head: bytes) -> str:
+    """Returns the name of an encoding with two or four bytes a character, by its mark or by zeros in every other byte
+    of Latin text; "" for another."""
+    marks = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+    if named := next((name for mark, name in marks.items() if head.startswith(mark)), ""):
+        return named
+    half = len(head) // 2
+    even, odd = head[: 2 * half : 2].count(0), head[1 : 2 * half : 2].count(0)
+    if half < 2 or max(even, odd) < 0.9 * half or min(even, odd) > 0.1 * half:
+        return ""
+    return "UTF-16BE" if even > odd else "UTF-16LE"
 
 
 class _Decoder(Protocol):
@@ -159,10 +206,15 @@ class _Members:
 
 
 class _Counted(io.RawIOBase):
-    """A file whose bytes go through `seen` as they are read."""
+    """A file whose bytes go through `seen` as they are read.
+
+    Raises: FileChanged at its end, where it was written to by then: of a file that was cut, a half would else be taken
+    for the whole.
+    """
 
     def __init__(self, path: str | Path, seen: Seen) -> None:
-        self._file, self._seen = open_plain(path), seen
+        self._path, self._file, self._seen = path, open_plain(path), seen
+        self._begun = state_of(self._file)
 
     def readable(self) -> bool:
         return True
@@ -170,7 +222,10 @@ class _Counted(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
-        self._seen(data) if data else None
+        if data:
+            self._seen(data)
+        elif len(buffer):
+            check_unchanged(self._path, self._file, self._begun)
         return len(data)
 
     def close(self) -> None:

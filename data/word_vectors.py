@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_content, open_stream
+from contexture.data.text.written_numbers import written_number
 from contexture.data.visible import visible
 
 Form: TypeAlias = Literal["text", "text with a header", "binary"]
@@ -189,10 +190,7 @@ def _is_binary(head: bytes) -> bool:
 
 
 def _number(text: bytes) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    return written_number(text.decode("latin-1"))
 
 
 def _commonest_dim(head: bytes) -> int:

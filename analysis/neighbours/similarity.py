@@ -13,8 +13,10 @@ from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
+from contexture.data.tasks.columns import USUAL_NUMBERS, find_columns
 from contexture.data.tasks.examples import Example, Pair
-from contexture.data.tasks.read_examples import check_sources, examples
+from contexture.data.tasks.read_examples import check_sources, examples, open_table
+from contexture.data.text.written_numbers import written_number
 from contexture.train.evaluation.task_metrics import regressed
 
 
@@ -30,25 +32,30 @@ def read_pairs(
     task = TaskConfig(kind="regress", text=text, second=second, label=label, header=header)
     check_sources([file], "--input")
     with column_options():
-        try:
-            rows, labelled = list(examples(file, task, labelled=True)), True
-        except DataError as error:
-            if label or "label" not in str(error):
-                raise
-            rows, labelled = list(examples(file, task, labelled=False)), False
+        labelled = bool(label) or _has_scores(file, task)
+        rows = list(examples(file, task, labelled=labelled))
     pairs = [(row.first, row.second) for row in rows if isinstance(row, Pair)]
     if len(pairs) < len(rows):
         raise DataError(f"{file}: no column of second texts; name it: --second COLUMN")
     return pairs, [_score(row) for row in rows] if labelled else None
 
 
+def _has_scores(file: str, task: TaskConfig) -> bool:
+    """Returns whether a file has a column with a usual name of scores. Raises: DataError where few of its rows have."""
+    table = open_table(file, task)
+    try:
+        find_columns(table, task, labelled=True, speaks=False)
+    except DataError:
+        if few := [name for name in table.rare if name.lower() in USUAL_NUMBERS]:
+            raise DataError(f"{table.head}: few of the pairs have a {few[0]!r}; give each a score, or none") from None
+        return False  # what else is wrong is found again where the pairs are read
+    return True
+
+
 def _score(row: Example) -> float:
     label = getattr(row, "label", None)
-    try:
-        score = float(label or "")
-    except ValueError:
-        score = float("nan")
-    if not np.isfinite(score):
+    score = written_number(label or "")
+    if score is None or not np.isfinite(score):
         raise DataError(f"{row.origin}: {label!r} is not a number; give a score")
     return score
 

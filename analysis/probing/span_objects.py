@@ -13,6 +13,7 @@ from typing import Any
 
 from contexture.analysis.probing.target_types import Sentence, Span, Target
 from contexture.data.errors import DataError
+from contexture.data.text.json_values import fault_of, json_value
 from contexture.data.text.lines import lines
 
 _FORM = '{"text": "…", "targets": [{"span1": [0, 1], "label": "…"}]}'
@@ -27,9 +28,9 @@ def read_objects(path: Path) -> Iterator[Sentence]:
             continue
         origin = f"{path}:{number}"
         try:
-            row = json.loads(line)
+            row = json_value(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{origin}: not JSON ({error}); give an object a line, {_FORM}") from None
+            raise DataError(f"{origin}: {fault_of(error)}; give an object a line, {_FORM}") from None
         if not isinstance(row, dict):
             raise DataError(f"{origin}: no object; give {_FORM}")
         words, targets = _words(row, origin), row.get("targets")

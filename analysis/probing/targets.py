@@ -22,6 +22,7 @@ from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import check_content, inner_suffix
 from contexture.data.tasks.conll import word_lines
 from contexture.data.text.lines import lines
+from contexture.data.text.written_numbers import whole_number
 
 Task: TypeAlias = Literal["pos", "dependencies", "entities", "srl", "coreference"]
 TASKS: tuple[str, ...] = get_args(Task)
@@ -192,12 +193,13 @@ def _span_at(
 ) -> Span:
     """Returns the words of a mention, which a line names by its text and its first character."""
     mention, offset = cells[place[name]], cells[place[f"{name}-offset"]]
-    if not offset.isdecimal() or not mention or text[int(offset) : int(offset) + len(mention)] != mention:
+    first = whole_number(offset)
+    if first is None or not mention or text[first : first + len(mention)] != mention:
         raise DataError(
             f"{path}:{number}: {name} is {mention!r} at {name}-offset {offset}, where the text reads otherwise; give "
             "the character at which it begins, from 0"
         )
-    first, behind = int(offset), int(offset) + len(mention)
+    behind = first + len(mention)
     own = [n for n, (begin, end) in enumerate(bounds) if begin < behind and end > first]
     if not own:
         raise DataError(f"{path}:{number}: {name} is {mention!r}, which holds no word; give a mention of words")
@@ -220,7 +222,7 @@ def _sentences(path: Path) -> Iterator[_Words]:
             continue
         if isinstance(cells, DataError):
             raise cells
-        if at is not None and re.fullmatch(r"\d+[-.]\d+", cells[0]):
+        if at is not None and re.fullmatch("[0-9]+[-.][0-9]+", cells[0]):
             continue  # a range of words, or an empty node
         fewest, expected = (at.fewest, f"at least {at.fewest}") if at else (2, "a word and its tag")
         if len(cells) < fewest:

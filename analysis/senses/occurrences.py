@@ -12,7 +12,7 @@ from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.data.tasks.examples import Text
 from contexture.data.tasks.read_examples import FORMATS, check_sources, examples, open_table
-from contexture.data.text.lines import lines
+from contexture.data.text.lines import LONGEST_TEXT, lines
 from contexture.data.text.sources import check_plain_text
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import StaticWords, Words, spaced_words
@@ -99,7 +99,7 @@ def read_sentences(
         if inner_suffix(file) in _TABLES or Path(file).is_dir():
             yield from _rows(file, text, sense, header)
             continue
-        for number, line in lines(Path(file)):
+        for number, line in lines(Path(file), most=LONGEST_TEXT):
             if line.strip():
                 yield Sentence(line.strip(), None, f"{file}:{number}")
 

@@ -5,7 +5,6 @@ CoQA's questions are a conversation: each is read after the ones before it with 
 one paragraph do not need each other, and each is read alone.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,10 @@ from pathlib import Path
 from contexture.analysis.column_options import column_names
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.plain_files import inner_suffix, open_stream
+from contexture.data.plain_files import inner_suffix, read_stream
 from contexture.data.tasks.examples import QuestionExample
 from contexture.data.tasks.read_examples import check_sources, examples
+from contexture.data.text.json_values import json_value
 
 _FORM = '{"data": [{"story": "…", "questions": [{"input_text": "…"}], "answers": [{"input_text": "…"}]}]}'
 
@@ -59,8 +59,7 @@ def _stories(file: str) -> list[object] | None:
     if inner_suffix(Path(file)) != ".json":
         return None
     try:
-        with open_stream(Path(file)) as stream:
-            content = json.loads(stream.read().decode("utf-8-sig"))
+        content = json_value(read_stream(file).decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return None  # the reader of SQuAD's form says what is wrong
     stories = content.get("data") if isinstance(content, dict) else None

@@ -1,6 +1,5 @@
 """Reads what zero-shot tasks are given: passages, questions with alternatives, the Children's Book Test."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ from contexture.data.plain_files import inner_suffix
 from contexture.data.tasks.examples import ChoiceExample
 from contexture.data.tasks.labels import Labels, answer
 from contexture.data.tasks.read_examples import check_sources, examples, open_table
-from contexture.data.text.lines import lines
+from contexture.data.text.json_values import fault_of, json_value
+from contexture.data.text.lines import LONGEST_TEXT, lines
 
 
 @dataclass
@@ -34,7 +34,7 @@ def passages(file: str) -> Iterator[str]:
     Raises: DataError with file:line for an object without a text, and a passage of fewer than two words.
     """
     objects = inner_suffix(file) == ".jsonl"
-    for number, line in lines(Path(file)):
+    for number, line in lines(Path(file), most=LONGEST_TEXT):
         if not line.strip():
             continue
         text = _passage(line, f"{file}:{number}") if objects else line.strip()
@@ -47,9 +47,9 @@ def passages(file: str) -> Iterator[str]:
 
 def _passage(line: str, at: str) -> str:
     try:
-        row = json.loads(line)
+        row = json_value(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{at}: not JSON ({error}); give an object in each line") from None
+        raise DataError(f"{at}: {fault_of(error)}; give an object in each line") from None
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise DataError(f"{at}: no string `text` in the object; give the passage there")
     return row["text"]
@@ -105,7 +105,7 @@ def book_questions(file: str) -> Questions:
     Raises: DataError with file:line for lines of another form.
     """
     read, story = Questions([], [], [], []), list[str]()
-    for number, line in lines(Path(file)):
+    for number, line in lines(Path(file), most=LONGEST_TEXT):
         text = line.rstrip("\r\n")
         if not text.strip():
             if story:

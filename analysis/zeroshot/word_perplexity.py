@@ -14,6 +14,7 @@ from typing import Any, Literal
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.data.text.lines import LONGEST_DOCUMENT
 
 _WITHIN_WORDS = {" @-@ ": "-", " @,@ ": ",", " @.@ ": "."}
 """WikiText's marks of a hyphen or a separator within a word or a number."""
@@ -94,10 +95,17 @@ def word_perplexity(
 def _articles(lines: Iterable[str]) -> Iterator[str]:
     """Yields the articles of WikiText, each from its title on."""
     article: list[str] = []
+    size = 0
     for line in lines:
         if _HEADING.match(line) and any(each.strip() for each in article):
             yield "\n".join(article).strip("\n")
-            article = []
+            article, size = [], 0
         article.append(line)
+        size += len(line) + 1
+        if size > LONGEST_DOCUMENT:
+            raise DataError(
+                f"an article of more than {LONGEST_DOCUMENT:,} characters; give WikiText, whose articles begin with a "
+                "line ` = Title = `"
+            )
     if any(each.strip() for each in article):
         yield "\n".join(article).strip("\n")

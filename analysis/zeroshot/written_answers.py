@@ -23,6 +23,7 @@ from contexture.analysis.zeroshot.prompts import fitting_summary_prompt, questio
 from contexture.analysis.zeroshot.referenced_texts import ReferencedTexts
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.data.text.lines import split_lines
 from contexture.data.text.sentences import sentences
 from contexture.models.config import GptConfig
 from contexture.train.evaluation.squad_metrics import text_scores
@@ -122,7 +123,7 @@ def summarize(
 
 def first_sentences(text: str, count: int = SUMMARY_SENTENCES) -> str:
     """Returns the first sentences of a text, with a space between them. A line end ends a sentence too."""
-    cut = [" ".join(each.split()) for line in text.splitlines() for each in sentences(line.strip())]
+    cut = [" ".join(each.split()) for line in split_lines(text) for each in sentences(line.strip())]
     return " ".join([each for each in cut if each][:count])
 
 

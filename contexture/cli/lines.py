@@ -16,10 +16,10 @@ def lines_of(file: Path, what: str) -> Iterator[str]:
 
     Raises: DataError for a file that cannot be read as text.
     """
-    from contexture.data.text.lines import lines
+    from contexture.data.text.lines import LONGEST_TEXT, lines
 
     check_lines(file, what)
-    for _, line in lines(file):
+    for _, line in lines(file, most=LONGEST_TEXT):
         yield line.rstrip("\r\n")
 
 
@@ -34,14 +34,26 @@ def check_lines(file: Path, what: str) -> None:
 
 
 def documents_of(sources: "Sequence[Source]", documents: str) -> Iterator[str]:
-    """Yields the documents of sources, each whole. documents: what a document of a *.txt is, as in `Source.chunks`."""
+    """Yields the documents of sources, each whole. documents: what a document of a *.txt is, as in `Source.chunks`.
+
+    Raises: DataError for a document that is too long.
+    """
+    from contexture.data.text.lines import LONGEST_DOCUMENT
+
     for source in sources:
         parts: list[str] = []
+        size = 0
         for chunk in source.chunks(documents):
+            size += len(chunk)
+            if size > LONGEST_DOCUMENT:
+                raise DataError(
+                    f"{source}: a document of more than {LONGEST_DOCUMENT:,} characters; put blank lines between "
+                    "documents, with --documents blank_lines, or give several files"
+                )
             if chunk:
                 parts.append(chunk)
             elif parts:  # an empty chunk ends a document
                 yield "".join(parts)
-                parts = []
+                parts, size = [], 0
         if parts:
             yield "".join(parts)

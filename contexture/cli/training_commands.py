@@ -127,14 +127,24 @@ def tokenizer_command(argv: list[str]) -> Result:
     request = parse(TokenizerRequest, argv, "tokenizer")
     from contexture.data.storage import check_free
     from contexture.data.text.sources import expand
+    from contexture.data.tokenizers.unknown_tokens import LostMarks
     from contexture.train.run.vocabulary import learn
 
     check_free(request.to)
     with Signals(NOTHING_WRITTEN) as signals:
         files = expand(request.input, "input")
+        marks = LostMarks() if request.kind == "wordpiece" and request.lowercase else None
         tokenizer = learn(
-            request.kind, files, request.vocab_size, request.lowercase, signals, split=request.word_splitter
+            request.kind,
+            files,
+            request.vocab_size,
+            request.lowercase,
+            signals,
+            split=request.word_splitter,
+            marks=marks,
         )
+    if marks and (line := marks.warning("the text", "keep them with --no-lowercase")):
+        logger.warning(line)
     tokenizer.save(Path(request.to))
     return {"tokenizer": request.to, "vocab_size": tokenizer.size, "fingerprint": tokenizer.fingerprint}
 

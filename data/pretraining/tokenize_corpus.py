@@ -45,6 +45,7 @@ _COPY = 1 << 16
 _COUNTED = 1 << 22
 """Held-out tokens whose ids are counted at once."""
 _MEND = "give another vocabulary, or learn one on this text"
+_CASED = "keep them with --data.no-lowercase, and a cased vocabulary where one is given"
 
 
 def prepare(
@@ -102,7 +103,7 @@ def prepare(
             for source in dev:
                 writer.add(source, "dev", 0.0, seen)
             writer.finish()
-            if line := writer.unknown.warning("the text", _MEND):
+            for line in writer.unknown.warnings("the text", _MEND, _CASED):
                 logger.warning(line)
         except BaseException:
             writer.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError, did_you_mean
+from contexture.data.plain_files import inner_suffix
 from contexture.data.tasks.odd_rows import Column, Columns
 from contexture.data.tasks.tables import Table, listed
 from contexture.data.text import tfds
@@ -27,14 +28,14 @@ _PAIRS = (
 )
 _TEXTS = ("text", "sentence", "review", "content", "question", "utterance", "query")
 _LABELS = ("label", "category", "class", "intent", "target", "sentiment", "score", "gold_label")
-_NUMBERS = ("score", "label", "target", "similarity")
+USUAL_NUMBERS = ("score", "label", "target", "similarity")
 _WORDS = ("tokens", "words", "text", "sentence")
 _TAGS = ("tags", "ner_tags", "upos", "pos_tags", "ner", "labels", "label")
 _CONTEXTS = ("text", "context", "ctx", "premise", "question", "goal", "story", "sentence")
 _CHOICES = ("choices", "endings", "options", "alternatives")
 _QUESTIONS, _PASSAGES = ("question", "query"), ("context", "paragraph", "passage", "document", "text")
 _ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
-_CHOICE = re.compile(r"(choice|ending|option|alternative|solution|sol)_?(\d+)")
+_CHOICE = re.compile(r"(choice|ending|option|alternative|solution|sol)_?([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class _Role:
 _TEXT, _LABEL = _Role("text", "text", _TEXTS), _Role("label", "label", _LABELS)
 _ROLES = {
     "classify": (_TEXT, _LABEL),
-    "regress": (_TEXT, _Role("label", "label", _NUMBERS, prefer=True)),
+    "regress": (_TEXT, _Role("label", "label", USUAL_NUMBERS, prefer=True)),
     "tag": (_Role("words", "text", _WORDS, prefer=True), _Role("tags", "label", _TAGS, prefer=True)),
     "choice": (_Role("text", "text", _CONTEXTS), _LABEL),
     "span": (_Role("question", "text", _QUESTIONS, prefer=True), _Role("answers", "label", _ANSWERS, prefer=True)),
@@ -142,6 +143,19 @@ def _log(table: Table, columns: Sequence[Column]) -> None:
     logger.info(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
 
 
+def _separator(table: Table) -> str:
+    """Returns a hint where the only column of a table looks like several with another separator between, else ""."""
+    own, name = ("\t", "a tab") if inner_suffix(table.where) == ".tsv" else (",", "a comma")
+    other = next((sign for sign in "\t;|," if sign in table.lone and sign != own), "")
+    shown = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
+    kinds = {"\t": "; name it *.tsv", ",": "; name it *.csv"}
+    return (
+        f"; its columns seem to have {shown[other]} between them: put {name} there{kinds.get(other, '')}"
+        if other
+        else ""
+    )
+
+
 class _Names:
     """Finds columns of a table by the name that the task gives or by usual names, and words the errors."""
 
@@ -152,6 +166,7 @@ class _Names:
         texts, label = ("--task.text 1 --task.second 2", 3) if kind == "span" else (texts, label)
         self.positions = f"{texts} --task.label {label}" if labelled else f"{texts} --task.header no"
         self.hint = f"; if this line is no header, give positions: {self.positions}" if table.headed else ""
+        self.hint = _separator(table) + self.hint
 
     def real(self, asked: str) -> str:
         """Returns the name of the one column that is called so in another case; else what was asked for."""
@@ -186,12 +201,13 @@ class _Names:
         if not 1 <= int(asked) <= table.width:
             raise DataError(
                 f"{table.head}: --task.{option} is {asked} where there are 1 to {table.width}; give another"
+                f"{_separator(table)}"
             )
         place = int(asked) - 1
         return Column(role, place, f"column {asked}" + (f" {self.names[place]!r}" if self.names else ""))
 
     def _no_column(self, asked: str) -> DataError:
-        near = did_you_mean(repr(asked), map(repr, self.names))
+        near = "" if _separator(self.table) else did_you_mean(repr(asked), map(repr, self.names))
         hint = "" if near else self.hint
         return DataError(f"{self.table.head}: there is no column {asked!r}{near}; {self.columns_are}{hint}")
 

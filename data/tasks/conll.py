@@ -2,20 +2,27 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.data.tasks.tables import Row, Table, counted, usual_width
-from contexture.data.text.lines import decoded_lines
+from contexture.data.text.lines import LONGEST_TEXT, decoded_lines
 
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _SPACES = re.compile(r"[ \t]+")
-_NO_WORD = re.compile(r"\d+[-.]\d+")
+_NO_WORD = re.compile("[0-9]+[-.][0-9]+")
 """The id of a range of words (1-2) or of an empty node (1.1)."""
 _NEWDOC = re.compile(r"#\s*newdoc(\s|$)")
 """The comment with which a document of CoNLL-U begins; a name may follow."""
+_DOCSTART = "-DOCSTART-"
+_COMMENT = "# "
+"""How a comment of a *.conll begins, and a word # where spaces are between the columns."""
+_MANY = 1 << 17
+"""Lines of a *.conll in which its tags show."""
+LONGEST_SENTENCE = 1 << 17
+"""Words of a sentence: more of them are taken for a file without blank lines."""
 _DOCUMENT = "a document begins"
 """In place of a line's columns."""
 
@@ -59,18 +66,46 @@ def conll(path: Path) -> Table:
 
 def word_lines(path: Path, universal: bool) -> Iterator[tuple[int, list[str] | DataError | str | None]]:
     """Yields (number, columns) of each line; a DataError instead where it is not UTF-8, None where it is blank,
-    _DOCUMENT where a document begins."""
-    for number, line, odd in decoded_lines(path):
+    _DOCUMENT where a document begins. Comments are left out: in CoNLL-U the lines that begin with #, else those that
+    `_tagged` does not know."""
+    begins, known = True, None
+    for number, line, odd in decoded_lines(path, most=LONGEST_TEXT):
         line = line.rstrip("\r\n")
         if not line.strip(" \t"):
             yield number, None
+            begins = True
             continue
         cells = line.split("\t") if universal else _SPACES.split(line.strip(" \t"))
         # CoNLL-2003 marks the begin of a document by a line of its own; CoNLL-U has comments.
-        if (universal and _NEWDOC.match(line)) or cells[0] == "-DOCSTART-":
+        if (universal and _NEWDOC.match(line)) or cells[0] == _DOCSTART:
             yield number, _DOCUMENT
-        elif not (universal and line[0] == "#"):
+        elif universal and line[0] == "#":
+            continue
+        elif begins and line.startswith(_COMMENT) and not universal:
+            # `# id 7` before a sentence is a comment, and `# O` its first word: the file's other lines tell them apart.
+            known = _tagged(path) if known is None else known
+            if _shape(cells) in known:
+                yield number, odd or cells
+                begins = False
+        else:
             yield number, odd or cells
+            begins = False
+
+
+def _tagged(path: Path) -> set[tuple[int, str]]:
+    """Returns how many columns words of a *.conll have, and with which tag: of each line that cannot be a comment."""
+    known: set[tuple[int, str]] = set()
+    begins = True
+    for _, line, _ in islice(decoded_lines(path, most=LONGEST_TEXT), _MANY):
+        cells = _SPACES.split(line.strip(" \t\r\n"))
+        if not (begins and line.startswith(_COMMENT)):
+            known.add(_shape(cells))
+            begins = cells[0] in ("", _DOCSTART)
+    return known
+
+
+def _shape(cells: Sequence[str]) -> tuple[int, str]:
+    return len(cells), cells[-1]
 
 
 def _sentences(path: Path, universal: bool, width: int, expected: str) -> Iterator[tuple[int, Row | DataError]]:
@@ -100,5 +135,9 @@ def _sentences(path: Path, universal: bool, width: int, expected: str) -> Iterat
             wrong = wrong or cells
         else:
             words.append(cells)
+        if len(words) > LONGEST_SENTENCE:
+            raise DataError(
+                f"{path}:{begins}: a sentence of more than {LONGEST_SENTENCE:,} words; put a blank line after each"
+            )
     if words or wrong:
         yield begins, wrong or Sentence(words, document, follows)

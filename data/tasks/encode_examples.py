@@ -31,7 +31,7 @@ from contexture.data.tasks.example_store import (
     tokens_of,
 )
 from contexture.data.tasks.example_tokens import EncodedChunk, encode_chunk, reader, same_shape
-from contexture.data.tasks.examples import Example, QuestionExample, Tagged
+from contexture.data.tasks.examples import CHUNK, Example, QuestionExample, Tagged, example_chunks
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels, answer
 from contexture.data.tasks.read_examples import check_documents, check_sources, examples, open_source, source_of
@@ -47,8 +47,6 @@ from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import StaticWords, WordNumbers
 
 T = TypeVar("T")
-CHUNK = 4096
-"""Examples encoded together."""
 _AT_ONCE = 1 << 16
 """Answers that get their final numbers together."""
 _TAG = np.dtype("<i4")
@@ -66,7 +64,7 @@ def check_batch(batch: int, unit: str = "sentences") -> None:
         raise DataError(f"batch={batch} is more than {MAX_BATCH} {unit} at a time; give fewer")
 
 
-def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yields lists of at most `size` items."""
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
@@ -182,7 +180,7 @@ class _Writer:
         fraction, before = self.task.dev_fraction if split == "train" else 0.0, self._read
         trains = bool(self.task.train)
         report = FileReport(Path(path).name, self.tokenizer, bad_rows=self.task.bad_rows, trains=trains)
-        for read in chunks(examples(path, self.task, labelled=True, report=report)):
+        for read in example_chunks(examples(path, self.task, labelled=True, report=report)):
             cancel.check()
             # Answers are checked before anything is encoded, so that an odd one costs its row and not the chunk.
             chunk = [example for example in read if self._is_answered(example, report)]

@@ -1,7 +1,13 @@
 """Labelled examples: the content of a row of a user's file or of a TFDS set, before it is tokenised."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+CHUNK = 4096
+"""Most examples that are encoded together."""
+CHUNK_CHARACTERS = 1 << 24
+"""Characters after which fewer are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +73,32 @@ class QuestionExample:
 
 
 Example = Text | Pair | Tagged | ChoiceExample | QuestionExample
+
+
+def characters(example: Example) -> int:
+    """Returns how many characters the texts of an example have."""
+    match example:
+        case Text(text=text):
+            return len(text)
+        case Pair(first=first, second=second):
+            return len(first) + len(second)
+        case Tagged(words=words):
+            return sum(map(len, words))
+        case ChoiceExample(text=text, choices=choices):
+            return len(text) + sum(map(len, choices))
+        case QuestionExample(question=question, context=context):
+            return len(question) + len(context)
+
+
+def example_chunks(read: Iterable[Example]) -> Iterator[list[Example]]:
+    """Yields lists of at most CHUNK examples. One with long texts ends before, so that memory follows no row."""
+    chunk: list[Example] = []
+    size = 0
+    for example in read:
+        chunk.append(example)
+        size += characters(example)
+        if len(chunk) == CHUNK or size >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

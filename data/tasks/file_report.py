@@ -16,6 +16,7 @@ _FEW = 3
 _SURE = 100
 """Odd rows after which reading stops before the end of the file, where they are more than MAX_ODD of those so far."""
 _MEND = "start from a run whose vocabulary covers them"
+_CASED = "start from a run with a cased vocabulary, as --data.no-lowercase of pretrain learns"
 
 
 class FileReport:
@@ -94,7 +95,7 @@ class FileReport:
         if self.quoted:
             logger.warning(f'{self.name}: {_times(self.quoted, "field")} in double quotes; a *.tsv has no quoting, so '
                 "the quotes are read as text; if they are CSV quoting, save the file as *.csv")  # fmt: skip
-        if line := self._unknown.warning(self.name, _MEND):
+        for line in self._unknown.warnings(self.name, _MEND, _CASED):
             logger.warning(line)
 
     @property

@@ -1,5 +1,6 @@
 """The meaning of labels: labels ↔ numbers, and the right alternative of a choice."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,10 +10,12 @@ from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, Text
 from contexture.data.tasks.tables import counted
+from contexture.data.text.written_numbers import written_number
 
 MAX_ALTERNATIVES = 256
 """The most alternatives of a question. All questions of a batch have rows for as many as the longest list has, so that
 one damaged row would take the memory of all others."""
+_WHOLE = re.compile("(0|-?[1-9][0-9]*)[.]0+")
 _LARGEST = 1e18
 """Largest number of a regression, of either sign: in float32 a sum of squares of larger ones is not finite."""
 
@@ -24,15 +27,31 @@ class Labels:
         """named: whether the user named them, so that a label is never the text of an alternative of the same name."""
         self.numbers = {label: number for number, label in enumerate(known)}
         self.closed, self.named = bool(known), named
+        self._spellings: dict[str, str] = {}
+        """Of labels that are whole numbers, the label that counts, by its value: {"1": "1.0"}."""
+        for label in known:
+            self._spellings.setdefault(_value(label), label)
 
     def number(self, label: str, origin: str) -> int:
-        """Returns a label's number. Raises: DataError for a label that the training set does not have."""
+        """Returns a label's number. Raises: DataError for a label that the training set does not have.
+
+        `1` and `1.0` are one label: a table in which some labels are missing is often written with 1.0 for 1.
+        """
         number = self.numbers.get(label)
+        other = self._spellings.get(_value(label)) if number is None else None
+        if other is not None:
+            number = self.numbers[other]
+            if not self.closed and len(label) < len(other):
+                self._spellings[_value(label)] = label
+                self.numbers = {label if known == other else known: n for known, n in self.numbers.items()}
         if number is None and self.closed:
             names = list(self.numbers)
             shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
             raise DataError(f"{origin}: label {label!r} is not one of {shown}{did_you_mean(label, names)}")
-        return self.numbers.setdefault(label, len(self.numbers)) if number is None else number
+        if number is None:
+            number = self.numbers[label] = len(self.numbers)
+            self._spellings[_value(label)] = label
+        return number
 
     def close(self) -> NDArray[np.int64]:
         """Sorts the labels (numbers by their value) and closes. Returns the new number of each old one."""
@@ -70,13 +89,15 @@ class Labels:
         self.closed = True
 
 
+def _value(label: str) -> str:
+    """Returns a whole number without its zeros behind the point, `1` of `1.0`; any other label as it is."""
+    return match[1] if (match := _WHOLE.fullmatch(label)) else label
+
+
 def _sort_key(label: str) -> tuple[float, str]:
     """Numbers by their value, then all other labels (NaN among them) by their text."""
-    try:
-        value = float(label)
-    except ValueError:
-        return float("inf"), label
-    return (value, label) if value == value else (float("inf"), label)
+    value = written_number(label)
+    return (value, label) if value is not None and value == value else (float("inf"), label)
 
 
 def alternatives(examples: Sequence[Example], labels: Labels) -> NDArray[np.int64]:
@@ -102,11 +123,8 @@ def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> i
         return _right(example, label, labels)
     if kind == "classify":
         return labels.number(label, origin)
-    try:
-        value = float(label)
-    except ValueError:
-        value = float("nan")
-    if not np.isfinite(value):
+    value = written_number(label)
+    if value is None or not np.isfinite(value):
         raise DataError(f"{origin}: {label!r} is not a number, which task.kind=regress wants")
     if abs(value) > _LARGEST:
         raise DataError(f"{origin}: {label!r} is beyond ±{_LARGEST:g}, whose square no float32 sums; scale the numbers")
@@ -117,11 +135,13 @@ def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> i
 def _right(example: ChoiceExample, label: str, labels: Labels) -> int:
     """Returns the alternative that a label means, by its name (or number) or by its own text."""
     names = labels.alternatives(len(example.choices), example.origin)
-    matches = {names.index(label)} if label in names else set()
+    matches = {names.index(label)} if label in names else set[int]()
     # A label that is a name given by the user is that name alone. A number from 0 may also be an alternative's own text
     # ("2" among sums): if the two differ, nobody can tell which was meant.
     if not matches or not labels.named:
         matches |= {number for number, choice in enumerate(example.choices) if choice.strip() == label}
+    if not matches and _value(label) in names:
+        matches = {names.index(_value(label))}
     if not matches:
         raise DataError(
             f"{example.origin}: label {label[:40]!r} is neither one of {', '.join(names)} nor an alternative's own text"

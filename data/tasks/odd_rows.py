@@ -9,7 +9,8 @@ from contexture.data.tasks.conll import Sentence
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.spans.answers import read_answers
-from contexture.data.tasks.tables import Row, counted
+from contexture.data.tasks.tables import LONGEST_FIELD, Row, counted
+from contexture.data.text.written_lists import written_list
 
 
 @dataclass(frozen=True)
@@ -100,16 +101,22 @@ class RowReader:
             value: Any = row[column.key]  # pyright: ignore[reportArgumentType, reportCallIssue]  # the key fits its table
             for name in column.inner:
                 value = value[name]
-            return value
         except (KeyError, TypeError):
             if optional:
                 return None
             every = "row is to have that field" if column.inner else "line is to have the same keys"
             raise DataError(f"{self.at}: {column} is missing; every {every}") from None
+        if isinstance(value, str) and len(value) > LONGEST_FIELD:
+            raise DataError(
+                f"{self.at}: {column} has {len(value):,} characters, more than {LONGEST_FIELD:,}; break it up, or "
+                "leave the row out"
+            )
+        return value
 
     def _sequence(self, row: Row, column: Column, read: Callable[[object, str], str]) -> tuple[str, ...]:
-        """Returns words, or tags, from a list of them or a string with single spaces between them."""
-        value = self._cell(row, column)
+        """Returns words, or tags, from a list of them, also one written as text, or a string with single spaces between
+        them."""
+        value = self._listed(self._cell(row, column), column, numbers=column.role == "tags")
         if isinstance(value, str):
             value = value.split(" ") if value.strip() else []
         if not isinstance(value, list):
@@ -121,6 +128,17 @@ class RowReader:
         one = column.role.removesuffix("s")
         return tuple(read(each, f"{one} {place} ({column.called})") for place, each in enumerate(value, 1))
 
+    def _listed(self, value: object, column: Column, *, numbers: bool = False) -> object:
+        """Returns the list that a cell holds as text, as a *.csv has it; any other cell as it is."""
+        try:
+            items = written_list(value, numbers=numbers) if isinstance(value, str) else None
+        except ValueError as error:
+            raise DataError(
+                f"{self.at}: {column} are a list written as text that cannot be read ({error}); give *.jsonl or "
+                "*.parquet, which have lists, or single spaces between words"
+            ) from None
+        return value if items is None else items
+
     def _alternatives(self, row: Row, columns: Sequence[Column]) -> tuple[str, ...]:
         """Returns alternatives from a list in one column, or from one column each, of which the last may be empty."""
         at = self.at
@@ -131,7 +149,7 @@ class RowReader:
                 cells.pop()
             return tuple(self._text(cell, str(column)) for cell, column in zip(cells, columns, strict=False))
         column = columns[0]
-        value = self._cell(row, column)
+        value = self._listed(self._cell(row, column), column)
         if not isinstance(value, list):
             raise DataError(
                 f"{at}: {column} are {_shown(value)}; give a list, or a column for each: --task.choices A B"
@@ -164,7 +182,19 @@ def _label(value: object, called: str, at: str) -> str:
         raise DataError(f"{at}: {called} is {_shown(value)}; give a string, a number, true or false")
     if not (label := str(value).strip()):
         raise DataError(f"{at}: {called} is empty; fill it, or leave the row out")
+    if label[0] == "[" and _is_list(label):
+        raise DataError(f"{at}: {called} is {label[:40]!r}, a list written as text; give every example one label")
     return label
+
+
+def _is_list(label: str) -> bool:
+    """Returns whether a label is a list of strings written as text, or one of several numbers: as a list, it is no
+    label in a *.jsonl either."""
+    try:
+        items = written_list(label, numbers=True)
+    except ValueError:
+        return True
+    return items is not None and (len(items) != 1 or "'" in label or '"' in label)
 
 
 def _shown(value: object) -> str:

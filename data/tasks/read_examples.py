@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from contexture.data.config import Context, TaskConfig
 from contexture.data.errors import DataError, did_you_mean
+from contexture.data.inputs import plain
 from contexture.data.plain_files import COLUMNAR, check_content, check_plain, inner_suffix
 from contexture.data.tasks.columns import find_columns
 from contexture.data.tasks.conll import conll
@@ -145,11 +146,12 @@ def examples_of(records: Sequence[Mapping[str, object]], task: TaskConfig) -> li
 
     Raises: DataError for an invalid record, and for missing columns.
     """
-    table = table_of_records("text", lambda: enumerate(map(dict, records)), "every text is a dict of columns")
+    rows = [plain(record) for record in records]
+    table = table_of_records("text", lambda: enumerate(rows), "every text is a dict of columns")
     columns = find_columns(table, task, labelled=False)
     # Dicts have columns by name, whatever the training set's file had.
     return [
-        RowReader(f"text:{number}", f"text:{number}", None).example(row, columns) for number, row in enumerate(records)
+        RowReader(f"text:{number}", f"text:{number}", None).example(row, columns) for number, row in enumerate(rows)
     ]
 
 

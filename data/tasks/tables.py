@@ -14,10 +14,10 @@ from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.data.text.columnar import Columnar
 from contexture.data.text.json_rows import JsonObject, json_records
-from contexture.data.text.lines import decoded_lines
+from contexture.data.text.lines import LONGEST_ROW, decoded_lines
 
 LONGEST_FIELD = 1 << 24
-"""Characters of a field of a *.csv: a longer one is taken for a quote that is never closed."""
+"""Characters of a cell. A longer field of a *.csv is taken for a quote that is never closed."""
 FIRST_ROWS = 100
 """Rows from which the columns are detected, so that an odd first row is left out like any other."""
 _EXPECTED = {
@@ -51,6 +51,8 @@ class Table:
     """Whether the names come from a first line, which may be no header."""
     rare: tuple[str, ...] = ()
     """Of objects, the keys that fewer than half of the first ones have."""
+    lone: str = ""
+    """Of a table with one column, its first cell: a file with other separators shows there."""
 
 
 def separated(path: Path, header: bool) -> Table:
@@ -71,8 +73,10 @@ def separated(path: Path, header: bool) -> Table:
         if isinstance(cells, DataError):
             raise cells
         names, width = tuple(name.strip() for name in cells), len(cells)
+        lone = "".join(cells[:1])
     else:
         number, width = usual_width(read(path))
+        lone = next((row[0] for line, row in read(path) if line == number and not isinstance(row, DataError)), "")
     if not width:
         raise DataError(f"{path}: no row in the file; give a row for each example")
     whose = f"the header has {width} ({listed(names)})" if names else f"line {number} has {width}"
@@ -89,7 +93,7 @@ def separated(path: Path, header: bool) -> Table:
             else:
                 yield line, row
 
-    return Table(str(path), f"{path}:{number}", names, width, checked(), headed=header)
+    return Table(str(path), f"{path}:{number}", names, width, checked(), headed=header, lone=lone if width == 1 else "")
 
 
 def usual_width(rows: Iterable[tuple[int, Sequence[str] | DataError]]) -> tuple[int, int]:
@@ -175,10 +179,17 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
     # being read are held, with their errors, to say where it begins and what is wrong with it.
     held: list[str] = []
     odd: list[DataError] = []
+    size = 0
 
     def fed() -> Iterator[str]:
+        nonlocal size
         for _, line, wrong in decoded_lines(path):
             held.append(line)
+            size += len(line)
+            if size > LONGEST_ROW:
+                raise DataError(
+                    f"{path}:{first}: a row of more than {LONGEST_ROW:,} characters begins here; check its quotes"
+                )
             if wrong:
                 odd.append(wrong)
             yield line
@@ -188,6 +199,7 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
         first = reader.line_num + 1
         held.clear()
         odd.clear()
+        size = 0
         try:
             cells = next(reader)
         except StopIteration:
@@ -204,8 +216,6 @@ def _broken(path: Path, first: int, held: list[str], reason: str) -> DataError:
     if "end of data" not in reason and "field limit" not in reason:
         if "expected after" in reason:
             reason = 'text after a closing quote; write a quote within a quoted field twice: ""'
-        elif "new-line" in reason:
-            reason = "a carriage return within a row; end lines with a line feed, or quote the field"
         return DataError(f"{path}:{first + len(held) - 1}: {reason}")
     # A quote was opened and not closed: the line where it begins helps more than the line where the file ends.
     begins, inside = first, False

@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from contexture.data.errors import DataError, did_you_mean
-from contexture.data.plain_files import inner_suffix, open_plain, read_plain
+from contexture.data.plain_files import check_unchanged, inner_suffix, open_plain, read_plain, state_of
+from contexture.data.text.lines import LONGEST_ROW
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 """Files in the folder of a saved data set, and in that of its splits."""
@@ -167,6 +168,10 @@ class _Cells:
             valid = self._column[place].is_valid
             return {name: field.value(place) for name, field in self._fields.items()} if valid else None
         if self._values is None:
+            if (longest := _longest(self._column)) > LONGEST_ROW:
+                raise _BadCell(
+                    f"holds {longest:,} bytes in a cell near here, more than {LONGEST_ROW:,}; break the text up"
+                )
             self._values = self._column.to_pylist()
         value = self._values[place]
         return value if self._convert is None or value is None else self._convert(value)
@@ -186,8 +191,8 @@ class _Row(Mapping[str, object]):
             )
         try:
             return cells.value(self._place)
-        except _NoClass as error:
-            raise DataError(f"{self._at}: column {name!r} {error}; save the data set again") from None
+        except _BadCell as error:
+            raise DataError(f"{self._at}: column {name!r} {error}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cells)
@@ -196,8 +201,20 @@ class _Row(Mapping[str, object]):
         return len(self._cells)
 
 
-class _NoClass(Exception):
-    """A number that names no class."""
+class _BadCell(Exception):
+    """What is wrong with a cell, and how to mend it."""
+
+
+def _longest(column: Any) -> int:
+    """Returns the bytes of the longest string of a column; its strings are not made Python's for that."""
+    import pyarrow.compute as compute
+    import pyarrow.types as types
+
+    column = column.dictionary if types.is_dictionary(column.type) else column
+    if not (types.is_string(column.type) or types.is_large_string(column.type)):
+        return 0
+    lengths: Any = compute.binary_length(column)  # pyright: ignore[reportAttributeAccessIssue]
+    return compute.max(lengths).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _converter(type: Any, feature: object) -> tuple[Convert | None, bool]:
@@ -219,23 +236,24 @@ def _converter(type: Any, feature: object) -> tuple[Convert | None, bool]:
         return lambda value: _class_name(value, names), True
     if types.is_dictionary(type):
         return _converter(type.value_type, None)
-    if types.is_float16(type) or types.is_float32(type):
+    if types.is_floating(type):
+        # NaN is how pandas writes that there is no number.
+        if types.is_float64(type):
+            return lambda value: None if value != value else value, True
         # A float32 has its own shortest decimals: 3.8, and not 3.799999952316284, the same number as a float64.
         kind = np.float16 if types.is_float16(type) else np.float32
-        return lambda value: float(str(kind(value))), True
+        return lambda value: None if value != value else float(str(kind(value))), True
     if types.is_decimal(type):
         return lambda value: format(Decimal(value), "f"), True
     strings = types.is_string(type) or types.is_large_string(type) or types.is_string_view(type)
-    return None, strings or types.is_integer(type) or types.is_floating(type) or types.is_boolean(type) or (
-        types.is_null(type)
-    )  # fmt: skip
+    return None, strings or types.is_integer(type) or types.is_boolean(type) or types.is_null(type)
 
 
 def _class_name(value: int, names: list[object]) -> str | None:
     if value == -1:  # how `datasets` marks a label that is not known
         return None
     if not 0 <= value < len(names):
-        raise _NoClass(f"is class {value}, and has the names of {len(names)} classes")
+        raise _BadCell(f"is class {value}, and has the names of {len(names)} classes; save the data set again")
     return str(names[value])
 
 
@@ -276,6 +294,7 @@ def _opened(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with open_plain(file) as opened:
+        begun = state_of(opened)
         source = pa.PythonFile(opened, mode="r")
         with _damage(file):
             if inner_suffix(file) == ".parquet":
@@ -295,6 +314,7 @@ def _opened(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
                     reader = _ipc(pa, source, stream, pa.ipc.IpcReadOptions(included_fields=numbers))
             _schema_of(reader).names  # noqa: B018  # decodes them: damaged ones are no UTF-8
         yield reader
+        check_unchanged(file, opened, begun)
 
 
 def _schema_of(reader: Any) -> Any:

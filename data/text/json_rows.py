@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import Seen, inner_suffix, open_stream
-from contexture.data.text.lines import decoded_lines
+from contexture.data.text.json_values import DECODER, RepeatedKey, fault_of, json_value
+from contexture.data.text.lines import LONGEST_ROW, decoded_lines
 
-LONGEST_VALUE = 1 << 26
+LONGEST_VALUE = LONGEST_ROW
 """Characters of an object in a *.json: a longer one is taken for an array that is never closed."""
 _PIECE = 1 << 16
 _SPACES = " \t\r\n"
@@ -42,11 +43,9 @@ def json_records(path: Path, expected: str, seen: Seen = len) -> Iterator[tuple[
 
 def _record(line: str, at: str, expected: str) -> JsonObject | DataError:
     try:
-        record = json.loads(line)
-    except RecursionError:
-        return DataError(f"{at}: not JSON (nested too deep); {expected}")
-    except ValueError as error:
-        return DataError(f"{at}: not JSON ({getattr(error, 'msg', error)}); {expected}")
+        record = json_value(line)
+    except (ValueError, RecursionError) as error:
+        return DataError(f"{at}: {fault_of(error)}; {expected}")
     return _checked(record, line, at, expected)
 
 
@@ -70,7 +69,7 @@ class _Values:
         self.ended = False
 
     def records(self, seen: Seen) -> Iterator[tuple[int, JsonObject | DataError]]:
-        self.decoder, self.utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8-sig")()
+        self.utf8 = codecs.getincrementaldecoder("utf-8-sig")()
         with open_stream(self.path, seen) as self.file:
             array = self._next() == "["
             self.place += array
@@ -128,7 +127,7 @@ class _Values:
         while True:
             reason, at = "an object is too long, or a quote never closed", self.place
             try:
-                value, end = self.decoder.raw_decode(self.held, self.place)
+                value, end = DECODER.raw_decode(self.held, self.place)
                 # A number may continue in what was not read yet.
                 if end < len(self.held) or isinstance(value, dict) or self.ended:
                     text, self.place = self.held[self.place : end], end
@@ -138,6 +137,8 @@ class _Values:
                     reason, at = error.msg, error.pos
             except RecursionError:
                 raise self._wrong("nested too deep") from None
+            except RepeatedKey as error:
+                raise DataError(f"{self.path}: near line {self._line(self.place)}: {error}") from None
             except ValueError as error:
                 raise self._wrong(str(error)) from None
             if self.ended or len(self.held) - self.place > LONGEST_VALUE:
@@ -145,5 +146,8 @@ class _Values:
             self._more()
 
     def _wrong(self, reason: str, at: int | None = None) -> DataError:
-        line = self.line + self.held.count("\n", 0, self.place if at is None else at)
+        line = self._line(self.place if at is None else at)
         return DataError(f"{self.path}: not JSON at line {line} ({reason}); {self.expected}, or write it as *.jsonl")
+
+    def _line(self, place: int) -> int:
+        return self.line + self.held.count("\n", 0, place)

@@ -1,28 +1,55 @@
-"""Lines of text files, decompressed and decoded as they are read, in bounded memory."""
+"""Lines of text files, decompressed and decoded as they are read, in bounded memory.
 
+A line ends with \\n, \\r\\n or a lone \\r, in files and within texts alike. Python's `str.splitlines` has eight more
+ends, U+2028, U+0085 and \\x1c among them, which are characters of a text here.
+"""
+
+import re
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import Seen, open_stream
 
+# No line is collected before its length is looked at: a compressed file of 0.4 MB may hold one of 400 MB.
 LONGEST_LINE = 1 << 19
-"""Bytes after which a line of a *.txt file is cut (at a space where it has one), so that no file need fit in memory."""
+"""Bytes after which a line of text to pretrain on is cut (at a space where it has one)."""
+LONGEST_TEXT = 1 << 20
+"""Most bytes of a line that is a text, or a word with its columns: tokens take many times its memory."""
+LONGEST_ROW = 1 << 26
+"""Most bytes of a line that is a row of a table, or a JSON object."""
+LONGEST_DOCUMENT = 1 << 25
+"""Most characters of a document of several lines that is read whole."""
 
 
-def lines(path: Path, seen: Seen = len, cut_long: bool = False) -> Iterator[tuple[int, str]]:
-    """Yields the lines of a file in UTF-8, with their ends, each with its number. Raises: DataError for a line that is
-    not UTF-8."""
-    for number, line, wrong in decoded_lines(path, seen, cut_long):
+_END = re.compile("\\r\\n|\\r|\\n")
+
+
+def split_lines(text: str) -> list[str]:
+    """Returns the lines of a text, without their ends."""
+    return _END.split(text)
+
+
+def lines(path: Path, seen: Seen = len, cut_long: bool = False, most: int = LONGEST_ROW) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a file in UTF-8, with their ends, each with its number.
+
+    cut_long: a line over LONGEST_LINE bytes comes in pieces of one number; else one over `most` is an error.
+
+    Raises: DataError with file:line for a line that is not UTF-8, or too long.
+    """
+    for number, line, wrong in decoded_lines(path, seen, cut_long, most):
         if wrong:
             raise wrong
         yield number, line
 
 
-def decoded_lines(path: Path, seen: Seen = len, cut_long: bool = False) -> Iterator[tuple[int, str, DataError | None]]:
+def decoded_lines(
+    path: Path, seen: Seen = len, cut_long: bool = False, most: int = LONGEST_ROW
+) -> Iterator[tuple[int, str, DataError | None]]:
     """Yields (number, line, error): as `lines`, but a line that is not UTF-8 comes with the DataError that names it,
     its other characters intact."""
-    for number, raw in _raw_lines(path, seen, cut_long):
+    for number, raw in _raw_lines(path, seen, cut_long, most):
         try:
             yield number, raw.decode("utf-8"), None
         except UnicodeDecodeError as error:
@@ -32,17 +59,17 @@ def decoded_lines(path: Path, seen: Seen = len, cut_long: bool = False) -> Itera
             yield number, raw.decode("utf-8", "replace"), wrong
 
 
-def _raw_lines(path: Path, seen: Seen, cut_long: bool) -> Iterator[tuple[int, bytes]]:
+def _raw_lines(path: Path, seen: Seen, cut_long: bool, most: int) -> Iterator[tuple[int, bytes]]:
     """Yields lines as bytes, each with its number. cut_long: a line over LONGEST_LINE comes in pieces, cut at a space,
     or at a whole character."""
     limit = LONGEST_LINE
     with open_stream(path, seen) as file:
         number, rest, first = 1, bytearray(), True
-        while piece := file.readline(limit):
+        for piece in _pieces(file, limit):
             if first:  # a byte order mark
                 piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
             rest += piece
-            if rest.endswith(b"\n"):
+            if rest.endswith((b"\n", b"\r")):
                 yield number, bytes(rest)
                 rest = bytearray()
                 number += 1
@@ -58,5 +85,20 @@ def _raw_lines(path: Path, seen: Seen, cut_long: bool) -> Iterator[tuple[int, by
                     cut = cut - 1 if raw[cut - 1] >= 0xC0 else cut
                 rest = bytearray(raw[cut:])
                 yield number, raw[:cut]
+            elif not cut_long and len(rest) > most:
+                raise DataError(
+                    f"{path}:{number}: a line of more than {most:,} bytes; break it into lines, or check that the file "
+                    "is what its name says"
+                )
         if rest:
             yield number, bytes(rest)
+
+
+def _pieces(file: BufferedReader, limit: int) -> Iterator[bytes]:
+    """Yields the lines of a file with their ends; of longer ones at most `limit` bytes at a time."""
+    while piece := file.readline(limit):
+        # The limit may fall between \r and \n.
+        if piece.endswith(b"\r") and file.peek(1)[:1] == b"\n":
+            piece += file.read(1)
+        # Of bytes, splitlines knows no other line ends.
+        yield from piece.splitlines(keepends=True) if b"\r" in piece else (piece,)

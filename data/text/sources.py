@@ -27,7 +27,7 @@ from contexture.data.plain_files import (
 from contexture.data.text import tfds
 from contexture.data.text.columnar import Columnar, files_of, is_saved
 from contexture.data.text.json_rows import json_objects
-from contexture.data.text.lines import lines
+from contexture.data.text.lines import lines, split_lines
 from contexture.data.text.sentences import sentences
 
 IN_FOLDERS = (".txt", ".jsonl", *COLUMNAR)
@@ -87,7 +87,7 @@ class TextFile:
                 yield number, line.strip()
             return
         for number, text in self._rows(seen):
-            for paragraph in text.splitlines():
+            for paragraph in split_lines(text):
                 if paragraph.strip():
                     yield number, paragraph.strip()
             yield number, ""

@@ -16,6 +16,7 @@ import numpy as np
 
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import read_plain
+from contexture.data.text.lines import split_lines
 
 PREFIX = "tfds:"
 _NAME = re.compile(r"(?P<set>\w+(?:/[\w.+-]+)?)(?::(?P<version>\d+\.\d+\.\d+))?(?::(?P<split>[^/]+))?")
@@ -83,7 +84,7 @@ class Split:
         a text file (lm1b has a sentence an example). Every text goes through `seen`, with a line's end.
         """
         for number, text in self._texts(seen):
-            lines = [line.strip() for line in text.split("\n")]
+            lines = [line.strip() for line in split_lines(text)]
             full = [line for line in lines if line]
             if len(full) < 2:
                 yield number, "".join(full)
@@ -271,4 +272,6 @@ def _plain(feature: Any, value: Any) -> Cell:
         return value
     kept = np.asarray(value, feature.np_dtype)[()]
     # A float32 has its own shortest decimals: 3.8, and not 3.799999952316284, which is the same number as a float64.
-    return float(str(kept)) if isinstance(kept, np.floating) else kept.item()
+    if isinstance(kept, np.floating):
+        return None if np.isnan(kept) else float(str(kept))
+    return kept.item()

@@ -1,10 +1,14 @@
-"""The share of a text's tokens that are unknown to a vocabulary, and the words that cause them."""
+"""What a vocabulary does not keep of a text: unknown tokens, and marks of letters that it strips as accents."""
 
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Protocol
 
 from contexture.data.tokenizers.word_level import StaticWords
+from contexture.data.tokenizers.wordpiece import WordPiece
 
 LIMIT = 0.01
 """The share of unknown tokens above which a warning is due."""
@@ -19,6 +23,52 @@ class Encoder(Protocol):
     def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
 
 
+@cache
+def _marked() -> re.Pattern[str]:
+    """Returns what finds a character that is, or holds, a mark which belongs to its letter: vowel signs of Hindi and
+    Thai, the two dots of Japanese, points of Hebrew. Accents of Latin, Greek and Cyrillic letters are none of them."""
+
+    def is_marked(character: str) -> bool:
+        marks = [each for each in unicodedata.normalize("NFD", character) if unicodedata.category(each) == "Mn"]
+        return any(not each.startswith(_ACCENTS) for each in marks)
+
+    # Behind the accents, and in front of the private, variant and ornamental characters of the first plane.
+    return re.compile(f"[{''.join(filter(is_marked, map(chr, range(0x0483, 0xAC00))))}]")
+
+
+_ACCENTS = tuple(
+    chr(code) for first, end in ((0x300, 0x370), (0x1AB0, 0x1B00), (0x1DC0, 0x1E00), (0x20D0, 0x2100))
+    for code in range(first, end)
+)  # fmt: skip
+_ENOUGH = 1 << 22
+"""Characters of a text in which its script shows."""
+
+
+class LostMarks:
+    """Counts the characters of a text that lose a mark of their letter where accents are stripped."""
+
+    def __init__(self) -> None:
+        self.characters = 0
+        self.marked = Counter[str]()
+
+    def add(self, text: str) -> None:
+        if self.characters < _ENOUGH:
+            self.characters += len(text)
+            if not text.isascii():
+                self.marked.update(_marked().findall(text))
+
+    def warning(self, where: str, mend: str) -> str:
+        """Returns a warning where more than LIMIT of the characters lose one, else ""."""
+        share = self.marked.total() / max(self.characters, 1)
+        if share <= LIMIT:
+            return ""
+        often = ", ".join(f"{character!r}" for character, _ in self.marked.most_common(3))
+        return (
+            f"{where}: {share:.1%} of the characters lose a vowel or another mark of their letter (as {often}), since "
+            f"a lower-case WordPiece strips accents, as the original does; {mend}"
+        )
+
+
 class UnknownTokens:
     """Counts unknown tokens. A tokenizer that spells every text (byte-level, or ELMo's characters) has none."""
 
@@ -27,6 +77,7 @@ class UnknownTokens:
         self._unk: int | None = unk if unk is not None and unk >= 0 else None
         self._tokenizer = tokenizer
         self._texts: list[str] = []
+        self._marks = LostMarks() if isinstance(tokenizer, WordPiece) and tokenizer.lowercase else None
         self.tokens = self.unknown = 0
 
     @property
@@ -37,6 +88,8 @@ class UnknownTokens:
         """Counts the ids of texts."""
         for text, ids in zip(texts, encoded, strict=True):
             self.tokens += len(ids)
+            if self._marks is not None:
+                self._marks.add(text)
             if self._unk is not None and self._unk in ids:
                 self.unknown += sum(number == self._unk for number in ids)
                 if len(self._texts) < _TEXTS:
@@ -62,6 +115,12 @@ class UnknownTokens:
     def _unknown_of(self, texts: list[str]) -> set[str]:
         encoded = self._tokenizer.encode(texts)
         return {text for text, ids in zip(texts, encoded, strict=True) if self._unk in ids}
+
+    def warnings(self, where: str, mend: str, cased: str) -> list[str]:
+        """Returns a line for what a text loses by the vocabulary, none for little. mend: how to have no unknown tokens;
+        cased: how to keep the marks of letters."""
+        lost = "" if self._marks is None else self._marks.warning(where, cased)
+        return [line for line in (self.warning(where, mend), lost) if line]
 
     def warning(self, where: str, mend: str) -> str:
         """Returns a warning where the share is above LIMIT, else ""."""

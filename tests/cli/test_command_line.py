@@ -81,7 +81,7 @@ def test_unknown_commands_and_recipes_are_guessed(capsys):
     [
         (b"", "the file is empty", False),
         (b"good line\nbad \xff line\n", "text.txt:2: not UTF-8 (byte 0xff at column 5)", False),
-        ("A text.\n".encode("utf-16"), "text.txt:1: not UTF-8 (byte 0xff at column 1)", False),
+        ("A text.\n".encode("utf-16"), "text.txt: UTF-16 by its first bytes, and text is UTF-8; save it so", False),
         (b"a good line\n" * 10_000 + b"\xff", "text.txt:10001: not UTF-8 (byte 0xff at column 1)", True),
         (b"Only one sentence here.\n\nAnd one more.\n", "no document", True),
     ],

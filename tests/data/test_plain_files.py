@@ -8,7 +8,7 @@ import pytest
 
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
-from contexture.data.plain_files import open_plain
+from contexture.data.plain_files import check_content, open_plain
 from contexture.data.tokenizers.registry import load_tokenizer
 from tests.train.run.test_formats import GOLDEN
 
@@ -107,3 +107,22 @@ def test_a_vocabulary_that_is_a_pipe_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "v.txt")
     with pytest.raises(DataError, match="a named pipe, not a plain file"):
         load_tokenizer(tmp_path / "v.txt")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [("utf-16", "UTF-16"), ("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE"), ("utf-32", "UTF-32")],
+)
+@pytest.mark.parametrize("file", ["a.txt", "a.tsv", "a.jsonl", "a.conll"])
+def test_text_in_another_encoding_is_named_with_what_mends_it(tmp_path: Path, encoding: str, name: str, file: str):
+    (tmp_path / file).write_bytes("text\tlabel\nthe cat\tx\n".encode(encoding))
+    with pytest.raises(
+        DataError, match=rf"{file}: {name} by its first bytes.*: iconv -f {name} -t UTF-8 .*{file} > NEW"
+    ):
+        check_content(tmp_path / file)
+
+
+@pytest.mark.parametrize("content", [b"", b"a", bytes(64), b"a\0b c d e f", "漢字\n".encode(), b"\xff\n"])
+def test_other_text_is_not_taken_for_it(tmp_path: Path, content: bytes):
+    (tmp_path / "a.txt").write_bytes(content)
+    check_content(tmp_path / "a.txt")

@@ -88,6 +88,7 @@ def test_numbers_that_only_python_reads_are_read_too(tmp_path):
         (b"a 0.1 0.2\nb 0.3.4 0.5\n", ":2: '0.3.4' is no number; "),
         (b"a 0.1 0.2\nb NA 0.5\n", ":2: 'NA' is no number; "),
         (b"a 0.1 0.2\nb nan 0.5\n", ":2: the vector of 'b' holds nan; "),
+        (b"a 0.1 0.2\nb 1_0 0.5\n", ":2: '1_0' is no number; "),
         (b"a 0.1 0.2\nb -inf 0.5\n", ":2: the vector of 'b' holds -inf; "),
         (b"a 0.1 0.2\nb 1e60 0.5\n", ":2: the vector of 'b' holds inf; "),
         (b"a 0.1 0.2\nb 0.3 0.4\na 0.5 0.6\n", ":3: the word 'a' occurs twice, first at :1; keep one of them"),

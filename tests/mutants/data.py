@@ -155,8 +155,8 @@ PRETRAINING = (
     ),
     *mutants_of(
         "data/storage.py",
-        ("storage.file-in-place", "    part = partial_beside(path)\n    try:\n        yield part\n        with",
-         "    part = path\n    try:\n        yield part\n        with",
+        ("storage.file-in-place", "    part = partial_beside(path)\n    _unfinished.add(part)\n    try:\n        yield",
+         "    part = path\n    _unfinished.add(part)\n    try:\n        yield",
          "train/run/test_nothing_deleted.py::test_an_atomic_file_is_whole_or_as_it_was"),
         ("storage.part-left-behind", "        part.unlink(missing_ok=True)\n        raise", "        raise",
          "train/run/test_nothing_deleted.py::test_an_atomic_file_is_whole_or_as_it_was"),

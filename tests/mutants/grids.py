@@ -14,6 +14,7 @@ _NAMES = f"{_FOLDER}test_each_setting_and_seed_has_a_run_of_its_own_folder"
 _MISTAKES = "cli/test_grid_options.py::test_a_mistake_in_a_grid_is_one_line_and_nothing_is_written"
 _EXAMPLES = "train/grid/test_train_grid.py::test_runs_on_other_examples_are_not_added"
 _TEST = "train/grid/test_train_grid.py::test_the_test_figures_are_those_of_the_test_examples_that_are_given"
+_OTHERS = "train/grid/test_train_grid.py::test_a_run_of_other_settings_does_not_count_for_the_grid"
 _START = "train/grid/test_train_grid.py::test_runs_that_would_begin_from_another_checkpoint_are_not_added"
 _METRIC = "train/grid/test_train_grid.py::test_a_metric_that_no_run_has_is_refused"
 _WINDOWS = "cli/test_grid_options.py::test_lengths_of_questions_are_not_compared_by_a_loss_over_other_windows"
@@ -35,9 +36,9 @@ GRIDS = (
     ),
     *mutants_of(
         "train/grid/results.py",
-        ("grid.patience-forgotten", "each for each in held if config.patience and", "each for each in () if", _COUNTS),
+        ("grid.patience-forgotten", "return find_steps(folder, None)[0]", "return saved[-1]", _COUNTS),
         ("grid.unfinished-run-counts", "saved[-1] != record.total_steps and not stopped_early", "False", _COUNTS),
-        ("grid.unmeasured-run-counts", 'if not held or held[-1]["step"] != saved[-1]:', "if not held:", _COUNTS),
+        ("grid.unmeasured-run-counts", 'if meta.get("unevaluated") or', "if", _COUNTS),
         ("grid.deviation-of-all", "statistics.stdev(numbers)", "statistics.pstdev(numbers)", _SPREAD),
         ("grid.gaps-left-out-of-the-mean", "if len(numbers) < len(values):", "if not numbers:", _SPREAD),
         ("grid.diverged-may-be-best", 'if any("dev" not in run for run in setting["runs"]) or', "if", _BEST),
@@ -49,6 +50,7 @@ GRIDS = (
         ("grid.other-settings-pass", "(run_file.may_change(name) and not _decides(name, now))", "name",
          _REFUSED),
         ("grid.other-evaluations-pass", "return name in _DECIDE or", "return", _REFUSED),
+        ("grid.run-of-other-settings-counts", "_decides(name, run) or not run_file.may_change(name)", "False", _OTHERS),
         ("grid.fewer-seeds-pass", 'if grid.seeds < old["seeds"]:', "if False:", _REFUSED),
         ("grid.seeds-cannot-be-added", 'if grid.seeds < old["seeds"]:', 'if grid.seeds != old["seeds"]:', _ADDED),
         ("grid.divergence-forgotten", 'return dict(old["diverged"])', "return {}", _ADDED),

@@ -210,8 +210,12 @@ TRAINING = (
          '"mse": float(np.sqrt(np.square(gold - predicted).mean()))', f"{_SCORES}test_regressed_is_the_count_by_hand"),
         ("scores.entities-by-the-macro", 'average="micro")', 'average="macro")',
          f"{_SCORES}test_entities_are_those_of_conlleval"),
-        ("scores.last-is-inside", '{"L": "E", "U": "S"}', '{"L": "I", "U": "I"}',
-         f"{_SCORES}test_ends_and_singles_mark_the_same_entities"),
+    ),
+    *mutants_of(
+        "data/tasks/tagging/entity_schemes.py",
+        ("scores.last-is-inside", '{"L": "E", "U": "S", ', '{"L": "I", "U": "I", ',
+         f"{_SCORES}test_every_form_of_tags_marks_the_same_entities"),
+        ("scores.middle-ends", '"M": "I"', '"M": "E"', f"{_SCORES}test_every_form_of_tags_marks_the_same_entities"),
     ),
     *mutants_of(
         "train/checkpoints/digests.py",

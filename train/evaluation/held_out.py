@@ -1,6 +1,7 @@
 """The examples that an evaluation reads: held-out text of a pretraining; a task's own splits, or labelled files."""
 
 import dataclasses
+import logging
 import os
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ from contexture.data.tasks.encode_examples import check_batch, encode
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore
 from contexture.data.tasks.labels import class_weights
 from contexture.data.tasks.spans.answer_rules import answer_rules
+from contexture.data.tasks.tagging.entity_schemes import why_no_entities
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.train import mesh as meshes
@@ -36,6 +38,8 @@ from contexture.train.evaluation.spans import answer_counts
 from contexture.train.run.data import open_shards, read_tokenizer
 from contexture.train.run.folder import make_folder
 from contexture.train.run_file import RunRecord
+
+logger = logging.getLogger(__name__)
 
 
 class HeldOutData(NamedTuple):
@@ -111,6 +115,8 @@ def _held_out_task(
 ) -> Iterator[HeldOutData]:
     run, tokenizer = record.run, read_tokenizer(folder, record)
     store = _open_store(folder, record, cancel)
+    if run.task.kind == "tag" and (line := why_no_entities(record.labels)):
+        logger.warning(line)
 
     def held_out(split: ExampleSplit, labels: tuple[str, ...]) -> HeldOut:
         # What an imported model was trained on is not known: whether a question may have no answer says the file.

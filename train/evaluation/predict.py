@@ -15,10 +15,19 @@ from contexture.data.errors import DataError
 from contexture.data.layouts import power_of_two
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.encode_examples import CHUNK, check_batch, chunks
+from contexture.data.tasks.encode_examples import check_batch
 from contexture.data.tasks.example_store import ExampleSplit
 from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, same_shape, with_context
-from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
+from contexture.data.tasks.examples import (
+    CHUNK,
+    ChoiceExample,
+    Example,
+    Pair,
+    QuestionExample,
+    Tagged,
+    Text,
+    example_chunks,
+)
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels
 from contexture.data.tasks.lengths import MIN_SAVING, batch_lengths
@@ -167,7 +176,7 @@ class Predictor:
             for before, chunk, after in chunks_in_documents(given, CHUNK, self.run.data.length):
                 yield chunk, self.answer(chunk, before, after)
         else:
-            for chunk in chunks(given):
+            for chunk in example_chunks(given):
                 yield chunk, self.answer(chunk)
 
     def answer(

@@ -25,7 +25,7 @@ from contexture.data.cancel import CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file
-from contexture.data.tasks.encode_examples import chunks
+from contexture.data.tasks.examples import example_chunks
 from contexture.data.tasks.read_examples import check_sources, examples, open_table
 from contexture.data.text import tfds
 from contexture.train import mesh as meshes
@@ -177,7 +177,7 @@ def _answers(predictor: Predictor, source: str, cancel: CancelToken) -> Iterator
         task = _with_columns(task, table.names or ())
     rows = (row for _, row in table.rows)
     ids = itertools.count() if task.kind == "span" else _indices(source, table.names or (), rows)
-    for chunk in chunks(examples(source, task, labelled=False)):
+    for chunk in example_chunks(examples(source, task, labelled=False)):
         cancel.check()
         for prediction in predictor.answer(chunk):
             yield next(ids), prediction

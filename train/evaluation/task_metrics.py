@@ -7,13 +7,14 @@ the gold, are a ValueError. The libraries are imported where they are used, sinc
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contexture.data.tasks.tagging.entity_schemes import OUTSIDE, entity_tags
 from contexture.train.run.report import Figure, plain
 
 Tags: TypeAlias = Sequence[Sequence[str]]
@@ -88,7 +89,7 @@ def regressed(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 def tagged(gold: Tags, predicted: Tags, labels: Sequence[str] = ()) -> dict[str, float]:
     """Tags of examples → accuracy per word, and f1_macro over the tags that occur.
 
-    If labels and tags are of an entity scheme, also CoNLL's span metrics entity_precision, entity_recall and entity_f1:
+    If labels and tags mark entities (`entity_tags`), also CoNLL's entity_precision, entity_recall and entity_f1:
     a predicted entity is a hit if its type, its first and its last word are those of a gold one, and hits are counted
     over all types together (micro average). As in conlleval, an I- after nothing or after another type begins an
     entity.
@@ -102,20 +103,10 @@ def tagged(gold: Tags, predicted: Tags, labels: Sequence[str] = ()) -> dict[str,
         "accuracy": float((flat_gold == flat_predicted).mean()),
         "f1_macro": _macro(flat_gold, flat_predicted, f1),
     }
-    if is_entity_scheme(names):
-        precision, recall, f1, _ = _entity_rates(_known_to_seqeval(gold), _known_to_seqeval(predicted), average="micro")
+    if tags := entity_tags(names):
+        precision, recall, f1, _ = _entity_rates(_as_seqeval(gold, tags), _as_seqeval(predicted, tags), average="micro")
         figures |= {"entity_precision": float(precision), "entity_recall": float(recall), "entity_f1": float(f1)}
     return figures
-
-
-def is_entity_scheme(labels: Sequence[str]) -> bool:
-    """Returns whether tags mark how entities begin and continue (IOB, BIOES, BILOU).
-
-    Each must be O, or B-, I-, E-, S-, L- or U- and a type, and one at least B- or I-.
-    """
-    marked = [label for label in labels if label != "O"]
-    fits = all(len(label) > 2 and label[0] in "BIESLU" and label[1] == "-" for label in marked)
-    return fits and any(label[0] in "BI" for label in marked)
 
 
 def class_table(gold: np.ndarray, predicted: np.ndarray, labels: Sequence[str]) -> list[LabelRow]:
@@ -124,19 +115,19 @@ def class_table(gold: np.ndarray, predicted: np.ndarray, labels: Sequence[str]) 
 
 
 def tag_table(gold: Tags, predicted: Tags, labels: Sequence[str]) -> list[LabelRow]:
-    """Returns a row for each tag, or of an entity scheme for each type: those of labels in order, then others that
+    """Returns a row for each tag, or where tags mark entities for each type: those of labels in order, then others that
     occur."""
     names = _names(gold, predicted, labels)
-    if not is_entity_scheme(names):
+    if not (tags := entity_tags(names)):
         return class_table(numbers(gold, names), numbers(predicted, names), names)
     from seqeval.metrics.sequence_labeling import get_entities
 
-    gold_tags, predicted_tags = _known_to_seqeval(gold), _known_to_seqeval(predicted)
+    gold_tags, predicted_tags = _as_seqeval(gold, tags), _as_seqeval(predicted, tags)
     # seqeval gives its rates in the sorted order of the types that occur.
-    occurring = sorted({entity[0] for tags in (gold_tags, predicted_tags) for entity in get_entities(tags)})
+    occurring = sorted({entity[0] for rows in (gold_tags, predicted_tags) for entity in get_entities(rows)})
     rates = _entity_rates(gold_tags, predicted_tags, average=None)
     rows = {row["label"]: row for row in _rows(occurring, rates)}
-    types = dict.fromkeys(name[2:] for name in names if name != "O")
+    types = dict.fromkeys(tags[name][2:] for name in names if name != OUTSIDE)
     return [rows.get(name) or {"label": name, "precision": 0.0, "recall": 0.0, "f1": 0.0, "count": 0} for name in types]
 
 
@@ -209,10 +200,9 @@ def _entity_rates(gold: list[list[str]], predicted: list[list[str]], average: st
     return precision_recall_fscore_support(gold, predicted, average=average, zero_division=0)  # type: ignore
 
 
-def _known_to_seqeval(examples: Tags) -> list[list[str]]:
-    """Returns tags in seqeval's letters: BILOU's L (last) and U (unit) are its E (end) and S (single)."""
-    letters = {"L": "E", "U": "S"}
-    return [[letters.get(tag[0], tag[0]) + tag[1:] if tag else "O" for tag in tags] for tags in examples]
+def _as_seqeval(examples: Tags, tags: Mapping[str, str]) -> list[list[str]]:
+    """Returns tags as seqeval spells them. A word without one is outside any entity."""
+    return [[tags.get(tag, OUTSIDE) for tag in row] for row in examples]
 
 
 def _rows(labels: Sequence[str], rates: Rates) -> list[LabelRow]:

@@ -13,6 +13,7 @@ from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import move_aside
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tasks.tagging.entity_schemes import why_no_entities
 from contexture.data.text.sources import check_beginnings, expand
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import load_tokenizer
@@ -58,6 +59,8 @@ def _open_examples(run: Run, directory: Path, cancel: CancelToken) -> tuple[Toke
         store = encode(run.task, tokenizer, folder, cancel, length=run.data.length, context=run.data.context)
     if store.index["tokenizer"] != tokenizer.fingerprint:
         raise ConfigError(f"{folder} was encoded with another vocabulary than {directory / 'tokenizer'}; put it back")
+    if store.kind == "tag" and (line := why_no_entities(store.labels)):
+        logger.warning(line)
     return tokenizer, store
 
 

@@ -2,7 +2,7 @@
 
 import resource
 
-from contexture.data.errors import DataError
+from contexture.data.errors import DataError, FileChanged
 from contexture.train.errors import CheckpointError, ConfigError, Diverged, ProcessLost
 from contexture.train.run.signals import Interrupted
 
@@ -10,7 +10,7 @@ from contexture.train.run.signals import Interrupted
 def exit_of(error: BaseException) -> tuple[int, str]:
     """(exit code, the line): 1 failed (disk, numbers, checkpoint, another process), 2 the user's words or files were
     wrong, 75 saved on SIGTERM, 130 on Ctrl-C."""
-    named = (ConfigError, DataError, CheckpointError, Diverged, ProcessLost)
+    named = (ConfigError, DataError, FileChanged, CheckpointError, Diverged, ProcessLost)
     kind = next((kind.__name__ for kind in named if isinstance(error, kind)), type(error).__name__)
     if isinstance(error, Interrupted):
         return error.code, str(error)
@@ -18,7 +18,7 @@ def exit_of(error: BaseException) -> tuple[int, str]:
         return 130, "Ctrl-C"
     if isinstance(error, ConfigError | DataError):
         return 2, f"{kind}: {error}"
-    if isinstance(error, CheckpointError | Diverged | ProcessLost):
+    if isinstance(error, CheckpointError | Diverged | FileChanged | ProcessLost):
         return 1, f"{kind}: {error}"
     if _out_of_memory(error):
         mend = "this process has too little memory; lower --data.batch, or raise its limit (ulimit -v)"

@@ -6,6 +6,7 @@ from contexture.data.cancel import CancelToken
 from contexture.data.text.sources import Source, texts, whole_texts
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import learn as learn_vocabulary
+from contexture.data.tokenizers.unknown_tokens import LostMarks
 from contexture.data.tokenizers.word_level import StaticWords, Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, VectorsConfig
@@ -21,16 +22,19 @@ def learn(
     cancel: CancelToken,
     documents: str = "files",
     split: str = "spaces",
+    marks: LostMarks | None = None,
 ) -> Tokenizer:
     """Returns a vocabulary of at most `size` tokens, learned on these files.
 
     WordPiece and words are learned on lines, the other kinds on whole documents: line ends are tokens too. `cancel` may
-    raise to stop it.
+    raise to stop it. marks: counts what a lower-case WordPiece strips of the text.
     """
 
     def checked() -> Iterator[str]:
         for text in texts(files) if kind in (WordPiece.kind, Words.kind) else whole_texts(files, documents):
             cancel.check()
+            if marks is not None:
+                marks.add(text)
             yield text
 
     tokenizer = learn_vocabulary(kind, checked(), size, lowercase, split)

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from contexture.data.errors import DataError
-from contexture.data.plain_files import open_stream
+from contexture.data.plain_files import read_stream
 from contexture.data.tasks.published.converted import Fields, converted
 from contexture.data.tasks.tables import Row, Table, objects, separated
+from contexture.data.text.json_values import json_value
 
 COLUMNS = ("text", "choices", "label")
 LETTERS, NUMBERS = "ABCDE", "12345"
@@ -90,8 +92,7 @@ def _numbered(files: list[Path]) -> Iterator[tuple[int, Row | DataError]]:
 
 def _questions(file: Path) -> list[Row | DataError]:
     try:
-        with open_stream(file) as stream:
-            content = json.loads(stream.read().decode("utf-8-sig"))
+        content: Any = json_value(read_stream(file).decode("utf-8-sig"))
         passage, questions, options = content["article"], content["questions"], content["options"]
         answers = content.get("answers") or [None] * len(questions)
         rows: list[Row | DataError] = [

@@ -6,13 +6,15 @@ import numpy as np
 
 from contexture.data.errors import DataError
 from contexture.data.tasks.examples import Answer
+from contexture.data.text.written_lists import written_list
+from contexture.data.text.written_numbers import written_number
 
 
 def read_answers(value: object, start: object, context: str, at: str) -> tuple[Answer, ...]:
     """Returns the answers of one question; () for none.
 
         "Rollo"                                            a string, "" or null for no answer
-        ["Rollo", "Rollo"]                                 several that are right
+        ["Rollo", "Rollo"]                                 several that are right; also written as text
         {"text": ["Rollo"], "answer_start": [308]}         as TFDS and Hugging Face have SQuAD
         [{"text": "Rollo", "answer_start": 308}]           as SQuAD's own files
 
@@ -20,7 +22,27 @@ def read_answers(value: object, start: object, context: str, at: str) -> tuple[A
 
     Raises: DataError for an answer that is not in its context there, and for what is none of these.
     """
-    return tuple(_placed(text, place, context, at) for text, place in _pairs(value, start, at))
+    return tuple(_placed(text, place, context, at) for text, place in _pairs(_read(value, context, at), start, at))
+
+
+def _read(value: object, context: str, at: str) -> object:
+    """Returns the list of answers that a string holds, as a *.csv has it; any other value as it is.
+
+    Raises: DataError for a list that cannot be read, and for an object that was written as text.
+    """
+    if not isinstance(value, str) or value.strip() in context:
+        return value
+    if value.strip().startswith("{") and "text" in value:
+        raise DataError(
+            f"{at}: the answers are an object written as text; give *.jsonl or *.parquet, which have objects"
+        )
+    try:
+        items = written_list(value)
+    except ValueError as error:
+        raise DataError(
+            f"{at}: the answers are a list written as text that cannot be read ({error}); give *.jsonl or *.parquet"
+        ) from None
+    return value if items is None else items
 
 
 def _pairs(value: object, start: object, at: str) -> list[tuple[object, object]]:
@@ -32,6 +54,8 @@ def _pairs(value: object, start: object, at: str) -> list[tuple[object, object]]
         texts, starts = value.get("text"), value.get("answer_start")
         if isinstance(texts, str | bytes):
             return [(texts, starts)]
+        if texts is None and "text" in value:
+            return []
         texts = _listed(texts, at)
         starts = [None] * len(texts) if starts is None else _listed(starts, at)
         if len(texts) != len(starts):
@@ -61,14 +85,12 @@ def _placed(text: object, place: object, context: str, at: str) -> Answer:
         if (first := context.find(text)) < 0:
             raise DataError(f"{at}: the answer {text[:40]!r} is not in its context; copy it letter for letter")
         return Answer(text, first)
-    try:
-        # As a float first: a table in which some places are empty is often written with 3.0 for 3.
-        number = float(place)  # pyright: ignore[reportArgumentType]  # whatever is no number is refused
-        start, exact = int(number), number.is_integer()
-    except (TypeError, ValueError, OverflowError):
-        start, exact = -1, False
-    if not exact or isinstance(place, bool):
+    # A table in which some places are empty is often written with 3.0 for 3.
+    number = written_number(place) if isinstance(place, str) else place
+    whole = isinstance(number, float | np.floating) and float(number).is_integer()
+    if isinstance(number, bool) or not (whole or isinstance(number, int | np.integer)):
         raise DataError(f"{at}: the answer begins at {place!r}; give the number of its first character, from 0")
+    start = int(number)  # pyright: ignore[reportArgumentType]  # a number by now
     if start < 0 or context[start : start + len(text)] != text:
         near = context.find(text)
         there = f" (it is at {near})" if near >= 0 else ""

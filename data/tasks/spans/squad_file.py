@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from contexture.data.errors import DataError
-from contexture.data.plain_files import open_stream
+from contexture.data.plain_files import open_stream, read_stream
 from contexture.data.tasks.tables import Row, Table, objects
+from contexture.data.text.json_values import fault_of, json_value
 
 _FORM = '{"data": [{"paragraphs": [{"context": "…", "qas": [{"id": "…", "question": "…", "answers": […]}]}]}]}'
 _NAMES = ("id", "question", "context", "answers")
@@ -25,16 +26,17 @@ def questions_of_json(path: Path) -> Table:
     if not first.startswith("{"):
         return objects(path)
     try:
-        with open_stream(path) as stream:
-            content = json.loads(stream.read().decode("utf-8-sig"))
+        content = json_value(read_stream(path).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 (byte {error.start}); save the file as UTF-8") from None
+    except DataError:
+        raise
     except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else getattr(error, "msg", error)
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         # Text behind a whole object is most often the next line of JSON lines.
-        hint = "if every line is an object, name the file *.jsonl; " if reason == "Extra data" else ""
-        raise DataError(f"{path}{line}: not JSON ({reason}); {hint}a *.json in SQuAD's form is {_FORM}") from None
+        several = getattr(error, "msg", "") == "Extra data"
+        hint = "if every line is an object, name the file *.jsonl; " if several else ""
+        raise DataError(f"{path}{line}: {fault_of(error)}; {hint}a *.json in SQuAD's form is {_FORM}") from None
     rows = [*_rows(path, content)]
     if not rows:
         raise DataError(f"{path}: no question in the file; a *.json in SQuAD's form is {_FORM}")

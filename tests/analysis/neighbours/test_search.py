@@ -115,6 +115,24 @@ def test_the_commands_give_what_the_functions_do(tiny_run, text, tmp_path):
     assert whitened.shape == (4,) and np.abs(whitened).max() <= 1 + 1e-6
 
 
+@pytest.mark.parametrize("folder", ["pairs", "labels"])
+def test_one_missing_score_is_an_error_and_never_takes_all_away(tmp_path, folder):
+    """Whatever the path says: a message that names it is not asked for words."""
+    file = tmp_path / folder / "sts.tsv"
+    file.parent.mkdir()
+    rows = ["a cat\ta dog\t3.0", "a man\ta boy\t", "the sun\tthe moon\t1.0"]
+    for header in ("sentence1\tsentence2\tscore", "sentence1\tsentence2\tlabel"):
+        file.write_text("\n".join([header, *rows]) + "\n")
+        with pytest.raises(DataError, match=r"sts\.tsv:3: the label \(column .* is empty; fill it, or leave"):
+            read_pairs(str(file))
+    file.write_text("sentence1\tsentence2\na cat\ta dog\n")
+    assert read_pairs(str(file)) == ([("a cat", "a dog")], None)
+    pairs = [{"sentence1": "a", "sentence2": "b"}] * 3
+    (tmp_path / "few.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [{**pairs[0], "score": 1}, *pairs]))
+    with pytest.raises(DataError, match=r"few\.jsonl:1: few of the pairs have a 'score'; give each a score, or none"):
+        read_pairs(str(tmp_path / "few.jsonl"))
+
+
 MISTAKES = {
     "neighbours RUN --input TEXT": "give --text TEXT, or --queries FILE with a sentence in each line",
     "neighbours RUN --input none.txt --text a": "none.txt: no such file; give one with a sentence in each line",

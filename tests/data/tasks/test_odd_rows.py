@@ -139,7 +139,7 @@ def test_a_byte_order_mark_and_line_ends_of_windows_change_nothing(tmp_path):
     assert store.splits["train"].examples == 300 and not messages and store.labels == ("a", "b")
 
 
-@pytest.mark.parametrize("score", ["nan", "inf", "", "four", "1e308", "-1e39", "2e19"])
+@pytest.mark.parametrize("score", ["nan", "inf", "", "four", "1_0", "\u0663", "0x1", "1e308", "-1e39", "2e19"])
 def test_a_label_that_is_no_number_is_left_out_of_a_regression(tmp_path, score):
     """Nor one so large that the sum of squares is infinite in float32, which would be the loss for good."""
     rows = "".join(f"w1\t{n / 7}\n" for n in range(200))

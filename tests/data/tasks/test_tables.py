@@ -133,6 +133,23 @@ def test_conll_has_a_word_a_line_and_its_tag_last(tmp_path: Path):
     assert _read(tmp_path / "a.conll", CONLL, by_position)[0].tags == ("NNP", "SYM")
 
 
+@pytest.mark.parametrize(
+    ("content", "rows"),
+    [
+        # As MultiCoNER has it: as many columns as a word, but no tag of any other line.
+        ("# id 11\tdomain=en\nanna _ _ B-PER\n# _ _ O\n\n# id 22\tdomain=en\nsees _ _ O\n", ["anna #", "sees"]),
+        ("# sent1\n# text = a b\na O\n\n# sent2\nb O\n", ["a", "b"]),
+        ("# one\n-DOCSTART- O\n\n# two\na O\n", ["a"]),
+        ("# O\na O\n\n#\tO\n\n#Oslo B-LOC\n\n#\tB-X\nb O\n", ["# a", "#", "#Oslo", "# b"]),
+        ("a O\n# B-X\n\n# B-X\nb O\n", ["a #", "# b"]),
+    ],
+)
+def test_a_comment_of_conll_is_no_word_and_a_hash_is_one(tmp_path: Path, content: str, rows: list[str]):
+    assert [" ".join(row.words) for row in _read(tmp_path / "a.conll", content, TAG)] == rows
+    unlabelled = _read(tmp_path / "a.conll", content, TAG, labelled=False)
+    assert [" ".join(row.words) for row in unlabelled] == rows
+
+
 def _conllu(*lines: str) -> str:
     return "".join("\t".join([*line.split(" "), *"_________"][:10]) + "\n" if line else "\n" for line in lines)
 
@@ -199,7 +216,8 @@ def test_conllu_leaves_out_ranges_empty_nodes_and_comments(tmp_path: Path):
         ("a.csv", 'text,label\n"a""b\n""c","e""\n', {}, "a.csv:3: the quoted field that begins here is never closed;"),
         ("a.csv", 'text,label\na,b\n"a\nb","x\ny,z\n', {}, 'a.csv:4: the quoted field that begins here is never close'),
         ("a.csv", 'text,label\n"a"b,c\n', {}, "a.csv:2: text after a closing quote; write a quote within a quoted fie"),
-        ("a.csv", "text,label\na\rb,c\n", {}, "a.csv:2: a carriage return within a row; end lines with a line feed"),
+        ("a.csv", "text;label\na, b;x\n", {}, "a.csv:1: no column has a usual name of the text"),
+        ("a.csv", "text,label\na\rb,c\n", {}, "a.csv:2: 1 column where the header has 2"),
         # jsonl
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text"\n', {}, "a.jsonl:2: not JSON (Expecting ':' delimiter); every"),
         ("a.jsonl", "[1]", {}, "a.jsonl:1: no object; every line of a *.jsonl is an object like"),
@@ -320,3 +338,20 @@ def test_damage_gives_examples_or_one_line(
             assert row.origin.startswith(f"{name}:")
     except DataError as error:
         assert len(str(error).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "task", "hint"),
+    [
+        ("a.csv", "text;label\na, b;x\n", {}, "semicolons between them: put a comma there"),
+        ("a.csv", "a b;x\nc d;y\n", {"text": "1", "label": "2"}, "semicolons between them: put a comma there"),
+        ("a.csv", "text;label\na;x\n", {"text": "text"}, "semicolons between them: put a comma there"),
+        ("a.tsv", "text,label\na,x\n", {}, "commas between them: put a tab there; name it *.csv"),
+        ("a.csv", "text\tlabel\na\tx\n", {}, "tabs between them: put a comma there; name it *.tsv"),
+        ("a.tsv", "text|label\na|x\n", {}, "bars between them: put a tab there"),
+        ("a.csv", "words\na\n", {}, ""),
+    ],
+)
+def test_another_separator_is_named(tmp_path: Path, name: str, content: str, task: dict[str, Any], hint: str):
+    message = _refused(tmp_path / name, content, TaskConfig(kind="classify", **task))
+    assert f"its columns seem to have {hint}" in message if hint else "seem to have" not in message

@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.ipc as ipc
@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.errors import DataError
+from contexture.data.errors import DataError, FileChanged
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.examples import ChoiceExample, Pair, Tagged, Text
@@ -94,7 +94,7 @@ def test_types_become_cells(tmp_path: Path, name: str):
     (_, first), (_, second) = Columnar(file).rows()
     assert [first[name] for name in list(columns)[:8]] == ["a", "x", 3.8, 3.8, True, [0.1], None, None]
     assert [second[name] for name in list(columns)[:3]] == [None, "y", None]
-    assert second["price"] == "1.50" and second["scores"] is None and np.isnan(second["float64"])  # pyright: ignore
+    assert second["price"] == "1.50" and second["scores"] is None and second["float64"] is None
     assert len(second) == len(columns) and list(second) == list(columns)
     for column, kind in (("time", "timestamp"), ("image", "binary")):
         with pytest.raises(DataError, match=rf"{name}:1: column '{column}' is of type {kind}.*; give strings, numbers"):
@@ -356,3 +356,13 @@ def test_encoded_examples_know_whether_a_data_set_changed(saved: Path, tmp_path:
     again = TaskConfig(kind="classify", train=(str(saved / "train"),), dev=(f"{saved}/train/../train",))
     with pytest.raises(DataError, match=r"task\.dev names examples of task\.train too"):
         encode(again, TOKENIZER, tmp_path / "again")
+
+
+@FILES
+def test_a_file_that_changes_while_it_is_read_is_no_whole_one(tmp_path: Path, name: str):
+    file = write(pa.table({"text": ["a", "b"]}), tmp_path / name)
+    rows = Columnar(file).rows()
+    next(rows)
+    os.utime(file, ns=(0, 1))
+    with pytest.raises(FileChanged, match=f"{name}: changed while it was read"):
+        list(rows)

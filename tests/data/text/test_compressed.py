@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import lzma
+import os
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -20,12 +21,14 @@ from hypothesis import strategies as st
 
 from contexture.cli import main as cli
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.errors import DataError
+from contexture.data.errors import DataError, FileChanged
 from contexture.data.plain_files import check_content, inner_suffix, open_stream
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.read_examples import check_sources, examples
+from contexture.data.text.lines import lines
 from contexture.data.text.sources import expand, texts, whole_texts
 from contexture.data.tokenizers.wordpiece import learn_wordpiece
+from contexture.train.run.exit_codes import exit_of
 from tests.train.run.test_formats import GOLDEN
 
 TEXT = "The cat sat.\nIt slept.\n\nThe dog ran.\nIt barked, ä 漢.\n"
@@ -281,3 +284,25 @@ def test_commands_that_read_lines_refuse_the_rest(
     err = capsys.readouterr().err.strip()
     assert message in err and len(err.splitlines()) == 1
     assert [left.name for left in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("change", ["cut", "written on", "written over"])
+def test_a_file_that_changes_while_it_is_read_is_no_whole_one(tmp_path: Path, suffix: str, change: str):
+    """Else its first half would be read as all of it."""
+    text = "".join(f"{os.urandom(40).hex()}\n" for _ in range(5_000))
+    file = tmp_path / f"a.tsv{suffix}"
+    file.write_bytes(COMPRESS.get(suffix, bytes)(text.encode()))
+    read = lines(file)
+    next(read)
+    size = file.stat().st_size
+    if change == "cut":
+        os.truncate(file, size // 2)
+    elif change == "written on":
+        with file.open("ab") as more:
+            more.write(COMPRESS.get(suffix, bytes)(b"a\n"))
+    else:
+        os.utime(file, ns=(0, 1))
+    with pytest.raises(FileChanged, match=rf"a\.tsv{suffix}: changed while it was read; start again") as caught:
+        list(read)
+    assert exit_of(caught.value) == (1, f"FileChanged: {caught.value}")

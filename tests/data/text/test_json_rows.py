@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.analysis.probing.span_objects import read_objects
+from contexture.analysis.zeroshot.conversations import read_questions
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.tasks.examples import Text
@@ -81,6 +83,7 @@ def test_objects_come_back_as_they_were_written(
         (b'[{"text": "a \\ud801"}]', r"a\.json:0: half a character"),
         (b'[{"words": "a"}]', r'a\.json:0: no "text" that is a string; a \*\.json is an array of objects like'),
         (b"[" * 100_000, r"a\.json: not JSON at line 1 \(nested too deep\)"),
+        (b'[{"text": "a"},\n{"text": "b", "text": "c"}]', r"a\.json: near line 2: the key 'text' twice in one object"),
         (b'[{"n": ' + b"1" * 5000 + b"}]", r"a\.json: not JSON at line 1 \(Exceeds the limit"),
     ],
 )
@@ -115,3 +118,22 @@ def test_an_object_of_a_json_is_an_example_and_an_odd_one_its_row_s_error(tmp_pa
     (tmp_path / "a.json").write_text('[{"text": "a"}, 3, {"text": "b"}]')
     records = [record for _, record in json_records(tmp_path / "a.json", "give objects")]
     assert isinstance(records[1], DataError) and records[::2] == [{"text": "a"}, {"text": "b"}]
+
+
+def test_a_key_twice_in_one_object_is_an_odd_row(tmp_path: Path):
+    """Python would keep the last value in silence; which one is meant nobody can tell."""
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "a", "label": "x"}\n{"text": "b", "label": "x", "label": "y"}\n{"text": {"de": "a", "de": "b"}}\n'
+    )
+    records = [record for _, record in json_records(tmp_path / "a.jsonl", "give objects")]
+    assert records[0] == {"text": "a", "label": "x"}
+    assert str(records[1]).startswith(f"{tmp_path}/a.jsonl:2: the key 'label' twice in one object")
+    assert "a.jsonl:3: the key 'de' twice in one object" in str(records[2])
+
+
+@pytest.mark.parametrize("read", [read_questions, lambda files: list(read_objects(Path(files[0])))])
+def test_a_key_twice_is_an_error_of_files_of_other_forms(tmp_path: Path, read: Any):
+    name = "a.json" if read is read_questions else "a.jsonl"
+    (tmp_path / name).write_text('{"data": [], "data": [{"story": "a"}]}\n')
+    with pytest.raises(DataError, match="the key 'data' twice in one object"):
+        read([str(tmp_path / name)])

@@ -145,7 +145,7 @@ def test_splitting_loses_nothing_but_spaces(line: str):
 def documents_of(text: str) -> list[str]:
     """The text between blank lines."""
     texts = [""]
-    for line in re.findall(r"[^\n]*\n|[^\n]+", text.removeprefix("\ufeff")):
+    for line in re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text.removeprefix("\ufeff")):
         if line.strip():
             texts[-1] += line
         elif texts[-1]:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.data.tasks.tagging.entity_schemes import entity_tags, why_no_entities
 from contexture.train.evaluation.task_metrics import (
     class_table,
     classified,
-    is_entity_scheme,
     majority,
     mean_guess,
     numbers,
@@ -197,28 +197,49 @@ def test_entities_are_those_of_conlleval(case):
 
 
 @quick
-@given(tag_rows(IOB), st.sampled_from(["ES", "LU"]))
-def test_ends_and_singles_mark_the_same_entities(case, marks):
-    """BIOES and BILOU rows have the scores of the same entities written with B- and I-."""
+@given(tag_rows(IOB), st.sampled_from(["IES", "ILU", "MES"]), st.sampled_from(["{}-{}", "{}_{}", "{1}-{0}", "{1}_{0}"]))
+def test_every_form_of_tags_marks_the_same_entities(case, marks, form):
+    """BIOES, BILOU and BMES rows, and types in front of their marks, have the scores of the same entities in IOB."""
     gold, predicted = ([[tag or "O" for tag in row] for row in rows] for rows in case)
 
     def marked(rows: list[list[str]]) -> list[list[str]]:
         written = [["O"] * len(row) for row in rows]
         for name, number, first, words in spans_by_hand(rows):
-            inner = ["B", *"I" * (words - 2), marks[0]] if words > 1 else [marks[1]]
-            written[number][first : first + words] = [f"{mark}-{name}" for mark in inner]
+            inner = ["B", *marks[0] * (words - 2), marks[1]] if words > 1 else [marks[2]]
+            written[number][first : first + words] = [form.format(mark, name) for mark in inner]
         return written
 
-    plain, other = tagged(gold, predicted, IOB), tagged(marked(gold), marked(predicted), IOB)
+    labels = ["O", *(form.format(mark, "PER") for mark in f"B{marks}")]
+    plain, other = tagged(gold, predicted, IOB), tagged(marked(gold), marked(predicted), labels)
     entity = {name for name in plain if name.startswith("entity")}
     assert len(entity) == 3
     near({name: other[name] for name in entity}, {name: plain[name] for name in entity})
 
 
 def test_entity_schemes_are_told_from_other_tags():
-    assert is_entity_scheme(IOB) and is_entity_scheme(["B-X"]) and is_entity_scheme(["O", "B-X", "L-X", "U-X"])
-    for labels in (["O"], [], ["NOUN", "VERB"], ["O", "B-"], ["O", "B-X", "X"], ["O", "E-X", "S-X"], ["O", "B"]):
-        assert not is_entity_scheme(labels), labels
+    assert entity_tags(IOB) == {tag: tag for tag in IOB}
+    assert entity_tags(["O", "B_X", "L_Y-Z"]) == {"O": "O", "B_X": "B-X", "L_Y-Z": "E-Y-Z"}
+    for labels in (["O"], [], ["NOUN", "VERB"], ["O", "B-"], ["O", "B-X", "X"], ["O", "E-X", "S-X"], ["B-X", "I_X"]):
+        assert entity_tags(labels) is None, labels
+
+
+def test_entities_without_types_are_of_one_type():
+    """As names that are only found, and as the words in a line of characters."""
+    figures = tagged([["B", "I", "O", "B"]], [["B", "I", "O", "O"]], ["B", "I", "O"])
+    assert figures["entity_precision"] == 1.0 and figures["entity_recall"] == 0.5
+    assert [row["label"] for row in tag_table([["B", "M", "E", "S"]], [["B", "E", "S", "S"]], [*"BMES"])] == ["entity"]
+    assert tagged([["B", "M", "E", "S"]], [["B", "E", "S", "S"]], [*"BMES"])["entity_precision"] == 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("labels", "odd"),
+    [(["B-PER", "I-PER", "O", "PERSON"], "PERSON"), (["B", "I", "O", "X"], "X"), (["B-X", "I_X", "I-X", "O"], "I_X"),
+     (["PER-B", "PER-I", "_"], "_"), (IOB, ""), (["NOUN", "VERB", "X"], ""), (["O"], ""), (["E-X", "S-X", "O"], ""),
+     (["B", "NOUN", "VERB", "DET"], "")],
+)  # fmt: skip
+def test_it_is_said_which_tag_keeps_entities_from_being_scored(labels, odd):
+    line = why_no_entities(labels)
+    assert f"the tag {odd!r} is neither O nor of the form of {labels[0]!r}" in line if odd else not line
 
 
 def test_a_scheme_without_entities_scores_nothing():

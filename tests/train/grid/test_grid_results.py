@@ -32,7 +32,8 @@ def write_run(folder: Path, dev: dict[int, float | None], saved: list[int], tota
             value = dev[step]
             best.update(step, value_to_minimise(metric, {metric: math.nan if value is None else value}))
         if step in saved:
-            rank = value_to_minimise(metric, {metric: dev[step]}) if dev.get(step) is not None else None
+            value = dev.get(step)
+            rank = None if value is None else value_to_minimise(metric, {metric: value})
             kept = {"rank": rank, "metric": metric} if step in dev else {"unevaluated": True}
             write_meta(folder, step, best=dataclasses.asdict(best), **kept)
 

@@ -93,10 +93,13 @@ def test_tables_are_read_by_the_usual_names_of_their_columns(tmp_path, name):
 def test_places_that_a_table_holds_as_fractions_are_read_if_they_are_whole(tmp_path):
     rows = f"question,context,answer,answer_start\nab?,{CONTEXT},cd,3.0\ngh?,{CONTEXT},,\n"
     assert [each.answers for each in read(written(tmp_path, "a.csv", rows))] == [(Answer("cd", 3),), ()]
-    for place in ("3.5", "nan", "inf", "1e400", "three"):
+    for place in ("3.5", "nan", "inf", "1e400", "three", "1_0", "\u0663"):
         rows = f"question,context,answer,answer_start\nab?,{CONTEXT},cd,{place}\n"
         with pytest.raises(DataError, match=f"the answer begins at '{place}'; give the number of its first"):
             read(written(tmp_path, "b.csv", rows))
+    huge = json.dumps({"question": "ab?", "context": CONTEXT, "answers": "cd", "answer_start": 10**400})
+    with pytest.raises(DataError, match="the answer 'cd' is not at character 1000"):
+        read(written(tmp_path, "c.jsonl", huge))
 
 
 def test_a_csv_without_a_header_is_read_by_positions(tmp_path):

@@ -1,0 +1,83 @@
+"""Lists that were written as text, as a column of lists becomes in a *.csv: of strings in quotes, or of numbers.
+
+| text | written by |
+|---|---|
+| `['Anna', "it's"]`, `('a',)`, `[0, 1]` | Python, and so pandas and `datasets` |
+| `["Anna", "sees"]` | JSON |
+| `['Anna' 'sees']`, `[0 1]` | NumPy, whose lines are broken, and which leaves out the middle of a long list (`...`) |
+
+A sentence with spaces between its words is none: in `[ ' quoted ' ]` the bracket is a word.
+"""
+
+import ast
+import json
+import re
+import warnings
+
+_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+_ITEM = re.compile(rf"({_QUOTED}|{_NUMBER}|None|nan|null)(\s*,\s*|\s+|$)", re.DOTALL | re.IGNORECASE | re.ASCII)
+_QUOTED_FIRST = re.compile(r"""[\[(]['"]""")
+_MISSING_FIRST = re.compile(r"\[(\]|None|nan|null)")
+_NUMBER_FIRST = re.compile(r"\[\s*[-+.]?\d", re.ASCII)
+_MISSING = ("none", "nan", "null")
+
+
+def written_list(text: str, *, numbers: bool = False) -> list[str | None] | None:
+    """Returns the strings of a list that a text is, None for one that is missing in it; None for a text that is no
+    list. numbers: a list of numbers is one too, which are returned as they are written.
+
+    Raises: ValueError with the reason for what begins as a list of strings does, and cannot be read as one.
+    """
+    text = text.strip()
+    if text[:1] + text[-1:] not in ("[]", "()") or text == "()":
+        return None
+    quoted = _QUOTED_FIRST.match(text)
+    if not (quoted or _MISSING_FIRST.match(text) or (numbers and _NUMBER_FIRST.match(text))):
+        return None
+    try:
+        items = _json_strings(text) or _items(text)
+        if any("\ud800" <= character <= "\udfff" for item in items for character in item or ""):
+            raise ValueError("half a character, \\ud800 to \\udfff")
+        return items
+    except ValueError:
+        # Words in quotes within brackets are meant as a list; all else may be a sentence.
+        if quoted and text[0] == "[":
+            raise
+        return None
+
+
+def _json_strings(text: str) -> list[str | None] | None:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, list) and all(isinstance(each, str | None) for each in values) else None
+
+
+def _items(text: str) -> list[str | None]:
+    inner, place = text[1:-1].strip(), 0
+    items: list[str | None] = []
+    behind: list[str] = []
+    while place < len(inner):
+        match = _ITEM.match(inner, place)
+        if match is None:
+            raise ValueError("NumPy left out its middle" if "..." in inner else "not every item is in quotes")
+        items.append(_item(match[1]))
+        behind.append(match[2].strip())
+        place = match.end()
+    # In Python ('a') is no tuple, and in NumPy no item has a comma behind it.
+    if len({*behind[:-1]}) > 1 or (text[0] == "(" and "," not in behind):
+        raise ValueError("commas are missing between its items")
+    return items
+
+
+def _item(written: str) -> str | None:
+    if written[0] not in "'\"":
+        return None if written.lower() in _MISSING else written
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of an escape that Python does not have
+        try:
+            return str(ast.literal_eval(written))
+        except (SyntaxError, Warning):
+            raise ValueError(f"{written[:20]!r} is no string of Python or JSON") from None

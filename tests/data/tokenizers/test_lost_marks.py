@@ -1,0 +1,50 @@
+"""Vowels that a lower-case WordPiece strips as accents, as the original does, are said to be lost."""
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from contexture.cli import main as cli
+from contexture.data.config import DataConfig
+from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.tokenizers.unknown_tokens import LostMarks, UnknownTokens
+from contexture.data.tokenizers.wordpiece import learn_wordpiece
+from tests.helpers.logs import logged
+
+HINDI = "हिन्दी भाषा में लिखा हुआ एक वाक्य।"
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [(HINDI, True), ("ภาษาไทยมีสระ", True), ("これはペンです。がっこうで", True), ("שָׁלוֹם", True),
+     ("Éć ñ ü й ё ά", False),
+     (unicodedata.normalize("NFD", "Éć ñ ü й ё ά"), False), ("漢字 中文", False), ("한국어 문장", False),
+     ("العربية", False),
+     ("👍️ ok ❤️ x⃗", False), ("", False)],
+)  # fmt: skip
+def test_marks_of_letters_are_told_from_accents(text: str, lost: bool):
+    marks = LostMarks()
+    marks.add(text)
+    assert bool(marks.warning("the text", "")) == lost
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_a_lower_case_vocabulary_loses_them_and_a_cased_one_does_not(tmp_path: Path, lowercase: bool):
+    """Learned, and given for the text of a pretraining."""
+    tokenizer = learn_wordpiece([HINDI] * 3, 90, lowercase)
+    assert ("\u0947" in "".join(tokenizer.vocabulary)) != lowercase
+    assert bool(UnknownTokens(tokenizer).warnings("", "", "")) is False
+    (tmp_path / "a.txt").write_text(f"{HINDI}\n" * 9)
+    with logged() as messages:
+        prepare(DataConfig(path=(str(tmp_path / "a.txt"),), lowercase=lowercase), tokenizer, tmp_path / "shards")
+    lines = [line for line in messages if "lose a vowel or another mark" in line]
+    assert len(lines) == lowercase and all("--data.no-lowercase" in line for line in lines)
+
+
+def test_learning_a_vocabulary_names_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "a.txt").write_text(f"{HINDI}\n" * 9)
+    for option, lines in (("--lowercase", 1), ("--no-lowercase", 0)):
+        words = ["tokenizer", "wordpiece", "--input", str(tmp_path / "a.txt"), "--to", str(tmp_path / option), option]
+        assert cli.main([*words, "--vocab-size", "90"]) == 0
+        assert capsys.readouterr().err.count("as the original does; keep them with --no-lowercase") == lines
