@@ -13,7 +13,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files, word_counts
-from contexture.data.tokenizers.text_encoder import TextEncoder
+from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200
@@ -83,10 +83,8 @@ class WordPiece(TextEncoder):
         """Texts → ids, without special tokens, on all cores."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Texts → ids, and begin and end of each among the characters of its text."""
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
+        return tokenizer_files.encode_placed(self._tokenizer, texts)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids, special tokens too → text: pieces joined, without spaces around English stops and apostrophes."""
