@@ -4,6 +4,7 @@ from tests.mutants.row import mutants_of
 
 _PIECES = "data/tokenizers/test_wordpiece.py::"
 _GPT = "data/tokenizers/test_byte_pair_and_sentencepiece.py::"
+_FOLDERS = "data/tokenizers/test_huggingface.py::"
 _PLACES = "data/tasks/spans/test_token_places.py::"
 _TABLES = "data/tasks/test_tables.py::"
 _FIELDS = "data/text/test_columnar.py::test_fields_within_objects_have_dotted_names"
@@ -36,7 +37,7 @@ TASKS = (
         "data/tokenizers/wordpiece.py",
         ("wordpiece.longest-word-100", "LONGEST_WORD = 200", "LONGEST_WORD = 100",
          f"{_PIECES}test_words_of_200_characters_are_read_and_longer_ones_are_unknown"),
-        ("wordpiece.accents-stay", "strip_accents=lowercase", "strip_accents=False",
+        ("wordpiece.accents-stay", "strip_accents=strip_accents, lowercase", "strip_accents=False, lowercase",
          f"{_PIECES}test_words_are_those_of_the_original"),
         ("wordpiece.case-stays", "lowercase=lowercase\n", "lowercase=False\n",
          f"{_PIECES}test_words_are_those_of_the_original"),
@@ -46,8 +47,15 @@ TASKS = (
          "data/tokenizers/test_units.py"),
         ("wordpiece.pieces-not-joined", '.replace(" ##", "")', '.replace("##", "")',
          "data/tokenizers/test_units.py"),
-        ("wordpiece.fingerprint-without-case", 'return {"lowercase": self.lowercase, **longest}', "return {**longest}",
+        ("wordpiece.fingerprint-without-case", '"lowercase": self.lowercase, **longest', "**longest",
          f"{_PIECES}test_fingerprint_covers_vocabulary_and_options"),
+    ),
+    *mutants_of(
+        "data/tokenizers/huggingface/known_options.py",
+        ("bpe.options-of-the-model-pass", "_odd({**left_out, **model}, _MODEL[kind])", "[]",
+         f"{_FOLDERS}test_an_option_that_changes_ids_is_refused_by_its_name"),
+        ("wordpiece.any-class-is-plain", "return named in PLAIN", "return True",
+         f"{_FOLDERS}test_case_and_accents_are_those_of_the_file_that_counts"),
     ),
     *mutants_of(
         "data/tokenizers/byte_pair.py",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.huggingface import transformers_files
+from contexture.data.tokenizers.huggingface.write_folder import transformers_files
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.interchange.renaming import nested, param_mappings, to_theirs
 from contexture.models.model import FAMILIES

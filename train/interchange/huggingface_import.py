@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers.huggingface import open_published
+from contexture.data.tokenizers.huggingface.read_folder import open_published
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.interchange.name_tables import BERT_HF_FORMAT, GPT1_HF_FORMAT, GPT2_HF_FORMAT
 from contexture.models.model import FAMILIES
@@ -50,6 +50,7 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, not
     guess = "bert" if "type_vocab_size" in tree else ""  # the first ones do not say
     kind = lookup(file, tree, "model_type", {name: name for name in FORMATS}, guess)
     checkpoint_format = FORMATS[kind]
+    require_settings(file, tree, pruned_heads={}, quantization_config=None)
     config = (
         _bert(file, tree)
         if checkpoint_format is BERT_HF_FORMAT
