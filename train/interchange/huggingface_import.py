@@ -14,6 +14,7 @@ from contexture.train.interchange.imported_model import (
     TASKS,
     ImportedModel,
     build,
+    check_labels,
     checked,
     keep_task_head,
     lookup,
@@ -138,10 +139,7 @@ def _labels(file: Path, tree: Mapping[str, Any], task: str, classes: int) -> tup
     if not isinstance(given, dict) or not given.keys() <= {str(number) for number in range(classes)}:
         raise DataError(f"{file}: id2label is {str(given)[:60]}, and the classifier's {classes} classes count from 0")
     labels = tuple(given.get(str(number), f"LABEL_{number}") for number in range(classes))
-    if not all(isinstance(label, str) and label.isprintable() and label for label in labels):
-        raise DataError(f"{file}: id2label holds what is no name; give each class one")
-    if len(set(labels)) < classes:
-        raise DataError(f"{file}: id2label names a class twice; give each its own name")
+    check_labels(f"{file}: id2label", labels)
     return labels
 
 
