@@ -2,6 +2,7 @@
 
 import io
 import unicodedata
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ ANY = st.lists(st.sampled_from(PARTS), max_size=12)
 KINDS = ("wordpiece", "words", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe")
 
 
-def _published(**options: object) -> SentencePiece:
+def _published(**options: Any) -> SentencePiece:
     """A model that changes text (NFKC, a space added in front), as most published ones do."""
     import sentencepiece
 
