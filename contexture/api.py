@@ -311,6 +311,7 @@ def import_model(
     lowercase: bool | None = None,
     gelu: Literal["erf", "tanh"] = "erf",
     word_splitter: Literal["auto", "spaces", "punctuation"] = "auto",
+    labels: Sequence[str] = (),
 ) -> Path:
     """Writes a published model as a run, and returns its folder; the options are those of `contexture import`.
 
@@ -327,6 +328,7 @@ def import_model(
         lowercase=lowercase,
         gelu=gelu,
         word_splitter=word_splitter,
+        labels=tuple(labels),
     )
     return Path(to)
 

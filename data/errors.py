@@ -26,5 +26,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns ' (did you mean x?)', or '' where no known word is near."""
     if len(word) > LONGEST_NAME:
         return ""
-    near = difflib.get_close_matches(word, [name for name in known if len(name) <= LONGEST_NAME], n=1)
+    names = [name for name in known if len(name) <= LONGEST_NAME]
+    same = [name for name in names if name.casefold() == word.casefold()]
+    near = same or difflib.get_close_matches(word, names, n=1)
     return f" (did you mean {near[0]}?)" if near else ""

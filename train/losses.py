@@ -62,6 +62,11 @@ def has_best(scores: Array) -> Array:
     return cast(Array, (scores == scores.max(-1, keepdims=True)).sum(-1) == 1)
 
 
+def is_hit(scores: np.ndarray, label: int) -> bool:
+    """Scores (C,) → whether the label's is strictly greater than all others, as in `cross_entropy`."""
+    return bool(has_best(scores)) and int(scores.argmax()) == label
+
+
 def without_padding(logits_BLC: jax.Array, mask_BL: jax.Array) -> jax.Array:
     """Returns the logits of places, float32, those of padding so low that none is chosen.
 

@@ -15,6 +15,7 @@ from contexture.analysis.trained_model import TrainedModel
 from contexture.analysis.zeroshot.continuations import CONVENTIONS, score_continuations
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.train.losses import is_hit
 
 _BLANK = re.compile(r"XXXXX|(?<![\w_])_+(?![\w_])")
 MEASURES = {
@@ -56,7 +57,8 @@ def choose(
     groups "gap", the first one's accuracy less the other's (WinoBias: Zhao et al. 2018; Winogender: Rudinger et al.
     2018).
 
-    Also `chosen`, i64 [examples], by `accuracy`'s rule, and `log_probs`, a list of f64 [alternatives].
+    Also `chosen`, i64 [examples], by `accuracy`'s rule, the first of equals, and `log_probs`, a list of f64
+    [alternatives]. The right one counts where it is more probable than all others (`losses.is_hit`).
 
     Raises: DataError for no examples, a text with several blanks, and as `score_continuations`.
     """
@@ -67,16 +69,19 @@ def choose(
         for number, (text, own) in enumerate(zip(texts, choices, strict=True))
         for alternative in own
     ]
-    scored = list(score_continuations(model, pairs, batch=batch, cancel=cancel))
+    # Each distinct pair is scored once: alternatives that read alike tie to the last bit, whatever batch they are in.
+    distinct = list(dict.fromkeys(pairs))
+    scores = zip(distinct, score_continuations(model, distinct, batch=batch, cancel=cancel), strict=True)
+    scored = [*map(dict(scores).__getitem__, pairs)]
     log_probs = np.array([each.log_prob for each in scored])
     tokens = np.array([each.tokens for each in scored])
     sizes = np.array([max(len(own.strip().encode()), 1) for _, own in pairs])
     ends = np.cumsum([len(own) for own in choices])[:-1]
-    chosen = {
-        name: np.array([int(each.argmax()) for each in np.split(values, ends)])
-        for name, values in zip(MEASURES, (log_probs, log_probs / tokens, log_probs / sizes), strict=True)
+    values = dict(zip(MEASURES, (log_probs, log_probs / tokens, log_probs / sizes), strict=True))
+    right = {
+        name: np.array([is_hit(each, label) for each, label in zip(np.split(own, ends), labels, strict=True)])
+        for name, own in values.items()
     }
-    right = {name: own == np.asarray(labels) for name, own in chosen.items()}
     result: dict[str, Any] = {"examples": len(texts), **{name: float(own.mean()) for name, own in right.items()}}
     if groups:
         names = list(dict.fromkeys(groups))
@@ -89,4 +94,5 @@ def choose(
             result["gap"] = result["groups"][names[0]]["accuracy"] - result["groups"][names[1]]["accuracy"]
     result["truncated"] = sum(each.truncated > 0 for each in scored)
     result["convention"] = f"{CONVENTIONS[model.run.family]}; accuracy: {'; '.join(MEASURES.values())}"
-    return result | {"chosen": chosen["accuracy"], "log_probs": np.split(log_probs, ends)}
+    by_example = np.split(log_probs, ends)
+    return result | {"chosen": np.array([int(each.argmax()) for each in by_example]), "log_probs": by_example}

@@ -283,6 +283,7 @@ def import_command(argv: list[str]) -> Result:
             lowercase={"auto": None, "yes": True, "no": False}[request.lowercase],
             gelu=request.gelu,
             word_splitter=request.word_splitter,
+            labels=request.labels,
         )
         return dict(imported)
 

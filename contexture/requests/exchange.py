@@ -28,6 +28,8 @@ class ImportRequest:
     lowercase: Literal["auto", "yes", "no"] = "auto"
     """Whether a BERT lower-cases text, or words are looked up among vectors in lower case; auto is what the files say,
     else no where the vocabulary has capitals."""
+    labels: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …")] = ()
+    """Names for the classes of a classifier or a tagger, in their order: files often have LABEL_0, LABEL_1, … alone."""
     gelu: Literal["erf", "tanh"] = "erf"
     """Which gelu a model of bert-tf was trained with; its files do not say."""
     word_splitter: Literal["auto", "spaces", "punctuation"] = "auto"
@@ -38,6 +40,7 @@ class ImportRequest:
         check_place(self.to)
         for name, usual, formats in (
             ("lowercase", "auto", ("hf", "bert-tf", "vectors")),
+            ("labels", (), ("hf", "bert-tf")),
             ("gelu", "erf", ("bert-tf",)),
             ("word_splitter", "auto", ("bilm", "vectors")),
             ("vocabulary", "", ("hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm")),

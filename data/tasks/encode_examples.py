@@ -35,6 +35,7 @@ from contexture.data.tasks.examples import CHUNK, Example, QuestionExample, Tagg
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels, answer
 from contexture.data.tasks.read_examples import check_documents, check_sources, examples, open_source, source_of
+from contexture.data.tasks.spans.answers import check_placed
 from contexture.data.tasks.spans.span_store import FILES as SPAN_FILES
 from contexture.data.tasks.spans.span_store import question_records
 from contexture.data.tasks.spans.windows import SpanChunk, span_layout
@@ -177,16 +178,15 @@ class _Writer:
         # Example ids are unique: files with the same name are distinguished by their paths.
         name = path if source["name"] in [other["name"] for other in self.sources] else source["name"]
         self.sources.append({"name": name, "size": source["size"], "sha256": sha256_of(path), "split": split})
-        fraction, before = self.task.dev_fraction if split == "train" else 0.0, self._read
+        fraction, before, file = self.task.dev_fraction if split == "train" else 0.0, self._read, len(self.sources) - 1
         trains = bool(self.task.train)
         report = FileReport(Path(path).name, self.tokenizer, bad_rows=self.task.bad_rows, trains=trains)
         for read in example_chunks(examples(path, self.task, labelled=True, report=report)):
             cancel.check()
             # Answers are checked before anything is encoded, so that an odd one costs its row and not the chunk.
-            chunk = [example for example in read if self._is_answered(example, report)]
+            chunk = [example for example in read if self._is_answered(example, split, report)]
             if not chunk:
                 continue
-            file = len(self.sources) - 1
             encoded = encode_chunk(
                 chunk, self.task.kind, self.tokenizer, self.labels, file, report, self.layout, self.context
             )
@@ -209,7 +209,7 @@ class _Writer:
         if report.left_out:
             self.sources[-1]["left_out"] = report.left_out
 
-    def _is_answered(self, example: Example, report: FileReport) -> bool:
+    def _is_answered(self, example: Example, split: str, report: FileReport) -> bool:
         """Returns whether the answer of an example is valid; else `report` counts it."""
         try:
             if isinstance(example, Tagged):
@@ -217,6 +217,8 @@ class _Writer:
                     self.labels.number(tag, example.origin)
             elif not isinstance(example, QuestionExample):
                 answer(example, self.task.kind, self.labels)
+            elif split == "train":  # evaluation compares texts, wherever they stand
+                check_placed(example)
         except DataError as error:
             report.leave_out(error)
             return False

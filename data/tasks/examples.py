@@ -54,7 +54,7 @@ class ChoiceExample:
 
 
 class Answer(NamedTuple):
-    """An answer as it stands in its context, and the character that it begins at."""
+    """A right answer, and the character of the context that it begins at by its file (-1: nowhere)."""
 
     text: str
     start: int

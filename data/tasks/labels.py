@@ -47,7 +47,11 @@ class Labels:
         if number is None and self.closed:
             names = list(self.numbers)
             shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
-            raise DataError(f"{origin}: label {label!r} is not one of {shown}{did_you_mean(label, names)}")
+            mend = did_you_mean(label, names)
+            # The names that a published classifier has where its makers gave none.
+            if all(name == f"LABEL_{n}" for n, name in enumerate(names)):
+                mend = "; name the classes, in their order, where the model is imported: --labels"
+            raise DataError(f"{origin}: label {label!r} is not one of {shown}{mend}")
         if number is None:
             number = self.numbers[label] = len(self.numbers)
             self._spellings[_value(label)] = label

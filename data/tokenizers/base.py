@@ -7,7 +7,7 @@ from typing import Protocol, overload
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files, wordpiece
-from contexture.data.tokenizers.text_encoder import TextEncoder
+from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
 from contexture.data.tokenizers.word_level import StaticWords, Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 
@@ -43,6 +43,10 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
     def encode(self, texts: str | Sequence[str]) -> list[int] | list[list[int]]:
         """One text → its ids; several → the ids of each. Without special tokens; one that is spelled out is text."""
+        ...
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
+        """Texts → the same ids, and begin and end of each among the characters of its text."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -83,6 +87,9 @@ class WithAddedTokens(TextEncoder):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self.base.encode(texts)
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
+        return self.base.encode_with_offsets(texts)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids → text, added tokens by their names."""

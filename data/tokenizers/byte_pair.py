@@ -6,11 +6,8 @@ first. The matching and learning run in the `tokenizers` library (Rust, all core
 
 import json
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +16,8 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files, word_counts
-from contexture.data.tokenizers.text_encoder import TextEncoder
+from contexture.data.tokenizers.gpt1_text import LINES, nonblank_places, standardized
+from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
 
 END = "<|endoftext|>"
 BYTE_FILES = ("encoder.json", "vocab.bpe")
@@ -36,10 +34,6 @@ BYTES = {chr(byte if byte in _PRINTED else 0x100 + n - len(_PRINTED)): byte for 
 # Where a text may be cut and its parts encoded alone: no word of GPT-2's pattern holds white space after something
 # else, or a punctuation mark after a letter or a digit.
 _SAFE = re.compile(r"(?<=\S)(?=[ \t\r\n])|(?<=[^\W_])(?=[.,;:!?。，、；：！？])")
-# GPT-1's text_standardize. The original's first pattern means to hold a backslash, but without a raw string has none.
-_RUNS = re.compile(r'([-~!";?+,()/*\[\]{}|_])\1*')
-_BLANKS = re.compile(r"\s+")
-_LINES = re.compile(r" ?\n ?")
 
 
 class ByteBPE(TextEncoder):
@@ -80,19 +74,11 @@ class ByteBPE(TextEncoder):
             [_SAFE.split(text) for text in texts], lambda words: _ids(self._tokenizer, words)
         )
 
-    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Texts → ids, and begin and end of each among the characters of its text; a character that lies in several
-        tokens belongs to each."""
-        placed: list[tuple[list[int], list[tuple[int, int]]]] = []
-        for text, ids in zip(texts, self.encode_batch(texts), strict=True):
-            # The character that each byte is of.
-            characters = [n for n, character in enumerate(text) for _ in character.encode()]
-            ends = [*accumulate(len(self._bytes[number]) for number in ids)]
-            starts = [0, *ends[:-1]] if ends else []
-            placed.append(
-                (ids, [(characters[a], characters[b - 1] + 1) for a, b in zip(starts, ends, strict=True)])
-            )  # fmt: skip
-        return placed
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
+        return [
+            (ids, tokenizer_files.offsets_of_bytes(text, [len(self._bytes[number]) for number in ids]))
+            for text, ids in zip(texts, self.encode_batch(texts), strict=True)
+        ]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids → text; bytes that are no character become U+FFFD, as in the original."""
@@ -168,13 +154,33 @@ class Gpt1BPE(TextEncoder):
         """Texts → ids, without special tokens; what no token spells is `<unk>`."""
         if self.cleaned == "transformers":
             return _ids(self._tokenizer, list(texts))
-        words = [standardized(text).lower().split(" ") for text in texts]
+        words = [_gpt1_words(text) for text in texts]
         return tokenizer_files.encode_words(words, lambda words: _ids(self._tokenizer, words))
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
+        if self.cleaned == "transformers":
+            return tokenizer_files.encode_placed(self._tokenizer, texts)
+        return [self._placed(text) for text in texts]
+
+    def _placed(self, text: str) -> Placed:
+        # The tokenizer knows the place of a token in its word, the clean-up where the characters of words come from.
+        words, origins_N2 = _gpt1_words(text), nonblank_places(text)
+        ids, offsets, at = list[int](), list[tuple[int, int]](), 0
+        encoded = tokenizer_files.encode_placed(self._tokenizer, words)
+        for word, (tokens, places) in zip(words, encoded, strict=True):
+            ids += tokens
+            if word == "\n":  # a token of its own, which stands for no character
+                end = int(origins_N2[at - 1, 1]) if at else 0
+                offsets += [(end, end)] * len(tokens)
+                continue
+            offsets += [(int(origins_N2[at + a, 0]), int(origins_N2[at + b - 1, 1])) for a, b in places]
+            at += len(word)
+        return ids, offsets
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids → words with spaces between."""
         text = "".join(self.vocabulary[number] for number in ids).replace("</w>", " ")
-        return _LINES.sub("\n", text).strip(" ")
+        return LINES.sub("\n", text).strip(" ")
 
     def token(self, id: int) -> str:
         return self.vocabulary[id]
@@ -189,34 +195,6 @@ class Gpt1BPE(TextEncoder):
     def save(self, folder: Path) -> None:
         """Raises: DataError where the folder holds something else, or cannot be made."""
         tokenizer_files.save(folder, self.files())
-
-
-def standardized(text: str) -> str:
-    """GPT-1's clean-up: `"Well…  it's—2018!!"` → `"Well... it's - 2018 !!"`. Backslashes are not spaced: the original's
-    pattern means to, but has no raw string.
-
-    Differs: marks behind the thirtieth on one letter are put in order among themselves alone, in linear time.
-    """
-    import ftfy
-
-    # Very long runs of combining marks are cut, so that normalising each part takes linear time.
-    long = () if text.isascii() else _long_marks().finditer(text)
-    cuts = [0, *(match.end() for match in long), len(text)]
-    text = "".join(ftfy.fix_text(text[begin:end]) for begin, end in pairwise(cuts))
-    for character, plain in (("—", "-"), ("–", "-"), ("―", "-"), ("…", "..."), ("´", "'")):
-        text = text.replace(character, plain)
-    text = _RUNS.sub(r" \g<0> ", text)
-    return _BLANKS.sub(lambda blanks: " \n " if "\n" in blanks[0] else " ", text).strip()
-
-
-@cache
-def _long_marks() -> re.Pattern[str]:
-    """Matches 30 combining marks in a row (Unicode's limit for stream-safe text, UAX #15) that more of them follow.
-    Normalising the order of n marks takes time in n²."""
-    sure = range(0x20000)  # Unicode has no combining marks behind these planes
-    letters = [unicodedata.normalize("NFD", chr(code)) for code in sure]
-    marks = "".join(chr(code) for code in sure if all(map(unicodedata.combining, letters[code])))
-    return re.compile(f"[{marks}]{{30}}(?=[{marks}])")
 
 
 def learn_byte_bpe(texts: Iterable[str], size: int) -> ByteBPE:
@@ -256,6 +234,10 @@ def _byte_words() -> pre_tokenizers.ByteLevel:
 
 def _ids(tokenizer: tokenizers.Tokenizer, words: list[str]) -> list[list[int]]:
     return [word.ids for word in tokenizer.encode_batch_fast(words, add_special_tokens=False)]
+
+
+def _gpt1_words(text: str) -> list[str]:
+    return standardized(text).lower().split(" ")
 
 
 def _bytes(token: str) -> bytes:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files
-from contexture.data.tokenizers.text_encoder import TextEncoder
+from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
 
 FILE = "characters.json"
 
@@ -67,8 +67,7 @@ class Characters(TextEncoder):
             )
         return ids.tolist()
 
-    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Texts → ids, and begin and end of each among the characters of its text."""
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
         return [(self._encode(text), [(n, n + 1) for n in range(len(text))]) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -29,6 +29,8 @@ class SavedOptions(TypedDict):
     """WordPiece's, and that of static words."""
     longest_word: NotRequired[int]
     """WordPiece's, where it is not the original's."""
+    strip_accents: NotRequired[bool]
+    """WordPiece's, where it is not `lowercase`."""
     cleaned: NotRequired[Cleaned]
     """GPT-1's, where it is not the original's."""
     split: str
@@ -125,7 +127,9 @@ def _open_saved(folder: Path) -> Tokenizer:
         kind, format, names = options["kind"], options.get("format"), options.get("specials", [])
         # Options of the kind; "specials" are of any kind.
         fits = kind not in (WordPiece.kind, StaticWords.kind) or (
-            isinstance(options["lowercase"], bool) and type(options.get("longest_word", 1)) is int
+            isinstance(options["lowercase"], bool)
+            and type(options.get("longest_word", 1)) is int
+            and isinstance(options.get("strip_accents", True), bool)
         )
         fits = fits and options.get("cleaned", "original") in ("original", "transformers")
         fits = fits and (kind not in (Words.kind, StaticWords.kind) or options["split"] in word_level.SPLITS)
@@ -148,7 +152,8 @@ def _open_saved(folder: Path) -> Tokenizer:
 def _open_kind(folder: Path, kind: str, options: SavedOptions) -> Tokenizer:
     if kind == WordPiece.kind:
         longest = options.get("longest_word", wordpiece.LONGEST_WORD)
-        return WordPiece.open(folder / wordpiece.VOCABULARY, options["lowercase"], longest)
+        file, accents = folder / wordpiece.VOCABULARY, options.get("strip_accents")
+        return WordPiece.open(file, options["lowercase"], longest, accents)
     if kind == ByteBPE.kind:
         return ByteBPE.open(folder)
     if kind == Gpt1BPE.kind:

@@ -9,7 +9,7 @@ from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
 from contexture.data.protobuf import Value, message_fields
 from contexture.data.tokenizers import tokenizer_files, word_counts
-from contexture.data.tokenizers.text_encoder import TextEncoder
+from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
 
 FILE = "sentencepiece.model"
 KINDS = ("sentencepiece-unigram", "sentencepiece-bpe")
@@ -84,6 +84,15 @@ class SentencePiece(TextEncoder):
         if not self.lossless:
             return self._processor.encode(list(texts))
         return tokenizer_files.encode_words([_WORD.findall(text) for text in texts], self._encode_words)
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
+        if not self.lossless:
+            encoded = self._processor.encode(list(texts), return_type="offset_mapping")
+            return [(one["ids"], _with_parts(one["pieces"], one["offsets"])) for one in encoded]
+        return [
+            (ids, tokenizer_files.offsets_of_bytes(text, [len(self._bytes[number]) for number in ids]))
+            for text, ids in zip(texts, self.encode_batch(texts), strict=True)
+        ]
 
     def _encode_words(self, words: list[str]) -> list[list[int]]:
         # The mark for a space that stands in text is no space: it is spelled by its bytes.
@@ -166,6 +175,17 @@ def _learned(text: str) -> Iterator[str]:
 def _bytes(piece: str, is_byte: bool) -> bytes:
     """Returns the bytes of a piece; one for a byte is spelled <0x41>."""
     return bytes([int(piece[3:5], 16)]) if is_byte else piece.replace(_SPACE, " ").encode()
+
+
+def _with_parts(pieces: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the places of pieces. Of several pieces that spell one character the library gives the last alone its
+    place; here each has it, except for the space that is added in front of a text."""
+    places = list(offsets)
+    for n in range(len(places) - 2, -1, -1):
+        (begin, end), (following, _) = places[n], places[n + 1]
+        if begin == end == following and pieces[n] != _SPACE:
+            places[n] = places[n + 1]
+    return places
 
 
 def _specs(model: bytes) -> list[dict[int, Value]]:

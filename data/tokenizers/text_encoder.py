@@ -1,8 +1,11 @@
-"""What all tokenizers share: `encode` takes one text, or several."""
+"""What all tokenizers share: `encode` takes one text or several, and each token knows its characters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import overload
+from typing import TypeAlias, overload
+
+Placed: TypeAlias = tuple[list[int], list[tuple[int, int]]]
+"""The ids of a text, and begin and end of each among its characters."""
 
 
 class TextEncoder(ABC):
@@ -20,3 +23,8 @@ class TextEncoder(ABC):
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → the ids of each."""
+
+    @abstractmethod
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
+        """Texts → the same ids, with their places: a character that lies in several tokens belongs to each, a token
+        that stands for no character has an empty place."""

@@ -6,13 +6,16 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Protocol
+
+import tokenizers
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
 from contexture.data.storage import atomic_folder
+from contexture.data.tokenizers.text_encoder import Placed
 
 OPTIONS = "tokenizer.json"
 """The file with the kind and the options of a saved tokenizer."""
@@ -108,3 +111,16 @@ def encode_words(
     distinct = list(dict.fromkeys(chain.from_iterable(texts)))
     ids = dict(zip(distinct, encode(distinct), strict=True))
     return [list(chain.from_iterable(map(ids.__getitem__, words))) for words in texts]
+
+
+def encode_placed(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[Placed]:
+    """Texts → ids and places, as the library knows them."""
+    return [(each.ids, each.offsets) for each in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+
+def offsets_of_bytes(text: str, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns begin and end of each token among the characters of a text whose UTF-8 the tokens spell, from how many
+    bytes each has. A character that lies in several tokens belongs to each."""
+    characters = [n for n, character in enumerate(text) for _ in character.encode()]
+    ends = accumulate(sizes, initial=0)
+    return [(characters[begin], characters[end - 1] + 1) for begin, end in pairwise(ends)]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files
 from contexture.data.tokenizers.elmo_char_ids import WIDTH, char_ids
-from contexture.data.tokenizers.text_encoder import TextEncoder
+from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
 
 BEGIN, END, UNK = SPECIAL = ("<S>", "</S>", "<UNK>")
 VOCABULARY = "vocab.txt"
@@ -85,6 +85,10 @@ class Words(TextEncoder):
         """Texts → ids, `<UNK>` for a word that is not in the vocabulary."""
         return [[self.ids.get(word, self.unk) for word in self.words(text)] for text in texts]
 
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
+        encoded = zip(texts, self.encode_batch(texts), strict=True)
+        return [(ids, _word_places(text, self.words(text))) for text, ids in encoded]
+
     def decode(self, ids: Iterable[int]) -> str:
         """Ids → words with spaces between."""
         return " ".join(self.vocabulary[number] for number in ids)
@@ -131,20 +135,22 @@ class WordNumbers(ABC):
     def number(self, words: Iterable[str]) -> list[int]:
         """Words → their numbers."""
 
-    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
         """Texts → the numbers of their words, and begin and end of each among the characters of its text."""
-        placed: list[tuple[list[int], list[tuple[int, int]]]] = []
-        for text in texts:
-            words, places, at = self.words(text), list[tuple[int, int]](), 0
-            for word in words:  # each stands in the text as it is, behind the one before it
-                begin = text.index(word, at)
-                at = begin + len(word)
-                places.append((begin, at))
-            placed.append((self.number(words), places))
-        return placed
+        each = [(text, self.words(text)) for text in texts]
+        return [(self.number(words), _word_places(text, words)) for text, words in each]
 
 
-class StaticWords(TextEncoder, WordNumbers):
+def _word_places(text: str, words: Iterable[str]) -> list[tuple[int, int]]:
+    places, at = list[tuple[int, int]](), 0
+    for word in words:  # each stands in the text as it is, behind the one before it
+        begin = text.index(word, at)
+        at = begin + len(word)
+        places.append((begin, at))
+    return places
+
+
+class StaticWords(WordNumbers, TextEncoder):
     """The words of static vectors: a row for padding, one for all words that have no vector, then a row a word.
 
     split: as of `Words`. lowercase: whether words of a text are looked up in lower case.

@@ -13,7 +13,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files, word_counts
-from contexture.data.tokenizers.text_encoder import TextEncoder
+from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200
@@ -40,9 +40,17 @@ class WordPiece(TextEncoder):
     specials: Mapping[str, int] = {}
 
     def __init__(
-        self, vocabulary: Sequence[str], lowercase: bool, where: str = "vocabulary", longest_word: int = LONGEST_WORD
+        self,
+        vocabulary: Sequence[str],
+        lowercase: bool,
+        where: str = "vocabulary",
+        longest_word: int = LONGEST_WORD,
+        strip_accents: bool | None = None,
     ) -> None:
-        """Raises: DataError for a vocabulary that is empty, holds a piece twice, or lacks one of SPECIAL."""
+        """strip_accents: None as lowercase, like the original.
+
+        Raises: DataError for a vocabulary that is empty, holds a piece twice, or lacks one of SPECIAL.
+        """
         ids = {piece: number for number, piece in enumerate(vocabulary)}
         if not vocabulary:
             raise DataError(f"{where}: the vocabulary is empty; it wants one piece in each line")
@@ -56,37 +64,39 @@ class WordPiece(TextEncoder):
             raise DataError(f"{where}: {', '.join(missing)} missing; a BERT vocabulary holds {', '.join(SPECIAL)}")
         self.vocabulary = tuple(vocabulary)
         self.lowercase, self.longest_word = lowercase, longest_word
+        self.strip_accents = lowercase if strip_accents is None else strip_accents
         self.size = len(vocabulary)
         self.pad, self.unk, self.cls, self.sep, self.mask = (ids[special] for special in SPECIAL)
         self.fingerprint = tokenizer_files.fingerprint(self.kind, **self._options(), vocabulary=self.vocabulary)
-        self._normalizer, self._splitter = _rules(lowercase)
+        self._normalizer, self._splitter = _rules(lowercase, self.strip_accents)
         model = models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=longest_word)
         self._tokenizer = tokenizers.Tokenizer(model)
         self._tokenizer.normalizer = self._normalizer  # type: ignore[assignment]
         self._tokenizer.pre_tokenizer = self._splitter  # type: ignore[assignment]
 
     @staticmethod
-    def open(file: Path, lowercase: bool, longest_word: int = LONGEST_WORD) -> "WordPiece":
+    def open(
+        file: Path, lowercase: bool, longest_word: int = LONGEST_WORD, strip_accents: bool | None = None
+    ) -> "WordPiece":
         """Raises: DataError for a file that is not UTF-8, or no BERT vocabulary."""
         lines = tokenizer_files.read_lines(file)
         if lines != [""] and set(lines) <= set(SPECIAL):
             raise DataError(f"{file}: holds special tokens alone; every text would be {UNK}; give a vocabulary of text")
-        return WordPiece([] if lines == [""] else lines, lowercase, str(file), longest_word)
+        return WordPiece([] if lines == [""] else lines, lowercase, str(file), longest_word, strip_accents)
 
     def _options(self) -> dict[str, bool | int]:
         """Returns the options beside the vocabulary."""
-        # The original's limit is left out: vocabularies saved before there was another keep their fingerprints.
+        # What is as in the original is left out: vocabularies saved before it could differ keep their fingerprints.
         longest = {} if self.longest_word == LONGEST_WORD else {"longest_word": self.longest_word}
-        return {"lowercase": self.lowercase, **longest}
+        accents = {} if self.strip_accents == self.lowercase else {"strip_accents": self.strip_accents}
+        return {"lowercase": self.lowercase, **longest, **accents}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Texts → ids, and begin and end of each among the characters of its text."""
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
+        return tokenizer_files.encode_placed(self._tokenizer, texts)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids, special tokens too → text: pieces joined, without spaces around English stops and apostrophes."""
@@ -154,15 +164,15 @@ def learn_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> WordPie
     return WordPiece(sorted(vocabulary, key=vocabulary.__getitem__), lowercase)
 
 
-def _rules(lowercase: bool) -> tuple[normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer]:
+def _rules(lowercase: bool, strip_accents: bool) -> tuple[normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer]:
     normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
+        clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
     )
     return normalizer, pre_tokenizers.BertPreTokenizer()
 
 
 def _count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
-    normalizer, splitter = _rules(lowercase)
+    normalizer, splitter = _rules(lowercase, lowercase)
     words: Counter[str] = Counter()
     for chunk, count in word_counts.count(texts, lambda text: normalizer.normalize_str(text).split()).items():
         for word, _ in splitter.pre_tokenize_str(chunk):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from contexture.data.tokenizers.byte_pair import GPT1_FILES, Gpt1BPE
-from contexture.data.tokenizers.huggingface import open_published
+from contexture.data.tokenizers.huggingface.read_folder import open_published
 from contexture.data.tokenizers.registry import learn, load_tokenizer
 from contexture.train.interchange import convert
 from tests.conftest import ROOT

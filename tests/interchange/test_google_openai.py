@@ -197,6 +197,7 @@ def _config(**values: Any) -> Callable[[Path], None]:
         (_config(vocab_size=16), "bert/embeddings/word_embeddings is [15, 4], and VD = [16, 4] is wanted"),
         (_config(vocab_size="15"), "bert_config.json: vocab_size is '15', not of kind int"),
         (_config(hidden_size=None), "word_embeddings is [15, 4], and VD = [15, 768] is wanted"),
+        (_config(directionality="left"), "bert_config.json: directionality is 'left', and only 'bidi' is known here"),
         (_config(hidden_act="swish"), "bert_config.json: hidden_act is 'swish', not one of gelu, relu"),
         (_config(initializer_range=0), "bert_config.json: model.init-std=0.0 is not above 0 and below 1"),
         (_bytes("bert_config.json", lambda raw: b"[]"), "bert_config.json: not a JSON object"),

@@ -4,7 +4,6 @@ line that leaves nothing behind."""
 import dataclasses
 import json
 import pickle
-import shutil
 import signal
 import struct
 from collections.abc import Callable
@@ -23,26 +22,11 @@ from contexture.train.interchange import convert
 from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.run.signals import Interrupted
 from contexture.train.run_file import read
-from tests.conftest import ROOT
 from tests.helpers.cancel import Calling
 from tests.helpers.commands import run_command
+from tests.interchange.hf_folders import GOLDEN, Change, config_with, raw_with, refused
 
-GOLDEN = ROOT / "tests" / "golden"
 pytestmark = pytest.mark.usefixtures("one_device")
-Change = Callable[[Path], object]
-
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pretrained BERT as transformers' files."""
-    folder = tmp_path_factory.mktemp("out") / "bert"
-    convert.export_model(GOLDEN / "run_format_1", "hf", folder, None)
-    return folder
-
-
-@pytest.fixture
-def folder(out: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(out, tmp_path / "theirs"))
 
 
 def leaves(run: Path) -> dict[str, np.ndarray]:
@@ -126,14 +110,6 @@ def test_an_imported_run_is_not_begun_anew(folder, tmp_path, capsys):
     assert before.keys() == after.keys() and all(np.array_equal(after[path], x) for path, x in before.items())
 
 
-def refused(capsys: pytest.CaptureFixture[str], folder: Path, line: str, *more: str) -> None:
-    """In one line, and nothing lies there afterwards."""
-    existing = sorted(folder.parent.iterdir())
-    code, err = run_command(capsys, "import", "hf", folder, "--to", folder.parent / "run", *more)
-    assert code == 2 and line in err and err.startswith("DataError: ") and len(err.splitlines()) == 1, err
-    assert sorted(folder.parent.iterdir()) == existing
-
-
 WORDS = "bert.embeddings.word_embeddings.weight"
 NORM = "bert.encoder.layer.1.output.LayerNorm.bias"
 
@@ -162,14 +138,6 @@ def header_with(edit: Callable[[dict[str, Any]], Any]) -> Change:
         file.write_bytes(struct.pack("<Q", len(new)) + new + raw[8 + size :])
 
     return change
-
-
-def raw_with(name: str, edit: Callable[[bytes], bytes]) -> Change:
-    return lambda folder: (folder / name).write_bytes(edit((folder / name).read_bytes()))
-
-
-def config_with(**values: Any) -> Change:
-    return raw_with("config.json", lambda raw: json.dumps({**json.loads(raw), **values}).encode())
 
 
 def index_with(weight_map: Any) -> Change:
@@ -226,6 +194,8 @@ def as_pickle(folder: Path) -> None:
         (config_with(model_type=["bert"]), "model_type is \"['bert']\", not one of"),
         (config_with(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key', and only"),
         (config_with(is_decoder=True), "config.json: is_decoder is 'True', and only False is known here"),
+        (config_with(pruned_heads={"0": [1]}), "pruned_heads is \"{'0': [1]}\", and only {} is known here"),
+        (config_with(quantization_config={"bits": 8}), "quantization_config is \"{'bits': 8}\", and only None"),
         (config_with(vocab_size=4), "word_embeddings.weight is ["),
         (raw_with("config.json", lambda raw: b"[1]"), "config.json: not a JSON object"),
         (raw_with("config.json", lambda raw: raw[:-5]), "config.json: cannot be read as JSON"),
@@ -341,41 +311,6 @@ def test_what_was_stopped_leaves_nothing(folder, tmp_path):
     with pytest.raises(Interrupted):
         convert.import_model("hf", folder, tmp_path / "run", Calling(check))
     assert len(seen) == 9 and [file.name for file in tmp_path.iterdir()] == ["theirs"]
-
-
-def tokenizer_with(edit: Callable[[dict[str, Any]], Any]) -> Change:
-    def change(folder: Path) -> None:
-        tree = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-        edit(tree)
-        (folder / "tokenizer.json").write_text(json.dumps(tree), "utf-8")
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (tokenizer_with(lambda t: t["model"].update(type="BPE")), "model is of type 'BPE', and a WordPiece with its"),
-        (tokenizer_with(lambda t: t["model"]["vocab"].update(new=3)), "both have id 3; give each its own"),
-        (tokenizer_with(lambda t: t["model"]["vocab"].update(new=10**9)), "no token has id"),
-        (tokenizer_with(lambda t: t["model"]["vocab"].update(new="3")), "not a vocabulary; it wants one object"),
-        (tokenizer_with(lambda t: t["model"]["vocab"].pop("the")), "no token has id "),
-        (tokenizer_with(lambda t: t.update(added_tokens=[7])), "added_tokens holds '7', no token with its id"),
-        (tokenizer_with(lambda t: t["model"].update(max_input_chars_per_word=-1)), "max_input_chars_per_word is -1"),
-        (tokenizer_with(lambda t: t["model"].update(continuing_subword_prefix="@@")), "prefix is not ##"),
-        (tokenizer_with(lambda t: t["model"].update(max_input_chars_per_word=10**30)), "max_input_chars_per_word is 1"),
-        (tokenizer_with(lambda t: t["model"]["vocab"].update({"\ud800": 48})), "is no text in UTF-8"),
-        (tokenizer_with(lambda t: t["normalizer"].update(clean_text=False)), "its normalizer is {"),
-        (tokenizer_with(lambda t: t.update(normalizer={"type": "Lowercase"})), "its normalizer is {"),
-        (tokenizer_with(lambda t: t.update(normalizer=None)), "its normalizer is None, and wordpiece here has {'type'"),
-        (tokenizer_with(lambda t: t.update(pre_tokenizer={"type": "WhitespaceSplit"})), "its pre_tokenizer is {"),
-        (raw_with("tokenizer.json", lambda raw: b'{"a": ' + b"1" * 5000 + b"}"), "tokenizer.json: not JSON (Exceeds"),
-        (raw_with("tokenizer_config.json", lambda raw: b'{"strip_accents": true}'), "the tokenizer has strip_accents="),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_with_a_tokenizer_is_said(folder, capsys, change, line):
-    change(folder)
-    refused(capsys, folder, line, "--lowercase", "no") if "strip" in line else refused(capsys, folder, line)
 
 
 def test_a_folder_that_is_none_and_options_of_other_formats_are_said(folder, tmp_path, capsys):

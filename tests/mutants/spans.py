@@ -9,13 +9,12 @@ _SHORT = f"{_CUT}test_a_short_context_is_one_window_and_a_stride_of_more_than_th
 _FILES = "data/tasks/spans/test_files.py::"
 _LABEL = f"{_FILES}test_every_label_points_at_its_answer"
 _STORE = f"{_FILES}test_questions_are_stored_and_read_back_by_number"
-_MISTAKE = f"{_FILES}test_a_mistake_is_one_clear_line"
 _ANSWERS = "train/evaluation/test_spans.py::"
 _N_BEST = f"{_ANSWERS}test_answers_are_those_of_the_slow_road"
 _THRESHOLD = f"{_ANSWERS}test_a_threshold_moves_the_line_between_an_answer_and_none"
 _SCORES = "train/evaluation/test_squad_metrics.py::"
 _OFFICIAL = f"{_SCORES}test_hand_made_cases"
-_BEST = f"{_SCORES}test_the_best_threshold_is_that_of_trying_each"
+_BEST = f"{_SCORES}test_the_best_threshold_gives_what_it_promises"
 
 SPANS = (
     *mutants_of(
@@ -34,7 +33,10 @@ SPANS = (
     ),
     *mutants_of(
         "data/tasks/spans/answers.py",
-        ("span.any-place-will-do", "start < 0 or context[start : start + len(text)] != text", "start < 0", _MISTAKE),
+        ("span.any-place-will-do", " and context.startswith(one.text, one.start)", "",
+         "data/tasks/spans/test_files.py::test_training_needs_an_answer_at_its_place"),
+        ("span.no-place-will-do", "one.start >= 0 and ", "",
+         "data/tasks/spans/test_files.py::test_training_needs_an_answer_at_its_place"),
     ),
     *mutants_of(
         "train/evaluation/spans.py",
@@ -50,7 +52,9 @@ SPANS = (
         ("span.articles-stay", '_ARTICLES.sub(" ", plain)', "plain", _OFFICIAL),
         ("span.words-as-sets", "(Counter(words) & Counter(right)).total()", "len({*words} & {*right})", _OFFICIAL),
         ("span.empty-gold-counts", 'if normalised(text)] or [""]', 'if text] or [""]', _OFFICIAL),
-        ("span.false-answers-are-free", "if each.has_answer else -1.0", "if each.has_answer else 0.0", _BEST),
+        ("span.false-answers-are-free", "each.forced[which] - each.silent[which]", "each.forced[which]", _BEST),
+        ("span.threshold-within-equals", " and following > each.null", "", _BEST),
+        ("span.none-at-all-at-0", "if nulls else 0.0", "if not nulls else 0.0", _BEST),
     ),
 )  # fmt: skip
 

@@ -4,6 +4,8 @@ from tests.mutants.row import mutants_of
 
 _PIECES = "data/tokenizers/test_wordpiece.py::"
 _GPT = "data/tokenizers/test_byte_pair_and_sentencepiece.py::"
+_FOLDERS = "data/tokenizers/test_huggingface.py::"
+_PLACES = "data/tasks/spans/test_token_places.py::"
 _TABLES = "data/tasks/test_tables.py::"
 _FIELDS = "data/text/test_columnar.py::test_fields_within_objects_have_dotted_names"
 _LENGTHS = "data/tasks/test_lengths.py::"
@@ -35,7 +37,7 @@ TASKS = (
         "data/tokenizers/wordpiece.py",
         ("wordpiece.longest-word-100", "LONGEST_WORD = 200", "LONGEST_WORD = 100",
          f"{_PIECES}test_words_of_200_characters_are_read_and_longer_ones_are_unknown"),
-        ("wordpiece.accents-stay", "strip_accents=lowercase", "strip_accents=False",
+        ("wordpiece.accents-stay", "strip_accents=strip_accents, lowercase", "strip_accents=False, lowercase",
          f"{_PIECES}test_words_are_those_of_the_original"),
         ("wordpiece.case-stays", "lowercase=lowercase\n", "lowercase=False\n",
          f"{_PIECES}test_words_are_those_of_the_original"),
@@ -45,8 +47,15 @@ TASKS = (
          "data/tokenizers/test_units.py"),
         ("wordpiece.pieces-not-joined", '.replace(" ##", "")', '.replace("##", "")',
          "data/tokenizers/test_units.py"),
-        ("wordpiece.fingerprint-without-case", 'return {"lowercase": self.lowercase, **longest}', "return {**longest}",
+        ("wordpiece.fingerprint-without-case", '"lowercase": self.lowercase, **longest', "**longest",
          f"{_PIECES}test_fingerprint_covers_vocabulary_and_options"),
+    ),
+    *mutants_of(
+        "data/tokenizers/huggingface/known_options.py",
+        ("bpe.options-of-the-model-pass", "_odd({**left_out, **model}, _MODEL[kind])", "[]",
+         f"{_FOLDERS}test_an_option_that_changes_ids_is_refused_by_its_name"),
+        ("wordpiece.any-class-is-plain", "return named in PLAIN", "return True",
+         f"{_FOLDERS}test_case_and_accents_are_those_of_the_file_that_counts"),
     ),
     *mutants_of(
         "data/tokenizers/byte_pair.py",
@@ -54,17 +63,34 @@ TASKS = (
          f"{_GPT}test_gpt2_s_cases_have_their_ids"),
         ("bpe.gpt1-case-stays", "standardized(text).lower().split", "standardized(text).split",
          f"{_GPT}test_gpt1_s_vocabulary_keeps_its_ids"),
-        ("bpe.gpt1-dots", '("…", "...")', '("…", "..")', f"{_GPT}test_gpt1_s_clean_up_is_the_original_s"),
-        ("bpe.gpt1-backslashes-spaced", r"""'([-~!";?+,()/*\[\]{}|_])\1*'""", r"""'([-~!";?+,()/*\[\]{}|_\\])\1*'""",
-         f"{_GPT}test_gpt1_s_clean_up_is_the_original_s"),
-        ("bpe.marks-cut-too-soon", "{{30}}(?=", "{{3}}(?=",
-         "data/test_linear_time.py::test_as_many_marks_as_a_text_may_have_are_normalized_as_one"),
         ("bpe.broken-characters-fail", 'decode("utf-8", "replace")', 'decode("utf-8", "ignore")',
          "data/tokenizers/test_units.py"),
         ("bpe.a-space-before-the-first", "add_prefix_space=False", "add_prefix_space=True",
          f"{_GPT}test_what_is_lossless_comes_back_as_it_was {_GPT}test_gpt2_s_cases_have_their_ids"),
         ("bpe.first-merge-lost", 'int(lines[0].startswith("#version") or not lines[0])', "1",
          "data/tokenizers/test_files.py::test_merges_are_read_with_and_without_the_line_of_a_version"),
+    ),
+    *mutants_of(
+        "data/tokenizers/gpt1_text.py",
+        ("bpe.gpt1-dots", '("…", "...")', '("…", "..")', f"{_GPT}test_gpt1_s_clean_up_is_the_original_s"),
+        ("bpe.gpt1-backslashes-spaced", r"""'([-~!";?+,()/*\[\]{}|_])\1*'""", r"""'([-~!";?+,()/*\[\]{}|_\\])\1*'""",
+         f"{_GPT}test_gpt1_s_clean_up_is_the_original_s"),
+        ("bpe.marks-cut-too-soon", "{{30}}(?=", "{{3}}(?=",
+         "data/test_linear_time.py::test_as_many_marks_as_a_text_may_have_are_normalized_as_one"),
+        ("bpe.gpt1-places-of-capitals", "len(character.lower())", "1",
+         f"{_PLACES}test_cleaned_characters_know_where_they_come_from"),
+        ("bpe.gpt1-places-lost", "return k, m", "break",
+         f"{_PLACES}test_a_long_text_with_broken_encodings_is_placed_at_once"),
+    ),
+    *mutants_of(
+        "data/tokenizers/sentencepiece_model.py",
+        ("bpe.sentencepiece-parts-without-places", "if begin == end == following", "if False",
+         f"{_PLACES}test_a_word_comes_back_from_the_places_of_its_tokens"),
+    ),
+    *mutants_of(
+        "data/tasks/spans/token_places.py",
+        ("span.last-accent-lost", "np.maximum(end, until)", "end",
+         f"{_PLACES}test_a_word_comes_back_from_the_places_of_its_tokens"),
     ),
     *mutants_of(
         "data/tasks/tables.py",

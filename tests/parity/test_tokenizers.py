@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contexture.data.tokenizers.huggingface import open_published, transformers_files
+from contexture.data.tokenizers.huggingface.read_folder import open_published
+from contexture.data.tokenizers.huggingface.write_folder import transformers_files
 from contexture.data.tokenizers.wordpiece import wordpiece
 
 transformers = pytest.importorskip("transformers")
@@ -192,3 +193,26 @@ def test_names_and_added_tokens_go_out_again(shared: Path, tmp_path: Path):
         assert again.pad_token == theirs.pad_token and len(again) == len(theirs)
         text = "the <pad> and [ENT] stay"
         assert again(text)["input_ids"] == theirs(text)["input_ids"]
+
+
+@pytest.mark.parametrize("name", [None, "BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("lower", [{}, {"do_lower_case": True}, {"do_lower_case": False}])
+@pytest.mark.parametrize("accents", [{}, {"strip_accents": True}, {"strip_accents": False}])
+@pytest.mark.parametrize("normal", [(True, None), (True, False), (False, None), (False, True)])
+def test_every_way_to_write_case_and_accents_is_read_alike(
+    tmp_path: Path, name: Any, lower: Any, accents: Any, normal: Any
+):
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    pieces = [*SPECIAL[:5], "the", "The", "cafe", "café", "Cafe", "Café"]
+    made = Tokenizer(models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=normal[0], strip_accents=normal[1])  # pyright: ignore[reportAttributeAccessIssue]
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
+    made.save(str(tmp_path / "tokenizer.json"))
+    settings = {**lower, **accents, **({"tokenizer_class": name} if name else {})}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}), "utf-8")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = open_published(tmp_path, "wordpiece", "", None, [])[0]
+    texts = ["The the Café café Cafe cafe"]
+    assert ours.encode(texts) == theirs(texts, add_special_tokens=False)["input_ids"]

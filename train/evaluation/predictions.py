@@ -203,7 +203,9 @@ def metric_names(kind: str, labels: tuple[str, ...], counts: tuple[int, ...] = (
     those with an answer and those without."""
     if kind == "span":
         kinds = [has_answer for has_answer, count in zip((True, False), counts, strict=False) if count]
-        return list(squad_metrics.figures([Scored(each, (0.0, 0.0), (0.0, 0.0), 0.0) for each in kinds or (True,)]))
+        return list(
+            squad_metrics.figures([Scored(each, (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), 0.0) for each in kinds or (True,)])
+        )
     if kind == "regress":
         return list(task_metrics.regressed(np.arange(2.0), np.arange(2.0)))
     if kind == "tag":

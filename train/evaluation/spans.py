@@ -127,9 +127,10 @@ class SpanCollector:
             return
         gold = [answer.text for answer in question.answers or ()]
         # A model whose scores are not numbers has no answer, which is no hit either.
-        answered = (0.0, 0.0) if broken else squad_metrics.text_scores(given, gold)
-        right = (0.0, 0.0) if broken else squad_metrics.text_scores(forced, gold)
-        self._scored.append(Scored(bool(gold), answered, right, null))
+        answered, right, silent = (
+            (0.0, 0.0) if broken else squad_metrics.text_scores(text, gold) for text in (given, forced, "")
+        )
+        self._scored.append(Scored(bool(gold), answered, right, silent, null))
 
     def figures(self, file: int | None = None) -> dict[str, float]:
         """Returns the scores over all questions that were added, or over those of a source."""

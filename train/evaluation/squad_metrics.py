@@ -10,6 +10,7 @@ Normalised: in lower case, without ASCII punctuation, then without the words a, 
 question without an answer has the one right answer "". All scores are means over questions, from 0 to 1.
 """
 
+import math
 import re
 import string
 from collections import Counter
@@ -23,11 +24,12 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 @dataclass(frozen=True, slots=True)
 class Scored:
     """One question's scores. answered: of the answer that was given; forced: of the best text, whatever was given;
-    null: how far no answer scored above it."""
+    silent: of no answer; null: how far no answer scored above the best text."""
 
     has_answer: bool
     answered: tuple[float, float]
     forced: tuple[float, float]
+    silent: tuple[float, float]
     null: float
 
 
@@ -82,19 +84,32 @@ def figures(scored: Sequence[Scored]) -> dict[str, float]:
 
 
 def best_threshold(scored: Sequence[Scored], which: int) -> tuple[float, float]:
-    """Returns (the best mean, its threshold): no answer is given where `null` is above the threshold. 0.0 where giving
-    none at all is best. which: 0 exact match, 1 F1 (find_best_thresh).
+    """Returns (the best mean, its threshold): no answer is given where `null` is above the threshold. which: 0 exact
+    match, 1 F1 (find_best_thresh).
+
+    The threshold lies midway between two questions, so that the last bits of scores change no answer.
 
     Differs: the official scorer is handed texts of which some are empty by then; here each question has its best text.
+    Where no answer at all is best, its threshold is 0, below which no probability is; here it is below every `null`.
     """
-    # Below every threshold all questions are left without an answer; then they are answered one by one.
-    current = best = float(sum(not each.has_answer for each in scored))
-    threshold = 0.0
-    for each in sorted(scored, key=lambda each: each.null):
-        current += each.forced[which] if each.has_answer else -1.0
-        if current > best:
-            best, threshold = current, each.null
+    nulls = sorted((each for each in scored if math.isfinite(each.null)), key=lambda each: each.null)
+    # Below every threshold questions are left without an answer; then they are answered one by one. Where a score is no
+    # finite number the threshold changes nothing.
+    current = best = sum(each.forced[which] if each.null == -math.inf else each.silent[which] for each in scored)
+    threshold = min(nulls[0].null - 1, math.nextafter(nulls[0].null, -math.inf)) if nulls else 0.0
+    for n, each in enumerate(nulls):
+        current += each.forced[which] - each.silent[which]
+        following = nulls[n + 1].null if n + 1 < len(nulls) else math.inf
+        # Questions of one score are answered together.
+        if current > best and following > each.null:
+            best, threshold = current, _between(each.null, following)
     return best / len(scored), threshold
+
+
+def _between(low: float, high: float) -> float:
+    """Returns a number from low to below high: their middle, or 1 above low where there is no end."""
+    middle = low + 1 if high == math.inf else (low + high) / 2
+    return middle if low <= middle < high else low
 
 
 def _mean(scored: Sequence[Scored], which: int) -> float:

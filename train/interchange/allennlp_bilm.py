@@ -135,7 +135,9 @@ def _bilm_config(file: Path) -> ElmoConfig:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read as JSON ({str(error).splitlines()[0]}); give the original's") from None
-    lstm, cnn = _section(file, options, "lstm", _LSTM), _section(file, options, "char_cnn", _CNN)
+    lstm, cnn = _section(file, options, "lstm", _LSTM), _section(file, options, "char_cnn", _CNN, "embedding n_highway")
+    if options.get("bidirectional", True) is not True:
+        raise DataError(f"{file}: bidirectional is {str(options['bidirectional'])[:40]}, and an ELMo reads both ways")
     width = _section(file, cnn, "embedding", {"dim": int})["dim"]
     highway, filters = cnn.get("n_highway") or 0, cnn["filters"]
     if type(highway) is not int:
@@ -165,11 +167,14 @@ def _bilm_config(file: Path) -> ElmoConfig:
         raise DataError(f"{file}: {error}; give the original's options") from None
 
 
-def _section(file: Path, options: Any, name: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """A part of the options, all of its keys there and of their kind; a clip may be null."""
+def _section(file: Path, options: Any, name: str, kinds: Mapping[str, type], more: str = "") -> dict[str, Any]:
+    """A part of the options, all of its keys there and of their kind; a clip may be null. more: keys that are looked at
+    elsewhere."""
     section = options.get(name) if isinstance(options, dict) else None
     if not isinstance(section, dict):
         raise DataError(f"{file}: {name} is missing; give the original's options")
+    if unknown := sorted(section.keys() - kinds.keys() - {*more.split()}):
+        raise DataError(f"{file}: {name}.{unknown[0][:60]} is an option that is not known here; leave it out")
     for key, kind in kinds.items():
         value = section.get(key)
         fits = isinstance(value, kind) or (kind is float and (value is None or type(value) is int))

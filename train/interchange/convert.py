@@ -24,11 +24,12 @@ from contexture.train.checkpoints.initial import Leaf, write_first
 from contexture.train.checkpoints.meta import Step
 from contexture.train.checkpoints.transfer import load_parameters, model_of
 from contexture.train.config import Run
+from contexture.train.errors import ConfigError
 from contexture.train.interchange.allennlp_bilm import bilm_files, check_bilm_family, open_bilm, write_bilm_weights
 from contexture.train.interchange.google_openai import open_bert_tf, open_gpt1_npy, open_gpt2_tf
 from contexture.train.interchange.huggingface_export import hf_files, write_hf_weights
 from contexture.train.interchange.huggingface_import import open_hf
-from contexture.train.interchange.imported_model import ImportedModel
+from contexture.train.interchange.imported_model import ImportedModel, with_labels
 from contexture.train.interchange.model_card import model_card
 from contexture.train.interchange.peft_export import check_has_adapters, peft_files, write_peft_weights
 from contexture.train.interchange.stablehlo import stablehlo_files, write_stablehlo_weights
@@ -97,14 +98,16 @@ def import_model(
     lowercase: bool | None = None,
     gelu: str = "erf",
     word_splitter: str = "auto",
+    labels: tuple[str, ...] = (),
 ) -> ImportResult:
     """Writes a published model as a run at step 0. Its tensors are read one at a time; `cancel` may raise before each.
 
     format: hf, bert-tf, gpt2-tf, gpt1-npy, bilm or vectors. vocabulary: another vocabulary file than the model's own.
     lowercase (hf, bert-tf and vectors; None: as the files say), gelu (bert-tf) and word_splitter (bilm and vectors) as
-    in the command's options.
+    in the command's options. labels: names for the classes of a task, in their order.
 
-    Raises: DataError for damaged, missing or unknown files; then nothing is left behind.
+    Raises: DataError for damaged, missing or unknown files, and for labels that are not as many as the classes; then
+    nothing is left behind.
     """
     check_free(to)
     check_run_path(to, "--to")
@@ -121,7 +124,7 @@ def import_model(
         model = open_bilm(path, to, vocabulary, "spaces" if word_splitter == "auto" else word_splitter)
     else:
         model = open_vectors(path, to, lowercase, word_splitter, notes, cancel)
-    return _write_run(to, model, notes, cancel)
+    return _write_run(to, with_labels(model, labels) if labels else model, notes, cancel)
 
 
 def export_model(folder: Path, format: str, to: Path, step: Step, cancel: CancelToken = NEVER) -> ExportResult:
@@ -189,11 +192,26 @@ def _write_run(to: Path, imported: ImportedModel, notes: list[str], cancel: Canc
             imported=dataclasses.replace(imported.provenance, missing=tuple(missing)),
         )
         run_file.write(part, record)
+        _check_opens(part, to)
     if missing:
         logger.warning(f"{imported.missing_note}: {', '.join(missing)}")
     for note in filter(None, (*notes, tensors.note())):
         logger.info(note)
     return {"run": str(to), "parameters": count, "vocab_size": imported.tokenizer.size, "missing": missing}
+
+
+def _check_opens(folder: Path, to: Path) -> None:
+    """Opens what was written for `to`, and reads a text with it. Raises: DataError where that fails: no such run is
+    left."""
+    try:
+        record = run_file.read(folder)
+        tokenizer = read_tokenizer(folder, record)
+        ids = tokenizer.encode("Open, and read 1 text.")
+    except (DataError, ConfigError) as error:
+        raise DataError(str(error).replace(str(folder), str(to))) from None
+    rows = getattr(record.run.model, "vocab", tokenizer.size)
+    if max(ids, default=0) >= rows:
+        raise DataError(f"{to}: the vocabulary has ids behind the model's {rows:,} rows; give its own")
 
 
 def _leaf(mapping: ParamMapping, tensors: Tensors, cancel: CancelToken) -> Leaf:

@@ -6,7 +6,7 @@ from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.byte_pair import ByteBPE, Gpt1BPE
-from contexture.data.tokenizers.huggingface import of_kind, open_vocabulary
+from contexture.data.tokenizers.huggingface.read_folder import of_kind, open_vocabulary
 from contexture.data.tokenizers.wordpiece import VOCABULARY, WordPiece
 from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
@@ -20,6 +20,7 @@ from contexture.train.interchange.imported_model import (
     keep_task_head,
     lookup,
     parts_of,
+    require_settings,
     rows_of_head,
     run_of,
     typed_value,
@@ -55,6 +56,7 @@ def open_bert_tf(
     def of(name: str, kind: type, usual: Any) -> Any:
         return typed_value(file, tree, name, kind, usual)
 
+    require_settings(file, tree, directionality="bidi")
     act = lookup(file, tree, "hidden_act", {"gelu": gelu, "relu": "relu"}, "gelu")
     dropout = of("hidden_dropout_prob", float, 0.1)
     config = build(BertConfig, file, {
@@ -90,6 +92,8 @@ def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> I
     Raises: DataError for what is missing, damaged, or not known here.
     """
     file, tree = _read_config(folder, "hparams.json", "hparams.json, encoder.json, vocab.bpe and model.ckpt.*")
+    if unknown := sorted(tree.keys() - {"n_vocab", "n_ctx", "n_embd", "n_head", "n_layer"}):
+        raise DataError(f"{file}: {unknown[0][:60]} is an option that is not known here; leave it out")
     width = typed_value(file, tree, "n_embd", int, 768)
     config = build(GptConfig, file, {
         "vocab": typed_value(file, tree, "n_vocab", int, 50257), "length": typed_value(file, tree, "n_ctx", int, 1024),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.huggingface import transformers_files
+from contexture.data.tokenizers.huggingface.write_folder import transformers_files
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.interchange.renaming import nested, param_mappings, to_theirs
 from contexture.models.model import FAMILIES
@@ -62,8 +62,11 @@ def hf_files(record: RunRecord, params: Params, tokenizer: Tokenizer) -> tuple[d
     for note in notes:
         logger.warning(note)
     if imported and imported.format == "hf":
-        # A model that came from transformers goes back with its own configuration, settings unknown here included.
-        kind, config, vocab = str(imported.config.get("model_type", "bert")), imported.config, run.model.vocab
+        # A model that came from transformers goes back with its own configuration, settings unknown here included; but
+        # the weights are float32, whatever they were, and the first configurations did not say what they are of.
+        kind, vocab = str(imported.config.get("model_type") or "bert"), run.model.vocab
+        kept = {name: value for name, value in imported.config.items() if name != "torch_dtype"}
+        config = {**kept, "model_type": kind, "dtype": "float32", **_labels_of(record.labels)}
     else:
         vocab = tokenizer.size
         kind, config = _hf_config(run, vocab, tokenizer, record.labels)
@@ -174,15 +177,20 @@ def _class_of(kind: str, parts: list[str]) -> tuple[str, frozenset[str]]:
     return _NAMES[kind] + suffix, held
 
 
+def _labels_of(labels: tuple[str, ...]) -> dict[str, Any]:
+    """Returns what config.json says of labels."""
+    if not labels:
+        return {}
+    numbers = {name: n for n, name in enumerate(labels)}
+    return {"id2label": {str(n): name for name, n in numbers.items()}, "label2id": numbers}
+
+
 def _hf_config(run: Run, vocab: int, tokenizer: Tokenizer, labels: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     """Returns (model_type, config.json) of a run that was trained here."""
     c = run.model
     task: dict[str, Any] = {}
     if labels:
-        task = {
-            "id2label": {str(n): name for n, name in enumerate(labels)},
-            "label2id": {name: n for n, name in enumerate(labels)},
-        }
+        task = _labels_of(labels)
         task |= {"problem_type": "single_label_classification"} if run.objective == "classify" else {}
     if run.objective == "regress":
         task = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers.huggingface import open_published
+from contexture.data.tokenizers.huggingface.read_folder import open_published
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.interchange.name_tables import BERT_HF_FORMAT, GPT1_HF_FORMAT, GPT2_HF_FORMAT
 from contexture.models.model import FAMILIES
@@ -14,6 +14,7 @@ from contexture.train.interchange.imported_model import (
     TASKS,
     ImportedModel,
     build,
+    check_labels,
     checked,
     keep_task_head,
     lookup,
@@ -50,6 +51,7 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, not
     guess = "bert" if "type_vocab_size" in tree else ""  # the first ones do not say
     kind = lookup(file, tree, "model_type", {name: name for name in FORMATS}, guess)
     checkpoint_format = FORMATS[kind]
+    require_settings(file, tree, pruned_heads={}, quantization_config=None)
     config = (
         _bert(file, tree)
         if checkpoint_format is BERT_HF_FORMAT
@@ -137,10 +139,7 @@ def _labels(file: Path, tree: Mapping[str, Any], task: str, classes: int) -> tup
     if not isinstance(given, dict) or not given.keys() <= {str(number) for number in range(classes)}:
         raise DataError(f"{file}: id2label is {str(given)[:60]}, and the classifier's {classes} classes count from 0")
     labels = tuple(given.get(str(number), f"LABEL_{number}") for number in range(classes))
-    if not all(isinstance(label, str) and label.isprintable() and label for label in labels):
-        raise DataError(f"{file}: id2label holds what is no name; give each class one")
-    if len(set(labels)) < classes:
-        raise DataError(f"{file}: id2label names a class twice; give each its own name")
+    check_labels(f"{file}: id2label", labels)
     return labels
 
 

@@ -1,6 +1,7 @@
 """A published model on its way to a run: what every importer returns, and how JSON is read."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,29 @@ class ImportedModel:
     provenance: Imported
     labels: tuple[str, ...] = ()
     missing_note: str = "not in these files; initialised randomly"
+
+
+def with_labels(model: ImportedModel, labels: tuple[str, ...]) -> ImportedModel:
+    """Returns the same model, its classes named. Raises: DataError for another number of names, or one that is none."""
+    classes = len(model.labels)
+    if len(labels) != classes:
+        has = f"the model has {classes} classes ({', '.join(model.labels[:12])})" if classes else "it has no classes"
+        raise DataError(f"--labels gives {len(labels)} names, and {has}; give each class one")
+    check_labels("--labels", labels)
+    return dataclasses.replace(model, labels=labels)
+
+
+def check_labels(where: str, labels: Sequence[object]) -> None:
+    """Raises: DataError for a label that is no text, and for one that occurs twice."""
+    if not all(isinstance(label, str) and label and is_utf8(label) for label in labels):
+        raise DataError(f"{where} holds what is no name; give each class one")
+    if len(set(labels)) < len(labels):
+        raise DataError(f"{where} names a class twice; give each its own name")
+
+
+def is_utf8(text: str) -> bool:
+    """Returns whether a text can be written: it holds no half of a character."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where: Path) -> Run:

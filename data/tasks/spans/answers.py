@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from contexture.data.errors import DataError
-from contexture.data.tasks.examples import Answer
+from contexture.data.tasks.examples import Answer, QuestionExample
 from contexture.data.text.written_lists import written_list
 from contexture.data.text.written_numbers import written_number
 
@@ -20,9 +20,11 @@ def read_answers(value: object, start: object, context: str, at: str) -> tuple[A
 
     start: of a string, the character of the context that it begins at; without it, the first place that reads so.
 
-    Raises: DataError for an answer that is not in its context there, and for what is none of these.
+    An answer keeps a place at which the context reads otherwise: its text is right all the same.
+
+    Raises: DataError for what is none of these.
     """
-    return tuple(_placed(text, place, context, at) for text, place in _pairs(_read(value, context, at), start, at))
+    return tuple(_answer(text, place, context, at) for text, place in _pairs(_read(value, context, at), start, at))
 
 
 def _read(value: object, context: str, at: str) -> object:
@@ -43,6 +45,27 @@ def _read(value: object, context: str, at: str) -> object:
             f"{at}: the answers are a list written as text that cannot be read ({error}); give *.jsonl or *.parquet"
         ) from None
     return value if items is None else items
+
+
+def placed_answer(answers: Sequence[Answer], context: str) -> Answer | None:
+    """Returns the first answer that the context holds at its place."""
+    return next((one for one in answers if one.start >= 0 and context.startswith(one.text, one.start)), None)
+
+
+def check_placed(example: QuestionExample) -> None:
+    """Raises: DataError where a question has answers, and its context holds none of them at its place: training has
+    no span to learn from."""
+    if not example.answers or placed_answer(example.answers, example.context):
+        return
+    text, start = example.answers[0]
+    near = example.context.find(text)
+    if start < 0 and near < 0:
+        raise DataError(f"{example.origin}: the answer {text[:40]!r} is not in its context; copy it letter for letter")
+    there = f" (it is at {near})" if near >= 0 else ""
+    raise DataError(
+        f"{example.origin}: the answer {text[:40]!r} is not at character {start} of its context{there}; count from 0, "
+        "and copy it letter for letter"
+    )
 
 
 def _pairs(value: object, start: object, at: str) -> list[tuple[object, object]]:
@@ -76,26 +99,17 @@ def _listed(value: object, at: str) -> Sequence[object]:
                     '"answer_start": []}')  # fmt: skip
 
 
-def _placed(text: object, place: object, context: str, at: str) -> Answer:
+def _answer(text: object, place: object, context: str, at: str) -> Answer:
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{at}: an answer is {text!r}; give a text, or no answer at all")
     if place is None:
-        if (first := context.find(text)) < 0:
-            raise DataError(f"{at}: the answer {text[:40]!r} is not in its context; copy it letter for letter")
-        return Answer(text, first)
+        return Answer(text, context.find(text))
     # A table in which some places are empty is often written with 3.0 for 3.
     number = written_number(place) if isinstance(place, str) else place
     whole = isinstance(number, float | np.floating) and float(number).is_integer()
     if isinstance(number, bool) or not (whole or isinstance(number, int | np.integer)):
         raise DataError(f"{at}: the answer begins at {place!r}; give the number of its first character, from 0")
     start = int(number)  # pyright: ignore[reportArgumentType]  # a number by now
-    if start < 0 or context[start : start + len(text)] != text:
-        near = context.find(text)
-        there = f" (it is at {near})" if near >= 0 else ""
-        raise DataError(
-            f"{at}: the answer {text[:40]!r} is not at character {start} of its context{there}; count from 0, and copy "
-            "it letter for letter"
-        )
     return Answer(text, start)

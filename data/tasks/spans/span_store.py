@@ -25,7 +25,8 @@ LABEL = np.dtype([(name, "<i4") for name in ("start", "end")])
 QUESTION = np.dtype([(name, "<i8") for name in ("at", "size", "context_at", "context_size", "windows")])
 """Where the question's JSON and its context are among the texts (bytes), and how many windows it has."""
 NO_ANSWER, UNSPELLED = -1, -2
-"""NO_ANSWER: the window holds no answer. UNSPELLED: no token holds the answer, so that the window teaches nothing."""
+"""NO_ANSWER: the window holds no answer. UNSPELLED: no token holds the answer, or the context does not hold it at its
+place, so that the window teaches nothing."""
 _TEXT = np.dtype("u1")
 
 

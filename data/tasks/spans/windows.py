@@ -19,8 +19,9 @@ from contexture.data.binary_files import I64
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import GPT_SPECIALS
-from contexture.data.tasks.examples import Answer, QuestionExample
+from contexture.data.tasks.examples import QuestionExample
 from contexture.data.tasks.file_report import FileReport
+from contexture.data.tasks.spans.answers import placed_answer
 from contexture.data.tasks.spans.span_store import LABEL, NO_ANSWER, PLACE, UNSPELLED
 from contexture.data.tasks.spans.token_places import encode_with_places
 from contexture.data.tasks.word_alignment import encode_checked, unknown_ids
@@ -131,7 +132,7 @@ def span_windows(
         ids, of_context = contexts[example.context]
         windows = window_spans(len(ids), layout.length - special - len(question), layout.stride)
         widest = widest_window(len(ids), windows)
-        start, end = _answer_tokens(example.answers, of_context)
+        start, end = _answer_tokens(example, of_context)
         before = 0 if context_first else len(question)  # tokens in front of the window
         for window, (first, size) in enumerate(windows):
             shown = ids[first : first + size]
@@ -188,10 +189,12 @@ def _encoded_contexts(
     return contexts
 
 
-def _answer_tokens(answers: tuple[Answer, ...] | None, places: I64) -> tuple[int, int]:
-    """Returns the first and the last token of the first answer, NO_ANSWER or UNSPELLED."""
-    if not answers:
+def _answer_tokens(example: QuestionExample, places: I64) -> tuple[int, int]:
+    """Returns the first and the last token of the first answer that is at its place, NO_ANSWER or UNSPELLED."""
+    if not example.answers:
         return NO_ANSWER, NO_ANSWER
-    begin, end = answers[0].start, answers[0].start + len(answers[0].text)
+    if (answer := placed_answer(example.answers, example.context)) is None:
+        return UNSPELLED, UNSPELLED
+    begin, end = answer.start, answer.start + len(answer.text)
     touched = np.flatnonzero((places[:, 0] < end) & (places[:, 1] > begin) & (places[:, 0] < places[:, 1]))
     return (int(touched[0]), int(touched[-1])) if len(touched) else (UNSPELLED, UNSPELLED)

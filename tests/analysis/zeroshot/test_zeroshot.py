@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.analysis.zeroshot.alternatives import choose, filled
+from contexture.analysis.zeroshot.alternatives import MEASURES, choose, filled
 from contexture.analysis.zeroshot.continuations import score_continuations
 from contexture.analysis.zeroshot.files import book_questions, passages, with_shots
 from contexture.analysis.zeroshot.lambada import lambada, split_passage
 from contexture.analysis.zeroshot.word_perplexity import join_tokens, word_perplexity
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
+from contexture.train.losses import is_hit
 from tests.helpers.commands import json_of
 from tests.helpers.parity_rule import close
 
@@ -276,3 +277,16 @@ def test_a_mistake_is_one_line(gpt_run, tiny_run, tmp_path, capsys, words):
     assert cli.main([str(places.get(word, word)) for word in words.split()]) == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if "Error" in line]
     assert MISTAKES[words] in line
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_tie_of_alternatives_is_no_hit(gpt, label: int):
+    """In every batch, and with a third alternative between the two."""
+    for own in (("a dog", "a dog"), ("the cat sees the dog", "xyzzy", "the cat sees the dog")):
+        result = choose(gpt, ["the cat sees"], [own], [label * (len(own) - 1)], batch=1)
+        assert [result[name] for name in MEASURES] == [0.0] * 3
+
+
+def test_a_hit_is_greater_than_all_others():
+    assert is_hit(np.array([0.0, 2.0, 1.0]), 1) and not is_hit(np.array([0.0, 2.0, 1.0]), 0)
+    assert not any(is_hit(np.array(scores), n) for scores in ([2.0, 2.0, 1.0], [math.nan, 1.0, 0.0]) for n in range(3))

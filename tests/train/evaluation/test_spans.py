@@ -1,6 +1,7 @@
 """From scores of places to answers: equal to the slow road, and every answer is recovered from perfect scores."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -260,3 +261,24 @@ def test_records_hold_what_a_file_of_answers_needs():
     assert record["id"] == "q7" and record.get("answers") == ["cd", "d"] and record["prediction"] == "cd"
     assert record["n_best"][0]["start"] == 3 and json.dumps(record)
     assert sum(each["probability"] for each in record["n_best"]) == pytest.approx(1, abs=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(questions(), min_size=1, max_size=8), st.integers(0, 2**32 - 1), st.sampled_from([-9.0, 0.0, 9.0]))
+def test_answers_by_the_best_threshold_have_the_scores_it_promised(drawn, seed: int, null: float):
+    """In batches of another size too; also where giving no answer at all is best (null 9)."""
+    examples = [replace(each, answers=() if n % 2 else each.answers) for n, each in enumerate(drawn)]
+
+    def logits(batch: dict[str, np.ndarray], first: int) -> np.ndarray:
+        scores = np.random.default_rng(seed).integers(-3, 4, (100, batch["mask"].shape[1], 2)).astype(np.float32)
+        scores[:, 0] += null
+        return scores[first : first + len(batch["mask"])]
+
+    def figures(batch: int, threshold: float) -> dict[str, float]:
+        layout = SpanLayout(16)
+        rules = {"unanswerable": True, "threshold": threshold}
+        return collect(open_questions(examples, "bert", PIECES, layout, batch, **rules), logits)[1].figures()
+
+    promised = figures(4, 0.0)
+    if "best_f1_threshold" in promised:
+        assert figures(3, promised["best_f1_threshold"])["f1"] == pytest.approx(promised["best_f1"], abs=1e-12)

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import math
 import re
 import string
 
@@ -89,28 +90,35 @@ def test_real_answers_against_one_another(shared):
 
 
 def scored(has_answer: bool, forced: float, null: float) -> Scored:
-    given = (0.0 if has_answer else 1.0) if null > 0 else (forced if has_answer else 0.0)
-    return Scored(has_answer, (given, given), (forced, forced), null)
+    silent = float(not has_answer)
+    given = silent if null > 0 else forced
+    return Scored(has_answer, (given, given), (forced, forced), (silent, silent), null)
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.booleans(), st.sampled_from([0.0, 0.5, 1.0]), st.integers(-4, 4)), min_size=1, max_size=9,
-        unique_by=lambda each: each[2],
-    )
-)  # fmt: skip
-def test_the_best_threshold_is_that_of_trying_each(cases):
+NULLS = st.floats(-4, 4) | st.integers(-2, 2).map(float) | st.sampled_from([math.inf, -math.inf, math.nan, 1e300])
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.5, 1.0]), NULLS), min_size=1, max_size=9))
+def test_the_best_threshold_gives_what_it_promises(cases):
+    """Also where giving no answer at all is best, and where questions have equal scores, or none."""
     all_scored = [scored(*case) for case in cases]
 
     def mean(threshold: float) -> float:
-        given = [(float(not x.has_answer) if x.null > threshold else x.forced[1] * x.has_answer) for x in all_scored]
+        """As answers are given: `SpanCollector`."""
+        given = [x.silent[1] if not x.null <= threshold else x.forced[1] for x in all_scored]
         return sum(given) / len(given)
 
     best, threshold = best_threshold(all_scored, 1)
-    assert best == max(mean(t) for t in (-99, *(x.null for x in all_scored)))
-    # 0 stands for giving no answer at all, as in the official script.
-    assert mean(threshold) == best or (threshold == 0 and mean(-99) == best)
+    finite = [x.null for x in all_scored if math.isfinite(x.null)]
+    assert math.isfinite(threshold) and mean(threshold) == best
+    assert best == max(mean(t) for t in (-1e308, *finite))
+
+
+@pytest.mark.parametrize(("nulls", "expected"), [((2.0, 3.0), 2.5), ((3.0, 3.0), 2.0), ((2.0, 2.0), 1.0)])
+def test_the_last_bits_of_scores_change_no_answer(nulls: tuple[float, float], expected: float):
+    """The threshold is midway between two questions, or away from the first."""
+    assert best_threshold([scored(True, 1.0, nulls[0]), scored(False, 0.0, nulls[1])], 1)[1] == expected
 
 
 def test_figures_of_a_set_with_and_without_unanswerable_questions():
@@ -123,9 +131,9 @@ def test_figures_of_a_set_with_and_without_unanswerable_questions():
         "has_answer_f1": 0.0,
         "no_answer_exact_match": 1.0,
         "best_exact_match": 1.0,
-        "best_exact_match_threshold": 2,
+        "best_exact_match_threshold": 2.5,
         "best_f1": 1.0,
-        "best_f1_threshold": 2,
+        "best_f1_threshold": 2.5,
     }
     with pytest.raises(ValueError, match="no examples"):
         figures([])
@@ -135,6 +143,7 @@ def test_figures_of_a_set_with_and_without_unanswerable_questions():
 def test_the_names_of_the_scores_are_known_before_they_are_measured(counts):
     """Which there are follows from the questions that are measured: with an answer, without one, or both."""
     scored = [
-        Scored(has_answer, (1.0, 1.0), (1.0, 1.0), 0.5) for has_answer in [True] * counts[0] + [False] * counts[1]
+        Scored(has_answer, (1.0, 1.0), (1.0, 1.0), (0.0, 0.0), 0.5)
+        for has_answer in [True] * counts[0] + [False] * counts[1]
     ]
     assert metric_names("span", (), counts) == [*figures(scored)]

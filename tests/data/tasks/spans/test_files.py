@@ -16,6 +16,7 @@ from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tasks.examples import Answer, QuestionExample
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.read_examples import examples
+from contexture.data.tasks.spans.span_store import UNSPELLED
 from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.helpers.slow_pairs import vocabulary
 
@@ -133,12 +134,6 @@ MISTAKES = {
     "list.json": ({"data": ["x"]}, "list.json: no list 'paragraphs' where SQuAD's form has one"),
     "none.json": (squad(), "none.json: no question in the file"),
     "string.json": (squad("why?"), "string.json:1: a question is no object"),  # pyright: ignore[reportArgumentType]
-    "place.json": (
-        squad(question(1, "cd", 4)),
-        "place.json:1: the answer 'cd' is not at character 4 of its context (it is at 3); count from 0",
-    ),
-    "outside.json": (squad(question(1, "xy", 99)), "outside.json:1: the answer 'xy' is not at character 99 of its"),
-    "negative.json": (squad(question(1, "gh", -2)), "negative.json:1: the answer 'gh' is not at character -2"),
     "half.json": (squad(question(1, "cd", 3.5)), "half.json:1: the answer begins at 3.5; give the"),  # pyright: ignore[reportArgumentType]
     "true.json": (squad(question(1, "cd", True)), "true.json:1: the answer begins at True; give the number"),
     "empty.json": (squad(question(1, "", 3)), "empty.json:1: an answer is ''; give a text, or no answer at all"),
@@ -151,7 +146,6 @@ MISTAKES = {
                        "surrogate.json:1: half a character"),
     "lines.json": ('{"question": "ab?"}\n{"question": "cd?"}\n',
                    "lines.json:2: not JSON (Extra data); if every line is an object, name the file *.jsonl; a *.json"),
-    "text.jsonl": ('{"question": "ab?", "context": "ab cd", "answers": "xy"}', "text.jsonl:1: the answer 'xy'"),
     "uneven.jsonl": (
         '{"question": "ab?", "context": "ab cd", "answers": {"text": ["ab"], "answer_start": []}}',
         "uneven.jsonl:1: 1 answers and 0 places; give each answer one",
@@ -169,9 +163,47 @@ def test_a_mistake_is_one_clear_line(tmp_path, name):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+WRONG_PLACES = [
+    ({"text": "cd", "answer_start": 4}, "1: the answer 'cd' is not at character 4 of its context (it is at 3); count"),
+    ({"text": "xy", "answer_start": 99}, "1: the answer 'xy' is not at character 99 of its context; count from 0"),
+    ({"text": "gh", "answer_start": -2}, "1: the answer 'gh' is not at character -2 of its context (it is at 9)"),
+    ("xy", "1: the answer 'xy' is not in its context; copy it letter for letter"),
+]
+GOOD = {"text": "cd", "answer_start": 3}
+
+
+def encoded(folder: Path, **files: list[object]) -> ExampleStore:
+    """Files of questions with these answers, encoded."""
+    paths = {}
+    for name, answers in files.items():
+        lines = [json.dumps({"question": "ab?", "context": CONTEXT, "answers": each}) for each in answers]
+        paths[name] = (written(folder, f"{name}.jsonl", "\n".join(lines)),)
+    return encode(TaskConfig(kind="span", **paths), PIECES, folder / "data", length=16)
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG_PLACES)
+def test_training_needs_an_answer_at_its_place(tmp_path, wrong: object, message: str):
+    with pytest.raises(DataError) as error:
+        encoded(tmp_path, train=[[wrong]])
+    assert str(error.value).startswith(f"train.jsonl:{message}")
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG_PLACES)
+def test_an_answer_at_a_wrong_place_leaves_the_others(tmp_path, wrong: object, message: str):
+    """In training another teaches the place; evaluation compares texts, and wants no place at all."""
+    store = encoded(tmp_path, train=[[wrong, GOOD]], dev=[[wrong], [GOOD, wrong], [wrong, GOOD]])
+    text = wrong if isinstance(wrong, str) else wrong["text"]  # pyright: ignore[reportIndexIssue]
+    train, dev = (store.splits[name].spans for name in ("train", "dev"))
+    assert train is not None and dev is not None
+    labels = [split.labels.read(np.array([0]), np.array([split.count]))["start"].tolist() for split in (train, dev)]
+    assert labels == [[5], [UNSPELLED, 5, 5]]  # behind the three pieces of "ab?" and those of "ab"
+    texts = [[answer.text for answer in dev.read(record, "").answers or ()] for record in dev.take(np.arange(3))]
+    assert texts == [[text], ["cd", text], [text, "cd"]]
+
+
 def test_a_few_odd_questions_are_left_out_and_counted(tmp_path):
     good = [question(number) for number in range(30)]
-    path = written(tmp_path, "train.json", squad(*good, question(30, "cd", 4), question(3)))
+    path = written(tmp_path, "train.json", squad(*good, question(30, "cd", 3.5), question(3)))  # pyright: ignore[reportArgumentType]
     report = FileReport("train.json", PIECES)
     assert len([*examples(path, SPAN, labelled=True, report=report)]) == 30
     assert report.left_out == 2 and report.rows == 32

@@ -1,0 +1,1 @@
+"""Tokenizers in the folders of transformers: read, and written so that transformers loads them again."""

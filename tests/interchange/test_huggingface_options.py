@@ -1,0 +1,167 @@
+"""Options of a folder of transformers: each is read, or refused by its name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import contexture
+from contexture.data.errors import DataError, did_you_mean
+from contexture.train import run_file
+from contexture.train.interchange import convert
+from contexture.train.interchange.huggingface_export import _labels_of
+from contexture.train.interchange.huggingface_import import _labels
+from tests.helpers.commands import run_command
+from tests.interchange.hf_folders import GOLDEN, Change, config_with, raw_with, refused
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+def tokenizer_with(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    def change(folder: Path) -> None:
+        tree = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        edit(tree)
+        (folder / "tokenizer.json").write_text(json.dumps(tree), "utf-8")
+
+    return change
+
+
+BERT = {"tokenizer_class": "BertTokenizer"}
+
+
+def settings_with(**values: Any) -> Change:
+    return raw_with("tokenizer_config.json", lambda raw: json.dumps({**json.loads(raw), **values}).encode())
+
+
+def names_with(**values: Any) -> Change:
+    """What older releases wrote beside an almost empty tokenizer_config.json."""
+
+    def change(folder: Path) -> None:
+        (folder / "tokenizer_config.json").unlink()
+        (folder / "special_tokens_map.json").write_text(json.dumps(values), "utf-8")
+
+    return change
+
+
+def specials_alone(folder: Path) -> None:
+    """A tokenizer.json without the vocabulary that lies beside it."""
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    edit = {"vocab": {token: n for n, token in enumerate(specials)}}
+    tokenizer_with(lambda t: (t["model"].update(edit), t.update(added_tokens=[])))(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (tokenizer_with(lambda t: t["model"].update(type="BPE")), "model is of type 'BPE', and a WordPiece with its"),
+        (tokenizer_with(lambda t: t["model"]["vocab"].update(new=3)), "both have id 3; give each its own"),
+        (tokenizer_with(lambda t: t["model"]["vocab"].update(new=10**9)), "no token has id"),
+        (tokenizer_with(lambda t: t["model"]["vocab"].update(new="3")), "not a vocabulary; it wants one object"),
+        (tokenizer_with(lambda t: t["model"]["vocab"].pop("the")), "no token has id "),
+        (tokenizer_with(lambda t: t.update(added_tokens=[7])), "added_tokens holds '7', no token with its id"),
+        (tokenizer_with(lambda t: t["model"].update(max_input_chars_per_word=-1)), "max_input_chars_per_word is -1"),
+        (tokenizer_with(lambda t: t["model"].update(continuing_subword_prefix="@@")), "prefix is '@@', and wordp"),
+        (tokenizer_with(lambda t: t["model"].update(max_input_chars_per_word=10**30)), "max_input_chars_per_word is 1"),
+        (tokenizer_with(lambda t: t["model"]["vocab"].update({"\ud800": 48})), "is no text in UTF-8"),
+        (tokenizer_with(lambda t: t["normalizer"].update(clean_text=False)), "its normalizer is {"),
+        (tokenizer_with(lambda t: t.update(normalizer={"type": "Lowercase"})), "its normalizer is {"),
+        (tokenizer_with(lambda t: t.update(normalizer=None)), "its normalizer is None, and wordpiece here has {'type'"),
+        (tokenizer_with(lambda t: t.update(pre_tokenizer={"type": "WhitespaceSplit"})), "its pre_tokenizer is {"),
+        (raw_with("tokenizer.json", lambda raw: b'{"a": ' + b"1" * 5000 + b"}"), "tokenizer.json: not JSON (Exceeds"),
+        (settings_with(**BERT, strip_accents=1), "strip_accents is '1', not one of (True, False, None)"),
+        (settings_with(**BERT, tokenize_chinese_chars=False), "tokenize_chinese_chars is 'False', not one of"),
+        (settings_with(tokenizer_class="BertJapaneseTokenizer"), "tokenizer_class is 'BertJapaneseTokenizer', not one"),
+        (settings_with(cls_token={"content": "the"}), "cls_token is 'the', and a BERT's is [CLS]; nothing else"),
+        (names_with(mask_token="the"), "mask_token is 'the', and a BERT's is [MASK]; nothing else is known"),
+        (tokenizer_with(lambda t: t["model"].update(unk_token="[PAD]")), "model.unk_token is '[PAD]', and word"),
+        (tokenizer_with(lambda t: t["model"].update(fast=True)), "model.fast is an option that is not known here"),
+        (tokenizer_with(lambda t: t.update(before=True)), "tokenizer.json: before is an option that is not known here"),
+        (specials_alone, "holds special tokens alone, so that every text is [UNK]; give --vocabulary vocab.txt"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_tokenizer_is_said(folder, capsys, change, line):
+    change(folder)
+    refused(capsys, folder, line)
+
+
+def test_an_export_says_what_it_is_of_and_how_its_numbers_are_stored(folder, tmp_path):
+    """A configuration that lacked its type, and one of a model in 16 bits: the weights are float32."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    config |= {"dtype": "bfloat16", "torch_dtype": "float16", "kept": 7}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    convert.import_model("hf", folder, tmp_path / "run")
+    convert.export_model(tmp_path / "run", "hf", tmp_path / "out", None)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["dtype"], config["kept"]) == ("bert", "float32", 7)
+    assert "torch_dtype" not in config
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=4, unique=True))
+def test_labels_that_go_out_come_back(labels: list[str]):
+    """Whatever characters they are of: joiners, no-break spaces, line ends."""
+    tree = json.loads(json.dumps(_labels_of(tuple(labels))))
+    assert _labels(Path("config.json"), tree, "classify", len(labels)) == tuple(labels)
+
+
+@pytest.mark.parametrize("label", ["", 7, None, "\ud800"])
+def test_a_label_that_is_none_is_said(label: object):
+    with pytest.raises(DataError, match="config.json: id2label holds what is no name; give each class one"):
+        _labels(Path("config.json"), {"id2label": {"0": label, "1": "b"}}, "classify", 2)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier without names for its classes."""
+    folder = tmp_path_factory.mktemp("classifier") / "theirs"
+    convert.export_model(GOLDEN / "task_format_1", "hf", folder, None)
+    config_with(id2label={"0": "LABEL_0", "1": "LABEL_1"}, label2id={"LABEL_0": 0, "LABEL_1": 1})(folder)
+    return folder
+
+
+def test_classes_without_names_are_named_at_import(classifier, tmp_path, capsys):
+    run, dev = tmp_path / "run", tmp_path / "dev.tsv"
+    dev.write_text("text\tlabel\n" + "the cat\t0\nthe dog\t1\n" * 8)
+    assert run_command(capsys, "import", "hf", classifier, "--to", run, "--labels", "0", "1")[0] == 0
+    assert contexture.evaluate(run, dev=str(dev))["examples"] == 16
+    assert run_file.read(run).labels == ("0", "1")
+    convert.export_model(run, "hf", tmp_path / "out", None)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["id2label"] == {"0": "0", "1": "1"} and config["label2id"] == {"0": 0, "1": 1}
+    # Without them an evaluation says how.
+    contexture.import_model("hf", classifier, tmp_path / "unnamed")
+    with pytest.raises(DataError, match="label '0' is not one of LABEL_0, LABEL_1; name the classes, in .* --labels"):
+        contexture.evaluate(tmp_path / "unnamed", dev=str(dev))
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        (["a"], "--labels gives 1 names, and the model has 2 classes (LABEL_0, LABEL_1); give each class one"),
+        (["a", "a"], "--labels names a class twice; give each its own name"),
+        (["a", ""], "--labels holds what is no name; give each class one"),
+    ],
+)
+def test_names_that_do_not_fit_the_classes_are_said(classifier, tmp_path, capsys, labels: list[str], line: str):
+    refused(capsys, classifier, line, "--labels", *labels)
+
+
+def test_a_model_without_classes_takes_no_names(folder, capsys):
+    refused(capsys, folder, "--labels gives 2 names, and it has no classes", "--labels", "a", "b")
+
+
+def test_a_name_in_other_capitals_is_meant():
+    assert did_you_mean("entailment", ["NEUTRAL", "ENTAILMENT"]) == " (did you mean ENTAILMENT?)"
+
+
+def test_a_run_that_cannot_be_opened_is_not_left(folder, tmp_path, capsys, monkeypatch):
+    def broken(opened: Path, record: object) -> None:
+        raise DataError(f"{opened / 'tokenizer'}: no vocabulary; give another")
+
+    monkeypatch.setattr(convert, "read_tokenizer", broken)
+    refused(capsys, folder, f"{tmp_path / 'run' / 'tokenizer'}: no vocabulary; give another")
