@@ -236,8 +236,8 @@ TRAINING = (
     ),
     *mutants_of(
         "train/checkpoints/read_back.py",
-        ("read-back.values-not-compared", "!= digest[name]", "== -1", _CHECKPOINTS),
-        ("read-back.shapes-not-compared", "if written != shapes.get(name):", "if name is None:", _CHECKPOINTS),
+        ("checkpoint.read-back-values-not-compared", "!= digest[name]", "== -1", _CHECKPOINTS),
+        ("checkpoint.read-back-shapes-not-compared", "if written != shapes.get(name):", "if name is None:", _CHECKPOINTS),
     ),
     *mutants_of(
         "train/checkpoints/manager.py",
