@@ -237,7 +237,7 @@ TRAINING = (
     *mutants_of(
         "train/checkpoints/read_back.py",
         ("checkpoint.read-back-values-not-compared", "!= digest[name]", "== -1", _CHECKPOINTS),
-        ("checkpoint.read-back-shapes-not-compared", "if written != shapes.get(name):", "if name is None:", _CHECKPOINTS),
+        ("checkpoint.read-back-shapes-not-compared", "if written != shapes.get(name):", "if not name:", _CHECKPOINTS),
     ),
     *mutants_of(
         "train/checkpoints/manager.py",
