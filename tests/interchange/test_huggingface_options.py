@@ -5,13 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 import contexture
 from contexture.data.errors import DataError, did_you_mean
 from contexture.train import run_file
+from contexture.train.checkpoints.initial import write_first
+from contexture.train.checkpoints.late_evaluation import text_digest
 from contexture.train.interchange import convert
 from contexture.train.interchange.huggingface_export import _labels_of
 from contexture.train.interchange.huggingface_import import _labels
@@ -165,3 +169,26 @@ def test_a_run_that_cannot_be_opened_is_not_left(folder, tmp_path, capsys, monke
 
     monkeypatch.setattr(convert, "read_tokenizer", broken)
     refused(capsys, folder, f"{tmp_path / 'run' / 'tokenizer'}: no vocabulary; give another")
+
+
+def test_a_model_that_answers_with_no_numbers_is_not_left(folder, tmp_path, capsys):
+    """Each of its weights is a number; their sums are none."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file({name: np.full_like(x, 3e38) if "embeddings" in name else x for name, x in tensors.items()}, file)
+    refused(capsys, folder, f"{tmp_path / 'run'}: the model answers with numbers that are not finite")
+
+
+def test_an_import_is_read_back_before_it_is_there(folder, tmp_path, monkeypatch):
+    def otherwise(run: Path, leaves: Any, seed: int) -> None:
+        write_first(run, leaves, seed)
+        file = run / "checkpoints" / "0" / "digest" / "metadata"
+        digest = json.loads(file.read_text())
+        digest["arrays"] = {name: word ^ 1 for name, word in digest["arrays"].items()}
+        del digest["self"]
+        file.write_text(json.dumps({**digest, "self": text_digest(digest)}))
+
+    monkeypatch.setattr(convert, "write_first", otherwise)
+    with pytest.raises(DataError, match="do not match their digest"):
+        convert.import_model("hf", folder, tmp_path / "run")
+    assert not [entry for entry in tmp_path.iterdir() if "run" in entry.name]

@@ -13,6 +13,7 @@ import numpy as np
 
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.data.layouts import text_batch
 from contexture.data.storage import atomic_folder, check_free, check_run_path
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.interchange.renaming import ParamMapping, check_repeats, param_mappings
@@ -24,7 +25,7 @@ from contexture.train.checkpoints.initial import Leaf, write_first
 from contexture.train.checkpoints.meta import Step
 from contexture.train.checkpoints.transfer import load_parameters, model_of
 from contexture.train.config import Run
-from contexture.train.errors import ConfigError
+from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.interchange.allennlp_bilm import bilm_files, check_bilm_family, open_bilm, write_bilm_weights
 from contexture.train.interchange.google_openai import open_bert_tf, open_gpt1_npy, open_gpt2_tf
 from contexture.train.interchange.huggingface_export import hf_files, write_hf_weights
@@ -201,17 +202,27 @@ def _write_run(to: Path, imported: ImportedModel, notes: list[str], cancel: Canc
 
 
 def _check_opens(folder: Path, to: Path) -> None:
-    """Opens what was written for `to`, and reads a text with it. Raises: DataError where that fails: no such run is
-    left."""
+    """Opens what was written for `to`, all of its arrays verified, and has the model read a text.
+
+    Raises: DataError where that fails; no such run is left.
+    """
     try:
         record = run_file.read(folder)
         tokenizer = read_tokenizer(folder, record)
-        ids = tokenizer.encode("Open, and read 1 text.")
-    except (DataError, ConfigError) as error:
+        config = record.run.model
+        batch = text_batch(tokenizer, ["Open, and read 1 text."], getattr(config, "length", None))
+        rows = getattr(config, "vocab", tokenizer.size)
+        if "tokens" in batch and batch["tokens"].max() >= rows:
+            raise DataError(f"{to}: the vocabulary has ids behind the model's {rows:,} rows; give its own")
+        mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
+        with meshes.use(mesh, config.dtype):
+            loaded = load_parameters(folder, record.run, record.labels, mesh)
+            read = jax.jit(lambda params: loaded.model.apply({"params": params}, batch, only=()).encoding.hidden_BLD)
+            hidden_BLD = read(loaded.params)
+    except (DataError, ConfigError, CheckpointError) as error:
         raise DataError(str(error).replace(str(folder), str(to))) from None
-    rows = getattr(record.run.model, "vocab", tokenizer.size)
-    if max(ids, default=0) >= rows:
-        raise DataError(f"{to}: the vocabulary has ids behind the model's {rows:,} rows; give its own")
+    if not np.isfinite(np.asarray(hidden_BLD, np.float32)).all():
+        raise DataError(f"{to}: the model answers with numbers that are not finite; its weights are no model's")
 
 
 def _leaf(mapping: ParamMapping, tensors: Tensors, cancel: CancelToken) -> Leaf:
