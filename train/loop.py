@@ -211,13 +211,12 @@ def _run_steps(
         assert held_out is not None
         cancel = signals.while_training
         try:
-            with report.evaluating():
+            with report.evaluating(), meter.pausing("evaluation"):
                 params = unstack_layers(merged(state.params, run.optim), run.model)
                 metrics, _ = evaluate(evaluation, parts.objective, params, held_out, mesh, cancel=cancel)
         except Interrupted:
             return None
         report.record([{"step": step, "split": "dev", **metrics, **parts.baseline}], checkpoints.finished)
-        meter.reset()
         return metrics
 
     def _evaluate(step: int) -> Evaluated | None:
@@ -233,11 +232,12 @@ def _run_steps(
         held_out_loss = evaluated.get("held_out_loss")
         meta.pop("held_out_loss", None)
         # The checkpoint before is on disk now: its records may be written, and none is held for two intervals.
-        checkpoints.wait()
-        report.release(checkpoints.finished)
-        checkpoints.save(step, state, meta, held_out_loss, last)
-        if report.speaks:
-            figure.update()
+        with meter.pausing("save"):
+            checkpoints.wait()
+            report.release(checkpoints.finished)
+            checkpoints.save(step, state, meta, held_out_loss, last)
+            if report.speaks:
+                figure.update()
 
     def _leave(state: str) -> NoReturn:
         stopped = Interrupted(signals.stop(), state)

@@ -1,10 +1,11 @@
 """How fast a run trains: tokens per second, and how much of the chip's peak (MFU) that is."""
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from contexture.models.model import FAMILIES
 from contexture.train.config import Run
@@ -91,6 +92,11 @@ class ThroughputMeter:
         self._last_time, self._last_step = time.perf_counter(), start
         self._compiled = False
         self._waited = 0.0
+        self._every = {
+            "evaluation": run.evaluate.every,
+            "save": run.evaluate.every if run.evaluate.patience else run.save.every,
+        }
+        self._pauses: dict[str, float] = {}
         self._data = run.data
         # The formula counts a backbone that is trained.
         peak = None if run.reads_features else peak_flops(device_kind)
@@ -101,9 +107,22 @@ class ThroughputMeter:
             lambda length: training_flops(run.model, {**sizes, "L": length}) / (peak * devices) if peak else None
         )
 
-    def reset(self) -> None:
-        """Leaves the time since the last records out of the next speed: it was not spent on training."""
+    @contextlib.contextmanager
+    def pausing(self, kind: Literal["evaluation", "save"]) -> Iterator[None]:
+        """Leaves the time of this block out of the speed, and counts it for each such pause that is still to come."""
+        start = time.perf_counter()
+        yield
         self._last_time, self._waited = time.perf_counter(), 0.0
+        self._pauses[kind] = self._last_time - start
+
+    def _pauses_left(self, done: int) -> float:
+        """Returns the seconds of the evaluations and saves after step `done`, each as long as the last one; the last
+        step has both. What has not happened yet is not known, and counts nothing."""
+        left = 0.0
+        for kind, seconds in self._pauses.items():
+            every = self._every[kind] or self._steps
+            left += seconds * (self._steps // every - done // every + (self._steps % every > 0))
+        return left
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
         """Yields batches, and counts the time that the loop waits for them."""
@@ -135,7 +154,7 @@ class ThroughputMeter:
         if self._compiled:  # the first records include the compilation
             speed = {
                 "tokens_per_second": sum(n * length for length, n in batches.items()) / count / seconds,
-                "seconds_left": seconds * (self._steps - last),
+                "seconds_left": seconds * (self._steps - last) + self._pauses_left(last),
                 "data_wait": min(self._waited / max(now - self._last_time, 1e-9), 1.0),
             }
             peak_seconds = [(self._peak_seconds(length), n) for length, n in batches.items()]

@@ -22,6 +22,7 @@ from contexture.train.evaluation.best import Best, note_better, unigram_baseline
 from contexture.train.evaluation.evaluate import measured
 from contexture.train.evaluation.predictions import metric_names
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
+from contexture.train.run import throughput
 from contexture.train.run.throughput import PEAK_FLOPS, ThroughputMeter, peak_flops, unknown_peak
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "ffn": 8, "vocab": 20, "length": 16}
@@ -119,6 +120,31 @@ def test_a_chip_without_a_known_peak_has_no_utilisation():
         meter = ThroughputMeter(small("gpt.tiny"), 1, kind, 0)
         meter.records([1], [{}])
         assert ("mfu" in meter.records([2], [{}])[0]) == known
+
+
+def test_the_time_left_counts_the_evaluations_and_saves_to_come(monkeypatch):
+    """Steps of 0.1 s, evaluations of 12 s every 10 steps and saves of 3 s every 30; 95 steps, the last with both."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: clock.now)
+    run = small("gpt.tiny")
+    run = dataclasses.replace(run, steps=95, evaluate=dataclasses.replace(run.evaluate, every=10))
+    run = dataclasses.replace(run, save=dataclasses.replace(run.save, every=30))
+    meter, left = ThroughputMeter(run, 1, "cpu", 0), {}
+    for step in range(1, 96):
+        clock.now += 0.1
+        if step % 5 == 0:
+            (record,) = meter.records([step], [{}])
+            left[step] = record.get("seconds_left")
+        if step % 10 == 0:
+            with meter.pausing("evaluation"):
+                clock.now += 12
+        if step % 30 == 0:
+            with meter.pausing("save"):
+                clock.now += 3
+    assert left[10] == pytest.approx(8.5)  # none is known yet
+    assert left[25] == pytest.approx(7.0 + 8 * 12)
+    assert left[60] == pytest.approx(3.5 + 4 * 12 + 2 * 3)
+    assert left[90] == pytest.approx(0.5 + 12 + 3)
 
 
 def test_an_accelerator_without_a_known_peak_is_named_in_one_line():
