@@ -118,7 +118,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Prog
             trackers=trackers,
             metric=run.evaluate.metric,
         )
-        stack.enter_context(logged_to(report.console, dated=True))
+        stack.enter_context(logged_to(report.console, dated=True, file=folder / directories.LOG if first else None))
         stack.callback(report.close)
         # Data and model.
         parts, fingerprint = prepare(run, folder, mesh, signals)

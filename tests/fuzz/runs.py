@@ -1,22 +1,30 @@
 """What runs and prepared data consist of: descriptions, figures, indexes, checkpoints."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from contexture.data.config import DataConfig
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
+from contexture.data.storage import check_run_path
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.registry import load_tokenizer
+from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints import meta
+from contexture.train.checkpoints.manager import Checkpoints
+from contexture.train.checkpoints.read_back import read_back
+from contexture.train.options import MeshConfig, SaveConfig
 from contexture.train.run.folder import open_or_create, steps
 from contexture.train.run.report import Report, read_metrics
+from contexture.train.step import State
 from tests.conftest import ROOT
 from tests.fuzz.mutate import of_bytes, of_json, of_json_lines
 from tests.fuzz.tables import CLASSIFY, LINES, tokenizer
@@ -66,6 +74,11 @@ def _open_shards(folder: Path, to: Path) -> None:
         shards.spans(split)
 
 
+def _name(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "name").write_bytes(b"ex v2/a]b/%41#x:~ y/../z/\xc3\xa9")
+
+
 def _store(folder: Path) -> None:
     text = folder.parent / "table"
     text.mkdir()
@@ -89,8 +102,31 @@ def _meta(folder: Path, to: Path) -> None:
     steps(folder / "checkpoints")
 
 
+def _path(folder: Path, to: Path) -> None:
+    """A run whose folder has any name: its checkpoint is where the file system says, or it is refused before."""
+    name = os.fsdecode((folder / "name").read_bytes())
+    if "\0" in name:  # no command line can give it
+        return
+    run = to / "a" / name
+    check_run_path(run)
+    if not os.path.realpath(run).startswith(os.path.realpath(to) + "/"):
+        return
+    run.mkdir(parents=True, exist_ok=True)
+    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    state = {"x": jax.device_put(np.arange(3.0, dtype=np.float32), meshes.replicated(mesh))}
+    zero = jax.device_put(np.int32(0), meshes.replicated(mesh))
+    checkpoints = Checkpoints(run, mesh, SaveConfig())
+    checkpoints.save(1, State(zero, state, {}, zero, zero), {}, None)
+    checkpoints.wait()
+    checkpoints.close()
+    read_back(run / "checkpoints" / "1", whole=True)
+    written = {os.path.realpath(file.parent) for file in to.rglob("manifest.ocdbt")}
+    assert all(place.startswith(os.path.realpath(run) + "/") for place in written)
+
+
 _STEP = "checkpoints/3"
 TARGETS = (
+    Target("run.path", _name, "name", of_bytes, _path, slow=True, keeps=True),
     Target("run.json", golden("run_format_1"), "run.json", of_json, _description, keeps=True),
     Target("run.json-elmo", golden("elmo_task_format_1"), "run.json", of_json, _description, keeps=True),
     Target("run.json-gpt", golden("gpt_format_1"), "run.json", of_json, _description, keeps=True),

@@ -64,6 +64,10 @@ def _objects(**more: Any) -> str:
 
 
 CONLL = "-DOCSTART- -X- O O\n\nThe DT B-NP O\ncat NN I-NP B-ANIMAL\n\nMr. NNP B-NP B-PER\nSmith NNP I-NP I-PER\n"
+COMMENTED = "".join(
+    f"# id {n:08x}\tdomain=en\nanna _ _ B-PER\nsees _ _ O\n# _ _ O\n\n#Oslo _ _ B-LOC\n\n" for n in range(4)
+)
+LISTS = 'words,tags\n"[\'Anna\', \'sees\']","[\'B-PER\', \'O\']"\n"[\'a\' \'b\'\n \'c\']","[""O"", ""O"", ""O""]"\n'
 CONLLU = "# sent_id = 1\n" + "".join(
     f"{n}\t{word}\t{word}\tNOUN\tNN\t_\t0\troot\t_\t_\n" for n, word in enumerate(["The", "cat", "sat"], 1)
 ) + "1-2\tdu\t_\t_\t_\t_\t_\t_\t_\t_\n\n"  # fmt: skip
@@ -125,6 +129,9 @@ TARGETS = (
            '{"words": ["The", "cat"], "tags": ["O", "B-X"]}\n{"words": ["a"], "tags": ["O"]}\n', of_json_lines,
            TaskConfig(kind="tag")),
     _table("conll", "train.conll", CONLL, of_lines, TaskConfig(kind="tag")),
+    _table("conll-comments", "train.conll", COMMENTED, of_lines, TaskConfig(kind="tag")),
+    _table("csv-lists", "train.csv", LISTS, of_lines, TaskConfig(kind="tag", text="words", label="tags")),
+    _table("csv-lists-bytes", "train.csv", LISTS, of_bytes, TaskConfig(kind="tag", text="words", label="tags")),
     _table("conllu", "train.conllu", CONLLU, of_lines, TaskConfig(kind="tag", text="form", label="upos")),
     Target("text.txt", write("text.txt", _TEXT), "text.txt", of_lines, _text("pairs", "blank_lines")),
     Target("text.txt-windows", write("text.txt", _TEXT), "text.txt", of_lines, _text("windows", "files")),

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from contexture.data.visible import visible
+from contexture.train.run.exit_codes import exit_of
 
 NOTEBOOK_COLUMNS = 100
 _UNLIMITED = 10_000
@@ -92,21 +94,40 @@ def _filled(text: str, width: int) -> str:
     return "\n".join(filled)
 
 
+class FileHandler(ConsoleHandler):
+    """Adds log messages with their times to a file, as long as there is room for them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Adds one message."""
+        with contextlib.suppress(OSError):
+            super().emit(record)
+
+
 @contextlib.contextmanager
-def logged_to(console: Console, *, dated: bool = False) -> Iterator[None]:
+def logged_to(console: Console, *, dated: bool = False, file: Path | None = None) -> Iterator[None]:
     """While this lasts, messages of the logger `contexture` are printed on this console, from level INFO on.
 
-    dated: with date and time where the console is no terminal.
+    dated: with date and time where the console is no terminal. file: they are added to this file too, with their times,
+    and an error that ends the block.
     """
     package = logging.getLogger("contexture")
     handlers, level, propagate = package.handlers, package.level, package.propagate
-    package.handlers, package.propagate = (
-        [ConsoleHandler(console, dated=dated)],
-        False,
-    )  # libraries give the root logger handlers
-    package.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        package.handlers, package.propagate = handlers, propagate
-        package.setLevel(level)
+    with contextlib.ExitStack() as stack:
+        shown: list[logging.Handler] = [ConsoleHandler(console, dated=dated)]
+        kept: list[logging.Handler] = []
+        if file is not None:
+            opened = stack.enter_context(open(file, "a", encoding="utf-8"))
+            kept = [FileHandler(Console(file=opened, soft_wrap=True, highlight=False, emoji=False), dated=True)]
+        # Libraries give the root logger handlers.
+        package.handlers, package.propagate = shown + kept, False
+        package.setLevel(logging.INFO)
+        try:
+            yield
+        except BaseException as error:
+            package.handlers = kept
+            if kept:
+                package.info(exit_of(error)[1])
+            raise
+        finally:
+            package.handlers, package.propagate = handlers, propagate
+            package.setLevel(level)

@@ -44,7 +44,9 @@ def lock_run_dir(directory: Path) -> IO[str]:
     # A folder without run.json may hold what a start that was killed has left; anything else is somebody's files.
     if directory.is_dir() and not (directory / "run.json").exists():
         present = [entry.name for entry in directory.iterdir()]
-        others = sorted(name for name in present if name not in ("lock", INPUTS) and partial_of(name) not in _WRITTEN)
+        others = sorted(
+            name for name in present if name not in ("lock", LOG, INPUTS) and partial_of(name) not in _WRITTEN
+        )
         if (directory / "lock").is_file() and not _is_lock(directory / "lock"):
             others.append("lock")
         if others:
@@ -132,6 +134,8 @@ _GLANCE = 0.1
 """Seconds after which a lock is tried again: `holder_of` may have looked at it just then."""
 INPUTS = "inputs"
 """The folder of a run for examples that were given in Python; written before the run starts."""
+LOG = "log.txt"
+"""What a training has said, of all its starts."""
 _OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "tensorboard", "loss.png", "loss.svg",
              "evaluations", "trackers.json", "wandb"]  # fmt: skip
 """What a run keeps in its folder beside run.json and the lock."""
@@ -174,6 +178,7 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
         return None
     if fixed:
         new, was = (as_option(fixed[0], value) for value in changes[fixed[0]])
+        new = new.removeprefix(f"{flag(fixed[0])} ")
         raise ConfigError(f"{directory} holds a run with {was}, not {new}; give {was}, or another --dir")
     # Until data exists, nothing depends on the length. Steps of one run and epochs of another are compared later, when
     # epochs are steps: check_not_shortened.

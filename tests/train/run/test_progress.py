@@ -3,10 +3,12 @@
 import io
 import logging
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from contexture.train.errors import ConfigError
 from contexture.train.run.console import logged_to
 from contexture.train.run.progress import ProgressDisplay, figures_of
 from contexture.train.run.report import Report
@@ -115,6 +117,21 @@ def test_a_message_in_a_file_has_its_time(terminal, dated):
     assert re.match(f"{time}warning: the disk is slow word", first), first
     # A terminal's lines break between words, those of a file do not.
     assert len(others) == (2 if terminal else 0) and all(len(line) <= 60 for line in others)
+
+
+def test_what_a_training_says_is_kept_in_a_file_too(tmp_path):
+    """Also the error that ends it, and what an earlier start has said; a full disk ends nothing."""
+    for n in range(2):
+        with pytest.raises(ConfigError), logged_to(_terminal(40), file=tmp_path / "log.txt"):
+            logging.getLogger("contexture.train").info(f"start {n}: " + "word " * 20)
+            raise ConfigError("the batch is too large; lower --data.batch")
+    lines = [line[20:] for line in (tmp_path / "log.txt").read_text().splitlines()]
+    assert (
+        lines[2].startswith("start 1: word")
+        and lines[1::2] == ["ConfigError: the batch is too large; lower --data.batch"] * 2
+    )
+    with logged_to(_terminal(40), file=Path("/dev/full")):
+        logging.getLogger("contexture.train").info("word " * 10_000)
 
 
 @pytest.mark.parametrize("width", range(24, 60))
