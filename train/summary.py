@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -97,8 +98,30 @@ def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, start: fl
             logger.info(f"best {best.metric}{figure} of {len(held)} evaluations: at step {best.step}{hint}")
             if kept and run.evaluate.patience:
                 logger.info(f"evaluate, predict, embed and export take step {best.step}; --step N takes another")
+        if line := _no_better_than_a_guess(held, run):
+            logger.warning(line)
     logger.info(f"{folder}: checkpoints/, metrics.jsonl, loss.png, loss.svg")
     logger.info(f"next: {next_command(run, folder)}")
+
+
+_GUESSES = {
+    "majority_accuracy": ("accuracy", "always the commonest label"),
+    "majority_exact_match": ("exact_match", "never an answer"),
+    "mean_mse": ("mse", "always the mean"),
+}
+"""Of a baseline: the metric that it is compared with, and what it answers."""
+
+
+def _no_better_than_a_guess(held: Sequence[Mapping[str, Any]], run: Run) -> str:
+    """Returns a warning where no evaluation of a task was better than one answer to everything; else ""."""
+    for name, (metric, answer) in _GUESSES.items():
+        pairs = [(r[metric], r[name]) for r in held if r["step"] and None not in (r.get(metric), r.get(name))]
+        if pairs and not any(rank(metric, reached) < rank(metric, guess) for reached, guess in pairs):
+            return (
+                f"no evaluation was better than {answer} ({metric} {pairs[-1][1]:.4g}); a small model, or few "
+                f"examples, may need a higher --optim.peak-lr than {run.optim.peak_lr:g}, or more --epochs"
+            )
+    return ""
 
 
 def next_command(run: Run, folder: Path) -> str:

@@ -30,6 +30,27 @@ def test_a_best_step_whose_checkpoint_was_not_saved_is_reported_as_such(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ([{"accuracy": 0.5, "majority_accuracy": 0.5}, {"accuracy": 0.3, "majority_accuracy": 0.5}], "commonest label"),
+        ([{"accuracy": 0.6, "majority_accuracy": 0.5}, {"accuracy": 0.3, "majority_accuracy": 0.5}], ""),
+        ([{"mse": 2.0, "mean_mse": 1.5}], "always the mean (mse 1.5)"),
+        ([{"mse": 1.0, "mean_mse": 1.5}], ""),
+        ([{"exact_match": 0.4, "majority_exact_match": 0.5}], "never an answer"),
+        ([{"accuracy": None, "majority_accuracy": 0.5}, {"loss": 1.0}], ""),
+    ],
+)
+def test_a_run_that_is_no_better_than_one_answer_to_all_says_so(tmp_path: Path, figures: list[dict], said: str):
+    lines = [{"step": step, "split": "dev", "loss": 1.0, **each} for step, each in enumerate(figures, 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    parts: Any = SimpleNamespace(run=Run(steps=4))
+    with logged() as messages:
+        log_end(parts, tmp_path, 0, 4, 0.0, Best())
+    warned = [message for message in messages if "no evaluation was better than" in message]
+    assert len(warned) == bool(said) and (not said or (said in warned[0] and "--optim.peak-lr than" in warned[0]))
+
+
+@pytest.mark.parametrize(
     "words",
     [
         *(["--init.random"], ["--data.no-lowercase"], ["--data.dev", "a b", "c"], ["--optim.peak-lr", "0.0003"]),
