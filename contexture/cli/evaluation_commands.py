@@ -8,6 +8,7 @@ from contexture.cli.output import Result, TwofoldResult, results_alone
 from contexture.cli.parse import parse
 from contexture.requests import EvaluationArgs
 from contexture.train.evaluation.request import requests_of
+from contexture.train.grid.results import spreads
 from contexture.train.run.console import console, print_table
 from contexture.train.run.signals import STOPPED, Signals
 from contexture.train.run_file import read
@@ -72,4 +73,8 @@ def show_results(results: "Sequence[EvaluationResult]") -> None:
         [*([run] if several else []), step, *(f"{figures[name]:.4g}" if name in figures else "–" for name in names)]
         for run, step, figures in rows
     ]
+    # Seeds of one setting are what several runs mostly are.
+    if several and len(rows) == len(results) and (spread := spreads(figures for _, _, figures in rows if figures)):
+        means = {name: f"{each['mean']:.4g} ± {each['deviation'] or 0:.2g}" for name, each in spread.items()}
+        cells.append(["mean ± deviation", "–", *(means.get(name, "–") for name in names)])
     print_table(console(), "", [*(["run"] if several else []), "step", *names], cells)

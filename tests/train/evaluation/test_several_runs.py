@@ -3,12 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
 import contexture
 from contexture.cli import main as cli
+from contexture.cli.evaluation_commands import show_results
 from contexture.train.evaluation import evaluate as module
 from tests.helpers.commands import json_of, run_command
 
@@ -40,6 +42,16 @@ def test_several_runs_are_each_as_alone_and_share_a_program(runs, tiny_run, caps
     assert table[0][:3] == ["run", "step", "loss"] and [row[1] for row in table[1:]] == ["60", "40"]
     assert float(table[1][2]) == pytest.approx(alone[0]["metrics"]["loss"], rel=1e-3)
     assert contexture.evaluate([*runs, tiny_run]) == {"runs": alone}
+
+
+def test_a_table_of_several_runs_ends_with_the_mean_and_the_deviation_of_each_metric(capsys):
+    runs: Any = [{"run": name, "step": 4, "metrics": {"accuracy": value, "mcc": 1.0}} for name, value in
+                 (("a", 0.5), ("b", 0.7), ("c", 0.9))]  # fmt: skip
+    show_results([*runs, {"run": "d", "error": "no good checkpoint"}])
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.split("  ")[0] == "mean ± deviation" and "0.7 ± 0.2" in last and "1 ± 0" in last
+    show_results([{**runs[0], "checkpoints": runs}, runs[1]])
+    assert "±" not in capsys.readouterr().err
 
 
 def test_predictions_lie_in_a_folder_of_each_run(runs, tmp_path):
