@@ -23,7 +23,8 @@ def with_options(run: Run, options: Mapping[str, Any], where: str = "", *, whole
     Raises: ConfigError for options that do not exist, are of the wrong kind, have no meaning, or do not fit together.
     """
     given = {name.replace("-", "_"): value for name, value in options.items()}
-    run = without_replaced(run, {name for name, value in given.items() if value})
+    if not whole:  # a run's own settings keep the recipe's epochs beside the steps that replaced them
+        run = without_replaced(run, {name for name, value in given.items() if value})
     usual, tree = fields(run), to_json(run)
     for name, value in given.items():
         if name not in usual:
