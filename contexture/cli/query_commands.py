@@ -75,7 +75,8 @@ def _predict_one(predictor: "Predictor", request: PredictionRequest) -> TwofoldR
     else:
         example = (request.text, request.second) if request.second else request.text
     (answer,) = predictor([example])
-    result = {"run": request.run, "step": predictor.loaded.step, **{n: x for n, x in answer.items() if n != "id"}}
+    result = {"run": request.run, "step": predictor.loaded.step, "truncated": False, **answer}
+    del result["id"]
     return TwofoldResult(result, {**result, **({"n_best": answer["n_best"][:5]} if "n_best" in answer else {})})
 
 
@@ -182,15 +183,17 @@ def embed_command(argv: list[str]) -> Result:
     read(Path(request.run))
     file, to = Path(request.input), Path(request.to)
     check_lines(file, "a sentence")
-    from contexture.analysis.embed import embed, sentence_splitter
+    from contexture.analysis.embed import embed, sentence_splitter, truncation
     from contexture.analysis.vector_files import resolve, vectors_file
     from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 
     layers, pool = resolve(to, request.layers, request.pool)
+    cut = 0
     result: EmbeddingFile = {"to": str(to), "lines": 0, "tokens": 0, "words": 0, "truncated": 0}
     texts: deque[str] = deque()  # lines that are read and whose vectors are still to come
 
     def sentences(split: "Callable[[str], SplitSentence]", unknown: "UnknownTokens | None") -> "Iterator[Units]":
+        nonlocal cut
         for line in lines_of(file, "a sentence"):
             sentence = split(line)
             if unknown is not None:
@@ -198,6 +201,7 @@ def embed_command(argv: list[str]) -> Result:
             result["tokens"] += len(sentence.units)
             result["words"] += sentence.own
             result["truncated"] += sentence.truncated
+            cut += sentence.truncated > 0
             texts.append(line)
             yield sentence.units
 
@@ -215,11 +219,14 @@ def embed_command(argv: list[str]) -> Result:
             batch=request.batch,
             stateful=request.stateful,
             cancel=signals,
+            trained=opened.watch_lengths(),
         )
         with opened.computing():
             for array in vectors:
                 write(texts.popleft(), array)
                 result["lines"] += 1
+    if cut:
+        logger.warning(truncation(f"{cut:,} of {result['lines']:,} lines", opened.model.config))
     if unknown is not None:
         result["unknown"] = unknown.unknown
         if line := unknown.warning(file.name, "give vectors that have these words"):

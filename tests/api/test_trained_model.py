@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import contexture
+from contexture.analysis.neighbours.sentence_vectors import Pooling, sentence_vectors
 from contexture.data.errors import DataError
 from contexture.data.layouts import text_batch
 from tests.conftest import ROOT
 from tests.helpers.commands import done, json_of
+from tests.helpers.logs import logged
 from tests.helpers.parity_rule import assert_close, close
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -72,6 +74,34 @@ def test_similarity_is_the_cosine(models):
     close(model.similarity(TEXTS[0], TEXTS), cosines[0], tolerance=1e-5)
     assert model.similarity(TEXTS[0], TEXTS[1]) == pytest.approx(cosines[0, 1], abs=1e-5)
     assert model.similarity("", TEXTS[0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("family", "call"),
+    [
+        ("bert", lambda m, words: m.embed([words] * 3)),
+        ("bert", lambda m, words: m.embed([words] * 3, of="words")),
+        ("bert", lambda m, words: m.similarity([words, "the"], words)),
+        ("bert", lambda m, words: m.fill([f"{words} [MASK]"] * 2)),
+        ("bert", lambda m, words: m.attention(words)),
+        ("bert", lambda m, words: m.senses("the", [words, f"{words} ."])),
+        ("bert", lambda m, words: next(sentence_vectors(m, [words], Pooling()))),
+        ("gpt", lambda m, words: m.generate([words] * 2, tokens=1)),
+    ],
+)
+def test_positions_that_were_never_trained_are_said_once_in_a_call(models, family, call, monkeypatch):
+    model = models[family]
+    for trained, expected in ((8, 1), (24, 0)):
+        monkeypatch.setitem(model.__dict__, "trained_length", trained)
+        with logged() as lines:
+            call(model, "the cat sees the river . the cat")
+        assert len([line for line in lines if "trained on sequences of at most 8 tokens" in line]) == expected
+
+
+def test_words_of_an_elmo_that_are_cut_are_said(models):
+    with logged() as lines:
+        models["elmo"].embed(["a" * 60, "the"])
+    assert lines == ["warning: truncated words of 1 of 2 texts: only their first 48 bytes are read"]
 
 
 def test_text_is_generated_whole_and_streamed_alike(models):
