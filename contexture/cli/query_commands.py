@@ -26,6 +26,7 @@ from contexture.requests import (
 )
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.errors import ConfigError
+from contexture.train.grid.folder import runs_beneath, without_shared
 from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals
 from contexture.train.run_file import read
 
@@ -241,7 +242,9 @@ def status_command(argv: list[str]) -> StreamingResult:
         raise ConfigError("status needs runs: contexture status RUN …")
     from contexture.train.checkpoints.status import describe_status, status
 
-    states = [status(Path(run)) for run in request.runs]
+    runs = without_shared(request.runs)
+    # A folder of runs stands for them all; any other that is no run is an error.
+    states = [status(folder) for run in runs for folder in runs_beneath(Path(run)) or [Path(run)]]
 
     def show(write: Callable[[str], None]) -> Result:
         write("\n".join(map(describe_status, states)).rstrip("\n"))
@@ -256,7 +259,7 @@ def compare_command(argv: list[str]) -> Result:
     from contexture.analysis.compare import compare
 
     to = Path(request.to) if request.to else None
-    compared = compare([Path(run) for run in request.runs], to, request.theme)
+    compared = compare([Path(run) for run in without_shared(request.runs)], to, request.theme)
     return {**compared, **({"to": request.to} if request.to else {})}
 
 
@@ -269,7 +272,7 @@ def layers_command(argv: list[str]) -> Result:
         raise ConfigError("layers needs runs: contexture layers RUN … [--to FILE]")
     if request.to:
         check_figure(Path(request.to))
-    mixes = layers([Path(run) for run in request.runs], lambda folder: load(folder)[1])
+    mixes = layers([Path(run) for run in without_shared(request.runs)], lambda folder: load(folder)[1])
     if request.to:
         draw(mixes, Path(request.to), request.theme)
     return {"mixes": mixes, **({"figure": request.to} if request.to else {})}

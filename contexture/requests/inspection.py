@@ -106,7 +106,7 @@ class StatusRequest:
     """Where runs are: step, loss, speed, whether one trains now, its newest checkpoint."""
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
-    """The folders of runs."""
+    """The folders of runs, or of folders with runs in them."""
 
 
 @dataclass(frozen=True, kw_only=True)
