@@ -12,7 +12,7 @@ import numpy as np
 from contexture.analysis import embed, fill, generate, score
 from contexture.analysis.attention.gates import WordGates, word_gates
 from contexture.analysis.attention.maps import AttentionMaps, Numbers, attention_maps
-from contexture.analysis.call_arguments import Layers, layer_names, sampling_of, texts_of, words_of
+from contexture.analysis.call_arguments import Layers, layer_names, sampling_of, texts_of, with_method_hints, words_of
 from contexture.analysis.cosines import unit_length
 from contexture.analysis.embed import Units
 from contexture.analysis.results import TextScore
@@ -42,6 +42,7 @@ Pool = Literal["mean", "mean-words", "last", "cls"]
 T = TypeVar("T")
 
 
+@with_method_hints
 class TrainedModel:
     """The model of a run, with its trained parameters on the first device, ready for any number of calls.
 

@@ -144,6 +144,12 @@ class Column:
         setattr(self, method, lambda: values)
 
 
+class Rows:
+    """As a Dataset of Hugging Face."""
+
+    column_names = ("text", "label")
+
+
 class Frame:
     columns = ("text", "label")
 
@@ -196,6 +202,26 @@ def test_mistakes_are_one_clear_line(models, call, line):
     with pytest.raises((DataError, contexture.ConfigError)) as caught:
         call(models)
     assert line in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "line"),
+    [
+        (lambda m: m.embed("a", pooling="cls"), TypeError, "no argument 'pooling' (did you mean pool?); it has texts,"),
+        (lambda m: m.embed("a", batch_size=2), TypeError, "no argument 'batch_size' (did you mean batch?)"),
+        (lambda m: m.fill("[MASK]", top_k=2), TypeError, "no argument 'top_k' (did you mean top?)"),
+        (lambda m: m.generate("a", max_new_tokens=2), TypeError, "'max_new_tokens' (did you mean tokens?)"),
+        (lambda m: contexture.finetune(m.folder, train_dataset=[], dir="x"), TypeError, "(did you mean train?)"),
+        (lambda m: m.encode("a"), AttributeError, "no attribute 'encode'; embed(texts) gives vectors, tokenizer.enc"),
+        (lambda m: m.embedd("a"), AttributeError, "no attribute 'embedd' (did you mean embed?)"),
+        (lambda m: m.embed({"train": Rows(), "test": Rows()}), DataError,
+         "texts: a dict of data sets (train, test); give one of them, as data['train']"),
+    ],
+)  # fmt: skip
+def test_names_of_other_libraries_are_told_by_their_names_here(models, call, error, line):
+    with pytest.raises(error) as caught:
+        call(models["bert"])
+    assert line in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES.values(), "task_format_2", "elmo_task_format_1"])
