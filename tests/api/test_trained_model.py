@@ -213,7 +213,7 @@ def test_mistakes_are_one_clear_line(models, call, line):
         (lambda m: m.generate("a", max_new_tokens=2), TypeError, "'max_new_tokens' (did you mean tokens?)"),
         (lambda m: contexture.finetune(m.folder, train_dataset=[], dir="x"), TypeError, "(did you mean train?)"),
         (lambda m: m.encode("a"), AttributeError, "no attribute 'encode'; embed(texts) gives vectors, tokenizer.enc"),
-        (lambda m: m.embedd("a"), AttributeError, "no attribute 'embedd' (did you mean embed?)"),
+        (lambda m: m.scores("a"), AttributeError, "no attribute 'scores' (did you mean score?)"),
         (lambda m: m.embed({"train": Rows(), "test": Rows()}), DataError,
          "texts: a dict of data sets (train, test); give one of them, as data['train']"),
     ],
