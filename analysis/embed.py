@@ -15,7 +15,7 @@ from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines, power_of_two, token_lines
 from contexture.data.tasks.encode_examples import check_batch, chunks
 from contexture.data.tasks.lengths import STEP, choose_lengths
-from contexture.data.tasks.word_alignment import encode_checked, unknown_ids
+from contexture.data.tasks.word_alignment import check_characters, encode_checked, unknown_ids
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import MAX_BYTES, are_cut
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
@@ -46,13 +46,21 @@ class SplitSentence(NamedTuple):
     truncated: int
 
 
-def sentence_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Callable[[str], SplitSentence]:
-    """Returns the function that splits a sentence into the words or tokens that a model reads."""
+class SentenceSplitter(Protocol):
+    """A sentence and its origin → what a model reads."""
+
+    def __call__(self, text: str, origin: str = "the text", /) -> SplitSentence: ...
+
+
+def sentence_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> SentenceSplitter:
+    """Returns the function that splits a sentence into the words or tokens that a model reads. It raises DataError for
+    half a character."""
     config = model.config
     if isinstance(config, ElmoConfig):
         split = word_tokenizer(tokenizer).words
 
-        def words(text: str) -> SplitSentence:
+        def words(text: str, origin: str = "the text", /) -> SplitSentence:
+            check_characters(text, origin)
             own = split(text)
             return SplitSentence(own, len(own), int(are_cut(own).sum()))
 
@@ -61,8 +69,8 @@ def sentence_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Ca
     ends = (wordpiece(tokenizer).cls, wordpiece(tokenizer).sep) if isinstance(config, BertConfig) else ()
     room = config.length - len(ends)
 
-    def tokens(text: str) -> SplitSentence:
-        (ids,) = tokenizer.encode([text.rstrip("\r\n")])
+    def tokens(text: str, origin: str = "the text", /) -> SplitSentence:
+        (ids,) = encode_checked([text.rstrip("\r\n")], [origin], tokenizer)
         kept = ids[:room]
         return SplitSentence([ends[0], *kept, ends[1]] if ends else kept, len(kept), len(ids) - len(kept))
 
@@ -78,7 +86,7 @@ def units_of(texts: Sequence[str], model: Model, tokenizer: Tokenizer | OpenVoca
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise DataError(f"text {number}: {str(text)[:60]!r} is no text; give strings")
-        sentence = split(text)
+        sentence = split(text, f"text {number}")
         truncated += sentence.truncated > 0
         units.append(sentence.units)
     if truncated:
@@ -121,7 +129,12 @@ def word_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> WordSp
     """
     config = model.config
     if isinstance(config, ElmoConfig):
-        return lambda words, origin, spaced=None: SplitWords(words, np.arange(len(words)), np.arange(len(words)) + 1)
+
+        def whole(words: Sequence[str], origin: str, spaced: Sequence[bool] | None = None, /) -> SplitWords:
+            check_characters(" ".join(words), origin)
+            return SplitWords(words, np.arange(len(words)), np.arange(len(words)) + 1)
+
+        return whole
     if isinstance(tokenizer, WordNumbers):  # none is split
         number = tokenizer.number
         return lambda words, origin, spaced=None: SplitWords(

@@ -31,7 +31,7 @@ from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
-    from contexture.analysis.embed import SplitSentence, Units
+    from contexture.analysis.embed import SentenceSplitter, Units
     from contexture.analysis.results import TextScore
     from contexture.analysis.trained_model import TrainedModel
     from contexture.data.tokenizers.unknown_tokens import UnknownTokens
@@ -193,7 +193,7 @@ def embed_command(argv: list[str]) -> Result:
     result: EmbeddingFile = {"to": str(to), "lines": 0, "tokens": 0, "words": 0, "truncated": 0}
     texts: deque[str] = deque()  # lines that are read and whose vectors are still to come
 
-    def sentences(split: "Callable[[str], SplitSentence]", unknown: "UnknownTokens | None") -> "Iterator[Units]":
+    def sentences(split: "SentenceSplitter", unknown: "UnknownTokens | None") -> "Iterator[Units]":
         nonlocal cut
         for line in lines_of(file, "a sentence"):
             sentence = split(line)

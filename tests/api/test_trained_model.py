@@ -195,6 +195,15 @@ def test_columns_of_the_real_libraries_are_lists(models, task_run):
         (lambda m: m["gpt"].fill("[MASK]"), "only a BERT fills gaps"),
         (lambda m: m["bert"].embed({"text": "one"}), "a dict stands for columns, each a list"),
         (lambda m: m["bert"].embed({"a": ["b"], "c": []}), "the columns differ in length: 'a' has 1, 'c' has 0"),
+        (
+            lambda m: m["bert"].embed(["a", "a \ud800"]),
+            "text 1: half a character, U+D800, at place 2; give text in UTF-8",
+        ),
+        (lambda m: m["gpt"].similarity("a", "\ud800"), "text 1: half a character, U+D800, at place 0"),
+        (lambda m: m["elmo"].embed("\ud800"), "text 0: half a character, U+D800, at place 0"),
+        (lambda m: m["elmo"].embed([["a", "\ud800"]], of="words"), "text 0: half a character, U+D800, at place 2"),
+        (lambda m: m["elmo"].score("a \ud800"), "document 0: half a character, U+D800, at place 2"),
+        (lambda m: next(sentence_vectors(m["bert"], ["\ud800"], Pooling())), "the text: half a character, U+D800"),
         (lambda m: m["bert"].predict("a"), "was pretrained and not fine-tuned for a task"),
     ],
 )
