@@ -220,7 +220,7 @@ def test_mistakes_are_one_clear_line(models, call, line):
         (lambda m: m.embed("a", batch_size=2), TypeError, "no argument 'batch_size' (did you mean batch?)"),
         (lambda m: m.fill("[MASK]", top_k=2), TypeError, "no argument 'top_k' (did you mean top?)"),
         (lambda m: m.generate("a", max_new_tokens=2), TypeError, "'max_new_tokens' (did you mean tokens?)"),
-        (lambda m: contexture.finetune(m.folder, train_dataset=[], dir="x"), TypeError, "(did you mean train?)"),
+        (lambda m: contexture.finetune(m.folder, **{"train_dataset": [], "dir": "x"}), TypeError, "mean train?)"),
         (lambda m: m.encode("a"), AttributeError, "no attribute 'encode'; embed(texts) gives vectors, tokenizer.enc"),
         (lambda m: m.scores("a"), AttributeError, "no attribute 'scores' (did you mean score?)"),
         (lambda m: m.embed({"train": Rows(), "test": Rows()}), DataError,

@@ -2,6 +2,7 @@
 request."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ BERT, GPT, ELMO = recipe("bert.tiny"), recipe("gpt.tiny"), recipe("elmo.tiny")
 TASK = finetune_run(BERT, "run", "classify")
 GPT_TASK = finetune_run(GPT, "run", "classify", task_vocabulary=GPT.model.vocab)
 FROZEN = {"optim.frozen": "backbone"}
-CASES: dict[str, tuple[Run, object, dict[str, object], dict[str, object]]] = {
+CASES: dict[str, tuple[Run, Any, dict[str, Any], dict[str, Any]]] = {
     # option: (a run, another value than the default, settings that leave it without effect, settings that give it one)
     "optim.lora_alpha": (TASK, 16.0, {}, {"optim.lora_rank": 8}),
     "optim.stochastic_rounding": (BERT, False, {}, {"optim.moments": "bfloat16"}),

@@ -85,7 +85,7 @@ def test_the_mean_of_large_numbers_is_finite(tmp_path):
     file = tmp_path / "large.txt"
     file.write_text("".join(f"w{n} 3e38 -3e38\n" for n in range(4)))
     contexture.import_model("vectors", file, tmp_path / "run")
-    close(contexture.open(tmp_path / "run").embed("nowhere", of="words"), np.float32([[3e38, -3e38]]))
+    close(contexture.open(tmp_path / "run").embed("nowhere", of="words"), np.array([[3e38, -3e38]], np.float32))
 
 
 def test_a_text_that_spells_a_special_row_is_a_word_like_others():

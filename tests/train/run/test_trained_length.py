@@ -15,6 +15,7 @@ from contexture.train.run_file import Imported, RunRecord
 from tests.helpers.logs import logged
 
 BERT = recipe("bert.tiny")
+LONGEST = getattr(BERT.model, "length")  # noqa: B009
 
 
 def record(length: int, begins_from: str = "", *, run: Run = BERT, random: bool = False, imported: bool = False):
@@ -48,9 +49,9 @@ def _runs(monkeypatch):
         (record(64, "short"), 64),
         (record(16, "from-long"), 256),
         (record(16, "long", random=True), 16),
-        (record(16, "imported"), BERT.model.length),
-        (record(16, imported=True), BERT.model.length),
-        (record(16, "gone"), BERT.model.length),
+        (record(16, "imported"), LONGEST),
+        (record(16, imported=True), LONGEST),
+        (record(16, "gone"), LONGEST),
         (record(16, "loop"), 24),
         (record(8, run=recipe("elmo.tiny")), MAX_SIZE),
     ],
