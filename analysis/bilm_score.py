@@ -11,6 +11,7 @@ from contexture.data.cancel import CancelToken
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines, power_of_two
 from contexture.data.tasks.encode_examples import chunks
+from contexture.data.tasks.word_alignment import check_characters
 from contexture.data.text.lines import split_lines
 from contexture.data.text.sentences import sentences
 from contexture.data.tokenizers.base import Tokenizer
@@ -66,7 +67,8 @@ def read_sentences(
     documents: Iterable[str], words: Words, split: Callable[[str], list[str]], totals: TextCounts
 ) -> Iterator[list[str]]:
     """Yields the words of each sentence that has one; counts in totals."""
-    for text in documents:
+    for number, text in enumerate(documents):
+        check_characters(text, f"document {number}")
         totals["documents"] += 1
         totals["bytes"] += len(text.encode())
         for sentence in (each for line in split_lines(text) for each in split(line)):

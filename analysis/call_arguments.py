@@ -1,13 +1,81 @@
 """What the methods of a model that stays loaded take: texts, layers, how tokens are sampled."""
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from contexture.data.errors import DataError
+from contexture.data.errors import DataError, did_you_mean
 from contexture.data.inputs import as_list
 from contexture.models.config import Sampling
 
 Layers = str | int | Sequence[int]
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+_OTHER_NAMES = {
+    "pool": "pooling pooling_mode pooling_strategy pool_mode",
+    "batch": "batch_size bs",
+    "top": "top_k topk k n",
+    "tokens": "max_new_tokens max_tokens max_length num_tokens",
+    "temperature": "temp",
+    "layers": "layer hidden_layers",
+    "stop": "stop_sequences stop_strings stop_words",
+    "texts": "sentences text inputs input",
+    "prompts": "prompt texts text inputs",
+    "train": "train_dataset train_data train_file train_set",
+    "dev": "eval_dataset validation valid dev_dataset validation_data eval_data",
+    "test": "test_dataset test_data",
+    "dir": "output_dir out_dir output to",
+    "task": "task_name kind",
+    "options": "config settings args kwargs",
+    "to": "output_dir out_dir output save_directory path",
+    "step": "checkpoint",
+    "length": "max_length max_seq_length",
+}
+"""Arguments → what other libraries call them."""
+_OTHER_METHODS = {
+    "encode": "embed(texts) gives vectors, tokenizer.encode(texts) the ids of tokens",
+    "decode": "tokenizer.decode(ids) gives text",
+    "tokenize": "tokenizer.encode(texts) gives the ids of tokens",
+    "forward": "model.apply({'params': params}, batch) runs the network",
+    "fill_mask": "fill(text) predicts what stands at [MASK]",
+    "perplexity": "score(texts) measures it",
+    "train": "finetune(task, train=…, dir=…) trains a new run from this one",
+    "fit": "finetune(task, train=…, dir=…) trains a new run from this one",
+}
+"""Methods that other libraries have → what does that here."""
+
+
+def with_hints(function: F) -> F:
+    """Returns a function that says which argument of its own an unknown one may stand for."""
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
+        for name in given.keys() - set(names):
+            same = [own for own in names if name in _OTHER_NAMES.get(own, "").split()]
+            hint = f" (did you mean {same[0]}?)" if same else did_you_mean(name, names)
+            raise TypeError(f"{function.__name__} has no argument {name!r}{hint}; it has {', '.join(names)}")
+        return function(*args, **given)
+
+    return checked  # pyright: ignore[reportReturnType]
+
+
+def with_method_hints(kind: C) -> C:
+    """Returns a class whose methods have hints, and which says what does what a method of another library does."""
+    for name, method in vars(kind).copy().items():
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(method).parameters.values()) if (
+            inspect.isfunction(method)) else True  # fmt: skip
+        if not name.startswith("_") and not takes_any:
+            setattr(kind, name, with_hints(method))
+
+    def missing(self: object, name: str) -> Any:
+        known = [each for each in dir(kind) if not each.startswith("_")]
+        hint = f"; {_OTHER_METHODS[name]}" if name in _OTHER_METHODS else did_you_mean(name, known)
+        raise AttributeError(f"{kind.__name__} has no attribute {name!r}{hint}", name=name, obj=self)
+
+    kind.__getattr__ = missing  # pyright: ignore[reportAttributeAccessIssue]
+    return kind
 
 
 def texts_of(given: Any) -> tuple[list[Any], bool]:

@@ -1,5 +1,6 @@
 """Contextual vectors of the words or tokens of a text (Peters et al. 2018, section 3.2)."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,9 +15,9 @@ from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines, power_of_two, token_lines
 from contexture.data.tasks.encode_examples import check_batch, chunks
 from contexture.data.tasks.lengths import STEP, choose_lengths
-from contexture.data.tasks.word_alignment import encode_checked, unknown_ids
+from contexture.data.tasks.word_alignment import check_characters, encode_checked, unknown_ids
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.elmo_char_ids import are_cut
+from contexture.data.tokenizers.elmo_char_ids import MAX_BYTES, are_cut
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import WordNumbers, word_tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
@@ -24,7 +25,9 @@ from contexture.models.config import BertConfig, ElmoConfig, ModelConfig
 from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
+from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
+logger = logging.getLogger(__name__)
 POOLS = ("none", "mean", "mean-words", "last", "cls")
 Units = Sequence[str] | Sequence[int]
 """What a sentence is made of: an ELMo's words, or the ids of tokens."""
@@ -43,13 +46,21 @@ class SplitSentence(NamedTuple):
     truncated: int
 
 
-def sentence_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Callable[[str], SplitSentence]:
-    """Returns the function that splits a sentence into the words or tokens that a model reads."""
+class SentenceSplitter(Protocol):
+    """A sentence and its origin → what a model reads."""
+
+    def __call__(self, text: str, origin: str = "the text", /) -> SplitSentence: ...
+
+
+def sentence_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> SentenceSplitter:
+    """Returns the function that splits a sentence into the words or tokens that a model reads. It raises DataError for
+    half a character."""
     config = model.config
     if isinstance(config, ElmoConfig):
         split = word_tokenizer(tokenizer).words
 
-        def words(text: str) -> SplitSentence:
+        def words(text: str, origin: str = "the text", /) -> SplitSentence:
+            check_characters(text, origin)
             own = split(text)
             return SplitSentence(own, len(own), int(are_cut(own).sum()))
 
@@ -58,12 +69,36 @@ def sentence_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> Ca
     ends = (wordpiece(tokenizer).cls, wordpiece(tokenizer).sep) if isinstance(config, BertConfig) else ()
     room = config.length - len(ends)
 
-    def tokens(text: str) -> SplitSentence:
-        (ids,) = tokenizer.encode([text.rstrip("\r\n")])
+    def tokens(text: str, origin: str = "the text", /) -> SplitSentence:
+        (ids,) = encode_checked([text.rstrip("\r\n")], [origin], tokenizer)
         kept = ids[:room]
         return SplitSentence([ends[0], *kept, ends[1]] if ends else kept, len(kept), len(ids) - len(kept))
 
     return tokens
+
+
+def units_of(texts: Sequence[str], model: Model, tokenizer: Tokenizer | OpenVocabulary) -> list[Units]:
+    """Returns what a model reads of each text, and warns once of those that lose their end.
+
+    Raises: DataError for what is no text.
+    """
+    split, units, truncated = sentence_splitter(model, tokenizer), list[Units](), 0
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(f"text {number}: {str(text)[:60]!r} is no text; give strings")
+        sentence = split(text, f"text {number}")
+        truncated += sentence.truncated > 0
+        units.append(sentence.units)
+    if truncated:
+        logger.warning(truncation(f"{truncated:,} of {len(texts):,} texts", model.config))
+    return units
+
+
+def truncation(texts: str, config: ModelConfig) -> str:
+    """Returns a warning that these texts ("3 of 10 lines") were not read whole."""
+    if isinstance(config, ElmoConfig):
+        return f"truncated words of {texts}: only their first {MAX_BYTES} bytes are read"
+    return f"truncated {texts}, longer than the model takes ({getattr(config, 'length', 0)} tokens)"
 
 
 class TooLongError(DataError):
@@ -94,7 +129,12 @@ def word_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> WordSp
     """
     config = model.config
     if isinstance(config, ElmoConfig):
-        return lambda words, origin, spaced=None: SplitWords(words, np.arange(len(words)), np.arange(len(words)) + 1)
+
+        def whole(words: Sequence[str], origin: str, spaced: Sequence[bool] | None = None, /) -> SplitWords:
+            check_characters(" ".join(words), origin)
+            return SplitWords(words, np.arange(len(words)), np.arange(len(words)) + 1)
+
+        return whole
     if isinstance(tokenizer, WordNumbers):  # none is split
         number = tokenizer.number
         return lambda words, origin, spaced=None: SplitWords(
@@ -138,6 +178,7 @@ def embed(
     batch: int = 64,
     stateful: bool = False,
     cancel: CancelToken = NEVER,
+    trained: LengthWatch = ANY_LENGTH,
 ) -> Iterator[np.ndarray]:
     """Yields the vectors of each sentence (words or token ids, see `sentence_splitter`), in order.
 
@@ -152,6 +193,7 @@ def embed(
               cls         a BERT's [CLS]
               The mean of no units is 0.
     stateful  of an ELMo, sentence n continues the hidden state of sentence n - batch, as in the original
+    trained   warns of sentences longer than those of training
 
     Raises: DataError for layers that the model has not, and unknown or unfitting options.
     """
@@ -174,6 +216,7 @@ def embed(
     carry: Params = {}
     rows = 0
     for window, plan in planned:
+        trained.check(max(map(len, window)))
         vectors = list[np.ndarray](window)  # pyright: ignore[reportArgumentType]  # each is replaced
         before: tuple[list[int], jax.Array] | None = None
         for places, length in plan:

@@ -14,12 +14,16 @@ from contexture.data.tokenizers.wordpiece import MASK, wordpiece
 from contexture.models.config import ElmoConfig, GptConfig, ModelConfig, VectorsConfig
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
+from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
 
-def fill(model: Model, params: Params, tokenizer: Tokenizer, text: str, top: int = 5) -> list[list[TokenScore]]:
+def fill(
+    model: Model, params: Params, tokenizer: Tokenizer, text: str, top: int = 5, trained: LengthWatch = ANY_LENGTH
+) -> list[list[TokenScore]]:
     """Predicts the `top` most probable tokens for each [MASK] of a text: [[{"token": "cat", "score": 0.61}, …], …].
 
-    The score is the probability in the softmax over the vocabulary.
+    The score is the probability in the softmax over the vocabulary. trained: warns of text longer than that of
+    training.
 
     Raises: DataError for a text without [MASK] or longer than the model, and a model without a masked-LM head.
     """
@@ -46,6 +50,7 @@ def fill(model: Model, params: Params, tokenizer: Tokenizer, text: str, top: int
     ids.append(tokenizer.sep)
     if len(ids) > model.config.length:
         raise DataError(f"the text has {len(ids)} tokens, the model takes {model.config.length}; give a shorter one")
+    trained.check(len(ids))
     places = np.flatnonzero(np.array(ids) == tokenizer.mask)
     # Slots are rounded up as the length is, so that few programs are compiled; those without a [MASK] are left out.
     slots = np.zeros((1, power_of_two(len(places))), np.int32)

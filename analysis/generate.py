@@ -1,6 +1,5 @@
 """Generates text with a GPT (Radford et al. 2019, section 3; sample.py of its code)."""
 
-import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -19,8 +18,7 @@ from contexture.models import decode
 from contexture.models.config import GptConfig, Sampling
 from contexture.models.model import Model
 from contexture.models.shapes import Params
-
-logger = logging.getLogger(__name__)
+from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Prompts are padded to the least of these that holds the longest of a batch, so that few programs are compiled."""
@@ -68,7 +66,7 @@ def stream(
     batch: int = 16,
     truncate: bool = False,
     cancel: CancelToken = NEVER,
-    trained_length: int = 0,
+    trained: LengthWatch = ANY_LENGTH,
     decode_params: decode.DecodeParams | None = None,
 ) -> Generator[tuple[int, str], None, list[GeneratedText]]:
     """Continues each prompt: yields (number, new characters) as each text grows, then returns [{"prompt", "text",
@@ -80,7 +78,7 @@ def stream(
     truncate        a prompt that leaves too little room for the tokens loses its first ones, and its result has their
                     number: "truncated"
     cancel          raises from its check to stop the work
-    trained_length  tokens of a training sequence; a warning says that longer text may degrade
+    trained         warns where a text gets longer than those of training
     decode_params   what `decoding_params` returns, where it is kept for several calls
 
     An empty prompt starts behind the token that ends documents.
@@ -116,8 +114,7 @@ def stream(
                 f"prompt {number}: {len(text.prompt)} tokens and {tokens} to be written are more than the "
                 f"{config.length} that the model takes; give a shorter prompt or fewer tokens"
             )
-    if 0 < trained_length < longest + tokens:
-        logger.warning(f"trained on sequences of at most {trained_length} tokens; text beyond that may degrade")
+    trained.check(longest + tokens)
     ending, unstacked = _Ending(tokens, stop), decode_params or decoding_params(config, params, tokenizer)
 
     def work() -> Generator[tuple[int, str], None, list[GeneratedText]]:

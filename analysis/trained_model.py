@@ -12,8 +12,9 @@ import numpy as np
 from contexture.analysis import embed, fill, generate, score
 from contexture.analysis.attention.gates import WordGates, word_gates
 from contexture.analysis.attention.maps import AttentionMaps, Numbers, attention_maps
-from contexture.analysis.call_arguments import Layers, layer_names, sampling_of, texts_of, words_of
+from contexture.analysis.call_arguments import Layers, layer_names, sampling_of, texts_of, with_method_hints, words_of
 from contexture.analysis.cosines import unit_length
+from contexture.analysis.embed import Units
 from contexture.analysis.results import TextScore
 from contexture.analysis.senses.occurrences import given_sentences
 from contexture.analysis.senses.word_senses import WordSenses, word_senses
@@ -32,6 +33,7 @@ from contexture.train.config import Run
 from contexture.train.evaluation.predict import Predictor
 from contexture.train.options import MeshConfig
 from contexture.train.run.data import read_tokenizer
+from contexture.train.run.trained_length import LengthWatch, trained_length
 from contexture.train.run_file import read
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ Pool = Literal["mean", "mean-words", "last", "cls"]
 T = TypeVar("T")
 
 
+@with_method_hints
 class TrainedModel:
     """The model of a run, with its trained parameters on the first device, ready for any number of calls.
 
@@ -77,6 +80,15 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         return f"<TrainedModel {str(self.folder)!r}: {self.run.family}, {self.run.objective}, step {self.step}>"
+
+    @functools.cached_property
+    def trained_length(self) -> int:
+        """Tokens of the longest sequences of its training; of the model where that is not known."""
+        return trained_length(self._record)
+
+    def watch_lengths(self) -> LengthWatch:
+        """Returns what warns once, in one call, of text longer than that of training."""
+        return LengthWatch(self.trained_length)
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
         """Computes on the model's device within the block."""
@@ -128,9 +140,13 @@ class TrainedModel:
         given, one = texts_of(texts)
         names, single = layer_names(layers, self.model.config.layers)
         if of == "words":
-            arrays = self._word_vectors([words_of(text, n) for n, text in enumerate(given)], names, batch)
+            split = embed.word_splitter(self.model, self.tokenizer)
+            cut = [split(words_of(text, n), f"text {n}") for n, text in enumerate(given)]
+            arrays = self._embed([each.units for each in cut], layers=names, batch=batch)
+            arrays = [embed.word_vectors(array, each) for array, each in zip(arrays, cut, strict=True)]
         else:
-            arrays = self._vectors(given, names, pool if of == "sentences" else "none", batch)
+            units = embed.units_of(given, self.model, self.tokenizer)
+            arrays = self._embed(units, layers=names, pool=pool if of == "sentences" else "none", batch=batch)
         if single and names != "last":
             arrays = [array[0] for array in arrays]
         if one:
@@ -139,30 +155,11 @@ class TrainedModel:
             return arrays
         return np.stack(arrays) if arrays else np.zeros((0, self.model.config.width), np.float32)
 
-    def _vectors(self, texts: Sequence[str], layers: str, pool: str, batch: int) -> list[np.ndarray]:
-        split = embed.sentence_splitter(self.model, self.tokenizer)
-        sentences = []
-        truncated = 0
-        for number, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise DataError(f"text {number}: {str(text)[:60]!r} is no text; give strings")
-            sentence = split(text)
-            truncated += sentence.truncated > 0
-            sentences.append(sentence.units)
-        if truncated:
-            logger.warning(f"truncated {truncated:,} of {len(texts):,} texts, longer than the model takes")
-        return self._embed(sentences, layers=layers, pool=pool, batch=batch)
-
-    def _embed(self, sentences: Sequence[Sequence[str] | Sequence[int]], **how: Any) -> list[np.ndarray]:
+    def _embed(self, sentences: Sequence[Units], **how: Any) -> list[np.ndarray]:
+        how["trained"] = self.watch_lengths()
         return self._compute(
             lambda: list(embed.embed(self.model, self._loaded.unstacked, self.tokenizer, sentences, **how))
         )
-
-    def _word_vectors(self, texts: Sequence[list[str]], layers: str, batch: int) -> list[np.ndarray]:
-        split = embed.word_splitter(self.model, self.tokenizer)
-        cut = [split(words, f"text {number}") for number, words in enumerate(texts)]
-        vectors = self._embed([each.units for each in cut], layers=layers, batch=batch)
-        return [embed.word_vectors(array, each) for array, each in zip(vectors, cut, strict=True)]
 
     def similarity(
         self, first: Any, second: Any, *, pool: Pool = "mean-words", layers: str | int = "last"
@@ -173,7 +170,9 @@ class TrainedModel:
         """
         if not layer_names(layers, self.model.config.layers)[1]:
             raise DataError(f"layers={layers} are several vectors of a text; give one layer")
-        a, b = (np.atleast_2d(self.embed(texts, pool=pool, layers=layers)) for texts in (first, second))
+        firsts, seconds = texts_of(first)[0], texts_of(second)[0]
+        both = self.embed([*firsts, *seconds], pool=pool, layers=layers)
+        a, b = both[: len(firsts)], both[len(firsts) :]
         cosines = unit_length(a) @ unit_length(b).T
         cosines = cosines[0] if isinstance(first, str) else cosines
         cosines = cosines[..., 0] if isinstance(second, str) else cosines
@@ -192,9 +191,8 @@ class TrainedModel:
                 "the masked-LM head of this imported run is randomly initialised; train it before using fill"
             )
         given, one = texts_of(texts)
-        filled = self._compute(
-            lambda: [fill.fill(self.model, self._loaded.unstacked, self.tokenizer, text, top) for text in given]
-        )
+        fixed, trained = (self.model, self._loaded.unstacked, self.tokenizer), self.watch_lengths()
+        filled = self._compute(lambda: [fill.fill(*fixed, text, top, trained) for text in given])
         return filled[0] if one else filled
 
     @functools.cached_property
@@ -212,7 +210,7 @@ class TrainedModel:
             self.tokenizer,
             prompts,
             sampling,
-            trained_length=self.run.data.length,
+            trained=self.watch_lengths(),
             decode_params=self._decode_params,
             cancel=cancel,
             **options,
@@ -306,10 +304,11 @@ class TrainedModel:
     ) -> TextScore:
         """`score` of any number of documents, which are read one at a time."""
         # An ELMo has no windows: it reads sentences.
-        trained = self.run.data.length
-        if length > trained and self.run.family != "elmo":
-            logger.warning(f"windows of {length} tokens are longer than those of training, which had {trained}")
-        length = length or (0 if self.run.family == "elmo" else trained)
+        if length > self.trained_length:
+            logger.warning(
+                f"windows of {length} tokens are longer than those of training, which had {self.trained_length}"
+            )
+        length = length or (0 if self.run.family == "elmo" else self.run.data.length)
         return self._compute(
             lambda: score.score(
                 self.model,
@@ -334,7 +333,9 @@ class TrainedModel:
         Raises: DataError for an ELMo, a text that is empty or too long, and layers and heads that the model lacks.
         """
         given = (self.model, self.params, self.tokenizer, text, second)
-        return self._compute(lambda: attention_maps(*given, layers=layers, heads=heads))
+        maps = self._compute(lambda: attention_maps(*given, layers=layers, heads=heads))
+        self.watch_lengths().check(len(maps["tokens"]))
+        return maps
 
     def gates(self, text: str) -> WordGates:
         """Returns the gates of an ELMo's LSTMs at each word of a text, and the mixes of layers that its run learned.
@@ -371,7 +372,7 @@ class TrainedModel:
         given, _ = texts_of(texts)
         sentences = given_sentences(given, None if senses is None else as_list(senses, "senses"))
         how: Any = {"clusters": clusters, "adjust_anisotropy": adjust_anisotropy, "max_occurrences": max_occurrences}
-        how |= {"ignore_case": ignore_case, "seed": seed, "batch": batch}
+        how |= {"ignore_case": ignore_case, "seed": seed, "batch": batch, "trained": self.watch_lengths()}
         return self._compute(lambda: word_senses(self.model, self.params, self.tokenizer, sentences, word, **how))
 
     # Tasks

@@ -12,7 +12,7 @@ from typing import IO
 import numpy as np
 
 from contexture.data.errors import DataError
-from contexture.data.storage import atomic_file
+from contexture.data.storage import atomic_file, hdf5_writer
 
 BY_LINE, MATRIX = (".hdf5", ".h5", ".npz"), (".npy", ".parquet", ".safetensors")
 Write = Callable[[str, np.ndarray], None]
@@ -75,12 +75,13 @@ def vectors_file(file: Path) -> Iterator[Write]:
 
 @contextmanager
 def _hdf5(file: Path) -> Iterator[Write]:
-    import h5py
-
-    with h5py.File(file, "w") as opened:
+    with hdf5_writer(file) as write_dataset:
+        lines = 0
 
         def write(text: str, array: np.ndarray) -> None:
-            opened.create_dataset(str(len(opened)), data=array)
+            nonlocal lines
+            write_dataset(str(lines), array)
+            lines += 1
 
         yield write
 

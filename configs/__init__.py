@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable
 
 from contexture.configs.own_recipes import is_own, own_recipe
@@ -43,8 +44,34 @@ def task(name: str) -> Run:
 
 def _find(name: str, known: dict[str, Recipe], what: str) -> Run:
     if name not in known:
-        raise ConfigError(f"there is no {what} {name!r}{did_you_mean(name, known)}; `contexture recipes` lists them")
+        usual = _usual_name(name)
+        hint = f" (did you mean {usual}?)" if usual in known else did_you_mean(name, known)
+        raise ConfigError(f"there is no {what} {name!r}{hint}; `contexture recipes` lists them")
     return known[name]()
+
+
+_OTHER_NAMES = {
+    **dict.fromkeys("ner pos pos_tagging token_classification tagging sequence_labeling sequence_labelling "
+                    "chunking".split(), "tag"),
+    **dict.fromkeys("qa question_answering extractive_qa reading_comprehension mrc".split(), "span"),
+    **dict.fromkeys("text_classification sequence_classification classification sentiment sentiment_analysis nli "
+                    "entailment paraphrase intent".split(), "classify"),
+    **dict.fromkeys("regression sts".split(), "regress"),
+    **dict.fromkeys("multiple_choice mcq".split(), "choice"),
+    "openai_gpt": "gpt.gpt1",
+    "gpt2": "gpt.gpt2_124m",
+    "gpt2_medium": "gpt.gpt2_355m",
+    "gpt2_large": "gpt.gpt2_774m",
+    "gpt2_xl": "gpt.gpt2_1558m",
+    "bert.base_multilingual_cased": "bert.multilingual",
+}  # fmt: skip
+"""What others call kinds of task and recipes → their names here."""
+
+
+def _usual_name(name: str) -> str:
+    """Returns the name here of a task or a recipe of another library: bert-base-uncased → bert.base."""
+    name = re.sub(r"^(bert|gpt|elmo)_", r"\1.", name.lower().replace("-", "_"))
+    return _OTHER_NAMES.get(name, name.removesuffix("_uncased"))
 
 
 def _functions(module: str) -> dict[str, Recipe]:

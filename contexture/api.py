@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from contexture import configs
+from contexture.analysis.call_arguments import with_hints
 from contexture.data.inputs import Examples, as_jsonl, is_paths, records
 from contexture.data.storage import atomic_file, check_run_path
 from contexture.grid import first_values, make_grid
@@ -31,6 +32,7 @@ Options = Mapping[str, Any]
 """Settings by their dotted names: {"optim.peak_lr": 1e-4, "steps": 1000}; the options of the command line."""
 
 
+@with_hints
 def recipe(name: str, options: Options | None = None) -> Run:
     """Returns the run of a recipe; `contexture recipes` lists the names.
 
@@ -42,6 +44,7 @@ def recipe(name: str, options: Options | None = None) -> Run:
     return with_options(configs.recipe(name), options or {})
 
 
+@with_hints
 def pretrain(run: Run | str, options: Options | None = None) -> Path:
     """Trains a run, or resumes it from its newest good checkpoint, and returns its folder.
 
@@ -63,6 +66,7 @@ def pretrain(run: Run | str, options: Options | None = None) -> Path:
     return _train(with_options(base, options or {}), base)
 
 
+@with_hints
 def finetune(
     source: Place,
     task: str = "classify",
@@ -183,6 +187,7 @@ def _train_grid(grid: Grid, base: Run) -> Path:
     return grid.folder
 
 
+@with_hints
 def evaluate(
     run: "Place | Sequence[Place]",
     *,
@@ -259,6 +264,7 @@ def _files(given: Any) -> tuple[str, ...] | None:
     return (str(given),) if isinstance(given, str | Path) else tuple(map(str, given))
 
 
+@with_hints
 def predict(run: Place, texts: Any, *, step: int | Literal["best"] | None = None) -> list[dict[str, Any]]:
     """Predicts texts with a fine-tuned run: [{"id", "prediction", "scores"}, …]. Keep `open(run)` for many calls.
 
@@ -267,6 +273,7 @@ def predict(run: Place, texts: Any, *, step: int | Literal["best"] | None = None
     return open(run, step).predict([texts] if isinstance(texts, str) else texts)
 
 
+@with_hints
 def open(run: Place, step: int | Literal["best"] | None = None) -> "TrainedModel":
     """Loads a run, ready for any number of calls.
 
@@ -302,6 +309,7 @@ def load(run: Place, step: int | Literal["best"] | None = None) -> "tuple[Model,
     return opened.model, opened.params, opened.tokenizer
 
 
+@with_hints
 def import_model(
     format: Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm", "vectors"],
     path: Place,
@@ -333,6 +341,7 @@ def import_model(
     return Path(to)
 
 
+@with_hints
 def export_model(
     run: Place,
     format: Literal["hf", "peft", "bilm", "stablehlo"],

@@ -5,6 +5,7 @@ from dataclasses import fields as dataclass_fields
 from typing import NamedTuple
 
 from contexture.data.config import WORD_FAMILIES
+from contexture.data.plain_files import inner_suffix
 from contexture.train.config import FAMILIES, Run, fields
 from contexture.train.errors import ConfigError
 
@@ -61,8 +62,9 @@ _SCOPES: dict[str, _Scope] = {
     "data.features": _Scope(
         "a task with --optim.frozen backbone", lambda run: _is_task(run) and run.optim.freezes_backbone
     ),
+    "optim.layer_decay": _Scope("a BERT, a GPT or an ELMo", lambda run: run.family != "vectors"),
     "optim.gradient_scale": _Scope("--optim.name adagrad", lambda run: run.optim.name == "adagrad"),
-    **dict.fromkeys(("optim.b1", "optim.b2", "optim.moments", "optim.stochastic_rounding"), _ADAM),
+    **dict.fromkeys(("optim.b1", "optim.b2", "optim.eps", "optim.moments", "optim.stochastic_rounding"), _ADAM),
     **dict.fromkeys(
         ("head.mix", "head.mix_norm", "head.mix_l2", "head.place", "head.cells", "head.lstm_layers"),
         _has_kind("classify", "regress", "tag", "choice", "span"),
@@ -96,6 +98,66 @@ _SCOPES: dict[str, _Scope] = {
 }
 
 
+class _Need(NamedTuple):
+    """Whether an option has an effect beside the others as they stand, and what is said where it has none."""
+
+    has_effect: Callable[[Run], bool]
+    problem: str
+
+
+def _reads_tables(run: Run) -> bool:
+    files = (*run.task.train, *run.task.dev, *run.task.test)
+    return not files or any(inner_suffix(file) in (".tsv", ".csv") for file in files)
+
+
+_SOURCE = _Need(lambda run: bool(run.init.run), "without a run to begin from; give --init.run RUN too")
+_TAKEN = _Need(
+    lambda run: bool(run.init.run) and not run.init.random,
+    "without parameters of another run; give --init.run RUN, and no --init.random",
+)
+_JOB = _Need(lambda run: run.mesh.distributed, "in one process; give --mesh.distributed too")
+_HELD_OUT = _Need(
+    lambda run: not _is_task(run) or bool(run.task.dev or run.task.dev_fraction),
+    "without held-out examples; give --task.dev FILE, or --task.dev-fraction 0.1",
+)
+_DROPPED = "where optim.frozen=backbone computes the backbone without dropout; leave one out"
+_DRAWN = "where a run's parameters are taken over; leave it out, or give --init.random"
+_NEEDS: dict[str, _Need] = {
+    "optim.lora_alpha": _Need(lambda run: run.optim.lora_rank > 0, "without adapters; give --optim.lora-rank 8 too"),
+    "optim.stochastic_rounding": _Need(
+        lambda run: run.optim.moments == "bfloat16", "without moments in bfloat16; give --optim.moments bfloat16 too"
+    ),
+    "optim.no_decay": _Need(
+        lambda run: run.optim.weight_decay > 0, "without weight decay; give --optim.weight-decay 0.01 too"
+    ),
+    "mesh.startup_minutes": _JOB,
+    "mesh.peer_minutes": _JOB,
+    "init.random": _SOURCE,
+    "init.step": _TAKEN,
+    "init.grow": _TAKEN,
+    "init.drop_heads": _TAKEN,
+    "evaluate.every": _HELD_OUT,
+    "evaluate.batch": _HELD_OUT,
+    "data.vocabulary": _Need(
+        lambda run: not run.data.tokenizer and not run.init.run,
+        "where a vocabulary is given, by data.tokenizer or init.run; leave it out",
+    ),
+    "data.lowercase": _Need(lambda run: not run.init.run, "where init.run brings its own vocabulary; leave it out"),
+    "data.features": _Need(
+        lambda run: run.reads_features, "beside task.lm-weight, whose loss reads the backbone itself; leave one out"
+    ),
+    "model.dropout": _Need(lambda run: not run.optim.freezes_backbone or not run.model.dropout, _DROPPED),  # pyright: ignore[reportAttributeAccessIssue]
+    "model.attention_dropout": _Need(
+        lambda run: not run.optim.freezes_backbone or not run.model.attention_dropout,  # pyright: ignore[reportAttributeAccessIssue]
+        _DROPPED,
+    ),
+    "model.init": _Need(lambda run: not run.init.run or run.init.random or run.init.redraw_layers > 0, _DRAWN),
+    "model.position_std": _Need(lambda run: not run.init.run or run.init.random or run.init.grow, _DRAWN),
+    "task.header": _Need(_reads_tables, "for files that are no *.tsv or *.csv; leave it out"),
+}
+"""Options that have an effect only beside some values of others. Help lists them all the same."""
+
+
 def scope(name: str, run: Run) -> str:
     """Returns what an option (data.max_predictions) is for, where it has no meaning for the run; else ""."""
     if name.startswith(("task.", "head.")) and not _is_task(run):
@@ -123,14 +185,19 @@ def other_options(run: Run) -> dict[str, str]:
     return others | {_option(name): scope(name, run) for name in fields(run) if scope(name, run)}
 
 
-def check_scope(names: Collection[str], run: Run, where: str = "") -> None:
-    """Raises: ConfigError for an option given (data.max_predictions) that has no meaning for the run."""
+def check_scope(names: Collection[str], run: Run, where: str = "", before: Run | None = None) -> None:
+    """Raises: ConfigError for an option given (data.max_predictions) that has no meaning for the run, or that changes
+    the run before it was given, without an effect beside its other options."""
+    after, usual = fields(run), fields(before or run)
     for name in names:
         if what := scope(name, run):
             kind = f"task.kind={run.task.kind}" if _is_task(run) else f"pretraining {_NAMES[run.family]}"
             kind = f"head.mix={run.head.mix}" if name == "optim.mix_lr" else kind
             place = f"{where}: " if where else ""
             raise ConfigError(f"{place}--{_option(name)} is for {what}, and has no meaning for {kind}; leave it out")
+        changed = after.get(name) != usual.get(name)
+        if changed and (need := _NEEDS.get(name)) and not need.has_effect(run):
+            raise ConfigError(f"{where and where + ': '}{_option(name)} has no meaning {need.problem}")
 
 
 def _option(name: str) -> str:

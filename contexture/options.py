@@ -23,7 +23,9 @@ def with_options(run: Run, options: Mapping[str, Any], where: str = "", *, whole
     Raises: ConfigError for options that do not exist, are of the wrong kind, have no meaning, or do not fit together.
     """
     given = {name.replace("-", "_"): value for name, value in options.items()}
-    run = without_replaced(run, {name for name, value in given.items() if value})
+    before = run
+    if not whole:  # a run's own settings keep the recipe's epochs beside the steps that replaced them
+        run = without_replaced(run, {name for name, value in given.items() if value})
     usual, tree = fields(run), to_json(run)
     for name, value in given.items():
         if name not in usual:
@@ -34,7 +36,7 @@ def with_options(run: Run, options: Mapping[str, Any], where: str = "", *, whole
         part[last] = _as_json(value, usual[name])
     changed = from_json(tree, where or "options")
     if not whole:
-        check_scope(given, changed, where)
+        check_scope(given, changed, where, before)
     return changed
 
 
@@ -55,12 +57,14 @@ def without_replaced(base: Run, given: Collection[str]) -> Run:
 
     Steps and epochs exclude each other, and so do warm-up steps and a warm-up fraction; a recipe gives one of each.
 
-    Raises: ConfigError where both are given.
+    Raises: ConfigError where both of a pair are given.
     """
     if "epochs" in given:
         if "steps" in given:
             raise ConfigError("--steps and --epochs both say how long to train; give one of them")
         base = dataclasses.replace(base, steps=0, epochs=base.epochs or 1.0)
-    if "optim.warmup" in given and "optim.warmup_fraction" not in given:
+    if {"optim.warmup", "optim.warmup_fraction"} <= set(given):
+        raise ConfigError("--optim.warmup and --optim.warmup-fraction both say how long to warm up; give one of them")
+    if "optim.warmup" in given:
         base = dataclasses.replace(base, optim=dataclasses.replace(base.optim, warmup_fraction=0.0))
     return base

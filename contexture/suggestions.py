@@ -1,7 +1,7 @@
 """Suggestions for an option that does not exist: the usual names of other libraries, then the nearest name."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from contexture.data.errors import LONGEST_NAME
 
@@ -25,7 +25,7 @@ _OTHER_NAMES = {
     "context-length max-sequence-length",
     "data.path": "data train-file train-data data-dir input dataset train-path",
     "data.dev-fraction": "val-fraction validation-split valid-fraction val-split dev-split",
-    "data.dev": "validation-file val-file eval-file valid-file dev-file",
+    "data.dev": "validation-file val-file eval-file valid-file dev-file dev validation",
     "data.tokenizer": "tokenizer vocab-file tokenizer-name tokenizer-path vocabulary-file",
     "data.masked-fraction": "mlm-probability masked-lm-prob mask-prob mask-probability",
     "data.max-predictions": "max-predictions-per-seq max-predictions predictions",
@@ -61,6 +61,11 @@ _OTHER_NAMES = {
     "top-p-exclusive": "exclusive",
     "init.run": "init-from resume-from pretrained checkpoint model-name-or-path init-checkpoint load",
     "task.train": "train-file train",
+    "task.dev": "validation-file val-file eval-file valid-file dev-file dev validation",
+    "task.test": "test-file test",
+    "task.text": "text text-column",
+    "task.second": "second text-pair text2",
+    "task.label": "label label-column",
     "task.labels": "labels label-list",
     "vocab-size": "vocab",
     "tokens": "max-new-tokens max-tokens num-tokens",
@@ -70,7 +75,14 @@ _DERIVED = ("objective", "data.stream", "data.layout")
 _HALF_PRECISION = ("bf16", "fp16", "amp", "half", "mixed-precision")
 
 
-def suggest_option(word: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
+def has_other_name(asked: str, known: Iterable[str]) -> bool:
+    """Returns whether other libraries call one of these options so."""
+    return any(asked in _OTHER_NAMES.get(name, "").split() for name in known)
+
+
+def suggest_option(
+    word: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None, flags: Collection[str] = ()
+) -> str:
     """Returns " (did you mean --optim.peak-lr?)" for `--learning-rate`, or "" where no option is near.
 
     An option that the command does not take is never proposed: " (--model.quantization is for a BERT or a GPT)".
@@ -78,6 +90,7 @@ def suggest_option(word: str, known: Iterable[str], elsewhere: Mapping[str, str]
     Args:
         known: the options that the command takes, by their dotted names.
         elsewhere: those that it does not take → what they are for.
+        flags: options that are switched off as --data.no-lowercase, which is proposed for `--no-data.lowercase`.
     """
     known, elsewhere = list(known), elsewhere or {}
     asked = word.lstrip("-").partition("=")[0].replace("_", "-").lower()
@@ -85,6 +98,10 @@ def suggest_option(word: str, known: Iterable[str], elsewhere: Mapping[str, str]
         return ""
     if asked in _DERIVED:
         return " (it follows from the model and the kind of task: leave it out)"
+    if asked.startswith("no-") and (hint := suggest_option(asked[3:], flags)):
+        option = hint.partition("--")[2].removesuffix("?)")
+        section, dot, last = option.rpartition(".")
+        return f" (did you mean --{section}{dot}no-{last}?)"
     section, _, last = asked.rpartition(".")
     every = [*known, *(name for name in elsewhere if name not in known)]
     # From the surest to the vaguest: the name itself, another library's name, the same name in another section, a

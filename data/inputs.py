@@ -56,6 +56,8 @@ def as_list(given: object, what: str) -> list[Any]:
 
 def _rows_of_columns(columns: Mapping[str, Any], what: str) -> list[Any]:
     """{"text": [...], "label": [...]} → a dict for each row."""
+    if sets := [str(name) for name, column in columns.items() if hasattr(column, "column_names")]:
+        raise DataError(f"{what}: a dict of data sets ({', '.join(sets)}); give one of them, as data[{sets[0]!r}]")
     if any(isinstance(column, str) or not isinstance(column, Iterable) for column in columns.values()):
         raise DataError(f"{what}: a dict stands for columns, each a list; give one example as [{{…}}]")
     lists = {str(name): as_list(column, f"{what}, column {name!r}") for name, column in columns.items()}

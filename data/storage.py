@@ -10,9 +10,10 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from contexture.data.errors import DataError
 
@@ -177,3 +178,82 @@ def check_run_path(folder: Path, option: str = "dir", writes: bool = True) -> No
             f"{option}={path.encode('utf-8', 'backslashreplace').decode()}: the path holds bytes that are no UTF-8, "
             "which TensorStore cannot take; give another path, or a link to the folder"
         ) from None
+
+
+class _Unfailing:
+    """A file for HDF5's library, which ends the process where it cannot write its last bytes when a file is closed.
+
+    An error is kept instead of raised; from then on nothing is written, and what is read is zeros.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.error: OSError | None = None
+        self._file, self._place, self._end = file, 0, 0
+
+    def check(self) -> None:
+        """Raises: OSError, the first one that a write met."""
+        if self.error is not None:
+            raise self.error
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._end}[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: memoryview) -> int:
+        self._file.seek(self._place)
+        content = self._file.read(len(buffer))
+        buffer[:] = content.ljust(len(buffer), b"\0")
+        self._place += len(buffer)
+        return len(buffer)
+
+    def read(self, size: int = -1) -> bytes:
+        buffer = bytearray(self._end - self._place if size < 0 else size)
+        self.readinto(memoryview(buffer))
+        return bytes(buffer)
+
+    def write(self, data: bytes | memoryview) -> int:
+        view, size = memoryview(data).cast("B"), memoryview(data).nbytes
+        try:
+            self._file.seek(self._place)
+            while self.error is None and len(view):
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            self.error = error
+        self._place += size
+        self._end = max(self._end, self._place)
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        self._end = self._place if size is None else size
+        try:
+            if self.error is None:
+                self._file.truncate(self._end)
+        except OSError as error:
+            self.error = error
+        return self._end
+
+    def flush(self) -> None:
+        """The file has no buffer."""
+
+
+@contextmanager
+def hdf5_writer(path: Path) -> Iterator[Callable[[str, Any], None]]:
+    """Opens a new *.hdf5; the function that is given writes an array as a dataset.
+
+    Raises: OSError for a disk that is full, when a dataset is written or the file is closed.
+    """
+    import h5py
+
+    with open(path, "w+b", buffering=0) as opened:
+        file = _Unfailing(opened)
+        with h5py.File(file, "w") as hdf5:  # pyright: ignore[reportArgumentType]
+
+            def write(name: str, array: Any) -> None:
+                hdf5.create_dataset(name, data=array)
+                file.check()
+
+            yield write
+        file.check()

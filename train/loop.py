@@ -42,7 +42,7 @@ from contexture.train.run.plots import LiveLossFigure
 from contexture.train.run.report import Report
 from contexture.train.run.signals import Interrupted, Signals
 from contexture.train.run.throughput import ThroughputMeter, activation_floats
-from contexture.train.setup import TrainingSetup, prepare
+from contexture.train.setup import TrainingSetup, check_frozen, prepare
 from contexture.train.step import EvaluationStep, State, TrainStep, create, evaluation_step, train_step
 from contexture.train.summary import log_end, log_start
 
@@ -102,6 +102,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Prog
         meshes.describe_attention(run.model, run.data.packed)
         meshes.check_compiler_options(run.mesh, mesh)
         check_adapters(run)
+        check_frozen(run)
         first = jax.process_index() == 0
         # Process 0 owns the folder. Text that does not exist, or is no UTF-8, is refused before the folder is made.
         if first:

@@ -9,10 +9,11 @@ import jax
 from jax.sharding import Mesh
 
 from contexture.data.batches import Batches, HeldOut, open_batches, open_held_out
+from contexture.data.config import WORD_FAMILIES
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.model import Model
+from contexture.models.model import Model, example
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints.transfer import model_of
@@ -21,7 +22,9 @@ from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.evaluate import baseline
-from contexture.train.objectives import Objective, objective_of
+from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
+from contexture.train.optim.lora import split
+from contexture.train.optim.optimizers import lr_multipliers
 from contexture.train.run import data
 from contexture.train.run import folder as directories
 from contexture.train.run.signals import Signals
@@ -46,6 +49,25 @@ class TrainingSetup:
     def labels(self) -> tuple[str, ...]:
         """The labels of the task, or ()."""
         return self.store.labels
+
+
+def check_frozen(run: Run) -> None:
+    """Looks at what is frozen before any work. Raises: ConfigError as `lr_multipliers`."""
+    if run.optim.frozen in ((), ("backbone",)) and not run.optim.frozen_layers:
+        return
+    # Labels, and whether examples are pairs, are known from the data alone; they decide sizes of heads, and for what
+    # reads words which parameters a head has.
+    paired = run.task.kind not in ("off", "choice") and run.family in WORD_FAMILIES
+    for pair in (False, True)[: 1 + paired]:
+        given = dataclasses.replace(run, head=dataclasses.replace(run.head, pair=pair))
+        model, batch = model_of(given, ("0", "1")), example(batch_fields(given), batch_sizes(given, 1))
+        params = jax.eval_shape(lambda model=model, batch=batch: model.init(jax.random.key(0), batch)["params"])
+        try:
+            lr_multipliers(run.optim, split(params, run.optim)[1])
+            return
+        except ConfigError:
+            if pair == paired:
+                raise
 
 
 def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[TrainingSetup, str]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines
+from contexture.data.tasks.word_alignment import check_characters
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.models.config import ElmoConfig, HeadConfig, VectorsConfig
@@ -65,6 +66,7 @@ def word_gates(model: Model, params: Params, tokenizer: Tokenizer, text: str, he
     if not isinstance(config, ElmoConfig):
         what = "static vectors have" if isinstance(config, VectorsConfig) else "this model has attention and"
         raise DataError(f"{what} no LSTMs; gates are those of an ELMo")
+    check_characters(text, "text")
     words = word_tokenizer(tokenizer).words(text)
     if not words:
         raise DataError("text= is empty; give a text")

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ def sentence_vectors(model: TrainedModel, texts: Iterable[str], how: Pooling, ca
 
     yield from _parts(map(combine, _embedded(model, units(), layers, how.pool, how.batch, cancel)))
     if truncated:
-        logger.warning(f"truncated {truncated:,} texts, longer than the model takes")
+        logger.warning(embed.truncation(f"{truncated:,} texts", model.model.config))
 
 
 def word_vectors(
@@ -81,9 +81,8 @@ def word_vectors(
 def _embedded(
     model: TrainedModel, units: Iterator[embed.Units], layers: str, pool: str, batch: int, cancel: CancelToken
 ) -> Iterator[np.ndarray]:
-    vectors = embed.embed(
-        model.model, model.params, model.tokenizer, units, layers=layers, pool=pool, batch=batch, cancel=cancel
-    )
+    how: Any = {"layers": layers, "pool": pool, "batch": batch, "cancel": cancel, "trained": model.watch_lengths()}
+    vectors = embed.embed(model.model, model.params, model.tokenizer, units, **how)
     with model.computing():
         yield from vectors
 

@@ -35,7 +35,6 @@ from contexture.analysis.probing.train_probes import (
 )
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
-from contexture.data.config import WORD_FAMILIES
 from contexture.data.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -78,16 +77,11 @@ def probe(
         for first, behind in (span for t in sentence.targets for span in (t.span1, t.span2) if span is not None):
             inside[first:behind] = True
     place = {words: n for n, words in enumerate(origins)}
-    trained_length = model.run.data.length
     with computed_features(model, origins, in_spans, folder, cancel=cancel) as features:
         left_out = sum(starts is None for starts in features.starts)
         if left_out:
             logger.warning(f"left out {left_out:,} of {len(place):,} sentences, which are longer than the model takes")
-        if features.longest > trained_length and model.run.family not in WORD_FAMILIES:
-            logger.warning(
-                f"sentences of up to {features.longest} tokens are longer than those of training, which had "
-                f"{trained_length}"
-            )
+        model.watch_lengths().check(features.longest)
         rows = []
         for task, sentences in train.items():
             labels = label_names(sentences)

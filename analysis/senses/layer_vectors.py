@@ -11,6 +11,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.model import Model
 from contexture.models.shapes import Params
+from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
 
 def layer_vectors(
@@ -21,6 +22,7 @@ def layer_vectors(
     *,
     batch: int = 64,
     cancel: CancelToken = NEVER,
+    trained: LengthWatch = ANY_LENGTH,
 ) -> tuple[NDArray[np.float32], list[bool]]:
     """Returns (f32 [occurrences, layers, D], which occurrences these are): a word's vector is the mean of its pieces.
 
@@ -46,7 +48,7 @@ def layer_vectors(
     config = model.config
     vectors_NLD = np.zeros((len(occurrences), config.layers + 1, config.width), np.float32)
     units = [each.units for each, _ in split]
-    arrays = embed.embed(model, params, tokenizer, units, batch=batch, cancel=cancel)
+    arrays = embed.embed(model, params, tokenizer, units, batch=batch, cancel=cancel, trained=trained)
     for (each, numbers), array_LUD in zip(split, arrays, strict=True):
         own = [occurrences[number].place for number in numbers]
         bounds = embed.SplitWords(each.units, each.starts[own], each.ends[own])

@@ -1,7 +1,7 @@
 """How the vectors of one word part by its senses, layer by layer."""
 
 from collections.abc import Iterable
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.model import Model
 from contexture.models.shapes import Params
+from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
 
 class Similarities(TypedDict):
@@ -89,6 +90,7 @@ def word_senses(
     seed: int = 0,
     batch: int = 64,
     cancel: CancelToken = NEVER,
+    trained: LengthWatch = ANY_LENGTH,
 ) -> WordSenses:
     """Computes the vectors of a word in its sentences, and how they part by sense, or, without senses, by cluster.
 
@@ -97,6 +99,7 @@ def word_senses(
     adjust_anisotropy  subtract the mean cosine of different words, a sample of 1,000 occurrences
     max_occurrences    of more, a sample is taken
     batch              sentences at a time
+    trained            warns of sentences longer than those of training
 
     Raises: DataError for a word that never occurs, or only once, senses that only some occurrences have, clusters that
     do not fit, and a seed out of range.
@@ -117,7 +120,8 @@ def word_senses(
     senses = _senses(given.occurrences)
     if senses is not None and clusters:
         raise DataError(f"clusters={clusters} is for sentences without senses; leave it out")
-    vectors_NLD, kept = layer_vectors(model, params, tokenizer, given.occurrences, batch=batch, cancel=cancel)
+    how: Any = {"batch": batch, "cancel": cancel, "trained": trained}
+    vectors_NLD, kept = layer_vectors(model, params, tokenizer, given.occurrences, **how)
     occurrences = [each for each, own in zip(given.occurrences, kept, strict=True) if own]
     if len(occurrences) < 2:
         raise DataError(
@@ -128,7 +132,7 @@ def word_senses(
         raise DataError(f"clusters={clusters}, and the word occurs {len(occurrences)} times; give fewer")
     baselines = None
     if adjust_anisotropy:
-        others_NLD, own = layer_vectors(model, params, tokenizer, given.others, batch=batch, cancel=cancel)
+        others_NLD, own = layer_vectors(model, params, tokenizer, given.others, **how)
         others = [each for each, one in zip(given.others, own, strict=True) if one]
         baselines = _baselines(others_NLD, [each.words[each.place].casefold() for each in others])
     unit_NLD = unit_length(vectors_NLD.astype(np.float64))

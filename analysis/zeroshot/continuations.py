@@ -8,9 +8,7 @@ ELMo  the mean over both directions of Σ log p(word) over the context and the c
       backward, a continuation changes how probable the words of the context are, so that they count as well
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -34,8 +32,8 @@ from contexture.models.heads.chunked_softmax import TokenLosses
 from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Outputs, build
 from contexture.models.shapes import Params
+from contexture.train.run.trained_length import LengthWatch
 
-logger = logging.getLogger(__name__)
 CONVENTIONS = {
     "gpt": "log p of the continuation's tokens, each from the context and those before it",
     "bert": "pseudo-log-likelihood of the continuation's tokens: each masked alone, predicted from all others",
@@ -82,7 +80,7 @@ def score_continuations(
     """
     check_batch(batch, "continuations")
     config = check_predicts(model.model.config)
-    trained = _TrainedLength(model.run.data.length)
+    trained = model.watch_lengths()
     with model.computing():
         params = unstack_layers(model.params, config)
         for group in chunks(enumerate(pairs), batch):
@@ -118,21 +116,8 @@ def _fitted(before: list[int], own: list[int], room: int, number: int) -> tuple[
     return kept, len(before) - len(kept)
 
 
-@dataclass
-class _TrainedLength:
-    """How long the texts of training were, in tokens, and whether a warning about longer ones is out."""
-
-    tokens: int
-    warned: bool = False
-
-    def check(self, length: int) -> None:
-        if length > self.tokens and not self.warned:
-            self.warned = True
-            logger.warning(f"trained on sequences of at most {self.tokens} tokens; text beyond that may degrade")
-
-
 def _gpt(
-    model: TrainedModel, config: GptConfig, params: Params, group: _Group, batch: int, trained: _TrainedLength
+    model: TrainedModel, config: GptConfig, params: Params, group: _Group, batch: int, trained: LengthWatch
 ) -> Iterator[ScoredContinuation]:
     if not config.tied and "heads_lm" not in params:
         raise DataError("this run has no softmax over words: its own table was left behind; give a pretrained run")
@@ -174,7 +159,7 @@ def _bert(
     params: Params,
     group: _Group,
     batch: int,
-    trained: _TrainedLength,
+    trained: LengthWatch,
     cancel: CancelToken,
 ) -> Iterator[ScoredContinuation]:
     if "mlm" not in model.model.heads:

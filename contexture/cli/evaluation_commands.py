@@ -8,6 +8,7 @@ from contexture.cli.output import Result, TwofoldResult, results_alone
 from contexture.cli.parse import parse
 from contexture.requests import EvaluationArgs
 from contexture.train.evaluation.request import requests_of
+from contexture.train.grid.folder import without_shared
 from contexture.train.grid.results import spreads
 from contexture.train.run.console import console, print_table
 from contexture.train.run.signals import STOPPED, Signals
@@ -23,7 +24,7 @@ def evaluate_command(argv: list[str]) -> TwofoldResult | None:
     """Returns held-out metrics of runs; people see files instead of the split that they stand for, and several runs or
     checkpoints as a table on stderr."""
     args = parse(EvaluationArgs, argv, "evaluate")
-    requests = requests_of(args.runs, args)
+    requests = requests_of(without_shared(args.runs), args)
     for request in requests:
         read(request.folder)
     from contexture.train.cpu_memory import tune_cpu_allocator

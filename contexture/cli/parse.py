@@ -14,7 +14,7 @@ from contexture.cli.help import command_page, options_of, wants_help
 from contexture.cli.options import Option
 from contexture.data.errors import did_you_mean
 from contexture.option_scope import check_scope, other_options, own_options
-from contexture.suggestions import suggest_option
+from contexture.suggestions import has_other_name, suggest_option
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 
@@ -64,7 +64,7 @@ def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) 
     if unknown:
         raise ConfigError(_unrecognised(unknown[0], argv, title, parsed, _options(command, run)))
     if isinstance(parsed, Run):
-        check_scope(option_names(argv), parsed)
+        check_scope(option_names(argv), parsed, before=run)
     return parsed
 
 
@@ -96,11 +96,13 @@ def _unrecognised(word: str, argv: list[str], title: str, parsed: object, option
         for name, one in COMMANDS.items()
         if asked in _request_options(one.kind()) and asked not in _request_options(Run)
     ]
-    if isinstance(parsed, Run) and others:
+    if isinstance(parsed, Run) and others and not has_other_name(asked, known):
         elsewhere = {asked: f"contexture {' and '.join(others)}", **elsewhere}
     if asked in elsewhere:
         return f"{title}: --{asked} is for {elsewhere[asked]}, and has no meaning here; leave it out"
-    return f"{title}: unrecognised option {word}{suggest_option(word, known, elsewhere)}; --help lists what it takes"
+    flags = [option.name for option in options.values() if option.flag]
+    hint = suggest_option(word, known, elsewhere, flags)
+    return f"{title}: unrecognised option {word}{hint}; --help lists what it takes"
 
 
 def _request_options(kind: type) -> list[str]:

@@ -26,11 +26,12 @@ from contexture.requests import (
 )
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.errors import ConfigError
+from contexture.train.grid.folder import runs_beneath, without_shared
 from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
-    from contexture.analysis.embed import SplitSentence, Units
+    from contexture.analysis.embed import SentenceSplitter, Units
     from contexture.analysis.results import TextScore
     from contexture.analysis.trained_model import TrainedModel
     from contexture.data.tokenizers.unknown_tokens import UnknownTokens
@@ -75,7 +76,8 @@ def _predict_one(predictor: "Predictor", request: PredictionRequest) -> TwofoldR
     else:
         example = (request.text, request.second) if request.second else request.text
     (answer,) = predictor([example])
-    result = {"run": request.run, "step": predictor.loaded.step, **{n: x for n, x in answer.items() if n != "id"}}
+    result = {"run": request.run, "step": predictor.loaded.step, "truncated": False, **answer}
+    del result["id"]
     return TwofoldResult(result, {**result, **({"n_best": answer["n_best"][:5]} if "n_best" in answer else {})})
 
 
@@ -182,15 +184,17 @@ def embed_command(argv: list[str]) -> Result:
     read(Path(request.run))
     file, to = Path(request.input), Path(request.to)
     check_lines(file, "a sentence")
-    from contexture.analysis.embed import embed, sentence_splitter
+    from contexture.analysis.embed import embed, sentence_splitter, truncation
     from contexture.analysis.vector_files import resolve, vectors_file
     from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 
     layers, pool = resolve(to, request.layers, request.pool)
+    cut = 0
     result: EmbeddingFile = {"to": str(to), "lines": 0, "tokens": 0, "words": 0, "truncated": 0}
     texts: deque[str] = deque()  # lines that are read and whose vectors are still to come
 
-    def sentences(split: "Callable[[str], SplitSentence]", unknown: "UnknownTokens | None") -> "Iterator[Units]":
+    def sentences(split: "SentenceSplitter", unknown: "UnknownTokens | None") -> "Iterator[Units]":
+        nonlocal cut
         for line in lines_of(file, "a sentence"):
             sentence = split(line)
             if unknown is not None:
@@ -198,6 +202,7 @@ def embed_command(argv: list[str]) -> Result:
             result["tokens"] += len(sentence.units)
             result["words"] += sentence.own
             result["truncated"] += sentence.truncated
+            cut += sentence.truncated > 0
             texts.append(line)
             yield sentence.units
 
@@ -215,11 +220,14 @@ def embed_command(argv: list[str]) -> Result:
             batch=request.batch,
             stateful=request.stateful,
             cancel=signals,
+            trained=opened.watch_lengths(),
         )
         with opened.computing():
             for array in vectors:
                 write(texts.popleft(), array)
                 result["lines"] += 1
+    if cut:
+        logger.warning(truncation(f"{cut:,} of {result['lines']:,} lines", opened.model.config))
     if unknown is not None:
         result["unknown"] = unknown.unknown
         if line := unknown.warning(file.name, "give vectors that have these words"):
@@ -234,7 +242,9 @@ def status_command(argv: list[str]) -> StreamingResult:
         raise ConfigError("status needs runs: contexture status RUN …")
     from contexture.train.checkpoints.status import describe_status, status
 
-    states = [status(Path(run)) for run in request.runs]
+    runs = without_shared(request.runs)
+    # A folder of runs stands for them all; any other that is no run is an error.
+    states = [status(folder) for run in runs for folder in runs_beneath(Path(run)) or [Path(run)]]
 
     def show(write: Callable[[str], None]) -> Result:
         write("\n".join(map(describe_status, states)).rstrip("\n"))
@@ -249,7 +259,7 @@ def compare_command(argv: list[str]) -> Result:
     from contexture.analysis.compare import compare
 
     to = Path(request.to) if request.to else None
-    compared = compare([Path(run) for run in request.runs], to, request.theme)
+    compared = compare([Path(run) for run in without_shared(request.runs)], to, request.theme)
     return {**compared, **({"to": request.to} if request.to else {})}
 
 
@@ -262,7 +272,7 @@ def layers_command(argv: list[str]) -> Result:
         raise ConfigError("layers needs runs: contexture layers RUN … [--to FILE]")
     if request.to:
         check_figure(Path(request.to))
-    mixes = layers([Path(run) for run in request.runs], lambda folder: load(folder)[1])
+    mixes = layers([Path(run) for run in without_shared(request.runs)], lambda folder: load(folder)[1])
     if request.to:
         draw(mixes, Path(request.to), request.theme)
     return {"mixes": mixes, **({"figure": request.to} if request.to else {})}

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ def read_settings(file: str) -> dict[str, Any]:
     if path.name == "run.json":
         run = read(path.parent).run
         return {"family": run.family, **{name: v for name, v in fields(run).items() if name not in _NOT_TAKEN}}
-    tree = _parsed(path)
-    if not isinstance(tree, Mapping):
-        raise ConfigError(f"{file} holds {_kind_of(tree)}, not names and values; write `steps: 1000`, a line each")
-    settings = _flat(tree, file)
+    try:
+        tree = _parsed(path)
+        if not isinstance(tree, _Object):
+            raise ConfigError(f"{file} holds {_kind_of(tree)}, not names and values; write `steps: 1000`, a line each")
+        settings = _flat(tree, file)
+    except RecursionError:
+        raise ConfigError(f"{path}: its lists and objects are nested too deep") from None
     if "model.family" in settings:
         settings["family"] = settings.pop("model.family")
     return settings
@@ -53,22 +57,32 @@ def with_settings(run: Run, settings: Mapping[str, Any], file: str) -> Run:
     return with_options(run, settings, file, whole=Path(file).name == "run.json")
 
 
+@dataclass(frozen=True)
+class _Object:
+    """An object of a file as its pairs: a dict would keep the last of two equal names alone."""
+
+    pairs: list[tuple[Any, Any]]
+
+    def __repr__(self) -> str:
+        return "an object"
+
+
 def _parsed(path: Path) -> Any:
     import yaml
 
     text = _text(path)
     try:
-        return json.loads(text) if path.suffix == ".json" else yaml.load(text, _loader())
+        if path.suffix == ".json":
+            return json.loads(text, object_pairs_hook=_Object)
+        return yaml.load(text, _loader())
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}: no JSON: {error.msg}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "a character that YAML does not know"
         raise ConfigError(f"{path}{f':{mark.line + 1}' if mark else ''}: no YAML: {problem}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: its lists and objects are nested too deep") from None
-    except ValueError as error:  # such as a date that no calendar has
-        raise ConfigError(f"{path}: {error}") from None
+    except ValueError:
+        raise ConfigError(f"{path}: a number has thousands of digits; give a smaller one") from None
 
 
 def _text(path: Path) -> str:
@@ -78,35 +92,62 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: not UTF-8; give a text file with names and values") from None
 
 
+_WORDS = {
+    "null": (r"null|Null|NULL|~|", "nN~", lambda text: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF", lambda text: text.lower() == "true"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789", lambda text: _whole(text)),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+        lambda text: float(re.sub(r"\.(?=[iInN])", "", text)),
+    ),
+}
+"""The plain words of YAML 1.2's core schema that are no text: their form, what they begin with, their value."""
+
+
+def _whole(text: str) -> int:
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
 def _loader() -> Any:
-    """Returns PyYAML's safe loader without two traps of YAML 1.1: `off` and `yes` are words, and 1e-4 is a number."""
+    """Returns a loader of YAML 1.2's core schema. PyYAML reads YAML 1.1, in which `off` is false, 0100 is 64, and 1:30
+    is 90. Anchors and tags are refused: an alias may hold itself, and a few lines of them may stand for gigabytes."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event: Any = self.peek_event()
+            if getattr(event, "anchor", None) or getattr(event, "tag", None):
+                problem = "anchors, aliases and tags (& * !) are not read; write the value itself, or quote it"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            return super().compose_node(parent, index)
 
-    replaced = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag not in replaced]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
-    number = re.compile(r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    def pairs(loader: Any, node: Any) -> _Object:
+        return _Object([tuple(loader.construct_object(part, deep=True) for part in pair) for pair in node.value])
+
+    Loader.yaml_implicit_resolvers = {}
+    for name, (form, first, value) in _WORDS.items():
+        tag = f"tag:yaml.org,2002:{name}"
+        # "": an empty value begins with nothing.
+        Loader.add_implicit_resolver(tag, re.compile(f"^(?:{form})$"), [*first, *([""] if name == "null" else [])])
+        Loader.add_constructor(tag, lambda loader, node, value=value: value(node.value))
+    Loader.add_constructor("tag:yaml.org,2002:map", pairs)
     return Loader
 
 
-def _flat(tree: Mapping[Any, Any], file: str, prefix: str = "") -> dict[str, Any]:
+def _flat(tree: _Object, file: str, prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for key, value in tree.items():
+    seen = set[str]()
+    for key, value in tree.pairs:
         if not isinstance(key, str):
             raise ConfigError(f"{file}: {prefix}{key} is no name of an option")
         name = prefix + key.lstrip("-").replace("-", "_")
-        inner = _flat(value, file, f"{name}.") if isinstance(value, Mapping) else {name: value}
-        if twice := flat.keys() & inner.keys():
+        inner = _flat(value, file, f"{name}.") if isinstance(value, _Object) else {name: value}
+        if twice := {name} & seen or flat.keys() & inner.keys():
             raise ConfigError(f"{file}: {min(twice)} is given twice; give it once")
         if value is None:
             raise ConfigError(f"{file}: {name} has no value; give it one, or leave it out")
+        seen.add(name)
         flat |= inner
     return flat
 

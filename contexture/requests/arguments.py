@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -46,6 +47,19 @@ def check_place(to: Place, *read: Place | Sequence[Place]) -> None:
             if str(file) and _is_same(to, file):
                 other = "" if str(file) == str(to) else f" ({file})"
                 raise ValueError(f"--to {to} is the input itself{other}; give another file")
+
+
+def check_effect(request: object, names: Sequence[str], has_effect: bool, what: str) -> None:
+    """Refuses options that were changed and have no effect. what: what they are for, and what to give too:
+    "a page; give --to FILE".
+
+    Raises: ValueError.
+    """
+    assert is_dataclass(request)
+    for field in fields(request):
+        if field.name in names and not has_effect and getattr(request, field.name) != field.default:
+            option = field.name.replace("_", "-")
+            raise ValueError(f"{option}= is for {what} too, or leave --{option} out")
 
 
 def _is_same(one: Place, other: Place) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.requests.arguments import DIR, FILE, FILES, RUN, STEP, TEXT, Place, check_place
+from contexture.requests.arguments import DIR, FILE, FILES, RUN, STEP, TEXT, Place, check_effect, check_place
 from contexture.train.evaluation.request import Strings
 
 
@@ -79,6 +79,10 @@ class SensesRequest:
     def __post_init__(self) -> None:
         if self.to:
             check_place(self.to, self.input, self.static)
+        check_effect(self, ("projection",), bool(self.to), "a page or a figure; give --to page.html")
+        figure = self.to.endswith((".png", ".svg"))
+        check_effect(self, ("layers",), figure, "a figure; give --to figure.png")
+        check_effect(self, ("theme",), self.to.endswith(".png"), "a *.png; give --to figure.png")
         if not self.word.strip():
             raise ValueError("word= is empty; give a word: --word bank")
         if self.clusters < 0 or self.clusters == 1:
@@ -100,13 +104,16 @@ class LayersRequest:
     theme: Literal["light", "dark"] = "light"
     """The colours of a *.png. An *.svg follows its reader."""
 
+    def __post_init__(self) -> None:
+        check_effect(self, ("theme",), self.to.endswith(".png"), "a *.png; give --to figure.png")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StatusRequest:
     """Where runs are: step, loss, speed, whether one trains now, its newest checkpoint."""
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
-    """The folders of runs."""
+    """The folders of runs, or of folders with runs in them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +130,7 @@ class CompareRequest:
     def __post_init__(self) -> None:
         if len(self.runs) < 2:
             raise ValueError("compare needs two runs or more: contexture compare RUN RUN …")
+        check_effect(self, ("theme",), self.to.endswith(".png"), "a *.png; give --to curves.png")
 
 
 @dataclass(frozen=True, kw_only=True)

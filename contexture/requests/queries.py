@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from contexture.models.config import Sampling
-from contexture.requests.arguments import DIR, FILE, FILES, RUN, STEP, TEXT, TEXTS, Place, check_place
+from contexture.requests.arguments import DIR, FILE, FILES, RUN, STEP, TEXT, TEXTS, Place, check_effect, check_place
 from contexture.train.evaluation.request import EvaluationOptions, Strings
 
 
@@ -114,6 +114,9 @@ class GenerationRequest:
     newest good one."""
 
     def __post_init__(self) -> None:
+        check_effect(self, ("top_p_exclusive",), self.top_p < 1, "nucleus sampling; give --top-p 0.9")
+        sampled = self.temperature > 0
+        check_effect(self, ("top_k", "top_p"), sampled, "sampling, and --temperature 0 takes the likeliest; change it")
         given = isinstance(self.prompt, str) or bool(self.prompt)  # also one prompt that is empty
         if given == bool(self.input):
             raise ValueError("give --prompt TEXT, or --input FILE with a prompt in each line")
@@ -186,6 +189,8 @@ class ScoreRequest:
     def __post_init__(self) -> None:
         if self.to:
             check_place(self.to, self.input)
+        check_effect(self, ("top",), bool(self.to), "the page; give --to page.html")
+        check_effect(self, ("documents",), not self.text, "files; give --input FILE")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch} is not a positive number of windows")
         given = (self.input,) if isinstance(self.input, str) else self.input

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from contexture.data.config import LearnedKind
-from contexture.requests.arguments import DIR, FILE, FILES, check_place
+from contexture.requests.arguments import DIR, FILE, FILES, check_effect, check_place
 from contexture.train.config import Run
 
 
@@ -74,6 +74,7 @@ class TokenizerRequest:
 
     def __post_init__(self) -> None:
         check_place(self.to)
+        check_effect(self, ("word_splitter",), self.kind == "words", "words; give the kind words")
 
 
 @dataclass(frozen=True, kw_only=True)

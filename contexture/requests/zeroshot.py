@@ -83,6 +83,8 @@ class ZeroshotRequest:
             ("stride", self.stride, ("wikitext", "lm1b")),
             ("tokens", self.tokens, written),
             ("bleu-tokenize", self.bleu_tokenize != "13a", ("translate",)),
+            ("header", self.header != "auto", ("choice", "summarize", "translate")),
+            ("seed", self.seed, ("choice", "cbt", "summarize", "translate")),
         ):
             if given and self.task not in tasks:
                 *others, last = tasks

@@ -31,7 +31,7 @@ _LABELS = ("label", "category", "class", "intent", "target", "sentiment", "score
 USUAL_NUMBERS = ("score", "label", "target", "similarity")
 _WORDS = ("tokens", "words", "text", "sentence")
 _TAGS = ("tags", "ner_tags", "upos", "pos_tags", "ner", "labels", "label")
-_CONTEXTS = ("text", "context", "ctx", "premise", "question", "goal", "story", "sentence")
+_CONTEXTS = ("text", "context", "ctx", "startphrase", "premise", "question", "goal", "story", "sentence")
 _CHOICES = ("choices", "endings", "options", "alternatives")
 _QUESTIONS, _PASSAGES = ("question", "query"), ("context", "paragraph", "passage", "document", "text")
 _ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
@@ -156,6 +156,14 @@ def _separator(table: Table) -> str:
     )
 
 
+_CONLL = "; if this is CoNLL, a word and its tag in each line, name it *.conll"
+
+
+def _is_conll(table: Table) -> bool:
+    """Returns whether the first line of a table, where names are expected, may be a word and its tag."""
+    return table.headed and table.width > 1 and not any(re.search(r"\s", name) for name in table.names or ())
+
+
 class _Names:
     """Finds columns of a table by the name that the task gives or by usual names, and words the errors."""
 
@@ -166,7 +174,7 @@ class _Names:
         texts, label = ("--task.text 1 --task.second 2", 3) if kind == "span" else (texts, label)
         self.positions = f"{texts} --task.label {label}" if labelled else f"{texts} --task.header no"
         self.hint = f"; if this line is no header, give positions: {self.positions}" if table.headed else ""
-        self.hint = _separator(table) + self.hint
+        self.hint = _separator(table) + (_CONLL if kind == "tag" and _is_conll(table) else self.hint)
 
     def real(self, asked: str) -> str:
         """Returns the name of the one column that is called so in another case; else what was asked for."""

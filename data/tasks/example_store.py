@@ -211,11 +211,14 @@ class ExampleSplit:
 
     def longer_than(self, length: int) -> int:
         """Returns how many examples do not fit a sequence of so many tokens, whatever their context."""
-        count = 0
-        for numbers in self.parts():
-            # One alternative that is too long makes the example so.
-            count += int((self._own_tokens(numbers) + 2 > length).sum())
-        return count
+        return sum(int(self.are_longer(numbers, length).sum()) for numbers in self.parts())
+
+    def are_longer(self, numbers: I64, length: int) -> NDArray[np.bool_]:
+        """Returns which examples do not fit a sequence of so many tokens; one alternative that is too long is enough.
+
+        Of questions these are windows, which always fit.
+        """
+        return self._own_tokens(numbers) + 2 > length
 
 
 def sha256_of(path: str) -> str:

@@ -29,7 +29,7 @@ class FileReport:
         """every_row: for predictions, where no row may be left out, since each needs an answer; any text may be
         empty. bad_rows: task.bad_rows. trains: whether the file is read for a training, which takes that option."""
         self.name, self.every_row, self.bad_rows, self.trains = name, every_row, bad_rows, trains
-        self.rows = self.left_out = self.empty = self.unspelled = self.quoted = 0
+        self.rows = self.left_out = self.empty = self.unspelled = self.quoted = self.cut_questions = 0
         self._odd: list[DataError] = []
         self._first_left_out = self._first_empty = self._unspelled = ""
         self._unknown = UnknownTokens(tokenizer)
@@ -95,6 +95,9 @@ class FileReport:
         if self.quoted:
             logger.warning(f'{self.name}: {_times(self.quoted, "field")} in double quotes; a *.tsv has no quoting, so '
                 "the quotes are read as text; if they are CSV quoting, save the file as *.csv")  # fmt: skip
+        if self.cut_questions:
+            mend = "" if self.every_row else "; raise --task.question-length, or --data.length"
+            logger.warning(f"{self.name}: truncated {_times(self.cut_questions, 'question')}{mend}")
         for line in self._unknown.warnings(self.name, _MEND, _CASED):
             logger.warning(line)
 

@@ -22,6 +22,12 @@ from contexture.data.text.columnar import files_of, is_saved
 from contexture.data.text.sources import Source, TextFile, shared
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".conll", ".conllu", *COLUMNAR)
+_OTHER_SUFFIXES = {
+    **dict.fromkeys((".bio", ".iob", ".iob2", ".bioes", ".bilou", ".bmes", ".conll03", ".col"), ".conll"),
+    **dict.fromkeys((".ndjson", ".jsonlines"), ".jsonl"),
+    ".tab": ".tsv",
+}
+"""What others call files of these formats."""
 _FILES = (
     f"{', '.join(f'*{suffix}' for suffix in FORMATS[: -len(COLUMNAR)])} (also with .gz, .bz2, .xz or .zst), "
     f"{', '.join(f'*{suffix}' for suffix in COLUMNAR)}, the folder of a saved data set, or tfds:NAME"
@@ -76,7 +82,8 @@ def _check_file(path: str, what: str) -> None:
         raise DataError(f"{path}: {what} names no such file; check the path")
     check_content(path)
     if (suffix := inner_suffix(path)) not in FORMATS:
-        raise DataError(f"{path}: {what} wants {_FILES}{did_you_mean(suffix, FORMATS)}")
+        usual = f"; name it *{_OTHER_SUFFIXES[suffix]}" if suffix in _OTHER_SUFFIXES else ""
+        raise DataError(f"{path}: {what} wants {_FILES}{usual or did_you_mean(suffix, FORMATS)}")
 
 
 class NameAndSize(TypedDict):

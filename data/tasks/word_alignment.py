@@ -81,6 +81,15 @@ def unknown_ids(tokenizer: Tokenizer | OpenVocabulary) -> list[int]:
         return [0]
 
 
+def check_characters(text: str, origin: str) -> None:
+    """Raises: DataError with the origin of a text that no UTF-8 file could hold: one with half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"half a character, U+{ord(text[error.start]):04X}, at place {error.start}"
+        raise DataError(f"{origin}: {half}; give text in UTF-8") from None
+
+
 def encode_checked(
     texts: Sequence[str], origins: Sequence[str], tokenizer: Tokenizer | OpenVocabulary
 ) -> list[list[int]]:
@@ -92,12 +101,9 @@ def encode_checked(
         for text, origin in zip(texts, origins, strict=True):
             if not isinstance(text, str):
                 raise DataError(f"{origin}: {text!r} is no text") from None
+            check_characters(text, origin)
             try:
-                text.encode()
                 tokenizer.encode([text])
             except DataError as error:
                 raise DataError(f"{origin}: {error}") from None
-            except UnicodeEncodeError as error:
-                half = f"half a character, U+{ord(text[error.start]):04X}, at place {error.start}"
-                raise DataError(f"{origin}: {half}; give text in UTF-8") from None
         raise

@@ -1,7 +1,10 @@
 """Files of sentence vectors: one matrix, whatever the number of lines, as each kind's own library reads it."""
 
+import contextlib
+import resource
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +15,7 @@ from safetensors.numpy import load_file
 from contexture.analysis import vector_files
 from contexture.analysis.vector_files import resolve, vectors_file
 from contexture.data.errors import DataError
+from contexture.train.interchange.allennlp_bilm import write_bilm_weights
 
 
 def _write(file: Path, texts: list[str], vectors: np.ndarray) -> None:
@@ -85,3 +89,45 @@ def test_a_file_s_kind_decides_what_is_left_to_it(tmp_path, name, layers, pool, 
 def test_vectors_that_a_file_does_not_hold_are_refused(tmp_path, name, layers, pool, message):
     with pytest.raises(DataError, match=message):
         resolve(tmp_path / name, layers, pool)
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int):
+    """A disk that is full after so many bytes of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("suffix", [".hdf5", ".npz", ".npy", ".safetensors", ".parquet"])
+@pytest.mark.parametrize("room", [0, 5_000, 100_000])
+def test_a_disk_that_is_full_is_an_error_that_leaves_nothing(tmp_path, suffix, room):
+    rng = np.random.default_rng(0)
+    shape = (300,) if suffix in (".npy", ".safetensors", ".parquet") else (3, 100)
+    with (
+        pytest.raises(OSError, match="File too large"),
+        files_of_at_most(room),
+        vectors_file(tmp_path / f"v{suffix}") as write,
+    ):
+        for _ in range(400):
+            write("a line", rng.standard_normal(shape, np.float32))
+    assert not any(tmp_path.iterdir())
+
+
+def test_datasets_of_hdf5_are_read_as_they_were_written(tmp_path):
+    arrays = [np.arange(n * 7.0, dtype=np.float32).reshape(n, 7) for n in [*range(40), 3000]]
+    with vectors_file(tmp_path / "v.hdf5") as write:
+        for array in arrays:
+            write("", array)
+    with h5py.File(tmp_path / "v.hdf5") as opened:
+        assert len(opened) == len(arrays)
+        assert all(np.array_equal(opened[str(n)], array) for n, array in enumerate(arrays))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("room", [0, 5_000])
+def test_a_full_disk_ends_an_export_of_hdf5(tmp_path, room):
+    with pytest.raises(OSError, match="File too large"), files_of_at_most(room):
+        write_bilm_weights(tmp_path, {name: np.zeros((50, 50)) for name in "abc"})

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import contexture
+from contexture.analysis.neighbours.sentence_vectors import Pooling, sentence_vectors
 from contexture.data.errors import DataError
 from contexture.data.layouts import text_batch
 from tests.conftest import ROOT
 from tests.helpers.commands import done, json_of
+from tests.helpers.logs import logged
 from tests.helpers.parity_rule import assert_close, close
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -74,6 +76,34 @@ def test_similarity_is_the_cosine(models):
     assert model.similarity("", TEXTS[0]) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("family", "call"),
+    [
+        ("bert", lambda m, words: m.embed([words] * 3)),
+        ("bert", lambda m, words: m.embed([words] * 3, of="words")),
+        ("bert", lambda m, words: m.similarity([words, "the"], words)),
+        ("bert", lambda m, words: m.fill([f"{words} [MASK]"] * 2)),
+        ("bert", lambda m, words: m.attention(words)),
+        ("bert", lambda m, words: m.senses("the", [words, f"{words} ."])),
+        ("bert", lambda m, words: next(sentence_vectors(m, [words], Pooling()))),
+        ("gpt", lambda m, words: m.generate([words] * 2, tokens=1)),
+    ],
+)
+def test_positions_that_were_never_trained_are_said_once_in_a_call(models, family, call, monkeypatch):
+    model = models[family]
+    for trained, expected in ((8, 1), (24, 0)):
+        monkeypatch.setitem(model.__dict__, "trained_length", trained)
+        with logged() as lines:
+            call(model, "the cat sees the river . the cat")
+        assert len([line for line in lines if "trained on sequences of at most 8 tokens" in line]) == expected
+
+
+def test_words_of_an_elmo_that_are_cut_are_said(models):
+    with logged() as lines:
+        models["elmo"].embed(["a" * 60, "the"])
+    assert lines == ["warning: truncated words of 1 of 2 texts: only their first 48 bytes are read"]
+
+
 def test_text_is_generated_whole_and_streamed_alike(models):
     model = models["gpt"]
     one = model.generate("my brother", tokens=12, seed=3)
@@ -112,6 +142,12 @@ class Column:
 
     def __init__(self, method: str, values: list[Any]) -> None:
         setattr(self, method, lambda: values)
+
+
+class Rows:
+    """As a Dataset of Hugging Face."""
+
+    column_names = ("text", "label")
 
 
 class Frame:
@@ -159,6 +195,15 @@ def test_columns_of_the_real_libraries_are_lists(models, task_run):
         (lambda m: m["gpt"].fill("[MASK]"), "only a BERT fills gaps"),
         (lambda m: m["bert"].embed({"text": "one"}), "a dict stands for columns, each a list"),
         (lambda m: m["bert"].embed({"a": ["b"], "c": []}), "the columns differ in length: 'a' has 1, 'c' has 0"),
+        (
+            lambda m: m["bert"].embed(["a", "a \ud800"]),
+            "text 1: half a character, U+D800, at place 2; give text in UTF-8",
+        ),
+        (lambda m: m["gpt"].similarity("a", "\ud800"), "text 1: half a character, U+D800, at place 0"),
+        (lambda m: m["elmo"].embed("\ud800"), "text 0: half a character, U+D800, at place 0"),
+        (lambda m: m["elmo"].embed([["a", "\ud800"]], of="words"), "text 0: half a character, U+D800, at place 2"),
+        (lambda m: m["elmo"].score("a \ud800"), "document 0: half a character, U+D800, at place 2"),
+        (lambda m: next(sentence_vectors(m["bert"], ["\ud800"], Pooling())), "the text: half a character, U+D800"),
         (lambda m: m["bert"].predict("a"), "was pretrained and not fine-tuned for a task"),
     ],
 )
@@ -166,6 +211,26 @@ def test_mistakes_are_one_clear_line(models, call, line):
     with pytest.raises((DataError, contexture.ConfigError)) as caught:
         call(models)
     assert line in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "line"),
+    [
+        (lambda m: m.embed("a", pooling="cls"), TypeError, "no argument 'pooling' (did you mean pool?); it has texts,"),
+        (lambda m: m.embed("a", batch_size=2), TypeError, "no argument 'batch_size' (did you mean batch?)"),
+        (lambda m: m.fill("[MASK]", top_k=2), TypeError, "no argument 'top_k' (did you mean top?)"),
+        (lambda m: m.generate("a", max_new_tokens=2), TypeError, "'max_new_tokens' (did you mean tokens?)"),
+        (lambda m: contexture.finetune(m.folder, **{"train_dataset": [], "dir": "x"}), TypeError, "mean train?)"),
+        (lambda m: m.encode("a"), AttributeError, "no attribute 'encode'; embed(texts) gives vectors, tokenizer.enc"),
+        (lambda m: m.scores("a"), AttributeError, "no attribute 'scores' (did you mean score?)"),
+        (lambda m: m.embed({"train": Rows(), "test": Rows()}), DataError,
+         "texts: a dict of data sets (train, test); give one of them, as data['train']"),
+    ],
+)  # fmt: skip
+def test_names_of_other_libraries_are_told_by_their_names_here(models, call, error, line):
+    with pytest.raises(error) as caught:
+        call(models["bert"])
+    assert line in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES.values(), "task_format_2", "elmo_task_format_1"])

@@ -73,6 +73,14 @@ MISTAKES = {
     f"pretrain bert.tiny {NEW} --data.negatives 5": "--data.negatives is for pretraining an ELMo, and has no meaning "
     "for pretraining a BERT; leave it out",
     f"pretrain bert.tiny {NEW} --top-k 5": "pretrain bert.tiny: --top-k is for contexture generate, and has no meaning",
+    f"pretrain bert.tiny {NEW} --vocab_size 80": "unrecognised option --vocab_size (did you mean --model.vocab?)",
+    f"pretrain bert.tiny {NEW} --no-data.lowercase": "--no-data.lowercase (did you mean --data.no-lowercase?)",
+    "finetune bert --task classify --train train.tsv --dir new": "--train (did you mean --task.train?)",
+    "finetune bert --task.kind ner --task.train two.tsv --dir new": "no task 'ner' (did you mean tag?)",
+    "finetune bert --task tag --task.train two.tsv --dir new": "if this is CoNLL, a word and its tag in each line, "
+    "name it *.conll",
+    "finetune bert --task tag --task.train two.bio --dir new": "or tfds:NAME; name it *.conll",
+    f"finetune bert {TASK} --optim.lora-alpha 16": "optim.lora-alpha has no meaning without adapters; give",
     f"pretrain bert.tiny {NEW} --task.kind tag": "pretrain bert.tiny reads text and no task; contexture finetune RUN",
     f"finetune bert {TASK} --data.path text.txt": "--data.path is for pretraining on text (a task has --task.train "
     "and --task.dev), and has no meaning for task.kind=classify; leave it out",
@@ -120,6 +128,8 @@ def here(tmp_path, monkeypatch) -> Path:
         "text.txt": "The cat sat. It slept.\n\nThe dog ran. It barked.\n",
         "train.tsv": "text\tlabel\na film\tgood\na bore\tbad\n",
         "other.tsv": "a\tb\n1\t2\n",
+        "two.tsv": "The\tDET\ncat\tNOUN\n",
+        "two.bio": "The\tDET\ncat\tNOUN\n",
         "bad.yaml": "optim:\n  peek-lr: 1e-4\n",
         "mine.py": "from contexture.configs.bert import tiny\n\ndef big():\n    return tiny()\n",
     }.items():

@@ -1,6 +1,8 @@
 """--config FILE: settings of a run from a file, replaced by what the command line says."""
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,18 @@ def test_words_that_yaml_takes_for_truth_values_stay_words():
                                        "g": "2026-01-01", "h": -0.5}  # fmt: skip
 
 
+def test_numbers_are_those_of_yaml_1_2():
+    Path("a.yaml").write_text("a: 0100\nb: 0o17\nc: 0x10\nd: 1:30\ne: -.inf\nf: 1_000\ng: +5\nh: 5.\ni: 0b1\nj: <<\n")
+    assert read_settings("a.yaml") == {"a": 100, "b": 15, "c": 16, "d": "1:30", "e": -math.inf, "f": "1_000",
+                                       "g": 5, "h": 5.0, "i": "0b1", "j": "<<"}  # fmt: skip
+
+
+def test_lines_of_aliases_cost_nothing():
+    lines = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+    with pytest.raises(ConfigError, match="anchors, aliases and tags"):
+        settings("a.yaml", lines)
+
+
 def test_the_command_line_replaces_the_file_which_replaces_the_recipe():
     Path("a.yaml").write_text("steps: 7\nseed: 3\noptim.warmup: 5\n")
     run, base, _ = _recipe(["bert.tiny", "--config", "a.yaml", "--seed", "4", "--lr", "0.5"], "pretrain")
@@ -74,6 +88,20 @@ def test_a_fine_tuning_takes_its_task_from_a_file():
     )  # fmt: skip
 
 
+def test_a_fine_tuning_repeats_from_its_own_run_json(tmp_path):
+    """Its steps took the place of the recipe's epochs, and both stand in the file."""
+    Path("train.tsv").write_text("text\tlabel\na film\tgood\na bore\tbad\n")
+    words = [str(GOLDEN / "bert_format_2"), "--dir", "new"]
+    more = ["--task.kind", "classify", "--task.train", "train.tsv", "--steps", "12"]
+    run = _finetuning([*words, *more])[0].run
+    Path("new").mkdir()
+    Path("new/run.json").write_text(json.dumps({"format": 2, "config": to_json(run)}))
+    again = _finetuning([*words, "--config", "new/run.json"])[0].run
+    assert again == run and run.epochs and run.steps == 12
+    longer = _finetuning([*words, "--config", "new/run.json", "--epochs", "2"])[0].run
+    assert longer == dataclasses.replace(run, steps=0, epochs=2.0)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
@@ -89,7 +117,19 @@ def test_a_fine_tuning_takes_its_task_from_a_file():
         ("a.yaml", "- steps", "a.yaml holds a list, not names and values; write `steps: 1000`, a line each"),
         ("a.yaml", "", "a.yaml holds nothing, not names and values"),
         ("a.yaml", "steps: [1", "a.yaml:1: no YAML: expected ',' or ']'"),
-        ("a.yaml", "steps: !!python/object:x {}", "a.yaml:1: no YAML: could not determine a constructor"),
+        ("a.yaml", "steps: !!python/object:x {}", "a.yaml:1: no YAML: anchors, aliases and tags (& * !) are not read"),
+        ("a.yaml", "steps: !!bool maybe", "a.yaml:1: no YAML: anchors, aliases and tags (& * !) are not read"),
+        ("a.yaml", "optim: &a\n  x: *a", "a.yaml:1: no YAML: anchors, aliases and tags (& * !) are not read"),
+        ("a.yaml", "seed: 1\nsteps: *a", "a.yaml:2: no YAML: anchors, aliases and tags (& * !) are not read"),
+        ("a.yaml", "steps: 5\nsteps: 10", "a.yaml: steps is given twice; give it once"),
+        ("a.yaml", "optim: {b1: .5}\noptim: {b2: .6}", "a.yaml: optim is given twice; give it once"),
+        ("a.yaml", "optim: {peak-lr: .5, peak_lr: .6}", "a.yaml: optim.peak_lr is given twice; give it once"),
+        ("a.json", '{"optim": {"b1": 0.5, "b1": 0.6}}', "a.json: optim.b1 is given twice; give it once"),
+        ("a.yaml", "steps: 1:30", "a.yaml: steps is '1:30', not a whole number"),
+        ("a.yaml", "data.path: [{a: 1}]", "a.yaml: data: path is an object, not a text"),
+        ("a.yaml", "{a: 1}: 2", "a.yaml: an object is no name of an option"),
+        ("a.yaml", "steps: " + "9" * 5000, "a.yaml: a number has thousands of digits"),
+        ("a.json", '{"a":' * 20_000 + "1" + "}" * 20_000, "a.json: its lists and objects are nested too deep"),
         ("a.yaml", "a: \x01", "a.yaml: no YAML: a character that YAML does not know"),
         ("a.json", '{"steps": 1,}', "a.json:1: no JSON: "),
         ("a.json", "[" * 100_000, "a.json: its lists and objects are nested too deep"),

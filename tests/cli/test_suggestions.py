@@ -6,9 +6,11 @@ from dataclasses import is_dataclass
 import pytest
 
 from contexture import requests
-from contexture.configs import recipe, task
+from contexture.configs import _OTHER_NAMES as USUAL
+from contexture.configs import recipe, recipes, task, task_recipes
 from contexture.suggestions import _OTHER_NAMES, suggest_option
 from contexture.train.config import fields
+from contexture.train.errors import ConfigError
 
 OPTIONS = [name.replace("_", "-") for name in fields(recipe("bert.tiny"))]
 
@@ -68,6 +70,47 @@ def test_nothing_is_suggested_where_nothing_is_near(word: str):
 @pytest.mark.parametrize("word", ["--objective", "--data.stream", "--data.layout=gpt"])
 def test_an_option_that_follows_from_others_now_is_not_replaced(word: str):
     assert suggest_option(word, OPTIONS) == " (it follows from the model and the kind of task: leave it out)"
+
+
+@pytest.mark.parametrize(
+    ("word", "option"),
+    [
+        ("--no-data.lowercase", "data.no-lowercase"),
+        ("--no-lowercase", "data.no-lowercase"),
+        ("--no_do_lower_case", "data.no-lowercase"),
+        ("--no-log.tensorboard", "log.no-tensorboard"),
+    ],
+)
+def test_a_flag_that_is_switched_off_is_not_suggested_as_its_opposite(word: str, option: str):
+    assert suggest_option(word, OPTIONS, flags=["data.lowercase", "log.tensorboard"]) == f" (did you mean --{option}?)"
+
+
+@pytest.mark.parametrize(
+    ("name", "usual"),
+    [
+        *(("ner", "tag"), ("token-classification", "tag"), ("pos", "tag"), ("qa", "span"), ("nli", "classify")),
+        *(("question-answering", "span"), ("text-classification", "classify"), ("multiple-choice", "choice")),
+    ],
+)
+def test_kinds_of_task_are_known_by_other_names(name: str, usual: str):
+    with pytest.raises(ConfigError, match=rf"no task '{name}' \(did you mean {usual}\?\)"):
+        task(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "usual"),
+    [
+        *(("bert.base-uncased", "bert.base"), ("bert-large-cased", "bert.large_cased"), ("gpt2-xl", "gpt.gpt2_1558m")),
+        *(("bert-base-chinese", "bert.base_chinese"), ("bert.tinny", "bert.tiny"), ("gpt2", "gpt.gpt2_124m")),
+    ],
+)
+def test_recipes_are_known_by_other_names(name: str, usual: str):
+    with pytest.raises(ConfigError, match=rf"\(did you mean {usual}\?\)"):
+        recipe(name)
+
+
+def test_every_usual_name_of_a_task_or_a_recipe_is_one():
+    assert set(USUAL.values()) <= recipes().keys() | task_recipes().keys()
 
 
 def test_every_option_with_other_names_exists():

@@ -17,7 +17,7 @@ from contexture import requests
 from contexture.cli.settings_file import read_settings, with_settings
 from contexture.train.config import Run, fields
 from tests.conftest import ROOT
-from tests.fuzz.mutate import Mutation, of_bytes, of_json, of_lines, words_of
+from tests.fuzz.mutate import Mutation, Rng, of_bytes, of_json, of_lines, words_of
 from tests.fuzz.runs import golden
 from tests.fuzz.tables import LINES
 from tests.fuzz.target import Refused, Target, command
@@ -141,11 +141,31 @@ def _settings(folder: Path) -> None:
     folder.mkdir()
     lines = ("steps: 7", "optim:", "  peak-lr: 1e-3", "  no-decay: [bias, norm]", "data.path: text/", "seed: 0x10")
     (folder / "settings.yaml").write_text("\n".join(lines) + "\n", "utf-8")
+    tree = {"steps": 7, "optim": {"peak-lr": 1e-3, "no-decay": ["bias", "norm"]}, "data.path": "text/", "seed": 16}
+    (folder / "settings.json").write_text(json.dumps(tree), "utf-8")
 
 
-def _read_settings(folder: Path, to: Path) -> None:
-    file = str(folder / "settings.yaml")
-    with_settings(_recipe("bert.tiny"), read_settings(file), file)
+_YAML_MARKS = (b"&a ", b"*a", b"!!int ", b"!!python/name:os ", b"<<: *a", b"? ", b"- ", b"{a: ", b"[*a, *a]", b"0100",
+               b"1:30", b"0x", b"| ", b"--- ", b"%YAML 1.1", b"2026-13-41", b": ", b"~", b".nan")  # fmt: skip
+
+
+def _of_yaml(raw: bytes, rng: Rng) -> bytes:
+    """Lines made odd, and marks of YAML's anchors, tags, flows and numbers put into some."""
+    lines = raw.split(b"\n")
+    for _ in range(rng.choice([0, 1, 2, 8])):
+        at = rng.randrange(len(lines))
+        place = rng.choice([0, len(lines[at]), lines[at].find(b": ") + 2])
+        lines[at] = lines[at][:place] + rng.choice(_YAML_MARKS) + lines[at][place:]
+    raw = b"\n".join(lines)
+    return raw if rng.random() < 0.5 else of_lines(raw, rng)
+
+
+def _read_settings(name: str) -> Callable[[Path, Path], None]:
+    def read(folder: Path, to: Path) -> None:
+        file = str(folder / name)
+        with_settings(_recipe("bert.tiny"), read_settings(file), file)
+
+    return read
 
 
 _TINY = "--data.path ../theirs/text.txt --model.vocab 90 --data.length 16"
@@ -176,7 +196,8 @@ TARGETS = (
     _words("score", "gpt_format_1", "score ../theirs/run --input ../theirs/text.txt", requests.ScoreRequest, slow=True),
     _words("import", "", "import hf ../theirs/folder --to ../to/run", requests.ImportRequest),
     _words("export", "run_format_1", "export ../theirs/run hf --to ../to/hf", requests.ExportRequest, slow=True),
-    Target("settings.yaml", _settings, "settings.yaml", of_lines, _read_settings),
+    Target("settings.yaml", _settings, "settings.yaml", _of_yaml, _read_settings("settings.yaml")),
+    Target("settings.json", _settings, "settings.json", of_json, _read_settings("settings.json")),
     _damaged("embed-run.json", "run_format_1", "run.json", of_json, _EMBED),
     _damaged("embed-vocab", "run_format_1", "tokenizer/vocab.txt", of_lines, _EMBED),
     _damaged("embed-text", "run_format_1", "text.txt", of_lines, _EMBED),

@@ -161,7 +161,13 @@ def test_a_card_says_what_the_model_is_and_no_folder_of_the_machine(tiny_run, ta
     assert "Labels: `animal`, `person`, `thing`" in card and "trained for" in card
     record = read(GOLDEN / "bert_format_2")
     card = model_card(GOLDEN / "bert_format_2", record, 120, "hf", 7)
-    assert "Held-out" not in card and "7 parameters" in card
+    assert "Held-out" not in card and "7 parameters" in card and "dim L" not in card
+    limits = (
+        "A sequence (dim L) has at most 24 tokens; it was trained on sequences of at most 24. A batch (dim B) has any"
+    )
+    assert limits in model_card(GOLDEN / "bert_format_2", record, 120, "stablehlo", 7)
+    record = read(GOLDEN / "elmo_format_2")
+    assert "(dim L) has any number of words; it" in model_card(GOLDEN / "elmo_format_2", record, 9, "stablehlo", 7)
 
 
 def test_another_format_is_one_clear_line(capsys, tmp_path):

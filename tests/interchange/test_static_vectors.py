@@ -13,7 +13,7 @@ from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tokenizers.word_level import StaticWords
 from contexture.models.shapes import by_path
 from tests.helpers.commands import devices, done, json_of, run_command
-from tests.helpers.parity_rule import assert_close, assert_differs
+from tests.helpers.parity_rule import assert_close, assert_differs, close
 
 pytestmark = pytest.mark.usefixtures("one_device")
 WORDS = ["the", "cat", "sat", ".", "good", "bad", "new york", "u.s."]
@@ -79,6 +79,13 @@ def test_a_file_s_own_unknown_word_stands_for_all(tmp_path):
     contexture.import_model("vectors", file, tmp_path / "run", word_splitter="spaces")
     (vectors,) = contexture.open(tmp_path / "run").embed(["cat, cat"], of="tokens")
     assert_close(vectors, ROWS[[0, 1]], rtol=0)
+
+
+def test_the_mean_of_large_numbers_is_finite(tmp_path):
+    file = tmp_path / "large.txt"
+    file.write_text("".join(f"w{n} 3e38 -3e38\n" for n in range(4)))
+    contexture.import_model("vectors", file, tmp_path / "run")
+    close(contexture.open(tmp_path / "run").embed("nowhere", of="words"), np.array([[3e38, -3e38]], np.float32))
 
 
 def test_a_text_that_spells_a_special_row_is_a_word_like_others():

@@ -37,8 +37,10 @@ COMMANDS = (
     ),
     *mutants_of(
         "contexture/cli/settings_file.py",
-        ("config.yaml-truth", "if tag not in replaced", "if tag != replaced[1]",
+        ("config.yaml-truth", "Loader.yaml_implicit_resolvers = {}", "pass",
          f"{_FILES}test_words_that_yaml_takes_for_truth_values_stay_words"),
+        ("config.yaml-octal", ".get(text[:2], 10)", ".get(text[:2], 8 if text[0] == '0' else 10)",
+         f"{_FILES}test_numbers_are_those_of_yaml_1_2"),
     ),
     *mutants_of(
         "contexture/cli/parse.py",

@@ -198,7 +198,7 @@ PRETRAINING = (
     ),
     *mutants_of(
         "train/interchange/static_vectors.py",
-        ("vectors.unknown-is-zero", "else read.vectors_VD.mean(0)", "else np.zeros(dim, np.float32)",
+        ("vectors.unknown-is-zero", "if known else mean_D", "if known else 0 * mean_D",
          f"{_STATIC}test_words_of_a_text_are_the_rows_of_the_file_and_unknown_ones_their_mean"),
         ("vectors.padding-last", "[np.zeros((1, dim), np.float32), unknown_D[None], read.vectors_VD]",
          "[unknown_D[None], np.zeros((1, dim), np.float32), read.vectors_VD]",

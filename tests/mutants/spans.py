@@ -87,8 +87,8 @@ TAGGING = (
     ),
     *mutants_of(
         "data/tasks/example_store.py",
-        ("context.makes-a-sentence-too-long", "(self._own_tokens(numbers) + 2 > length)",
-         "(self.tokens_of(numbers) + 2 > length)", f"{_AROUND}test_a_batch_is_as_long_as_its_context_wants"),
+        ("context.makes-a-sentence-too-long", "self._own_tokens(numbers) + 2 > length",
+         "self.tokens_of(numbers) + 2 > length", f"{_AROUND}test_a_batch_is_as_long_as_its_context_wants"),
         ("context.lengths-without-it", "if self.documents is not None:\n            return self.documents.lengths",
          "if False:\n            return self.documents.lengths",
          f"{_AROUND}test_a_batch_is_as_long_as_its_context_wants"),

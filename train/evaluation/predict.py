@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Required, TypedDict, cast
 
+import numpy as np
 from jax.sharding import Mesh
 
 from contexture.data.cancel import NEVER, CancelToken
@@ -74,6 +75,7 @@ class FilePrediction(TypedDict, total=False):
     scores: dict[str, float] | list[float]
     null_score: float
     n_best: list[SpanAnswer]
+    truncated: bool
 
 
 class PredictFileResult(TypedDict):
@@ -125,12 +127,13 @@ class Predictor:
             self.run.task, record.counts, searched_threshold(self.folder, self.loaded.step)
         )
         self.truncated = 0
-        """Examples so far that were longer than the model's sequences."""
+        """Examples so far that were longer than the model's sequences, or whose question was cut."""
         self._several: tuple[int, ...] = ()
         self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
 
     def __call__(self, texts: Sequence[object]) -> list[Prediction]:
-        """Texts → {"prediction", "scores"} each, in order.
+        """Texts → {"prediction", "scores"} each, in order; where a text, or a question, lost its end also "truncated":
+        True, with a warning once.
 
         A text is a str, or a pair of str; for tags a list of words, for choices (text, [alternative, …]), for spans
         (question, context); or all are dicts of columns, as rows of a file are. A text or a word that the vocabulary
@@ -143,7 +146,16 @@ class Predictor:
             given = examples_of(rows, self.run.task)
         else:
             given = [self._example(text, f"text:{number}") for number, text in enumerate(texts)]
-        return [record for _, records in self.chunks(given) for record in records]
+        records = [record for _, records in self.chunks(given) for record in records]
+        if cut := sum(record.get("truncated", False) for record in records):
+            logger.warning(self._truncated(cut, len(records)))
+        return records
+
+    def _truncated(self, cut: int, examples: int) -> str:
+        limit = f"{self.run.data.length} tokens"
+        if self.run.task.kind == "span":
+            return f"truncated the questions of {cut:,} of {examples:,} examples, to fit sequences of {limit}"
+        return f"truncated {cut:,} of {examples:,} examples to {limit}"
 
     def _example(self, text: object, origin: str) -> Example:
         if self.run.task.kind == "choice":
@@ -202,7 +214,9 @@ class Predictor:
         split = in_memory(encoded, kind, names, source, self.run.task.symmetric, char_ids, by_words)
         # + 2: the special tokens in front of a sequence and behind it.
         limit = self.run.data.length
-        self.truncated += split.longer_than(limit)
+        cut = np.concatenate([split.are_longer(part, limit) for part in split.parts()]).tolist()
+        cut = encoded.spans.cut if encoded.spans else cut
+        self.truncated += sum(cut)
         # A few examples are a batch of their own size, rounded up so that few programs are compiled.
         batch = meshes.round_up_to_devices(self.mesh, min(self.batch, power_of_two(split.examples)))
         held_out = HeldOutTask(
@@ -216,8 +230,15 @@ class Predictor:
         )
         collector = collector_of(held_out, labelled=False)
         with meshes.use(self.mesh, self.run.model.dtype):
-            for number, _, predictions in computed(self._step, self.loaded.unstacked, held_out, self.mesh, {}):
-                yield from cast(Iterator[Prediction], collector.add(number, predictions))
+            records = (
+                record
+                for number, _, predictions in computed(self._step, self.loaded.unstacked, held_out, self.mesh, {})
+                for record in cast(Iterator[Prediction], collector.add(number, predictions))
+            )
+            for record, lost in zip(records, cut, strict=True):
+                if lost:
+                    record["truncated"] = True
+                yield record
 
     def _lengths(self, split: ExampleSplit, batch: int) -> tuple[int, ...]:
         """Returns the lengths for the batches of a chunk: of a few, one of LENGTHS. Those of the first chunk that has
@@ -262,9 +283,8 @@ def predict_file(
                 record: FilePrediction = {"id": prediction["id"], **_texts(example), **prediction}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 count += 1
-    if predictor.truncated:
-        limit = predictor.run.data.length
-        logger.warning(f"truncated {predictor.truncated:,} of {count:,} examples to {limit} tokens")
+    if predictor.truncated and not report.cut_questions:  # these are counted by the report
+        logger.warning(predictor._truncated(predictor.truncated, count))
     report.finish()
     return {
         "run": str(predictor.folder),

@@ -25,6 +25,7 @@ class Prediction(TypedDict, total=False):
 
     Classes: label, prediction, {label: probability}. Numbers: label, prediction. Tags: one of each for each word; the
     prediction is "" for a word that was truncated. Questions: the answer, "" for none, and what SpanPrediction has.
+    truncated: True for a new example that lost its end; else it is left out.
     """
 
     id: Required[str]
@@ -35,6 +36,7 @@ class Prediction(TypedDict, total=False):
     scores: dict[str, float] | list[float]
     null_score: float
     n_best: list[SpanAnswer]
+    truncated: bool
 
 
 class PredictionCollector:

@@ -51,6 +51,8 @@ class EvaluationOptions:
             raise ValueError("a submission is of one checkpoint; give one --step, or leave it out")
         if self.figures and (self.every_step or len(self.steps) > 1):
             raise ValueError("figures are of one checkpoint; give one --step, or leave it out")
+        if self.theme != "light" and not self.figures:
+            raise ValueError("theme= is for figures; give --figures DIR too, or leave --theme out")
         if self.figures and self.submission:
             raise ValueError("figures= is for what is measured, and submission= measures nothing; give one of them")
         if self.submission and self.mesh.distributed:

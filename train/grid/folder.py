@@ -5,7 +5,9 @@ that diverged: these have no figures of their own to tell.
 """
 
 import json
-from collections.abc import Mapping
+import logging
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -17,6 +19,8 @@ from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.grid.settings import Grid, Value, shown
 from contexture.train.run.folder import INPUTS, as_option, changed_fields, flag, steps
+
+logger = logging.getLogger(__name__)
 
 GRID, RESULTS = "grid.json", "results.json"
 FEATURES = "features"
@@ -54,6 +58,25 @@ def check_folder(folder: Path) -> None:
             f"{folder} holds {', '.join(others[:3])}{', …' if len(others) > 3 else ''} and no {GRID}: it is no grid's "
             "folder; give a new or an empty --dir"
         )
+
+
+def without_shared(folders: Sequence[str]) -> tuple[str, ...]:
+    """Returns folders as `DIR/*/` lists them, without those in which a grid keeps what its runs share; says which."""
+    shared = [each for each in folders if Path(each).name in (FEATURES, INPUTS) and (Path(each).parent / GRID).exists()]
+    for each in shared:
+        logger.info(f"leaving out {each}, which holds what the runs of a grid share")
+    return tuple(each for each in folders if each not in shared)
+
+
+def runs_beneath(folder: Path) -> list[Path]:
+    """Returns the runs in the folders beneath one, in the order of their names; a run holds no others."""
+    found: list[Path] = []
+    for place, names, files in os.walk(folder):
+        if "run.json" in files:
+            found.append(Path(place))
+            names.clear()
+        names[:] = sorted(name for name in names if not name.startswith("."))
+    return found
 
 
 def diverged_runs(grid: Grid) -> dict[str, str]:

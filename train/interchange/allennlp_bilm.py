@@ -11,6 +11,7 @@ import numpy as np
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain, read_plain
+from contexture.data.storage import hdf5_writer
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import SPECIAL, VOCABULARY, Words
 from contexture.models import elmo
@@ -95,11 +96,9 @@ def bilm_files(
 
 def write_bilm_weights(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes weights.hdf5."""
-    import h5py
-
-    with h5py.File(folder / "weights.hdf5", "w") as opened:
+    with hdf5_writer(folder / "weights.hdf5") as write:
         for name, tensor in tensors.items():
-            opened.create_dataset(name, data=tensor.astype(np.float32))
+            write(name, tensor.astype(np.float32))
 
 
 def table_of(config: ElmoConfig) -> NameTable:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from contexture.data.config import WORD_FAMILIES
 from contexture.data.visible import visible
 from contexture.models.config import TransformerConfig
 from contexture.train.config import Run, fields
@@ -77,6 +78,8 @@ def model_card(folder: Path, record: RunRecord, step: int, format: str, paramete
     head = ["---", f"library_name: {_LIBRARIES[format]}", f"pipeline_tag: {_TASKS[run.objective]}", "tags:"]
     head += [f"- {tag}" for tag in ("contexture", run.family)] + ["---", ""]
     lines = [*head, f"# {name}", "", _summary(run, parameters, step), "", "## Use", "", _USE[format], ""]
+    if format == "stablehlo":
+        lines += [_limits(record), ""]
     if record.labels:
         lines += ["Labels: " + ", ".join(f"`{visible(label)}`" for label in record.labels[:50]), ""]
     lines += ["## Training", "", *_training(record), ""]
@@ -94,6 +97,15 @@ def _summary(run: Run, parameters: int, step: int) -> str:
         size = f"{c.layers} layers, {c.width} wide, {c.heads} heads, {parameters:,} parameters"
     trained = f"trained for {step:,} steps" if step else "imported"
     return f"A {_FAMILIES[run.family]} with {size}, {trained} with Contexture. Objective: {run.objective}."
+
+
+def _limits(record: RunRecord) -> str:
+    """Returns which inputs a program takes."""
+    run = record.run
+    longest = getattr(run.model, "length", None)
+    length = f"at most {longest} tokens" if longest and run.family not in WORD_FAMILIES else "any number of words"
+    learned = f"; it was trained on sequences of at most {run.data.length}" if not record.imported else ""
+    return f"A sequence (dim L) has {length}{learned}. A batch (dim B) has any number of sequences."
 
 
 def _training(record: RunRecord) -> list[str]:

@@ -42,7 +42,9 @@ def open_vectors(
     tokenizer = StaticWords(read.words, split, lowercase)
     known = UNKNOWN in tokenizer.ids
     count, dim = read.vectors_VD.shape
-    unknown_D = read.vectors_VD[tokenizer.ids[UNKNOWN] - len(STATIC_SPECIAL)] if known else read.vectors_VD.mean(0)
+    # In float64: the sum of many large float32 is beyond the largest one.
+    mean_D = read.vectors_VD.mean(0, dtype=np.float64).astype(np.float32)
+    unknown_D = read.vectors_VD[tokenizer.ids[UNKNOWN] - len(STATIC_SPECIAL)] if known else mean_D
     shape = (count + len(STATIC_SPECIAL), dim)
 
     def table(name: str) -> np.ndarray:

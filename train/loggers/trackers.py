@@ -62,6 +62,10 @@ class Tracker(Protocol):
     def close(self, complete: bool) -> None: ...
 
 
+_LONGEST_REASON = 500
+"""Letters of a client's error that are shown."""
+
+
 def check_trackers(names: Iterable[str]) -> None:
     """Refuses trackers that are not installed or not set up. Raises ConfigError."""
     for name in names:
@@ -70,7 +74,7 @@ def check_trackers(names: Iterable[str]) -> None:
         try:
             _module(name).check()
         except Exception as error:  # whatever a tracker's client raises for settings of its own
-            raise ConfigError(f"log.to={name}: {_first_line(error)}") from None
+            raise ConfigError(f"log.to={name}: {_reason(error)}") from None
 
 
 def _module(name: str) -> Any:
@@ -122,7 +126,7 @@ class _Worker:
                 task(tracker)
             except Exception as error:
                 self.fail(error)
-                logger.warning(f"log.to={self.name}: {_first_line(error)}; {_LEFT_OUT}")
+                logger.warning(f"log.to={self.name}: {_reason(error)}; {_LEFT_OUT}")
 
     def _add(self, tracker: Tracker, records: Iterable[Record]) -> None:
         for record in records:
@@ -163,7 +167,7 @@ class Trackers:
         run_file.write_json(path, ids | {worker.name: worker.tracker.ids for worker in opened if worker.tracker})
         for worker in self._workers:
             if worker.error is not None:
-                text = f"log.to={worker.name}: {_first_line(worker.error)}"
+                text = f"log.to={worker.name}: {_reason(worker.error)}"
                 if not step:
                     raise ConfigError(f"{text}; mend that, or leave out --log.to {worker.name}") from None
                 logger.warning(f"{text}; {_LEFT_OUT}")
@@ -219,5 +223,14 @@ def _read_ids(path: Path) -> dict[str, dict[str, str]]:
     return tree if isinstance(tree, dict) and all(isinstance(ids, dict) for ids in tree.values()) else {}
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+def _reason(error: Exception) -> str:
+    """Returns the first line of an error, with the lines behind it up to the end of its last sentence: clients break
+    their sentences."""
+    kept: list[str] = []
+    for line in str(error).strip().splitlines():
+        if not line.strip():
+            break
+        kept.append(line.strip())
+        if line.rstrip().endswith((".", "!", "?", ")", "]")):
+            break
+    return " ".join(kept)[:_LONGEST_REASON] or type(error).__name__

@@ -35,6 +35,8 @@ def attention_command(argv: list[str]) -> Result:
             heads=heads,
             head=model.run.head,
         )
+    if kind == "Attention":
+        model.watch_lengths().check(page.tokens)
     result: Result = {"run": str(request.run), "step": model.step, "to": str(request.to), **page._asdict()}
     return (
         result

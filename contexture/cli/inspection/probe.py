@@ -10,6 +10,7 @@ from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.requests import ProbeRequest, several
 from contexture.train.evaluation.request import Strings
+from contexture.train.grid.folder import without_shared
 from contexture.train.run.signals import Signals
 from contexture.train.run_file import read
 
@@ -28,7 +29,7 @@ def probe_command(argv: list[str]) -> TwofoldResult:
         raise DataError(f"{folder}: is a file; give --to a folder")
     files = {name: _files(getattr(request, name), name) for name in ("train", "dev", "test")}
     # Runs and their steps first, which are quickly read.
-    records = {run: read(Path(run)).run for run in request.runs}
+    records = {run: read(Path(run)).run for run in without_shared(request.runs)}
     from contexture.analysis.probing.probe import probe
     from contexture.analysis.probing.probe_figure import draw_probes
     from contexture.analysis.probing.probe_rows import FILE, read_rows, write_rows

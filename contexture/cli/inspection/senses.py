@@ -49,6 +49,7 @@ def senses_command(argv: list[str]) -> Result:
                 seed=request.seed,
                 batch=request.batch,
                 cancel=signals,
+                trained=model.watch_lengths(),
             )
     static = static_similarities(Path(request.static), *own_vector, senses) if own_vector else None
     how: Any = {"projection": request.projection, "seed": request.seed, "static": static}

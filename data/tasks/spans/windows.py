@@ -60,12 +60,14 @@ def span_layout(task: TaskConfig, length: int) -> SpanLayout | None:
 
 @dataclass(frozen=True)
 class SpanChunk:
-    """A chunk of questions: PLACE beside each token, LABEL of each window, and how many windows each question has."""
+    """A chunk of questions: PLACE beside each token, LABEL of each window, how many windows each question has, and
+    which questions are longer than task.question-length and lost their end."""
 
     examples: Sequence[QuestionExample]
     windows: list[int]
     places: NDArray[np.void]
     labels: NDArray[np.void]
+    cut: list[bool]
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,9 @@ def span_windows(
             labels.append((start, start) if start < 0 else _moved(start, end, before - first) if holds else (-1, -1))
         owners += [number] * len(windows)
         counts.append(len(windows))
-    chunk = SpanChunk(examples, counts, np.concatenate(places), np.array(labels, LABEL))
+    cut = [len(question) > layout.longest_question for question in questions]
+    report.cut_questions += sum(cut)
+    chunk = SpanChunk(examples, counts, np.concatenate(places), np.array(labels, LABEL), cut)
     return SpanWindows(tokens, seconds, np.array(owners, np.int64), chunk)
 
 

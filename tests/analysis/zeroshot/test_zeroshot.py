@@ -87,7 +87,7 @@ def test_one_warning_names_the_length_of_training(family, request, caplog):
     assert not caplog.records
     list(score_continuations(model, [(f"{context} the", " the")] * 3, batch=2))
     assert [record.getMessage() for record in caplog.records] == [
-        f"trained on sequences of at most {trained} tokens; text beyond that may degrade"
+        f"trained on sequences of at most {trained} tokens; text beyond that may degrade, and here are {trained + 1}"
     ]
 
 

@@ -335,3 +335,10 @@ def test_a_file_of_choices_is_answered(predictor: Predictor, tmp_path: Path):
         "scores": {"0": 0.15625, "1": 0.1875},
     }
     assert lines[1]["prediction"] == "0"
+
+
+def test_swag_as_published_is_read_by_its_usual_names(tmp_path):
+    head = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
+    file = write(tmp_path / "swag.csv", f"{head}\n0,v,1,He sat. She,He sat.,She,gold,ran,sat,sang,slept,2\n")
+    (example,) = examples(file, TaskConfig(kind="choice"), labelled=True)
+    assert example == ChoiceExample("He sat. She", ("ran", "sat", "sang", "slept"), "2", "swag.csv:2")

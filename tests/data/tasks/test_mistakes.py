@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import contexture
 from contexture.cli import main as cli
 from tests.cli.test_command_line import last_line_of
+from tests.helpers.logs import logged
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -222,6 +224,31 @@ def test_texts_longer_than_the_model_are_cut_and_counted(classified, tmp_path):
     assert "truncated 1 of 3 examples to 16 tokens" in err
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert answers[1]["text"] == LONG and answers[1]["prediction"]
+
+
+def test_a_text_that_is_cut_is_said_where_it_is_predicted_alone(classified):
+    run, _ = classified
+    for text, cut in (("the cat", False), (LONG, True)):
+        code, out, err = run_captured("predict", run, "--text", text, "--json")
+        assert code == 0 and json.loads(out)["truncated"] is cut
+        assert ("truncated 1 of 1 examples to 16 tokens" in err) is cut
+    with logged() as lines:
+        records = contexture.open(run).predict([LONG, "the cat", LONG])
+    assert [record.get("truncated") for record in records] == [True, None, True]
+    assert lines == ["warning: truncated 2 of 3 examples to 16 tokens"]
+
+
+def test_lines_that_are_cut_are_said_where_they_are_embedded(tmp_path):
+    opened = contexture.open("base")
+    Path(tmp_path / "lines.txt").write_text(f"the cat\n{LONG}\n")
+    code, out, err = run_captured(
+        "embed", "base", "--input", tmp_path / "lines.txt", "--to", tmp_path / "v.npy", "--json"
+    )
+    assert code == 0 and json.loads(out)["truncated"] == len(opened.tokenizer.encode([LONG])[0]) - 14
+    assert "truncated 1 of 2 lines, longer than the model takes (16 tokens)" in err
+    with logged() as lines:
+        opened.similarity([LONG, "the cat"], LONG)
+    assert lines == ["warning: truncated 2 of 3 texts, longer than the model takes (16 tokens)"]
 
 
 def test_words_that_were_cut_have_no_answer_and_count_as_wrong(tagged, tmp_path):

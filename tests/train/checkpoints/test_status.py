@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from contexture.cli import evaluation_commands
 from contexture.cli import main as cli
 from contexture.train.checkpoints import status as module
 from contexture.train.checkpoints.status import describe_status, status
@@ -111,3 +112,30 @@ def test_the_command_tells_of_several_runs(folder, tiny_run, capsys):
     assert only["step"] == only["checkpoint"] == 40 and only["state"] == "done"
     assert cli.main(["status", str(folder / "nowhere")]) == 2 and "is not a run" in capsys.readouterr().err
     assert cli.main(["status"]) == 2 and "status needs runs" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_lists_them_all_and_a_grid_s_shared_folders_are_no_runs(tmp_path, capsys, monkeypatch):
+    for name in ("grid/lr1-seed0", "grid/lr1-seed1", "deeper/still/one"):
+        (tmp_path / name).mkdir(parents=True)
+        write(tmp_path / name, RunRecord(run=Run(steps=4), tokenizer="a", data="b", total_steps=4))
+    (tmp_path / "grid" / "grid.json").write_text("{}")
+    for shared in ("features", "inputs"):
+        (tmp_path / "grid" / shared).mkdir()
+    below = [str(path) for path in sorted((tmp_path / "grid").glob("*/"))]
+    assert len(below) == 4
+    assert cli.main(["status", *below, "--json"]) == 0
+    out, err = capsys.readouterr()
+    runs = [str(tmp_path / "grid" / f"lr1-seed{n}") for n in range(2)]
+    assert [each["run"] for each in json.loads(out)["runs"]] == runs
+    assert f"leaving out {tmp_path}/grid/features, which holds what the runs of a grid share" in err
+    assert cli.main(["status", str(tmp_path), "--json"]) == 0
+    assert [each["run"] for each in json.loads(capsys.readouterr().out)["runs"]] == [
+        str(tmp_path / "deeper" / "still" / "one"),
+        *runs,
+    ]
+    monkeypatch.setattr(evaluation_commands, "requests_of", lambda folders, options: [].index(folders))
+    assert cli.main(["evaluate", *below]) and str(tuple(runs)) in capsys.readouterr().err
+    assert cli.main(["compare", *below]) == 0
+    (tmp_path / "features").mkdir()
+    assert cli.main(["status", str(tmp_path / "features")]) == 2
+    assert "is not a run: it holds no run.json" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_a_tracker_that_fails_is_left_out(tmp_path, memory):
         report.close()
     assert len(memory["mlflow"].rows) == 2 and len(memory["aim"].rows) == 7
     (line,) = (line for line in lines if line.startswith("warning"))
-    assert line.startswith("warning: log.to=mlflow: the server is gone; training goes on without it")
+    assert line.startswith("warning: log.to=mlflow: the server is gone for good; training goes on without it")
 
 
 @pytest.mark.parametrize("error", [OSError("no route\nto host"), ConfigError("")])
@@ -124,7 +124,7 @@ def test_a_tracker_that_cannot_be_opened_stops_a_new_run_and_no_old_one(tmp_path
         raise error
 
     monkeypatch.setattr(memory["mlflow"], "open_run", fail)
-    what = "no route" if str(error) else "ConfigError"
+    what = "no route to host" if str(error) else "ConfigError"
     new = Trackers(RUN, tmp_path)
     with pytest.raises(ConfigError, match=f"^log.to=mlflow: {what}; mend that, or leave out --log.to mlflow$"):
         new.start(list, 0)
@@ -324,3 +324,18 @@ def test_a_training_that_is_killed_and_resumed_sends_each_step_once(door, tiny_w
     held = _held(ids)
     for steps_of in (_steps_of_wandb(tmp_path / "run", ids["wandb"]), held["mlflow"], held["aim"]):
         assert steps_of["train"] == whole and steps_of["dev"] == sorted(set(steps_of["dev"]))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("api_key not configured (no-tty). Call\nwandb.login(key=[your_api_key])\nmore",
+         "api_key not configured (no-tty). Call wandb.login(key=[your_api_key])"),
+        ("one line", "one line"),
+        ("a sentence.\nanother", "a sentence."),
+        ("a line\n\nanother", "a line"),
+        ("", "RuntimeError"),
+    ],
+)  # fmt: skip
+def test_the_reason_of_an_error_is_its_whole_first_sentence(error: str, reason: str):
+    assert module._reason(RuntimeError(error)) == reason

@@ -18,6 +18,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_fields, batch_sizes, objective_of
 from contexture.train.optim.optimizers import lr_multipliers, optimizer
 from contexture.train.options import MeshConfig, OptimConfig, SaveConfig
+from contexture.train.setup import check_frozen
 from contexture.train.step import create, train_step
 from tests.helpers.parity_rule import assert_close, assert_differs
 
@@ -107,3 +108,30 @@ def test_words_beside_backbone_freeze_parts_of_the_heads():
     assert lr_multipliers(OptimConfig(frozen=("backbone",)), heads) is None
     with pytest.raises(ConfigError, match="leaves nothing to train"):
         lr_multipliers(OptimConfig(frozen=("backbone", "heads")), heads)
+
+
+@pytest.mark.parametrize(
+    ("optim", "line"),
+    [
+        ({"frozen": ("encodr",)}, "optim.frozen=encodr is in the path of no parameter"),
+        ({"frozen": (), "frozen_layers": 3}, "optim.frozen-layers=3 is more than the model's 2 layers"),
+        ({"frozen": ("backbone", "heads")}, "optim.frozen=backbone heads leaves nothing to train"),
+    ],
+)
+def test_what_cannot_be_frozen_is_refused_before_any_work(optim, line):
+    with pytest.raises(ConfigError, match=line):
+        check_frozen(dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, **optim)))
+
+
+@pytest.mark.parametrize("words", [("backbone",), ("bias", "ffn"), ("heads_tag",), ("embeddings",)])
+def test_what_can_be_frozen_is_taken(words):
+    check_frozen(dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, frozen=words)))
+
+
+def test_parameters_that_heads_of_pairs_alone_have_can_be_frozen():
+    from contexture.configs import recipe
+    from contexture.configs.finetuning import finetune_run
+
+    run = finetune_run(recipe("elmo.tiny"), "run", "classify")
+    for words in (("mix",), ("backbone", "lstm")):
+        check_frozen(dataclasses.replace(run, optim=dataclasses.replace(run.optim, frozen=words)))

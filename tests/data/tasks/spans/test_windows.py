@@ -21,6 +21,7 @@ from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.helpers import slow_spans
+from tests.helpers.logs import logged
 from tests.helpers.slow_pairs import vocabulary
 
 PIECES = WordPiece([*vocabulary(), *"abcdefgh", *(f"##{x}" for x in "abcdefgh"), ",", "é"], lowercase=True)
@@ -195,3 +196,13 @@ def test_a_token_of_gpt1_is_a_part_of_its_word(shared):
     parts = [text[begin:end] for begin, end in places]
     assert len(parts) > 5 and "".join(parts) == text.replace(" ", "") and parts[-3:] == [",", "你", "好"]
     assert ids == tokenizer.encode(text)
+
+
+def test_a_question_that_loses_its_end_is_counted():
+    examples = [QuestionExample("1", "a b c d e", "a b", None, "f:1"), QuestionExample("2", "a b", "a b", None, "f:2")]
+    report = FileReport("f", PIECES)
+    windows = span_windows(examples, PIECES, SpanLayout(16, question_length=3), report)
+    assert windows.chunk.cut == [True, False]
+    with logged() as lines:
+        report.finish()
+    assert "warning: f: truncated 1 question; raise --task.question-length, or --data.length" in lines

@@ -1,0 +1,112 @@
+"""An option that has no effect, as the others stand, is refused: of a run by what it needs, of a command by its
+request."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from contexture import requests
+from contexture.configs import recipe, task
+from contexture.configs.finetuning import finetune_run
+from contexture.models.config import VectorsConfig
+from contexture.option_scope import _NEEDS, _SCOPES, check_scope
+from contexture.options import with_options
+from contexture.train.config import Run, fields
+from contexture.train.errors import ConfigError
+from contexture.train.evaluation.request import EvaluationOptions
+
+BERT, GPT, ELMO = recipe("bert.tiny"), recipe("gpt.tiny"), recipe("elmo.tiny")
+TASK = finetune_run(BERT, "run", "classify")
+GPT_TASK = finetune_run(GPT, "run", "classify", task_vocabulary=GPT.model.vocab)
+FROZEN = {"optim.frozen": "backbone"}
+CASES: dict[str, tuple[Run, Any, dict[str, Any], dict[str, Any]]] = {
+    # option: (a run, another value than the default, settings that leave it without effect, settings that give it one)
+    "optim.lora_alpha": (TASK, 16.0, {}, {"optim.lora_rank": 8}),
+    "optim.stochastic_rounding": (BERT, False, {}, {"optim.moments": "bfloat16"}),
+    "optim.no_decay": (BERT, ["bias"], {"optim.weight_decay": 0.0}, {}),
+    "mesh.startup_minutes": (BERT, 1.0, {}, {"mesh.distributed": True}),
+    "mesh.peer_minutes": (BERT, 1.0, {}, {"mesh.distributed": True}),
+    "init.random": (BERT, True, {}, {"init.run": "run"}),
+    "init.step": (BERT, 3, {}, {"init.run": "run"}),
+    "init.grow": (TASK, True, {"init.random": True}, {}),
+    "init.drop_heads": (TASK, True, {"init.random": True}, {}),
+    "evaluate.every": (TASK, 3, {}, {"task.dev_fraction": 0.1}),
+    "evaluate.batch": (TASK, 3, {}, {"task.dev": "dev.tsv"}),
+    "data.vocabulary": (GPT, "characters", {"data.tokenizer": "folder"}, {}),
+    "data.lowercase": (BERT, False, {"init.run": "run"}, {}),
+    "data.features": (GPT_TASK, "off", FROZEN, {**FROZEN, "task.lm_weight": 0.0}),
+    "model.dropout": (TASK, 0.3, FROZEN, {}),
+    "model.attention_dropout": (TASK, 0.3, FROZEN, {}),
+    "model.init": (GPT, "released", {"init.run": "run"}, {"init.run": "run", "init.random": True}),
+    "model.position_std": (GPT, 0.1, {"init.run": "run"}, {"init.run": "run", "init.grow": True}),
+    "task.header": (TASK, "no", {"task.train": "a.jsonl"}, {"task.train": "a.tsv.gz"}),
+}
+ALWAYS = """
+    data.batch data.length data.ramp_from data.ramp_steps dir epochs evaluate.metric evaluate.patience head.pair
+    init.redraw_layers init.run log.details log.every log.tensorboard log.to mesh.compiler_options mesh.data
+    mesh.distributed mesh.fsdp mesh.tensor optim.accumulate optim.clip optim.decay_steps optim.final_lr optim.frozen
+    optim.frozen_layers optim.lora_rank optim.lora_targets optim.max_skipped optim.name optim.peak_lr optim.schedule
+    optim.warmup optim.warmup_fraction optim.weight_decay save.every save.keep_every save.max_to_keep seed steps
+    task.bad_rows task.dev task.dev_fraction task.kind task.label task.name task.test task.text task.train
+""".split()
+"""Options beside those of the model that always have an effect, or whose own configuration refuses them where they have
+none."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_option_is_refused_where_it_has_no_effect_and_taken_where_it_has_one(name: str):
+    run, value, without, beside = CASES[name]
+    with pytest.raises(ConfigError, match=f"{name.replace('_', '-')} has no meaning "):
+        with_options(run, {**without, name: value})
+    assert fields(with_options(run, {**beside, name: value}))[name] not in (None, fields(run)[name])
+
+
+def test_every_need_has_a_case_and_every_option_is_looked_at():
+    assert CASES.keys() == _NEEDS.keys()
+    options = {name for run in (BERT, GPT, ELMO, task("classify")) for name in fields(run)}
+    asked = {name for name in options if not name.startswith("model.")}
+    assert asked == {name for name in {*_SCOPES, *_NEEDS, *ALWAYS} if not name.startswith("model.")}
+
+
+def test_dropout_that_is_switched_off_suits_a_frozen_backbone():
+    assert with_options(TASK, {**FROZEN, "model.dropout": 0.0}).optim.freezes_backbone
+
+
+def test_a_warm_up_has_one_length():
+    with pytest.raises(ConfigError, match="--optim.warmup and --optim.warmup-fraction both say how long to warm up"):
+        with_options(BERT, {"optim.warmup": 5, "optim.warmup_fraction": 0.1})
+
+
+def test_options_of_another_optimizer_or_family_are_refused():
+    with pytest.raises(ConfigError, match="--optim.eps is for --optim.name adamw, bert or gpt1"):
+        with_options(ELMO, {"optim.name": "adagrad", "optim.eps": 1e-3})
+    vectors = replace(BERT, model=VectorsConfig(vocab=9, hidden=4))
+    with pytest.raises(ConfigError, match="--optim.layer-decay is for a BERT, a GPT or an ELMo"):
+        check_scope(["optim.layer_decay"], finetune_run(vectors, "run", "classify"))
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: requests.GenerationRequest("run", "a", top_p_exclusive=True), "top-p-exclusive= is for nucleus sampl"),
+        (lambda: requests.GenerationRequest("run", "a", top_k=5, temperature=0.0), "top-k= is for sampling, and"),
+        (lambda: requests.GenerationRequest("run", "a", top_p=0.5, temperature=0.0), "top-p= is for sampling, and"),
+        (lambda: requests.ScoreRequest("run", text="a", top=3), "top= is for the page; give --to page.html too"),
+        (lambda: requests.ScoreRequest("run", text="a", documents="blank_lines"), "documents= is for files; give"),
+        (lambda: requests.SensesRequest(run="r", word="w", input="f", projection="tsne"), "projection= is for a page"),
+        (lambda: requests.SensesRequest(run="r", word="w", input="f", layers="1", to="a.html"), "layers= is for a fig"),
+        (lambda: requests.SensesRequest(run="r", word="w", input="f", theme="dark", to="a.svg"), "theme= is for a *.p"),
+        (lambda: requests.LayersRequest(runs=("r",), theme="dark"), "theme= is for a *.png; give --to figure.png too"),
+        (lambda: requests.CompareRequest(runs=("r", "s"), theme="dark"), "theme= is for a *.png; give --to curves.png"),
+        (lambda: requests.TokenizerRequest(kind="byte-bpe", input=("f",), to="t", word_splitter="punctuation"),
+         "word-splitter= is for words; give the kind words too, or leave --word-splitter out"),
+        (lambda: requests.ZeroshotRequest("r", task="lambada", input="f", seed=3), "seed= has no meaning for --task"),
+        (lambda: requests.ZeroshotRequest("r", task="cbt", input="f", header="no"), "header= has no meaning for"),
+        (lambda: EvaluationOptions(theme="dark"), "theme= is for figures; give --figures DIR too"),
+    ],
+)  # fmt: skip
+def test_an_option_of_a_command_that_has_no_effect_is_refused(make, line):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the line is compared
+        make()
+    assert str(caught.value).startswith(line)
