@@ -315,7 +315,11 @@ def import_model(
 ) -> Path:
     """Writes a published model as a run, and returns its folder; the options are those of `contexture import`.
 
-    Raises: ConfigError for an unknown format, DataError for damaged, missing or unknown files.
+    Example:
+        folder = contexture.import_model("hf", "google-bert/bert-base-uncased", "runs/bert")
+
+    Raises: ConfigError for an unknown format, DataError for damaged, missing or unknown files, ConnectionError where
+    the Hugging Face hub does not answer.
     """
     from contexture.train.interchange.convert import IMPORTERS, import_model
 

@@ -38,6 +38,8 @@ class Imported:
 
     format: str
     """The format of its files, as `contexture import` names it."""
+    source: str | None = None
+    """The model on the hub whose files they are, OWNER/NAME@COMMIT; None for files of a folder."""
     config: dict[str, object] = field(default_factory=dict)
     """The configuration that lay beside the weights, for an export to the same format."""
     parts: tuple[str, ...] | None = None
@@ -337,7 +339,8 @@ def _record(tree: dict[str, Any], path: Path) -> RunRecord:
 def _imported(tree: dict[str, Any], path: Path) -> Imported:
     known = {each.name for each in dataclasses.fields(Imported)}
     lists = {name: [str] for name in ("parts", "missing") if name in tree}
+    texts = {name: str for name in ("source",) if name in tree}
     objects = [tree[name] for name in ("config", "special") if name in tree]
-    if misfit(tree, lists) or not all(isinstance(value, dict) for value in objects) or tree.keys() - known:
+    if misfit(tree, {**lists, **texts}) or not all(isinstance(value, dict) for value in objects) or tree.keys() - known:
         raise ConfigError(f"{path}: imported is {str(tree)[:60]!r}, which no import writes; put it back")
     return Imported(**{**tree, **{name: tuple(tree[name]) for name in lists}})

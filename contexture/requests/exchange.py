@@ -19,7 +19,8 @@ class ImportRequest:
     has it, options.json and weights in hdf5. vectors: static word vectors, a file of word2vec (text or binary), GloVe
     or fastText (*.vec)."""
     path: tyro.conf.Positional[Annotated[str, DIR]]
-    """The folder of its files; of vectors the file."""
+    """The folder of its files; of vectors the file; of hf also the name of a model on the Hugging Face hub,
+    OWNER/NAME[@REVISION]."""
     to: Annotated[str, RUN]
     """The folder of the run to write."""
     vocabulary: Annotated[str, FILE] = ""

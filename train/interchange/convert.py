@@ -102,12 +102,13 @@ def import_model(
 ) -> ImportResult:
     """Writes a published model as a run at step 0. Its tensors are read one at a time; `cancel` may raise before each.
 
-    format: hf, bert-tf, gpt2-tf, gpt1-npy, bilm or vectors. vocabulary: another vocabulary file than the model's own.
+    format: hf, bert-tf, gpt2-tf, gpt1-npy, bilm or vectors. path: of its files; of hf also the name of a model on the
+    hub. vocabulary: another vocabulary file than the model's own.
     lowercase (hf, bert-tf and vectors; None: as the files say), gelu (bert-tf) and word_splitter (bilm and vectors) as
     in the command's options. labels: names for the classes of a task, in their order.
 
-    Raises: DataError for damaged, missing or unknown files, and for labels that are not as many as the classes; then
-    nothing is left behind.
+    Raises: DataError for damaged, missing or unknown files, and for labels that are not as many as the classes;
+    ConnectionError where the hub does not answer. Then nothing is left behind.
     """
     check_free(to)
     check_run_path(to, "--to")

@@ -109,7 +109,8 @@ def _training(record: RunRecord) -> list[str]:
     if run.init.run:
         lines.append(f"| initialised from | {visible(Path(run.init.run).name)} |")
     if record.imported:
-        lines.append(f"| imported from | files of the format {record.imported.format} |")
+        source = f"{visible(record.imported.source)}, " if record.imported.source else ""
+        lines.append(f"| imported from | {source}files of the format {record.imported.format} |")
     lines += [f"| {name} | {record.versions[name]} |" for name in ("jax", "flax") if name in record.versions]
     return lines
 
