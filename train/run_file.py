@@ -139,7 +139,8 @@ def with_absolute_paths(run: Run) -> Run:
 
 
 def _absolute(path: str) -> str:
-    return os.path.abspath(path) if path and not path.startswith(("tfds:", "published:")) else path
+    is_name = path.startswith(("tfds:", "published:")) or is_bucket(path)  # a bucket is refused where it is read
+    return os.path.abspath(path) if path and not is_name else path
 
 
 def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:

@@ -109,6 +109,8 @@ def hub_server(hub: Hub) -> Iterator[str]:
 def use_hub(patch: pytest.MonkeyPatch, address: str, cache: Path) -> None:
     """Has huggingface_hub, which reads its environment when it is imported, ask this hub, with a cache of its own."""
     patch.setattr(constants, "ENDPOINT", address)
-    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    for module in ("constants", "file_download"):  # earlier versions keep it in both
+        name = f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE"
+        patch.setattr(name, address + "/{repo_id}/resolve/{revision}/{filename}", raising=False)
     patch.setattr(constants, "HF_HUB_CACHE", str(cache))
     patch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-from contexture.data.storage import atomic_folder, check_free, check_run_path
+from contexture.data.storage import atomic_folder, check_free, check_no_bucket, check_run_path
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.interchange.renaming import ParamMapping, check_repeats, param_mappings
 from contexture.models.model import example
@@ -110,6 +110,7 @@ def import_model(
     Raises: DataError for damaged, missing or unknown files, and for labels that are not as many as the classes;
     ConnectionError where the hub does not answer. Then nothing is left behind.
     """
+    check_no_bucket(path)
     check_free(to)
     check_run_path(to, "--to")
     notes: list[str] = []  # logged once the run is written
