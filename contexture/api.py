@@ -86,9 +86,9 @@ def finetune(
     Args:
         source: the folder of the run to begin from.
         task: classify, regress, tag, choice or span, or the name of a task that `contexture recipes` lists.
-        train: labelled examples. Files (*.tsv, *.csv, *.jsonl, CoNLL, tfds:NAME); or rows: (text, label), (first,
-            second, label), (words, tags), (text, choices, label), (question, context, answers), or dicts of columns; or
-            a table of pandas, polars or Arrow.
+        train: labelled examples. Files (*.tsv, *.csv, *.jsonl, CoNLL, tfds:NAME, hf://…); or rows: (text, label),
+            (first, second, label), (words, tags), (text, choices, label), (question, context, answers), or dicts of
+            columns; or a table of pandas, polars or Arrow.
         dev: held-out examples, likewise; {"task.dev_fraction": 0.1} among the options holds out a part of train.
         test: further held-out examples, likewise.
         dir: the new run's folder.

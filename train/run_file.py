@@ -14,6 +14,7 @@ from contexture.data.binary_files import misfit
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import read_plain
 from contexture.data.storage import atomic_file, check_run_path, is_bucket
+from contexture.data.text import hub
 from contexture.data.visible import visible_json
 from contexture.models.config import MAX_SIZE, ElmoConfig, VectorsConfig
 from contexture.train.config import FAMILIES, Run, fields
@@ -138,8 +139,30 @@ def with_absolute_paths(run: Run) -> Run:
     return dataclasses.replace(run, data=data, task=task, init=absolute(run.init, "run"))
 
 
+def with_pinned_addresses(run: Run, directory: Path) -> Run:
+    """Returns the run whose addresses of the hub name a commit, so that they stand for the same files for ever: the one
+    that the run in `directory` began with, if it has begun.
+
+    Raises: DataError for data that the hub does not have, ConnectionError where it cannot be asked.
+    """
+    names = {"data": ("path", "dev"), "task": ("train", "dev", "test")}
+    given = [path for section in names for name in names[section] for path in getattr(getattr(run, section), name)]
+    if not any(map(hub.is_address, given)):
+        return run
+    begun = read(directory).run if (directory / "run.json").exists() else run
+
+    def pinned(section: str) -> Any:
+        mine, before = getattr(run, section), getattr(begun, section)
+        return dataclasses.replace(
+            mine, **{name: hub.with_commits(getattr(mine, name), getattr(before, name)) for name in names[section]}
+        )
+
+    return dataclasses.replace(run, data=pinned("data"), task=pinned("task"))
+
+
 def _absolute(path: str) -> str:
-    is_name = path.startswith(("tfds:", "published:")) or is_bucket(path)  # a bucket is refused where it is read
+    # A bucket is refused where it is read.
+    is_name = path.startswith(("tfds:", "published:", hub.PREFIX)) or is_bucket(path)
     return os.path.abspath(path) if path and not is_name else path
 
 

@@ -98,19 +98,25 @@ def cached_files(address: str) -> list[Path]:
     return []
 
 
-def pinned(address: str, before: Iterable[str] = ()) -> str:
-    """Returns an address with the commit of the data set, so that it stands for the same files for ever.
+def with_commits(paths: Iterable[str], before: Iterable[str] = ()) -> tuple[str, ...]:
+    """Returns paths with the commit of the data set in each address, so that it stands for the same files for ever.
 
-    before: addresses that a run began with. One of them that differs by its commit alone is taken, whatever the data
+    before: paths that a run began with. An address of them that differs by its commit alone is taken, whatever the data
     set's newest commit is now.
 
     Raises: as `local_files`.
     """
+    earlier = [*before]
+    return tuple(_pinned(path, earlier) if is_address(path) else path for path in paths)
+
+
+def _pinned(address: str, before: Sequence[str]) -> str:
+    """Returns an address with its commit. Files that the run did not begin with are downloaded, to be compared."""
     this = _Address.parse(address)
-    if _COMMIT.fullmatch(this.revision):
+    if _COMMIT.fullmatch(this.revision) and address in before:
         return address
-    for other in map(_Address.parse, filter(is_address, before)):
-        if not this.revision and (other.repo, other.path) == (this.repo, this.path):
+    for other in () if this.revision else map(_Address.parse, filter(is_address, before)):
+        if _COMMIT.fullmatch(other.revision) and (other.repo, other.path) == (this.repo, this.path):
             return this.at(other.revision)
     return this.at(_download(address)[0])
 

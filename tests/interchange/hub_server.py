@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import huggingface_hub.constants as constants
 import pytest
+from huggingface_hub.utils import disable_progress_bars
 
 
 @dataclass
@@ -113,4 +114,4 @@ def use_hub(patch: pytest.MonkeyPatch, address: str, cache: Path) -> None:
         name = f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE"
         patch.setattr(name, address + "/{repo_id}/resolve/{revision}/{filename}", raising=False)
     patch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    patch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    disable_progress_bars()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from contexture.data.text import hub
 from contexture.data.visible import visible
 from contexture.models.config import TransformerConfig
 from contexture.train.config import Run, fields
@@ -104,7 +105,8 @@ def _training(record: RunRecord) -> list[str]:
     lines += [f"| {name.replace('_', '-')} | {values[name]} |" for name in _SETTINGS if values.get(name)]
     sources = {"text": run.data.path, "examples": run.task.train, "held out": (*run.data.dev, *run.task.dev)}
     for what, paths in sources.items():
-        names = [visible(path if path.startswith(("tfds:", "published:")) else Path(path).name) for path in paths]
+        kept = ("tfds:", "published:", hub.PREFIX)
+        names = [visible(path if path.startswith(kept) else Path(path).name) for path in paths]
         lines += [f"| {what} | {', '.join(names)} |"] if names else []
     if run.init.run:
         lines.append(f"| initialised from | {visible(Path(run.init.run).name)} |")
