@@ -27,8 +27,8 @@ class DataConfig:
     """From text to batches."""
 
     path: tuple[str, ...] = ()
-    """Text to train on: files (*.txt, *.jsonl), folders, TFDS sets (tfds:NAME), addresses of a hub
-    (hf://datasets/OWNER/NAME/FILE), or a folder of `contexture prepare`."""
+    """Text to train on: files (*.txt, *.jsonl, hf://…), folders, TFDS sets (tfds:NAME), or one folder made by
+    `contexture prepare`."""
     dev: tuple[str, ...] = ()
     """Held-out text, like data.path."""
     dev_fraction: float = 0.0

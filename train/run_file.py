@@ -329,7 +329,7 @@ def read(directory: Path) -> RunRecord:
         check_run_path(directory, "run", writes=False)
         tree = json.loads(read_plain(path))
     except FileNotFoundError:
-        raise ConfigError(f"{directory} is not a run: it holds no run.json; give the --dir of a training") from None
+        raise ConfigError(f"{directory} is not a run: it holds no run.json; {_how_to_mend(directory)}") from None
     except NotADirectoryError:
         raise ConfigError(f"{directory} is not a run but a file; give the --dir of a training") from None
     except DataError as error:
@@ -344,6 +344,17 @@ def read(directory: Path) -> RunRecord:
     if form not in (1, FORMAT) or isinstance(form, bool):
         raise ConfigError(f"{path} has format {form!r}; this version reads formats 1 and {FORMAT}")
     return _record(upgrade(tree) if form == 1 else tree, path)
+
+
+def _how_to_mend(directory: Path) -> str:
+    """Returns what to do about a path that holds no run: a published model becomes one first."""
+    to_run = f"contexture import hf {directory} --to RUN"
+    if (directory / "config.json").is_file():
+        return f"it has the config.json of a published model, which becomes a run first: {to_run}"
+    training = "give the --dir of a training"
+    if not directory.exists() and hub.is_model_name(str(directory)):
+        return f"{training}; a published model of this name becomes a run first: {to_run}"
+    return training
 
 
 def _record(tree: dict[str, Any], path: Path) -> RunRecord:

@@ -81,3 +81,21 @@ def test_without_a_network_the_cache_is_read(
     done("import", "hf", NAME, "--to", "second")
     assert read(Path("first")).imported == read(Path("second")).imported
     refused(capsys, "owner/other", "ConnectionError: owner/other: no such folder here, and", "does not answer", code=1)
+
+
+@pytest.mark.parametrize(
+    "words", [("fill", "--text", "a [MASK]"), ("finetune", "--task.kind", "classify"), ("status",)]
+)
+def test_a_published_model_in_the_place_of_a_run_is_told_how_to_become_one(
+    words: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name, line in ((NAME, "a published model of this name becomes a run first"), (folder, "becomes a run first")):
+        code, err = run_command(capsys, words[0], name, *words[1:])
+        assert code == 2 and f"{line}: contexture import hf {name} --to RUN" in err and len(err.splitlines()) == 1, err
+        with pytest.raises(contexture.ConfigError, match=line):
+            contexture.open(name)
+
+
+def test_from_pretrained_is_told_what_loads_a_published_model():
+    with pytest.raises(AttributeError, match=r"import_model\('hf', NAME, RUN\) makes a run .* open\(RUN\) loads it"):
+        contexture.from_pretrained("google-bert/bert-base-uncased")  # pyright: ignore[reportAttributeAccessIssue]
