@@ -343,16 +343,23 @@ def export_model(
     to: Place,
     *,
     step: int | Literal["best"] | None = None,
+    pooling: Literal["", "mean", "cls", "max", "lasttoken"] = "",
 ) -> Path:
     """Writes a run as files that other libraries read, and returns their folder: hf, what transformers loads; peft,
     adapters and heads alone; bilm, ELMo as bilm-tf has it; stablehlo, a program that jax runs without this library.
 
+    pooling: of hf: how the vectors of a text's tokens become one in sentence-transformers, which then loads the folder
+    too.
+
     Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
     """
     from contexture.train.interchange.convert import EXPORTERS, export_model
+    from contexture.train.interchange.sentence_transformers import POOLINGS
 
     _check_format(format, EXPORTERS)
-    export_model(Path(run), format, Path(to), step)
+    if pooling and (format != "hf" or pooling not in POOLINGS):
+        raise ConfigError(f"pooling {pooling!r} of {format}: hf has one of {', '.join(POOLINGS)}; leave it out")
+    export_model(Path(run), format, Path(to), step, pooling=pooling)
     return Path(to)
 
 

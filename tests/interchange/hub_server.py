@@ -27,7 +27,7 @@ class Hub:
     requests: list[str] = field(default_factory=list)
     """The method and the path of each request."""
 
-    def add(self, repository: str, folder: Path | None = None, **files: bytes) -> str:
+    def add(self, repository: str, folder: Path | None = None, /, **files: bytes) -> str:
         """Adds a commit with the files of a folder, or these, and returns its name."""
         of_folder = {} if folder is None else {
             str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()

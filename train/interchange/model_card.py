@@ -21,7 +21,13 @@ _TASKS = {
     "choice": "multiple-choice",
     "span": "question-answering",
 }
-_LIBRARIES = {"hf": "transformers", "peft": "peft", "bilm": "allennlp", "stablehlo": "jax"}
+_LIBRARIES = {
+    "hf": "transformers",
+    "sentence-transformers": "sentence-transformers",
+    "peft": "peft",
+    "bilm": "allennlp",
+    "stablehlo": "jax",
+}
 _FAMILIES = {"bert": "BERT", "gpt": "GPT", "elmo": "ELMo", "vectors": "table of static word vectors"}
 _USE = {
     "hf": """```python
@@ -31,6 +37,13 @@ tokenizer, config = transformers.AutoTokenizer.from_pretrained("."), transformer
 model = getattr(transformers, config.architectures[0]).from_pretrained(".")
 outputs = model(**tokenizer("A text.", return_tensors="pt"))
 ```""",
+    "sentence-transformers": """```python
+import sentence_transformers
+
+vectors = sentence_transformers.SentenceTransformer(".").encode(["A text.", "Another."])
+```
+
+transformers loads it too: `AutoModel.from_pretrained(".")`, `AutoTokenizer.from_pretrained(".")`.""",
     "peft": """These are adapters and heads. BASE is the folder of the model that they were trained on, exported as hf.
 
 ```python
@@ -75,7 +88,8 @@ def model_card(folder: Path, record: RunRecord, step: int, format: str, paramete
     """
     run = record.run
     name = visible(folder.resolve().name)
-    head = ["---", f"library_name: {_LIBRARIES[format]}", f"pipeline_tag: {_TASKS[run.objective]}", "tags:"]
+    task = "sentence-similarity" if format == "sentence-transformers" else _TASKS[run.objective]
+    head = ["---", f"library_name: {_LIBRARIES[format]}", f"pipeline_tag: {task}", "tags:"]
     head += [f"- {tag}" for tag in ("contexture", run.family)] + ["---", ""]
     lines = [*head, f"# {name}", "", _summary(run, parameters, step), "", "## Use", "", _USE[format], ""]
     if record.labels:
