@@ -148,20 +148,20 @@ def _download(address: str, cached: bool = False) -> tuple[str, tuple[Path, ...]
     else:
         files = [place] if place.is_file() else []
     if not files:
-        raise DataError(f"{address}: the data set has no such file{'' if cached else _others(this, folder.name)}")
+        raise DataError(f"{address}: the data set has no such file{'' if cached else _others(address, folder.name)}")
     return folder.name, tuple(files)
 
 
-def _others(address: _Address, commit: str) -> str:
-    """Returns which files a data set has, for a message; "" where they cannot be asked for."""
+def _others(address: str, commit: str) -> str:
+    """Returns which files a data set has, for a message. Raises: ConnectionError where the hub cannot be asked: the
+    cache may lack the file alone."""
     from huggingface_hub import HfApi
 
-    try:
-        names = HfApi().list_repo_files(address.repo, repo_type="dataset", revision=commit)
-    except Exception:  # the message is complete without them
-        return ""
+    this = _Address.parse(address)
+    with _one_line_errors(address, "data set"):
+        names = HfApi().list_repo_files(this.repo, repo_type="dataset", revision=commit)
     names = sorted(name for name in names if inner_suffix(name) in (*_IN_FOLDERS, ".json"))
-    near = did_you_mean(address.path, names)
+    near = did_you_mean(this.path, names)
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return near or (f"; it has {shown}" if names else "; it has none that is read here")
 
@@ -212,8 +212,6 @@ def _one_line_errors(name: str, what: str) -> Iterator[None]:
             f"{name}: {where}no such {what} at {hub}, or a private one; check the name, or give {_TOKEN}"
         ) from None
     except errors.LocalEntryNotFoundError as error:
-        if constants.HF_HUB_OFFLINE:
-            raise ConnectionError(f"{name}: not in the cache, and HF_HUB_OFFLINE=1 forbids to download it") from None
         raise _unreachable(name, what, hub, error.__cause__ or error) from None
     except OSError as error:
         if error.errno is not None and not isinstance(error, ConnectionError):
@@ -224,6 +222,10 @@ def _one_line_errors(name: str, what: str) -> Iterator[None]:
 
 
 def _unreachable(name: str, what: str, hub: str, error: BaseException) -> ConnectionError:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return ConnectionError(f"{name}: not in the cache, and HF_HUB_OFFLINE=1 forbids to download it")
     where = "no such folder here, and " if what == "model" else ""
     reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
     return ConnectionError(f"{name}: {where}{hub} does not answer ({reason}); check the network, or copy the files")
