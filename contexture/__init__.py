@@ -48,7 +48,10 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("contexture.api"), name)
     if name == "TrainedModel":
         return importlib.import_module("contexture.analysis.trained_model").TrainedModel
-    raise AttributeError(f"module 'contexture' has no attribute {name!r}")
+    line = f"module 'contexture' has no attribute {name!r}"
+    if name == "from_pretrained":
+        line += "; import_model('hf', NAME, RUN) makes a run of a published model, and open(RUN) loads it"
+    raise AttributeError(line)
 
 
 def __dir__() -> list[str]:

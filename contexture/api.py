@@ -90,9 +90,9 @@ def finetune(
     Args:
         source: the folder of the run to begin from.
         task: classify, regress, tag, choice or span, or the name of a task that `contexture recipes` lists.
-        train: labelled examples. Files (*.tsv, *.csv, *.jsonl, CoNLL, tfds:NAME); or rows: (text, label), (first,
-            second, label), (words, tags), (text, choices, label), (question, context, answers), or dicts of columns; or
-            a table of pandas, polars or Arrow.
+        train: labelled examples. Files (*.tsv, *.csv, *.jsonl, CoNLL, tfds:NAME, hf://…); or rows: (text, label),
+            (first, second, label), (words, tags), (text, choices, label), (question, context, answers), or dicts of
+            columns; or a table of pandas, polars or Arrow.
         dev: held-out examples, likewise; {"task.dev_fraction": 0.1} among the options holds out a part of train.
         test: further held-out examples, likewise.
         dir: the new run's folder.
@@ -323,7 +323,11 @@ def import_model(
 ) -> Path:
     """Writes a published model as a run, and returns its folder; the options are those of `contexture import`.
 
-    Raises: ConfigError for an unknown format, DataError for damaged, missing or unknown files.
+    Example:
+        folder = contexture.import_model("hf", "google-bert/bert-base-uncased", "runs/bert")
+
+    Raises: ConfigError for an unknown format, DataError for damaged, missing or unknown files, ConnectionError where
+    the Hugging Face hub does not answer.
     """
     from contexture.train.interchange.convert import IMPORTERS, import_model
 
@@ -348,16 +352,23 @@ def export_model(
     to: Place,
     *,
     step: int | Literal["best"] | None = None,
+    pooling: Literal["", "mean", "cls", "max", "lasttoken"] = "",
 ) -> Path:
     """Writes a run as files that other libraries read, and returns their folder: hf, what transformers loads; peft,
     adapters and heads alone; bilm, ELMo as bilm-tf has it; stablehlo, a program that jax runs without this library.
 
+    pooling: of hf: how the vectors of a text's tokens become one in sentence-transformers, which then loads the folder
+    too.
+
     Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
     """
     from contexture.train.interchange.convert import EXPORTERS, export_model
+    from contexture.train.interchange.sentence_transformers import POOLINGS
 
     _check_format(format, EXPORTERS)
-    export_model(Path(run), format, Path(to), step)
+    if pooling and (format != "hf" or pooling not in POOLINGS):
+        raise ConfigError(f"pooling {pooling!r} of {format}: hf has one of {', '.join(POOLINGS)}; leave it out")
+    export_model(Path(run), format, Path(to), step, pooling=pooling)
     return Path(to)
 
 

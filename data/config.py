@@ -27,8 +27,8 @@ class DataConfig:
     """From text to batches."""
 
     path: tuple[str, ...] = ()
-    """Text to train on: files (*.txt, *.jsonl), folders, TFDS sets (tfds:NAME), or one folder made by `contexture
-    prepare`."""
+    """Text to train on: files (*.txt, *.jsonl, hf://…), folders, TFDS sets (tfds:NAME), or one folder made by
+    `contexture prepare`."""
     dev: tuple[str, ...] = ()
     """Held-out text, like data.path."""
     dev_fraction: float = 0.0
@@ -143,7 +143,7 @@ class TaskConfig:
     """A labelled task and where its examples lie.
 
     Files are *.tsv, *.csv, *.jsonl, *.conll and *.conllu, or TFDS sets as tfds:NAME[/CONFIG][:VERSION][:SPLIT],
-    or files of publishers as published:SET/FILE.
+    or files of publishers as published:SET/FILE, or of the Hugging Face hub as hf://datasets/OWNER/NAME/FILE.
     A column is a name, or a position counted from 1.
     """
 

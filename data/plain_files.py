@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from contexture.data.errors import DataError, FileChanged
+from contexture.data.storage import check_no_bucket
 
 Seen: TypeAlias = Callable[[bytes], object]
 """Called with all bytes of a file as they are read: a digest's update, a counter."""
@@ -43,8 +44,10 @@ _KINDS = (
 def open_plain(path: str | Path) -> BufferedReader:
     """Opens a file for reading; links are followed.
 
-    Raises: DataError for anything but a plain file; OSError where nothing exists, or it may not be read.
+    Raises: DataError for anything but a plain file, and for a bucket; OSError where nothing exists, or it may not be
+    read.
     """
+    check_no_bucket(path)
     # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever. The kind is then asked of the open file, so
     # that no other one can take its place in between.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -112,7 +115,9 @@ def inner_suffix(path: str | Path) -> str:
 
 
 def check_plain(path: str | Path) -> None:
-    """Raises: DataError for what is neither a plain file nor a folder. For files that a library opens."""
+    """Raises: DataError for what is neither a plain file nor a folder, and for a bucket. For what a library opens, and
+    before a path is said to be missing."""
+    check_no_bucket(path)
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise _not_plain(path, os.stat(path).st_mode)
 

@@ -30,6 +30,13 @@ def is_bucket(path: Path | str) -> bool:
     return _BUCKET.match(str(path)) is not None
 
 
+def check_no_bucket(path: Path | str) -> None:
+    """Raises: DataError for the address of a bucket where a file to read is wanted."""
+    if is_bucket(path):
+        address = re.sub(r":/+", "://", str(path), count=1)  # pathlib makes one slash of two
+        raise DataError(f"{address}: buckets are not supported yet; copy the files to a disk of this machine")
+
+
 def partial_beside(path: Path) -> Path:
     """Returns a new name beside `path` to write to: `.run.json.1f3a9b04.partial`."""
     # In the same folder, since a rename is atomic only within a file system.

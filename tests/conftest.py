@@ -7,8 +7,9 @@ parity compile them as users do.
 import fcntl
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -22,6 +23,9 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.helpers.commands import devices  # noqa: E402
+
+if TYPE_CHECKING:
+    from tests.interchange.hub_server import Hub
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -305,3 +309,17 @@ def task_words(tiny_run: Path, task_files: Path):
 def task_run(trained_run, task_words):
     """That fine-tuning, done without interruption, of a kind: `task_run("tag")` → its folder. Each is done once."""
     return lambda kind="classify": trained_run(f"tasks/{kind}", task_words(kind))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["Hub"]:
+    """A Hugging Face hub on this machine, for a test in a folder of its own."""
+    from contexture.data.text import hub as files_of_hub
+    from tests.interchange.hub_server import Hub, hub_server, use_hub
+
+    hub = Hub()
+    monkeypatch.chdir(tmp_path)
+    files_of_hub._download.cache_clear()
+    with hub_server(hub) as address:
+        use_hub(monkeypatch, address, tmp_path / "cache")
+        yield hub

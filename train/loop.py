@@ -107,6 +107,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Prog
         # Process 0 owns the folder. Text that does not exist, or is no UTF-8, is refused before the folder is made.
         if first:
             check_trackers(run.log.to)
+            run = run_file.with_pinned_addresses(run, folder)
             data.check_text(run, folder)
             stack.enter_context(directories.lock_run_dir(folder))
         agree_on_folder(folder)

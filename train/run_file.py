@@ -14,6 +14,7 @@ from contexture.data.binary_files import misfit
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import read_plain
 from contexture.data.storage import atomic_file, check_run_path, is_bucket
+from contexture.data.text import hub
 from contexture.data.visible import visible_json
 from contexture.models.config import MAX_SIZE, ElmoConfig, VectorsConfig
 from contexture.train.config import FAMILIES, Run, fields
@@ -38,6 +39,8 @@ class Imported:
 
     format: str
     """The format of its files, as `contexture import` names it."""
+    source: str | None = None
+    """The model on the hub whose files they are, OWNER/NAME@COMMIT; None for files of a folder."""
     config: dict[str, object] = field(default_factory=dict)
     """The configuration that lay beside the weights, for an export to the same format."""
     parts: tuple[str, ...] | None = None
@@ -136,8 +139,31 @@ def with_absolute_paths(run: Run) -> Run:
     return dataclasses.replace(run, data=data, task=task, init=absolute(run.init, "run"))
 
 
+def with_pinned_addresses(run: Run, directory: Path) -> Run:
+    """Returns the run whose addresses of the hub name a commit, so that they stand for the same files for ever: the one
+    that the run in `directory` began with, if it has begun.
+
+    Raises: DataError for data that the hub does not have, ConnectionError where it cannot be asked.
+    """
+    names = {"data": ("path", "dev"), "task": ("train", "dev", "test")}
+    given = [path for section in names for name in names[section] for path in getattr(getattr(run, section), name)]
+    if not any(map(hub.is_address, given)):
+        return run
+    begun = read(directory).run if (directory / "run.json").exists() else run
+
+    def pinned(section: str) -> Any:
+        mine, before = getattr(run, section), getattr(begun, section)
+        return dataclasses.replace(
+            mine, **{name: hub.with_commits(getattr(mine, name), getattr(before, name)) for name in names[section]}
+        )
+
+    return dataclasses.replace(run, data=pinned("data"), task=pinned("task"))
+
+
 def _absolute(path: str) -> str:
-    return os.path.abspath(path) if path and not path.startswith(("tfds:", "published:")) else path
+    # A bucket is refused where it is read.
+    is_name = path.startswith(("tfds:", "published:", hub.PREFIX)) or is_bucket(path)
+    return os.path.abspath(path) if path and not is_name else path
 
 
 def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:
@@ -303,7 +329,7 @@ def read(directory: Path) -> RunRecord:
         check_run_path(directory, "run", writes=False)
         tree = json.loads(read_plain(path))
     except FileNotFoundError:
-        raise ConfigError(f"{directory} is not a run: it holds no run.json; give the --dir of a training") from None
+        raise ConfigError(f"{directory} is not a run: it holds no run.json; {_how_to_mend(directory)}") from None
     except NotADirectoryError:
         raise ConfigError(f"{directory} is not a run but a file; give the --dir of a training") from None
     except DataError as error:
@@ -318,6 +344,17 @@ def read(directory: Path) -> RunRecord:
     if form not in (1, FORMAT) or isinstance(form, bool):
         raise ConfigError(f"{path} has format {form!r}; this version reads formats 1 and {FORMAT}")
     return _record(upgrade(tree) if form == 1 else tree, path)
+
+
+def _how_to_mend(directory: Path) -> str:
+    """Returns what to do about a path that holds no run: a published model becomes one first."""
+    to_run = f"contexture import hf {directory} --to RUN"
+    if (directory / "config.json").is_file():
+        return f"it has the config.json of a published model, which becomes a run first: {to_run}"
+    training = "give the --dir of a training"
+    if not directory.exists() and hub.is_model_name(str(directory)):
+        return f"{training}; a published model of this name becomes a run first: {to_run}"
+    return training
 
 
 def _record(tree: dict[str, Any], path: Path) -> RunRecord:
@@ -337,7 +374,8 @@ def _record(tree: dict[str, Any], path: Path) -> RunRecord:
 def _imported(tree: dict[str, Any], path: Path) -> Imported:
     known = {each.name for each in dataclasses.fields(Imported)}
     lists = {name: [str] for name in ("parts", "missing") if name in tree}
+    texts = {name: str for name in ("source",) if name in tree}
     objects = [tree[name] for name in ("config", "special") if name in tree]
-    if misfit(tree, lists) or not all(isinstance(value, dict) for value in objects) or tree.keys() - known:
+    if misfit(tree, {**lists, **texts}) or not all(isinstance(value, dict) for value in objects) or tree.keys() - known:
         raise ConfigError(f"{path}: imported is {str(tree)[:60]!r}, which no import writes; put it back")
     return Imported(**{**tree, **{name: tuple(tree[name]) for name in lists}})

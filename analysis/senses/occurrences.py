@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 from contexture.analysis.column_options import column_options
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.plain_files import inner_suffix
+from contexture.data.plain_files import check_plain, inner_suffix
 from contexture.data.tasks.examples import Text
 from contexture.data.tasks.read_examples import FORMATS, check_sources, examples, open_table
 from contexture.data.text.lines import LONGEST_TEXT, lines
@@ -74,6 +74,7 @@ def check_files(files: Sequence[str], text: str, sense: str) -> None:
         if inner_suffix(file) in _TABLES or Path(file).is_dir():
             check_sources([file], "input")
             continue
+        check_plain(file)
         if not Path(file).is_file():
             raise DataError(f"{file}: input names no such file; check the path")
         check_plain_text(Path(file), "a sentence")

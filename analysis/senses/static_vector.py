@@ -9,6 +9,7 @@ from contexture.analysis.cosines import unit_length
 from contexture.analysis.senses.word_senses import Similarities, WordSenses, similarities
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.data.plain_files import check_plain
 from contexture.data.word_vectors import read_word_vectors
 
 
@@ -24,6 +25,7 @@ def static_vector(file: Path, word: str, cancel: CancelToken = NEVER) -> tuple[s
 
     Raises: DataError for a file that is missing or damaged, and one that lacks the word.
     """
+    check_plain(file)
     if not file.is_file():
         raise DataError(f"{file}: --static names no such file; check the path")
     read = read_word_vectors(file, cancel)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain
+from contexture.data.text import hub
 
 if TYPE_CHECKING:
     from contexture.data.text.sources import Source
@@ -19,6 +20,7 @@ def lines_of(file: Path, what: str) -> Iterator[str]:
     from contexture.data.text.lines import LONGEST_TEXT, lines
 
     check_lines(file, what)
+    file = hub.local_file(file)
     for _, line in lines(file, most=LONGEST_TEXT):
         yield line.rstrip("\r\n")
 
@@ -27,6 +29,7 @@ def check_lines(file: Path, what: str) -> None:
     """Raises: DataError for a file that is missing, or whose content is no text."""
     from contexture.data.text.sources import check_plain_text
 
+    file = hub.local_file(file)
     check_plain(file)
     if not file.is_file():
         raise DataError(f"{file}: no such file; give one with {what} in each line")

@@ -304,6 +304,8 @@ def export_command(argv: list[str]) -> Result:
     from contexture.train.interchange.convert import export_model
 
     with Signals(NOTHING_WRITTEN) as signals:
-        return dict(
-            export_model(Path(request.run), request.format, Path(request.to), checkpoint_of(request.step), signals)
+        step = checkpoint_of(request.step)
+        exported = export_model(
+            Path(request.run), request.format, Path(request.to), step, signals, pooling=request.pooling
         )
+        return dict(exported)

@@ -19,7 +19,8 @@ class ImportRequest:
     has it, options.json and weights in hdf5. vectors: static word vectors, a file of word2vec (text or binary), GloVe
     or fastText (*.vec)."""
     path: tyro.conf.Positional[Annotated[str, DIR]]
-    """The folder of its files; of vectors the file."""
+    """The folder of its files; of vectors the file; of hf also the name of a model on the Hugging Face hub,
+    OWNER/NAME[@REVISION]."""
     to: Annotated[str, RUN]
     """The folder of the run to write."""
     vocabulary: Annotated[str, FILE] = ""
@@ -62,9 +63,13 @@ class ExportRequest:
     without this library, with its weights."""
     to: Annotated[str, DIR]
     """The folder to write the files to."""
+    pooling: Literal["", "mean", "cls", "max", "lasttoken"] = ""
+    """Makes the hf files a model of sentence-transformers too, which pools the vectors of a text so."""
     step: Annotated[str, STEP] = ""
     """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
     newest good one."""
 
     def __post_init__(self) -> None:
         check_place(self.to)
+        if self.pooling and self.format != "hf":
+            raise ValueError(f"--pooling has no meaning for {self.format}; it is for hf")

@@ -31,6 +31,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
+from contexture.data.text import hub
 from contexture.data.text.sources import Source, present
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, WIDTH, char_ids
@@ -300,9 +301,9 @@ class Shards:
 
 
 def _still(path: str) -> list[Source]:
-    """Returns the sources that still exist: text that was prepared is no longer needed."""
+    """Returns the sources that still exist: text that was prepared is no longer needed, nor downloaded again."""
     try:
-        return present(path)
+        return present(path) if not hub.is_address(path) or hub.cached_files(path) else []
     except DataError:
         return []
 

@@ -34,7 +34,7 @@ from contexture.data.tasks.example_tokens import EncodedChunk, encode_chunk, rea
 from contexture.data.tasks.examples import CHUNK, Example, QuestionExample, Tagged, example_chunks
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels, answer
-from contexture.data.tasks.read_examples import check_documents, check_sources, examples, open_source, source_of
+from contexture.data.tasks.read_examples import check_documents, checked_files, examples, open_source, source_of
 from contexture.data.tasks.spans.answers import check_placed
 from contexture.data.tasks.spans.span_store import FILES as SPAN_FILES
 from contexture.data.tasks.spans.span_store import question_records
@@ -90,8 +90,7 @@ def encode(
 
     Raises: DataError for files that `examples` and `encode_chunk` refuse, and where examples of train are held out too.
     """
-    check_sources(task.train, "task.train")
-    check_sources(task.dev, "task.dev")
+    task = checked_files(task)
     _apart(task)
     if context == "document":
         check_documents((*task.train, *task.dev))

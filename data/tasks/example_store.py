@@ -21,6 +21,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NotRequired, TypeAlias, TypedDict, cast
 
@@ -36,6 +37,7 @@ from contexture.data.tasks.published.publishers import is_published, open_publis
 from contexture.data.tasks.spans.span_store import FILES, LABEL, PLACE, QUESTION, SpanSplit
 from contexture.data.tasks.tagging.document_offsets import FILE as DOCUMENTS
 from contexture.data.tasks.tagging.document_offsets import DocumentOffsets
+from contexture.data.text import hub
 from contexture.data.text.columnar import INFO, files_of, is_saved
 from contexture.data.tokenizers.elmo_char_ids import are_cut
 from contexture.data.tokenizers.word_level import char_id_table
@@ -226,6 +228,8 @@ def sha256_of(path: str) -> str:
     digests of its own."""
     if path.startswith("tfds:"):
         return ""
+    if hub.is_address(path):
+        return _digest_of(hub.local_files(path))
     if is_published(path):
         files = [file for file, _, _ in open_published(path).parts]
         return _digest_of(files) if len(files) > 1 else sha256_of(files[0])
@@ -352,8 +356,9 @@ class ExampleStore:
         """Returns a sentence saying how the files that `task` names differ by name or content from those that were
         encoded, or ""."""
         for split, paths in (("train", task.train), ("dev", task.dev)):
-            for path in paths:
-                # Files that are gone are no longer needed; TFDS sets and published files do not change.
+            # Files that are gone are no longer needed, nor downloaded again; TFDS sets do not change.
+            files = chain.from_iterable(hub.cached_files(path) if hub.is_address(path) else [path] for path in paths)
+            for path in map(str, files):
                 if path.startswith("tfds:") or not (os.path.isfile(path) or is_saved(path)):
                     continue
                 # A file may lie elsewhere now; its content counts.

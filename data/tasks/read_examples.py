@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -17,7 +18,7 @@ from contexture.data.tasks.odd_rows import RowReader, is_quoted
 from contexture.data.tasks.published.publishers import is_published, open_published, table_of, table_reader
 from contexture.data.tasks.spans.squad_file import questions_of_json
 from contexture.data.tasks.tables import Table, columnar, objects, separated, table_of_records
-from contexture.data.text import tfds
+from contexture.data.text import hub, tfds
 from contexture.data.text.columnar import files_of, is_saved
 from contexture.data.text.sources import Source, TextFile, shared
 
@@ -38,7 +39,7 @@ def check_sources(paths: Iterable[str], what: str) -> None:
     """Raises: DataError for a file that is missing, empty, of no known format or named twice, and for a TFDS set that
     is not on disk."""
     sources: list[Source] = []
-    for path in paths:
+    for path in hub.with_local_files(paths):
         if not path.startswith(tfds.PREFIX) and not is_published(path):
             _check_file(path, what)
         sources.append(open_source(path))
@@ -51,7 +52,7 @@ def check_sources(paths: Iterable[str], what: str) -> None:
 def check_documents(paths: Iterable[str]) -> None:
     """Raises: DataError for a file whose format has no documents, which data.context=document reads around each
     sentence."""
-    for path in paths:
+    for path in hub.with_local_files(paths):
         if table_reader(path) is not conll if is_published(path) else inner_suffix(path) not in (".conll", ".conllu"):
             raise DataError(
                 f"{path}: holds no borders of documents, and data.context=document reads the document around each "
@@ -63,12 +64,26 @@ def check_documents(paths: Iterable[str]) -> None:
 def check_examples(task: TaskConfig, context: Context = "sentence") -> None:
     """Looks at the files of a task before any work. Raises: DataError as `check_sources`, `check_documents`, and for
     missing columns."""
+    task = _with_local_files(task)
     if context == "document":
         check_documents((*task.train, *task.dev, *task.test))
     for what, paths in (("task.train", task.train), ("task.dev", task.dev), ("task.test", task.test)):
         check_sources(paths, what)
         for path in paths:
             find_columns(open_table(path, task), task, labelled=True, speaks=False)
+
+
+def checked_files(task: TaskConfig) -> TaskConfig:
+    """Returns a task with the files on disk in place of addresses of the hub. Raises: as `check_sources`, for train and
+    dev."""
+    task = _with_local_files(task)
+    check_sources(task.train, "task.train")
+    check_sources(task.dev, "task.dev")
+    return task
+
+
+def _with_local_files(task: TaskConfig) -> TaskConfig:
+    return replace(task, **{name: hub.with_local_files(getattr(task, name)) for name in ("train", "dev", "test")})
 
 
 def _check_file(path: str, what: str) -> None:
@@ -166,7 +181,7 @@ def open_source(path: str) -> Source:
     """Returns a file or a TFDS set by its name. Raises: DataError for a set that is not on disk."""
     if is_published(path):
         return open_published(path)
-    return tfds.open_split(path) if path.startswith(tfds.PREFIX) else TextFile(Path(path))
+    return tfds.open_split(path) if path.startswith(tfds.PREFIX) else TextFile(Path(hub.local_file(path)))
 
 
 def open_table(path: str, task: TaskConfig) -> Table:
@@ -176,7 +191,7 @@ def open_table(path: str, task: TaskConfig) -> Table:
         return Table(split.name, split.name, tuple(split.features), 0, split.rows())
     if is_published(path):
         return table_of(path)
-    file = Path(path)
+    file = Path(hub.local_file(path))
     if file.is_dir():
         return columnar(file)
     match inner_suffix(file):

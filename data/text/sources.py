@@ -24,7 +24,7 @@ from contexture.data.plain_files import (
     inner_suffix,
     is_compressed,
 )
-from contexture.data.text import tfds
+from contexture.data.text import hub, tfds
 from contexture.data.text.columnar import Columnar, files_of, is_saved
 from contexture.data.text.json_rows import json_objects
 from contexture.data.text.lines import lines, split_lines
@@ -184,6 +184,8 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
     """Returns the sources at a path. Raises: DataError where none exists, or it is no text."""
     if str(path).startswith(tfds.PREFIX):
         return [tfds.open_split(str(path))]
+    if hub.is_address(path):
+        return [source for file in hub.local_files(str(path)) for source in present(file, what)]
     path = Path(path)
     if path.is_file():
         _check_text(path, what)

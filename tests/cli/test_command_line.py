@@ -103,21 +103,19 @@ def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, te
     last = last_line_of(capsys, "export", folder, "hf", "--to", tmp_path / "out")[1]
     assert last == f"ConfigError: {folder} holds no checkpoint yet; train it first"
     text.write_bytes((text_folder / "text0.txt").read_bytes())
-    code, last = last_line_of(capsys, *words, "--optim.frozen", "everything")  # refused once the vocabulary is learned
-    assert code == 2 and "optim.frozen=everything" in last, last
+    code, last = last_line_of(capsys, *words, "--evaluate.metric", "bleu")  # refused once the vocabulary is learned
+    assert code == 2 and "evaluate.metric=bleu" in last, last
     assert len((folder / "tokenizer" / "vocab.txt").read_text().splitlines()) > 100
 
 
 def test_a_folder_where_nothing_was_trained_starts_over(capsys, tmp_path, text_folder):
     """Also where the text was prepared, and other settings are wanted now."""
     words = pretrain("--dir", tmp_path / "run", "--data.path", text_folder, "--steps", "6")
-    code, last = last_line_of(capsys, *words, "--optim.frozen", "everything")
-    assert code == 2 and "optim.frozen=everything is in the path of no parameter" in last, last
-    assert cli.main([*words, "--seed", "5", "--optim.frozen-layers", "9"]) == 2
+    code, last = last_line_of(capsys, *words, "--evaluate.metric", "bleu")
+    assert code == 2 and "evaluate.metric=bleu is not measured" in last, last
+    assert cli.main([*words, "--seed", "5", "--evaluate.metric", "bleu"]) == 2
     stderr = capsys.readouterr().err
-    assert "has other settings (--optim.frozen" in stderr and "and no training steps yet; starting over" in stderr, (
-        stderr
-    )
+    assert "has other settings (--seed" in stderr and "and no training steps yet; starting over" in stderr, stderr
 
 
 def test_a_folder_that_holds_other_things_is_left_alone(capsys, tmp_path, text_folder, monkeypatch):

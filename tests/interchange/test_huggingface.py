@@ -20,10 +20,11 @@ from contexture.cli import main as cli
 from contexture.models.config import TransformerConfig
 from contexture.train.interchange import convert
 from contexture.train.interchange.huggingface_export import hf_files
+from contexture.train.interchange.sentence_transformers import with_padding
 from contexture.train.run.signals import Interrupted
 from contexture.train.run_file import read
 from tests.helpers.cancel import Calling
-from tests.helpers.commands import run_command
+from tests.helpers.commands import done, run_command
 from tests.interchange.hf_folders import GOLDEN, Change, config_with, raw_with, refused
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -54,6 +55,44 @@ def test_a_run_that_goes_out_comes_back_bit_for_bit(name: str, tmp_path: Path):
     if name == "task_format_1":
         asked = ["the cat", "a dog sat"]
         assert contexture.predict(tmp_path / "back", asked) == contexture.predict(golden, asked)
+
+
+def test_an_export_with_pooling_has_the_files_of_sentence_transformers(tmp_path: Path):
+    """Beside those that transformers reads; the vector of a text is made as `--pooling` says."""
+    done("export", GOLDEN / "run_format_1", "hf", "--to", tmp_path / "out", "--pooling", "lasttoken")
+    tree = {
+        name: json.loads((tmp_path / "out" / name).read_text("utf-8"))
+        for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "tokenizer_config.json")
+    }
+    modules = [(module["path"], module["type"].rpartition(".")[2]) for module in tree["modules.json"]]
+    assert modules == [("", "Transformer"), ("1_Pooling", "Pooling")]
+    pooled = {name for name, value in tree["1_Pooling/config.json"].items() if value is True}
+    model = read(GOLDEN / "run_format_1").run.model
+    assert isinstance(model, TransformerConfig) and pooled == {"pooling_mode_lasttoken"}
+    assert tree["1_Pooling/config.json"]["word_embedding_dimension"] == model.hidden
+    assert tree["sentence_bert_config.json"]["max_seq_length"] == model.length
+    assert tree["tokenizer_config.json"]["pad_token"] == "[PAD]"
+    card = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "library_name: sentence-transformers\npipeline_tag: sentence-similarity" in card
+    done("import", "hf", tmp_path / "out", "--to", tmp_path / "back")
+
+
+def test_a_tokenizer_without_a_padding_token_pads_with_another():
+    assert (
+        json.loads(with_padding(b'{"eos_token": "<|endoftext|>", "unk_token": "<unk>"}'))["pad_token"]
+        == "<|endoftext|>"
+    )
+    assert json.loads(with_padding(b'{"unk_token": "<unk>"}'))["pad_token"] == "<unk>"
+
+
+def test_pooling_is_for_hf_alone_and_one_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code, err = run_command(
+        capsys, "export", GOLDEN / "run_format_1", "stablehlo", "--to", tmp_path / "out", "--pooling", "mean"
+    )
+    assert code == 2 and "--pooling has no meaning for stablehlo; it is for hf" in err
+    with pytest.raises(contexture.ConfigError, match="hf has one of mean, cls, max, lasttoken"):
+        contexture.export_model(GOLDEN / "run_format_1", "hf", tmp_path / "out", pooling="sum")  # pyright: ignore[reportArgumentType]
+    assert not (tmp_path / "out").exists()
 
 
 def test_rows_behind_the_vocabulary_never_reach_a_file():

@@ -14,8 +14,10 @@ import numpy as np
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.layouts import text_batch
-from contexture.data.storage import atomic_folder, check_free, check_run_path
+from contexture.data.storage import atomic_folder, check_free, check_no_bucket, check_run_path
 from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.huggingface.known_options import SETTINGS
+from contexture.models.config import BertConfig, GptConfig
 from contexture.models.interchange.renaming import ParamMapping, check_repeats, param_mappings
 from contexture.models.model import example
 from contexture.models.shapes import Params, by_path
@@ -33,6 +35,7 @@ from contexture.train.interchange.huggingface_import import open_hf
 from contexture.train.interchange.imported_model import ImportedModel, with_labels
 from contexture.train.interchange.model_card import model_card
 from contexture.train.interchange.peft_export import check_has_adapters, peft_files, write_peft_weights
+from contexture.train.interchange.sentence_transformers import sentence_files, with_padding
 from contexture.train.interchange.stablehlo import stablehlo_files, write_stablehlo_weights
 from contexture.train.interchange.static_vectors import open_vectors
 from contexture.train.interchange.weight_files import Tensors
@@ -103,13 +106,15 @@ def import_model(
 ) -> ImportResult:
     """Writes a published model as a run at step 0. Its tensors are read one at a time; `cancel` may raise before each.
 
-    format: hf, bert-tf, gpt2-tf, gpt1-npy, bilm or vectors. vocabulary: another vocabulary file than the model's own.
+    format: hf, bert-tf, gpt2-tf, gpt1-npy, bilm or vectors. path: of its files; of hf also the name of a model on the
+    hub. vocabulary: another vocabulary file than the model's own.
     lowercase (hf, bert-tf and vectors; None: as the files say), gelu (bert-tf) and word_splitter (bilm and vectors) as
     in the command's options. labels: names for the classes of a task, in their order.
 
-    Raises: DataError for damaged, missing or unknown files, and for labels that are not as many as the classes; then
-    nothing is left behind.
+    Raises: DataError for damaged, missing or unknown files, and for labels that are not as many as the classes;
+    ConnectionError where the hub does not answer. Then nothing is left behind.
     """
+    check_no_bucket(path)
     check_free(to)
     check_run_path(to, "--to")
     notes: list[str] = []  # logged once the run is written
@@ -128,11 +133,15 @@ def import_model(
     return _write_run(to, with_labels(model, labels) if labels else model, notes, cancel)
 
 
-def export_model(folder: Path, format: str, to: Path, step: Step, cancel: CancelToken = NEVER) -> ExportResult:
+def export_model(
+    folder: Path, format: str, to: Path, step: Step, cancel: CancelToken = NEVER, pooling: str = ""
+) -> ExportResult:
     """Writes a run as files that other libraries read. `cancel` may raise to stop it.
 
-    A README.md, the model card, goes with them. format: hf, peft, bilm or stablehlo. Raises: ConfigError for a run
-    that the format cannot hold, DataError for such a vocabulary.
+    A README.md, the model card, goes with them. format: hf, peft, bilm or stablehlo. pooling: of hf, which
+    sentence-transformers then loads too.
+
+    Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
     """
     check_free(to)
     exporter, record = EXPORTERS[format], run_file.read(folder)
@@ -145,7 +154,11 @@ def export_model(folder: Path, format: str, to: Path, step: Step, cancel: Cancel
     cancel.check()
     files, tensors = exporter.files(record, jax.device_get(loaded.params), tokenizer)
     parameters = sum(x.size for x in jax.tree.leaves(loaded.params))
-    files["README.md"] = model_card(folder, record, loaded.step, format, parameters).encode()
+    model = record.run.model
+    if pooling and isinstance(model, BertConfig | GptConfig):
+        files |= {SETTINGS: with_padding(files[SETTINGS]), **sentence_files(model, pooling)}
+    library = "sentence-transformers" if pooling else format
+    files["README.md"] = model_card(folder, record, loaded.step, library, parameters).encode()
     with atomic_folder(to) as part:
         for name, content in files.items():
             (part / name).parent.mkdir(exist_ok=True)

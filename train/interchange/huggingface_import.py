@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from contexture.data.errors import DataError
+from contexture.data.text import hub
+from contexture.data.tokenizers import wordpiece
+from contexture.data.tokenizers.huggingface.known_options import NAMES, PAIR, SETTINGS, WHOLE
 from contexture.data.tokenizers.huggingface.read_folder import open_published
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.interchange.name_tables import BERT_HF_FORMAT, GPT1_HF_FORMAT, GPT2_HF_FORMAT
@@ -34,22 +37,20 @@ FORMATS = {"bert": BERT_HF_FORMAT, "ernie": BERT_HF_FORMAT, "gpt2": GPT2_HF_FORM
 PREFIXES = {"bert": "bert.", "ernie": "ernie.", "gpt2": "transformer.", "openai-gpt": "transformer."}
 TABLE_PREFIXES = {**PREFIXES, "ernie": PREFIXES["bert"]}
 _VOCABULARIES = {"bert": "wordpiece", "ernie": "wordpiece", "gpt2": "byte-bpe", "openai-gpt": "gpt1-bpe"}
+_DESCRIPTION = ("config.json", WHOLE, SETTINGS, NAMES, wordpiece.VOCABULARY, *PAIR)
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
 _HEADS = ("cls.", "classifier.", "qa_outputs.", "lm_head.", "score.", "multiple_choice_head.", "dropout.")
 
 
-def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, notes: list[str]) -> ImportedModel:
-    """Opens a folder that transformers saved, of a BERT, an ERNIE 1.0, a GPT-1 or a GPT-2, with or without a head.
+def open_hf(path: Path, to: Path, vocabulary: str, lowercase: bool | None, notes: list[str]) -> ImportedModel:
+    """Opens a folder that transformers saved, or a model of the hub by its name, of a BERT, an ERNIE 1.0, a GPT-1 or a
+    GPT-2, with or without a head. A folder comes before a model of the same name.
 
-    Raises: DataError for what is missing, damaged, or not known here.
+    Raises: DataError for what is missing, damaged, or not known here; ConnectionError where the hub does not answer.
     """
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give the one that a model was saved in")
+    folder, source = (path, None) if path.is_dir() else _downloaded(path)
     file = folder / "config.json"
-    tree = read_json(file)
-    if not isinstance(tree, dict):
-        raise DataError(f"{file}: not a JSON object; give the model's own")
-    guess = "bert" if "type_vocab_size" in tree else ""  # the first ones do not say
-    kind = lookup(file, tree, "model_type", {name: name for name in FORMATS}, guess)
+    tree, kind = _described(file)
     checkpoint_format = FORMATS[kind]
     require_settings(file, tree, pruned_heads={}, quantization_config=None)
     config = (
@@ -79,8 +80,37 @@ def open_hf(folder: Path, to: Path, vocabulary: str, lowercase: bool | None, not
     tokenizer, special = open_published(folder, _VOCABULARIES[kind], vocabulary, lowercase, notes)
     alone = _architecture(tree) in ("GPT2Model", "OpenAIGPTModel")
     parts = [part for part in parts if part != "lm" or not alone]
-    provenance = Imported(format="hf", config=tree, parts=tuple(parts), special=special)
+    provenance = Imported(format="hf", source=source, config=tree, parts=tuple(parts), special=special)
     return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, provenance, labels)
+
+
+def _described(file: Path) -> tuple[dict[str, Any], str]:
+    """Returns (a configuration, the model_type). Raises: DataError for a model that is not known here."""
+    tree = read_json(file)
+    if not isinstance(tree, dict):
+        raise DataError(f"{file}: not a JSON object; give the model's own")
+    guess = "bert" if "type_vocab_size" in tree else ""  # the first ones do not say
+    return tree, lookup(file, tree, "model_type", {name: name for name in FORMATS}, guess)
+
+
+def _downloaded(name: Path) -> tuple[Path, str]:
+    """Downloads a model of the hub → (the folder of its files, OWNER/NAME@COMMIT).
+
+    Raises: DataError for a name that no model has, and for one that cannot be read.
+    """
+    if not hub.is_model_name(str(name)):
+        raise DataError(f"{name}: no such folder; give the one that a model was saved in, or a name on the hub")
+    folder, source = hub.model_files(str(name), _DESCRIPTION)
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{name}: holds no config.json; give a model that transformers saved")
+    _described(folder / "config.json")  # before weights are downloaded that nothing here can read
+    hub.model_files(source, _WEIGHTS)
+    if not any((folder / weights).is_file() for weights in _WEIGHTS):
+        raise DataError(
+            f"{name}: holds no model.safetensors, and no other weights are downloaded; give a revision that has it, as "
+            f"{name}@refs/pr/NUMBER, or a folder that you saved it in with save_pretrained"
+        )
+    return folder, source
 
 
 def _ours(shapes: Mapping[str, Any], kind: str, tied: bool, where: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from contexture.data.config import WORD_FAMILIES
+from contexture.data.text import hub
 from contexture.data.visible import visible
 from contexture.models.config import TransformerConfig
 from contexture.train.config import Run, fields
@@ -21,7 +22,13 @@ _TASKS = {
     "choice": "multiple-choice",
     "span": "question-answering",
 }
-_LIBRARIES = {"hf": "transformers", "peft": "peft", "bilm": "allennlp", "stablehlo": "jax"}
+_LIBRARIES = {
+    "hf": "transformers",
+    "sentence-transformers": "sentence-transformers",
+    "peft": "peft",
+    "bilm": "allennlp",
+    "stablehlo": "jax",
+}
 _FAMILIES = {"bert": "BERT", "gpt": "GPT", "elmo": "ELMo", "vectors": "table of static word vectors"}
 _USE = {
     "hf": """```python
@@ -31,6 +38,13 @@ tokenizer, config = transformers.AutoTokenizer.from_pretrained("."), transformer
 model = getattr(transformers, config.architectures[0]).from_pretrained(".")
 outputs = model(**tokenizer("A text.", return_tensors="pt"))
 ```""",
+    "sentence-transformers": """```python
+import sentence_transformers
+
+vectors = sentence_transformers.SentenceTransformer(".").encode(["A text.", "Another."])
+```
+
+transformers loads it too: `AutoModel.from_pretrained(".")`, `AutoTokenizer.from_pretrained(".")`.""",
     "peft": """These are adapters and heads. BASE is the folder of the model that they were trained on, exported as hf.
 
 ```python
@@ -75,7 +89,8 @@ def model_card(folder: Path, record: RunRecord, step: int, format: str, paramete
     """
     run = record.run
     name = visible(folder.resolve().name)
-    head = ["---", f"library_name: {_LIBRARIES[format]}", f"pipeline_tag: {_TASKS[run.objective]}", "tags:"]
+    task = "sentence-similarity" if format == "sentence-transformers" else _TASKS[run.objective]
+    head = ["---", f"library_name: {_LIBRARIES[format]}", f"pipeline_tag: {task}", "tags:"]
     head += [f"- {tag}" for tag in ("contexture", run.family)] + ["---", ""]
     lines = [*head, f"# {name}", "", _summary(run, parameters, step), "", "## Use", "", _USE[format], ""]
     if format == "stablehlo":
@@ -116,12 +131,14 @@ def _training(record: RunRecord) -> list[str]:
     lines += [f"| {name.replace('_', '-')} | {values[name]} |" for name in _SETTINGS if values.get(name)]
     sources = {"text": run.data.path, "examples": run.task.train, "held out": (*run.data.dev, *run.task.dev)}
     for what, paths in sources.items():
-        names = [visible(path if path.startswith(("tfds:", "published:")) else Path(path).name) for path in paths]
+        kept = ("tfds:", "published:", hub.PREFIX)
+        names = [visible(path if path.startswith(kept) else Path(path).name) for path in paths]
         lines += [f"| {what} | {', '.join(names)} |"] if names else []
     if run.init.run:
         lines.append(f"| initialised from | {visible(Path(run.init.run).name)} |")
     if record.imported:
-        lines.append(f"| imported from | files of the format {record.imported.format} |")
+        source = f"{visible(record.imported.source)}, " if record.imported.source else ""
+        lines.append(f"| imported from | {source}files of the format {record.imported.format} |")
     lines += [f"| {name} | {record.versions[name]} |" for name in ("jax", "flax") if name in record.versions]
     return lines
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from contexture.cli.output import Result, TwofoldResult
 from contexture.cli.parse import parse
 from contexture.data.errors import DataError
-from contexture.data.plain_files import inner_suffix
+from contexture.data.plain_files import check_plain, inner_suffix
 from contexture.requests import ProbeRequest, several
 from contexture.train.evaluation.request import Strings
 from contexture.train.grid.folder import without_shared
@@ -89,6 +89,7 @@ def probe_command(argv: list[str]) -> TwofoldResult:
 def _files(given: Strings, name: str) -> list[Path]:
     files = [Path(path) for path in several(given)]
     for file in files:
+        check_plain(file)
         if not file.is_file():
             raise DataError(f"{file}: --{name} names no such file; check the path")
     return files

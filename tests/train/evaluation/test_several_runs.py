@@ -47,10 +47,12 @@ def test_several_runs_are_each_as_alone_and_share_a_program(runs, tiny_run, caps
 def test_a_table_of_several_runs_ends_with_the_mean_and_the_deviation_of_each_metric(capsys):
     runs: Any = [{"run": name, "step": 4, "metrics": {"accuracy": value, "mcc": 1.0}} for name, value in
                  (("a", 0.5), ("b", 0.7), ("c", 0.9))]  # fmt: skip
-    show_results([*runs, {"run": "d", "error": "no good checkpoint"}])
+    runs.append({"run": "d", "error": "no good checkpoint"})
+    show_results(runs)
     *_, last = capsys.readouterr().err.splitlines()
     assert last.split("  ")[0] == "mean ± deviation" and "0.7 ± 0.2" in last and "1 ± 0" in last
-    show_results([{**runs[0], "checkpoints": runs}, runs[1]])
+    runs[0]["checkpoints"] = [dict(runs[0]), dict(runs[1])]
+    show_results(runs[:2])
     assert "±" not in capsys.readouterr().err
 
 
