@@ -171,7 +171,9 @@ class Gpt1BPE(TextEncoder):
             ids += tokens
             if word == "\n":  # a token of its own, which stands for no character
                 end = int(origins_N2[at - 1, 1]) if at else 0
-                offsets += [(end, end)] * len(tokens)
+                # Words that are mended together have one place, before the line end and behind it.
+                begin = min(end, int(origins_N2[at, 0])) if at < len(origins_N2) else end
+                offsets += [(begin, end)] * len(tokens)
                 continue
             offsets += [(int(origins_N2[at + a, 0]), int(origins_N2[at + b - 1, 1])) for a, b in places]
             at += len(word)

@@ -76,8 +76,7 @@ def _places(text: str, mended: str) -> I64:
         whole = (block_N2[0, 0], block_N2[-1, 1]) if len(block_N2) else (at, at)
         parts.append(np.tile(np.array(whole, np.int64), (sum(map(len, theirs[j:m])), 1)))
         i, j = k, m
-    # A word that is mended with its neighbours may be found again in another one: places never go backward.
-    return np.maximum.accumulate(np.concatenate([np.zeros((0, 2), np.int64), *parts]), axis=0)
+    return np.concatenate([np.zeros((0, 2), np.int64), *parts])
 
 
 _FAR, _RUN = 64, 3

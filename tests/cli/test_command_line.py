@@ -98,7 +98,7 @@ def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, te
     """The same file, mended: nothing that was learned on what it held before is used."""
     text, folder = tmp_path / "text.txt", tmp_path / "run"
     text.write_bytes(b"Only one sentence here.\n\nAnd one more.\n")
-    words = pretrain("--dir", folder, "--data.path", text)
+    words = pretrain("--dir", folder, "--data.path", text, "--data.dev-fraction", "0.2")
     assert last_line_of(capsys, *words)[0] == 2
     last = last_line_of(capsys, "export", folder, "hf", "--to", tmp_path / "out")[1]
     assert last == f"ConfigError: {folder} holds no checkpoint yet; train it first"
@@ -110,7 +110,9 @@ def test_a_first_command_that_failed_does_not_bind_the_next(capsys, tmp_path, te
 
 def test_a_folder_where_nothing_was_trained_starts_over(capsys, tmp_path, text_folder):
     """Also where the text was prepared, and other settings are wanted now."""
-    words = pretrain("--dir", tmp_path / "run", "--data.path", text_folder, "--steps", "6")
+    words = pretrain(
+        "--dir", tmp_path / "run", "--data.path", text_folder, "--steps", "6", "--data.dev-fraction", "0.2"
+    )
     code, last = last_line_of(capsys, *words, "--evaluate.metric", "bleu")
     assert code == 2 and "evaluate.metric=bleu is not measured" in last, last
     assert cli.main([*words, "--seed", "5", "--evaluate.metric", "bleu"]) == 2
