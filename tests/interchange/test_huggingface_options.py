@@ -20,6 +20,7 @@ from contexture.train.interchange import convert
 from contexture.train.interchange.huggingface_export import _labels_of
 from contexture.train.interchange.huggingface_import import _labels
 from tests.helpers.commands import run_command
+from tests.helpers.logs import logged
 from tests.interchange.hf_folders import GOLDEN, Change, config_with, raw_with, refused
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -177,6 +178,17 @@ def test_a_model_that_answers_with_no_numbers_is_not_left(folder, tmp_path, caps
     tensors = load_file(file)
     save_file({name: np.full_like(x, 3e38) if "embeddings" in name else x for name, x in tensors.items()}, file)
     refused(capsys, folder, f"{tmp_path / 'run'}: the model answers with numbers that are not finite")
+
+
+def test_an_import_that_is_too_large_to_open_here_stays(folder, tmp_path, monkeypatch):
+    def exhausted(*words: Any) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr(convert, "load_parameters", exhausted)
+    with logged() as messages:
+        convert.import_model("hf", folder, tmp_path / "run")
+    assert any("too little memory here to open the model whole" in message for message in messages)
+    assert (tmp_path / "run" / "run.json").is_file()
 
 
 def test_an_import_is_read_back_before_it_is_there(folder, tmp_path, monkeypatch):

@@ -220,7 +220,8 @@ class Checkpoints:
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=policies.AnyPreservationPolicy(kept),
                 enable_async_checkpointing=True,
-                async_options=ocp.options.AsyncOptions(post_finalization_callback=self._read_back),
+                # The other processes of a job wait while process 0 reads a large checkpoint back.
+                async_options=ocp.options.AsyncOptions(timeout_secs=3600, post_finalization_callback=self._read_back),
             )
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager

@@ -99,7 +99,7 @@ def initialize(config: MeshConfig) -> None:
         return
     if not config.distributed:
         # Each of them would train alone, on the same batches.
-        if (count := os.environ.get("JAX_NUM_PROCESSES", "1")) != "1":
+        if (count := os.environ.get("JAX_NUM_PROCESSES") or "1") != "1":
             raise ConfigError(
                 f"JAX_NUM_PROCESSES={visible(count)} describes a job of several processes, and this one would work "
                 "alone; give --mesh.distributed, or unset it"

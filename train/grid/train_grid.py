@@ -114,7 +114,8 @@ def _measure_lost(runs: Sequence[Run], signals: Signals) -> None:
         signals.check()
         logger.warning(f"{folder}/metrics.jsonl has lost the held-out figures of step {step}; measuring them again")
         figures = evaluate_run(EvaluationRequest(str(folder), step=step), signals).get("metrics", {})
-        add_record(folder / "metrics.jsonl", {"step": step, "split": "dev", **figures})
+        with lock_folder(folder):
+            add_record(folder / "metrics.jsonl", {"step": step, "split": "dev", **figures})
 
 
 def _checked_start(run: Run, before: folders.Checkpoint | None) -> folders.Checkpoint | None:
@@ -122,12 +123,13 @@ def _checked_start(run: Run, before: folders.Checkpoint | None) -> folders.Check
 
     Raises ConfigError where it is not the one that others began from.
     """
-    from contexture.train.checkpoints.meta import digest_of
+    from contexture.train.checkpoints.meta import digest_of, find_steps
 
     if not run.init.run or run.init.random or run.init.step:
         return before
     folder = Path(run.init.run) / "checkpoints"
-    for step in reversed(steps(folder)):
+    # In the order in which training tries them: the best one first, of a run that was trained with patience.
+    for step in find_steps(folder.parent, None) if steps(folder) else ():
         try:
             now: folders.Checkpoint = {"step": step, "digest": digest_of(folder / str(step))}
         except CheckpointError:  # damaged: the one before it is taken

@@ -217,7 +217,7 @@ def _write_run(to: Path, imported: ImportedModel, notes: list[str], cancel: Canc
 def _check_opens(folder: Path, to: Path) -> None:
     """Opens what was written for `to`, all of its arrays verified, and has the model read a text.
 
-    Raises: DataError where that fails; no such run is left.
+    Raises: DataError where that fails; no such run is left. Where the memory is too small, a warning says so.
     """
     try:
         record = run_file.read(folder)
@@ -234,6 +234,12 @@ def _check_opens(folder: Path, to: Path) -> None:
             hidden_BLD = read(loaded.params)
     except (DataError, ConfigError, CheckpointError) as error:
         raise DataError(str(error).replace(str(folder), str(to))) from None
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        # It was written one tensor at a time, for a machine that may be larger than this one.
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        logger.warning(f"{to}: too little memory here to open the model whole; no text was read with it")
+        return
     if not np.isfinite(np.asarray(hidden_BLD, np.float32)).all():
         raise DataError(f"{to}: the model answers with numbers that are not finite; its weights are no model's")
 

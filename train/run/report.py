@@ -39,10 +39,12 @@ def read_metrics(path: Path) -> Iterator[Record]:
 
 
 def add_record(path: Path, record: Record) -> None:
-    """Adds a record to the metrics.jsonl of a run that is complete, whole or not at all."""
-    before = b"".join(line for line in _lines(path) if line.endswith(b"\n"))
+    """Puts a record behind those of its step into the metrics.jsonl of a run that is complete, whole or not at all."""
+    lines = [line for line in _lines(path) if line.endswith(b"\n")]
+    later = (n for n, line in enumerate(lines) if (other := parse_record(line)) and other["step"] > record["step"])
+    lines.insert(next(later, len(lines)), json.dumps(record).encode() + b"\n")
     with atomic_file(path) as part:
-        part.write_bytes(before + json.dumps(record).encode() + b"\n")
+        part.write_bytes(b"".join(lines))
 
 
 def _lines(path: Path) -> Iterator[bytes]:

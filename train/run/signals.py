@@ -47,6 +47,8 @@ def end_at_once() -> None:
 
 
 _ending = threading.Lock()
+_ender: list[int] = []
+"""The thread that ends the process."""
 
 
 def _watch(pipe: int) -> None:
@@ -56,11 +58,16 @@ def _watch(pipe: int) -> None:
 
 
 def _end(number: int, frame: types.FrameType | None = None) -> NoReturn:
-    if not _ending.acquire(blocking=False):
+    if not _ending.acquire(blocking=False) and _ender != [threading.get_ident()]:
         time.sleep(60)  # the other of thread and handler is about to end the process
-    remove_unfinished()
-    os.write(2, f"{NAME[signal.Signals(number)]}: {STOPPED}\n".encode())
-    os._exit(EXIT_CODE[signal.Signals(number)])
+    # A second signal comes here within the first one's work, and ends that.
+    again, _ender[:] = bool(_ender), [threading.get_ident()]
+    try:
+        if not again:
+            remove_unfinished()
+        os.write(2, f"{NAME[signal.Signals(number)]}: {STOPPED}\n".encode())
+    finally:  # also where nothing can be removed, or nobody reads what is said
+        os._exit(EXIT_CODE[signal.Signals(number)])
 
 
 class Signals(CancelToken):

@@ -6,7 +6,8 @@ from contexture.requests.arguments import checkpoint_of
 from contexture.train.checkpoints.meta import find_steps
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.options import EvaluateConfig
+from contexture.train.grid.train_grid import _checked_start
+from contexture.train.options import EvaluateConfig, InitConfig
 from contexture.train.run_file import RunRecord, write
 from tests.train.checkpoints.json_checkpoints import write_meta
 
@@ -53,3 +54,11 @@ def test_a_step_is_a_number_or_best():
     for each in ("last", "-1", "4.0", "1_0", "٤"):
         with pytest.raises(ConfigError, match="give the number of a step, or `best`"):
             checkpoint_of(each)
+
+
+def test_the_runs_of_a_grid_begin_from_the_checkpoint_that_answers(run):
+    """The best one of a source that was trained with patience: what a grid compares is what its runs begin from."""
+    folder = run({10: 0.7, 20: 0.5}, patience=1)
+    start = _checked_start(Run(init=InitConfig(run=str(folder))), None)
+    assert start and start["step"] == find_steps(folder, None)[0] == 10
+    assert _checked_start(Run(init=InitConfig(run=str(folder / "none"))), start) == start

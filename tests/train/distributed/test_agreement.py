@@ -32,8 +32,9 @@ def test_a_job_of_several_processes_is_not_worked_on_alone(monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
     with pytest.raises(ConfigError, match="JAX_NUM_PROCESSES=2 .* give --mesh.distributed, or unset it"):
         processes.initialize(MeshConfig())
-    monkeypatch.setenv("JAX_NUM_PROCESSES", "1")
-    processes.initialize(MeshConfig())
+    for alone in ("1", ""):
+        monkeypatch.setenv("JAX_NUM_PROCESSES", alone)
+        processes.initialize(MeshConfig())
 
 
 def test_a_failure_of_one_process_is_raised_in_all(monkeypatch):

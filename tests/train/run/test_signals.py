@@ -18,7 +18,7 @@ _BUSY = {
 
 def _start(busy: str) -> subprocess.Popen[str]:
     code = f"""
-import ctypes, sys, time
+import ctypes, os, sys, time
 from pathlib import Path
 from contexture.data.storage import atomic_file, atomic_folder
 from contexture.train.run.signals import end_at_once
@@ -42,3 +42,12 @@ def test_a_signal_ends_a_process_at_once_and_leaves_no_partial_file(tmp_path, mo
     out, err = process.communicate(timeout=20)
     assert (out, err) == ("", f"{NAME[number]}: stopped; the same command starts again\n")
     assert process.returncode == EXIT_CODE[number] and not any(tmp_path.iterdir())
+
+
+def test_a_signal_ends_a_process_whose_line_nobody_reads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = _start("os.close(2); " + _BUSY["compiled"])
+    assert process.stdout is not None and process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20) == ("", "") and process.returncode == 75
+    assert not any(tmp_path.iterdir())
