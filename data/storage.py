@@ -161,7 +161,8 @@ def without_parents(path: Path) -> Path:
 
     TensorStore drops `link/..` by the names, while the file system goes up from where the link leads.
     """
-    return path.resolve() if ".." in path.parts else path.absolute()
+    # Not by pathlib, which raises for links that lead in a circle: whoever opens the path says so in one line.
+    return Path(os.path.realpath(path)) if ".." in path.parts else path.absolute()
 
 
 def check_run_path(folder: Path, option: str = "dir", writes: bool = True) -> None:
