@@ -323,8 +323,7 @@ def import_model(
 ) -> Path:
     """Writes a published model as a run, and returns its folder; the options are those of `contexture import`.
 
-    Example:
-        folder = contexture.import_model("hf", "google-bert/bert-base-uncased", "runs/bert")
+    path may be the name of a model on the Hugging Face hub, `google-bert/bert-base-uncased`, for the format hf.
 
     Raises: ConfigError for an unknown format, DataError for damaged, missing or unknown files, ConnectionError where
     the Hugging Face hub does not answer.
