@@ -67,9 +67,9 @@ def state_of(file: BufferedReader) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def check_unchanged(path: str | Path, file: BufferedReader, begun: tuple[int, int]) -> None:
+def check_unchanged(path: str | Path, file: BufferedReader, at_opening: tuple[int, int]) -> None:
     """Raises: FileChanged where an open file has another state than in the beginning."""
-    if state_of(file) != begun:
+    if state_of(file) != at_opening:
         raise FileChanged(path)
 
 

@@ -141,7 +141,7 @@ def with_absolute_paths(run: Run) -> Run:
 
 def with_pinned_addresses(run: Run, directory: Path) -> Run:
     """Returns the run whose addresses of the hub name a commit, so that they stand for the same files for ever: the one
-    that the run in `directory` began with, if it has begun.
+    that the run in `directory` began with, where there is one.
 
     Raises: DataError for data that the hub does not have, ConnectionError where it cannot be asked.
     """
@@ -149,10 +149,10 @@ def with_pinned_addresses(run: Run, directory: Path) -> Run:
     given = [path for section in names for name in names[section] for path in getattr(getattr(run, section), name)]
     if not any(map(hub.is_address, given)):
         return run
-    begun = read(directory).run if (directory / "run.json").exists() else run
+    existing = read(directory).run if (directory / "run.json").exists() else run
 
     def pinned(section: str) -> Any:
-        mine, before = getattr(run, section), getattr(begun, section)
+        mine, before = getattr(run, section), getattr(existing, section)
         return dataclasses.replace(
             mine, **{name: hub.with_commits(getattr(mine, name), getattr(before, name)) for name in names[section]}
         )

@@ -294,7 +294,7 @@ def _opened(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with open_plain(file) as opened:
-        begun = state_of(opened)
+        at_opening = state_of(opened)
         source = pa.PythonFile(opened, mode="r")
         with _damage(file):
             if inner_suffix(file) == ".parquet":
@@ -314,7 +314,7 @@ def _opened(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
                     reader = _ipc(pa, source, stream, pa.ipc.IpcReadOptions(included_fields=numbers))
             _schema_of(reader).names  # noqa: B018  # decodes them: damaged ones are no UTF-8
         yield reader
-        check_unchanged(file, opened, begun)
+        check_unchanged(file, opened, at_opening)
 
 
 def _schema_of(reader: Any) -> Any:

@@ -167,12 +167,12 @@ def test_a_training_resumes_with_the_commit_that_it_began_with(films: Hub, capsy
     ]
     words += ["--data.batch", "4", "--log.no-tensorboard", "--dir", "run", "--steps"]
     done(*words, "1")
-    begun = read(Path("run")).run.task.train
-    assert begun == (f"hf://datasets/owner/films@{'1' * 40}/data/train-0.parquet",)
+    pinned = read(Path("run")).run.task.train
+    assert pinned == (f"hf://datasets/owner/films@{'1' * 40}/data/train-0.parquet",)
     films.add("datasets/owner/films", **{"data/train-0.parquet": b"PAR1"})
     files_of_hub._download.cache_clear()
     done(*words, "2")
-    assert read(Path("run")).run.task.train == begun
+    assert read(Path("run")).run.task.train == pinned
     words[5] = f"{SET}@{'2' * 40}/data/train-0.parquet"
     code, err = run_command(capsys, *words, "3")
     assert code == 2 and "train-0.parquet is not what it was when" in err
