@@ -11,6 +11,7 @@ from contexture.analysis.call_arguments import with_hints
 from contexture.data.inputs import Examples, as_jsonl, is_paths, records
 from contexture.data.storage import atomic_file, check_run_path
 from contexture.grid import first_values, make_grid
+from contexture.option_scope import check_effects
 from contexture.options import with_options
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
@@ -41,7 +42,10 @@ def recipe(name: str, options: Options | None = None) -> Run:
 
     Raises: ConfigError for a name that no recipe has, and options that do not exist or do not fit.
     """
-    return with_options(configs.recipe(name), options or {})
+    base = configs.recipe(name)
+    run = with_options(base, options or {})
+    check_effects(_names(options), [run], base)
+    return run
 
 
 @with_hints
@@ -63,7 +67,9 @@ def pretrain(run: Run | str, options: Options | None = None) -> Path:
     finite or rose; Interrupted on SIGTERM and Ctrl-C, with everything saved.
     """
     base = configs.recipe(run) if isinstance(run, str) else run
-    return _train(with_options(base, options or {}), base)
+    changed = with_options(base, options or {})
+    check_effects(_names(options), [changed], base)
+    return _train(changed, base)
 
 
 @with_hints
@@ -105,8 +111,9 @@ def finetune(
     """
     given = {name: value for name, value in (("train", train), ("dev", dev), ("test", test)) if not _is_empty(value)}
     base = _task_of(Path(source), Path(dir), task, random=bool((options or {}).get("init.random")))
-    names = {name.replace("-", "_") for name in options or {}}
-    common = {**(options or {}), "dir": str(dir)}
+    names = _names(options)
+    files = {f"task.{name}": _files_of(examples, name, Path(dir)) for name, examples in given.items()}
+    common = {**(options or {}), **files, "dir": str(dir)}
     try:
         run = with_options(base, common)
     except ConfigError as error:  # an option may have a meaning only beside a value of the grid
@@ -115,11 +122,17 @@ def finetune(
         except ConfigError:
             raise error from None
     if grid is None and seeds is None:
-        return _train(with_options(run, _as_files(given, run.task.kind, Path(dir))), base)
-    seeds = 1 if seeds is None else seeds
-    make_grid(run, grid or {}, seeds, names, "grid")  # refused before the examples are written
-    run = with_options(run, _as_files(given, run.task.kind, Path(dir)))
-    return _train_grid(make_grid(run, grid or {}, seeds, names, "grid"), base)
+        check_effects(names, [run], base)
+        _write_examples(given, run.task.kind, Path(dir))
+        return _train(run, base)
+    runs = make_grid(run, grid or {}, 1 if seeds is None else seeds, names, "grid")
+    check_effects({*names, *runs.values}, runs.runs, base)
+    _write_examples(given, run.task.kind, Path(dir))  # what is refused above leaves nothing behind
+    return _train_grid(runs, base)
+
+
+def _names(options: Options | None) -> set[str]:
+    return {name.replace("-", "_") for name in options or {}}
 
 
 def _task_of(source: Path, folder: Path, name: str, *, random: bool) -> Run:
@@ -133,19 +146,22 @@ def _is_empty(value: object) -> bool:
     return value is None or (isinstance(value, str | list | tuple) and not value)
 
 
-def _as_files(given: Mapping[str, Any], kind: str, folder: Path) -> dict[str, tuple[str, ...]]:
-    """Returns the options that name files of these examples; those in memory are written into the run's folder."""
-    options: dict[str, tuple[str, ...]] = {}
+def _files_of(examples: Any, name: str, folder: Path) -> tuple[str, ...]:
+    """Returns the files of examples: those that are given, or the one that has what is in memory."""
+    if not is_paths(examples):
+        return (str(_inputs(folder, name)),)
+    return (str(examples),) if isinstance(examples, str | Path) else tuple(map(str, examples))
+
+
+def _inputs(folder: Path, name: str) -> Path:
+    return folder / INPUTS / f"{name}.jsonl"
+
+
+def _write_examples(given: Mapping[str, Any], kind: str, folder: Path) -> None:
+    """Writes the examples in memory into the run's folder."""
     for name, examples in given.items():
-        if is_paths(examples):
-            options[f"task.{name}"] = (
-                (str(examples),) if isinstance(examples, str | Path) else tuple(map(str, examples))
-            )
-            continue
-        file = folder / INPUTS / f"{name}.jsonl"
-        _write_inputs(as_jsonl(records(examples, kind, name)), file, folder)
-        options[f"task.{name}"] = (str(file),)
-    return options
+        if not is_paths(examples):
+            _write_inputs(as_jsonl(records(examples, kind, name)), _inputs(folder, name), folder)
 
 
 def _write_inputs(content: bytes, file: Path, folder: Path) -> None:

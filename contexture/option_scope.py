@@ -1,7 +1,8 @@
 """Which options have a meaning for which runs: what help lists, and what is refused. Needs no jax."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields as dataclass_fields
+from pathlib import Path
 from typing import NamedTuple
 
 from contexture.data.config import WORD_FAMILIES
@@ -185,19 +186,25 @@ def other_options(run: Run) -> dict[str, str]:
     return others | {_option(name): scope(name, run) for name in fields(run) if scope(name, run)}
 
 
-def check_scope(names: Collection[str], run: Run, where: str = "", before: Run | None = None) -> None:
-    """Raises: ConfigError for an option given (data.max_predictions) that has no meaning for the run, or that changes
-    the run before it was given, without an effect beside its other options."""
-    after, usual = fields(run), fields(before or run)
+def check_scope(names: Collection[str], run: Run, where: str = "") -> None:
+    """Raises: ConfigError for an option given (data.max_predictions) that has no meaning for the run."""
     for name in names:
         if what := scope(name, run):
             kind = f"task.kind={run.task.kind}" if _is_task(run) else f"pretraining {_NAMES[run.family]}"
             kind = f"head.mix={run.head.mix}" if name == "optim.mix_lr" else kind
             place = f"{where}: " if where else ""
             raise ConfigError(f"{place}--{_option(name)} is for {what}, and has no meaning for {kind}; leave it out")
-        changed = after.get(name) != usual.get(name)
-        if changed and (need := _NEEDS.get(name)) and not need.has_effect(run):
-            raise ConfigError(f"{where and where + ': '}{_option(name)} has no meaning {need.problem}")
+
+
+def check_effects(names: Collection[str], runs: Sequence[Run], recipe: Run) -> None:
+    """Raises: ConfigError for an option given (optim.lora_alpha) that differs from the recipe's and that none of these
+    runs, whose options are all known, has a use for beside its others. A run that exists goes on with what it has."""
+    usual, new = fields(recipe), [run for run in runs if not (Path(run.dir) / "run.json").exists()]
+    for name in names:
+        need = _NEEDS.get(name)
+        changed = [run for run in new if fields(run).get(name) != usual.get(name)]
+        if need and changed and not any(map(need.has_effect, changed)):
+            raise ConfigError(f"{_option(name)} has no meaning {need.problem}")
 
 
 def _option(name: str) -> str:

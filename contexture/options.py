@@ -23,7 +23,6 @@ def with_options(run: Run, options: Mapping[str, Any], where: str = "", *, whole
     Raises: ConfigError for options that do not exist, are of the wrong kind, have no meaning, or do not fit together.
     """
     given = {name.replace("-", "_"): value for name, value in options.items()}
-    before = run
     if not whole:  # a run's own settings keep the recipe's epochs beside the steps that replaced them
         run = without_replaced(run, {name for name, value in given.items() if value})
     usual, tree = fields(run), to_json(run)
@@ -36,7 +35,7 @@ def with_options(run: Run, options: Mapping[str, Any], where: str = "", *, whole
         part[last] = _as_json(value, usual[name])
     changed = from_json(tree, where or "options")
     if not whole:
-        check_scope(given, changed, where, before)
+        check_scope(given, changed, where)
     return changed
 
 

@@ -64,7 +64,7 @@ def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) 
     if unknown:
         raise ConfigError(_unrecognised(unknown[0], argv, title, parsed, _options(command, run)))
     if isinstance(parsed, Run):
-        check_scope(option_names(argv), parsed, before=run)
+        check_scope(option_names(argv), parsed)
     return parsed
 
 

@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from contexture.cli.argv import apply_exclusive_options, expand_aliases, find_option, take_option
 from contexture.cli.grid_options import first_options, join_repeated, read_grid, table, wants_grid
@@ -13,6 +13,7 @@ from contexture.cli.help import wants_help
 from contexture.cli.output import Result, StreamingResult, TwofoldResult, fit_column, results_alone, terminal_width
 from contexture.cli.parse import option_names, parse
 from contexture.cli.settings_file import read_settings, with_settings
+from contexture.option_scope import check_effects
 from contexture.requests import FinetuneRequest, NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
@@ -48,6 +49,7 @@ def _recipe(argv: list[str], command: str, kind: type[R] = Run) -> tuple[R, Run,
     given = apply_exclusive_options(with_settings(base, settings, file), argv)
     default = kind(**{field.name: getattr(given, field.name) for field in dataclasses.fields(Run)})
     run = parse(kind, argv, f"{command} {name}", default)
+    check_effects({*option_names(argv), *_own(settings, file)}, [run], base)
     if source:
         check_same_sizes(run, source)
     return run, apply_exclusive_options(base, argv), name
@@ -195,11 +197,12 @@ def finetune_command(argv: list[str]) -> TwofoldResult | None:
         return _train_grid(argv)
 
     def read_argv() -> tuple[Run, Run]:
-        request, base, _ = _finetuning(argv)
-        run = request.run
+        asked = _finetuning(argv)
+        run = asked.request.run
+        check_effects(asked.options | asked.settings, [run], asked.base)
         if not run.mesh.distributed:
             _check_examples([run])
-        return run, base
+        return run, asked.base
 
     return _train(read_argv)
 
@@ -212,10 +215,11 @@ def _train_grid(argv: list[str]) -> TwofoldResult:
     signals = Signals()
     try:
         argv = join_repeated(argv, "--grid")
-        request, base, options = _grid_finetuning(argv)
+        request, base, options, settings = _grid_finetuning(argv)
         if "grid" in options and not request.grid:
             raise ConfigError("--grid wants a field and its values: --grid optim.peak-lr=2e-5,3e-5")
         grid = make_grid(request.run, read_grid(request.grid, request.run), request.seeds, options)
+        check_effects({*options, *settings, *grid.values}, grid.runs, base)
         check_grid(grid)
         _check_examples(grid.runs)
         signals.check()
@@ -225,17 +229,29 @@ def _train_grid(argv: list[str]) -> TwofoldResult:
         signals.close()
 
 
-def _grid_finetuning(argv: list[str]) -> tuple[FinetuneRequest, Run, set[str]]:
+class _Finetuning(NamedTuple):
+    """What the arguments of finetune say."""
+
+    request: FinetuneRequest
+    base: Run
+    """The recipe, with the model of the run that it is initialised from."""
+    options: set[str]
+    """The options that were given, as fields."""
+    settings: set[str]
+    """Those that --config gave."""
+
+
+def _grid_finetuning(argv: list[str]) -> _Finetuning:
     """As `_finetuning`, also where an option has a meaning only beside a value that --grid gives."""
     try:
         return _finetuning(argv)
     except ConfigError as error:
         first = first_options(argv)
         try:
-            request, base, options = _finetuning([*argv, *first])
+            asked = _finetuning([*argv, *first])
         except ConfigError:
             raise error from None
-        return request, base, options - {*option_names(first)}
+        return asked._replace(options=asked.options - {*option_names(first)})
 
 
 def _check_examples(runs: list[Run]) -> None:
@@ -246,9 +262,7 @@ def _check_examples(runs: list[Run]) -> None:
         check_examples(runs[0].task, runs[0].data.context)
 
 
-def _finetuning(argv: list[str]) -> tuple[FinetuneRequest, Run, set[str]]:
-    """Returns (the run with its overrides, its recipe with the model of the run that it is initialised from, the
-    options that were given, as fields)."""
+def _finetuning(argv: list[str]) -> _Finetuning:
     from contexture.configs import recipes
     from contexture.configs.finetuning import check_same_sizes, load_source_run, task_run
 
@@ -256,7 +270,7 @@ def _finetuning(argv: list[str]) -> tuple[FinetuneRequest, Run, set[str]]:
     usage = "contexture finetune RUN --task NAME, or --task.kind classify|regress|tag|choice|span --task.train FILE"
     if not argv or argv[0].startswith("-"):
         if wants_help(argv):
-            return parse(FinetuneRequest, argv, "finetune"), Run(), set()
+            return _Finetuning(parse(FinetuneRequest, argv, "finetune"), Run(), set(), set())
         raise ConfigError(f"finetune wants the run to begin from first: {usage}")
     if argv[0] in recipes() and not Path(argv[0]).exists():
         raise ConfigError(f"{argv[0]} is a recipe, not a run; train it: contexture pretrain {argv[0]} --dir RUN …")
@@ -276,7 +290,12 @@ def _finetuning(argv: list[str]) -> tuple[FinetuneRequest, Run, set[str]]:
     check_same_sizes(run, source)
     if not run.task.train:
         raise ConfigError("task.train is empty; give the examples to learn from: --task.train FILE")
-    return run, apply_exclusive_options(base, argv), set(option_names(argv))
+    return _Finetuning(run, apply_exclusive_options(base, argv), {*option_names(argv)}, _own(settings, file))
+
+
+def _own(settings: Mapping[str, object], file: str) -> set[str]:
+    """Returns the settings of a file that somebody wrote: a run.json has all, also those without an effect."""
+    return set() if Path(file).name == "run.json" else {*settings} - {"init.run"}
 
 
 def _train(read_argv: Callable[[], tuple[Run, Run]]) -> TwofoldResult | None:

@@ -1,20 +1,25 @@
 """An option that has no effect, as the others stand, is refused: of a run by what it needs, of a command by its
 request."""
 
+import contextlib
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import contexture
 from contexture import requests
+from contexture.cli import main as cli
 from contexture.configs import recipe, task
 from contexture.configs.finetuning import finetune_run
 from contexture.models.config import VectorsConfig
-from contexture.option_scope import _NEEDS, _SCOPES, check_scope
+from contexture.option_scope import _NEEDS, _SCOPES, check_effects, check_scope
 from contexture.options import with_options
 from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.request import EvaluationOptions
+from tests.train.run.test_formats import GOLDEN
 
 BERT, GPT, ELMO = recipe("bert.tiny"), recipe("gpt.tiny"), recipe("elmo.tiny")
 TASK = finetune_run(BERT, "run", "classify")
@@ -57,9 +62,20 @@ none."""
 @pytest.mark.parametrize("name", CASES)
 def test_an_option_is_refused_where_it_has_no_effect_and_taken_where_it_has_one(name: str):
     run, value, without, beside = CASES[name]
-    with pytest.raises(ConfigError, match=f"{name.replace('_', '-')} has no meaning "):
-        with_options(run, {**without, name: value})
-    assert fields(with_options(run, {**beside, name: value}))[name] not in (None, fields(run)[name])
+    refused, taken = (with_options(run, {**others, name: value}) for others in (without, beside))
+    with pytest.raises(ConfigError, match=f"^{name.replace('_', '-')} has no meaning "):
+        check_effects([name], [refused], run)
+    assert fields(taken)[name] not in (None, fields(run)[name])
+    check_effects([name], [taken], run)
+    check_effects([name], [refused, taken], run)  # of a grid: one of its runs has a use for it
+
+
+def test_a_run_that_exists_goes_on_with_an_option_without_effect(tmp_path):
+    run = with_options(TASK, {"optim.lora_alpha": 16.0, "dir": str(tmp_path)})
+    with pytest.raises(ConfigError, match="optim.lora-alpha has no meaning"):
+        check_effects(["optim.lora_alpha"], [run], TASK)
+    (tmp_path / "run.json").touch()
+    check_effects(["optim.lora_alpha"], [run], TASK)
 
 
 def test_every_need_has_a_case_and_every_option_is_looked_at():
@@ -69,8 +85,41 @@ def test_every_need_has_a_case_and_every_option_is_looked_at():
     assert asked == {name for name in {*_SCOPES, *_NEEDS, *ALWAYS} if not name.startswith("model.")}
 
 
+ALPHA = ["finetune", str(GOLDEN / "bert_format_2"), "--task.kind", "classify", "--task.train", "train.tsv",
+         "--task.dev", "train.tsv", "--dir", "new", "--optim.lora-alpha", "16"]  # fmt: skip
+
+
+def test_an_option_is_held_against_all_that_is_given(tmp_path, monkeypatch):
+    """The need of an option may be met in a file and on the command line, by a grid's later value, and by examples."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.tsv").write_text("text\tlabel\na film\tgood\na bore\tbad\n")
+    (tmp_path / "rank.yaml").write_text("optim.lora-rank: 4\n")
+    (tmp_path / "alpha.yaml").write_text("optim.lora-alpha: 16\n")
+    given = list[list[Run]]()
+    monkeypatch.setattr("contexture.train.loop.train", lambda run, *_: given.append([run]) or sys.exit(0))
+    monkeypatch.setattr(
+        "contexture.train.grid.train_grid.train_grid", lambda grid, *_: given.append(grid.runs) or sys.exit(0)
+    )
+    for words in (["--config", "rank.yaml"], ["--grid", "optim.lora-rank=0,4"], ["--optim.lora-rank", "4"]):
+        assert cli.main([*ALPHA, *words]) == 0
+    assert cli.main([*ALPHA[:-2], "--config", "alpha.yaml", "--optim.lora-rank", "4"]) == 0
+    assert [[(run.optim.lora_rank, run.optim.lora_alpha) for run in runs] for runs in given] == [
+        [(4, 16)], [(0, 16), (4, 16)], [(4, 16)], [(4, 16)]
+    ]  # fmt: skip
+    for words in ([], ["--grid", "optim.peak-lr=1e-3,2e-3"]):
+        assert cli.main([*ALPHA, *words]) == 2
+    assert cli.main([*ALPHA[:-2], "--config", "alpha.yaml"]) == 2 and len(given) == 4
+    with contextlib.suppress(SystemExit):
+        contexture.finetune(ALPHA[1], train="train.tsv", dev="train.tsv", dir="new", options={"evaluate.every": 2})
+    assert given[4][0].evaluate.every == 2
+    with pytest.raises(ConfigError, match="evaluate.every has no meaning without held-out examples"):
+        contexture.finetune(ALPHA[1], train=[("a", "b")] * 4, dir="new", options={"evaluate.every": 2})
+    assert not (tmp_path / "new").exists()
+
+
 def test_dropout_that_is_switched_off_suits_a_frozen_backbone():
-    assert with_options(TASK, {**FROZEN, "model.dropout": 0.0}).optim.freezes_backbone
+    run = with_options(TASK, {**FROZEN, "model.dropout": 0.0})
+    check_effects(["model.dropout", "optim.frozen"], [run], TASK)
 
 
 def test_a_warm_up_has_one_length():

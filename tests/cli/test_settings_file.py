@@ -82,7 +82,7 @@ def test_a_run_json_gives_its_settings_but_for_its_folder():
 def test_a_fine_tuning_takes_its_task_from_a_file():
     Path("train.tsv").write_text("text\tlabel\na film\tgood\na bore\tbad\n")
     Path("a.yaml").write_text("task: {kind: classify, train: train.tsv}\nepochs: 2\n")
-    run, _, _ = _finetuning([str(GOLDEN / "bert_format_2"), "--config", "a.yaml", "--dir", "new"])
+    run, *_ = _finetuning([str(GOLDEN / "bert_format_2"), "--config", "a.yaml", "--dir", "new"])
     assert (run.task.kind, run.task.train, run.epochs, run.init.run) == (
         "classify", ("train.tsv",), 2.0, str(GOLDEN / "bert_format_2")
     )  # fmt: skip

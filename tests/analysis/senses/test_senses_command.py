@@ -144,7 +144,7 @@ MISTAKES = {
     "--input senses.tsv text.txt": "text.txt:1: no sense, where others have one; give every sentence one, or none",
     "--input text.txt --to a.jpg": "--to a.jpg: a page ends in .html, a figure in .png or .svg; give such a name",
     "--input text.txt --to no/a.png": "--to no/a.png: its folder is not there; make it, or give another name",
-    "--input text.txt --layers 7": "layers=7 are not all, or numbers from 0 to 2 with commas between",
+    "--input text.txt --layers 7 --to a.png": "layers=7 are not all, or numbers from 0 to 2 with commas between",
     "--input text.txt --clusters 1": "clusters=1 is not a number of at least 2; 0 chooses it by silhouette",
     "--input text.txt --max-occurrences 1": "max-occurrences=1 is not a number of at least 2",
     "--input text.txt --static none.vec": "none.vec: --static names no such file; check the path",

@@ -172,7 +172,7 @@ def test_control_characters_are_shown_and_do_not_act(tmp_path: Path):
     [
         ("", "give --input FILE, or --text TEXT"),
         ("--text a --input b.txt", "give --input FILE, or --text TEXT"),
-        ("--text a --top 0", "top=0 is not a positive number of guesses"),
+        ("--text a --top 0 --to page.html", "top=0 is not a positive number of guesses"),
         ("--text a --to none/page.html", "--to none/page.html: its folder is not there; make it, or give another name"),
         ("--text a --to page.png", "--to page.png: a page ends in .html; give such a name"),
     ],
