@@ -73,6 +73,8 @@ class RunRecord:
     total_steps: int = 0
     """The run's length in steps, also where it is counted in epochs; 0 in runs of earlier versions."""
     imported: Imported | None = None
+    slimmed: bool = False
+    """Whether the parameters of one checkpoint are all that is left, so that the run cannot be resumed."""
 
 
 def with_data_facts(run: Run, *, words: int = 0, pair: bool | None = None) -> Run:
@@ -301,7 +303,7 @@ def write_json(path: Path, tree: object) -> None:
 
 
 _FACTS = {"words": int, "total_steps": int, "pair": bool, "labels": [str], "counts": [int], "tokenizer": str,
-          "data": str, "versions": dict, "imported": {"format": str}}  # fmt: skip
+          "data": str, "versions": dict, "imported": {"format": str}, "slimmed": bool}  # fmt: skip
 """The kinds of what run.json holds beside the configuration, where it holds it."""
 
 

@@ -263,6 +263,14 @@ COMMANDS: dict[str, Command] = {
         usage="RUN FORMAT --to DIR [options]",
         examples=("contexture export runs/films hf --to films/",),
     ),
+    "slim": Command(
+        group="Exchange models",
+        summary="Drop what only training needs from a run",
+        run="query_commands.slim_command",
+        request="SlimRequest",
+        usage="RUN [options]",
+        examples=("contexture slim runs/films",),
+    ),
     "recipes": Command(
         group="Look before you train",
         summary="List the recipes and the named tasks",

@@ -21,6 +21,7 @@ from contexture.requests import (
     LayersRequest,
     PredictionRequest,
     ScoreRequest,
+    SlimRequest,
     StatusRequest,
     several,
 )
@@ -309,3 +310,16 @@ def export_command(argv: list[str]) -> Result:
             Path(request.run), request.format, Path(request.to), step, signals, pooling=request.pooling
         )
         return dict(exported)
+
+
+def slim_command(argv: list[str]) -> TwofoldResult:
+    """Drops optimizer state and old checkpoints from a run, and says what that frees."""
+    request = parse(SlimRequest, argv, "slim")
+    from contexture.train.checkpoints.slim import slim
+
+    with Signals("stopped, nothing was removed; the same command starts again") as signals:
+        result = slim(Path(request.run), checkpoint_of(request.step), signals.check)
+    removed = ", ".join(map(str, result["removed_steps"])) or "none"
+    freed = f"{result['bytes_before'] - result['bytes_after']:,} of {result['bytes_before']:,} bytes"
+    shown = {"run": result["run"], "kept": f"the parameters of step {result['step']}"}
+    return TwofoldResult(json=dict(result), shown={**shown, "removed checkpoints": removed, "freed": freed})

@@ -1,7 +1,7 @@
 """One request type for each command: its options, with their help. Needs no jax."""
 
 from contexture.requests.arguments import several
-from contexture.requests.exchange import ExportRequest, ImportRequest
+from contexture.requests.exchange import ExportRequest, ImportRequest, SlimRequest
 from contexture.requests.inspection import (
     AttentionRequest,
     CompareRequest,
@@ -52,6 +52,7 @@ __all__ = [
     "ScoreRequest",
     "SensesRequest",
     "SimilarityRequest",
+    "SlimRequest",
     "StatusRequest",
     "TokenizerRequest",
     "ZeroshotRequest",

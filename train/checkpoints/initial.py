@@ -1,4 +1,4 @@
-"""The first checkpoint of an imported run, written one array at a time: a model is never in memory whole."""
+"""Checkpoints of parameters alone, written one array at a time: a model is never in memory whole."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from contexture.models.interchange.renaming import nested
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import host_digest
 from contexture.train.checkpoints.late_evaluation import text_digest
-from contexture.train.checkpoints.meta import FORMAT
+from contexture.train.checkpoints.meta import FORMAT, Meta
 from contexture.train.checkpoints.orbax_logging import orbax_silenced
 
 Array = np.ndarray
@@ -26,11 +26,11 @@ _CHUNK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Leaf:
-    """A float32 array that is made when it is written. Orbax plans the file from its shape and dtype."""
+    """An array that is made when it is written. Orbax plans the file from its shape and dtype."""
 
     shape: tuple[int, ...]
     make: Callable[[], Array]
-    dtype: np.dtype[np.float32] = np.dtype(np.float32)
+    dtype: np.dtype[Any] = np.dtype(np.float32)
 
     @property
     def ndim(self) -> int:
@@ -72,6 +72,15 @@ def write_first(run: Path, leaves: Mapping[str, Leaf], seed: int) -> None:
 
     Raises OSError, and the errors of making a leaf.
     """
+    meta = {"format": FORMAT, "step": 0, "identity": "", "held_out_loss": None, "seed": seed, "lines_read": 0}
+    write_checkpoint(run / "checkpoints" / "0", {f"params/{path}": leaf for path, leaf in leaves.items()}, meta)
+
+
+def write_checkpoint(step: Path, leaves: Mapping[str, Leaf], meta: Meta) -> None:
+    """Writes the folder of a checkpoint: arrays by their paths, and its meta with their shapes.
+
+    Raises OSError, and the errors of making a leaf.
+    """
     words: dict[str, int] = {}
 
     def made(path: str, leaf: Leaf) -> Leaf:
@@ -80,13 +89,12 @@ def write_first(run: Path, leaves: Mapping[str, Leaf], seed: int) -> None:
             words[path] = host_digest(array)
             return array
 
-        return Leaf(leaf.shape, make)
+        return Leaf(leaf.shape, make, leaf.dtype)
 
     # The largest first: what fits with it in memory fits with all others.
     ordered = dict(sorted(leaves.items(), key=lambda item: -item[1].nbytes))
-    tree = nested({f"params/{path}": made(f"params/{path}", leaf) for path, leaf in ordered.items()})
+    tree = nested({path: made(path, leaf) for path, leaf in ordered.items()})
     by_name = by_path(tree)
-    step = run / "checkpoints" / "0"
     handler = _OneByOne()
     registry = type_handlers.create_type_handler_registry((Leaf, handler))
     chunked = nested({path: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for path in by_name})
@@ -97,10 +105,8 @@ def write_first(run: Path, leaves: Mapping[str, Leaf], seed: int) -> None:
         if handler.failed:
             raise handler.failed[0] from None
         raise
-    shapes = {path: list(leaf.shape) for path, leaf in by_name.items()}
     # The items of train.checkpoints.manager, in the order of their digests: arrays, meta, digest.
-    meta = {"format": FORMAT, "step": 0, "identity": "", "held_out_loss": None, "seed": seed, "lines_read": 0}
-    meta["shapes"] = shapes
+    meta = {**meta, "shapes": {path: list(leaf.shape) for path, leaf in by_name.items()}}
     digest: dict[str, object] = {"arrays": words, "meta": text_digest(meta)}
     digest["self"] = text_digest(digest)
     for name, item in (("meta", meta), ("digest", digest)):

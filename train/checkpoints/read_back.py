@@ -41,7 +41,7 @@ def read_back(directory: Path, whole: bool = False) -> None:
                 raise CheckpointError(f"array {name}: its shape is {written}, not {shapes.get(name)}")
         sizes = {name: math.prod(x.shape) * x.dtype.itemsize for name, x in arrays.items()}
         for names in _groups(directory.name, sizes, len(sizes) if whole else _ARRAYS):
-            restored = _read(reader, state, tree, names)
+            restored = read_arrays(reader, state, tree, names)
             for name in names:
                 if host_digest(np.asarray(restored[name])) != digest[name]:
                     raise CheckpointError(f"array {name}: its values do not match their digest")
@@ -49,8 +49,10 @@ def read_back(directory: Path, whole: bool = False) -> None:
                 return
 
 
-def _read(reader: ocp.PyTreeCheckpointHandler, state: epath.Path, tree: object, names: set[str]) -> dict[str, Any]:
-    """Returns the arrays of these names. tree: what is known of all of them."""
+def read_arrays(
+    reader: ocp.PyTreeCheckpointHandler, state: epath.Path, tree: object, names: set[str]
+) -> dict[str, Any]:
+    """Returns the arrays of these names as NumPy's. tree: what is known of all of them."""
     part = jax.tree_util.tree_map_with_path(lambda path, x: x if path_of(path) in names else ocp.PLACEHOLDER, tree)
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), part)
     return by_path(reader.restore(state, args=ocp.args.PyTreeRestore(part, restore_args=as_numpy)))

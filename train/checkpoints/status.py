@@ -30,9 +30,9 @@ class _Best(NamedTuple):
 class RunStatus(TypedDict):
     """The state of a run. Numbers that are not known are None.
 
-    state: training, done, stopped (the same command resumes it), or imported. A run that ended by its patience is done,
-    and stopped_early. step and loss are those of the newest line of metrics.jsonl; best is the best `metric`
-    (evaluate.metric) up to the newest checkpoint. Losses are in nats, times in seconds.
+    state: training, done, stopped (the same command resumes it), imported, or slimmed (it cannot be resumed). A run
+    that ended by its patience is done, and stopped_early. step and loss are those of the newest line of metrics.jsonl;
+    best is the best `metric` (evaluate.metric) up to the newest checkpoint. Losses are in nats, times in seconds.
     """
 
     run: str
@@ -70,8 +70,8 @@ def status(folder: Path) -> RunStatus:
     total, process = record.total_steps or run.steps or None, holder_of(folder)
     best = _best(folder, saved[-1]) if saved else _Best()
     early = step != total and 0 < run.evaluate.patience <= best.evals_without_improvement
-    ended = early or step == total
-    state = "training" if process else "imported" if record.imported else "done" if ended else "stopped"
+    trained = "slimmed" if record.slimmed else "done" if early or step == total else "stopped"
+    state = "training" if process else "imported" if record.imported else trained
     kind = run.task.name if run.task.name != "off" else run.task.kind
     return {
         "run": str(folder),

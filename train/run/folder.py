@@ -161,6 +161,11 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
             raise ConfigError(
                 f"{directory} was imported: begin from it, --init.run {directory}, and give another --dir"
             )
+        if old.slimmed:
+            raise ConfigError(
+                f"{directory} was slimmed and has no optimizer state to resume from: begin from it, --init.run "
+                f"{directory}, and give another --dir"
+            )
         run = run_file.with_data_facts(run, words=old.words, pair=old.pair)
     changes = changed_fields(run, old) if old else {}
     fixed = [name for name in changes if not run_file.may_change(name)]

@@ -1,0 +1,150 @@
+"""What only training needs is taken from a run, and nothing else."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import contexture
+from contexture.cli import main as cli
+from contexture.train.checkpoints import slim as slimming
+from contexture.train.checkpoints.meta import read_json
+from contexture.train.checkpoints.slim import slim
+from contexture.train.errors import CheckpointError, ConfigError
+from contexture.train.run.folder import lock_folder
+from tests.helpers.commands import json_of
+
+WORDS = ["the cat sat", "a dog"]
+
+
+@pytest.fixture
+def run(tiny_run, tmp_path: Path) -> Path:
+    shutil.copytree(tiny_run, tmp_path / "run")
+    last = max((tmp_path / "run" / "checkpoints").iterdir(), key=lambda step: int(step.name))
+    assert any(not name.startswith("params/") for name in read_json(last)[1])
+    return tmp_path / "run"
+
+
+def vectors(run: Path, step: int | None = None) -> list[np.ndarray]:
+    return [np.asarray(each) for each in contexture.open(run, step).embed(WORDS)]
+
+
+def test_the_parameters_are_as_before_and_the_optimizer_is_gone(run: Path, capsys):
+    steps = sorted(int(each.name) for each in (run / "checkpoints").iterdir())
+    before, meta, size = vectors(run), read_json(run / "checkpoints" / str(steps[-1])), _size(run / "checkpoints")
+    result = json_of("slim", run)
+    assert (result["step"], result["removed_steps"]) == (steps[-1], steps[:-1])
+    assert (result["bytes_before"], result["bytes_after"]) == (size, _size(run / "checkpoints"))
+    assert result["bytes_after"] < size / 2
+    for one, other in zip(vectors(run), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    after = read_json(run / "checkpoints" / str(steps[-1]))
+    assert after[1] == {name: word for name, word in meta[1].items() if name.startswith("params/")}
+    assert {**after[0], "shapes": 0} == {**meta[0], "shapes": 0}
+    assert json_of("status", run)["runs"][0]["state"] == "slimmed"
+    assert json_of("slim", run)["bytes_after"] == result["bytes_after"] == json_of("slim", run)["bytes_before"]
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_a_slimmed_run_is_not_resumed(run: Path):
+    slim(run)
+    before = {
+        file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name not in ("lock", "log.txt")
+    }
+    with pytest.raises(ConfigError, match="was slimmed and has no optimizer state to resume from: begin from it"):
+        contexture.pretrain(contexture.train.run_file.read(run).run, {"dir": str(run)})  # pyright: ignore[reportAttributeAccessIssue]
+    assert before == {file: file.read_bytes() for file in before}
+
+
+def test_a_run_of_parameters_alone_stays_as_it_is(run: Path):
+    slim(run)
+    before = {file: file.stat().st_mtime_ns for file in run.rglob("*") if file.is_file() and file.name != "lock"}
+    result = slim(run)
+    assert result["bytes_before"] == result["bytes_after"] and result["removed_steps"] == []
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_kill_at_any_place_loses_nothing(run: Path, monkeypatch, link: bool):
+    """Each rename and removal is the last thing that one process does; the next one ends the work."""
+    if link:
+        os.rename(run / "checkpoints", run.parent / "disk")
+        (run / "checkpoints").symlink_to(run.parent / "disk")
+    shutil.copytree(run, run.parent / "other")
+    slim(run.parent / "other")
+    before, calls = vectors(run), 0
+
+    class Killed(BaseException):
+        pass
+
+    def dies(work, at):
+        def call(*arguments, **options):
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise Killed
+            return work(*arguments, **options)
+
+        return call
+
+    def copied(source: Path, folder: Path, check: object) -> int:
+        shutil.copytree(run.parent / "other" / "checkpoints", folder)  # written once, not at each try
+        return int(source.name)
+
+    for at in range(1, 20):
+        calls = 0
+        with monkeypatch.context() as patched:
+            patched.setattr(slimming.os, "rename", dies(os.rename, at))
+            patched.setattr(slimming.shutil, "rmtree", dies(shutil.rmtree, at))
+            patched.setattr(slimming, "_copy", dies(copied, at))
+            try:
+                slim(run)
+                break
+            except Killed:
+                continue
+    assert at > 4
+    for one, other in zip(vectors(run), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    names = sorted(path.name for path in run.iterdir() if path.name.startswith("checkpoints"))
+    assert names == ["checkpoints"] and (run / "checkpoints").is_symlink() == link
+    assert json.loads((run / "run.json").read_text())["slimmed"] is True
+
+
+def test_a_damaged_checkpoint_is_not_the_one_that_is_left(run: Path):
+    newest = max((run / "checkpoints").iterdir(), key=lambda step: int(step.name))
+    other = run / "checkpoints" / "1"
+    if not other.exists():
+        shutil.copytree(newest, other)
+    for data in (other / "state" / "d").iterdir():
+        data.write_bytes(b"x" * data.stat().st_size)
+    with pytest.raises(CheckpointError, match="no good checkpoint in"):
+        slim(run, 1)
+    assert newest.exists() and other.exists() and not contexture.train.run_file.read(run).slimmed  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["nowhere"], "nowhere is not a run: it holds no run.json"),
+        (["run", "--step", "99"], "run holds no checkpoint of step 99; those there are of step "),
+        (["run", "--step", "x"], "--step x: give the number of a step, or `best`"),
+        (["empty"], "empty holds no checkpoint yet; train it first"),
+        (["busy"], "busy is in use by process"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_changes(run: Path, monkeypatch, capsys, words, line):
+    monkeypatch.chdir(run.parent)
+    for name in ("empty", "busy"):
+        Path(name).mkdir()
+        shutil.copy(run / "run.json", name)
+    with lock_folder(Path("busy")):
+        assert cli.main(["slim", *words]) == 2
+    error = capsys.readouterr().err
+    assert line in error and len(error.splitlines()) == 1
+    assert not contexture.train.run_file.read(run).slimmed  # pyright: ignore[reportAttributeAccessIssue]

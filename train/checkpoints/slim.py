@@ -1,0 +1,129 @@
+"""Takes from a run what only training needs: optimizer state, and all checkpoints but one."""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from contexture.models.shapes import by_path
+from contexture.train.checkpoints.digests import host_digest
+from contexture.train.checkpoints.initial import Leaf, write_checkpoint
+from contexture.train.checkpoints.meta import Step, first_line, read_json
+from contexture.train.checkpoints.orbax_logging import orbax_silenced
+from contexture.train.checkpoints.read_back import read_arrays, read_back
+from contexture.train.checkpoints.transfer import first_good
+from contexture.train.errors import CheckpointError, ConfigError
+from contexture.train.run.folder import lock_folder, steps
+from contexture.train.run_file import read, write
+
+
+class Slimmed(TypedDict):
+    """What was taken from a run. bytes_before, bytes_after: of its checkpoints on disk."""
+
+    run: str
+    step: int
+    removed_steps: list[int]
+    bytes_before: int
+    bytes_after: int
+
+
+def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: None) -> Slimmed:
+    """Leaves of a run the parameters of one checkpoint; returns what was removed.
+
+    The run can be used, exported, and begun from as before, and can no longer be resumed. What is left is written anew
+    and read back whole before anything is removed: a kill loses nothing.
+
+    Args:
+        step: the checkpoint to leave; None is the one that answers for the run, as `find_steps` says.
+        check: called between two arrays, before anything is removed; it may raise.
+
+    Raises: ConfigError for a folder that is no run, that is in use, or without such a checkpoint; CheckpointError where
+    no checkpoint is good, or the folder cannot be written.
+    """
+    record = read(folder)
+    with contextlib.closing(lock_folder(folder)):
+        place = (folder / "checkpoints").resolve()
+        aside, new = (place.with_name(f"{place.name}.{end}") for end in ("full", "slim"))
+        if aside.exists() and not place.exists():
+            os.rename(aside, place)  # a kill came between the two renames below
+        if not place.exists() or not steps(place):
+            raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
+        for left in (aside, new):
+            shutil.rmtree(left, ignore_errors=True)
+        if not _has_more(place):
+            (kept,), size = steps(place), _bytes(place)
+            return {"run": str(folder), "step": kept, "removed_steps": [], "bytes_before": size, "bytes_after": size}
+        try:
+            kept = first_good(folder, step, lambda source: _copy(source, new, check))
+            before, after = _bytes(place), _bytes(new)
+            # Said first: a run that is taken for slim and is not loses nothing.
+            write(folder, dataclasses.replace(record, slimmed=True))
+            removed = [each for each in steps(place) if each != kept]
+            os.rename(place, aside)
+            os.rename(new, place)
+            shutil.rmtree(aside)
+        except OSError as error:
+            raise CheckpointError(f"{error.filename or place}: {error.strerror or error}; nothing is lost") from None
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    return {"run": str(folder), "step": kept, "removed_steps": removed, "bytes_before": before, "bytes_after": after}
+
+
+def _has_more(place: Path) -> bool:
+    """Returns whether checkpoints hold more than the parameters of one."""
+    try:
+        return len(steps(place)) > 1 or any(
+            not name.startswith("params/") for name in read_json(place / str(steps(place)[0]))[1]
+        )
+    except CheckpointError:
+        return True
+
+
+def _copy(source: Path, folder: Path, check: Callable[[], None]) -> int:
+    """Writes the parameters of a checkpoint as the only one of a folder; returns its step."""
+    meta, words = read_json(source)
+    state = epath.Path(source / "state")
+    with orbax_silenced(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader, ThreadPoolExecutor(1) as thread:
+        tree = _readable(lambda: reader.metadata(state).tree, "state")
+        facts = by_path(tree)
+
+        def read_one(name: str) -> np.ndarray:
+            check()
+            # In a thread of its own: the writer runs in an event loop, and so does the reader.
+            read = thread.submit(read_arrays, reader, state, tree, {name})
+            array = np.asarray(_readable(read.result, f"array {name}")[name])
+            if host_digest(array) != words[name]:
+                raise CheckpointError(f"array {name}: its values do not match their digest")
+            return array
+
+        leaves = {name: _leaf(name, facts[name], read_one) for name in words if name.startswith("params/")}
+        try:
+            write_checkpoint(folder / source.name, leaves, meta)
+            read_back(folder / source.name, whole=True)
+        except CheckpointError:
+            shutil.rmtree(folder, ignore_errors=True)  # the next good one follows
+            raise
+    return meta["step"]
+
+
+def _readable(get: Callable[[], Any], what: str) -> Any:
+    try:
+        return get()
+    except Exception as error:  # of many kinds, where Orbax cannot read
+        raise CheckpointError(f"{what}: cannot be read ({first_line(error)})") from None
+
+
+def _leaf(name: str, fact: Any, read_one: Callable[[str], np.ndarray]) -> Leaf:
+    return Leaf(tuple(fact.shape), lambda: read_one(name), np.dtype(fact.dtype))
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
