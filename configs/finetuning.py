@@ -9,7 +9,7 @@ from contexture.data.config import DataConfig
 from contexture.models.config import ElmoConfig, HeadConfig, ModelConfig, TransformerConfig, VectorsConfig
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.options import InitConfig, OptimConfig
+from contexture.train.options import InitConfig, OptimConfig, rate_at_width
 
 
 def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 0, random: bool = False) -> Run:
@@ -30,6 +30,8 @@ def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 
     else:
         base = dataclasses.replace(base, model=_inherited(source.model), data=data, head=head, init=init)
         base = _as_gpt(base, task_vocabulary) if source.family == "gpt" else base
+        rate = rate_at_width(base.optim.peak_lr, source.model.hidden)
+        base = dataclasses.replace(base, optim=dataclasses.replace(base.optim, peak_lr=rate))
     return dataclasses.replace(base, optim=dataclasses.replace(base.optim, mix_lr=MIX_LR))
 
 

@@ -8,6 +8,20 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+BASE_WIDTH, _HIGHEST = 768, 1e-3
+"""The hidden units of the models that the papers fine-tune, and the highest learning rate for a smaller one."""
+
+
+def rate_at_width(peak_lr: float, width: int) -> float:
+    """Returns the learning rate of a fine-tuning for a model of `width` hidden units, from the papers' for 768.
+
+    It grows as 768 / width, up to 1e-3, and is the papers' for wider models. Adam's update of an entry is about as
+    large as the rate, whatever the width; a product with a kernel sums `width` of them (Yang et al. 2022, table 3).
+    The authors of small BERTs fine-tune with up to 3e-4, six times 5e-5, at 128 units (Turc et al. 2019).
+    Differs: they choose among four rates by each task's held-out examples.
+    """
+    return max(peak_lr, min(float(f"{peak_lr * BASE_WIDTH / width:.3g}"), _HIGHEST))
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:

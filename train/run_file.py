@@ -19,6 +19,7 @@ from contexture.data.visible import visible_json
 from contexture.models.config import MAX_SIZE, ElmoConfig, VectorsConfig
 from contexture.train.config import FAMILIES, Run, fields
 from contexture.train.errors import ConfigError
+from contexture.train.options import BASE_WIDTH, rate_at_width
 from contexture.train.run_format_1 import default_fields, format_1_fields, upgrade
 
 FORMAT = 2
@@ -206,18 +207,22 @@ def _warmup_within(steps: int, warmup: int) -> int:
 def with_settings_of_the_start(run: Run, recipe: Run, directory: Path) -> Run:
     """Returns the run with settings that its first version had not, as the run in `directory` has them.
 
-    Runs of earlier versions train their mixing weights at the rate of all else, and go on so unless the user gives
-    another rate than the recipe's.
+    Runs of earlier versions train their mixing weights at the rate of all else, and small models at the papers' rate
+    for large ones. They go on so unless the user gives another rate than the recipe's.
     """
-    if run.optim.mix_lr != recipe.optim.mix_lr or not run.optim.mix_lr:
-        return run
     try:
         started = json.loads(read_plain(directory / "run.json"))["config"]["optim"]
     except (OSError, DataError, ValueError, RecursionError, KeyError, TypeError):
         return run  # a new run, or one whose damage is reported when the folder is opened
-    if not isinstance(started, dict) or "mix_lr" in started:
+    if not isinstance(started, dict):
         return run
-    return dataclasses.replace(run, optim=dataclasses.replace(run.optim, mix_lr=0.0))
+    optim, rate = run.optim, started.get("peak_lr")
+    if optim.mix_lr == recipe.optim.mix_lr and "mix_lr" not in started:
+        optim = dataclasses.replace(optim, mix_lr=0.0)
+    if run.task.kind != "off" and optim.peak_lr == recipe.optim.peak_lr and isinstance(rate, float) and rate > 0:
+        width = getattr(run.model, "hidden", BASE_WIDTH)
+        optim = dataclasses.replace(optim, peak_lr=rate) if rate_at_width(rate, width) == optim.peak_lr else optim
+    return dataclasses.replace(run, optim=optim)
 
 
 def warmup_note(given: Run, run: Run) -> str:

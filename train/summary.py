@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from contexture.data.batches import check_fields
 from contexture.data.describe import describe as describe_row
+from contexture.models.config import TransformerConfig
 from contexture.models.shapes import by_path, dims_of
 from contexture.train import mesh as meshes
 from contexture.train import run_file
@@ -21,6 +22,7 @@ from contexture.train.evaluation.evaluate import report_odd
 from contexture.train.metrics import rank
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.optim.lora import ADAPTERS, describe_parameters
+from contexture.train.options import BASE_WIDTH
 from contexture.train.run.folder import as_option
 from contexture.train.run.progress import duration, figures_of
 from contexture.train.run.report import Report, read_metrics
@@ -40,6 +42,8 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
     run = parts.run
     changed = [as_option(name, new) for name, (new, _) in run_file.difference(given, recipe).items() if name != "dir"]
     logger.info("differs from its recipe: " + (" ".join(changed) or "nothing"))
+    if note := _rate_note(run, recipe):
+        logger.info(note)
     logger.info(f"{meshes.describe(parts.mesh)}; {run.model.dtype}")
     if attention := meshes.describe_attention(run.model, run.data.packed):
         remat = meshes.describe_remat(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
@@ -73,6 +77,18 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
         shown = describe_row(batch, 0, parts.tokenizer, parts.labels, run.task.kind, run.data.context)
         logger.info("the first sequence:\n" + shown)
     parts.batches.rows_read = 0  # of the training itself
+
+
+def _rate_note(run: Run, recipe: Run) -> str:
+    """Returns where the learning rate of a small model comes from, unless the user gave one; else ""."""
+    width, rate = getattr(run.model, "hidden", BASE_WIDTH), run.optim.peak_lr
+    fine_tunes = run.task.kind != "off" and isinstance(run.model, TransformerConfig)
+    if not fine_tunes or width >= BASE_WIDTH or rate != recipe.optim.peak_lr:
+        return ""
+    return (
+        f"learning rate {rate:g}: the papers' for {BASE_WIDTH} hidden units, raised for {width}; "
+        "--optim.peak-lr gives another"
+    )
 
 
 def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, start: float, best: Best) -> None:

@@ -294,14 +294,19 @@ COMMANDS: dict[str, Command] = {
         summary="Predict memory and time on given devices",
         run="training_commands.plan_command",
         request="PlanRequest",
-        usage="RECIPE --topology DEVICES [options]",
-        arguments=_RECIPE,
+        usage="RECIPE|RUN --topology DEVICES [options]",
+        arguments=(
+            ("RECIPE|RUN", "A recipe, or the folder of a run; with --task.kind, the model that is fine-tuned."),
+        ),
         first=(
             *("topology", "suggest", "data.batch", "data.length", "model.dtype", "model.remat", "mesh.fsdp"),
             *("mesh.tensor", "optim.accumulate", "config"),
         ),
         required=("topology",),
-        examples=("contexture plan {recipe} --topology v5e:4x4 --suggest",),
+        examples=(
+            "contexture plan {recipe} --topology v5e:4x4 --suggest",
+            "contexture plan bert.base --task.kind classify --topology t4",
+        ),
     ),
     "tokenizer": Command(
         group="Set up",

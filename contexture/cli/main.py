@@ -68,6 +68,8 @@ def main(argv: list[str] | None = None) -> int:
             result = run_command(argv)
             if isinstance(result, StreamingResult):
                 streamed = result.work((lambda text: None) if as_json else write_out)
+                if isinstance(streamed, TwofoldResult):
+                    code, streamed = streamed.code, streamed.json
                 result = streamed if as_json else write_out("\n")
             elif isinstance(result, TwofoldResult):
                 code, result = result.code, result.json if as_json else result.shown

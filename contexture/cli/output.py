@@ -22,9 +22,10 @@ _NARROWEST = 12
 
 @dataclasses.dataclass(frozen=True)
 class StreamingResult:
-    """A command whose text is printed while it is generated: work(write) → the result for --json."""
+    """A command whose text is printed while it is generated: work(write) → the result for --json, or that with an exit
+    code."""
 
-    work: Callable[[Callable[[str], None]], Result]
+    work: "Callable[[Callable[[str], None]], Result | TwofoldResult]"
 
 
 @dataclasses.dataclass(frozen=True)

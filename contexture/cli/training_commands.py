@@ -94,34 +94,64 @@ def show_command(argv: list[str]) -> Result:
 
 def plan_command(argv: list[str]) -> StreamingResult:
     """Says what training takes of devices that need not be here: memory, time, what bounds it."""
-    request, _, name = _recipe(argv, "plan", PlanRequest)
+    request, name = _planned(argv)
     if not request.topology:
-        raise ConfigError("plan needs the devices: --topology v5e:4x4, v5p:4x4x4, v6e:8x8, h100:1x8, h200:4x8 or cpu:8")
+        raise ConfigError("plan needs the devices: --topology v5e:4x4, v5litepod-16, v5p:4x4x4, h100:1x8, t4 or cpu:8")
     from contexture.train.plan.topology import silence_compilers
 
     silence_compilers()
     import jax
 
-    from contexture.train.plan.describe import COLUMN, describe, describe_all
+    from contexture.train.plan.describe import COLUMN, describe, describe_all, describe_nearest
     from contexture.train.plan.plan import captured_stderr, plan
-    from contexture.train.plan.suggest import suggest
+    from contexture.train.plan.suggest import nearest, suggest
     from contexture.train.plan.topology import topology
 
     jax.config.update("jax_platforms", "cpu")
 
-    def work(write: Callable[[str], None]) -> Result:
+    def work(write: Callable[[str], None]) -> Result | TwofoldResult:
         with captured_stderr():  # libtpu warns that this is no machine with a TPU
             devices = topology(request.topology)
         if request.suggest:
             plans = suggest(request.run, devices, name)
             write(describe_all(plans))
-            return {"plans": plans}
+            return _with_code({"plans": plans}, plans[0]["fits"])
         logger.info(f"compiling {name} for {request.topology}; this takes a minute or more")
         made = plan(request.run, devices, name)
         write(fit_column(describe(made), COLUMN, terminal_width()))
-        return made
+        if made["fits"]:
+            return made
+        logger.info("it does not fit; looking for what does")
+        found = nearest(request.run, devices, name)
+        write("\n" + fit_column(describe_nearest(found), COLUMN, terminal_width()))
+        return _with_code({**made, "nearest": found}, fits=False)
 
     return StreamingResult(work)
+
+
+def _with_code(result: Result, fits: bool) -> TwofoldResult:
+    """Returns a plan that ends with exit code 1 where nothing fits, so that scripts see it."""
+    return TwofoldResult(json=result, shown={}, code=0 if fits else 1)
+
+
+def _planned(argv: list[str]) -> tuple[PlanRequest, str]:
+    """Returns (the training to plan, its name): of a recipe, of a run, or the fine-tuning of either on a task."""
+    from contexture.configs import recipe
+    from contexture.configs.finetuning import finetune_run
+
+    argv = expand_aliases(argv)
+    name = argv[0] if argv and not argv[0].startswith("-") else ""
+    is_run = bool(name) and (Path(name) / "run.json").exists()
+    task = find_option(argv, "--task.name") or find_option(argv, "--task.kind")
+    if wants_help(argv) or not name or not (task or is_run):
+        request, _, name = _recipe(argv, "plan", PlanRequest)
+        return request, name
+    base = read(Path(name)).run if is_run else recipe(name)
+    if task:  # of a GPT, the tokens that separate a task's texts add three rows
+        base = finetune_run(base, "", task, task_vocabulary=getattr(base.model, "vocab", 0) + 3)
+    base = apply_exclusive_options(base, argv)
+    default = PlanRequest(**{field.name: getattr(base, field.name) for field in dataclasses.fields(Run)})
+    return parse(PlanRequest, argv[1:], f"plan {name}", default), name
 
 
 def tokenizer_command(argv: list[str]) -> Result:

@@ -220,6 +220,23 @@ def test_a_gpt_is_fine_tuned_as_gpt_1_was():
     assert {field: actual[field] for field in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("model", "rate"),
+    [
+        (BertConfig(), 5e-5),
+        (BertConfig(hidden=1024, heads=16), 5e-5),
+        (BertConfig(hidden=512, heads=8), 7.5e-5),
+        (BertConfig(hidden=128, heads=2), 3e-4),
+        (BertConfig(hidden=16, heads=2), 1e-3),
+        (GptConfig(), 6.25e-5),
+        (GptConfig(hidden=384, heads=6), 1.25e-4),
+    ],
+)
+def test_a_small_model_is_fine_tuned_at_a_rate_for_its_width(model, rate):
+    """Six times 5e-5 at 128 units is the highest of the rates that Turc et al. 2019 try for their small BERTs."""
+    assert finetune_run(Run(model=model), "runs/mine", "classify").optim.peak_lr == rate
+
+
 @pytest.mark.parametrize(("model", "recipe_of"), [(BertConfig, "bert.tiny"), (GptConfig, "gpt.tiny")])
 def test_the_attention_of_another_run_is_not_inherited(model, recipe_of):
     """It may be that of a device which is not here; what else its model is stays."""

@@ -2,7 +2,8 @@
 
 from typing import Literal, cast
 
-from contexture.train.plan.plan import GIB, CompiledPlan, Plan, TimedPlan
+from contexture.train.plan.chips import GIB
+from contexture.train.plan.plan import CompiledPlan, Plan, TimedPlan
 
 _KINDS: tuple[Literal["parameters", "optimizer", "carry", "batch", "saved_activations", "temporaries"], ...] = (
     "parameters",
@@ -81,9 +82,23 @@ def describe_all(plans: list[Plan]) -> str:
     best = plans[0]
     if not best["fits"]:
         return "\n".join([*lines, "nothing fits; give more devices"])
-    options = " ".join(f"--mesh.{axis} {size}" for axis, size in best["mesh"].items())
-    options += f" --data.batch {best['batch']} --optim.accumulate {best['accumulate']}"
-    if best["remat"]:
-        attention = best["attention"].partition(":")[0]
-        options += f" --model.remat {best['remat']} --model.unroll 1 --model.attention {attention}"
-    return "\n".join([*lines, f"options: {options}"])
+    return "\n".join([*lines, f"options: {options_of(best)}"])
+
+
+def describe_nearest(found: Plan | None) -> str:
+    """Returns what to do where a plan does not fit: the options of the nearest that does."""
+    if found is None:
+        return f"{'nearest that fits':<{COLUMN}}none was found; give more devices, or a smaller --data.batch"
+    memory = found["bytes_per_device"]
+    used = f"{_gib(memory['total'])} of {_gib(memory['available'])}"
+    return f"{'nearest that fits':<{COLUMN}}--topology {found['topology']} {options_of(found)}: {used}"
+
+
+def options_of(made: Plan) -> str:
+    """Returns the options that train as a plan does: its mesh, batch, microbatches, remat and attention."""
+    options = " ".join(f"--mesh.{axis} {size}" for axis, size in made["mesh"].items())
+    options += f" --data.batch {made['batch']} --optim.accumulate {made['accumulate']}"
+    if made["remat"]:
+        attention = made["attention"].partition(":")[0]
+        options += f" --model.remat {made['remat']} --model.unroll 1 --model.attention {attention}"
+    return options

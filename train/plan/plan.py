@@ -24,16 +24,17 @@ from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_fields, batch_sizes, objective_of
 from contexture.train.plan import costs as program_costs
+from contexture.train.plan.chips import Chip
 from contexture.train.plan.flops import Flops, add, traced_flops
 from contexture.train.plan.hlo import parse
-from contexture.train.plan.topology import Chip, Topology
+from contexture.train.plan.topology import Topology
 from contexture.train.step import State, create, train_step
 
-GIB = 2**30
 _NUMBER_TYPES = {"i32": "int32", "f32": "float32"}
 # How the compiler for TPUs says what a program would need: all of it, or its temporary arrays alone.
 _OUT_OF_MEMORY = re.compile(r"(?:Used ([\d.]+)([KMGT]?) of|HLO temporaries \(([\d.]+)([KMGT]?)\) exceeds)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_LABELS = ("0", "1")
 _PARTITIONER = re.compile("Involuntary full rematerialization|SPMD")
 _FOLDER = str(Path(os.path.realpath(contexture.models.__path__[0])).parent)
 
@@ -186,7 +187,8 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
 
 def abstract_step(run: Run, mesh: Mesh) -> tuple[Any, State, dict[str, jax.ShapeDtypeStruct]]:
     """Returns (the jitted step that `train` runs, its state, its batch), the latter two as shapes with shardings."""
-    model, objective = model_of(run, ()), objective_of(run)
+    # Of a task two labels: their number is that of the examples, and plays no part in memory and time.
+    model, objective = model_of(run, _LABELS if run.task.kind != "off" else ()), objective_of(run)
     _, shapes, shardings = create(model, run, mesh)
     state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
     sizes, batch = batch_sizes(run, run.data.batch), {}

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_sizes
-from contexture.train.plan.plan import GIB, Plan, plan
-from contexture.train.plan.topology import Chip, Topology
+from contexture.train.plan.chips import GIB, Chip, grown, named_devices
+from contexture.train.plan.plan import Plan, plan
+from contexture.train.plan.topology import Topology, topology
 from contexture.train.step import create
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ ENOUGH = 3
 _SLOWDOWN = {"none": 1.0, "dots": 1.02, "full": 4 / 3}
 # Of the numbers that a layer keeps (KEPT), those that tensor does not divide: inputs and results of its two halves.
 _WHOLE = {"none": 6, "dots": 2, "full": 1}
+DOUBLINGS = 3
+"""How often `nearest` doubles the devices."""
 ATTENTIONS = ("pallas", "cudnn", "reference")
 _ROOM = 0.92
 """Of the memory: what an estimate may fill, since the compiler needs some for itself."""
@@ -43,7 +47,7 @@ class Candidate:
     seconds: float
 
 
-def suggest(run: Run, topology: Topology, name: str = "") -> list[Plan]:
+def suggest(run: Run, devices: Topology, name: str = "") -> list[Plan]:
     """Returns the plans of those ways to train `run` that were compiled: those that fit first, the fastest first.
 
     Candidates differ in mesh, microbatches (optim.accumulate) and remat; the batch stays, or is rounded to the next
@@ -54,28 +58,62 @@ def suggest(run: Run, topology: Topology, name: str = "") -> list[Plan]:
         raise ConfigError("--suggest plans one size of batch; leave --data.ramp-from out")
     plans: list[Plan] = []
     done: set[tuple[object, ...]] = set()
-    for candidate in sorted(candidates(run, topology), key=lambda candidate: candidate.seconds):
+    for candidate in sorted(candidates(run, devices), key=lambda candidate: candidate.seconds):
         way: Run | None = candidate.run
         mesh = dataclasses.astuple(way.mesh)
         if (mesh, getattr(way.model, "remat", "")) in done:
             continue
         done.add((mesh, getattr(way.model, "remat", "")))
         while way is not None and len(plans) < MAX_PROGRAMS:
-            plans.append(_compiled(way, topology, name))
-            way = None if plans[-1]["fits"] else _smaller(way, topology)
+            plans.append(_compiled(way, devices, name))
+            way = None if plans[-1]["fits"] else _smaller(way, devices)
         if len(plans) >= MAX_PROGRAMS or sum(made["fits"] for made in plans) >= ENOUGH:
             break
     if not plans:
-        raise ConfigError(f"no mesh of {topology.name} can share a batch of {run.data.batch} sequences and hold the "
+        raise ConfigError(f"no mesh of {devices.name} can share a batch of {run.data.batch} sequences and hold the "
                           "model; give more devices")  # fmt: skip
     best = min(plans, key=_rank)
     if best["fits"] and isinstance(run.model, TransformerConfig) and run.model.attention == "auto":
         for attention in ATTENTIONS:
             way = _planned(run, best, attention)
             used = best["attention"].partition(":")[0]
-            if attention != used and _is_possible(way, topology) and len(plans) < MAX_PROGRAMS:
-                plans.append(_compiled(way, topology, name))
+            if attention != used and _is_possible(way, devices) and len(plans) < MAX_PROGRAMS:
+                plans.append(_compiled(way, devices, name))
     return sorted(plans, key=_rank)
+
+
+def nearest(run: Run, devices: Topology, name: str = "") -> Plan | None:
+    """Returns the plan of the nearest way to train `run` that fits: on the same devices by mesh, microbatches and
+    remat, else on twice as many, four or eight times. None where there is none.
+    """
+    tried = 0
+    failed: list[tuple[int, ...]] = []
+    for doublings in range(DOUBLINGS + 1):
+        if doublings:
+            if devices.chip is None:
+                return None
+            chip, sizes = named_devices(devices.name)
+            devices = topology(f"{chip}:{'x'.join(map(str, grown(chip, sizes)))}")
+        for candidate in sorted(candidates(run, devices), key=lambda candidate: candidate.seconds):
+            saves = _saves(candidate.run)
+            if any(all(map(operator.le, saves, others)) for others in failed):
+                continue  # a way that divides the memory at least as finely did not fit
+            if tried == MAX_PROGRAMS:
+                return None
+            tried += 1
+            made = _compiled(candidate.run, devices, name)
+            if made["fits"]:
+                return made
+            failed.append(saves)
+    return None
+
+
+def _saves(run: Run) -> tuple[int, ...]:
+    """Returns what divides a device's memory, each number the larger the less is needed: devices that share the state,
+    devices that share a batch, its parts, remat."""
+    mesh, remat = run.mesh, getattr(run.model, "remat", "")
+    sharing = mesh.data * mesh.fsdp
+    return mesh.fsdp * mesh.tensor, sharing * mesh.tensor, run.optim.accumulate, [*_SLOWDOWN, ""].index(remat)
 
 
 def _is_possible(run: Run, topology: Topology) -> bool:

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import cast
 
 import jax
@@ -19,10 +20,12 @@ from contexture.train import mesh as meshes
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError, install_hint
 from contexture.train.plan import topology as topologies
+from contexture.train.plan.chips import CHIPS, grown, named_devices
 from contexture.train.plan.describe import describe, describe_all
-from contexture.train.plan.plan import TimedPlan, abstract_step, plan
-from contexture.train.plan.suggest import _activations, suggest
-from contexture.train.plan.topology import CHIPS, topology
+from contexture.train.plan.plan import Plan, TimedPlan, abstract_step, plan
+from contexture.train.plan.suggest import _activations, nearest, suggest
+from contexture.train.plan.topology import Topology, topology
+from contexture.train.run_file import RunRecord, write
 from tests.conftest import ROOT
 from tests.helpers.commands import run_command
 from tests.models.layers.test_attention_compiled import installed
@@ -132,9 +135,15 @@ def test_what_a_microbatch_is_estimated_to_keep_is_what_a_compiled_step_needs(
     ("words", "line"),
     [
         ([], "plan needs the devices: --topology v5e:4x4"),
-        (["--topology", "v9:2x2"], "there is no chip 'v9'; give v5e, v5p, v6e, h200, h100, a100 or cpu and its size"),
+        (["--topology", "v9:2x2"], "there is no chip 'v9'; give v4, v5e, v5p, v6e, h200, h100, a100, a100-40g, "),
         (["--topology", "v5e"], "topology='v5e' is not CHIP:SIZE"),
-        (["--topology", "v5e:44"], "topology='v5e:44' is not CHIP:SIZE; give v5e, v5p, v6e, "),
+        (["--topology", "v5e:44"], "topology='v5e:44' is not CHIP:SIZE; give v4, v5e, v5p, v6e, "),
+        (["--topology", "v5litepod-12"], "topology='v5litepod-12' is not CHIP:SIZE"),
+        (["--topology", "v5p-7"], "topology='v5p-7' is not CHIP:SIZE"),
+        (["--topology", "a100-60g:8"], "there is no chip 'a100-60g'"),
+        (["--topology", "t4:"], "topology='t4:' is not CHIP:SIZE"),
+        (["--topology", "cpu:8", "--task.kind", "classify", "--data.path", "a"], "--data.path is for pretraining on"),
+        (["--topology", "cpu:8", "--task.kind", "classifies"], "there is no task 'classifies' (did you mean"),
         (["--topology", "v5p:2x2x2x2"], "topology='v5p:2x2x2x2' is not CHIP:SIZE"),
         (["--topology", "v5e:0x2"], "topology='v5e:0x2' is not CHIP:SIZE"),
         (["--topology", "h100:1x2x3"], "topology='h100:1x2x3' is not CHIP:SIZE"),
@@ -152,6 +161,109 @@ def test_what_a_microbatch_is_estimated_to_keep_is_what_a_compiled_step_needs(
 def test_a_mistake_is_one_line(capsys, words, line):
     code, stderr = run_command(capsys, "plan", "bert.tiny", *TINY, *words)
     assert code == 2 and line in stderr.splitlines()[-1], stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "chip", "sizes"),
+    [
+        ("v5litepod-4", "v5e", (2, 2)),
+        ("v5litepod-8", "v5e", (2, 4)),
+        ("v5litepod-16", "v5e", (4, 4)),
+        ("v5e-256", "v5e", (16, 16)),
+        ("v6e-64", "v6e", (8, 8)),
+        ("v4-8", "v4", (2, 2, 1)),  # of two cores each: four chips
+        ("v4-32", "v4", (2, 2, 4)),
+        ("v5p-128", "v5p", (4, 4, 4)),
+        ("V5E:4x4", "v5e", (4, 4)),
+        ("a100-80g:8", "a100", (8,)),
+        ("a100_80GB:8", "a100", (8,)),
+        ("A100-40GB:2x8", "a100-40g", (2, 8)),
+        ("rtx4090:1", "rtx4090", (1,)),
+        ("RTX-4090", "rtx4090", (1,)),
+        ("t4", "t4", (1,)),
+        ("nvidia-l4:4", "l4", (4,)),
+        ("h100", "h100", (1,)),
+        ("cpu:8", "cpu", (8,)),
+        ("cpu", "cpu", ()),
+        ("v5e", "v5e", ()),
+        ("v5litepod-1", "v5e", ()),
+        ("v5e:", "v5e", ()),
+    ],
+)
+def test_devices_are_named_as_people_name_them(text, chip, sizes):
+    assert named_devices(text) == (chip, sizes)
+
+
+def test_devices_are_doubled():
+    for text, sizes in {
+        "v5e:2x2": (2, 4), "v5e:4x4": (4, 8), "v5p:2x2x1": (2, 2, 2), "v5p:4x4x4": (4, 4, 8), "t4:1": (1, 2),
+        "h100:1x4": (1, 8), "h100:1x8": (2, 8), "h100:8": (2, 8), "h100:2x8": (4, 8),
+    }.items():  # fmt: skip
+        assert grown(*named_devices(text)) == sizes
+
+
+def planned_by(needs: Callable[[Run], float]) -> Callable[..., Plan]:
+    """A stand-in for the compiler: bytes of a device from the run's mesh and parts."""
+
+    def plan(run: Run, devices: Topology, name: str = "") -> Plan:
+        total, mesh = needs(run), {axis: getattr(run.mesh, axis) for axis in ("data", "fsdp", "tensor")}
+        memory = {"parameters": 0, "optimizer": 0, "carry": 0, "batch": 0, "saved_activations": 0, "temporaries": total}
+        return cast(Plan, {
+            "recipe": name, "topology": devices.name, "devices": len(devices.devices), "mesh": mesh, "length": 16,
+            "batch": run.data.batch, "accumulate": run.optim.accumulate, "remat": "none", "attention": "", "fits":
+            total <= devices.memory, "parameters": 1, "compiler_options": {}, "compile_seconds": 0.0, "warnings": [],
+            "bytes_per_device": {**memory, "total": total, "available": devices.memory},
+        })  # fmt: skip
+
+    return plan
+
+
+def test_what_does_not_fit_ends_with_the_nearest_that_does(monkeypatch, capsys):
+    devices = dataclasses.replace(topology("cpu:4"), memory=2.0**22)
+    monkeypatch.setattr(topologies, "topology", lambda text: devices)
+    for module in ("plan", "suggest"):
+        by_fsdp = planned_by(lambda run: 2.0**23 / run.mesh.fsdp)
+        monkeypatch.setattr(f"contexture.train.plan.{module}.plan", by_fsdp)
+    words = ["plan", "bert.tiny", "--topology", "cpu:8", *map(str, TINY)]
+    assert cli.main([*words, "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert not result["fits"] and result["nearest"]["fits"] and result["nearest"]["mesh"]["fsdp"] >= 2
+    assert cli.main([*words, "--mesh.fsdp", "4"]) == 0
+    monkeypatch.setattr("contexture.train.plan.suggest.plan", planned_by(lambda run: 2.0**30))
+    capsys.readouterr()
+    assert cli.main(words) == 1
+    assert capsys.readouterr().out.rstrip().endswith("none was found; give more devices, or a smaller --data.batch")
+
+
+def test_nearest_looks_at_more_devices_of_the_same_kind(monkeypatch):
+    """A stand-in: devices of which only four or more have the memory."""
+    seen = list[str]()
+
+    def some(text: str) -> Topology:
+        seen.append(text)
+        devices = jax.devices()[: int(text.partition(":1x")[2])]
+        return Topology(text, CHIPS["t4"], devices, 2.0**40 if len(devices) >= 4 else 1.0)
+
+    monkeypatch.setattr("contexture.train.plan.suggest.topology", some)
+    monkeypatch.setattr("contexture.train.plan.suggest.plan", planned_by(lambda run: 2.0**30))
+    found = nearest(tiny(), dataclasses.replace(some("t4:1x1"), name="t4:1"))
+    assert found is not None and found["topology"] == "t4:1x4" and seen == ["t4:1x1", "t4:1x2", "t4:1x4"]
+
+
+def test_a_fine_tuning_is_planned(monkeypatch, tmp_path):
+    """Of a recipe's model, or of a run: with a head for a class, and none for words."""
+    runs = list[Run]()
+    write(tmp_path, RunRecord(run=tiny()))
+    monkeypatch.setattr(
+        "contexture.train.plan.plan.plan", lambda run, *_: runs.append(run) or planned_by(lambda run: 1.0)(run, *_)
+    )
+    for name in ("bert.tiny", str(tmp_path)):
+        for task in ([], ["--task.kind", "classify"]):
+            assert cli.main(["plan", name, "--topology", "cpu:8", *map(str, TINY), *task]) == 0
+    assert [run.task.kind for run in runs] == ["off", "classify"] * 2
+    with jax.set_mesh(meshes.build(runs[1].mesh, jax.devices()[:8])):
+        heads = [set(abstract_step(run, meshes.build(run.mesh, jax.devices()[:8]))[1].params) for run in runs]
+    assert heads[0] == heads[2] and heads[1] == heads[3] == {"backbone", "heads_classify"} != heads[0]
 
 
 @pytest.mark.parametrize(("name", "extra"), [("v5e:2x2", "plan-tpu"), ("h100:1x8", "plan-gpu")])
