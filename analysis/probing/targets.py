@@ -21,6 +21,7 @@ from contexture.analysis.probing.target_types import Sentence, Span, Target
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import check_content, inner_suffix
 from contexture.data.tasks.conll import word_lines
+from contexture.data.tasks.tagging.entity_schemes import OUTSIDE, entity_tags
 from contexture.data.text.lines import lines
 from contexture.data.text.written_numbers import whole_number
 
@@ -135,14 +136,15 @@ def _srl(path: Path) -> Iterator[Sentence]:
 
 
 def _entities(path: Path) -> Iterator[Sentence]:
-    """The words of each entity, with its type: tags B-X, I-X (also E-X, S-X), O in the last column. An I-X behind
-    another type begins an entity too, as in CoNLL-2003's own files."""
+    """The words of each entity, with its type: O in the last column, or tags of one of the forms of `entity_tags`. An
+    I-X behind another type begins an entity too, as in CoNLL-2003's own files."""
+    known = entity_tags(list(dict.fromkeys(cells[-1] for words in _sentences(path) for _, cells in words)))
     for words in _sentences(path):
         targets, begin, kind = list[Target](), 0, ""
         for n, (number, cells) in enumerate([*words, (0, ["O"])]):
-            mark, _, own = cells[-1].partition("-")
-            if cells[-1] != "O" and not (own and mark in ("B", "I", "E", "S")):
+            if known is None and entity_tags([OUTSIDE, "B-TYPE", cells[-1]]) is None:
                 raise DataError(f"{path}:{number}: {cells[-1]!r} is no tag of an entity; give O, B-TYPE or I-TYPE")
+            mark, _, own = (known or {}).get(cells[-1], cells[-1]).partition("-")
             if kind and (mark in ("O", "B", "S") or own != kind):
                 targets.append(Target((begin, n), None, (kind,)))
                 kind = ""

@@ -16,7 +16,7 @@ import numpy as np
 
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import read_plain
-from contexture.data.text.lines import split_lines
+from contexture.data.text.lines import LONGEST_ROW, split_lines
 
 PREFIX = "tfds:"
 _NAME = re.compile(r"(?P<set>\w+(?:/[\w.+-]+)?)(?::(?P<version>\d+\.\d+\.\d+))?(?::(?P<split>[^/]+))?")
@@ -75,6 +75,9 @@ class Split:
                         raise DataError(f"{self.name}:{number}: {name!r} is not UTF-8; prepare the set again") from None
                     except Exception as error:
                         raise self._damaged(number, error) from None
+                    if isinstance(text := row[name], str) and len(text) > LONGEST_ROW:
+                        long = f"holds {len(text):,} characters in one row, more than {LONGEST_ROW:,}"
+                        raise DataError(f"{self.name}:{number}: {name!r} {long}; break the text up")
                 yield number, row
 
     def documents(self, seen: Callable[[bytes], object] = len) -> Iterator[tuple[int, str]]:

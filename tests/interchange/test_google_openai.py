@@ -147,8 +147,11 @@ def google(shared: Path, tmp_path: Path) -> Path:
 
 
 def test_google_s_checkpoint_is_a_run(google, tmp_path, capsys):
+    file = google / "bert_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "residual_scale": 2.0, "use_cache": True}))
     code, err = run_command(capsys, "import", "bert-tf", google, "--to", tmp_path / "run", "--lowercase", "yes")
     assert code == 0 and "ignored 93 tensors of the optimizer" in err, err
+    assert "bert_config.json has settings that are not known here and were not read: residual_scale" in err, err
     assert "gelu is taken as the one with erf" in err and "drawn" not in err
     params: Any
     model, params, tokenizer = contexture.load(tmp_path / "run")

@@ -19,6 +19,7 @@ from contexture.train.checkpoints.late_evaluation import text_digest
 from contexture.train.interchange import convert
 from contexture.train.interchange.huggingface_export import _labels_of
 from contexture.train.interchange.huggingface_import import _labels
+from contexture.train.interchange.imported_model import Settings, note_unread
 from tests.helpers.commands import run_command
 from tests.helpers.logs import logged
 from tests.interchange.hf_folders import GOLDEN, Change, config_with, raw_with, refused
@@ -204,3 +205,17 @@ def test_an_import_is_read_back_before_it_is_there(folder, tmp_path, monkeypatch
     with pytest.raises(DataError, match="do not match their digest"):
         convert.import_model("hf", folder, tmp_path / "run")
     assert not [entry for entry in tmp_path.iterdir() if "run" in entry.name]
+
+
+def test_a_setting_that_nothing_knows_is_named(tmp_path: Path):
+    """Not refused: a configuration may hold anything beside a model's own. What is null says nothing."""
+    tree = {"vocab_size": 5, "use_cache": True, "rope_theta": 1e4, "window": None, "residual_scale": 2, "hidden_act": 1}
+    settings, notes = Settings(tree), list[str]()
+    assert settings.get("vocab_size") == 5 and settings["hidden_act"] == 1 and dict(settings) == tree
+    note_unread(tmp_path / "config.json", settings, notes)
+    assert notes == [
+        "config.json has settings that are not known here and were not read: residual_scale, rope_theta"
+    ]  # fmt: skip
+    many = Settings({f"x{n}": n for n in range(20)})
+    note_unread(tmp_path / "config.json", many, notes)
+    assert notes[1].endswith(" and 12 more")

@@ -15,10 +15,12 @@ from contexture.models.interchange.renaming import Shape, param_mappings
 from contexture.train.interchange.imported_model import (
     TASKS,
     ImportedModel,
+    Settings,
     build,
     checked,
     keep_task_head,
     lookup,
+    note_unread,
     parts_of,
     require_settings,
     rows_of_head,
@@ -33,14 +35,14 @@ _GPT1_PARTS = 10
 _GPT1_HEADS = 12
 
 
-def _read_config(folder: Path, name: str, expected: str) -> tuple[Path, dict[str, object]]:
+def _read_config(folder: Path, name: str, expected: str) -> tuple[Path, Settings]:
     """Returns (the file, its JSON object). expected: the files of such a folder, for the error."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give the one that holds {expected}")
     tree = read_json(folder / name)
     if not isinstance(tree, dict):
         raise DataError(f"{folder / name}: not a JSON object; give the original's")
-    return folder / name, tree
+    return folder / name, Settings(tree)
 
 
 def open_bert_tf(
@@ -67,6 +69,7 @@ def open_bert_tf(
         "attention_dropout": of("attention_probs_dropout_prob", float, 0.1),
         "init_std": of("initializer_range", float, 0.02),
     })  # fmt: skip
+    note_unread(file, tree, notes)
     tensors = open_bundle(find_prefix(folder, "bert_model.ckpt"))
     names = {name: name for name in tensors.shapes if not BERT_TF_FORMAT.is_ignored(name)}
     parts = parts_of(BERT_TF_FORMAT, names)
@@ -82,7 +85,7 @@ def open_bert_tf(
         notes.append("gelu is taken as the one with erf, the code's until February 2019 (--gelu tanh: the later one)")
     where = Path(vocabulary) if vocabulary else folder / VOCABULARY
     tokenizer = of_kind(open_vocabulary(where, lowercase, notes), WordPiece.kind, where)
-    provenance = Imported(format="bert-tf", config=tree, parts=tuple(parts))
+    provenance = Imported(format="bert-tf", config=dict(tree), parts=tuple(parts))
     return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, provenance, labels)
 
 
@@ -106,7 +109,7 @@ def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> I
     kept = checked(GPT2_TF_FORMAT, names, tensors, table, sizes)
     where = Path(vocabulary) if vocabulary else folder
     tokenizer = of_kind(open_vocabulary(where, None, notes), ByteBPE.kind, where)
-    provenance = Imported(format="gpt2-tf", config=tree, parts=("lm",))
+    provenance = Imported(format="gpt2-tf", config=dict(tree), parts=("lm",))
     return ImportedModel(run_of(config, tokenizer, "off", to, file), tokenizer, table, sizes, kept, provenance)
 
 

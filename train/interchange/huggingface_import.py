@@ -16,11 +16,13 @@ from contexture.models.model import FAMILIES
 from contexture.train.interchange.imported_model import (
     TASKS,
     ImportedModel,
+    Settings,
     build,
     check_labels,
     checked,
     keep_task_head,
     lookup,
+    note_unread,
     parts_of,
     require_settings,
     rows_of_head,
@@ -52,7 +54,7 @@ def open_hf(path: Path, to: Path, vocabulary: str, lowercase: bool | None, notes
     file = folder / "config.json"
     tree, kind = _described(file)
     checkpoint_format = FORMATS[kind]
-    require_settings(file, tree, pruned_heads={}, quantization_config=None)
+    require_settings(file, tree, pruned_heads={}, quantization_config=None, is_encoder_decoder=False)
     config = (
         _bert(file, tree)
         if checkpoint_format is BERT_HF_FORMAT
@@ -70,6 +72,8 @@ def open_hf(path: Path, to: Path, vocabulary: str, lowercase: bool | None, notes
         parts.append("lm")  # which has nothing of its own while it is tied
         config = build(GptConfig, file, {**vars(config), "tied": True})
     labels = _labels(file, tree, task, classes)
+    tree.seen.add("id2label")
+    note_unread(file, tree, notes)
     sizes = FAMILIES[type(config)].sizes(config, classes if task in TASKS and task != "span" else 2)
     table = checkpoint_format.table(parts, config.tied)
     kept = checked(checkpoint_format, names, tensors, table, sizes)
@@ -80,15 +84,16 @@ def open_hf(path: Path, to: Path, vocabulary: str, lowercase: bool | None, notes
     tokenizer, special = open_published(folder, _VOCABULARIES[kind], vocabulary, lowercase, notes)
     alone = _architecture(tree) in ("GPT2Model", "OpenAIGPTModel")
     parts = [part for part in parts if part != "lm" or not alone]
-    provenance = Imported(format="hf", source=source, config=tree, parts=tuple(parts), special=special)
+    provenance = Imported(format="hf", source=source, config=dict(tree), parts=tuple(parts), special=special)
     return ImportedModel(run_of(config, tokenizer, task, to, file), tokenizer, table, sizes, kept, provenance, labels)
 
 
-def _described(file: Path) -> tuple[dict[str, Any], str]:
+def _described(file: Path) -> tuple[Settings, str]:
     """Returns (a configuration, the model_type). Raises: DataError for a model that is not known here."""
     tree = read_json(file)
     if not isinstance(tree, dict):
         raise DataError(f"{file}: not a JSON object; give the model's own")
+    tree = Settings(tree)
     guess = "bert" if "type_vocab_size" in tree else ""  # the first ones do not say
     return tree, lookup(file, tree, "model_type", {name: name for name in FORMATS}, guess)
 

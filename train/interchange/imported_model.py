@@ -175,6 +175,51 @@ def lookup(where: Path, tree: Mapping[str, object], name: str, known: Mapping[st
     return known[word]
 
 
+class Settings(dict[str, Any]):
+    """A published configuration that knows which of its settings were read."""
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        super().__init__(tree)
+        self.seen: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.seen.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.seen.add(name)
+        return super().get(name, default)
+
+
+_NO_SETTINGS = {
+    *("_name_or_path", "name", "language", "architectures", "model_type", "finetuning_task", "transformers_version"),
+    *("torch_dtype", "dtype", "torchscript", "use_bfloat16", "use_cache", "xla_device", "tokenizer_class", "prefix"),
+    *("gradient_checkpointing", "output_past", "output_attentions", "output_hidden_states", "return_dict"),
+    *("chunk_size_feed_forward", "label2id", "num_labels", "_num_labels", "problem_type", "directionality"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id"),
+    *("n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn", "task_specific_params", "pooler_type"),
+    *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head"),
+    *("task_type_vocab_size", "is_encoder_decoder", "cross_attention_hidden_size", "tie_encoder_decoder"),
+    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "temperature"),
+    *("diversity_penalty", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "bad_words_ids"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences", "output_scores"),
+    *("forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty"),
+    *("suppress_tokens", "begin_suppress_tokens", "return_dict_in_generate", "tf_legacy_loss"),
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
+}
+"""What published configurations hold beside the settings of the forward pass: origin, numbers of tokens, generation,
+heads that are not taken."""
+
+
+def note_unread(where: Path, tree: Settings, notes: list[str]) -> None:
+    """Notes the settings of a configuration that nothing has read, and that are not known to be none of a model."""
+    unread = sorted(name for name in tree.keys() - tree.seen - _NO_SETTINGS if tree.get(name) is not None)
+    if unread:
+        more = f" and {len(unread) - 8} more" if unread[8:] else ""
+        names = ", ".join(name[:40] for name in unread[:8])
+        notes.append(f"{where.name} has settings that are not known here and were not read: {names}{more}")
+
+
 def require_settings(where: Path, tree: Mapping[str, object], **allowed: object) -> None:
     """Raises: DataError if a setting is another than the one that is known here."""
     for name, only in allowed.items():

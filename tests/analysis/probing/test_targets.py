@@ -93,6 +93,22 @@ def test_an_entity_is_its_words_with_a_type(tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("tags", "types"),
+    [
+        ("B-PER I-PER O U-LOC B-ORG M-ORG L-ORG", "PER LOC ORG"),
+        ("B_PER I_PER O S_LOC B_ORG I_ORG E_ORG", "PER LOC ORG"),
+        ("PER-B PER-I O LOC-B ORG-B ORG-I ORG-I", "PER LOC ORG"),
+        ("B I O B B I I", "entity entity entity"),
+    ],
+)
+def test_an_entity_is_read_in_every_form_that_is_scored(tmp_path, tags, types):
+    rows = "".join(f"{word} {tag}\n" for word, tag in zip("abcdefg", tags.split(), strict=True))
+    (only,) = _read(tmp_path, "a.conll", rows, "entities")
+    spans = [(0, 2), (3, 4), (4, 7)]
+    assert only.targets == tuple(Target(span, None, (kind,)) for span, kind in zip(spans, types.split(), strict=True))
+
+
 def test_coreference_is_a_pronoun_with_each_name(tmp_path):
     (only,) = _read(tmp_path, "a.tsv", GAP + ROW, "coreference")
     assert only.words == ("Ann", "Lee", ",", "a", "poet", ",", "met", "Bo", ".", "She", "won", ".")
@@ -146,6 +162,7 @@ WRONG = {
     "ragged": ("a.up", UP.replace("V\t_\n", "V\n", 1), "srl", ":3: 7 columns where line 2 has 8"),
     "roles": ("a.up", UP.replace("run.02", "_"), "srl", ":2: predicates: 1, columns of roles: 2; give each predicate"),
     "tag": ("a.conll", "a B-PER\nb PER\n", "entities", ":2: 'PER' is no tag of an entity; give O, B-TYPE or I-TYPE"),
+    "tags": ("a.conll", "a PER-B\nb B-PER\n", "entities", ":1: 'PER-B' is no tag of an entity; give O, B-TYPE or"),
     "gap": ("a.tsv", "a\tb\n", "coreference", ":1: no column 'Text'; give GAP's columns: Text,"),
     "gap-width": ("a.tsv", GAP + "1\t2\n", "coreference", ":2: 2 columns where the header has 11"),
     "offset": ("a.tsv", GAP + ROW.replace("\t25\t", "\t24\t"), "coreference", ":2: Pronoun is 'She' at Pronoun-offset"),

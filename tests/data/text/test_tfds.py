@@ -86,6 +86,13 @@ def test_tags_are_told_by_their_names():
     assert messages == ["tfds:conll2003:train: words from column 'tokens', tags from column 'ner'"]
 
 
+def test_a_row_that_is_too_long_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("contexture.data.text.tfds.LONGEST_ROW", 10)
+    assert _refused("tfds:glue/sst2") == (
+        "tfds:glue/sst2:train:0: 'sentence' holds 16 characters in one row, more than 10; break the text up"
+    )
+
+
 def test_the_newest_version_is_read():
     assert _read("tfds:glue/mrpc", CLASSIFY)[0].label == "equivalent"
     assert _read("tfds:glue/mrpc:2.0.0:train", CLASSIFY)[0].label == "not_equivalent"
