@@ -71,6 +71,7 @@ _SCOPES: dict[str, _Scope] = {
         _has_kind("classify", "regress", "tag", "choice", "span"),
     ),
     "optim.mix_lr": _Scope("--head.mix all or last-four", lambda run: run.head.mixes),
+    "task.windows": _has_kind("classify"),
     "task.second": _has_kind("classify", "regress", "span"),
     **dict.fromkeys(
         (

@@ -189,6 +189,9 @@ class TaskConfig:
     """Read a pair in both orders, and add the two outputs (GPT-1's similarity)."""
     lm_weight: float = 0.0
     """The weight of the auxiliary language-modelling loss (GPT-1's lambda); 0 disables it."""
+    windows: Literal["off", "mean", "max"] = "off"
+    """Read a text that is longer than data.length in windows of that length, each with the text's label to learn from,
+    and answer with all of them. mean: the mean of their logits. max: the largest probability of each label."""
     stride: int = 128
     """Tokens from one window of a long context to the next."""
     question_length: int = 64
@@ -212,6 +215,9 @@ class TaskConfig:
         for name, kinds in (("second", ("tag", "choice")), ("symmetric", ("tag", "choice", "span"))):
             if getattr(self, name) and self.kind in kinds:
                 raise ValueError(f"task.{name} has no meaning for task.kind={self.kind}; leave it out")
+        if self.windows != "off" and (self.kind not in ("off", "classify") or self.symmetric):
+            other = "task.symmetric" if self.kind == "classify" else f"task.kind={self.kind}"
+            raise ValueError(f"task.windows has no meaning for {other}; leave it out")
         if self.choices and self.kind not in ("off", "choice"):
             raise ValueError(f"task.choices has no meaning for task.kind={self.kind}; leave it out")
         if len(set(self.choices)) != len(self.choices):

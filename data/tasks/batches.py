@@ -299,6 +299,8 @@ class TaskBatches:
         if self.split.spans is not None:
             windows = f"{self.split.examples:,} windows of {one_of(self.lengths)} tokens"
             return f"{self.split.spans.count:,} questions in {windows}"
+        if self.split.windows != "off":
+            return f"{self.split.texts:,} texts in {self.split.examples:,} windows of {one_of(self.lengths)} tokens"
         longer = self.split.longer_than(self.length)
         cut = f"; {longer:,} of them longer, and cut" if longer else ""
         sequences = 2 if self.split.symmetric else self.split.choices
@@ -333,7 +335,7 @@ class HeldOutTask:
         self.tokenizer, self.batch, self.split = tokenizer, batch, split
         self.family: Family = family
         self.rules = rules or AnswerRules()
-        self.count = split.examples if split.spans is None else split.spans.count
+        self.count = split.count
         self.steps = -(-split.examples // batch)
         self.rows_read = 0
         ones_C = np.ones(max(len(split.labels), 1), np.float32)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from contexture.data.tasks.example_store import (
     sha256_of,
     tokens_of,
 )
-from contexture.data.tasks.example_tokens import EncodedChunk, encode_chunk, reader, same_shape
+from contexture.data.tasks.example_tokens import EncodedChunk, encode_chunk, reader, same_shape, window_of
 from contexture.data.tasks.examples import CHUNK, Example, QuestionExample, Tagged, example_chunks
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.labels import Labels, answer
@@ -51,8 +51,6 @@ T = TypeVar("T")
 _AT_ONCE = 1 << 16
 """Answers that get their final numbers together."""
 _TAG = np.dtype("<i4")
-
-
 MAX_BATCH = 1 << 14
 """Sequences in one batch of a prediction: a mistyped number is refused, and takes no memory."""
 
@@ -144,6 +142,7 @@ class _Writer:
     ) -> None:
         self.context: Context = context
         self.pair, self.layout = pair, span_layout(task, length)
+        self.window = window_of(task, length)
         self.folder, self.task, self.labels = folder, task, labels
         self.tokenizer = reader(tokenizer)
         # How many distinct words an ELMo's examples have is not known beforehand.
@@ -159,10 +158,9 @@ class _Writer:
             else {}
         )
         self.files |= {f"{split}-{DOCUMENTS}": writer for split, writer in self.documents.items()}
-        self.splits: dict[str, SplitCounts] = {name: {"examples": 0, "tokens": 0, "longest": 0} for name in SPLITS}
+        more = {"questions": 0, "text_bytes": 0} if task.kind == "span" else {"texts": 0} if self.window else {}
+        self.splits = {name: cast(SplitCounts, {"examples": 0, "tokens": 0, "longest": 0, **more}) for name in SPLITS}
         self.sources: list[SourceEntry] = []
-        if task.kind == "span":
-            self.splits = {name: {**counts, "questions": 0, "text_bytes": 0} for name, counts in self.splits.items()}
         self.counts = np.zeros(0, np.int64)
         """How often each label stands in train, by its number; of questions, those with an answer and those without."""
         self.widths: dict[str, list[tuple[int, int]]] = {name: [] for name in SPLITS}
@@ -187,7 +185,7 @@ class _Writer:
             if not chunk:
                 continue
             encoded = encode_chunk(
-                chunk, self.task.kind, self.tokenizer, self.labels, file, report, self.layout, self.context
+                chunk, self.task.kind, self.tokenizer, self.labels, file, report, self.layout, self.context, self.window
             )
             self.pair = same_shape(encoded, self.pair, chunk[0].origin)
             if self.task.symmetric and not self.pair:
@@ -251,6 +249,9 @@ class _Writer:
         self.files[f"{split}-rows"].write(rows.tobytes())
         self.files[f"{split}-tokens"].write(encoded.tokens[places].astype(self.dtype).tobytes())
         answers = rows["answer"][::choices]
+        if encoded.owners is not None:
+            answers = answers[np.unique(encoded.owners[chosen_rows], return_index=True)[1]]
+            counts["texts"] = counts.get("texts", 0) + len(chosen)
         if encoded.tags is not None:
             tags = encoded.tags[places]
             self.files[f"{split}-tags"].write(tags.astype(_TAG).tobytes())
@@ -389,6 +390,7 @@ class _Writer:
         index |= {"choices": choices} if kind == "choice" else {}
         index |= {"symmetric": True} if self.task.symmetric else {}
         index |= {"context": self.context} if self.context != "sentence" else {}
+        index |= {"windows": self.task.windows} if self.window else {}
         index |= {"by_words": True} if isinstance(self.tokenizer, StaticWords) else {}
         index["fingerprint"] = fingerprint_of(index)
         (self.folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", "utf-8")

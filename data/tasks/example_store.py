@@ -10,6 +10,7 @@
                         "choices": rows of an example, "symmetric": true, "context": "document", where they apply
 
 Question answering has a row for each window of a context, and the files of `data.tasks.spans.span_store` besides.
+A text that is read in windows has a row for each of them, one behind the other, of one file and line.
 Sentences that are read within their documents have the file of `data.tasks.tagging.document_offsets`, and format 2.
 
 Read by position (pread), as shards are: nothing is held or mapped, so memory does not grow with the examples.
@@ -86,6 +87,8 @@ class SplitCounts(TypedDict):
     questions: NotRequired[int]
     """Of question answering, whose `examples` are windows."""
     text_bytes: NotRequired[int]
+    texts: NotRequired[int]
+    """Of texts in windows, which are the `examples`."""
 
 
 class SourceEntry(TypedDict):
@@ -117,6 +120,8 @@ class ExamplesIndex(TypedDict):
     choices: NotRequired[int]
     symmetric: NotRequired[bool]
     context: NotRequired[Context]
+    windows: NotRequired[str]
+    """task.windows, where texts are read in windows."""
     by_words: NotRequired[bool]
     """Of words that are numbers of a vocabulary; an ELMo's have a file of their own."""
 
@@ -149,6 +154,22 @@ class ExampleSplit:
     """Of sentences that are read within their documents: where these lie among the tokens."""
     by_words: bool = False
     """Whether sequences hold the words of texts alone, and no special tokens."""
+    windows: str = "off"
+    """How the answers to a text's windows become one: task.windows."""
+    texts: int = 0
+    """Of texts in windows, how many there are."""
+
+    @property
+    def count(self) -> int:
+        """How many examples a user gave: a text, or a question, may have several rows."""
+        return self.spans.count if self.spans is not None else self.texts if self.windows != "off" else self.examples
+
+    def begins(self, numbers: I64) -> NDArray[np.bool_]:
+        """Returns which windows are the first of their text; all where texts have no windows."""
+        if self.windows == "off":
+            return np.ones(len(numbers), bool)
+        rows, before = self.take(numbers), self.take(np.maximum(numbers - 1, 0))
+        return (rows["file"] != before["file"]) | (rows["line"] != before["line"]) | (numbers == 0)
 
     @property
     def layout(self) -> "PairLayout":
@@ -168,7 +189,7 @@ class ExampleSplit:
         """Returns every answer in order: numbers of labels i32 [n] (-1: none) or of tags (one a word), or for a
         regression f64 [n]."""
         # In chunks, since a row is six times as large as its answer.
-        parts = [self._answers(self.take(numbers)) for numbers in self.parts()]
+        parts = [self._answers(self.take(numbers[self.begins(numbers)])) for numbers in self.parts()]
         return np.concatenate(parts) if parts else np.empty(0, np.float64 if self.kind == "regress" else np.int32)
 
     def _answers(self, rows: Rows) -> Answers:
@@ -315,6 +336,8 @@ class ExampleStore:
             sum(source.get("left_out", 0) for source in self.index["sources"] if source["split"] == name),
             self._documents(name) if self.context == "document" else None,
             self.index.get("by_words", self._char_ids is not None),
+            self.index.get("windows", "off"),
+            counts.get("texts", 0),
         )
 
     def _documents(self, name: str) -> DocumentOffsets:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.binary_files import I64, Column, Memory
-from contexture.data.config import Context
+from contexture.data.config import Context, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.tasks.example_store import ROW, ExampleSplit, Rows, is_absent, pair_layout, tokens_of
 from contexture.data.tasks.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
@@ -81,7 +81,8 @@ class EncodedChunk:
     """A chunk of examples, encoded: rows [n · choices], whose places are counted from the chunk's first token; tokens;
     tags. A question with fewer alternatives than others has rows without tokens behind its own (`is_absent`). A
     question about a context has a row for each of its windows, whose `answer` is the question's number in the chunk.
-    documents [n]: with their context, the number of each sentence's document, below 0 where it stands for itself."""
+    documents [n]: with their context, the number of each sentence's document, below 0 where it stands for itself.
+    owners [rows]: of texts in windows, the number of each row's text in the chunk."""
 
     rows: Rows
     tokens: NDArray[np.uint32]
@@ -89,11 +90,14 @@ class EncodedChunk:
     choices: int = 1
     spans: SpanChunk | None = None
     documents: I64 | None = None
+    owners: I64 | None = None
 
     def rows_of(self, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
         """Returns the rows of examples, by their numbers in the chunk."""
         if self.spans is not None:
             return np.flatnonzero(np.isin(self.rows["answer"], chosen))
+        if self.owners is not None:
+            return np.flatnonzero(np.isin(self.owners, chosen))
         return (chosen[:, None] * self.choices + np.arange(self.choices)).ravel()
 
 
@@ -112,10 +116,11 @@ def encode_chunk(
     report: FileReport | None = None,
     layout: SpanLayout | None = None,
     context: Context = "sentence",
+    window: int = 0,
 ) -> EncodedChunk:
     """Tokenises examples and numbers their answers. A text or a word without a piece is read as the unknown token,
     which `report` counts. layout: of questions, the sequences that they are laid out in. context:
-    data.context.
+    data.context. window: the most tokens of a row, where texts are read in windows (`window_of`).
 
     Raises: DataError with file:line for an unknown label, a number that is none, too few or too many alternatives.
     """
@@ -147,7 +152,30 @@ def encode_chunk(
 
     tokens = _laid_out(rows, pieces)
     flat_tags = None if tags is None else np.fromiter(chain.from_iterable(tags), np.int32, len(tokens))
-    return EncodedChunk(rows, tokens, flat_tags, choices, documents=documents)
+    encoded = EncodedChunk(rows, tokens, flat_tags, choices, documents=documents)
+    return _in_windows(encoded, window) if window else encoded
+
+
+def window_of(task: TaskConfig, length: int) -> int:
+    """Returns the tokens of a text that a window holds; 0 where texts are not read in windows."""
+    # - 2: the special tokens at the two ends of a sequence, which an ELMo counts too.
+    return length - 2 if task.windows != "off" else 0
+
+
+def _in_windows(encoded: EncodedChunk, tokens: int) -> EncodedChunk:
+    """Returns a chunk of single texts with a row for each window of at most `tokens` tokens, one behind the other.
+
+    Raises: DataError for pairs, of which a window would have to hold parts of both.
+    """
+    rows = encoded.rows
+    if (rows["b"] >= 0).any():
+        raise DataError("task.windows reads single texts, and these examples are pairs; leave it out")
+    counts = np.maximum(-(-(rows["end"] - rows["a"]) // tokens), 1)
+    owners = np.repeat(np.arange(len(rows)), counts)
+    windows = rows[owners].copy()
+    windows["a"] += tokens * (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts))
+    windows["end"] = np.minimum(windows["a"] + tokens, windows["end"])
+    return replace(encoded, rows=windows, owners=owners)
 
 
 def _laid_out(rows: Rows, pieces: Sequence[Sequence[int]]) -> NDArray[np.uint32]:
@@ -209,8 +237,9 @@ def in_memory(
     symmetric: bool = False,
     char_ids: NDArray[np.uint16] | None = None,
     by_words: bool = False,
+    windows: str = "off",
 ) -> ExampleSplit:
-    """Returns a chunk as a split of its own. The last two are those of an ExampleSplit; words that are read by their
+    """Returns a chunk as a split of its own. The last three are those of an ExampleSplit; words that are read by their
     characters are words."""
     by_words = by_words or char_ids is not None
     documents = None
@@ -229,5 +258,6 @@ def in_memory(
     )
     return ExampleSplit(
         kind, labels, (source,), count, longest, rows, tokens, tags, choices, symmetric, char_ids, spans,
-        documents=documents, by_words=by_words,
+        documents=documents, by_words=by_words, windows=windows,
+        texts=0 if encoded.owners is None else int(encoded.owners[-1]) + 1,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.encode_examples import check_batch
 from contexture.data.tasks.example_store import ExampleSplit
-from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, same_shape, with_context
+from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, same_shape, window_of, with_context
 from contexture.data.tasks.examples import (
     CHUNK,
     ChoiceExample,
@@ -202,7 +202,9 @@ class Predictor:
         labels = Labels(self.labels or (() if kind == "choice" else ("",)), bool(self.run.task.labels))
         layout = span_layout(self.run.task, self.run.data.length)
         context = self.run.data.context
-        encoded = encode_chunk(given, kind, numbers, labels, 0, self.report, layout, context)
+        limit, windows = self.run.data.length, self.run.task.windows
+        window = window_of(self.run.task, limit)
+        encoded = encode_chunk(given, kind, numbers, labels, 0, self.report, layout, context, window)
         same_shape(encoded, self.pair, origin)
         if before or after:
             # What is odd in them is reported with their own chunks.
@@ -211,10 +213,9 @@ class Predictor:
         char_ids = numbers.char_ids() if isinstance(numbers, OpenVocabulary) else None
         names = tuple(labels.numbers) if kind == "choice" else self.labels
         source, by_words = origin.rpartition(":")[0], isinstance(numbers, WordNumbers)
-        split = in_memory(encoded, kind, names, source, self.run.task.symmetric, char_ids, by_words)
-        # + 2: the special tokens in front of a sequence and behind it.
-        limit = self.run.data.length
-        cut = np.concatenate([split.are_longer(part, limit) for part in split.parts()]).tolist()
+        split = in_memory(encoded, kind, names, source, self.run.task.symmetric, char_ids, by_words, windows)
+        # Windows always fit.
+        cut = np.concatenate([split.are_longer(part, limit) for part in split.parts()]).tolist()[: split.count]
         cut = encoded.spans.cut if encoded.spans else cut
         self.truncated += sum(cut)
         # A few examples are a batch of their own size, rounded up so that few programs are compiled.

@@ -6,6 +6,7 @@ from typing import Required, TypeAlias, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from contexture.data.binary_files import I64
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
 from contexture.train.evaluation import squad_metrics, task_metrics
@@ -58,13 +59,15 @@ class PredictionCollector:
         """Of the batch's examples, their alternatives; of a class, all labels."""
         self._files: list[NDArray[np.int64]] = []
         """The number of each example's source."""
+        self._waiting: tuple[I64, NDArray[np.float32]] | None = None
+        """The windows of a text whose last one is still to come, and their scores."""
 
     def add(self, step: int, predictions: dict[str, np.ndarray]) -> Iterator[Prediction]:
         """Takes the predictions of a batch, and yields {"id": "dev.tsv:7", …} for each example, in order: for those of
         this batch, or where batches are sorted by length, for those of all batches of a window at once."""
         if (ready := self._order.add(step, predictions)) is None:
             return
-        numbers, outputs = ready
+        numbers, outputs = ready if self.split.windows == "off" else self._of_texts(*ready)
         # An example with alternatives has a row for each; all of them have its answer.
         every = self.split.take(numbers)
         rows, self._counts = every[:: self.split.choices], _alternatives(every, self.split)
@@ -72,6 +75,19 @@ class PredictionCollector:
         records = {"classify": self._classes, "choice": self._classes, "regress": self._values, "tag": self._tags}
         for row, record in zip(rows, records[self.split.kind](rows, outputs), strict=True):
             yield cast(Prediction, {"id": self.split.origin(row), **record})
+
+    def _of_texts(self, numbers: I64, outputs: dict[str, np.ndarray]) -> tuple[I64, dict[str, np.ndarray]]:
+        """Windows → the first window of each text of which all are there, and the text's own scores."""
+        scores_BC = outputs["scores"]
+        if self._waiting is not None:
+            numbers, scores_BC = (np.concatenate(x) for x in zip(self._waiting, (numbers, scores_BC), strict=True))
+        firsts = np.flatnonzero(self.split.begins(numbers))
+        self._waiting = None
+        if numbers[-1] + 1 < self.split.examples:
+            whole, firsts = firsts[-1], firsts[:-1]
+            self._waiting = numbers[whole:], scores_BC[whole:]
+            numbers, scores_BC = numbers[:whole], scores_BC[:whole]
+        return numbers[firsts], {"scores": joined_windows(scores_BC, firsts, self.split.windows)}
 
     def _classes(self, rows: Rows, outputs: dict[str, np.ndarray]) -> list[dict[str, object]]:
         gold, scores_BC, labels = rows["answer"].astype(np.int32), outputs["scores"], self.split.labels
@@ -173,6 +189,24 @@ class PredictionCollector:
         if self.split.kind == "tag":
             return task_metrics.tag_table(*self._tag_names(), self.split.labels)
         return task_metrics.class_table(*self._numbers(), self.split.labels) if self.split.kind != "regress" else []
+
+
+def joined_windows(scores_BC: np.ndarray, firsts: NDArray[np.intp], how: str) -> np.ndarray:
+    """Returns the probabilities of each text from those of its windows. firsts: where each text's begin.
+
+    mean: of the windows' logits, whose softmax is that of the mean of their log-probabilities; with a linear head that
+    is the mean of what it reads (Sun et al. 2019, section 5.3.1). max: the largest of each label, in sum 1 again.
+    """
+    if not len(firsts):
+        return scores_BC[:0]
+    if how == "max":
+        best_NC = np.maximum.reduceat(scores_BC, firsts)
+        return best_NC / best_NC.sum(-1, keepdims=True)
+    counts_N = np.diff([*firsts, len(scores_BC)])
+    logs_BC = np.log(np.maximum(scores_BC.astype(np.float64), np.finfo(np.float32).tiny))
+    mean_NC = np.add.reduceat(logs_BC, firsts) / counts_N[:, None]
+    powers_NC = np.exp(mean_NC - mean_NC.max(-1, keepdims=True))
+    return (powers_NC / powers_NC.sum(-1, keepdims=True)).astype(scores_BC.dtype)
 
 
 def _alternatives(rows: Rows, split: ExampleSplit) -> list[int]:
