@@ -122,11 +122,13 @@ class Curves:
     """The figures of a run that are drawn, f64; records themselves take a kilobyte each, and a run has a million.
 
     losses   by split and name, [records, 2] of step and nats
+    metrics  of the held-out set by name, [records, 2] of step and value
     speeds   tokens/s of training steps
     sampled  whether the training loss is that of a sampled softmax
     """
 
     losses: Mapping[tuple[str, str], np.ndarray]
+    metrics: Mapping[str, np.ndarray]
     speeds: np.ndarray
     sampled: bool
 
@@ -140,18 +142,24 @@ class Curves:
         return self.losses.get((split, name), np.empty((0, 2)))
 
 
-def read_curves(records: Iterable[Record]) -> Curves:
-    """Returns the curves of records, read once."""
+def read_curves(records: Iterable[Record], metrics: Sequence[str] = ()) -> Curves:
+    """Returns the curves of records, read once. metrics: the names of those of the held-out set."""
     losses: dict[tuple[str, str], array[float]] = {}
+    held_out: dict[str, array[float]] = {}
     speeds, sampled = array("d"), False
     for record in records:
         for name in ("loss", "mlm_loss"):
             if record.get(name) is not None:
                 losses.setdefault((record["split"], name), array("d")).extend((record["step"], record[name]))
+        for name in metrics if record["split"] == "dev" else ():
+            if record.get(name) is not None:
+                held_out.setdefault(name, array("d")).extend((record["step"], record[name]))
         if record.get("tokens_per_second") is not None:
             speeds.append(record["tokens_per_second"])
         sampled = sampled or "sampled_perplexity" in record
-    return Curves({key: np.array(x).reshape(-1, 2) for key, x in losses.items()}, np.array(speeds), sampled)
+    by_split = {key: np.array(x).reshape(-1, 2) for key, x in losses.items()}
+    by_name = {name: np.array(held_out[name]).reshape(-1, 2) for name in metrics if name in held_out}
+    return Curves(by_split, by_name, np.array(speeds), sampled)
 
 
 def draw_loss(curves: Curves, path: Path, baseline: float | None = None, title: str = "") -> None:
