@@ -51,7 +51,6 @@ def _depth(row: ProbeRow) -> float:
 def tasks_figure(rows: Sequence[ProbeRow], theme: Theme = "light") -> "Figure":
     """Returns a figure with a panel of bars for each task. All panels of F1 have one y scale, and all of shares."""
     figure, axes_of = new_figure(8.4, 0.6 + 1.9 * len(rows), len(rows), theme)
-    several = len({row["run"] for row in rows}) > 1
     top = max(layer for row in rows for layer in row["layers"])
     labelled: set[str] = set()
 
@@ -66,7 +65,7 @@ def tasks_figure(rows: Sequence[ProbeRow], theme: Theme = "light") -> "Figure":
         axes.set_ylim(*_limits(rows, row["probes"] == "each"))
         axes.set_xlim(-0.6, top + 0.6)
         axes.set_xticks(range(top + 1), ["words", *map(str, range(1, top + 1))])
-        name = f"{row['task']}, {Path(row['run']).name} at step {row['step']:,}" if several else row["task"]
+        name = f"{row['task']}, {Path(row['run']).name} at step {row['step']:,}"
         add_title(axes, f"{name}: {_summary(row)}", theme)
     axes_of[-1].set_xlabel("layer")
     add_legend_below(figure, theme)
@@ -156,7 +155,8 @@ def steps_figure(groups: dict[tuple[str, str], list[ProbeRow]], theme: Theme = "
         axes.set_ylabel("layer")
         _name_columns(axes, group)
         what = "F1 of each layer alone" if probes == "each" else "weight of each layer in the mix"
-        add_title(axes, f"{task}: {what}", theme)
+        run = "" if len({row["run"] for row in group}) > 1 else f", {Path(group[0]['run']).name}"
+        add_title(axes, f"{task}{run}: {what}", theme)
         ink = axes.xaxis.label.get_color()
         bar = figure.colorbar(image, ax=axes, pad=0.02)
         bar.set_label("F1, from 0 to 1" if probes == "each" else "weight, from 0 to the largest", color=ink, fontsize=8)

@@ -47,6 +47,15 @@ def test_steps_of_one_run_stand_on_an_axis_of_steps_and_runs_on_one_of_runs():
     )  # fmt: skip
 
 
+def test_titles_name_the_run():
+    one = steps_figure({("pos", "each"): [alone("runs/gpt", step) for step in (100, 2000)]})
+    assert one.axes[0].get_title(loc="left") == "pos, gpt: F1 of each layer alone"
+    several = steps_figure({("pos", "each"): [alone("runs/gpt"), alone("runs/elmo")]})
+    assert several.axes[0].get_title(loc="left") == "pos: F1 of each layer alone", "the columns name the runs"
+    (axes,) = tasks_figure([alone("runs/gpt", 2000)]).axes
+    assert axes.get_title(loc="left").startswith("pos, gpt at step 2,000: F1 0.890, best layer 2")
+
+
 def test_equal_differences_of_a_map_are_equal_differences_of_colour():
     """The lightness of cividis rises about linearly: 0.32 and 0.36 differ by a tenth of the scale."""
     (image,) = maps(steps_figure({("pos", "cumulative"): [mixed("a"), mixed("b")]}))
