@@ -274,14 +274,14 @@ EVALUATION = (
     ),
     *mutants_of(
         "analysis/probing/probe_figure.py",
-        ("probe-figure.scale-from-the-least-value", "vmin=0.0, vmax=end", "vmax=end",
+        ("probe.scale-from-the-least-value", "vmin=0.0, vmax=end", "vmax=end",
          f"{_PROBE_FIGURE}test_equal_differences_of_a_map_are_equal_differences_of_colour"),
-        ("probe-figure.scales-of-their-own", "axes.set_ylim(*_limits(rows,", "axes.set_ylim(*_limits([row],",
+        ("probe.scales-of-their-own", "axes.set_ylim(*_limits(rows,", "axes.set_ylim(*_limits([row],",
          f"{_PROBE_FIGURE}test_all_panels_of_one_figure_have_one_scale"),
     ),
     *mutants_of(
         "analysis/compare.py",
-        ("compare.best-is-always-the-lowest", "key=lambda point: rank(metric, point[1])", "key=lambda point: point[1]",
+        ("evaluate.compared-best-is-lowest", "key=lambda point: rank(metric, point[1])", "key=lambda point: point[1]",
          "analysis/test_compare.py::test_metrics_of_tasks_are_listed_with_their_best_step"),
     ),
     *mutants_of(
