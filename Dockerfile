@@ -1,5 +1,6 @@
 # docker build -t contexture .                               for CPUs
 # docker build -t contexture:cuda --target cuda .            for NVIDIA GPUs, CUDA 13; run with --gpus all
+# docker build -t contexture:tpu --target tpu .              for TPUs; run with --privileged --network host
 # docker run --rm -v "$PWD:/here" -w /here contexture pretrain bert.tiny --dir runs/bert --data.path text
 FROM python:3.11-slim AS base
 
@@ -20,6 +21,9 @@ ENTRYPOINT ["contexture"]
 # The lock as a constraint: jax stays at its version, and chooses the CUDA libraries that belong to it.
 FROM base AS cuda
 RUN pip install --no-cache-dir --no-build-isolation --constraint requirements-runtime.lock -e '.[cuda]'
+
+FROM base AS tpu
+RUN pip install --no-cache-dir --no-build-isolation --constraint requirements-runtime.lock -e '.[tpu]'
 
 # The last stage is what a build without --target makes.
 FROM base AS cpu

@@ -1,8 +1,8 @@
-# make test | test-oldest | long | lint | docs | parity | mutants | fuzz MINUTES=30 | demo | bench | plans | soak | lock | clean          PYTHON=python3.12 chooses the interpreter of .venv
+# make test | test-oldest | long | lint | docs | parity | mutants | fuzz MINUTES=30 | demo | bench | plans | soak | screenshots | lock | clean  PYTHON=python3.12 chooses the interpreter of .venv
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: test test-oldest long lint docs parity mutants fuzz demo bench plans soak lock clean
+.PHONY: test test-oldest long lint docs parity mutants fuzz demo bench plans soak screenshots lock clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -97,6 +97,9 @@ plans: $(STAMP)  ## every recipe compiled for the smallest slice for it: docs/pl
 
 soak: $(STAMP)   ## 20,000 steps of each family with random kills, against runs that are left alone
 	$(BIN)/python benchmarks/soak.py
+
+screenshots: $(STAMP) ## the pictures of docs/images; needs chromium and chromium-driver
+	$(BIN)/python -m tests.analysis.pages.screenshots
 
 # The universal locks for Linux and macOS. Versions stay as they are, and UPGRADE=--upgrade takes the newest.
 # requirements-runtime.lock is the part of requirements.lock that the package itself needs, and setuptools, which installs it.

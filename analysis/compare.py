@@ -1,16 +1,17 @@
-"""Compares runs: their losses, and the settings in which they differ, as a table, a picture, or a page."""
+"""Compares runs: their losses and metrics, and the settings in which they differ, as a table, a picture, or a page."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from contexture.data.storage import atomic_file
 from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
+from contexture.train.metrics import BETTER, rank
 from contexture.train.run.plots import (
     COLOURS,
     Curves,
@@ -27,9 +28,12 @@ from contexture.train.run.report import read_metrics
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUFFIXES = (".html", ".png", ".svg")
+METRICS = ("accuracy", "f1", "f1_macro", "matthews", "entity_f1", "exact_match", "pearson", "spearman")
+"""The metrics of tasks that are compared, in this order. `f1_macro` is left out where there is the F1 of one label."""
 _LINES = ("-", "--", ":")
 """Runs that have to share a colour have lines of other kinds."""
 _MEANS = 100
@@ -51,21 +55,34 @@ class ComparedRun(TypedDict):
     tokens_per_second: float | None
 
 
+class ComparedMetric(TypedDict):
+    """A metric of a run's held-out examples: the newest and the best value, and the step of the best one."""
+
+    run: str
+    metric: str
+    newest: float
+    best: float
+    best_step: int
+
+
 class Comparison(TypedDict):
-    """What `compare` returns. differences: {"setting": name, run: value, …}, a row for each setting that differs."""
+    """What `compare` returns. metrics: a row for each metric and run of a task; differences: {"setting": name, run:
+    value, …}, a row for each setting that differs."""
 
     runs: list[ComparedRun]
+    metrics: list[ComparedMetric]
     differences: list[dict[str, str]]
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What is drawn of one run: [points, 2] of step and loss in nats."""
+    """What is drawn of one run: [points, 2] of step and loss in nats, and of step and metric by its name."""
 
     name: str
     unit: str
     train: np.ndarray
     held_out: np.ndarray
+    metrics: Mapping[str, np.ndarray]
 
 
 def check_target(to: Path) -> None:
@@ -89,11 +106,15 @@ def compare(folders: Sequence[Path], to: Path | None = None, theme: Theme = "lig
     if to is not None:
         check_target(to)
     runs = [read(folder).run for folder in folders]
-    curves = [read_curves(read_metrics(folder / "metrics.jsonl")) for folder in folders]
+    curves = [
+        read_curves(read_metrics(folder / "metrics.jsonl"), _metric_names(run))
+        for folder, run in zip(folders, runs, strict=True)
+    ]
     names = _short_names(folders)
     differences = _differences(names, runs)
     result: Comparison = {
         "runs": [_figures(str(folder), each) for folder, each in zip(folders, curves, strict=True)],
+        "metrics": _metrics(list(map(str, folders)), curves),
         "differences": differences,
     }
     if to is not None:
@@ -102,8 +123,40 @@ def compare(folders: Sequence[Path], to: Path | None = None, theme: Theme = "lig
             with atomic_file(to) as part:
                 part.write_text(_page(names, drawn, result), "utf-8")
         else:
-            save_figure(_draw(drawn, theme, _table(differences)), to)
+            tables = [_table(_metric_cells(_metrics(names, curves))), _table(differences)]
+            save_figure(_draw(drawn, theme, [line for table in tables for line in (*table, "")][:-1]), to)
     return result
+
+
+def _metric_names(run: Run) -> list[str]:
+    """Returns the metrics that a run may have to compare, and the one that its best checkpoint is chosen by."""
+    names = dict.fromkeys((*METRICS, run.evaluate.metric))
+    return [name for name in names if not name.endswith("loss")]
+
+
+def _metrics(runs: Sequence[str], curves: Sequence[Curves]) -> list[ComparedMetric]:
+    rows: list[ComparedMetric] = []
+    for metric in dict.fromkeys(name for each in curves for name in _drawn_metrics(each)):
+        for run, each in zip(runs, curves, strict=True):
+            if metric in _drawn_metrics(each):
+                values = each.metrics[metric]
+                step, best = min(values.tolist(), key=lambda point: rank(metric, point[1]))
+                newest = float(values[-1, 1])
+                rows.append({"run": run, "metric": metric, "newest": newest, "best": best, "best_step": int(step)})
+    return rows
+
+
+def _drawn_metrics(curves: Curves) -> dict[str, np.ndarray]:
+    return {name: x for name, x in curves.metrics.items() if name != "f1_macro" or "f1" not in curves.metrics}
+
+
+def _metric_cells(rows: Sequence[ComparedMetric]) -> list[dict[str, str]]:
+    """Returns rows as texts, by the heads of their columns."""
+    return [
+        {"metric": row["metric"], "run": row["run"], "newest": f"{row['newest']:.4f}", "best": f"{row['best']:.4f}",
+         "at step": f"{row['best_step']:,}"}
+        for row in rows
+    ]  # fmt: skip
 
 
 def _differences(names: Sequence[str], runs: Sequence[Run]) -> list[dict[str, str]]:
@@ -149,31 +202,50 @@ def _drawn(name: str, run: Run, curves: Curves) -> _Drawn:
     # A sampled loss is far below that of the whole vocabulary, and no figure to compare with it.
     parts = [] if curves.sampled and len(held) else np.array_split(train, max(min(_MEANS, len(train)), 1))
     means = np.array([(part[-1, 0], part[:, 1].mean()) for part in parts if len(part)]).reshape(-1, 2)
-    return _Drawn(name, f"{of.get(run.objective, 'loss')} (nats)", means, held)
+    return _Drawn(name, f"{of.get(run.objective, 'loss')} (nats)", means, held, _drawn_metrics(curves))
 
 
 def _draw(curves: Sequence[_Drawn], theme: Theme, lines: Sequence[str] = ()) -> "Figure":
-    """Returns a figure: losses of one kind on axes of their own, and lines of text below them."""
+    """Returns a figure: losses of one kind and each metric on axes of their own, and lines of text below them."""
     units = list(dict.fromkeys(each.unit for each in curves))
-    figure, axes = new_figure(9, 4.2 * len(units) + 0.19 * len(lines), len(units), theme)
-    for unit, each_axes in zip(units, axes, strict=True):
+    metrics = list(dict.fromkeys(name for each in curves for name in each.metrics))
+    height = 4.2 * len(units) + 3.2 * len(metrics) + 0.19 * len(lines)
+    figure, axes = new_figure(9, height, len(units) + len(metrics), theme)
+    for unit, each_axes in zip(units, axes, strict=False):
         for number, each in enumerate(curves):
             if each.unit != unit:
                 continue
-            colour, line = COLOURS[number % len(COLOURS)], _LINES[number // len(COLOURS) % len(_LINES)]
-            held, name = len(each.held_out) > 0, each.name
+            held, style = len(each.held_out) > 0, _style(number, theme)
             if len(each.train):
-                label = "" if held else f"{name}, training"
-                each_axes.plot(*each.train.T, line, color=colour, linewidth=0.9, alpha=0.6, label=label or None)
+                label = "" if held else f"{each.name}, training"
+                each_axes.plot(*each.train.T, **style, linewidth=0.7, label=label or None)
             if held:
-                mark = "o" if len(each.held_out) < 50 else ""
-                each_axes.plot(*each.held_out.T, line, color=colour, marker=mark, markersize=4, label=name)
-        each_axes.set(xlabel="step", ylabel=unit)
+                _plot_held_out(each_axes, each.held_out, style, each.name)
+        each_axes.set_ylabel(unit)
+    for metric, each_axes in zip(metrics, axes[len(units) :], strict=True):
+        for number, each in enumerate(curves):
+            if metric in each.metrics:
+                _plot_held_out(each_axes, each.metrics[metric], _style(number, theme), each.name)
+        each_axes.set_ylabel(metric)
+        add_title(each_axes, f"{metric} of the held-out examples: {BETTER[metric]} is better", theme)
+    limits = np.array([each_axes.get_xlim() for each_axes in axes])
+    for each_axes in axes:
+        each_axes.set(xlabel="step", xlim=(limits[:, 0].min(), limits[:, 1].max()))
         add_legend(each_axes, theme)
     add_title(axes[0], "held-out loss, and training loss (thin)", theme)
     if lines:
         add_lines_below(figure, lines, theme)
     return figure
+
+
+def _style(number: int, theme: Theme) -> dict[str, Any]:
+    """Returns colour and line of a run by its number."""
+    colours = COLOURS[theme]
+    return {"color": colours[number % len(colours)], "linestyle": _LINES[number // len(colours) % len(_LINES)]}
+
+
+def _plot_held_out(axes: "Axes", points: np.ndarray, style: Mapping[str, Any], name: str) -> None:
+    axes.plot(*points.T, **style, marker="o" if len(points) < 50 else "", markersize=4, label=name)
 
 
 def _table(rows: Sequence[dict[str, str]]) -> list[str]:
@@ -213,10 +285,19 @@ def _page(names: Sequence[str], curves: Sequence[_Drawn], result: Comparison) ->
         f'<meta name="viewport" content="width=device-width">\n<title>{html.escape(title)}</title>\n'
         f"<style>{_STYLE}</style>\n<h1>{html.escape(title)}</h1>\n{drawing}\n"
         f"<p>Losses are in nats. The training loss is the mean of the last hundredth of the steps.</p>\n"
-        f"{_html_table(heads, rows, numbers=True)}\n<h2>Settings that differ</h2>\n"
+        f"{_html_table(heads, rows, numbers=True)}\n{_html_metrics(names, result)}<h2>Settings that differ</h2>\n"
         + (_html_table(("setting", *names), settings) if settings else "<p>None.</p>\n")
         + "</html>\n"
     )
+
+
+def _html_metrics(names: Sequence[str], result: Comparison) -> str:
+    short = {each["run"]: name for name, each in zip(names, result["runs"], strict=True)}
+    rows = _metric_cells([{**row, "run": short[row["run"]]} for row in result["metrics"]])
+    if not rows:
+        return ""
+    table = _html_table(list(rows[0]), [list(row.values()) for row in rows], numbers=True)
+    return f"<h2>Metrics of the held-out examples</h2>\n{table}\n"
 
 
 def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:

@@ -75,6 +75,7 @@ def draw(mixes: Sequence[LayerMix], file: Path, theme: Theme = "light") -> None:
     layer_count = 1 + max(layer for mix in mixes for layer in mix["layers"])
     width = max(2.4 + max(1.6, 0.35 * layer_count) * len(groups), 5.6)
     figure, (axes,) = new_figure(width, 4.2, theme=theme)
+    colours = COLOURS[theme]
     for layer in sorted({layer for mix in mixes for layer in mix["layers"]}):
         x, means, deviations = [], [], []
         for at, group in enumerate(groups.values()):
@@ -86,12 +87,12 @@ def draw(mixes: Sequence[LayerMix], file: Path, theme: Theme = "light") -> None:
                 deviations.append(statistics.stdev(weights) if len(weights) > 1 else 0.0)
         name = "words" if layer == 0 else f"layer {layer}"
         # Neighbouring layers differ in colour, and after the last colour in their hatching too.
-        style = {"color": COLOURS[layer % len(COLOURS)], "hatch": "//" * (layer // len(COLOURS)), "edgecolor": "none"}
-        errors = {"yerr": deviations, "ecolor": COLOURS[-1], "capsize": 2} if any(deviations) else {}
+        style = {"color": colours[layer % len(colours)], "hatch": "//" * (layer // len(colours)), "edgecolor": "none"}
+        errors = {"yerr": deviations, "ecolor": colours[-1], "capsize": 2} if any(deviations) else {}
         axes.bar(x, means, 0.75 / layer_count, label=name, **style, **errors)
     for at, group in enumerate(groups.values()):
         label = "equal weights" if at == 0 else ""
-        axes.hlines(1 / len(group[0]), at - 0.45, at + 0.45, COLOURS[-1], "dashed", linewidth=1.2, label=label)
+        axes.hlines(1 / len(group[0]), at - 0.45, at + 0.45, colours[-1], "dashed", linewidth=1.2, label=label)
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set_ylabel("weight in the mix (all layers: 1)")
     axes.set_ylim(0, 1.5 * axes.dataLim.ymax)  # the legend stands above the bars

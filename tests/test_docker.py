@@ -3,6 +3,7 @@
 import fnmatch
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,11 +79,18 @@ def test_the_base_image_has_the_oldest_python_that_is_supported():
     assert image == f"python:{project['requires-python'].removeprefix('>=')}-slim"
 
 
-def test_the_cuda_image_adds_the_extra_at_the_locks_versions():
-    base, cuda = list(_instructions("cpu")), list(_instructions("cuda"))
-    assert cuda[: len(base)] == base
-    ((name, words),) = cuda[len(base) :]
-    assert name == "RUN" and words.endswith("-e '.[cuda]'") and "--constraint requirements-runtime.lock" in words
+@pytest.mark.parametrize("device", ["cuda", "tpu"])
+def test_an_image_for_a_device_adds_its_extra_at_the_locks_versions(device):
+    base, own = list(_instructions("cpu")), list(_instructions(device))
+    assert own[: len(base)] == base
+    ((name, words),) = own[len(base) :]
+    assert name == "RUN" and words.endswith(f"-e '.[{device}]'") and "--constraint requirements-runtime.lock" in words
+
+
+def test_the_stages_of_the_page_are_those_of_the_file():
+    page = (ROOT / "docs" / "devices.md").read_text("utf-8")
+    targets = set(re.findall(r"docker build .*--target (\w+)", page))
+    assert targets == {"cuda", "tpu"} and all(list(_instructions(target)) for target in targets)
 
 
 @pytest.mark.long

@@ -3,15 +3,20 @@
 import importlib.util
 import posixpath
 import re
+import shutil
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from contexture import configs
 from contexture.cli.commands import COMMANDS
 from contexture.cli.help import options_of
 from contexture.configs.finetuning import finetune_run
+from contexture.train.run_file import read
 from tests.conftest import ROOT
+from tests.helpers.commands import done, json_of
 from tests.mutants.origin import PACKAGES
 
 HOOKS = ROOT / "docs" / "hooks"
@@ -23,8 +28,12 @@ PAGES = [
 ]
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 EVERYWHERE = {"--help", "--json", "--debug", "--version"}
-OF_OTHERS = {"--steps", "--rounds", "--lines"}
-"""Options of scripts in benchmarks/ that pages name."""
+OF_OTHERS = {
+    *("--steps", "--rounds", "--lines"),  # scripts in benchmarks/
+    *("--target", "--gpus", "--rm", "--privileged", "--network"),  # docker
+    *("--logdir", "--private"),  # tensorboard, hf
+}
+"""Options of other programs that pages name."""
 
 
 def _flags() -> set[str]:
@@ -102,3 +111,49 @@ def test_the_reference_has_every_command_and_option():
             assert option.positional or re.search(rf"--{re.escape(option.name)}\b", section.replace("[no-]", "")), (
                 option
             )
+
+
+@pytest.mark.parametrize(
+    "word", ["NER", "cased", "yaml", "fp16", "overwrite", "profiler", "S3", "from_pretrained", "tensorboard", "docker"]
+)
+def test_the_search_finds_a_page_for_a_word_of_other_libraries(word):
+    """As the site's search: a page is found where all parts of the word begin words of it; the changelog counts not."""
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    (separator,) = (plugin["search"]["separator"] for plugin in site["plugins"] if "search" in plugin)
+
+    def words(text: str) -> list[str]:
+        return [part.lower() for part in re.split(separator, text) if part]
+
+    pages = {page: words(page.read_text("utf-8")) for page in sorted((ROOT / "docs").rglob("*.md"))}
+    assert [page for page, own in pages.items() if all(any(w.startswith(p) for w in own) for p in words(word))]
+
+
+@pytest.fixture
+def settings_commands(tmp_path, monkeypatch) -> list[list[str]]:
+    """The commands of the page's file of settings, in a folder that has the file."""
+    page = (ROOT / "docs" / "text-and-examples.md").read_text("utf-8").partition("## Settings from a file")[2]
+    (settings,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "settings.yaml").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0].splitlines()
+    assert [command.split()[:2] for command in commands] == [["contexture", "show"], ["contexture", "pretrain"]]
+    return [command.split()[1:] for command in commands]
+
+
+def test_the_page_s_file_of_settings_sets_what_it_says(settings_commands):
+    show, (_, *options) = settings_commands
+    folder = options.index("--dir")
+    for words, steps in ((show, 20), (["show", *options[:folder], *options[folder + 2 :]], 10)):
+        run = json_of(*words)["config"]
+        assert (run["data"]["path"], run["data"]["length"], run["data"]["dev_fraction"]) == (["text/"], 32, 0.1)
+        assert (run["model"]["layers"], run["model"]["hidden"]) == (1, 32)
+        assert (run["optim"]["peak_lr"], run["optim"]["warmup"], run["evaluate"]["every"]) == (0.001, 2, 5)
+        assert (run["seed"], run["steps"]) == (7, steps), "the command line comes first"
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("one_device")
+def test_the_page_s_file_of_settings_trains(settings_commands, text_folder):
+    shutil.copytree(text_folder, "text")
+    done(*settings_commands[1], *"--model.vocab 150 --model.ffn 16 --batch 4".split())
+    assert read(Path("runs/mine")).run.steps == 10

@@ -8,10 +8,27 @@ import json
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file
+
+if TYPE_CHECKING:
+    from contexture.analysis.trained_model import TrainedModel
+
+_LONGEST = 60
+"""Letters of a text that a title shows."""
+
+
+def run_title(model: "TrainedModel") -> str:
+    """Returns how titles name a run and its checkpoint."""
+    return f"{model.folder.resolve().name}, step {model.step}"
+
+
+def text_title(text: str) -> str:
+    """Returns a text as a title has room for it, its end left out."""
+    words = " ".join(text.split())
+    return f"“{words if len(words) <= _LONGEST else words[: _LONGEST - 1].rstrip() + '…'}”"
 
 
 def check_page(to: Path) -> None:

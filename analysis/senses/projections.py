@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from contexture.analysis.senses.clusters import are_same
 
 Projection: TypeAlias = Literal["pca", "tsne"]
+PROJECTIONS: dict[Projection, str] = {"pca": "two principal components", "tsne": "t-SNE"}
+"""What the points are, for titles."""
 _PERPLEXITY = 30.0
 
 

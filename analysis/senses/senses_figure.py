@@ -10,7 +10,17 @@ from contexture.analysis.senses.projections import Projection, project
 from contexture.analysis.senses.senses_page import groups_of, layer_name
 from contexture.analysis.senses.static_vector import StaticSimilarities
 from contexture.analysis.senses.word_senses import WordSenses
-from contexture.train.run.plots import COLOURS, Theme, add_legend_below, add_title, new_figure, save_figure
+from contexture.data.visible import visible
+from contexture.train.run.plots import (
+    COLOURS,
+    Theme,
+    add_figure_title,
+    add_legend_below,
+    add_title,
+    new_figure,
+    save_figure,
+    unknown_letters_as_boxes,
+)
 
 _MARKERS = ("o", "s", "^", "D")
 _COLUMNS = 3
@@ -19,6 +29,7 @@ _COLUMNS = 3
 def draw_senses(
     senses: WordSenses,
     to: Path,
+    title: str,
     *,
     layers: Sequence[int] | None = None,
     projection: Projection = "pca",
@@ -28,8 +39,8 @@ def draw_senses(
 ) -> None:
     """Draws *.png or *.svg.
 
-    layers: the panels by the numbers of their layers; None: all. static: the figures of the word's static vector, which
-    has a panel before them.
+    title: above all panels. layers: the panels by the numbers of their layers; None: all. static: the figures of the
+    word's static vector, which has a panel before them.
     """
     points_LN2, _ = project(unit_length(senses["vectors"].astype(np.float64)), projection, seed)
     groups, names = groups_of(senses)
@@ -41,6 +52,7 @@ def draw_senses(
     for axes in axes_of[len(chosen) :]:
         axes.set_visible(False)
     labelled: set[int] = set()
+    colours = COLOURS[theme]
     for axes, layer in zip(axes_of, chosen, strict=False):
         own = groups[-1 if layer is None else layer if len(groups) > 1 else 0]
         points_N2 = np.zeros((len(own), 2)) if layer is None else points_LN2[layer]
@@ -50,7 +62,7 @@ def draw_senses(
             labelled.add(int(group))
             axes.scatter(
                 *points_N2[own == group].T, s=22, alpha=0.85, linewidths=0, label=label,
-                color=COLOURS[group % len(COLOURS)], marker=_MARKERS[group % len(_MARKERS)],
+                color=colours[group % len(colours)], marker=_MARKERS[group % len(_MARKERS)],
             )  # fmt: skip
         axes.set_xticks([])
         axes.set_yticks([])
@@ -60,5 +72,7 @@ def draw_senses(
         add_title(axes, "static" if layer is None else layer_name(layer), theme)
         figures = [f"{name} {row[name]:.2f}" for name in ("within", "between") if row[name] is not None]
         axes.set_xlabel(", ".join(figures), fontsize=9)
+    add_figure_title(figure, visible(title), theme)
     add_legend_below(figure, theme)
-    save_figure(figure, to)
+    with unknown_letters_as_boxes():
+        save_figure(figure, to)

@@ -96,7 +96,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "compare": Command(
         group="Train",
-        summary="Draw losses, and settings that differ",
+        summary="Draw losses, metrics, settings that differ",
         run="query_commands.compare_command",
         request="CompareRequest",
         usage="RUN RUN … [options]",

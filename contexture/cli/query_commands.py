@@ -158,11 +158,13 @@ def _write_score_page(
     request: ScoreRequest,
     signals: Signals,
 ) -> None:
+    from contexture.analysis.pages.one_page import run_title, text_title
     from contexture.analysis.token_scores.score_page import write_score_page
     from contexture.analysis.token_scores.token_scores import token_scores
 
     figures = {name: value for name, value in scored.items() if isinstance(value, int | float) and name in _FIGURES}
-    title = f"Log-probabilities of {Path(request.run).resolve().name}, step {model.step}"
+    scored_text = text_title(request.text) if request.text else " ".join(several(request.input))
+    title = f"Log-probabilities by {run_title(model)}: {scored_text}"
     with model.computing():
         tokens = token_scores(
             model.model,

@@ -118,7 +118,7 @@ class StatusRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest:
-    """Losses of several runs, and the settings in which they differ."""
+    """Losses and metrics of several runs, and the settings in which they differ."""
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
     """The folders of two runs or more."""

@@ -43,6 +43,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Returns the page; its links to files of the repository lead to the site's pages."""
     own = page.file.src_uri
+    if own == "changelog.md":
+        page.meta["search"] = {"boost": 0.1}  # it names everything: pages that explain a word come first
     if own == "commands.md":
         return command_reference()
     sources = {site: source for source, site in FROM_ELSEWHERE.items()}

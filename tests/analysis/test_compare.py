@@ -5,10 +5,12 @@ import re
 
 import pytest
 
-from contexture.analysis.compare import compare
+from contexture.analysis.compare import _draw, _drawn, compare
 from contexture.cli import main as cli
 from contexture.train.config import Run
-from contexture.train.options import OptimConfig
+from contexture.train.options import EvaluateConfig, OptimConfig
+from contexture.train.run.plots import COLOURS, read_curves
+from contexture.train.run.report import read_metrics
 from contexture.train.run_file import RunRecord, write
 
 
@@ -36,6 +38,61 @@ def test_figures_are_those_of_the_records_and_settings_those_that_differ(runs):
     assert abs((low["loss"] or 0) - (9 - 299e-4)) < 1e-12 and low["held_out_loss"] == 8 + 100e-4
     assert low["tokens_per_second"] == 250.5
     assert result["differences"] == [{"setting": "optim.peak-lr", "low": "0.0001", "high <b>": "0.001"}]
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    """Two classifiers of two labels, one of many labels, which is chosen by its recall, and a regression."""
+    folders = []
+    for name, metric, figures in (
+        ("one", "loss", {"accuracy": [0.5, 0.7, 0.6], "f1": [0.4, 0.8, 0.9], "f1_macro": [0.3, 0.3, 0.3]}),
+        ("two", "loss", {"accuracy": [0.6, 0.6, None], "f1": [0.1, 0.1, 0.1], "f1_macro": [0.3, 0.3, 0.3]}),
+        ("many", "mse", {"accuracy": [0.1, 0.2, 0.3], "f1_macro": [0.5, 0.5, 0.4], "majority_accuracy": [0.1] * 3}),
+        ("number", "mse", {"pearson": [-0.5, 0.1, 0.2], "mse": [3.0, 1.0, 2.0]}),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        run = Run(steps=3, evaluate=EvaluateConfig(metric=metric))
+        write(folder, RunRecord(run=run, tokenizer="a", data="b"))
+        records = []
+        for n in range(3):
+            records.append({"step": n + 1, "split": "train", "loss": 1.0, "accuracy": 1.0})
+            records.append({"step": n + 1, "split": "dev", "loss": 2.0, **{key: x[n] for key, x in figures.items()}})
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        folders.append(folder)
+    return folders
+
+
+def test_metrics_of_tasks_are_listed_with_their_best_step(tasks):
+    rows = [(row["run"].rpartition("/")[2], *list(row.values())[1:]) for row in compare(tasks)["metrics"]]
+    assert rows == [
+        ("one", "accuracy", 0.6, 0.7, 2), ("two", "accuracy", 0.6, 0.6, 1), ("many", "accuracy", 0.3, 0.3, 3),
+        ("one", "f1", 0.9, 0.9, 3), ("two", "f1", 0.1, 0.1, 1), ("many", "f1_macro", 0.4, 0.5, 1),
+        ("number", "pearson", 0.2, 0.2, 3), ("number", "mse", 2.0, 1.0, 2),
+    ]  # fmt: skip
+
+
+def test_metrics_of_tasks_are_drawn_and_stand_on_the_page_and_the_picture(tasks, tmp_path, capsys):
+    compare(tasks, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    titles = [f"{metric} of the held-out examples: higher is better" for metric in ("accuracy", "f1", "f1_macro")]
+    titles += ["pearson of the held-out examples: higher is better", "mse of the held-out examples: lower is better"]
+    assert all(page.count(f"<!-- {title} -->") == 1 for title in titles)
+    assert "<h2>Metrics of the held-out examples</h2>" in page and '<td>mse<td class="number">number' in page
+    compare(tasks, tmp_path / "a.svg")
+    (row,) = re.findall(r"<!-- mse +number .*? -->", (tmp_path / "a.svg").read_text())
+    assert row.split()[2:-1] == ["number", "2.0000", "1.0000", "2"]
+    assert cli.main(["compare", *map(str, tasks)]) == 0
+    assert re.search(r"one +accuracy +0.6 +0.7 +2\n", capsys.readouterr().out)
+
+
+def test_dark_curves_are_drawn_in_full_colour(runs, tasks):
+    """Thin lines of training too: half-transparent blue has a contrast of 2 on dark paper."""
+    read = [read_curves(read_metrics(folder / "metrics.jsonl"), ["accuracy"]) for folder in tasks]
+    drawn = [_drawn(folder.name, Run(), each) for folder, each in zip(tasks, read, strict=True)]
+    lines = [line for axes in _draw(drawn, "dark").axes for line in axes.get_lines()]
+    assert len(lines) == 2 * 4 + 3 and {line.get_alpha() for line in lines} == {None}
+    assert {line.get_color() for line in lines} == {*COLOURS["dark"][:4]}
 
 
 def test_a_page_stands_alone_and_shows_names_as_they_are(runs, tmp_path):

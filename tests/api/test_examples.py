@@ -4,12 +4,16 @@ import json
 import re
 import shutil
 import textwrap
+import threading
+import urllib.request
+from http.server import HTTPServer
 from pathlib import Path
 
 import pytest
 
 import contexture
 from tests.conftest import ROOT
+from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -74,3 +78,25 @@ def test_an_example_runs(runs, place, code, monkeypatch):
     if code.startswith("for part in model."):
         given["model"] = contexture.open("runs/gpt")
     exec(compile(code, place, "exec"), given)  # noqa: S102  # our own documentation
+
+
+def test_the_server_of_the_page_answers_over_http(tmp_path: Path, monkeypatch):
+    page = (ROOT / "docs" / "evaluation.md").read_text("utf-8").partition("## Answers over HTTP")[2]
+    (code,) = re.findall(r"^```py\n(.*?)^```", page, re.M | re.S)
+    shutil.copytree(GOLDEN / "task_format_2", tmp_path / "runs" / "intents")
+    monkeypatch.chdir(tmp_path)
+    servers: list[HTTPServer] = []
+    monkeypatch.setattr(HTTPServer, "serve_forever", lambda self: servers.append(self))
+    assert code.count("8080") == 1
+    exec(compile(code.replace("8080", "0"), "evaluation.md", "exec"), {})  # noqa: S102
+    (server,) = servers
+    thread = threading.Thread(target=server.handle_request)
+    thread.start()
+    texts = ["Where is my card?", "the cat"]
+    (host, port), body = server.server_address[:2], json.dumps({"texts": texts}).encode()
+    with urllib.request.urlopen(f"http://{host}:{port}/", body) as answer:
+        assert answer.headers["Content-Type"] == "application/json"
+        answers = json.loads(answer.read())["answers"]
+    thread.join()
+    server.server_close()
+    assert answers == contexture.open("runs/intents").predict(texts)

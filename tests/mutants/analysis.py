@@ -24,6 +24,7 @@ _CELLS = f"{_FIGURES}test_every_prediction_is_in_one_cell_and_one_bin"
 _SUBMITTED = "train/evaluation/test_submission.py::"
 _NLI = f"{_SUBMITTED}test_mnli_is_named_by_its_files_and_writes_names"
 _PROBE = "analysis/probing/test_probe_numbers.py::"
+_PROBE_FIGURE = "analysis/probing/test_probe_figure.py::"
 _FOLLOWED = f"{_EVERY}test_a_training_is_followed_to_its_end"
 
 _MAPS = "analysis/attention/test_maps.py::"
@@ -270,6 +271,18 @@ EVALUATION = (
          "analysis/probing/test_probe_laws.py::test_a_control_label_of_a_pair_is_one_of_both_words"),
         ("probe.unknown-labels-forgiven", "missed.append(len(lacking))", "missed.append(0)",
          "analysis/probing/test_probe_laws.py::test_labels_that_the_training_set_lacks_are_missed"),
+    ),
+    *mutants_of(
+        "analysis/probing/probe_figure.py",
+        ("probe.scale-from-the-least-value", "vmin=0.0, vmax=end", "vmax=end",
+         f"{_PROBE_FIGURE}test_equal_differences_of_a_map_are_equal_differences_of_colour"),
+        ("probe.scales-of-their-own", "axes.set_ylim(*_limits(rows,", "axes.set_ylim(*_limits([row],",
+         f"{_PROBE_FIGURE}test_all_panels_of_one_figure_have_one_scale"),
+    ),
+    *mutants_of(
+        "analysis/compare.py",
+        ("evaluate.compared-best-is-lowest", "key=lambda point: rank(metric, point[1])", "key=lambda point: point[1]",
+         "analysis/test_compare.py::test_metrics_of_tasks_are_listed_with_their_best_step"),
     ),
     *mutants_of(
         "analysis/probing/targets.py",

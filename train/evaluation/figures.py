@@ -31,6 +31,7 @@ from contexture.train.run.plots import (
     add_title,
     new_figure,
     save_figure,
+    unknown_letters_as_boxes,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ _WITH_COUNTS = 12
 """Labels of a matrix whose cells have room for their numbers."""
 _LONGEST = 24
 """Characters of a label in a picture."""
+_FULL = "#00609a"
+"""The colour of a share of 1, in both themes: the numbers in its cells are white."""
 NO_PREDICTION = "(none)"
 """The column of examples without one best label, and of words that were truncated."""
 
@@ -86,9 +89,7 @@ def write_figures(
     cells = [[row["label"], row["precision"], row["recall"], row["f1"], row["count"]] for row in rows]
     _write_csv(folder / "labels.csv", [["label", "precision", "recall", "f1", "support"], *cells])
     bins = calibration_bins(predictions)
-    with warnings.catch_warnings():
-        # A letter that the font lacks is drawn as a box; the CSV has it.
-        warnings.filterwarnings("ignore", "Glyph .* missing from")
+    with unknown_letters_as_boxes():  # the CSV has them
         pictures: tuple[tuple[str, Theme], ...] = ((".png", theme), (".svg", "light"))
         for suffix, colours in pictures:
             save_figure(_confusion_figure(matrix, names, title, colours), folder / f"confusion{suffix}")
@@ -182,7 +183,7 @@ def _confusion_figure(matrix: NDArray[np.int64], names: list[str], title: str, t
     figure, (axes,) = new_figure(width, height, theme=theme)
     # The share of a row: labels that are rare are seen as well as frequent ones. Cells that are empty stay paper.
     share = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    colours = LinearSegmentedColormap.from_list("share", ["#cfe3f3", COLOURS[0]])
+    colours = LinearSegmentedColormap.from_list("share", ["#cfe3f3", _FULL])
     drawn = axes.pcolormesh(np.ma.masked_equal(share, 0.0), cmap=colours, vmin=0.0, vmax=1.0)
     size = 9 if with_counts else 7
     for row, column in zip(*np.nonzero(matrix), strict=True) if with_counts else ():
@@ -217,10 +218,14 @@ def _label_figure(rows: Sequence[LabelRow], title: str, theme: Theme) -> "Figure
         y,
         [min(row["precision"], row["recall"], row["f1"]) for row in kept],
         [max(row["precision"], row["recall"], row["f1"]) for row in kept],
-        color=COLOURS[6],
+        color=COLOURS[theme][6],
         linewidth=1.0,
     )
-    for name, marker, colour in (("precision", ">", COLOURS[0]), ("recall", "<", COLOURS[1]), ("f1", "o", COLOURS[2])):
+    for name, marker, colour in (
+        ("precision", ">", COLOURS[theme][0]),
+        ("recall", "<", COLOURS[theme][1]),
+        ("f1", "o", COLOURS[theme][2]),
+    ):
         label = "F1" if name == "f1" else name
         axes.plot([row[name] for row in kept], y, marker, color=colour, markersize=5.5, label=label, clip_on=False)
     axes.set_yticks(y, [_shown(row["label"]) for row in kept], fontsize=9, parse_math=False)
@@ -240,15 +245,15 @@ def _label_figure(rows: Sequence[LabelRow], title: str, theme: Theme) -> "Figure
 def _calibration_figure(bins: CalibrationBins, title: str, theme: Theme) -> "Figure":
     figure, (axes, below) = new_figure(5.4, 5.6, 2, theme)
     width = 1.0 / BINS
-    axes.bar(bins.low, bins.accuracy, width, align="edge", color=COLOURS[0], label="accuracy", linewidth=0)
-    axes.hlines(bins.confidence, bins.low, bins.low + width, COLOURS[1], linewidth=2.5, label="mean probability")
-    axes.plot([0, 1], [0, 1], color=COLOURS[6], linestyle="--", linewidth=1, label="calibrated")
+    axes.bar(bins.low, bins.accuracy, width, align="edge", color=COLOURS[theme][0], label="accuracy", linewidth=0)
+    axes.hlines(bins.confidence, bins.low, bins.low + width, COLOURS[theme][1], linewidth=2.5, label="mean probability")
+    axes.plot([0, 1], [0, 1], color=COLOURS[theme][6], linestyle="--", linewidth=1, label="calibrated")
     axes.set_ylabel("accuracy")
     axes.set_ylim(0, 1.02)
     total = int(bins.counts.sum())
     add_title(axes, f"{title}\nexpected calibration error {bins.error:.4f} ({BINS} bins, n = {total:,})", theme)
     add_legend_below(figure, theme)
-    below.bar(bins.low, bins.counts / total, width, align="edge", color=COLOURS[5], linewidth=0)
+    below.bar(bins.low, bins.counts / total, width, align="edge", color=COLOURS[theme][5], linewidth=0)
     below.set_ylabel("share of predictions")
     below.set_xlabel("probability of the predicted label")
     for each in (axes, below):

@@ -5,8 +5,9 @@ import io
 import re
 import threading
 import time
+import warnings
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Theme: TypeAlias = Literal["light", "dark"]
-# Okabe and Ito's colours, which people with any common colour vision tell apart, on light and on dark.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
+COLOURS: dict[Theme, tuple[str, ...]] = {
+    "light": ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c"),
+    "dark": ("#3f8fd2", "#e8702a", "#1fb58a", "#d98fb8", "#f0b429", "#9fd8f7", "#a3a3a3"),
+}
+"""Okabe and Ito's colours, which people with any common colour vision tell apart; on dark paper the same, lighter."""
 _INK: dict[Theme, str] = {"light": "#1f1f1f", "dark": "#e6e6e6"}
 _PAPER: dict[Theme, str] = {"light": "#fdfdfd", "dark": "#181a1b"}
 _GRID: dict[Theme, str] = {"light": "#d9d9d9", "dark": "#3c3f41"}
@@ -53,7 +57,13 @@ def new_figure(
 
 def add_title(axes: "Axes", title: str, theme: Theme = "light") -> None:
     """Adds a title above the axes, at the left."""
-    axes.set_title(title, fontsize=11, loc="left", color=_INK[theme])
+    # A title breaks at the right edge of the figure. A `$` in it is a letter, no formula.
+    axes.set_title(title, fontsize=11, loc="left", color=_INK[theme], wrap=True, parse_math=False)
+
+
+def add_figure_title(figure: "Figure", title: str, theme: Theme = "light") -> None:
+    """Adds a title above all axes, at the left."""
+    figure.suptitle(title, x=0.005, ha="left", fontsize=11, color=_INK[theme], wrap=True, parse_math=False)
 
 
 def add_legend(axes: "Axes", theme: Theme = "light", **place: Any) -> None:
@@ -69,6 +79,14 @@ def add_legend_below(figure: "Figure", theme: Theme = "light") -> None:
     handles, labels = ([each for legend in legends for each in legend[side]] for side in (0, 1))
     place: Any = {"loc": "outside lower center", "ncols": 4, "frameon": False}
     figure.legend(handles, labels, fontsize=9, labelcolor=_INK[theme], **place)
+
+
+@contextlib.contextmanager
+def unknown_letters_as_boxes() -> Iterator[None]:
+    """Draws without a warning for each letter that the font lacks."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield
 
 
 def add_lines_below(figure: "Figure", lines: Sequence[str], theme: Theme = "light") -> None:
@@ -87,13 +105,13 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 def svg_text(figure: "Figure") -> str:
-    """Returns a figure as SVG, whose ink, paper and grid turn dark where the reader prefers that."""
+    """Returns a figure as SVG, whose ink, paper, grid and colours turn dark where the reader prefers that."""
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
+    pairs = [(each["light"], each["dark"]) for each in (_INK, _PAPER, _GRID)]
+    pairs += zip(COLOURS["light"], COLOURS["dark"], strict=True)
     rules = [
-        f'[style*="{what}: {colour["light"]}"]{{{what}:{colour["dark"]}!important}}'
-        for colour in (_INK, _PAPER, _GRID)
-        for what in ("fill", "stroke")
+        f'[style*="{what}: {light}"]{{{what}:{dark}!important}}' for light, dark in pairs for what in ("fill", "stroke")
     ]
     style = f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
     return re.sub(r"(<svg[^>]*>)", lambda tag: tag[1] + style, drawn.getvalue(), count=1)
@@ -104,11 +122,13 @@ class Curves:
     """The figures of a run that are drawn, f64; records themselves take a kilobyte each, and a run has a million.
 
     losses   by split and name, [records, 2] of step and nats
+    metrics  of the held-out set by name, [records, 2] of step and value
     speeds   tokens/s of training steps
     sampled  whether the training loss is that of a sampled softmax
     """
 
     losses: Mapping[tuple[str, str], np.ndarray]
+    metrics: Mapping[str, np.ndarray]
     speeds: np.ndarray
     sampled: bool
 
@@ -122,18 +142,24 @@ class Curves:
         return self.losses.get((split, name), np.empty((0, 2)))
 
 
-def read_curves(records: Iterable[Record]) -> Curves:
-    """Returns the curves of records, read once."""
+def read_curves(records: Iterable[Record], metrics: Sequence[str] = ()) -> Curves:
+    """Returns the curves of records, read once. metrics: the names of those of the held-out set."""
     losses: dict[tuple[str, str], array[float]] = {}
+    held_out: dict[str, array[float]] = {}
     speeds, sampled = array("d"), False
     for record in records:
         for name in ("loss", "mlm_loss"):
             if record.get(name) is not None:
                 losses.setdefault((record["split"], name), array("d")).extend((record["step"], record[name]))
+        for name in metrics if record["split"] == "dev" else ():
+            if record.get(name) is not None:
+                held_out.setdefault(name, array("d")).extend((record["step"], record[name]))
         if record.get("tokens_per_second") is not None:
             speeds.append(record["tokens_per_second"])
         sampled = sampled or "sampled_perplexity" in record
-    return Curves({key: np.array(x).reshape(-1, 2) for key, x in losses.items()}, np.array(speeds), sampled)
+    by_split = {key: np.array(x).reshape(-1, 2) for key, x in losses.items()}
+    by_name = {name: np.array(held_out[name]).reshape(-1, 2) for name in metrics if name in held_out}
+    return Curves(by_split, by_name, np.array(speeds), sampled)
 
 
 def draw_loss(curves: Curves, path: Path, baseline: float | None = None, title: str = "") -> None:
@@ -153,10 +179,12 @@ def draw_loss(curves: Curves, path: Path, baseline: float | None = None, title: 
     last = axes[-1]
     if len(held):
         mark = "o" if len(held) < 50 else ""
-        last.plot(*held.T, marker=mark, color=COLOURS[1], markersize=4, label="held out")
+        last.plot(*held.T, marker=mark, color=COLOURS["light"][1], markersize=4, label="held out")
         last.set_ylabel("loss over all words (nats)" if sampled else of)
     if baseline is not None:
-        last.axhline(baseline, color=COLOURS[6], linestyle="--", linewidth=1, label="unigram baseline, held out")
+        last.axhline(
+            baseline, color=COLOURS["light"][6], linestyle="--", linewidth=1, label="unigram baseline, held out"
+        )
     last.set_xlabel("step")
     for each in axes:
         add_legend(each)
@@ -176,13 +204,15 @@ def _draw_steps(axes: "Axes", losses: np.ndarray) -> None:
     mean = (total[1:] - total[first]) / (np.arange(1, len(loss) + 1) - first)
     stride = -(-len(loss) // _MOST_POINTS)
     if stride == 1 and window > 1:
-        axes.plot(step, loss, color=COLOURS[5], linewidth=0.7, alpha=0.7, label="training, each step")
+        axes.plot(step, loss, color=COLOURS["light"][5], linewidth=0.7, alpha=0.7, label="training, each step")
     elif stride > 1:
         starts = np.arange(0, len(loss), stride)
         low, high = np.minimum.reduceat(loss, starts), np.maximum.reduceat(loss, starts)
-        axes.fill_between(step[starts], low, high, color=COLOURS[5], alpha=0.5, linewidth=0, label="training, span")
+        axes.fill_between(
+            step[starts], low, high, color=COLOURS["light"][5], alpha=0.5, linewidth=0, label="training, span"
+        )
     label = f"training, mean of {window} steps" if window > 1 else "training"
-    axes.plot(step[::stride], mean[::stride], color=COLOURS[0], linewidth=1.8, label=label)
+    axes.plot(step[::stride], mean[::stride], color=COLOURS["light"][0], linewidth=1.8, label=label)
 
 
 class LiveLossFigure:

@@ -1,7 +1,9 @@
 // Neuron view: how the weights of a token come about. Its query, each key, their products element by element, the sum
 // of these (the dot product), and the softmax over the keys.
 
-const GAP = 14, NUMBER = 96;
+// Pixels of the gaps, the column of dot products, and its number; in a narrow window there are no bars behind the numbers.
+const WIDE = { gap: 14, dots: 96, number: 52 }, NARROW = { gap: 6, dots: 46, number: 44 };
+const WIDE_FROM = 340;
 
 class NeuronView {
   constructor() {
@@ -71,12 +73,14 @@ class NeuronView {
   /** Where the parts of a row begin, and the scales of its colours. */
   measure() {
     const width = this.columns.middle.clientWidth || this.columns.width; // none while it is printed
-    const room = (width - NUMBER - 3 * GAP) / 2;
-    this.cell = Math.max(Math.min(room / data.width, 14), 0.5);
+    this.places = width < WIDE_FROM ? NARROW : WIDE;
+    const { gap, dots } = this.places;
+    const room = (width - dots - 3 * gap) / 2;
+    this.cell = Math.max(Math.min(room / data.width, 14), 0.25);
     this.strip = this.cell * data.width;
-    this.keysAt = GAP;
-    this.productsAt = this.keysAt + this.strip + GAP;
-    this.dotsAt = this.productsAt + this.strip + GAP;
+    this.keysAt = gap;
+    this.productsAt = this.keysAt + this.strip + gap;
+    this.dotsAt = this.productsAt + this.strip + gap;
     const head = firstHead(), q = this.vector("queries", head, this.last);
     let vector = 1e-9, product = 1e-9, dot = 1e-9;
     for (const x of q) vector = Math.max(vector, Math.abs(x));
@@ -114,9 +118,12 @@ class NeuronView {
     context.fillStyle = variable("--ink");
     context.font = "12px system-ui, sans-serif";
     context.textBaseline = "middle";
-    context.fillText(`↑ query; below: keys`, this.keysAt, 34);
-    context.fillText("query × key", this.productsAt, 34);
-    context.fillText("dot product", this.dotsAt, 34);
+    const name = (x, y, room, ...names) =>
+      context.fillText(names.find((each) => context.measureText(each).width <= room) ?? names.at(-1), x, y);
+    name(this.productsAt, 12, width - this.productsAt, "← query");
+    name(this.keysAt, 34, this.strip, "keys", "key");
+    name(this.productsAt, 34, this.strip, "query × key", "q × k");
+    name(this.dotsAt, 34, width - this.dotsAt, "dot product", "dot");
   }
 
   strips(context, { width, height, row, first, last, y }) {
@@ -137,11 +144,13 @@ class NeuronView {
       context.strokeRect(this.productsAt - 0.5, top - 0.5, this.strip + 1, strip + 1);
       context.fillStyle = ink;
       context.textAlign = "right";
-      context.fillText(this.dots[key].toFixed(2), this.dotsAt + 52, y(key));
+      const dot = this.dots[key], { dots, number } = this.places, most = dots - number - 8;
+      context.fillText(dot.toFixed(Math.abs(dot) < 100 ? 2 : 1), this.dotsAt + number, y(key));
       context.textAlign = "left";
-      const length = (Math.abs(this.dots[key]) / this.scales.dot) * (NUMBER - 60);
-      context.fillStyle = `rgb(${variable(this.dots[key] < 0 ? "--negative" : "--positive")})`;
-      context.fillRect(this.dotsAt + 57, top + 2, Math.max(Math.min(length, NUMBER - 60), 1), strip - 4);
+      if (most <= 0) continue;
+      context.fillStyle = `rgb(${variable(dot < 0 ? "--negative" : "--positive")})`;
+      const length = Math.max(Math.min((Math.abs(dot) / this.scales.dot) * most, most), 1);
+      context.fillRect(this.dotsAt + number + 5, top + 2, length, strip - 4);
     }
     context.globalAlpha = 1;
   }

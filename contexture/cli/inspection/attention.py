@@ -17,7 +17,7 @@ def attention_command(argv: list[str]) -> Result:
     layers, heads = _numbers("layers", request.layers), _numbers("heads", request.heads)
     read(Path(request.run))
     from contexture.analysis.attention.write_page import write_page
-    from contexture.analysis.pages.one_page import check_page
+    from contexture.analysis.pages.one_page import check_page, run_title, text_title
 
     check_page(Path(request.to))
     model = open(request.run, checkpoint_of(request.step))
@@ -25,7 +25,7 @@ def attention_command(argv: list[str]) -> Result:
     with model.computing():
         page = write_page(
             Path(request.to),
-            f"{kind} in {Path(request.run).resolve().name}, step {model.step}",
+            f"{kind} in {run_title(model)}: {text_title(request.text)}",
             model.model,
             model.params,
             model.tokenizer,

@@ -24,7 +24,9 @@ def senses_command(argv: list[str]) -> Result:
     if to is not None:
         _check_target(to)
     layers = _layers(request.layers, top)
+    from contexture.analysis.pages.one_page import run_title
     from contexture.analysis.senses.occurrences import check_files, read_sentences
+    from contexture.analysis.senses.projections import PROJECTIONS
     from contexture.analysis.senses.senses_figure import draw_senses
     from contexture.analysis.senses.senses_page import write_senses_page
     from contexture.analysis.senses.static_vector import static_similarities, static_vector
@@ -53,11 +55,11 @@ def senses_command(argv: list[str]) -> Result:
             )
     static = static_similarities(Path(request.static), *own_vector, senses) if own_vector else None
     how: Any = {"projection": request.projection, "seed": request.seed, "static": static}
+    title = f"{request.word} in {run_title(model)}: {PROJECTIONS[request.projection]}"
     if to is not None and to.suffix == ".html":
-        title = f"{request.word} in {Path(request.run).resolve().name}, step {model.step}"
         write_senses_page(to, title, senses, **how)
     elif to is not None:
-        draw_senses(senses, to, layers=layers, theme=request.theme, **how)
+        draw_senses(senses, to, title, layers=layers, theme=request.theme, **how)
     result: dict[str, object] = {
         "run": request.run,
         "step": model.step,

@@ -143,6 +143,56 @@ def test_the_neuron_view_has_the_dot_products_and_their_elements(browser: Any, b
     assert abs(numbers["query, element 1"] - maps["queries"][0, 0, 2, 0]) <= 1e-3 * abs(maps["queries"]).max()
 
 
+_RECORD = """
+window.texts = [];
+const write = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  const width = this.measureText(text).width;
+  const left = this.textAlign === "right" ? x - width : x;
+  texts.push([this.canvas.className, text, left, left + width, y, this.canvas.clientWidth]);
+  write.apply(this, arguments);
+};
+"""
+
+
+@pytest.mark.parametrize("width", [400, 700, 1360])
+@pytest.mark.parametrize("vector", [4, 64])
+def test_the_texts_of_the_neuron_view_are_whole_and_apart(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, vector: int
+):
+    def maps(*_: object) -> Iterator[LayerMaps]:
+        weights = np.full((2, 5, 5), 0.2, np.float32)
+        vectors = np.full((2, 2, 5, vector), 5.0, np.float32)
+        yield from [LayerMaps(weights, vectors[0], -vectors[1])] * 2  # each dot product is -25·vector: -100.0, -1600.0
+
+    monkeypatch.setattr(pages, "layer_maps", maps)
+    monkeypatch.setattr(pages, "token_sequence", lambda *_: TokenSequence([5] * 5, [True] * 5, [0] * 5))
+    model = build(BertConfig(vocab=30, length=8, layers=2, hidden=2 * vector, heads=2, ffn=8))
+    tokenizer = contexture.open(GOLDEN / "bert_format_2").tokenizer
+    pages.write_page(tmp_path / "page.html", "a run", model, {}, tokenizer, "text", head=HeadConfig())
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": _RECORD})
+    try:
+        _open(browser, tmp_path / "page.html")
+        press(browser, "3")
+        wait(browser, "neuron 1 1")
+        browser.execute_script("window.texts.length = 0")
+        press(browser, "j", "j")
+        texts = browser.execute_script("return texts")
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    names = {text for canvas, text, *_ in texts if canvas == "strip"}
+    product = "q × k" if width == 400 or vector == 4 else "query × key"  # four elements are narrower than the name
+    assert names == {"← query", "keys", product, "dot" if width == 400 else "dot product"}
+    assert {text for canvas, text, *_ in texts if canvas != "strip"} == {f"{-25.0 * vector:.1f}"}
+    for canvas, text, left, right, y, room in texts:
+        assert left >= 0 and right <= room, (text, left, right, room)
+        same_line = [each for each in texts if (each[0], each[4]) == (canvas, y) and each[1] != text]
+        assert all(right < each[2] or left > each[3] for each in same_line), (text, same_line)
+
+
 def test_no_request_leaves_the_page_and_text_staystext_of(browser: Any, tmp_path: Path):
     text = "</script><b>"
     file = _write(tmp_path / "page.html", "gpt_format_2", text)

@@ -184,4 +184,4 @@ def test_the_command_says_what_the_page_has(tmp_path: Path, capsys):
     data = json.loads(_block(to.read_text(), "data"))
     assert said["bytes"] == to.stat().st_size and said["tokens"] == len(data["tokens"])
     assert said["layers"] == said["query_key_layers"] == [2] and said["heads"] == [1, 2] and said["step"] == 120
-    assert data["title"] == "Attention in bert_format_2, step 120"
+    assert data["title"] == "Attention in bert_format_2, step 120: “the cat”"

@@ -79,7 +79,16 @@ def test_a_figure_and_a_page_are_drawn_of_every_family(here: Path, run: str, pro
     drawn = (here / "a.svg").read_text()
     assert "layer 2" in drawn and "layer 1" not in drawn and "prefers-color-scheme" in drawn
     json_of("senses", *common, "--to", "a.html")
-    assert "<title>cat in" in (here / "a.html").read_text()
+    title = f"cat in {run}, step {contexture.open(GOLDEN / run).step}: "
+    title += {"pca": "two principal components", "tsne": "t-SNE"}[projection]
+    assert f"<title>{title}</title>" in (here / "a.html").read_text()
+    assert title in re.findall(r"<!-- (.*?) -->", drawn)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_word_that_the_figure_s_font_lacks_is_no_warning(here: Path):
+    (here / "other.txt").write_text("猫 sat\nthe 猫\n")
+    json_of("senses", RUN, "--word", "猫", "--input", "other.txt", "--to", "a.png")
 
 
 def _data(page: str) -> dict:

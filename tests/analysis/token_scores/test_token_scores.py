@@ -151,6 +151,7 @@ def test_the_command_s_page_has_the_predictions_and_text_stays_text(run: str, tm
             assert_close([log_prob, entropy], [one.log_prob, one.entropy], rtol=0, atol=0.6e-5)
             assert rank == one.rank and len(guesses) == 2
             assert [data["names"][guess] for guess, _ in guesses] == [guess["token"] for guess in one.guesses]
+    assert data["title"] == f"Log-probabilities by {run}, step {model.step}: “{text}”"
     nats = [one[0] for *_, predictions in shown for one in predictions.values()]
     assert_close(-np.mean(nats), result["loss"], rtol=1e-4)
     assert dict(data["figures"])["tokens"] == result["tokens"]

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
-from contexture.train.run.plots import LiveLossFigure, add_title, new_figure, read_curves, svg_text
+from contexture.train.run.plots import COLOURS, LiveLossFigure, add_title, new_figure, read_curves, svg_text
 from contexture.train.run.plots import draw_loss as draw_curves
 
 PNG = b"\x89PNG\r\n"
@@ -55,11 +56,32 @@ def test_an_svg_turns_dark_with_its_reader():
     text = svg_text(figure)
     style = text[text.index("@media (prefers-color-scheme:dark)") : text.index("</style>")]
     rules = re.findall(r'\[style\*="(\w+): (#\w+)"\]', style)
-    assert len(rules) == 6
+    assert len(rules) == 2 * (3 + len(COLOURS["light"]))
     # Ink, paper and grid are all there to be replaced, and no text is left in another colour.
     for what, colour in (("stroke", "#1f1f1f"), ("fill", "#1f1f1f"), ("fill", "#fdfdfd"), ("stroke", "#d9d9d9")):
         assert (what, colour) in rules and f"{what}: {colour}" in text.replace(style, "")
     assert not re.search(r"fill: #(000000|000)\b", text)
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance (WCAG 2.2): 0.2126 R + 0.7152 G + 0.0722 B of linear red, green and blue."""
+    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return sum(factor * x for factor, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _contrast(one: str, other: str) -> float:
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_colour_of_the_dark_cycle_is_readable_on_dark_paper():
+    assert abs(_contrast("#000000", "#ffffff") - 21) < 1e-9 and abs(_contrast("#767676", "#ffffff") - 4.54) < 0.01
+    figure, _ = new_figure(4, 3, theme="dark")
+    paper = to_hex(figure.get_facecolor())
+    assert {colour: contrast for colour in COLOURS["dark"] if (contrast := _contrast(colour, paper)) < 4.5} == {}
+    # A dark SVG must not be painted over by the rules that make a light one dark.
+    assert not set(COLOURS["dark"]) & set(COLOURS["light"])
 
 
 def test_a_live_figure_is_drawn_and_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch):
