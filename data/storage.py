@@ -10,10 +10,11 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO, Any, Protocol
 
 from contexture.data.errors import DataError
 
@@ -156,6 +157,14 @@ def check_free(path: Path | str) -> None:
         raise DataError(f"{path}: cannot be made, {above} may not be written to; give another folder")
 
 
+def check_new_file(file: Path, overwrite: bool = False) -> None:
+    """Raises: DataError for a file that exists, unless it is to be overwritten; then for what is no plain file."""
+    if os.path.lexists(file) and not overwrite:
+        raise DataError(f"{file}: there is such a file already; give another name, or --overwrite")
+    if file.exists() and not file.is_file():
+        raise DataError(f"{file}: not a plain file, which is not overwritten; give another name")
+
+
 def without_parents(path: Path) -> Path:
     """Returns the absolute path without `..`. Links stay as they are where there is none.
 
@@ -247,9 +256,16 @@ class _Unfailing:
         """The file has no buffer."""
 
 
+class WriteDataset(Protocol):
+    """Takes the name of a dataset, its array, and attributes, each a list of strings."""
+
+    def __call__(self, name: str, array: Any, attributes: Mapping[str, Sequence[str]] = ..., /) -> None: ...
+
+
 @contextmanager
-def hdf5_writer(path: Path) -> Iterator[Callable[[str, Any], None]]:
-    """Opens a new *.hdf5; the function that is given writes an array as a dataset.
+def hdf5_writer(path: Path) -> Iterator[WriteDataset]:
+    """Opens a new *.hdf5; the function that is given writes an array as a dataset, and lists of strings as its
+    attributes.
 
     Raises: OSError for a disk that is full, when a dataset is written or the file is closed.
     """
@@ -257,10 +273,13 @@ def hdf5_writer(path: Path) -> Iterator[Callable[[str, Any], None]]:
 
     with open(path, "w+b", buffering=0) as opened:
         file = _Unfailing(opened)
-        with h5py.File(file, "w") as hdf5:  # pyright: ignore[reportArgumentType]
+        # Of the format of HDF5 1.8 (2008): an older one has no room for an attribute of more than 64 KB.
+        with h5py.File(file, "w", libver=("v108", "v108")) as hdf5:  # pyright: ignore[reportArgumentType]
 
-            def write(name: str, array: Any) -> None:
-                hdf5.create_dataset(name, data=array)
+            def write(name: str, array: Any, attributes: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+                dataset = hdf5.create_dataset(name, data=array)
+                for attribute, texts in attributes.items():
+                    dataset.attrs.create(attribute, texts, (len(texts),), h5py.string_dtype())
                 file.check()
 
             yield write

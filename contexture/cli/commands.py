@@ -159,12 +159,12 @@ COMMANDS: dict[str, Command] = {
     "embed": Command(
         group="Use a run",
         summary="Write the vectors of each line of a text",
-        run="query_commands.embed_command",
+        run="inspection.embed.embed_command",
         request="EmbeddingRequest",
         usage="RUN --input FILE --to FILE [options]",
         examples=(
             "contexture embed runs/mine --input text.txt --to vectors.npy",
-            "contexture embed runs/mine --input text.txt --to words.hdf5 --layers last",
+            "contexture embed runs/mine --input text.txt --to words.hdf5 --of words --layers last",
         ),
     ),
     "zeroshot": Command(

@@ -1,19 +1,16 @@
 """The commands that query a run, or convert one: argv → what is printed."""
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from contexture.analysis.results import EmbeddingFile
 from contexture.api import load, open
-from contexture.cli.lines import check_lines, documents_of, lines_of
+from contexture.cli.lines import documents_of, lines_of
 from contexture.cli.output import Result, StreamingResult, TwofoldResult
 from contexture.cli.parse import parse
 from contexture.requests import (
     CompareRequest,
-    EmbeddingRequest,
     ExportRequest,
     FillRequest,
     GenerationRequest,
@@ -31,10 +28,8 @@ from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
-    from contexture.analysis.embed import SentenceSplitter, Units
     from contexture.analysis.results import TextScore
     from contexture.analysis.trained_model import TrainedModel
-    from contexture.data.tokenizers.unknown_tokens import UnknownTokens
     from contexture.train.evaluation.predict import Predictor
 
 logger = logging.getLogger(__name__)
@@ -176,63 +171,6 @@ def _write_score_page(
             cancel=signals,
         )
         write_score_page(Path(request.to), title, tokens, model.tokenizer.size, figures)
-
-
-def embed_command(argv: list[str]) -> Result:
-    """Writes contextual vectors of sentences or words."""
-    request = parse(EmbeddingRequest, argv, "embed")
-    read(Path(request.run))
-    file, to = Path(request.input), Path(request.to)
-    check_lines(file, "a sentence")
-    from contexture.analysis.embed import embed, sentence_splitter, truncation
-    from contexture.analysis.vector_files import resolve, vectors_file
-    from contexture.data.tokenizers.unknown_tokens import UnknownTokens
-
-    layers, pool = resolve(to, request.layers, request.pool)
-    cut = 0
-    result: EmbeddingFile = {"to": str(to), "lines": 0, "tokens": 0, "words": 0, "truncated": 0}
-    texts: deque[str] = deque()  # lines that are read and whose vectors are still to come
-
-    def sentences(split: "SentenceSplitter", unknown: "UnknownTokens | None") -> "Iterator[Units]":
-        nonlocal cut
-        for line in lines_of(file, "a sentence"):
-            sentence = split(line)
-            if unknown is not None:
-                unknown.add([line], [cast(Sequence[int], sentence.units)])
-            result["tokens"] += len(sentence.units)
-            result["words"] += sentence.own
-            result["truncated"] += sentence.truncated
-            cut += sentence.truncated > 0
-            texts.append(line)
-            yield sentence.units
-
-    # First: an unwritable place is refused at once.
-    with Signals(NOTHING_WRITTEN) as signals, vectors_file(to) as write:
-        opened = open(request.run, checkpoint_of(request.step))
-        unknown = UnknownTokens(opened.tokenizer) if opened.run.family == "vectors" else None
-        vectors = embed(
-            opened.model,
-            opened.params,
-            opened.tokenizer,
-            sentences(sentence_splitter(opened.model, opened.tokenizer), unknown),
-            layers=layers,
-            pool=pool,
-            batch=request.batch,
-            stateful=request.stateful,
-            cancel=signals,
-            trained=opened.watch_lengths(),
-        )
-        with opened.computing():
-            for array in vectors:
-                write(texts.popleft(), array)
-                result["lines"] += 1
-    if cut:
-        logger.warning(truncation(f"{cut:,} of {result['lines']:,} lines", opened.model.config))
-    if unknown is not None:
-        result["unknown"] = unknown.unknown
-        if line := unknown.warning(file.name, "give vectors that have these words"):
-            logger.warning(line)
-    return result
 
 
 def status_command(argv: list[str]) -> StreamingResult:
