@@ -368,12 +368,14 @@ def export_model(
     *,
     step: int | Literal["best"] | None = None,
     pooling: Literal["", "mean", "cls", "max", "lasttoken"] = "",
+    overwrite: bool = False,
 ) -> Path:
     """Writes a run as files that other libraries read, and returns their folder: hf, what transformers loads; peft,
     adapters and heads alone; bilm, ELMo as bilm-tf has it; stablehlo, a program that jax runs without this library.
 
     pooling: of hf: how the vectors of a text's tokens become one in sentence-transformers, which then loads the folder
     too.
+    overwrite: replace an earlier export in the folder; one with other files is refused.
 
     Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
     """
@@ -383,7 +385,7 @@ def export_model(
     _check_format(format, EXPORTERS)
     if pooling and (format != "hf" or pooling not in POOLINGS):
         raise ConfigError(f"pooling {pooling!r} of {format}: hf has one of {', '.join(POOLINGS)}; leave it out")
-    export_model(Path(run), format, Path(to), step, pooling=pooling)
+    export_model(Path(run), format, Path(to), step, pooling=pooling, overwrite=overwrite)
     return Path(to)
 
 

@@ -69,12 +69,14 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
     """Gives a new folder to write into; afterwards it is at `path`, or the work has failed and nothing is left of it.
+
+    overwrite: it replaces a folder there, all of whose files have a successor.
 
     Raises: DataError where `path` is taken, before the work or after it.
     """
-    check_free(path)
+    check_free(path, overwrite)
     path = Path(os.path.realpath(path))
     # Links are followed first: the folder is made where they lead, and they stay links.
     part = partial_beside(path)
@@ -82,13 +84,34 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     part.mkdir(parents=True)
     try:
         yield part
-        check_free(path)  # another process may have been faster
-        os.rename(part, path)  # onto an empty folder or none: a folder with files makes this fail
+        check_free(path, overwrite)  # another process may have been faster
+        if overwrite and path.is_dir():
+            _replace(path, part)
+        else:
+            os.rename(part, path)  # onto an empty folder or none: a folder with files makes this fail
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)  # made here, under a name that nobody else has
         raise
     finally:
         _unfinished.discard(part)
+
+
+def _replace(folder: Path, part: Path) -> None:
+    """Puts a new folder in the place of an old one. Raises: DataError for a file of that which the new one lacks."""
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder)
+        if file.is_dir() != (part / name).is_dir() or not (part / name).exists():
+            raise DataError(
+                f"{folder}: holds {name}, which would not be written anew; move it away, or give another folder"
+            )
+    old = partial_beside(folder)
+    os.rename(folder, old)
+    try:
+        os.rename(part, folder)
+    except BaseException:
+        os.rename(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def remove_unfinished() -> None:
@@ -133,13 +156,14 @@ def numbered(path: Path, first: int) -> Path:
     return next(each for number in numbers if not os.path.lexists(each := path.with_name(f"{path.name}-{number}")))
 
 
-def check_free(path: Path | str) -> None:
-    """Raises: DataError where a new folder cannot be made, or something exists already. An empty folder may exist."""
+def check_free(path: Path | str, overwrite: bool = False) -> None:
+    """Raises: DataError where a new folder cannot be made, or something exists already. An empty folder may exist, and
+    any that is to be overwritten."""
     if is_bucket(path):
         raise DataError(f"{path}: buckets are not supported yet; give a folder on a disk of this machine")
     real = Path(os.path.realpath(path))
     try:
-        if real.is_dir() and any(real.iterdir()):
+        if not overwrite and real.is_dir() and any(real.iterdir()):
             raise DataError(f"{path}: already holds something; give another folder")
         if os.path.islink(real):  # realpath has followed all links but those in a circle
             raise DataError(f"{path}: a link that leads to itself; give another path")

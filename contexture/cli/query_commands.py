@@ -52,7 +52,8 @@ def predict_command(argv: list[str]) -> Result | TwofoldResult:
         if request.to is None:
             return _predict_one(predictor, request)
         columns = {name: getattr(request, name) for name in ("text", "second", "choices", "header")}
-        return dict(predict_file(predictor, request.input, Path(request.to), columns, signals))
+        to = Path(request.to)
+        return dict(predict_file(predictor, request.input, to, columns, signals, overwrite=request.overwrite))
 
 
 def _predict_one(predictor: "Predictor", request: PredictionRequest) -> TwofoldResult:
@@ -243,7 +244,6 @@ def export_command(argv: list[str]) -> Result:
 
     with Signals(NOTHING_WRITTEN) as signals:
         step = checkpoint_of(request.step)
-        exported = export_model(
-            Path(request.run), request.format, Path(request.to), step, signals, pooling=request.pooling
-        )
+        options = {"pooling": request.pooling, "overwrite": request.overwrite}
+        exported = export_model(Path(request.run), request.format, Path(request.to), step, signals, **options)
         return dict(exported)

@@ -127,12 +127,12 @@ def plan_command(argv: list[str]) -> StreamingResult:
 def tokenizer_command(argv: list[str]) -> Result:
     """Learns a vocabulary from text."""
     request = parse(TokenizerRequest, argv, "tokenizer")
-    from contexture.data.storage import check_free
+    from contexture.data.storage import atomic_folder, check_free
     from contexture.data.text.sources import expand
     from contexture.data.tokenizers.unknown_tokens import LostMarks
     from contexture.train.run.vocabulary import learn
 
-    check_free(request.to)
+    check_free(request.to, request.overwrite)
     with Signals(NOTHING_WRITTEN) as signals:
         files = expand(request.input, "input")
         marks = LostMarks() if request.kind == "wordpiece" and request.lowercase else None
@@ -147,7 +147,8 @@ def tokenizer_command(argv: list[str]) -> Result:
         )
     if marks and (line := marks.warning("the text", "keep them with --no-lowercase")):
         logger.warning(line)
-    tokenizer.save(Path(request.to))
+    with atomic_folder(Path(request.to), request.overwrite) as part:
+        tokenizer.save(part)
     return {"tokenizer": request.to, "vocab_size": tokenizer.size, "fingerprint": tokenizer.fingerprint}
 
 

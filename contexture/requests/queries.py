@@ -36,6 +36,8 @@ class PredictionRequest:
     """A file of examples, labelled or not, of any size. Without it, --text is the example itself."""
     to: Annotated[str | None, FILE] = None
     """The file to write the predictions to, a JSON object per line."""
+    overwrite: bool = False
+    """Replace the file --to, where it exists, once the new one is complete."""
     text: Annotated[str, TEXT] = ""
     """One text, or its words, or the question. With --input: the column of it, where it has another name than in the
     training set."""
@@ -62,6 +64,8 @@ class PredictionRequest:
             raise ValueError("give --input FILE and --to FILE, or one example: --text TEXT")
         if not self.input and self.header:
             raise ValueError("header= is for a file; give it as --input FILE, or leave --header out")
+        if self.overwrite and not self.to:
+            raise ValueError("overwrite= is for a file of predictions; give --to FILE too, or leave --overwrite out")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch} is not a positive number of examples")
 

@@ -67,6 +67,9 @@ class TokenizerRequest:
     """The most tokens that the vocabulary may have."""
     to: Annotated[str, DIR]
     """The folder to write the tokenizer to."""
+    overwrite: bool = False
+    """Replace an earlier tokenizer of the same kind in the folder, once the new one is complete. Runs keep a copy of
+    theirs. A folder with other files is refused."""
     lowercase: bool = True
     """Lower-case the text and strip accents, for wordpiece; all other kinds keep text as it is."""
     word_splitter: Literal["spaces", "punctuation"] = "spaces"
