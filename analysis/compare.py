@@ -13,6 +13,7 @@ from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 from contexture.train.run.plots import (
     COLOURS,
+    PICTURES,
     Curves,
     Theme,
     add_legend,
@@ -29,7 +30,7 @@ from contexture.train.run_file import read
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUFFIXES = (".html", ".png", ".svg")
+SUFFIXES = (".html", *PICTURES)
 _LINES = ("-", "--", ":")
 """Runs that have to share a colour have lines of other kinds."""
 _MEANS = 100
@@ -79,8 +80,8 @@ def check_target(to: Path) -> None:
 def compare(folders: Sequence[Path], to: Path | None = None, theme: Theme = "light") -> Comparison:
     """Returns figures and differing settings of runs; writes their curves too where `to` is given.
 
-    to: *.html, a page of its own with curves and tables, in its reader's theme; *.png or *.svg, a picture.
-    theme: of a *.png.
+    to: *.html, a page of its own with curves and tables, in its reader's theme; *.png, *.svg or *.pdf, a picture.
+    theme: of a *.png or a *.pdf.
 
     Raises: ConfigError for a folder that is no run, the same folder twice, and a name that is none of these.
     """

@@ -230,9 +230,9 @@ def evaluate(
         watch: follow a training that another process does: evaluate each checkpoint as it appears.
         batch: sequences at a time; 0: as in training.
         to: a folder for predictions.jsonl and checkpoints.jsonl; empty: RUN/evaluations.
-        figures: of a task with labels: a folder for confusion matrix, rates of each label, and calibration, as CSV, PNG
-            and SVG.
-        theme: the colours of the PNGs.
+        figures: of a task with labels: a folder for confusion matrix, rates of each label, and calibration, as CSV,
+            PNG, SVG and PDF.
+        theme: the colours of PNG and PDF.
         submission: a folder for files of GLUE's or SQuAD's server, which are written instead, of examples without
             labels: those of `dev`, else GLUE's test sets or the run's questions.
         mesh: of devices; the default: as in training if that fits, else all as copies.

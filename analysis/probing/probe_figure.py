@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from contexture.analysis.probing.probe_rows import ProbeRow
-from contexture.train.run.plots import COLOURS, Theme, add_legend_below, add_title, new_figure, save_figure
+from contexture.train.run.plots import COLOURS, PICTURES, Theme, add_legend_below, add_title, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ _MOST_ROWS = 16
 
 
 def draw_probes(rows: Sequence[ProbeRow], folder: Path, theme: Theme = "light") -> list[Path]:
-    """Draws probe.png and probe.svg of the newest step of each run, and steps.png and steps.svg where there are several
+    """Draws probe.png, probe.svg and probe.pdf of the newest step of each run, and steps.png, … where there are several
     runs or steps of a task; returns the files."""
     newest: dict[tuple[str, str, str, str], ProbeRow] = {}
     for row in rows:
@@ -135,7 +135,7 @@ def _draw_steps(groups: dict[tuple[str, str], list[ProbeRow]], folder: Path, the
 
 
 def _save(figure: "Figure", folder: Path, name: str) -> list[Path]:
-    files = [folder / f"{name}{suffix}" for suffix in (".png", ".svg")]
+    files = [folder / f"{name}{suffix}" for suffix in PICTURES]
     for file in files:
         save_figure(figure, file)
     return files

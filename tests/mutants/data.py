@@ -160,7 +160,7 @@ PRETRAINING = (
          "train/run/test_nothing_deleted.py::test_an_atomic_file_is_whole_or_as_it_was"),
         ("storage.part-left-behind", "        part.unlink(missing_ok=True)\n        raise", "        raise",
          "train/run/test_nothing_deleted.py::test_an_atomic_file_is_whole_or_as_it_was"),
-        ("storage.folder-over-another", "check_free(path)  # another process may have been faster",
+        ("storage.folder-over-another", "check_free(path, overwrite)  # another process may have been faster",
          "shutil.rmtree(path, ignore_errors=True)",
          "train/run/test_nothing_deleted.py::test_an_atomic_folder_never_takes_the_place_of_another"),
         ("storage.any-dotted-name-is-partial", "[0-9a-f]{8}", ".{8}",

@@ -36,7 +36,7 @@ class EvaluationOptions:
     figures: str = ""
     """The folder to write figures of a task with labels to: confusion matrix, rates of each label, calibration."""
     theme: Theme = "light"
-    """The colours of a *.png. An *.svg follows its reader."""
+    """The colours of *.png and *.pdf. An *.svg follows its reader."""
     submission: str = ""
     """The folder to write files for GLUE's or SQuAD's server to, of examples without labels: those of --dev, else
     GLUE's test sets, or the run's questions. Nothing is measured."""
