@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from contexture.api import load, open
 from contexture.cli.lines import documents_of, lines_of
@@ -22,13 +22,15 @@ from contexture.requests import (
     several,
 )
 from contexture.requests.arguments import checkpoint_of
+from contexture.table_files import Cell, check_table, write_table
 from contexture.train.errors import ConfigError
 from contexture.train.grid.folder import runs_beneath, without_shared
 from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
-    from contexture.analysis.results import TextScore
+    from contexture.analysis.compare import Comparison
+    from contexture.analysis.results import LayerMix, TextScore
     from contexture.analysis.trained_model import TrainedModel
     from contexture.train.evaluation.predict import Predictor
 
@@ -198,8 +200,29 @@ def compare_command(argv: list[str]) -> Result:
     from contexture.analysis.compare import compare
 
     to = Path(request.to) if request.to else None
+    if request.table:
+        check_table(Path(request.table))
     compared = compare([Path(run) for run in without_shared(request.runs)], to, request.theme)
-    return {**compared, **({"to": request.to} if request.to else {})}
+    if request.table:
+        write_table(Path(request.table), _with_settings(compared))
+    return {**compared, **_files(request)}
+
+
+def _with_settings(compared: "Comparison") -> list[dict[str, Cell]]:
+    """Returns a row for each run: its name, the settings that differ, its figures."""
+    # A row of differences has the setting, then the runs in their order.
+    settings = [list(row.values()) for row in compared["differences"]]
+    rows: list[dict[str, Cell]] = []
+    for n, figures in enumerate(compared["runs"]):
+        row: dict[str, Cell] = {"run": figures["run"], **{name: values[n] for name, *values in settings}}
+        rows.append({**row, **cast(dict[str, Cell], figures)})
+    return rows
+
+
+def _files(request: CompareRequest | LayersRequest) -> dict[str, str]:
+    """Returns the figure and the table that were written, without those that were not."""
+    name = "figure" if isinstance(request, LayersRequest) else "to"
+    return {key: file for key, file in ((name, request.to), ("table", request.table)) if file}
 
 
 def layers_command(argv: list[str]) -> Result:
@@ -211,10 +234,24 @@ def layers_command(argv: list[str]) -> Result:
         raise ConfigError("layers needs runs: contexture layers RUN … [--to FILE]")
     if request.to:
         check_figure(Path(request.to))
+    if request.table:
+        check_table(Path(request.table))
     mixes = layers([Path(run) for run in without_shared(request.runs)], lambda folder: load(folder)[1])
     if request.to:
         draw(mixes, Path(request.to), request.theme)
-    return {"mixes": mixes, **({"figure": request.to} if request.to else {})}
+    if request.table:
+        write_table(Path(request.table), _weight_rows(mixes))
+    return {"mixes": mixes, **_files(request)}
+
+
+def _weight_rows(mixes: "Iterable[LayerMix]") -> list[dict[str, Cell]]:
+    """Returns a row for each mix, with a column for each layer."""
+    rows: list[dict[str, Cell]] = []
+    for mix in mixes:
+        row: dict[str, Cell] = {name: mix[name] for name in ("run", "task", "seed", "place", "gamma")}
+        names = ("words" if layer == 0 else f"layer {layer}" for layer in mix["layers"])
+        rows.append({**row, **dict(zip(names, mix["weights"], strict=True))})
+    return rows
 
 
 def import_command(argv: list[str]) -> Result:

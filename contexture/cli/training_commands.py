@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from contexture.cli.argv import apply_exclusive_options, expand_aliases, find_option, take_option
-from contexture.cli.grid_options import first_options, join_repeated, read_grid, table, wants_grid
+from contexture.cli.grid_options import first_options, join_repeated, read_grid, table, table_rows, wants_grid
 from contexture.cli.help import wants_help
 from contexture.cli.output import Result, StreamingResult, TwofoldResult, fit_column, results_alone, terminal_width
 from contexture.cli.parse import option_names, parse
 from contexture.cli.settings_file import read_settings, with_settings
 from contexture.option_scope import check_effects
 from contexture.requests import FinetuneRequest, NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
+from contexture.table_files import check_table, write_table
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import NOTHING_WRITTEN, Signals
@@ -199,6 +200,8 @@ def finetune_command(argv: list[str]) -> TwofoldResult | None:
 
     def read_argv() -> tuple[Run, Run]:
         asked = _finetuning(argv)
+        if asked.request.table:
+            raise ConfigError("--table is for several runs; give --grid or --seeds too, or leave --table out")
         run = asked.request.run
         check_effects(asked.options | asked.settings, [run], asked.base)
         if not run.mesh.distributed:
@@ -222,10 +225,15 @@ def _train_grid(argv: list[str]) -> TwofoldResult:
         grid = make_grid(request.run, read_grid(request.grid, request.run), request.seeds, options)
         check_effects({*options, *settings, *grid.values}, grid.runs, base)
         check_grid(grid)
+        if request.table:
+            check_table(Path(request.table))
         _check_examples(grid.runs)
         signals.check()
         result = train_grid(grid, base, signals)
-        return TwofoldResult(json=result, shown=table(result, grid.base))
+        if request.table:
+            write_table(Path(request.table), table_rows(result))
+        written = {"table": request.table} if request.table else {}
+        return TwofoldResult(json={**result, **written}, shown={**table(result, grid.base), **written})
     finally:
         signals.close()
 

@@ -105,6 +105,8 @@ class LayersRequest:
     """The folders of fine-tuned runs: seeds of a task, or several tasks."""
     to: Annotated[str, FILE] = ""
     """A figure to draw, *.png, *.svg or *.pdf: a bar for each layer and task, the deviation over seeds upon it."""
+    table: Annotated[str, FILE] = ""
+    """A file to write a table of the weights to, a row for each mix: *.tex (LaTeX), *.csv or *.md."""
     theme: Literal["light", "dark"] = "light"
     """The colours of a *.png or a *.pdf. An *.svg follows its reader."""
 
@@ -129,6 +131,9 @@ class CompareRequest:
     to: Annotated[str, FILE] = ""
     """A page or a picture of their curves to write, *.html, *.png, *.svg or *.pdf. Without it, tables are printed
     alone."""
+    table: Annotated[str, FILE] = ""
+    """A file to write a table to, a row for each run with its figures and the settings that differ: *.tex (LaTeX),
+    *.csv or *.md."""
     theme: Literal["light", "dark"] = "light"
     """The colours of a *.png or a *.pdf. A page and an *.svg follow their reader."""
 
@@ -172,6 +177,8 @@ class ProbeRequest:
     """Spans, or pairs of spans, of a training step."""
     seed: int = 0
     """The seed of initial parameters, the order of examples and the control task."""
+    table: Annotated[str, FILE] = ""
+    """A file to write the main figures of this call to, a row for each task: *.tex (LaTeX), *.csv or *.md."""
     theme: Literal["light", "dark"] = "light"
     """The colours of *.png and *.pdf. An *.svg follows its reader."""
 
@@ -179,6 +186,8 @@ class ProbeRequest:
         if not self.runs:
             raise ValueError("probe needs runs: contexture probe RUN … --train FILE --dev FILE --to DIR")
         check_place(self.to)
+        if self.table:
+            check_place(self.table, self.train, self.dev, self.test, option="table")
         for name in ("epochs", "patience", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not a number of at least 1")

@@ -24,6 +24,14 @@ class EvaluationArgs(EvaluationOptions):
     to: Annotated[str, DIR] = ""
     submission: Annotated[str, DIR] = ""
     figures: Annotated[str, DIR] = ""
+    table: Annotated[str, FILE] = ""
+    """A file to write the table of runs and checkpoints to, a row for each: *.tex (LaTeX), *.csv or *.md."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_effect(self, ("table",), not self.submission, "what is measured; leave --submission out")
+        if self.table:
+            check_place(self.table, self.dev, option="table")
 
 
 @dataclass(frozen=True, kw_only=True)

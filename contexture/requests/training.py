@@ -52,6 +52,8 @@ class FinetuneRequest(RunRequest):
     Runs that differ in learning rate and seed alone share the compiled step."""
     seeds: int = 1
     """How many seeds each setting is trained with, from --seed on. The table has their mean and deviation."""
+    table: Annotated[str, FILE] = ""
+    """A file to write the table of --grid or --seeds to, a row for each setting: *.tex (LaTeX), *.csv or *.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,8 @@ class ZeroshotRequest:
     """A column of a choice, such as the gender of a pronoun: each of its values has an accuracy of its own."""
     to: Annotated[str, FILE] = ""
     """A file to write the answer to each question to, or what was written, a JSON object in each line."""
+    table: Annotated[str, FILE] = ""
+    """A file to write a table of the figures to, with a row for each group: *.tex (LaTeX), *.csv or *.md."""
     text: Annotated[str, TEXT] = ""
     """The column of a choice's text, of the article, or of the sentence to translate. Without it, one with a usual
     name."""
@@ -68,6 +70,8 @@ class ZeroshotRequest:
     def __post_init__(self) -> None:
         if self.to:
             check_place(self.to, self.input, self.examples)
+        if self.table:
+            check_place(self.table, self.input, self.examples, self.to, option="table")
         written = ("qa", "summarize", "translate")
         for name, given, tasks in (
             ("shots", self.shots, ("choice", "cbt", "translate")),

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from contexture.cli.output import Result, TwofoldResult
 from contexture.cli.parse import parse
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain, inner_suffix
 from contexture.requests import ProbeRequest, several
+from contexture.table_files import check_table, write_table
 from contexture.train.evaluation.request import Strings
 from contexture.train.grid.folder import without_shared
 from contexture.train.run.signals import Signals
@@ -27,6 +28,8 @@ def probe_command(argv: list[str]) -> TwofoldResult:
     folder = Path(request.to)
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder}: is a file; give --to a folder")
+    if request.table:
+        check_table(Path(request.table))
     files = {name: _files(getattr(request, name), name) for name in ("train", "dev", "test")}
     # Runs and their steps first, which are quickly read.
     records = {run: read(Path(run)).run for run in without_shared(request.runs)}
@@ -81,8 +84,11 @@ def probe_command(argv: list[str]) -> TwofoldResult:
     result: Result = {
         "to": str(folder / FILE),
         "figures": [str(file) for file in figures],
+        **({"table": request.table} if request.table else {}),
         "probes": new,
     }
+    if request.table:
+        write_table(Path(request.table), _shown(new))
     return TwofoldResult(result, {**result, "probes": _shown(new)})
 
 
@@ -103,7 +109,7 @@ def _name_of(files: Sequence[Path]) -> tuple[str]:
     return (files[0].name.partition(".")[0],)
 
 
-def _shown(rows: "Sequence[ProbeRow]") -> list[dict[str, object]]:
+def _shown(rows: "Sequence[ProbeRow]") -> list[dict[str, Any]]:
     """Returns the main figures of each row; the run and its step only where they differ."""
     names = [name for name in _SHOWN if any(name in row for row in rows)]
     names = [n for n in names if n not in ("run", "step") or len({row.get(n) for row in rows}) > 1]
