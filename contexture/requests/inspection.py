@@ -177,6 +177,9 @@ class ProbeRequest:
     """Spans, or pairs of spans, of a training step."""
     seed: int = 0
     """The seed of initial parameters, the order of examples and the control task."""
+    seeds: int = 1
+    """How often each probe is trained, with seeds from --seed on. Of several, tables have the mean and the deviation of
+    each figure, and the figures drawn are those of the first."""
     table: Annotated[str, FILE] = ""
     """A file to write the main figures of this call to, a row for each task: *.tex (LaTeX), *.csv or *.md."""
     theme: Literal["light", "dark"] = "light"
@@ -188,10 +191,10 @@ class ProbeRequest:
         check_place(self.to)
         if self.table:
             check_place(self.table, self.train, self.dev, self.test, option="table")
-        for name in ("epochs", "patience", "batch"):
+        for name in ("epochs", "patience", "batch", "seeds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not a number of at least 1")
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"lr={self.lr} is not above 0")
-        if not 0 <= self.seed < 2**31:
+        if not 0 <= self.seed <= 2**31 - self.seeds:
             raise ValueError(f"seed={self.seed} is not in [0, 2^31)")

@@ -167,6 +167,23 @@ def test_the_command_keeps_the_rows_of_several_calls_and_draws_them(spans):
     assert all((spans / file).stat().st_size > 2000 for file in last["figures"])
 
 
+def test_several_seeds_have_the_mean_and_the_deviation_of_probes_trained_alone(spans, capsys):
+    alone = [json_of(*_words("--seed", 3 + n, to=f"alone{n}"))["probes"][0] for n in range(3)]
+    (row,) = json_of(*_words("--seed", 3, "--seeds", 3, "--table", "t.csv"))["probes"]
+    assert row["seeds"] == 3 and {name: x for name, x in row.items() if name not in ("seeds", "over_seeds")} == alone[0]
+    assert {"f1", "lexical_f1", "centre_of_gravity", "selectivity", "control_f1"} <= row["over_seeds"].keys()
+    for name in ("f1", "centre_of_gravity", "selectivity"):
+        values = np.array([each[name] for each in alone])
+        expected = values.sum() / 3, (((values - values.sum() / 3) ** 2).sum() / 2) ** 0.5
+        spread = row["over_seeds"][name]
+        assert_close([spread["mean"], spread["deviation"]], expected, rtol=1e-9, atol=1e-12)
+    assert read_rows(spans / "probes") == [row]
+    head, line = (spans / "t.csv").read_text().splitlines()
+    assert head.startswith("task,f1,f1 deviation,") and line.startswith(f"train,{row['over_seeds']['f1']['mean']},")
+    code, err = run_command(capsys, *_words("--seeds", "0"))
+    assert code == 2 and "seeds=0 is not a number of at least 1" in err
+
+
 def test_people_see_the_main_figures(spans, capsys):
     code, _ = run_command(capsys, *_words("--layers", "each", "--task", "mine"))
     assert code == 0
