@@ -176,6 +176,7 @@ COMMANDS: dict[str, Command] = {
         first=("run", "task", "input", "shots", "examples", "group", "to", "labels", "references", "length", "stride"),
         examples=(
             "contexture zeroshot runs/gpt --task lambada --input lambada_test.jsonl",
+            "contexture zeroshot runs/gpt --task blimp --input blimp/data/ --table blimp.tex",
             "contexture zeroshot runs/gpt --task qa --input coqa-dev-v1.0.json --to answers.jsonl",
             "contexture zeroshot runs/gpt --task choice --input swag.csv --shots 4 --examples train.csv",
         ),

@@ -33,10 +33,19 @@ def zeroshot_command(argv: list[str]) -> Result:
 
 def _table_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the figures as a row; those of groups before them, a row each."""
+    errors = result.get("standard_errors", {})
+    if "paradigms" in result:
+        mean = {"UID": "mean", "examples": result["examples"], "accuracy": result["accuracy"]}
+        return [*result["paradigms"], {**mean, "standard_error": errors["accuracy"]}]
     rows = [{"group": name, **figures} for name, figures in result.get("groups", {}).items()]
-    left_out = ("convention", "signature", "to")
-    whole = {name: x for name, x in result.items() if isinstance(x, str | int | float) and name not in left_out}
-    return [*rows, {**({"group": "all"} if rows else {}), **whole}]
+    whole: dict[str, Any] = {"group": "all"} if rows else {}
+    for name, value in result.items():
+        if isinstance(value, str | int | float) and name not in ("convention", "signature", "to"):
+            whole[name] = value
+        if name in errors:
+            # That of the accuracy stands in the column of the groups' own.
+            whole["standard_error" if name == "accuracy" and rows else f"{name}_standard_error"] = errors[name]
+    return [*rows, whole]
 
 
 def _measure(request: ZeroshotRequest) -> dict[str, Any]:
@@ -51,6 +60,8 @@ def _measure(request: ZeroshotRequest) -> dict[str, Any]:
         raise DataError(f"{request.to}: its folder is not there; make it, or give another name")
     if request.task in ("choice", "cbt"):
         return _choose(request)
+    if request.task == "blimp":
+        return _minimal_pairs(request)
     if request.task in ("qa", "summarize", "translate"):
         return _write_answers(request)
     from contexture.data.tasks.read_examples import check_sources
@@ -112,6 +123,20 @@ def _choose(request: ZeroshotRequest) -> dict[str, Any]:
         _write_rows(request.to, rows)
         result["to"] = request.to
     return {**result, **({"shots": request.shots} if request.shots else {})}
+
+
+def _minimal_pairs(request: ZeroshotRequest) -> dict[str, Any]:
+    from contexture.analysis.zeroshot.minimal_pairs import minimal_pairs, pair_files, read_pairs
+
+    pairs = read_pairs(pair_files(several(request.input)))
+    with Signals(STOPPED) as signals:
+        model = open(request.run, checkpoint_of(request.step))
+        result = minimal_pairs(model, pairs, batch=request.batch, cancel=signals)
+    answers = result.pop("answers")
+    if request.to:
+        _write_rows(request.to, answers)
+        result["to"] = request.to
+    return result
 
 
 def _write_answers(request: ZeroshotRequest) -> dict[str, Any]:
