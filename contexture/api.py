@@ -216,6 +216,7 @@ def evaluate(
     figures: Place = "",
     theme: Literal["light", "dark"] = "light",
     submission: Place = "",
+    overwrite: bool = False,
     mesh: MeshConfig = MeshConfig(),  # noqa: B008  # frozen
 ) -> dict[str, Any]:
     """Evaluates a run on held-out examples, each once: {"run", "step", "split", "examples", "metrics", …}.
@@ -235,6 +236,7 @@ def evaluate(
         theme: the colours of PNG and PDF.
         submission: a folder for files of GLUE's or SQuAD's server, which are written instead, of examples without
             labels: those of `dev`, else GLUE's test sets or the run's questions.
+        overwrite: replace the files of an earlier submission in that folder.
         mesh: of devices; the default: as in training if that fits, else all as copies.
 
     Raises: ConfigError for a folder that is no run and what does not exist in it, DataError for examples,
@@ -261,6 +263,7 @@ def evaluate(
                 figures=str(figures),
                 theme=theme,
                 submission=str(submission),
+                overwrite=overwrite,
                 mesh=mesh,
             )
         except ValueError as error:

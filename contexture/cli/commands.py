@@ -108,7 +108,7 @@ COMMANDS: dict[str, Command] = {
         run="evaluation_commands.evaluate_command",
         request="EvaluationArgs",
         usage="RUN … [options]",
-        first=("split", "dev", "step", "watch", "batch", "to", "figures", "submission"),
+        first=("split", "dev", "step", "watch", "batch", "to", "figures", "table", "submission"),
         examples=(
             "contexture evaluate runs/films",
             "contexture evaluate runs/films --dev other.tsv --step best",
@@ -173,7 +173,10 @@ COMMANDS: dict[str, Command] = {
         run="inspection.zeroshot.zeroshot_command",
         request="ZeroshotRequest",
         usage="RUN --task TASK --input FILE … [options]",
-        first=("run", "task", "input", "shots", "examples", "group", "to", "labels", "references", "length", "stride"),
+        first=(
+            *("run", "task", "input", "shots", "examples", "group", "to", "table", "labels", "references", "length"),
+            "stride",
+        ),
         examples=(
             "contexture zeroshot runs/gpt --task lambada --input lambada_test.jsonl",
             "contexture zeroshot runs/gpt --task blimp --input blimp/data/ --table blimp.tex",
@@ -241,7 +244,7 @@ COMMANDS: dict[str, Command] = {
         run="inspection.probe.probe_command",
         request="ProbeRequest",
         usage="RUN … --task NAME … --train FILE … --dev FILE … --to DIR [options]",
-        first=("task", "train", "dev", "test", "to", "layers", "step", "lr"),
+        first=("task", "train", "dev", "test", "to", "layers", "step", "lr", "seeds"),
         examples=(
             "contexture probe runs/mine --task pos dependencies --train train.conllu --dev dev.conllu --to probes/",
             "contexture probe runs/mine --train edges.jsonl --dev edges.dev.jsonl --to probes/ --layers each",

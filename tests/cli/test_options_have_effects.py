@@ -152,6 +152,7 @@ def test_options_of_another_optimizer_or_family_are_refused():
          "word-splitter= is for words; give the kind words too, or leave --word-splitter out"),
         (lambda: requests.ZeroshotRequest("r", task="lambada", input="f", seed=3), "seed= has no meaning for --task"),
         (lambda: requests.ZeroshotRequest("r", task="cbt", input="f", header="no"), "header= has no meaning for"),
+        (lambda: EvaluationOptions(overwrite=True), "overwrite= is for a submission; give --submission DIR too"),
         (lambda: EvaluationOptions(theme="dark"), "theme= is for figures; give --figures DIR too"),
     ],
 )  # fmt: skip

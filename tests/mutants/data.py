@@ -160,6 +160,8 @@ PRETRAINING = (
          "train/run/test_nothing_deleted.py::test_an_atomic_file_is_whole_or_as_it_was"),
         ("storage.part-left-behind", "        part.unlink(missing_ok=True)\n        raise", "        raise",
          "train/run/test_nothing_deleted.py::test_an_atomic_file_is_whole_or_as_it_was"),
+        ("storage.other-files-deleted", " or not (part / name).exists():", ":",
+         "train/run/test_nothing_deleted.py::test_a_folder_is_overwritten_only_where_each_of_its_files_has_a_successor"),
         ("storage.folder-over-another", "check_free(path, overwrite)  # another process may have been faster",
          "shutil.rmtree(path, ignore_errors=True)",
          "train/run/test_nothing_deleted.py::test_an_atomic_folder_never_takes_the_place_of_another"),
