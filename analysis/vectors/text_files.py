@@ -23,9 +23,9 @@ class WriteText(Protocol):
     def __call__(self, text: str, array: np.ndarray, names: Sequence[str] = (), /) -> None: ...
 
 
-def _numbers(row: np.ndarray) -> Iterator[str]:
-    """Yields numbers in as many digits as float32 needs to come back to the bit."""
-    return (f"{number:.9g}" for number in row.tolist())
+def _numbers(row: np.ndarray, separator: str) -> str:
+    """Returns numbers in as many digits as float32 needs to come back to the bit."""
+    return separator.join(["%.9g"] * len(row)) % tuple(row.tolist())
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def tsv_writer(file: Path, of: str, layers: str) -> Iterator[WriteText]:
             for layer, vectors in zip(numbers, blocks, strict=True):
                 for name, row in zip(names, vectors, strict=True):
                     head = [str(line), _BREAKS.sub(" ", name), *([layer] if several else [])]
-                    opened.write("\t".join([*head, *_numbers(row)]) + "\n")
+                    opened.write("\t".join([*head, _numbers(row, "\t")]) + "\n")
 
         yield write
 
@@ -78,7 +78,7 @@ def word2vec_writer(file: Path) -> Iterator[WriteText]:
                         f"line {line + 1}: the token {name!r} has a space or is empty, and word2vec's format has no "
                         "form for that; give --of words, or --to *.tsv"
                     )
-                opened.write(" ".join([name, *_numbers(row)]).encode() + b"\n")
+                opened.write(f"{name} {_numbers(row, ' ')}".encode() + b"\n")
             written, width = written + len(vectors), array.shape[-1]
 
         yield write

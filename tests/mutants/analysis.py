@@ -132,7 +132,7 @@ ANALYSIS = (
     ),
     *mutants_of(
         "analysis/vectors/text_files.py",
-        ("embed.digits-are-lost", ":.9g}", ":.6g}",
+        ("embed.digits-are-lost", "%.9g", "%.6g",
          "analysis/vectors/test_vector_files.py::test_rows_of_text_hold_every_vector_with_its_name_to_the_bit"),
     ),
     *mutants_of(
