@@ -14,6 +14,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.metrics import BETTER, rank
 from contexture.train.run.plots import (
     COLOURS,
+    PICTURES,
     Curves,
     Theme,
     add_legend,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUFFIXES = (".html", ".png", ".svg")
+SUFFIXES = (".html", *PICTURES)
 METRICS = ("accuracy", "f1", "f1_macro", "matthews", "entity_f1", "exact_match", "pearson", "spearman")
 """The metrics of tasks that are compared, in this order. `f1_macro` is left out where there is the F1 of one label."""
 _LINES = ("-", "--", ":")
@@ -96,8 +97,8 @@ def check_target(to: Path) -> None:
 def compare(folders: Sequence[Path], to: Path | None = None, theme: Theme = "light") -> Comparison:
     """Returns figures and differing settings of runs; writes their curves too where `to` is given.
 
-    to: *.html, a page of its own with curves and tables, in its reader's theme; *.png or *.svg, a picture.
-    theme: of a *.png.
+    to: *.html, a page of its own with curves and tables, in its reader's theme; *.png, *.svg or *.pdf, a picture.
+    theme: of a *.png or a *.pdf.
 
     Raises: ConfigError for a folder that is no run, the same folder twice, and a name that is none of these.
     """

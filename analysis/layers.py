@@ -12,7 +12,7 @@ from contexture.models.shapes import Params
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.run.folder import INPUTS
-from contexture.train.run.plots import COLOURS, Theme, add_legend, add_title, new_figure, save_figure
+from contexture.train.run.plots import COLOURS, PICTURES, Theme, add_legend, add_title, new_figure, save_figure
 from contexture.train.run_file import read
 
 
@@ -56,8 +56,8 @@ def _task(run: Run, folder: Path) -> str:
 
 def check_figure(file: Path) -> None:
     """Raises: DataError for a path where no figure can be written."""
-    if file.suffix not in (".png", ".svg"):
-        raise DataError(f"{file}: a figure ends in .png or .svg; give such a name")
+    if file.suffix not in PICTURES:
+        raise DataError(f"{file}: a figure ends in .png, .svg or .pdf; give such a name")
     if not file.parent.is_dir():
         raise DataError(f"{file}: its folder is not there; make it, or give another name")
 

@@ -65,22 +65,6 @@ class RunScore(TextScore):
     run: str
 
 
-class EmbeddingFile(TypedDict):
-    """A file of vectors, and what it holds.
-
-    tokens are those that the model read (the rows of all arrays with pool="none"), words those without a BERT's [CLS]
-    and [SEP]. truncated counts the words whose last bytes were not read, or the tokens beyond the model's length;
-    unknown, of static vectors, the words that have none.
-    """
-
-    to: str
-    lines: int
-    tokens: int
-    words: int
-    truncated: int
-    unknown: NotRequired[int]
-
-
 class LayerMix(TypedDict):
     """A learned mix of layers: where it stands, "input" or "output" of the run's head, the numbers of its layers, 0 for
     the words' own, their weights after the softmax, and the factor gamma.

@@ -216,6 +216,7 @@ def evaluate(
     figures: Place = "",
     theme: Literal["light", "dark"] = "light",
     submission: Place = "",
+    overwrite: bool = False,
     mesh: MeshConfig = MeshConfig(),  # noqa: B008  # frozen
 ) -> dict[str, Any]:
     """Evaluates a run on held-out examples, each once: {"run", "step", "split", "examples", "metrics", …}.
@@ -230,11 +231,12 @@ def evaluate(
         watch: follow a training that another process does: evaluate each checkpoint as it appears.
         batch: sequences at a time; 0: as in training.
         to: a folder for predictions.jsonl and checkpoints.jsonl; empty: RUN/evaluations.
-        figures: of a task with labels: a folder for confusion matrix, rates of each label, and calibration, as CSV, PNG
-            and SVG.
-        theme: the colours of the PNGs.
+        figures: of a task with labels: a folder for confusion matrix, rates of each label, and calibration, as CSV,
+            PNG, SVG and PDF.
+        theme: the colours of PNG and PDF.
         submission: a folder for files of GLUE's or SQuAD's server, which are written instead, of examples without
             labels: those of `dev`, else GLUE's test sets or the run's questions.
+        overwrite: replace the files of an earlier submission in that folder.
         mesh: of devices; the default: as in training if that fits, else all as copies.
 
     Raises: ConfigError for a folder that is no run and what does not exist in it, DataError for examples,
@@ -261,6 +263,7 @@ def evaluate(
                 figures=str(figures),
                 theme=theme,
                 submission=str(submission),
+                overwrite=overwrite,
                 mesh=mesh,
             )
         except ValueError as error:
@@ -368,12 +371,14 @@ def export_model(
     *,
     step: int | Literal["best"] | None = None,
     pooling: Literal["", "mean", "cls", "max", "lasttoken"] = "",
+    overwrite: bool = False,
 ) -> Path:
     """Writes a run as files that other libraries read, and returns their folder: hf, what transformers loads; peft,
     adapters and heads alone; bilm, ELMo as bilm-tf has it; stablehlo, a program that jax runs without this library.
 
     pooling: of hf: how the vectors of a text's tokens become one in sentence-transformers, which then loads the folder
     too.
+    overwrite: replace an earlier export in the folder; one with other files is refused.
 
     Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
     """
@@ -383,7 +388,7 @@ def export_model(
     _check_format(format, EXPORTERS)
     if pooling and (format != "hf" or pooling not in POOLINGS):
         raise ConfigError(f"pooling {pooling!r} of {format}: hf has one of {', '.join(POOLINGS)}; leave it out")
-    export_model(Path(run), format, Path(to), step, pooling=pooling)
+    export_model(Path(run), format, Path(to), step, pooling=pooling, overwrite=overwrite)
     return Path(to)
 
 

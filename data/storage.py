@@ -10,10 +10,11 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO, Any, Protocol
 
 from contexture.data.errors import DataError
 
@@ -68,12 +69,14 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
     """Gives a new folder to write into; afterwards it is at `path`, or the work has failed and nothing is left of it.
+
+    overwrite: it replaces a folder there, all of whose files have a successor.
 
     Raises: DataError where `path` is taken, before the work or after it.
     """
-    check_free(path)
+    check_free(path, overwrite)
     path = Path(os.path.realpath(path))
     # Links are followed first: the folder is made where they lead, and they stay links.
     part = partial_beside(path)
@@ -81,13 +84,34 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     part.mkdir(parents=True)
     try:
         yield part
-        check_free(path)  # another process may have been faster
-        os.rename(part, path)  # onto an empty folder or none: a folder with files makes this fail
+        check_free(path, overwrite)  # another process may have been faster
+        if overwrite and path.is_dir():
+            _replace(path, part)
+        else:
+            os.rename(part, path)  # onto an empty folder or none: a folder with files makes this fail
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)  # made here, under a name that nobody else has
         raise
     finally:
         _unfinished.discard(part)
+
+
+def _replace(folder: Path, part: Path) -> None:
+    """Puts a new folder in the place of an old one. Raises: DataError for a file of that which the new one lacks."""
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder)
+        if file.is_dir() != (part / name).is_dir() or not (part / name).exists():
+            raise DataError(
+                f"{folder}: holds {name}, which would not be written anew; move it away, or give another folder"
+            )
+    old = partial_beside(folder)
+    os.rename(folder, old)
+    try:
+        os.rename(part, folder)
+    except BaseException:
+        os.rename(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def remove_unfinished() -> None:
@@ -132,13 +156,14 @@ def numbered(path: Path, first: int) -> Path:
     return next(each for number in numbers if not os.path.lexists(each := path.with_name(f"{path.name}-{number}")))
 
 
-def check_free(path: Path | str) -> None:
-    """Raises: DataError where a new folder cannot be made, or something exists already. An empty folder may exist."""
+def check_free(path: Path | str, overwrite: bool = False) -> None:
+    """Raises: DataError where a new folder cannot be made, or something exists already. An empty folder may exist, and
+    any that is to be overwritten."""
     if is_bucket(path):
         raise DataError(f"{path}: buckets are not supported yet; give a folder on a disk of this machine")
     real = Path(os.path.realpath(path))
     try:
-        if real.is_dir() and any(real.iterdir()):
+        if not overwrite and real.is_dir() and any(real.iterdir()):
             raise DataError(f"{path}: already holds something; give another folder")
         if os.path.islink(real):  # realpath has followed all links but those in a circle
             raise DataError(f"{path}: a link that leads to itself; give another path")
@@ -154,6 +179,14 @@ def check_free(path: Path | str) -> None:
         raise DataError(f"{path}: cannot be a folder, {above} is a file; give another one")
     if not os.access(above, os.W_OK | os.X_OK):
         raise DataError(f"{path}: cannot be made, {above} may not be written to; give another folder")
+
+
+def check_new_file(file: Path, overwrite: bool = False) -> None:
+    """Raises: DataError for a file that exists, unless it is to be overwritten; then for what is no plain file."""
+    if os.path.lexists(file) and not overwrite:
+        raise DataError(f"{file}: there is such a file already; give another name, or --overwrite")
+    if file.exists() and not file.is_file():
+        raise DataError(f"{file}: not a plain file, which is not overwritten; give another name")
 
 
 def without_parents(path: Path) -> Path:
@@ -247,9 +280,16 @@ class _Unfailing:
         """The file has no buffer."""
 
 
+class WriteDataset(Protocol):
+    """Takes the name of a dataset, its array, and attributes, each a list of strings."""
+
+    def __call__(self, name: str, array: Any, attributes: Mapping[str, Sequence[str]] = ..., /) -> None: ...
+
+
 @contextmanager
-def hdf5_writer(path: Path) -> Iterator[Callable[[str, Any], None]]:
-    """Opens a new *.hdf5; the function that is given writes an array as a dataset.
+def hdf5_writer(path: Path) -> Iterator[WriteDataset]:
+    """Opens a new *.hdf5; the function that is given writes an array as a dataset, and lists of strings as its
+    attributes.
 
     Raises: OSError for a disk that is full, when a dataset is written or the file is closed.
     """
@@ -257,10 +297,13 @@ def hdf5_writer(path: Path) -> Iterator[Callable[[str, Any], None]]:
 
     with open(path, "w+b", buffering=0) as opened:
         file = _Unfailing(opened)
-        with h5py.File(file, "w") as hdf5:  # pyright: ignore[reportArgumentType]
+        # Of the format of HDF5 1.8 (2008): an older one has no room for an attribute of more than 64 KB.
+        with h5py.File(file, "w", libver=("v108", "v108")) as hdf5:  # pyright: ignore[reportArgumentType]
 
-            def write(name: str, array: Any) -> None:
-                hdf5.create_dataset(name, data=array)
+            def write(name: str, array: Any, attributes: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+                dataset = hdf5.create_dataset(name, data=array)
+                for attribute, texts in attributes.items():
+                    dataset.attrs.create(attribute, texts, (len(texts),), h5py.string_dtype())
                 file.check()
 
             yield write

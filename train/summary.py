@@ -116,7 +116,7 @@ def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, start: fl
                 logger.info(f"evaluate, predict, embed and export take step {best.step}; --step N takes another")
         if line := _no_better_than_a_guess(held, run):
             logger.warning(line)
-    logger.info(f"{folder}: checkpoints/, metrics.jsonl, loss.png, loss.svg")
+    logger.info(f"{folder}: checkpoints/, metrics.jsonl, loss.png, loss.svg, loss.pdf")
     logger.info(f"next: {next_command(run, folder)}")
 
 

@@ -8,6 +8,7 @@ Each row is a dict of numbers and lists: `probe_rows.ProbeRow`.
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from contexture.analysis.probing.train_probes import (
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.train.grid.results import spreads
 
 logger = logging.getLogger(__name__)
 Sets = Mapping[str, Sequence[Sentence]]
@@ -53,6 +55,7 @@ def probe(
     layers: str = "all",
     control: bool = True,
     training: ProbeTraining | None = None,
+    seeds: int = 1,
     cancel: CancelToken = NEVER,
 ) -> list[ProbeRow]:
     """Returns a row of figures for each task.
@@ -63,6 +66,8 @@ def probe(
     layers            all: a mix of all layers, and cumulative scores, those of mixes of the layers up to each one.
                       each: a probe for each layer alone. `3` or `0,2`: one probe, on a mix of these.
     control           also probe the control task, for selectivity
+    seeds             train each probe so often, with seeds from that of `training` on; a row has the figures of the
+                      first and, as `over_seeds`, the mean and the deviation over all
 
     Raises: DataError for layers that the model lacks, and sets without a target that the model has room for.
     """
@@ -87,7 +92,7 @@ def probe(
             labels = label_names(sentences)
             given = {"train": sentences, "dev": dev[task], **({"test": test[task]} if test else {})}
             sets = {name: _encoded(each, place, features, labels, task, name) for name, each in given.items()}
-            row = _probe_task(sets, features, numbers, layers, control, training or ProbeTraining(), cancel)
+            row = _probe_seeds(sets, features, numbers, layers, control, training or ProbeTraining(), seeds, cancel)
             row |= {"labels": len(labels), "left_out": {n: s.left_out for n, s in sets.items()}}
             row |= {"unknown_labels": {n: dict(s.unknown) for n, s in sets.items() if n != "train"}}
             at = {"run": str(model.folder), "family": model.run.family, "step": model.step, "task": task}
@@ -115,6 +120,33 @@ def _encoded(
             f"{sum(examples.unknown.values())} targets ({some}); they count as not predicted"
         )
     return examples
+
+
+_OVER_SEEDS = (
+    *("f1", "precision", "recall", "lexical_f1", "centre_of_gravity", "divergence", "expected_layer"),
+    *("control_f1", "selectivity"),
+)
+"""The figures whose mean over seeds has a meaning."""
+
+
+def _probe_seeds(
+    sets: Mapping[str, ProbeExamples],
+    features: SpanFeatures,
+    numbers: Sequence[int],
+    layers: str,
+    control: bool,
+    training: ProbeTraining,
+    seeds: int,
+    cancel: CancelToken,
+) -> ProbeRow:
+    rows = [
+        _probe_task(sets, features, numbers, layers, control, replace(training, seed=training.seed + n), cancel)
+        for n in range(seeds)
+    ]
+    if seeds == 1:
+        return rows[0]
+    figures = [{name: row[name] for name in _OVER_SEEDS if name in row} for row in rows]
+    return {**rows[0], "seeds": seeds, "over_seeds": spreads(figures)}
 
 
 def _probe_task(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from contexture.analysis.probing.probe_rows import ProbeRow
-from contexture.train.run.plots import COLOURS, Theme, add_legend_below, add_title, new_figure, save_figure
+from contexture.train.run.plots import COLOURS, PICTURES, Theme, add_legend_below, add_title, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,8 +20,8 @@ _MOST_ROWS = 16
 
 
 def draw_probes(rows: Sequence[ProbeRow], folder: Path, theme: Theme = "light") -> list[Path]:
-    """Draws probe.png and probe.svg of the newest step of each run, and steps.png and steps.svg where there are several
-    runs or steps of a task; returns the files. theme: of the PNGs, an SVG follows its reader's."""
+    """Draws probe.png, probe.svg and probe.pdf of the newest step of each run, and steps.png, … where there are several
+    runs or steps of a task; returns the files. theme: of PNG and PDF; an SVG follows its reader's."""
     newest: dict[tuple[str, str, str, str], ProbeRow] = {}
     for row in rows:
         key = row["run"], row["task"], row["probes"], str(row["layers"])
@@ -37,10 +37,9 @@ def draw_probes(rows: Sequence[ProbeRow], folder: Path, theme: Theme = "light") 
 
 
 def _save(draw: "Callable[[Theme], Figure]", folder: Path, name: str, theme: Theme) -> list[Path]:
-    pictures: dict[str, Theme] = {".png": theme, ".svg": "light"}
-    files = [folder / f"{name}{suffix}" for suffix in pictures]
+    files = [folder / f"{name}{suffix}" for suffix in PICTURES]
     for file in files:
-        save_figure(draw(pictures[file.suffix]), file)
+        save_figure(draw("light" if file.suffix == ".svg" else theme), file)
     return files
 
 

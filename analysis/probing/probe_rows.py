@@ -29,6 +29,8 @@ differentials      what each layer adds to the one before; expected_layer: the m
 layer_f1           of each layer alone; layer_selectivity: of each
 control_f1         of the control task; selectivity: f1 - control_f1
 epochs             the epoch at which the probe was best on dev
+seeds              of several: how many; all above are figures of the first one. over_seeds: the mean and the deviation
+                   (of a sample) of f1, lexical_f1, centre_of_gravity, selectivity, … over all: {"mean", "deviation"}
 """
 
 

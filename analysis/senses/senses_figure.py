@@ -37,7 +37,7 @@ def draw_senses(
     theme: Theme = "light",
     static: StaticSimilarities | None = None,
 ) -> None:
-    """Draws *.png or *.svg.
+    """Draws *.png, *.svg or *.pdf.
 
     title: above all panels. layers: the panels by the numbers of their layers; None: all. static: the figures of the
     word's static vector, which has a panel before them.

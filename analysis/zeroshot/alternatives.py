@@ -13,6 +13,7 @@ import numpy as np
 
 from contexture.analysis.trained_model import TrainedModel
 from contexture.analysis.zeroshot.continuations import CONVENTIONS, score_continuations
+from contexture.analysis.zeroshot.standard_error import of_sum, standard_error, standard_errors
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.train.losses import is_hit
@@ -41,6 +42,23 @@ def filled(text: str, alternative: str, number: int) -> tuple[str, str]:
     return context, f"{' ' if context else ''}{alternative.strip()}{rest}"
 
 
+def _by_group(right: np.ndarray, groups: Sequence[str]) -> dict[str, Any]:
+    """Returns {"groups": {name: figures}}, and of two groups their "gap"."""
+    names = list(dict.fromkeys(groups))
+    of = np.array([names.index(group) for group in groups])
+    figures = {
+        name: {
+            "examples": int((of == n).sum()),
+            "accuracy": float(right[of == n].mean()),
+            "standard_error": standard_error(right[of == n]),
+        }
+        for n, name in enumerate(names)
+    }
+    if len(names) != 2:
+        return {"groups": figures}
+    return {"groups": figures, "gap": figures[names[0]]["accuracy"] - figures[names[1]]["accuracy"]}
+
+
 def choose(
     model: TrainedModel,
     texts: Sequence[str],
@@ -56,6 +74,8 @@ def choose(
     groups: a name for each example, such as the gender of its pronoun: {"groups": {name: figures}} is added, and of two
     groups "gap", the first one's accuracy less the other's (WinoBias: Zhao et al. 2018; Winogender: Rudinger et al.
     2018).
+
+    standard_errors: of these means (`standard_error`), of the gap √(Σ error²) of both.
 
     Also `chosen`, i64 [examples], by `accuracy`'s rule, the first of equals, and `log_probs`, a list of f64
     [alternatives]. The right one counts where it is more probable than all others (`losses.is_hit`).
@@ -83,15 +103,12 @@ def choose(
         for name, own in values.items()
     }
     result: dict[str, Any] = {"examples": len(texts), **{name: float(own.mean()) for name, own in right.items()}}
+    result["standard_errors"] = standard_errors(right)
     if groups:
-        names = list(dict.fromkeys(groups))
-        of = np.array([names.index(group) for group in groups])
-        result["groups"] = {
-            name: {"examples": int((of == n).sum()), "accuracy": float(right["accuracy"][of == n].mean())}
-            for n, name in enumerate(names)
-        }
-        if len(names) == 2:
-            result["gap"] = result["groups"][names[0]]["accuracy"] - result["groups"][names[1]]["accuracy"]
+        result |= _by_group(right["accuracy"], groups)
+        if "gap" in result:
+            errors = [figures["standard_error"] for figures in result["groups"].values()]
+            result["standard_errors"]["gap"] = of_sum(errors)
     result["truncated"] = sum(each.truncated > 0 for each in scored)
     result["convention"] = f"{CONVENTIONS[model.run.family]}; accuracy: {'; '.join(MEASURES.values())}"
     by_example = np.split(log_probs, ends)

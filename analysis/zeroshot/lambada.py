@@ -8,6 +8,7 @@ import numpy as np
 
 from contexture.analysis.trained_model import TrainedModel
 from contexture.analysis.zeroshot.continuations import score_continuations
+from contexture.analysis.zeroshot.standard_error import standard_errors
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 
@@ -32,7 +33,8 @@ def split_passage(text: str, number: int) -> tuple[str, str]:
 def lambada(
     model: TrainedModel, passages: Sequence[str], *, batch: int = 16, cancel: CancelToken = NEVER
 ) -> dict[str, Any]:
-    """Returns accuracy and perplexity of the last words of passages, and those of their last tokens.
+    """Returns accuracy and perplexity of the last words of passages, and those of their last tokens; the losses, in
+    nats, whose exp the perplexities are; and `standard_errors` of accuracies and losses.
 
     Raises: DataError for a passage of fewer than two words, none at all, and as `score_continuations`.
     """
@@ -43,12 +45,21 @@ def lambada(
     # An ELMo's score of a word is that of the whole sentence; forward, its last word is what comes last.
     elmo = model.run.family == "elmo"
     words = [each.last if elmo else each.log_prob for each in scored]
+    means = {
+        "accuracy": [each.greedy for each in scored],
+        "loss": [-word for word in words],
+        "last_token_accuracy": [each.last_greedy for each in scored],
+        "last_token_loss": [-each.last for each in scored],
+    }
     return {
         "examples": len(scored),
-        "accuracy": float(np.mean([each.greedy for each in scored])),
+        "accuracy": float(np.mean(means["accuracy"])),
         "perplexity": _perplexity(words),
-        "last_token_accuracy": float(np.mean([each.last_greedy for each in scored])),
+        "last_token_accuracy": float(np.mean(means["last_token_accuracy"])),
         "last_token_perplexity": _perplexity([each.last for each in scored]),
+        "loss": math.fsum(means["loss"]) / len(scored),
+        "last_token_loss": math.fsum(means["last_token_loss"]) / len(scored),
+        "standard_errors": standard_errors(means),
         "truncated": sum(each.truncated > 0 for each in scored),
         "convention": CONVENTION,
     }

@@ -21,6 +21,7 @@ from contexture.analysis.trained_model import TrainedModel
 from contexture.analysis.zeroshot.conversations import Question
 from contexture.analysis.zeroshot.prompts import fitting_summary_prompt, question_prompt, translation_prompts
 from contexture.analysis.zeroshot.referenced_texts import ReferencedTexts
+from contexture.analysis.zeroshot.standard_error import standard_error, standard_errors
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.text.lines import split_lines
@@ -54,7 +55,9 @@ def answer_questions(
     for row, question in zip(rows, questions, strict=True):
         row |= {"id": question.id, "answer": row["written"].strip(), "references": list(question.answers)}
         row["exact_match"], row["f1"] = text_scores(row["answer"], question.answers)
-    result = {"examples": len(rows), "exact_match": _mean(rows, "exact_match"), "f1": _mean(rows, "f1")}
+    figures = ("exact_match", "f1")
+    result: dict[str, Any] = {"examples": len(rows), **{name: _mean(rows, name) for name in figures}}
+    result["standard_errors"] = standard_errors({name: [row[name] for row in rows] for name in figures})
     convention = (
         f"greedy, at most {tokens} tokens; the answer is what is written before the first line end; exact_match and f1 "
         "as evaluate-v2.0.py of SQuAD, of several right answers the best"
@@ -63,6 +66,7 @@ def answer_questions(
         left_out = [leave_one_out(row["answer"], row["references"]) for row in rows]
         for place, name in enumerate(("leave_one_out_exact_match", "leave_one_out_f1")):
             result[name] = math.fsum(own[place] for own in left_out) / len(rows)
+            result["standard_errors"][name] = standard_error(own[place] for own in left_out)
         convention += (
             "; leave_one_out: as CoQA's script, which compares with all right answers but one, and takes the mean over "
             "the one that is left out"
@@ -111,7 +115,8 @@ def summarize(
     for row, right in zip(rows, articles.references, strict=True):
         row |= {"answer": first_sentences(row["written"]), "references": list(right)}
         row |= {name: float(own.fmeasure) for name, own in scorer.score_multi(right, row["answer"]).items()}
-    result = {"examples": len(rows), **{name: _mean(rows, name) for name in ROUGE}}
+    result: dict[str, Any] = {"examples": len(rows), **{name: _mean(rows, name) for name in ROUGE}}
+    result["standard_errors"] = standard_errors({name: [row[name] for row in rows] for name in ROUGE})
     convention = (
         f"{tokens} tokens by top-k {SUMMARY_TOP_K}, seed {seed}, after the article and a line TL;DR:; the summary is "
         f"the first {SUMMARY_SENTENCES} sentences, a line end ending one too; ROUGE: F of rouge-score with "

@@ -108,7 +108,7 @@ COMMANDS: dict[str, Command] = {
         run="evaluation_commands.evaluate_command",
         request="EvaluationArgs",
         usage="RUN … [options]",
-        first=("split", "dev", "step", "watch", "batch", "to", "figures", "submission"),
+        first=("split", "dev", "step", "watch", "batch", "to", "figures", "table", "submission"),
         examples=(
             "contexture evaluate runs/films",
             "contexture evaluate runs/films --dev other.tsv --step best",
@@ -159,12 +159,12 @@ COMMANDS: dict[str, Command] = {
     "embed": Command(
         group="Use a run",
         summary="Write the vectors of each line of a text",
-        run="query_commands.embed_command",
+        run="inspection.embed.embed_command",
         request="EmbeddingRequest",
         usage="RUN --input FILE --to FILE [options]",
         examples=(
             "contexture embed runs/mine --input text.txt --to vectors.npy",
-            "contexture embed runs/mine --input text.txt --to words.hdf5 --layers last",
+            "contexture embed runs/mine --input text.txt --to words.hdf5 --of words --layers last",
         ),
     ),
     "zeroshot": Command(
@@ -173,9 +173,13 @@ COMMANDS: dict[str, Command] = {
         run="inspection.zeroshot.zeroshot_command",
         request="ZeroshotRequest",
         usage="RUN --task TASK --input FILE … [options]",
-        first=("run", "task", "input", "shots", "examples", "group", "to", "labels", "references", "length", "stride"),
+        first=(
+            *("run", "task", "input", "shots", "examples", "group", "to", "table", "labels", "references", "length"),
+            "stride",
+        ),
         examples=(
             "contexture zeroshot runs/gpt --task lambada --input lambada_test.jsonl",
+            "contexture zeroshot runs/gpt --task blimp --input blimp/data/ --table blimp.tex",
             "contexture zeroshot runs/gpt --task qa --input coqa-dev-v1.0.json --to answers.jsonl",
             "contexture zeroshot runs/gpt --task choice --input swag.csv --shots 4 --examples train.csv",
         ),
@@ -240,7 +244,7 @@ COMMANDS: dict[str, Command] = {
         run="inspection.probe.probe_command",
         request="ProbeRequest",
         usage="RUN … --task NAME … --train FILE … --dev FILE … --to DIR [options]",
-        first=("task", "train", "dev", "test", "to", "layers", "step", "lr"),
+        first=("task", "train", "dev", "test", "to", "layers", "step", "lr", "seeds"),
         examples=(
             "contexture probe runs/mine --task pos dependencies --train train.conllu --dev dev.conllu --to probes/",
             "contexture probe runs/mine --train edges.jsonl --dev edges.dev.jsonl --to probes/ --layers each",

@@ -2,11 +2,13 @@
 
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contexture.cli.output import Result, TwofoldResult, results_alone
 from contexture.cli.parse import parse
 from contexture.requests import EvaluationArgs
+from contexture.table_files import Cell, check_table, plus_minus, shown, write_table
 from contexture.train.evaluation.request import requests_of
 from contexture.train.grid.folder import without_shared
 from contexture.train.grid.results import spreads
@@ -25,6 +27,8 @@ def evaluate_command(argv: list[str]) -> TwofoldResult | None:
     checkpoints as a table on stderr."""
     args = parse(EvaluationArgs, argv, "evaluate")
     requests = requests_of(without_shared(args.runs), args)
+    if args.table:
+        check_table(Path(args.table))
     for request in requests:
         read(request.folder)
     from contexture.train.cpu_memory import tune_cpu_allocator
@@ -34,7 +38,7 @@ def evaluate_command(argv: list[str]) -> TwofoldResult | None:
     stopped = STOPPED_BETWEEN if args.every_step else STOPPED
     with Signals(stopped) as signals, results_alone() if args.mesh.distributed else contextlib.nullcontext():
         if len(requests) > 1:
-            return _several(evaluate_runs(requests, signals))
+            return _several(evaluate_runs(requests, signals), args.table)
         result = evaluate_run(requests[0], signals)
     import jax
 
@@ -42,14 +46,17 @@ def evaluate_command(argv: list[str]) -> TwofoldResult | None:
         return None
     if "checkpoints" in result:
         show_results([result])
-    return TwofoldResult(result, _shown(result))
+    written = _write_table([result], args.table)
+    return TwofoldResult({**result, **written}, {**_shown(result), **written})
 
 
-def _several(results: "list[EvaluationResult]") -> TwofoldResult:
+def _several(results: "list[EvaluationResult]", table: str) -> TwofoldResult:
     if not any("submission" in each for each in results):
         show_results(results)
-    shown = [_shown({name: x for name, x in each.items() if name not in ("metrics", "labels")}) for each in results]
-    return TwofoldResult({"runs": results}, {"runs": shown}, code=int(any("error" in each for each in results)))
+    printed = [_shown({name: x for name, x in each.items() if name not in ("metrics", "labels")}) for each in results]
+    written = _write_table(results, table)
+    failed = any("error" in each for each in results)
+    return TwofoldResult({"runs": results, **written}, {"runs": printed, **written}, code=int(failed))
 
 
 def _shown(result: "EvaluationResult | Result") -> Result:
@@ -59,23 +66,37 @@ def _shown(result: "EvaluationResult | Result") -> Result:
     return {name: x for name, x in result.items() if name not in hidden}
 
 
+def _write_table(results: "Sequence[EvaluationResult]", file: str) -> dict[str, str]:
+    if file:
+        write_table(Path(file), table_rows(results))
+    return {"table": file} if file else {}
+
+
 def show_results(results: "Sequence[EvaluationResult]") -> None:
     """Prints a table on stderr: a row for each run and each of its checkpoints."""
+    rows = table_rows(results)
+    cells = [[f"{cell:,}" if isinstance(cell, int) else shown(cell) for cell in row.values()] for row in rows]
+    print_table(console(), "", list(rows[0]), cells)
+
+
+def table_rows(results: "Sequence[EvaluationResult]") -> list[dict[str, Cell]]:
+    """Returns a row for each run and each of its checkpoints; of several runs a last one has the mean and the deviation
+    of each metric."""
     from contexture.train.evaluation.checkpoint_results import numbers_of
 
     rows = [
-        (result["run"], f"{row['step']:,}" if "step" in row else "–", dict(numbers_of(row.get("metrics", {}))))
+        (result["run"], row.get("step"), dict(numbers_of(row.get("metrics", {}))))
         for result in results
         for row in result.get("checkpoints", [result])
     ]
     names = list(dict.fromkeys(name for _, _, figures in rows for name in figures))
     several = len(results) > 1
-    cells = [
-        [*([run] if several else []), step, *(f"{figures[name]:.4g}" if name in figures else "–" for name in names)]
+    table: list[dict[str, Cell]] = [
+        {**({"run": run} if several else {}), "step": step, **{name: figures.get(name) for name in names}}
         for run, step, figures in rows
     ]
     # Seeds of one setting are what several runs mostly are.
     if several and len(rows) == len(results) and (spread := spreads(figures for _, _, figures in rows if figures)):
-        means = {name: f"{each['mean']:.4g} ± {each['deviation'] or 0:.2g}" for name, each in spread.items()}
-        cells.append(["mean ± deviation", "–", *(means.get(name, "–") for name in names)])
-    print_table(console(), "", [*(["run"] if several else []), "step", *names], cells)
+        means = {name: plus_minus(each["mean"], each["deviation"] or 0.0) for name, each in spread.items()}
+        table.append({"run": "mean ± deviation", "step": None, **{name: means.get(name) for name in names}})
+    return table

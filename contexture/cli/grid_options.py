@@ -7,6 +7,7 @@ from contexture.cli.argv import expand_aliases
 from contexture.cli.options import ALIASES
 from contexture.cli.output import Result
 from contexture.cli.parse import option_names
+from contexture.table_files import Cell, plus_minus
 from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 from contexture.train.grid.folder import RESULTS
@@ -111,6 +112,28 @@ def table(result: GridResult, run: Run) -> Result:
         )
     printed["all figures"] = f"{result['grid']}/{RESULTS}"
     return printed
+
+
+def table_rows(result: GridResult) -> list[dict[str, Cell]]:
+    """Returns a row for each setting: its values, the mean and the deviation of every metric over its seeds, and of the
+    best one those on the test examples."""
+    best = result["best"]
+    metrics = list(dict.fromkeys(name for setting in result["settings"] for name in setting["dev"]))
+    rows: list[dict[str, Cell]] = []
+    for setting in result["settings"]:
+        row: dict[str, Cell] = {name.replace("_", "-"): shown(value) for name, value in setting["setting"].items()}
+        row["seeds"] = len(setting["runs"])
+        row["diverged"] = sum("diverged" in run for run in setting["runs"])
+        row |= {name: _plus_minus(setting["dev"].get(name)) for name in metrics}
+        if setting is best:
+            on_test = result.get("test", {})
+            row |= {"best": "yes", **{f"test {name}": _plus_minus(each) for name, each in on_test.items()}}
+        rows.append(row)
+    return rows
+
+
+def _plus_minus(spread: Spread | None) -> Cell:
+    return None if spread is None else plus_minus(spread["mean"], spread["deviation"])
 
 
 def _means(result: GridResult) -> str:

@@ -1,19 +1,16 @@
 """The commands that query a run, or convert one: argv → what is printed."""
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from contexture.analysis.results import EmbeddingFile
 from contexture.api import load, open
-from contexture.cli.lines import check_lines, documents_of, lines_of
+from contexture.cli.lines import documents_of, lines_of
 from contexture.cli.output import Result, StreamingResult, TwofoldResult
 from contexture.cli.parse import parse
 from contexture.requests import (
     CompareRequest,
-    EmbeddingRequest,
     ExportRequest,
     FillRequest,
     GenerationRequest,
@@ -26,16 +23,16 @@ from contexture.requests import (
     several,
 )
 from contexture.requests.arguments import checkpoint_of
+from contexture.table_files import Cell, check_table, write_table
 from contexture.train.errors import ConfigError
 from contexture.train.grid.folder import runs_beneath, without_shared
 from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals
 from contexture.train.run_file import read
 
 if TYPE_CHECKING:
-    from contexture.analysis.embed import SentenceSplitter, Units
-    from contexture.analysis.results import TextScore
+    from contexture.analysis.compare import Comparison
+    from contexture.analysis.results import LayerMix, TextScore
     from contexture.analysis.trained_model import TrainedModel
-    from contexture.data.tokenizers.unknown_tokens import UnknownTokens
     from contexture.train.evaluation.predict import Predictor
 
 logger = logging.getLogger(__name__)
@@ -58,7 +55,8 @@ def predict_command(argv: list[str]) -> Result | TwofoldResult:
         if request.to is None:
             return _predict_one(predictor, request)
         columns = {name: getattr(request, name) for name in ("text", "second", "choices", "header")}
-        return dict(predict_file(predictor, request.input, Path(request.to), columns, signals))
+        to = Path(request.to)
+        return dict(predict_file(predictor, request.input, to, columns, signals, overwrite=request.overwrite))
 
 
 def _predict_one(predictor: "Predictor", request: PredictionRequest) -> TwofoldResult:
@@ -181,63 +179,6 @@ def _write_score_page(
         write_score_page(Path(request.to), title, tokens, model.tokenizer.size, figures)
 
 
-def embed_command(argv: list[str]) -> Result:
-    """Writes contextual vectors of sentences or words."""
-    request = parse(EmbeddingRequest, argv, "embed")
-    read(Path(request.run))
-    file, to = Path(request.input), Path(request.to)
-    check_lines(file, "a sentence")
-    from contexture.analysis.embed import embed, sentence_splitter, truncation
-    from contexture.analysis.vector_files import resolve, vectors_file
-    from contexture.data.tokenizers.unknown_tokens import UnknownTokens
-
-    layers, pool = resolve(to, request.layers, request.pool)
-    cut = 0
-    result: EmbeddingFile = {"to": str(to), "lines": 0, "tokens": 0, "words": 0, "truncated": 0}
-    texts: deque[str] = deque()  # lines that are read and whose vectors are still to come
-
-    def sentences(split: "SentenceSplitter", unknown: "UnknownTokens | None") -> "Iterator[Units]":
-        nonlocal cut
-        for line in lines_of(file, "a sentence"):
-            sentence = split(line)
-            if unknown is not None:
-                unknown.add([line], [cast(Sequence[int], sentence.units)])
-            result["tokens"] += len(sentence.units)
-            result["words"] += sentence.own
-            result["truncated"] += sentence.truncated
-            cut += sentence.truncated > 0
-            texts.append(line)
-            yield sentence.units
-
-    # First: an unwritable place is refused at once.
-    with Signals(NOTHING_WRITTEN) as signals, vectors_file(to) as write:
-        opened = open(request.run, checkpoint_of(request.step))
-        unknown = UnknownTokens(opened.tokenizer) if opened.run.family == "vectors" else None
-        vectors = embed(
-            opened.model,
-            opened.params,
-            opened.tokenizer,
-            sentences(sentence_splitter(opened.model, opened.tokenizer), unknown),
-            layers=layers,
-            pool=pool,
-            batch=request.batch,
-            stateful=request.stateful,
-            cancel=signals,
-            trained=opened.watch_lengths(),
-        )
-        with opened.computing():
-            for array in vectors:
-                write(texts.popleft(), array)
-                result["lines"] += 1
-    if cut:
-        logger.warning(truncation(f"{cut:,} of {result['lines']:,} lines", opened.model.config))
-    if unknown is not None:
-        result["unknown"] = unknown.unknown
-        if line := unknown.warning(file.name, "give vectors that have these words"):
-            logger.warning(line)
-    return result
-
-
 def status_command(argv: list[str]) -> StreamingResult:
     """Returns where runs are, printed as lines."""
     request = parse(StatusRequest, argv, "status")
@@ -262,8 +203,29 @@ def compare_command(argv: list[str]) -> Result:
     from contexture.analysis.compare import compare
 
     to = Path(request.to) if request.to else None
+    if request.table:
+        check_table(Path(request.table))
     compared = compare([Path(run) for run in without_shared(request.runs)], to, request.theme)
-    return {**compared, **({"to": request.to} if request.to else {})}
+    if request.table:
+        write_table(Path(request.table), _with_settings(compared))
+    return {**compared, **_files(request)}
+
+
+def _with_settings(compared: "Comparison") -> list[dict[str, Cell]]:
+    """Returns a row for each run: its name, the settings that differ, its figures."""
+    # A row of differences has the setting, then the runs in their order.
+    settings = [list(row.values()) for row in compared["differences"]]
+    rows: list[dict[str, Cell]] = []
+    for n, figures in enumerate(compared["runs"]):
+        row: dict[str, Cell] = {"run": figures["run"], **{name: values[n] for name, *values in settings}}
+        rows.append({**row, **cast(dict[str, Cell], figures)})
+    return rows
+
+
+def _files(request: CompareRequest | LayersRequest) -> dict[str, str]:
+    """Returns the figure and the table that were written, without those that were not."""
+    name = "figure" if isinstance(request, LayersRequest) else "to"
+    return {key: file for key, file in ((name, request.to), ("table", request.table)) if file}
 
 
 def layers_command(argv: list[str]) -> Result:
@@ -275,10 +237,24 @@ def layers_command(argv: list[str]) -> Result:
         raise ConfigError("layers needs runs: contexture layers RUN … [--to FILE]")
     if request.to:
         check_figure(Path(request.to))
+    if request.table:
+        check_table(Path(request.table))
     mixes = layers([Path(run) for run in without_shared(request.runs)], lambda folder: load(folder)[1])
     if request.to:
         draw(mixes, Path(request.to), request.theme)
-    return {"mixes": mixes, **({"figure": request.to} if request.to else {})}
+    if request.table:
+        write_table(Path(request.table), _weight_rows(mixes))
+    return {"mixes": mixes, **_files(request)}
+
+
+def _weight_rows(mixes: "Iterable[LayerMix]") -> list[dict[str, Cell]]:
+    """Returns a row for each mix, with a column for each layer."""
+    rows: list[dict[str, Cell]] = []
+    for mix in mixes:
+        row: dict[str, Cell] = {name: mix[name] for name in ("run", "task", "seed", "place", "gamma")}
+        names = ("words" if layer == 0 else f"layer {layer}" for layer in mix["layers"])
+        rows.append({**row, **dict(zip(names, mix["weights"], strict=True))})
+    return rows
 
 
 def import_command(argv: list[str]) -> Result:
@@ -308,9 +284,8 @@ def export_command(argv: list[str]) -> Result:
 
     with Signals(NOTHING_WRITTEN) as signals:
         step = checkpoint_of(request.step)
-        exported = export_model(
-            Path(request.run), request.format, Path(request.to), step, signals, pooling=request.pooling
-        )
+        options = {"pooling": request.pooling, "overwrite": request.overwrite}
+        exported = export_model(Path(request.run), request.format, Path(request.to), step, signals, **options)
         return dict(exported)
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from contexture.cli.argv import apply_exclusive_options, expand_aliases, find_option, take_option
-from contexture.cli.grid_options import first_options, join_repeated, read_grid, table, wants_grid
+from contexture.cli.grid_options import first_options, join_repeated, read_grid, table, table_rows, wants_grid
 from contexture.cli.help import wants_help
 from contexture.cli.output import Result, StreamingResult, TwofoldResult, fit_column, results_alone, terminal_width
 from contexture.cli.parse import option_names, parse
 from contexture.cli.settings_file import read_settings, with_settings
 from contexture.option_scope import check_effects
 from contexture.requests import FinetuneRequest, NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
+from contexture.table_files import check_table, write_table
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import NOTHING_WRITTEN, Signals
@@ -157,12 +158,12 @@ def _planned(argv: list[str]) -> tuple[PlanRequest, str]:
 def tokenizer_command(argv: list[str]) -> Result:
     """Learns a vocabulary from text."""
     request = parse(TokenizerRequest, argv, "tokenizer")
-    from contexture.data.storage import check_free
+    from contexture.data.storage import atomic_folder, check_free
     from contexture.data.text.sources import expand
     from contexture.data.tokenizers.unknown_tokens import LostMarks
     from contexture.train.run.vocabulary import learn
 
-    check_free(request.to)
+    check_free(request.to, request.overwrite)
     with Signals(NOTHING_WRITTEN) as signals:
         files = expand(request.input, "input")
         marks = LostMarks() if request.kind == "wordpiece" and request.lowercase else None
@@ -177,7 +178,8 @@ def tokenizer_command(argv: list[str]) -> Result:
         )
     if marks and (line := marks.warning("the text", "keep them with --no-lowercase")):
         logger.warning(line)
-    tokenizer.save(Path(request.to))
+    with atomic_folder(Path(request.to), request.overwrite) as part:
+        tokenizer.save(part)
     return {"tokenizer": request.to, "vocab_size": tokenizer.size, "fingerprint": tokenizer.fingerprint}
 
 
@@ -228,6 +230,8 @@ def finetune_command(argv: list[str]) -> TwofoldResult | None:
 
     def read_argv() -> tuple[Run, Run]:
         asked = _finetuning(argv)
+        if asked.request.table:
+            raise ConfigError("--table is for several runs; give --grid or --seeds too, or leave --table out")
         run = asked.request.run
         check_effects(asked.options | asked.settings, [run], asked.base)
         if not run.mesh.distributed:
@@ -251,10 +255,15 @@ def _train_grid(argv: list[str]) -> TwofoldResult:
         grid = make_grid(request.run, read_grid(request.grid, request.run), request.seeds, options)
         check_effects({*options, *settings, *grid.values}, grid.runs, base)
         check_grid(grid)
+        if request.table:
+            check_table(Path(request.table))
         _check_examples(grid.runs)
         signals.check()
         result = train_grid(grid, base, signals)
-        return TwofoldResult(json=result, shown=table(result, grid.base))
+        if request.table:
+            write_table(Path(request.table), table_rows(result))
+        written = {"table": request.table} if request.table else {}
+        return TwofoldResult(json={**result, **written}, shown={**table(result, grid.base), **written})
     finally:
         signals.close()
 

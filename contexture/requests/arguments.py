@@ -33,20 +33,22 @@ def checkpoint_of(step: str) -> Step:
     return int(step)
 
 
-def check_place(to: Place, *read: Place | Sequence[Place]) -> None:
+def check_place(to: Place, *read: Place | Sequence[Place], option: str = "to") -> None:
     """Refuses a place to write to that is empty or one of the files that are read, by any name or link.
 
-    An unset shell variable gives an empty path, which would be the current folder. read: paths, or lists of paths.
+    An unset shell variable gives an empty path, which would be the current folder.
+
+    read: paths, or lists of paths. option: what names the place.
 
     Raises: ValueError.
     """
     if not str(to).strip():
-        raise ValueError("to= is empty; give --to a path")
+        raise ValueError(f"{option}= is empty; give --{option} a path")
     for given in read:
         for file in (given,) if isinstance(given, str | Path) else given:
             if str(file) and _is_same(to, file):
                 other = "" if str(file) == str(to) else f" ({file})"
-                raise ValueError(f"--to {to} is the input itself{other}; give another file")
+                raise ValueError(f"--{option} {to} is the input itself{other}; give another file")
 
 
 def check_effect(request: object, names: Sequence[str], has_effect: bool, what: str) -> None:

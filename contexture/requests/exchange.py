@@ -76,6 +76,8 @@ class ExportRequest:
     """The folder to write the files to."""
     pooling: Literal["", "mean", "cls", "max", "lasttoken"] = ""
     """Makes the hf files a model of sentence-transformers too, which pools the vectors of a text so."""
+    overwrite: bool = False
+    """Replace an earlier export in the folder, once the new one is complete. A folder with other files is refused."""
     step: Annotated[str, STEP] = ""
     """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
     newest good one."""

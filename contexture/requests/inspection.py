@@ -8,6 +8,9 @@ import tyro
 from contexture.requests.arguments import DIR, FILE, FILES, RUN, STEP, TEXT, Place, check_effect, check_place
 from contexture.train.evaluation.request import Strings
 
+_THEMED = (".png", ".pdf")
+"""Figures with colours of their own; an *.svg follows its reader."""
+
 
 @dataclass(frozen=True)
 class AttentionRequest:
@@ -45,7 +48,8 @@ class SensesRequest:
     input: Annotated[Strings, FILES]
     """The sentences, in text files with one in each line, or in *.tsv, *.csv and *.jsonl with a column of them."""
     to: Annotated[str, FILE] = ""
-    """A page or a figure to write: *.html, *.png or *.svg. The page holds all that it shows, and loads nothing."""
+    """A page or a figure to write: *.html, *.png, *.svg or *.pdf. The page holds all that it shows, and loads
+    nothing."""
     text: Annotated[str, TEXT] = ""
     """The column of the sentence, by name or by position from 1. Without it, one with a usual name."""
     sense: Annotated[str, TEXT] = ""
@@ -61,7 +65,7 @@ class SensesRequest:
     static: Annotated[str, FILE] = ""
     """A file of static vectors (word2vec, GloVe, fastText *.vec), whose vector of the word is shown beside."""
     layers: str = "all"
-    """Layers to draw in a *.png or *.svg: all, or numbers such as `0,6,12`, where 0 is the words' own."""
+    """Layers to draw in a figure: all, or numbers such as `0,6,12`, where 0 is the words' own."""
     projection: Literal["pca", "tsne"] = "pca"
     """How vectors become points: principal components, or t-SNE."""
     max_occurrences: int = 1000
@@ -69,7 +73,7 @@ class SensesRequest:
     seed: int = 0
     """The seed of samples, clusters and t-SNE."""
     theme: Literal["light", "dark"] = "light"
-    """The colours of a *.png. A page and an *.svg follow their reader."""
+    """The colours of a *.png or a *.pdf. A page and an *.svg follow their reader."""
     batch: int = 64
     """Sentences at a time."""
     step: Annotated[str, STEP] = ""
@@ -80,9 +84,9 @@ class SensesRequest:
         if self.to:
             check_place(self.to, self.input, self.static)
         check_effect(self, ("projection",), bool(self.to), "a page or a figure; give --to page.html")
-        figure = self.to.endswith((".png", ".svg"))
+        figure = bool(self.to) and not self.to.endswith(".html")
         check_effect(self, ("layers",), figure, "a figure; give --to figure.png")
-        check_effect(self, ("theme",), self.to.endswith(".png"), "a *.png; give --to figure.png")
+        check_effect(self, ("theme",), self.to.endswith(_THEMED), "a *.png or a *.pdf; give --to figure.png")
         if not self.word.strip():
             raise ValueError("word= is empty; give a word: --word bank")
         if self.clusters < 0 or self.clusters == 1:
@@ -100,12 +104,14 @@ class LayersRequest:
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
     """The folders of fine-tuned runs: seeds of a task, or several tasks."""
     to: Annotated[str, FILE] = ""
-    """A figure to draw, *.png or *.svg: a bar for each layer and task, the deviation over seeds upon it."""
+    """A figure to draw, *.png, *.svg or *.pdf: a bar for each layer and task, the deviation over seeds upon it."""
+    table: Annotated[str, FILE] = ""
+    """A file to write a table of the weights to, a row for each mix: *.tex (LaTeX), *.csv or *.md."""
     theme: Literal["light", "dark"] = "light"
-    """The colours of a *.png. An *.svg follows its reader."""
+    """The colours of a *.png or a *.pdf. An *.svg follows its reader."""
 
     def __post_init__(self) -> None:
-        check_effect(self, ("theme",), self.to.endswith(".png"), "a *.png; give --to figure.png")
+        check_effect(self, ("theme",), self.to.endswith(_THEMED), "a *.png or a *.pdf; give --to figure.png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,14 +129,18 @@ class CompareRequest:
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
     """The folders of two runs or more."""
     to: Annotated[str, FILE] = ""
-    """A page or a picture of their curves to write, *.html, *.png or *.svg. Without it, tables are printed alone."""
+    """A page or a picture of their curves to write, *.html, *.png, *.svg or *.pdf. Without it, tables are printed
+    alone."""
+    table: Annotated[str, FILE] = ""
+    """A file to write a table to, a row for each run with its figures and the settings that differ: *.tex (LaTeX),
+    *.csv or *.md."""
     theme: Literal["light", "dark"] = "light"
-    """The colours of a *.png. A page and an *.svg follow their reader."""
+    """The colours of a *.png or a *.pdf. A page and an *.svg follow their reader."""
 
     def __post_init__(self) -> None:
         if len(self.runs) < 2:
             raise ValueError("compare needs two runs or more: contexture compare RUN RUN …")
-        check_effect(self, ("theme",), self.to.endswith(".png"), "a *.png; give --to curves.png")
+        check_effect(self, ("theme",), self.to.endswith(_THEMED), "a *.png or a *.pdf; give --to curves.png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,17 +177,24 @@ class ProbeRequest:
     """Spans, or pairs of spans, of a training step."""
     seed: int = 0
     """The seed of initial parameters, the order of examples and the control task."""
+    seeds: int = 1
+    """How often each probe is trained, with seeds from --seed on. Of several, tables have the mean and the deviation of
+    each figure, and the figures drawn are those of the first."""
+    table: Annotated[str, FILE] = ""
+    """A file to write the main figures of this call to, a row for each task: *.tex (LaTeX), *.csv or *.md."""
     theme: Literal["light", "dark"] = "light"
-    """The colours of a *.png. An *.svg follows its reader."""
+    """The colours of *.png and *.pdf. An *.svg follows its reader."""
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise ValueError("probe needs runs: contexture probe RUN … --train FILE --dev FILE --to DIR")
         check_place(self.to)
-        for name in ("epochs", "patience", "batch"):
+        if self.table:
+            check_place(self.table, self.train, self.dev, self.test, option="table")
+        for name in ("epochs", "patience", "batch", "seeds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not a number of at least 1")
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"lr={self.lr} is not above 0")
-        if not 0 <= self.seed < 2**31:
+        if not 0 <= self.seed <= 2**31 - self.seeds:
             raise ValueError(f"seed={self.seed} is not in [0, 2^31)")

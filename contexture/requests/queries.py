@@ -24,6 +24,14 @@ class EvaluationArgs(EvaluationOptions):
     to: Annotated[str, DIR] = ""
     submission: Annotated[str, DIR] = ""
     figures: Annotated[str, DIR] = ""
+    table: Annotated[str, FILE] = ""
+    """A file to write the table of runs and checkpoints to, a row for each: *.tex (LaTeX), *.csv or *.md."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_effect(self, ("table",), not self.submission, "what is measured; leave --submission out")
+        if self.table:
+            check_place(self.table, self.dev, option="table")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +44,8 @@ class PredictionRequest:
     """A file of examples, labelled or not, of any size. Without it, --text is the example itself."""
     to: Annotated[str | None, FILE] = None
     """The file to write the predictions to, a JSON object per line."""
+    overwrite: bool = False
+    """Replace the file --to, where it exists, once the new one is complete."""
     text: Annotated[str, TEXT] = ""
     """One text, or its words, or the question. With --input: the column of it, where it has another name than in the
     training set."""
@@ -62,6 +72,8 @@ class PredictionRequest:
             raise ValueError("give --input FILE and --to FILE, or one example: --text TEXT")
         if not self.input and self.header:
             raise ValueError("header= is for a file; give it as --input FILE, or leave --header out")
+        if self.overwrite and not self.to:
+            raise ValueError("overwrite= is for a file of predictions; give --to FILE too, or leave --overwrite out")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch} is not a positive number of examples")
 
@@ -130,7 +142,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class EmbeddingRequest:
-    """Contextual vectors of the words of a text, or of a BERT's or a GPT's tokens, line by line."""
+    """Contextual vectors of the sentences, words or tokens of a text, line by line."""
 
     run: tyro.conf.Positional[Annotated[Place, RUN]]
     """The folder of a run of any family."""
@@ -138,15 +150,22 @@ class EmbeddingRequest:
     """A text file; each line is a sentence."""
     to: Annotated[Place, FILE]
     """The file to write the vectors to. *.npy, *.parquet or *.safetensors: a matrix, a row for each line's sentence.
-    *.hdf5 or *.npz: an array for each line's words or tokens; hdf5 in the original ELMo's layout."""
+    *.hdf5 or *.npz: an array for each line's words or tokens, with their names; hdf5 in the original ELMo's layout.
+    *.tsv: a row for each vector. *.txt: the same in word2vec's text format, of words or tokens."""
     _: KW_ONLY
+    of: Literal["auto", "sentences", "words", "tokens"] = "auto"
+    """What has a vector. sentences: each line. words: what stands between spaces, a word of several tokens as their
+    mean. tokens: what the model reads, a BERT's [CLS] and [SEP] too; of an ELMo its words, which may split punctuation
+    off. auto: sentences in a matrix and in *.tsv, words in *.txt, tokens otherwise."""
     layers: str = "auto"
-    """Layers to take: auto, last, all, or numbers such as `0,2`, where 0 is the words' own. auto: last for sentences,
-    all for words."""
+    """Layers to take: auto, last, all, or numbers such as `0,2`, where 0 is the words' own. auto: all in *.hdf5 and
+    *.npz, last otherwise."""
     pool: Literal["auto", "none", "mean", "mean-words", "last", "cls"] = "auto"
-    """How a sentence's vector comes from those of its tokens. none: it does not. mean: of all tokens. mean-words:
-    without a BERT's [CLS] and [SEP]. last: the last of these. cls: a BERT's [CLS]. auto: mean-words in a matrix, none
-    otherwise."""
+    """How a sentence's vector comes from those of its tokens. none: each word or token keeps its own, as --of says.
+    mean: of all tokens. mean-words: without a BERT's [CLS] and [SEP]. last: the last of these. cls: a BERT's [CLS].
+    auto: mean-words of sentences, none otherwise."""
+    overwrite: bool = False
+    """Replace the file, where it exists, once the new one is complete."""
     batch: int = 64
     """Lines at a time."""
     stateful: bool = False
@@ -157,6 +176,10 @@ class EmbeddingRequest:
 
     def __post_init__(self) -> None:
         check_place(self.to, self.input)
+        if self.of in ("words", "tokens") and self.pool not in ("auto", "none"):
+            raise ValueError(f"pool={self.pool} is for sentences, and --of {self.of} keeps each of them; leave one out")
+        if self.of == "sentences" and self.pool == "none":
+            raise ValueError("pool=none is for words and tokens, and --of sentences pools them; leave one out")
 
 
 @dataclass(frozen=True)

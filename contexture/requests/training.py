@@ -54,6 +54,8 @@ class FinetuneRequest(RunRequest):
     Runs that differ in learning rate and seed alone share the compiled step."""
     seeds: int = 1
     """How many seeds each setting is trained with, from --seed on. The table has their mean and deviation."""
+    table: Annotated[str, FILE] = ""
+    """A file to write the table of --grid or --seeds to, a row for each setting: *.tex (LaTeX), *.csv or *.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,9 @@ class TokenizerRequest:
     """The most tokens that the vocabulary may have."""
     to: Annotated[str, DIR]
     """The folder to write the tokenizer to."""
+    overwrite: bool = False
+    """Replace an earlier tokenizer of the same kind in the folder, once the new one is complete. Runs keep a copy of
+    theirs. A folder with other files is refused."""
     lowercase: bool = True
     """Lower-case the text and strip accents, for wordpiece; all other kinds keep text as it is."""
     word_splitter: Literal["spaces", "punctuation"] = "spaces"

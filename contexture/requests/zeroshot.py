@@ -8,7 +8,7 @@ import tyro
 from contexture.requests.arguments import FILE, FILES, RUN, STEP, TEXT, TEXTS, Place, check_place
 from contexture.train.evaluation.request import Strings
 
-Task = Literal["lambada", "cbt", "choice", "wikitext", "lm1b", "qa", "summarize", "translate"]
+Task = Literal["lambada", "cbt", "choice", "blimp", "wikitext", "lm1b", "qa", "summarize", "translate"]
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,13 @@ class ZeroshotRequest:
     _: KW_ONLY
     task: Task
     """The task. lambada: the last word of each passage. cbt: the Children's Book Test. choice: which alternative fits a
-    text, or its blank (XXXXX or _). wikitext, lm1b: perplexity by word of a tokenised corpus. A GPT writes its answers
-    in qa: questions about documents (CoQA, SQuAD), summarize: summaries after TL;DR:, and translate."""
+    text, or its blank (XXXXX or _). blimp: which sentence of a minimal pair is acceptable. wikitext, lm1b: perplexity
+    by word of a tokenised corpus. A GPT writes its answers in qa: questions about documents (CoQA, SQuAD), summarize:
+    summaries after TL;DR:, and translate."""
     input: Annotated[Strings, FILES]
     """The files of the task, as their publishers ship them. lambada: a passage in each line, or in `text` of a *.jsonl.
-    cbt: numbered lines. choice: rows with text, alternatives and label. wikitext, lm1b: tokenised text. qa: a *.json in
-    CoQA's or SQuAD's form. summarize, translate: rows with text and reference."""
+    cbt: numbered lines. choice: rows with text, alternatives and label. blimp: *.jsonl, or a folder of them. wikitext,
+    lm1b: tokenised text. qa: a *.json in CoQA's or SQuAD's form. summarize, translate: rows with text and reference."""
     shots: int = 0
     """Show so many answered examples before each question of a choice, or translated ones before each sentence, drawn
     from --examples."""
@@ -36,6 +37,8 @@ class ZeroshotRequest:
     """A column of a choice, such as the gender of a pronoun: each of its values has an accuracy of its own."""
     to: Annotated[str, FILE] = ""
     """A file to write the answer to each question to, or what was written, a JSON object in each line."""
+    table: Annotated[str, FILE] = ""
+    """A file to write a table of the figures to, with a row for each group: *.tex (LaTeX), *.csv or *.md."""
     text: Annotated[str, TEXT] = ""
     """The column of a choice's text, of the article, or of the sentence to translate. Without it, one with a usual
     name."""
@@ -68,11 +71,13 @@ class ZeroshotRequest:
     def __post_init__(self) -> None:
         if self.to:
             check_place(self.to, self.input, self.examples)
+        if self.table:
+            check_place(self.table, self.input, self.examples, self.to, option="table")
         written = ("qa", "summarize", "translate")
         for name, given, tasks in (
             ("shots", self.shots, ("choice", "cbt", "translate")),
             ("examples", self.examples, ("choice", "cbt", "translate")),
-            ("to", self.to, ("choice", "cbt", *written)),
+            ("to", self.to, ("choice", "cbt", "blimp", *written)),
             ("group", self.group, ("choice",)),
             ("text", self.text, ("choice", "summarize", "translate")),
             ("references", self.references, ("summarize", "translate")),

@@ -103,11 +103,12 @@ def test_a_page_stands_alone_and_shows_names_as_they_are(runs, tmp_path):
     assert not re.search(r"""(src|href)=["']?https?:""", page) and "<script" not in page
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.svg"])
+@pytest.mark.parametrize("name", ["a.png", "a.svg", "a.pdf"])
 def test_a_picture_holds_curves_and_settings(runs, tmp_path, name):
     compare(runs, tmp_path / name, "dark")
     content = (tmp_path / name).read_bytes()
-    assert content.startswith(b"\x89PNG") if name == "a.png" else b"optim.peak-lr" in content
+    start = {"a.png": b"\x89PNG", "a.pdf": b"%PDF", "a.svg": b"<?xml"}[name]
+    assert content.startswith(start) and (name != "a.svg" or b"optim.peak-lr" in content)
 
 
 def test_runs_without_a_step_are_compared(runs, tmp_path):
@@ -123,7 +124,7 @@ def test_the_command_and_its_mistakes(runs, tmp_path, capsys):
     for argv, message in (
         (names[:1], "compare needs two runs or more"),
         ([names[0], names[0]], "a run is given twice"),
-        ([*names, "--to", "a.pdf"], "a.pdf: not one of *.html, *.png, *.svg"),
+        ([*names, "--to", "a.gif"], "a.gif: not one of *.html, *.png, *.svg, *.pdf"),
         ([*names, "--to", str(tmp_path / "none" / "a.png")], "its folder is not there"),
         ([names[0], str(tmp_path)], "is not a run"),
     ):

@@ -67,8 +67,10 @@ def test_both_kinds_of_file_hold_every_line_s_vectors(elmo_run, text, whole, tmp
         counts = {"lines": len(TEXT), "tokens": words, "words": words, "truncated": 2}
         assert result == {"to": str(tmp_path / name), **counts}
     with np.load(tmp_path / "v.npz") as file:
-        one = {name: file[name] for name in file.files}
+        one = {name: file[name] for name in file.files if name.isdecimal()}
+        named = {name: file[name].tolist() for name in file.files if not name.isdecimal()}
     other = in_hdf5(tmp_path / "v.hdf5")
+    assert named == {f"tokens/{number}": words for number, words in enumerate(lines)}
     assert one.keys() == other.keys() == {str(number) for number in range(len(TEXT))}
     for number, words in enumerate(lines):
         vectors = one[str(number)]
@@ -142,9 +144,9 @@ def test_lines_are_alone_unless_the_model_is_stateful(elmo_run, opened: Opened, 
         (["--layers", "-1"], "layers=-1 are not all, last, or numbers from 0 to 2"),
         (["--batch", "0"], "batch=0 is not a positive number of sentences"),
         (["--batch", "9" * 20], f"batch={'9' * 20} is more than 16384 sentences at a time; give fewer"),
-        (["--to", "TMP/v.txt"], "v.txt: not a file of vectors; give *.npy, *.parquet or *.safetensors for a matrix"),
-        (["--pool", "mean"], "v.npz: pool=mean gives a vector for each line; give --to *.npy, *.parquet or *.saf"),
-        (["--to", "TMP/taken.npz"], "taken.npz: there is such a file already; give another name"),
+        (["--to", "TMP/v.csv"], "v.csv: not a file of vectors; give *.npy, *.parquet or *.safetensors for a matrix"),
+        (["--pool", "mean"], "v.npz: pool=mean gives a vector for each line; give --to *.npy, *.parquet, *.saf"),
+        (["--to", "TMP/taken.npz"], "taken.npz: there is such a file already; give another name, or --overwrite"),
         (["--to", "TMP/nowhere/v.npz"], "nowhere/v.npz: its folder is not there; make it, or give another name"),
         (["--input", "TMP/nowhere.txt"], "nowhere.txt: no such file; give one with a sentence in each line"),
         (["--input", "TMP/latin.txt"], "latin.txt:2: "),
@@ -178,7 +180,7 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
         and summary["truncated"] == sum(map(len, tokenizer.encode(lines))) - summary["words"]
     )
     assert summary["truncated"] > 0 and summary["tokens"] == summary["words"] + 2 * bert * len(lines)
-    assert summary["tokens"] == sum(actual[name].shape[1] for name in actual.files)
+    assert summary["tokens"] == sum(actual[str(number)].shape[1] for number in range(len(lines)))
     for number, ids in enumerate(kept):
         row = [wordpiece(tokenizer).cls, *ids, wordpiece(tokenizer).sep] if bert else ids
         vectors = actual[str(number)]

@@ -41,6 +41,10 @@ def test_the_weights_of_the_last_four_layers_have_those_layers_numbers(tmp_path:
     mixes = layers(folders, lambda folder: {"heads_tag": {"features": {"mix": weights[folder.name]}}})
     assert [mix["layers"] for mix in mixes] == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5]]
 
+    draw(mixes, tmp_path / "layers.pdf")
+    pdf = (tmp_path / "layers.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF") and b"/Subtype /CIDFontType2" in pdf and b"/Type3" not in pdf
+
     draw(mixes, tmp_path / "layers.svg")
     drawn = (tmp_path / "layers.svg").read_text()
     assert "(input)" in drawn and "(input, layers 2 to 5)" in drawn

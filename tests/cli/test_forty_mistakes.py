@@ -108,7 +108,7 @@ MISTAKES = {
     "attention bert --text a --to new.htm": "--to new.htm: a page ends in .html; give such a name",
     "attention bert --text a --to new.html --layers 7": "layers: 7 is none of the model's layers, 1 to 2; give some",
     "senses bert --word bank --input text.txt": "the word 'bank' never occurs in the 2 sentences of the input; give",
-    "embed bert --input text.txt --to new.txt": "new.txt: not a file of vectors; give *.npy, *.parquet or",
+    "embed bert --input text.txt --to new.csv": "new.csv: not a file of vectors; give *.npy, *.parquet or",
     "show bret.tiny": "there is no recipe 'bret.tiny' (did you mean bert.tiny?); `contexture recipes` lists them",
     "export gpt bilm --to new": "gpt is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe",
     "import bert-tf empty --to new": "empty/bert_config.json: cannot be read (No such file or directory); give the",

@@ -26,7 +26,7 @@ RUNS = {
 }
 LISTED = {
     title: {option.name.replace("-", "_") for option in options_of(COMMANDS[title.split()[0]], run)}
-    - {"config", "grid", "seeds"}
+    - {"config", "grid", "seeds", "table"}
     for title, run in RUNS.items()
 }
 EVERY_OPTION = [option for name in COMMANDS for option in options_of(COMMANDS[name])]

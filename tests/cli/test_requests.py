@@ -55,8 +55,8 @@ def test_a_short_form_and_its_option_are_not_given_together(argv: list[str]):
         expand_aliases(argv)
 
 
-def _writers() -> list[tuple[type, str]]:
-    """(a type of options that writes a file `to`, each of its options that is a file to read)."""
+def _writers() -> list[tuple[type, str, str]]:
+    """(a type of options that writes files, which option says where, each of its options that is a file to read)."""
     marks = arguments.FILE, arguments.FILES
     found = []
     for module in pkgutil.iter_modules(requests.__path__, "contexture.requests."):
@@ -67,13 +67,15 @@ def _writers() -> list[tuple[type, str]]:
             files = [
                 name for name, hint in hints.items() if any(mark in marks for mark in getattr(hint, "__metadata__", ()))
             ]
-            if "to" in files:
-                found += [(kind, name) for name in files if name != "to"]
+            found += [(kind, to, name) for to in _WRITTEN for name in files if to in files and name not in _WRITTEN]
     return found
 
 
-@pytest.mark.parametrize(("kind", "option"), _writers(), ids=lambda value: getattr(value, "__name__", value))
-def test_no_command_writes_over_what_it_reads(tmp_path, monkeypatch, kind, option):
+_WRITTEN = ("to", "table")
+
+
+@pytest.mark.parametrize(("kind", "place", "option"), _writers(), ids=lambda value: getattr(value, "__name__", value))
+def test_no_command_writes_over_what_it_reads(tmp_path, monkeypatch, kind, place, option):
     """By the same name, another name of the same file, a link and a hard link; also before the file exists."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.tsv").write_text("a\tb\n")
@@ -85,8 +87,8 @@ def test_no_command_writes_over_what_it_reads(tmp_path, monkeypatch, kind, optio
     for file, to in itertools.product(
         ("in.tsv", "link.tsv", "new.tsv"), ("in.tsv", "./link.tsv", "hard.tsv", "new.tsv")
     ):
-        given = {**values, option: file, "to": to}
+        given = {**values, option: file, place: to}
         if ("new" in file) == ("new" in to):
             with pytest.raises(ValueError, match="is the input itself"):
                 kind(**given)
-    kind(**{**values, option: "in.tsv", "to": "out.tsv"})
+    kind(**{**values, option: "in.tsv", place: "out.tsv"})

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from contexture.analysis.zeroshot.minimal_pairs import pair_files, read_pairs
 from contexture.configs import task
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.tasks.read_examples import examples
@@ -17,6 +18,7 @@ PASSAGE = {"article": "The cat sat.", "questions": ["Who?", "What _ ?"], "answer
 STEM = {"answerKey": "E", "question": {"stem": "Who?", "choices": [{"label": x, "text": x} for x in "ABCDE"]}}
 SWAG = "n,sent1,sent2,ending0,ending1,ending2,ending3,label\n" + '0,"The, cat.",It,a,b,c,d,2\n1,A,B,a,b,c,d,0\n' * 2
 XNLI = "language\tgold_label\tsentence1\tsentence2\n" + "de\tneutral\tThe cat\ta b c\nar\tentailment\ta\tb\n" * 2
+PAIR = {"sentence_good": "A cat sits.", "sentence_bad": "A cat sit.", "UID": "x", "linguistics_term": "y", "field": "z"}
 CAUSE = {"premise": "It fell.", "choice1": "a", "choice2": "b", "question": "cause", "label": 1}
 
 
@@ -26,6 +28,15 @@ def _target(name: str, file: str, content: str, mutate: Mutation, path: str = ""
         (folder / name / file).write_text(content, "utf-8")
 
     return Target(f"publishers.{name}", make, f"{name}/{file}", mutate, _read(name, path or file))
+
+
+def _read_pairs(folder: Path, to: Path) -> None:
+    read_pairs(pair_files([str(folder / "blimp")]))
+
+
+def _make_pairs(folder: Path) -> None:
+    (folder / "blimp").mkdir(parents=True)
+    (folder / "blimp" / "a.jsonl").write_text(f"{json.dumps(PAIR)}\n" * 3)
 
 
 def _read(name: str, file: str) -> Callable[[Path, Path], None]:
@@ -48,5 +59,6 @@ TARGETS = (
     _target("race", "train/high/1.txt", json.dumps(PASSAGE), of_json, "train"),
     _target("commonsense_qa", "train_rand_split.jsonl", f"{json.dumps(STEM)}\n" * 3, of_json_lines),
     _target("copa", "train.jsonl", f"{json.dumps(CAUSE)}\n" * 3, of_json_lines),
+    Target("publishers.blimp", _make_pairs, "blimp/a.jsonl", of_json_lines, _read_pairs),
     _target("msra_ner", "train.tsv", "text_a\tlabel\n" + "T\2h\2e\tO\2O\2B-X\na b\tO O\n" * 3, of_lines),
 )

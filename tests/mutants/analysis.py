@@ -9,6 +9,8 @@ _SORTED = "analysis/test_embed.py::test_sorted_by_length_sentences_keep_their_or
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
 _MASKED = "analysis/test_score.py::test_a_bert_s_score_masks_each_token_alone"
 _BOTH = "analysis/test_score.py::test_an_elmo_s_score_is_that_of_both_directions_word_by_word"
+_BLIMP = "analysis/zeroshot/test_minimal_pairs.py::"
+_BLIMP_PAIRS = f"{_BLIMP}test_a_pair_is_right_where_the_acceptable_sentence_is_more_probable"
 _ZEROSHOT = "analysis/zeroshot/test_zeroshot.py::"
 _CONTINUED = f"{_ZEROSHOT}test_a_gpt_s_continuation_has_the_rest_of_the_whole_text_s_log_probability"
 _WRITERS = "analysis/zeroshot/test_written_answers.py::"
@@ -112,6 +114,32 @@ ANALYSIS = (
          "own = slice(0, len(ids) - 1)", _CONTINUED),
         ("zeroshot.one-token-too-few", "range(first, first + len(own))", "range(first, first + len(own) - 1)",
          f"{_ZEROSHOT}test_a_bert_s_continuation_is_that_of_each_masked_token"),
+    ),
+    *mutants_of(
+        "analysis/zeroshot/minimal_pairs.py",
+        ("zeroshot.tie-is-a-hit", "is_hit(log_probs, 0) for", "bool(log_probs.argmax() == 0) for", _BLIMP_PAIRS),
+        ("zeroshot.mean-over-paradigms-is-their-sum", "else error / count", "else error",
+         f"{_BLIMP}test_a_mean_over_paradigms_has_the_errors_of_all"),
+    ),
+    *mutants_of(
+        "analysis/zeroshot/standard_error.py",
+        ("zeroshot.error-of-a-population", "/ (count - 1) / count", "/ count / count",
+         f"{_BLIMP}test_the_standard_error_is_the_deviation_over_the_root_of_n"),
+    ),
+    *mutants_of(
+        "analysis/vectors/row_names.py",
+        ("embed.words-are-tokens", 'if of == "words":', 'if of == "nothing":',
+         "analysis/vectors/test_words_of_vectors.py::test_words_of_an_elmo_stand_between_spaces_and_its_tokens_between_marks"),
+    ),
+    *mutants_of(
+        "analysis/vectors/text_files.py",
+        ("embed.digits-are-lost", "%.9g", "%.6g",
+         "analysis/vectors/test_vector_files.py::test_rows_of_text_hold_every_vector_with_its_name_to_the_bit"),
+    ),
+    *mutants_of(
+        "analysis/probing/probe.py",
+        ("probe.seeds-are-one", "seed=training.seed + n)", "seed=training.seed)",
+         "analysis/probing/test_probe_runs.py::test_several_seeds_have_the_mean_and_the_deviation_of_probes_trained_alone"),
     ),
     *mutants_of(
         "analysis/zeroshot/word_perplexity.py",

@@ -158,7 +158,7 @@ def test_mistakes_are_one_line(elmo_run: Path, task_files: Path, tmp_path: Path,
         (["pretrain", "elmo.tiny", "--head.mix", "all"], "head.mix=all has no meaning for task.kind=off"),
         (["layers", str(elmo_run)], "mixes no layers"),
         (["layers"], "layers needs runs"),
-        (["layers", str(elmo_run), "--to", "x.gif"], "x.gif: a figure ends in .png or .svg"),
+        (["layers", str(elmo_run), "--to", "x.gif"], "x.gif: a figure ends in .png, .svg or .pdf"),
         (["fill", str(elmo_run), "--text", "a [MASK]"], "this run is an ELMo"),
         (["evaluate", str(elmo_run), "--batch", "10000"], "evaluate.batch"),
     ):

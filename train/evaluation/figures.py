@@ -1,10 +1,11 @@
 """Figures of a task with labels: its confusion matrix, a table of its labels, and how far its probabilities can be
 trusted.
 
-    confusion.csv, .png, .svg     how often each label (a row) was predicted as each (a column)
-    labels.csv, .png, .svg        precision, recall and F1 of each label, or type of entities, and how often it occurs
-    calibration.png, .svg         the accuracy of the predictions with about the same probability (Guo et al. 2017, On
-                                  calibration of modern neural networks, section 2)
+    confusion.csv, .png, .svg, .pdf  how often each label (a row) was predicted as each (a column)
+    labels.csv, .png, .svg, .pdf     precision, recall and F1 of each label, or type of entities, and how often it
+                                     occurs
+    calibration.png, .svg, .pdf      the accuracy of the predictions with about the same probability (Guo et al. 2017,
+                                     On calibration of modern neural networks, section 2)
 
     expected calibration error = Σ over bins  n_bin / n · |accuracy_bin - mean probability_bin|
 
@@ -26,6 +27,7 @@ from contexture.data.visible import visible
 from contexture.train.evaluation.task_metrics import LabelRow
 from contexture.train.run.plots import (
     COLOURS,
+    PICTURES,
     Theme,
     add_legend_below,
     add_title,
@@ -81,7 +83,7 @@ def write_figures(
 ) -> Calibration | None:
     """Writes all figures into a folder that exists, and returns the calibration; None where no probability is a number.
 
-    rows: a row for each label; title: above the pictures; theme: of the PNGs, an SVG follows its reader's.
+    rows: a row for each label; title: above the pictures; theme: of PNG and PDF; an SVG follows its reader's.
     """
     matrix, names = confusion(predictions)
     counts = [[name, *row] for name, row in zip(predictions.labels, matrix.tolist(), strict=True)]
@@ -90,8 +92,8 @@ def write_figures(
     _write_csv(folder / "labels.csv", [["label", "precision", "recall", "f1", "support"], *cells])
     bins = calibration_bins(predictions)
     with unknown_letters_as_boxes():  # the CSV has them
-        pictures: tuple[tuple[str, Theme], ...] = ((".png", theme), (".svg", "light"))
-        for suffix, colours in pictures:
+        for suffix in PICTURES:
+            colours: Theme = "light" if suffix == ".svg" else theme
             save_figure(_confusion_figure(matrix, names, title, colours), folder / f"confusion{suffix}")
             save_figure(_label_figure(rows, title, colours), folder / f"labels{suffix}")
             if bins is not None:

@@ -260,11 +260,14 @@ def predict_file(
     to: Path,
     columns: dict[str, str],
     cancel: CancelToken = NEVER,
+    *,
+    overwrite: bool = False,
 ) -> PredictFileResult:
     """Writes a JSON line for each example of a file: its text, the prediction, the scores. Memory is bounded.
 
     columns: task.text, task.second, task.choices, task.header if the file has others than the training set. The file
-    appears whole or not at all. Raises ConfigError for a place where it cannot be, DataError for the user's file.
+    appears whole or not at all; overwrite: in place of an older one. Raises ConfigError for a place where it cannot be,
+    DataError for the user's file.
     """
     check_sources((source,), "input")
     if predictor.run.data.context == "document":
@@ -273,7 +276,7 @@ def predict_file(
         task = dataclasses.replace(predictor.run.task, **{name: word for name, word in columns.items() if word})
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    to = _free_file(to)
+    to = _free_file(to, overwrite)
     count = 0
     report = predictor.report = FileReport(Path(source).name, reader(predictor.tokenizer), every_row=True)
     with atomic_file(to) as part, open(part, "w", encoding="utf-8") as file:
@@ -297,14 +300,14 @@ def predict_file(
     }
 
 
-def _free_file(to: Path) -> Path:
+def _free_file(to: Path, overwrite: bool) -> Path:
     """Returns the path to write to, its folder made. Raises ConfigError if nothing can be written there."""
     if os.path.isdir(to):
         raise ConfigError(f"{to} is a folder; give a file as --to, as in {to}/predictions.jsonl")
     if to.exists() and not to.is_file():
         raise ConfigError(f"{to} is no plain file; give another --to")
-    if to.exists():
-        raise ConfigError(f"--to {to} is there already; give another name, or move the file away")
+    if to.exists() and not overwrite:
+        raise ConfigError(f"--to {to} is there already; give another name, or --overwrite")
     # A link is followed: the rename would replace the link itself.
     if not is_bucket(to):
         to = Path(os.path.realpath(to))

@@ -36,10 +36,12 @@ class EvaluationOptions:
     figures: str = ""
     """The folder to write figures of a task with labels to: confusion matrix, rates of each label, calibration."""
     theme: Theme = "light"
-    """The colours of a *.png. An *.svg follows its reader."""
+    """The colours of *.png and *.pdf. An *.svg follows its reader."""
     submission: str = ""
     """The folder to write files for GLUE's or SQuAD's server to, of examples without labels: those of --dev, else
     GLUE's test sets, or the run's questions. Nothing is measured."""
+    overwrite: bool = False
+    """Replace the files of an earlier --submission in that folder."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def __post_init__(self) -> None:
@@ -53,6 +55,8 @@ class EvaluationOptions:
             raise ValueError("figures are of one checkpoint; give one --step, or leave it out")
         if self.theme != "light" and not self.figures:
             raise ValueError("theme= is for figures; give --figures DIR too, or leave --theme out")
+        if self.overwrite and not self.submission:
+            raise ValueError("overwrite= is for a submission; give --submission DIR too, or leave --overwrite out")
         if self.figures and self.submission:
             raise ValueError("figures= is for what is measured, and submission= measures nothing; give one of them")
         if self.submission and self.mesh.distributed:

@@ -124,8 +124,9 @@ def _planned(folder: Path, record: RunRecord, request: EvaluationRequest) -> lis
     for source, file in planned:
         if [other for _, other in planned].count(file) > 1:
             raise ConfigError(f"{source} and another file would both be {file.name}; give one of them")
-        if taken := next((each for each in (file, file.with_name(_PROBABILITIES)) if each.exists()), None):
-            raise ConfigError(f"{taken} is there already; give another --submission, or move the file away")
+        taken = next((each for each in (file, file.with_name(_PROBABILITIES)) if each.exists()), None)
+        if taken and not request.overwrite:
+            raise ConfigError(f"{taken} is there already; give another --submission, or --overwrite")
     check_sources(sources, "submission")
     return planned
 

@@ -134,16 +134,22 @@ def import_model(
 
 
 def export_model(
-    folder: Path, format: str, to: Path, step: Step, cancel: CancelToken = NEVER, pooling: str = ""
+    folder: Path,
+    format: str,
+    to: Path,
+    step: Step,
+    cancel: CancelToken = NEVER,
+    pooling: str = "",
+    overwrite: bool = False,
 ) -> ExportResult:
     """Writes a run as files that other libraries read. `cancel` may raise to stop it.
 
     A README.md, the model card, goes with them. format: hf, peft, bilm or stablehlo. pooling: of hf, which
-    sentence-transformers then loads too.
+    sentence-transformers then loads too. overwrite: replace an earlier export of the same files.
 
     Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
     """
-    check_free(to)
+    check_free(to, overwrite)
     exporter, record = EXPORTERS[format], run_file.read(folder)
     exporter.check(folder, record.run)
     tokenizer = read_tokenizer(folder, record)
@@ -159,7 +165,7 @@ def export_model(
         files |= {SETTINGS: with_padding(files[SETTINGS]), **sentence_files(model, pooling)}
     library = "sentence-transformers" if pooling else format
     files["README.md"] = model_card(folder, record, loaded.step, library, parameters).encode()
-    with atomic_folder(to) as part:
+    with atomic_folder(to, overwrite) as part:
         for name, content in files.items():
             (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_bytes(content)

@@ -137,7 +137,7 @@ INPUTS = "inputs"
 LOG = "log.txt"
 """What a training has said, of all its starts."""
 _OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "tensorboard", "loss.png", "loss.svg",
-             "evaluations", "trackers.json", "wandb"]  # fmt: skip
+             "loss.pdf", "evaluations", "trackers.json", "wandb"]  # fmt: skip
 """What a run keeps in its folder beside run.json and the lock."""
 _WRITTEN = ["run.json", *_OF_A_RUN]
 

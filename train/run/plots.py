@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Theme: TypeAlias = Literal["light", "dark"]
+PICTURES = (".png", ".svg", ".pdf")
+"""The kinds of pictures, by the ends of their names."""
 COLOURS: dict[Theme, tuple[str, ...]] = {
     "light": ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c"),
     "dark": ("#3f8fd2", "#e8702a", "#1fb58a", "#d98fb8", "#f0b429", "#9fd8f7", "#a3a3a3"),
@@ -96,12 +98,24 @@ def add_lines_below(figure: "Figure", lines: Sequence[str], theme: Theme = "ligh
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Writes a figure as *.png or *.svg, whole or not at all. A light *.svg follows a reader's dark theme."""
+    """Writes a figure as one of PICTURES, whole or not at all. A light *.svg follows a reader's dark theme."""
     with atomic_file(path) as part:
         if path.suffix == ".svg":
             part.write_text(svg_text(figure), "utf-8")
+        elif path.suffix == ".pdf":
+            part.write_bytes(_pdf(figure))
         else:
             figure.savefig(part, format="png")
+
+
+def _pdf(figure: "Figure") -> bytes:
+    import matplotlib
+
+    drawn = io.BytesIO()
+    # TrueType: the default, Type 3, is refused by some publishers' checks, and its text cannot be edited.
+    with matplotlib.rc_context({"pdf.fonttype": 42}):
+        figure.savefig(drawn, format="pdf", metadata={"CreationDate": None})
+    return drawn.getvalue()
 
 
 def svg_text(figure: "Figure") -> str:
@@ -163,7 +177,7 @@ def read_curves(records: Iterable[Record], metrics: Sequence[str] = ()) -> Curve
 
 
 def draw_loss(curves: Curves, path: Path, baseline: float | None = None, title: str = "") -> None:
-    """Draws each step's loss faint, their running mean, the held-out loss, and the baseline; PNG or SVG by the name.
+    """Draws each step's loss faint, their running mean, the held-out loss, and the baseline; a picture by the name.
 
     A sampled softmax's loss is far below that of the whole vocabulary: where a run is trained with the one and
     evaluated with the other, each has axes of its own.
@@ -216,7 +230,7 @@ def _draw_steps(axes: "Axes", losses: np.ndarray) -> None:
 
 
 class LiveLossFigure:
-    """loss.png and loss.svg of a run, redrawn while it trains, by a thread of their own.
+    """loss.png of a run, redrawn while it trains, by a thread of its own; loss.svg and loss.pdf at the end.
 
     Drawing reads the whole of metrics.jsonl. So that it takes a fiftieth of a core at most, the next drawing waits for
     fifty times as long as the last one took.
@@ -243,8 +257,8 @@ class LiveLossFigure:
         """Draws now."""
         self.close()
         curves = self._read()
-        for name in ("loss.png", "loss.svg"):
-            draw_loss(curves, self._folder / name, self._baseline, self._title)
+        for suffix in PICTURES:
+            draw_loss(curves, self._folder / f"loss{suffix}", self._baseline, self._title)
 
     def _read(self) -> Curves:
         return read_curves(read_metrics(self._folder / "metrics.jsonl"))

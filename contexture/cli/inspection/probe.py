@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from contexture.cli.output import Result, TwofoldResult
 from contexture.cli.parse import parse
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain, inner_suffix
 from contexture.requests import ProbeRequest, several
+from contexture.table_files import PlusMinus, check_table, plus_minus, shown, write_table
 from contexture.train.evaluation.request import Strings
 from contexture.train.grid.folder import without_shared
 from contexture.train.run.signals import Signals
@@ -27,6 +28,8 @@ def probe_command(argv: list[str]) -> TwofoldResult:
     folder = Path(request.to)
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder}: is a file; give --to a folder")
+    if request.table:
+        check_table(Path(request.table))
     files = {name: _files(getattr(request, name), name) for name in ("train", "dev", "test")}
     # Runs and their steps first, which are quickly read.
     records = {run: read(Path(run)).run for run in without_shared(request.runs)}
@@ -73,6 +76,7 @@ def probe_command(argv: list[str]) -> TwofoldResult:
                     layers=request.layers,
                     control=request.control,
                     training=training,
+                    seeds=request.seeds,
                     cancel=signals,
                 )
                 everything = write_rows(folder, rows)
@@ -81,9 +85,14 @@ def probe_command(argv: list[str]) -> TwofoldResult:
     result: Result = {
         "to": str(folder / FILE),
         "figures": [str(file) for file in figures],
+        **({"table": request.table} if request.table else {}),
         "probes": new,
     }
-    return TwofoldResult(result, {**result, "probes": _shown(new)})
+    rows = _table_rows(new)
+    if request.table:
+        write_table(Path(request.table), rows)
+    printed = [{name: shown(x) if isinstance(x, PlusMinus) else x for name, x in row.items()} for row in rows]
+    return TwofoldResult(result, {**result, "probes": printed})
 
 
 def _files(given: Strings, name: str) -> list[Path]:
@@ -103,8 +112,13 @@ def _name_of(files: Sequence[Path]) -> tuple[str]:
     return (files[0].name.partition(".")[0],)
 
 
-def _shown(rows: "Sequence[ProbeRow]") -> list[dict[str, object]]:
-    """Returns the main figures of each row; the run and its step only where they differ."""
+def _table_rows(rows: "Sequence[ProbeRow]") -> list[dict[str, Any]]:
+    """Returns the main figures of each row, over its seeds; the run and its step only where they differ."""
     names = [name for name in _SHOWN if any(name in row for row in rows)]
     names = [n for n in names if n not in ("run", "step") or len({row.get(n) for row in rows}) > 1]
-    return [{name: row.get(name) for name in names} for row in rows]
+    return [{name: _cell(row, name) for name in names} for row in rows]
+
+
+def _cell(row: "ProbeRow", name: str) -> Any:
+    spread = row.get("over_seeds", {}).get(name)
+    return row.get(name) if spread is None else plus_minus(spread["mean"], spread["deviation"])

@@ -13,8 +13,6 @@ from contexture.requests.arguments import checkpoint_of
 from contexture.train.run.signals import NOTHING_WRITTEN, Signals
 from contexture.train.run_file import read
 
-_SUFFIXES = (".html", ".png", ".svg")
-
 
 def senses_command(argv: list[str]) -> Result:
     """Compares the vectors of a word in its sentences, by sense or cluster, at each layer."""
@@ -79,9 +77,10 @@ def senses_command(argv: list[str]) -> Result:
 
 def _check_target(to: Path) -> None:
     from contexture.analysis.pages.one_page import check_folder
+    from contexture.train.run.plots import PICTURES
 
-    if to.suffix not in _SUFFIXES:
-        raise DataError(f"--to {to}: a page ends in .html, a figure in .png or .svg; give such a name")
+    if to.suffix not in (".html", *PICTURES):
+        raise DataError(f"--to {to}: a page ends in .html, a figure in .png, .svg or .pdf; give such a name")
     check_folder(to)
 
 

@@ -13,6 +13,7 @@ from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.requests import ZeroshotRequest, several
 from contexture.requests.arguments import checkpoint_of
+from contexture.table_files import check_table, write_table
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import STOPPED, Signals
 from contexture.train.run_file import read
@@ -21,6 +22,33 @@ from contexture.train.run_file import read
 def zeroshot_command(argv: list[str]) -> Result:
     """Measures a pretrained run on a task without training it."""
     request = parse(ZeroshotRequest, argv, "zeroshot")
+    if request.table:
+        check_table(Path(request.table))
+    result = {"run": str(request.run), "task": request.task, **_measure(request)}
+    if request.table:
+        write_table(Path(request.table), _table_rows(result))
+        result["table"] = request.table
+    return result
+
+
+def _table_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the figures as a row; those of groups before them, a row each."""
+    errors = result.get("standard_errors", {})
+    if "paradigms" in result:
+        mean = {"UID": "mean", "examples": result["examples"], "accuracy": result["accuracy"]}
+        return [*result["paradigms"], {**mean, "standard_error": errors["accuracy"]}]
+    rows = [{"group": name, **figures} for name, figures in result.get("groups", {}).items()]
+    whole: dict[str, Any] = {"group": "all"} if rows else {}
+    for name, value in result.items():
+        if isinstance(value, str | int | float) and name not in ("convention", "signature", "to"):
+            whole[name] = value
+        if name in errors:
+            # That of the accuracy stands in the column of the groups' own.
+            whole["standard_error" if name == "accuracy" and rows else f"{name}_standard_error"] = errors[name]
+    return [*rows, whole]
+
+
+def _measure(request: ZeroshotRequest) -> dict[str, Any]:
     run = read(Path(request.run)).run
     if request.shots and run.family != "gpt":
         raise ConfigError(f"--shots is for a GPT, which reads on from examples; {request.run} is a run of {run.family}")
@@ -30,11 +58,12 @@ def zeroshot_command(argv: list[str]) -> Result:
         )
     if request.to and not Path(request.to).parent.is_dir():
         raise DataError(f"{request.to}: its folder is not there; make it, or give another name")
-    head = {"run": str(request.run), "task": request.task}
     if request.task in ("choice", "cbt"):
-        return head | _choose(request)
+        return _choose(request)
+    if request.task == "blimp":
+        return _minimal_pairs(request)
     if request.task in ("qa", "summarize", "translate"):
-        return head | _write_answers(request)
+        return _write_answers(request)
     from contexture.data.tasks.read_examples import check_sources
 
     files = several(request.input)
@@ -50,7 +79,7 @@ def zeroshot_command(argv: list[str]) -> Result:
             from contexture.analysis.zeroshot.lambada import lambada
 
             texts = [text for file in files for text in passages(file)]
-            return head | lambada(model, texts, batch=request.batch, cancel=signals)
+            return lambada(model, texts, batch=request.batch, cancel=signals)
         from contexture.analysis.zeroshot.word_perplexity import word_perplexity
 
         def corpus() -> Iterator[str]:
@@ -58,7 +87,7 @@ def zeroshot_command(argv: list[str]) -> Result:
                 yield from lines_of(Path(file), "text")
 
         options: dict[str, Any] = {"length": request.length, "stride": request.stride, "batch": request.batch}
-        return head | word_perplexity(model, corpus(), request.task, cancel=signals, **options)
+        return word_perplexity(model, corpus(), request.task, cancel=signals, **options)
 
 
 def _choose(request: ZeroshotRequest) -> dict[str, Any]:
@@ -94,6 +123,20 @@ def _choose(request: ZeroshotRequest) -> dict[str, Any]:
         _write_rows(request.to, rows)
         result["to"] = request.to
     return {**result, **({"shots": request.shots} if request.shots else {})}
+
+
+def _minimal_pairs(request: ZeroshotRequest) -> dict[str, Any]:
+    from contexture.analysis.zeroshot.minimal_pairs import minimal_pairs, pair_files, read_pairs
+
+    pairs = read_pairs(pair_files(several(request.input)))
+    with Signals(STOPPED) as signals:
+        model = open(request.run, checkpoint_of(request.step))
+        result = minimal_pairs(model, pairs, batch=request.batch, cancel=signals)
+    answers = result.pop("answers")
+    if request.to:
+        _write_rows(request.to, answers)
+        result["to"] = request.to
+    return result
 
 
 def _write_answers(request: ZeroshotRequest) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def _words(*more: object, runs=(GOLDEN / RUNS[0],), to="probes") -> list[object]
 def test_the_command_keeps_the_rows_of_several_calls_and_draws_them(spans):
     first = json_of(*_words("--no-control"))
     assert [row["task"] for row in first["probes"]] == ["train"] and first["to"] == f"probes/{FILE}"
-    assert first["figures"] == ["probes/probe.png", "probes/probe.svg"]
+    assert first["figures"] == ["probes/probe.png", "probes/probe.svg", "probes/probe.pdf"]
     json_of(*_words("--task", "mine", "--no-control"))
     both = (GOLDEN / RUNS[0], GOLDEN / RUNS[1])
     last = json_of(*_words("--task", "mine", "--no-control", "--step", "all", runs=both))
@@ -163,8 +163,25 @@ def test_the_command_keeps_the_rows_of_several_calls_and_draws_them(spans):
     assert [(Path(row["run"]).name, row["task"]) for row in rows] == [
         (RUNS[0], "train"), (RUNS[0], "mine"), (RUNS[1], "mine"),
     ]  # fmt: skip
-    assert last["figures"][2:] == ["probes/steps.png", "probes/steps.svg"]
+    assert last["figures"][3:] == ["probes/steps.png", "probes/steps.svg", "probes/steps.pdf"]
     assert all((spans / file).stat().st_size > 2000 for file in last["figures"])
+
+
+def test_several_seeds_have_the_mean_and_the_deviation_of_probes_trained_alone(spans, capsys):
+    alone = [json_of(*_words("--seed", 3 + n, to=f"alone{n}"))["probes"][0] for n in range(3)]
+    (row,) = json_of(*_words("--seed", 3, "--seeds", 3, "--table", "t.csv"))["probes"]
+    assert row["seeds"] == 3 and {name: x for name, x in row.items() if name not in ("seeds", "over_seeds")} == alone[0]
+    assert {"f1", "lexical_f1", "centre_of_gravity", "selectivity", "control_f1"} <= row["over_seeds"].keys()
+    for name in ("f1", "centre_of_gravity", "selectivity"):
+        values = np.array([each[name] for each in alone])
+        expected = values.sum() / 3, (((values - values.sum() / 3) ** 2).sum() / 2) ** 0.5
+        spread = row["over_seeds"][name]
+        assert_close([spread["mean"], spread["deviation"]], expected, rtol=1e-9, atol=1e-12)
+    assert read_rows(spans / "probes") == [row]
+    head, line = (spans / "t.csv").read_text().splitlines()
+    assert head.startswith("task,f1,f1 deviation,") and line.startswith(f"train,{row['over_seeds']['f1']['mean']},")
+    code, err = run_command(capsys, *_words("--seeds", "0"))
+    assert code == 2 and "seeds=0 is not a number of at least 1" in err
 
 
 def test_people_see_the_main_figures(spans, capsys):
@@ -236,6 +253,7 @@ def test_figures_have_the_newest_step_and_a_map_of_all(tmp_path):
     each = {"probes": "each", "layer_f1": [0.1, 0.2, 0.3], "layer_selectivity": [0.0, 0.1, 0.1], "best_layer": 2}
     rows = [_row("pos", 1), _row("pos", 12, f1=0.75), _row("srl", 1, expected_layer=None), _row("ner", 1, **each)]
     files = draw_probes(rows, tmp_path)
-    assert [file.name for file in files] == ["probe.png", "probe.svg", "steps.png", "steps.svg"]
-    assert [file.name for file in draw_probes(rows[2:], tmp_path)] == ["probe.png", "probe.svg"]
+    kinds = ("png", "svg", "pdf")
+    assert [file.name for file in files] == [f"{name}.{kind}" for name in ("probe", "steps") for kind in kinds]
+    assert [file.name for file in draw_probes(rows[2:], tmp_path)] == [f"probe.{kind}" for kind in kinds]
     assert draw_probes([_row("pos", 1, layers=[2], weights=[1.0], differentials=[])], tmp_path)

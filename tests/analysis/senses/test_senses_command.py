@@ -78,6 +78,8 @@ def test_a_figure_and_a_page_are_drawn_of_every_family(here: Path, run: str, pro
     json_of("senses", *common, "--to", "a.svg", "--layers", "0,2")
     drawn = (here / "a.svg").read_text()
     assert "layer 2" in drawn and "layer 1" not in drawn and "prefers-color-scheme" in drawn
+    json_of("senses", *common, "--to", "a.pdf", "--layers", "0,2", "--theme", "dark")
+    assert (here / "a.pdf").read_bytes().startswith(b"%PDF")
     json_of("senses", *common, "--to", "a.html")
     title = f"cat in {run}, step {contexture.open(GOLDEN / run).step}: "
     title += {"pca": "two principal components", "tsne": "t-SNE"}[projection]
@@ -151,7 +153,7 @@ MISTAKES = {
     "--input pairs.tsv": "pairs.tsv: several columns may be the text; name it with --text",
     "--input empty.tsv": "empty.tsv:3: the sense (column 'sense') is empty; fill it, or leave the row out",
     "--input senses.tsv text.txt": "text.txt:1: no sense, where others have one; give every sentence one, or none",
-    "--input text.txt --to a.jpg": "--to a.jpg: a page ends in .html, a figure in .png or .svg; give such a name",
+    "--input text.txt --to a.jpg": "--to a.jpg: a page ends in .html, a figure in .png, .svg or .pdf; give such a name",
     "--input text.txt --to no/a.png": "--to no/a.png: its folder is not there; make it, or give another name",
     "--input text.txt --layers 7 --to a.png": "layers=7 are not all, or numbers from 0 to 2 with commas between",
     "--input text.txt --clusters 1": "clusters=1 is not a number of at least 2; 0 chooses it by silhouette",

@@ -153,7 +153,7 @@ def test_the_chosen_alternative_is_the_most_probable_one(gpt):
     assert result["chosen"].tolist() == chosen
     right = [a == b for a, b in zip(chosen, labels, strict=True)]
     assert result["accuracy"] == np.mean(right)
-    assert result["groups"]["f"] == {"examples": 1, "accuracy": float(right[0])}
+    assert result["groups"]["f"] == {"examples": 1, "accuracy": float(right[0]), "standard_error": None}
     assert result["gap"] == float(right[0]) - float(right[1])
     sizes = [len(b.strip().encode()) for _, b in pairs]
     by_byte = np.array(log_probs) / sizes
@@ -259,7 +259,7 @@ MISTAKES = {
     "zeroshot RUN --task choice --input MARKED": "or name them in their order: --labels 1 2",
     "zeroshot RUN --task qa --input UNLABELLED": "'choices'; call the columns question, context and answers",
     "zeroshot RUN --task wikitext --input EMPTY": "there is no token to score in the text; give text",
-    "zeroshot RUN --task lambda --input ONE": "--task is 'lambda', not one of lambada, cbt, choice, wikitext, lm1b",
+    "zeroshot RUN --task lambda --input ONE": "--task is 'lambda', not one of lambada, cbt, choice, blimp, wikitext",
 }
 
 

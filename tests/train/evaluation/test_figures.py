@@ -25,7 +25,7 @@ from contexture.train.evaluation.figures import (
 from contexture.train.evaluation.task_metrics import class_table
 from tests.helpers.commands import devices, json_of, run_command
 
-PICTURES = {f"{name}{suffix}" for name in ("confusion", "labels", "calibration") for suffix in (".png", ".svg")}
+PICTURES = {f"{name}{suffix}" for name in ("confusion", "labels", "calibration") for suffix in (".png", ".svg", ".pdf")}
 
 
 def table(file: Path) -> list[list[str]]:

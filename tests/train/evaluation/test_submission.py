@@ -64,7 +64,11 @@ def test_mnli_is_named_by_its_files_and_writes_names(named, tmp_path, capsys):
     assert rows_of(to / "MNLI-mm.tsv") == [*zip("7359", expected, strict=True)] == rows_of(to / "MNLI-m.tsv")
     assert rows_of(to / "AX.tsv") == [*zip("012", expected[:3], strict=True)]
     code, err = run_command(capsys, "evaluate", run, "--submission", to, "--dev", parts[0])
-    assert code == 2 and "MNLI-m.tsv is there already; give another --submission" in err
+    assert code == 2 and "MNLI-m.tsv is there already; give another --submission, or --overwrite" in err
+    before = {file.name: file.read_text() for file in to.iterdir()}
+    (to / "MNLI-m.tsv").write_text("old")
+    done("evaluate", run, "--submission", to, "--dev", parts[0], "--overwrite")
+    assert {file.name: file.read_text() for file in to.iterdir()} == before
 
 
 @pytest.mark.parametrize("columns", ["sentence1\tsentence2", "#1 String\t#2 String"])

@@ -8,6 +8,7 @@ import pytest
 
 from contexture.cli import main as cli
 from contexture.data.config import DataConfig
+from contexture.data.errors import DataError
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import atomic_file, atomic_folder, move_aside, partial_of
 from contexture.data.tokenizers.registry import learn
@@ -133,6 +134,25 @@ def test_an_atomic_folder_never_takes_the_place_of_another(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a" / "y").read_text() == "theirs"
 
 
+def test_a_folder_is_overwritten_only_where_each_of_its_files_has_a_successor(tmp_path):
+    def write(*names: str, overwrite: bool = True) -> None:
+        with atomic_folder(tmp_path / "a", overwrite) as part:
+            for name in names:
+                (part / name).parent.mkdir(exist_ok=True)
+                (part / name).write_text(f"{len(names)} {name}")
+
+    write("x", "deep/y")
+    write("x", "deep/y", "z")
+    assert files_of(tmp_path, "a") == {"a/x": b"3 x", "a/deep/y": b"3 deep/y", "a/z": b"3 z"}
+    for lacking in (("x", "z"), ("x", "deep", "z"), ("x", "deep/z", "z")):
+        with pytest.raises(DataError, match="a: holds deep.*, which would not be written anew; move it away, or give"):
+            write(*lacking)
+    with pytest.raises(DataError, match="a: already holds something"):
+        write("x", "deep/y", "z", overwrite=False)
+    assert files_of(tmp_path, "a") == {"a/x": b"3 x", "a/deep/y": b"3 deep/y", "a/z": b"3 z"}
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_what_is_moved_aside_never_meets_what_was_moved_before(tmp_path):
     for number in (1, 2, 3):
         (tmp_path / "a").write_text(str(number))
@@ -187,7 +207,7 @@ def test_a_file_of_the_users_is_never_written_over(task_run, task_files, tmp_pat
     theirs = tmp_path / "answers.jsonl"
     theirs.write_text("mine")
     code, err = run_command(capsys, "predict", task_run(), "--input", task_files / "classify.dev.tsv", "--to", theirs)
-    assert code == 2 and f"--to {theirs} is there already; give another name" in err, err
+    assert code == 2 and f"--to {theirs} is there already; give another name, or --overwrite" in err, err
     assert theirs.read_text() == "mine" and [file.name for file in tmp_path.iterdir()] == ["answers.jsonl"]
 
 

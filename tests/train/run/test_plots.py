@@ -97,7 +97,7 @@ def test_a_live_figure_is_drawn_and_a_full_disk_does_not_end_the_run(tmp_path, m
     figure.close()
     assert not (tmp_path / "loss.png").exists()
     figure.draw()
-    assert (tmp_path / "loss.png").exists() and (tmp_path / "loss.svg").exists()
+    assert all((tmp_path / name).exists() for name in ("loss.png", "loss.svg", "loss.pdf"))
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

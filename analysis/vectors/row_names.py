@@ -1,0 +1,66 @@
+"""Which word or token each vector of a line is of."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from contexture.analysis.embed import Units, sentence_splitter, word_splitter, word_vectors
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.elmo_char_ids import are_cut
+from contexture.models.config import ElmoConfig
+from contexture.models.model import Model
+
+_LONGEST = 256
+"""Characters of a name. A longer one loses its end: in a *.npz all names of a line take the room of the longest."""
+
+
+class NamedLine(NamedTuple):
+    """A line as a model reads it, and the names of the vectors that are kept of it.
+
+    units      what the model reads
+    own        how many words or tokens are the line's own, without [CLS] and [SEP]
+    truncated  words whose last bytes are not read, or tokens beyond the model's length
+    names      the name of each vector; () for sentences
+    vectors    the units' vectors, […, units, D] → those that are kept, […, names, D]
+    """
+
+    units: Units
+    own: int
+    truncated: int
+    names: Sequence[str]
+    vectors: Callable[[np.ndarray], np.ndarray]
+
+
+def line_reader(model: Model, tokenizer: Tokenizer, of: str) -> Callable[[str, str], NamedLine]:
+    """Returns the function that splits a line, given with its origin, for vectors of sentences, words or tokens.
+
+    Words stand between spaces, and a word of several pieces has their mean. The function raises DataError for half a
+    character, and of words for a line that is longer than the model takes.
+    """
+    if of == "words":
+        split_words = word_splitter(model, tokenizer)
+
+        def by_words(line: str, origin: str) -> NamedLine:
+            words = line.split()
+            split = split_words(words, origin)
+            truncated = int(are_cut(words).sum()) if isinstance(model.config, ElmoConfig) else 0
+            kept = partial(word_vectors, split=split)
+            return NamedLine(split.units, len(words), truncated, list(map(_shown, words)), kept)
+
+        return by_words
+    split_tokens = sentence_splitter(model, tokenizer)
+
+    def by_tokens(line: str, origin: str) -> NamedLine:
+        units, own, truncated = split_tokens(line, origin)
+        texts = (unit if isinstance(unit, str) else tokenizer.token(unit) for unit in units)
+        names = list(map(_shown, texts)) if of == "tokens" else ()
+        return NamedLine(units, own, truncated, names, lambda array: array)
+
+    return by_tokens
+
+
+def _shown(name: str) -> str:
+    # HDF5 ends a string at a zero byte, and numpy drops one at the end.
+    return name[:_LONGEST].replace("\0", "\\x00")

@@ -1,0 +1,91 @@
+"""`contexture embed`: argv → a file of vectors."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from contexture.api import open
+from contexture.cli.lines import check_lines, lines_of
+from contexture.cli.output import Result
+from contexture.cli.parse import parse
+from contexture.requests import EmbeddingRequest
+from contexture.requests.arguments import checkpoint_of
+from contexture.train.run.signals import NOTHING_WRITTEN, Signals
+from contexture.train.run_file import read
+
+if TYPE_CHECKING:
+    from contexture.analysis.trained_model import TrainedModel
+    from contexture.analysis.vectors.row_names import NamedLine
+    from contexture.analysis.vectors.vector_files import Write
+
+logger = logging.getLogger(__name__)
+
+
+def embed_command(argv: list[str]) -> Result:
+    """Writes contextual vectors of sentences, words or tokens."""
+    request = parse(EmbeddingRequest, argv, "embed")
+    read(Path(request.run))
+    file, to = Path(request.input), Path(request.to)
+    check_lines(file, "a sentence")
+    from contexture.analysis.vectors.row_names import line_reader
+    from contexture.analysis.vectors.vector_files import resolve, vectors_file
+
+    layers, pool, of = resolve(to, request.layers, request.pool, request.of, overwrite=request.overwrite)
+    # First: an unwritable place is refused at once.
+    with Signals(NOTHING_WRITTEN) as signals, vectors_file(to, of, layers) as write:
+        opened = open(request.run, checkpoint_of(request.step))
+        how = {"layers": layers, "pool": pool, "batch": request.batch, "stateful": request.stateful, "cancel": signals}
+        reader = line_reader(opened.model, opened.tokenizer, of)
+        return {"to": str(to), **_write_lines(opened, file, reader, write, how)}
+
+
+def _write_lines(
+    opened: "TrainedModel",
+    file: Path,
+    reader: "Callable[[str, str], NamedLine]",
+    write: "Write",
+    how: dict[str, Any],
+) -> dict[str, int]:
+    """Writes the vectors of each line of a file; warns of lines that lose their end. Returns counts:
+
+    lines      of the file
+    tokens     that the model read; words: those of --of words, else the tokens without a BERT's [CLS] and [SEP]
+    truncated  words whose last bytes were not read, or tokens beyond the model's length
+    unknown    of static vectors, the words that have none
+    """
+    from contexture.analysis.embed import embed, truncation
+    from contexture.data.tokenizers.unknown_tokens import UnknownTokens
+
+    unknown = UnknownTokens(opened.tokenizer) if opened.run.family == "vectors" else None
+    waiting: deque[tuple[str, NamedLine]] = deque()  # lines that are read and whose vectors are still to come
+    result: dict[str, int] = {"lines": 0, "tokens": 0, "words": 0, "truncated": 0}
+    cut = 0
+
+    def sentences() -> Iterator[Any]:
+        nonlocal cut
+        for number, text in enumerate(lines_of(file, "a sentence"), 1):
+            line = reader(text, f"{file}:{number}")
+            if unknown is not None:
+                unknown.add([text], [line.units])  # pyright: ignore[reportArgumentType]  # they are ids
+            result["tokens"] += len(line.units)
+            result["words"] += line.own
+            result["truncated"] += line.truncated
+            cut += line.truncated > 0
+            waiting.append((text, line))
+            yield line.units
+
+    fixed = opened.model, opened.params, opened.tokenizer
+    with opened.computing():
+        for array in embed(*fixed, sentences(), trained=opened.watch_lengths(), **how):
+            text, line = waiting.popleft()
+            write(text, line.vectors(array), line.names)
+            result["lines"] += 1
+    if cut:
+        logger.warning(truncation(f"{cut:,} of {result['lines']:,} lines", opened.model.config))
+    if unknown is not None:
+        result["unknown"] = unknown.unknown
+        if line := unknown.warning(file.name, "give vectors that have these words"):
+            logger.warning(line)
+    return result
