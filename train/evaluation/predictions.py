@@ -80,7 +80,8 @@ class PredictionCollector:
         """Windows → the first window of each text of which all are there, and the text's own scores."""
         scores_BC = outputs["scores"]
         if self._waiting is not None:
-            numbers, scores_BC = (np.concatenate(x) for x in zip(self._waiting, (numbers, scores_BC), strict=True))
+            earlier, scores = self._waiting
+            numbers, scores_BC = np.concatenate([earlier, numbers]), np.concatenate([scores, scores_BC])
         firsts = np.flatnonzero(self.split.begins(numbers))
         self._waiting = None
         if numbers[-1] + 1 < self.split.examples:

@@ -78,7 +78,7 @@ def test_a_kill_at_any_place_loses_nothing(run: Path, monkeypatch, link: bool):
         (run / "checkpoints").symlink_to(run.parent / "disk")
     shutil.copytree(run, run.parent / "other")
     slim(run.parent / "other")
-    before, calls = vectors(run), 0
+    before, calls, at = vectors(run), 0, 0
 
     class Killed(BaseException):
         pass

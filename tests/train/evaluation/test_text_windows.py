@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -50,10 +51,14 @@ def test_a_long_text_has_the_joined_answers_of_its_windows(run: Path):
     how = run.joinpath("run.json").read_text().partition('"windows": "')[2].partition('"')[0]
     for text, answer in zip(texts, answers, strict=True):
         parts = whole([" ".join(text[first : first + TOKENS]) for first in range(0, len(text), TOKENS)])
-        scores = np.array([list(part["scores"].values()) for part in parts])  # pyright: ignore[reportAttributeAccessIssue]
+        scores = np.array([_scores(part) for part in parts])
         joined = np.exp(np.log(scores).mean(0)) if how == "mean" else scores.max(0)
-        assert list(answer["scores"].values()) == pytest.approx(joined / joined.sum(), abs=3e-6)  # pyright: ignore[reportAttributeAccessIssue]
+        assert _scores(answer) == pytest.approx(joined / joined.sum(), abs=3e-6)
         assert "truncated" not in answer
+
+
+def _scores(answer: Any) -> list[float]:
+    return list(answer["scores"].values())
 
 
 def test_evaluation_counts_texts_and_not_windows(run: Path, tmp_path: Path, monkeypatch):
@@ -63,7 +68,7 @@ def test_evaluation_counts_texts_and_not_windows(run: Path, tmp_path: Path, monk
     file = tmp_path / "dev.tsv"
     file.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
     result = json_of("evaluate", run, "--dev", file, "--batch", 2)
-    predicted = [answer["prediction"] for answer in Predictor(run)([text for text, _ in rows])]
+    predicted = [cast(Any, answer)["prediction"] for answer in Predictor(run)([text for text, _ in rows])]
     hits = [label == answer for (_, label), answer in zip(rows, predicted, strict=True)]
     assert (result["examples"], result["truncated"]) == (8, 0)
     assert result["metrics"]["accuracy"] == pytest.approx(np.mean(hits))
