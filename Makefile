@@ -1,8 +1,8 @@
-# make test | test-oldest | long | lint | docs | parity | mutants | fuzz MINUTES=30 | demo | bench | plans | soak | screenshots | lock | clean  PYTHON=python3.12 chooses the interpreter of .venv
+# make test | test-oldest | long | lint | docs | parity | mutants | fuzz MINUTES=30 | demo | bench | plans | gpu-plans | soak | screenshots | lock | clean  PYTHON=python3.12 chooses the interpreter of .venv
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: test test-oldest long lint docs parity mutants fuzz demo bench plans soak screenshots lock clean
+.PHONY: test test-oldest long lint docs parity mutants fuzz demo bench plans gpu-plans soak screenshots lock clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -90,6 +90,10 @@ bench: $(PARITY)
 	$(BIN)/python benchmarks/writing.py --lines 1
 	$(BIN)/python benchmarks/writing.py --lines 16
 	$(BIN)/python benchmarks/calls.py
+
+gpu-plans: $(STAMP) ## trainings compiled for one GPU: docs/gpus.md; needs the extra [plan-gpu]
+	$(PIP) install -e ".[plan-gpu]"
+	$(BIN)/python benchmarks/gpu_plans.py
 
 plans: $(STAMP)  ## every recipe compiled for the smallest slice for it: docs/plans.md; needs the extra [plan-tpu]
 	$(PIP) install -e ".[plan-tpu]"

@@ -15,7 +15,48 @@ _MIX = "models/heads/test_layer_mix.py::"
 _ENCODE = "data/tasks/test_encode_examples.py::"
 _FEATURES = "train/features/test_stored_features.py::"
 
+_TEXTS = "train/evaluation/test_text_windows.py::"
+_SLIM = "train/checkpoints/test_slim.py::"
+_PLANS = "train/plan/test_plan.py::"
+_NEEDS = "cli/test_options_have_effects.py::"
+
 TASKS = (
+    *mutants_of(
+        "train/evaluation/predictions.py",
+        ("windows.texts-are-torn-between-batches", "self._waiting = numbers[whole:], scores_BC[whole:]",
+         "self._waiting = None", f"{_TEXTS}test_evaluation_counts_texts_and_not_windows"),
+        ("windows.the-mean-of-probabilities", "np.exp(mean_NC - mean_NC.max(-1, keepdims=True))",
+         "np.add.reduceat(scores_BC, firsts)",
+         f"{_TEXTS}test_windows_are_joined_as_their_own_arithmetic_says"),
+    ),
+    *mutants_of(
+        "data/tasks/encode_examples.py",
+        ("windows.labels-count-windows", "answers[np.unique(encoded.owners[chosen_rows], return_index=True)[1]]",
+         "answers[:]", f"{_TEXTS}test_windows_hold_every_token_once_and_lie_in_one_split"),
+    ),
+    *mutants_of(
+        "train/checkpoints/slim.py",
+        ("checkpoint.slim-keeps-the-optimizer", 'for name in words if name.startswith("params/")}',
+         "for name in words}", f"{_SLIM}test_the_parameters_are_as_before_and_the_optimizer_is_gone"),
+        ("checkpoint.slim-forgets-a-kill", "if aside.exists() and not place.exists():", "if False:",
+         f"{_SLIM}test_a_kill_at_any_place_loses_nothing"),
+    ),
+    *mutants_of(
+        "train/options.py",
+        ("rates.narrow-models-lower", "peak_lr * BASE_WIDTH / width", "peak_lr * width / BASE_WIDTH",
+         "configs/test_recipes_published.py::test_a_small_model_is_fine_tuned_at_a_rate_for_its_width"),
+    ),
+    *mutants_of(
+        "train/plan/chips.py",
+        ("plan.cores-are-chips", "(2 if chip in _TWO_CORES else 1)", "1",
+         f"{_PLANS}test_devices_are_named_as_people_name_them"),
+    ),
+    *mutants_of(
+        "contexture/option_scope.py",
+        ("scope.every-run-of-a-grid-needs-it", "not any(map(need.has_effect, changed))",
+         "not all(map(need.has_effect, changed))",
+         f"{_NEEDS}test_an_option_is_refused_where_it_has_no_effect_and_taken_where_it_has_one"),
+    ),
     *mutants_of(
         "data/tasks/features/stored_features.py",
         ("features.other-parameters-read", 'index["of"] != json.loads(json.dumps(of))', "False",
