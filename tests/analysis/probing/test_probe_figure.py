@@ -90,7 +90,9 @@ def test_no_title_is_cut_at_the_right_edge(name):
 
 def test_a_dark_picture_has_a_light_svg_that_follows_its_reader(tmp_path):
     files = draw_probes([mixed("a"), mixed("b")], tmp_path, "dark")
-    assert [file.name for file in files] == ["probe.png", "probe.svg", "steps.png", "steps.svg"]
+    assert [file.name for file in files] == [
+        f"{name}.{kind}" for name in ("probe", "steps") for kind in ("png", "svg", "pdf")
+    ]
     text = files[1].read_text()
     drawn = re.sub(r"<style>.*?</style>", "", text)
     assert COLOURS["light"][0] in drawn and COLOURS["dark"][0] not in drawn and "selectivity 0.200" in text
