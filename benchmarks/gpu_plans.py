@@ -19,13 +19,14 @@ TRAININGS = {
     "LoRA of rank 8, 8 × 512": "--task.kind classify --optim.lora-rank 8 --data.batch 8 --data.length 512",
     "pretrain, 8 × 512 at once": "--data.batch 8 --data.length 512",
 }
-COLUMNS = ("t4", "l4", "rtx4090", "a100-40g", "a100", "h100", "h200")
+GPUS = ("t4", "l4", "rtx4090", "a100-40g", "a100", "h100", "h200")
 HEAD = """# What fits on which GPU
 
 GiB that a step of a training needs of one GPU, by `make gpu-plans`: the step that `pretrain` and `finetune` run,
-compiled ahead of time and not run. JAX takes three quarters of a GPU's memory (`XLA_PYTHON_CLIENT_MEM_FRACTION`),
-which is what stands below its name. `contexture plan RECIPE --topology rtx4090:1` plans any other training, and names
-the nearest that fits where it does not. A larger batch fits in parts: `--optim.accumulate 4`.
+compiled ahead of time and not run. A T4 has no kernel for attention here, and stores its weights in memory. JAX takes
+three quarters of a GPU's memory (`XLA_PYTHON_CLIENT_MEM_FRACTION`). `contexture plan RECIPE --topology rtx4090:1` plans
+any other training, and names the nearest that fits where it does not. A larger batch fits in parts:
+`--optim.accumulate 4`.
 
 """
 
@@ -46,32 +47,34 @@ def table(plans: dict[str, dict]) -> str:
     from contexture.models.sharding import gpu_memory_fraction
     from contexture.train.plan.chips import CHIPS
 
-    room = {gpu: CHIPS[gpu].memory * gpu_memory_fraction() / GIB for gpu in COLUMNS}
-    lines = ["| model | training | " + " | ".join(f"{gpu}<br>{room[gpu]:.1f}" for gpu in COLUMNS) + " |"]
-    lines.append("|" + "---|" * (2 + len(COLUMNS)))
+    room = {gpu: CHIPS[gpu].memory * gpu_memory_fraction() / GIB for gpu in GPUS}
+    sizes = ", ".join(f"{gpu} {size:.1f}" for gpu, size in room.items())
+    lines = [f"GiB that a program may use: {sizes}.\n", "| model | training | t4 | other GPUs | fits on |"]
+    lines.append("|---|---|---|---|---|")
+    missing = dict[str, None]()
     for model in MODELS:
         for training in TRAININGS:
-            names = {gpu: f"{model} {training} {gpu}" for gpu in ("t4", "l4")}
-            if not all(name in plans for name in names.values()):
+            if any(f"{model} {training} {gpu}" not in plans for gpu in ("t4", "l4")):
+                missing[model] = None
                 continue
-            needs = {gpu: plans[name] for gpu, name in names.items()}
-            cells = [needs["t4" if gpu == "t4" else "l4"]["total"] / GIB for gpu in COLUMNS]
-            shown = [
-                f"{need:.1f}" if need <= room[gpu] else f"no: {need:.1f}"
-                for gpu, need in zip(COLUMNS, cells, strict=True)
-            ]
-            lines.append(f"| {model} | {training} | " + " | ".join(shown) + " |")
-    return "\n".join(lines) + "\n"
+            t4, others = (plans[f"{model} {training} {gpu}"]["total"] / GIB for gpu in ("t4", "l4"))
+            fits = [gpu for gpu in GPUS if (t4 if gpu == "t4" else others) <= room[gpu]]
+            shown = "all" if fits == list(GPUS) else ", ".join(fits) or "none alone"
+            lines.append(f"| {model} | {training} | {t4:.1f} | {others:.1f} | {shown} |")
+    note = f"\nNot planned yet: {', '.join(f'`{model}`' for model in missing)}.\n" if missing else ""
+    return "\n".join(lines) + "\n" + note
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "gpu_plans.json")
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "gpus.md")
+    parser.add_argument("--table", action="store_true", help="write the table of what is done, and plan nothing")
     args = parser.parse_args()
     plans = json.loads(args.cache.read_text()) if args.cache.exists() else {}
     args.cache.parent.mkdir(parents=True, exist_ok=True)
-    for model in MODELS:
+    args.to.write_text(HEAD + table(plans))
+    for model in [] if args.table else MODELS:
         for training in TRAININGS:
             for gpu in ("t4", "l4"):
                 name = f"{model} {training} {gpu}"
