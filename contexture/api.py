@@ -16,7 +16,7 @@ from contexture.options import with_options
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.request import EvaluationOptions, requests_of
-from contexture.train.grid.folder import GRID
+from contexture.train.grid.folder import GRID, with_settings_of_the_start
 from contexture.train.grid.settings import Grid
 from contexture.train.options import MeshConfig
 from contexture.train.run.folder import INPUTS
@@ -192,6 +192,7 @@ def _train(run: Run, base: Run) -> Path:
 
 
 def _train_grid(grid: Grid, base: Run) -> Path:
+    grid = with_settings_of_the_start(grid, base)
     from contexture.train.grid.train_grid import train_grid
     from contexture.train.run.signals import Signals
 

@@ -107,7 +107,9 @@ def _check_field(name: str, run: Run, where: str) -> None:
     if not _may_vary(name):
         raise ConfigError(f"{where}: {option} cannot vary within a grid; give it once for all runs, as --{option}")
     # The loss of a question is over the places of its windows, whose number and size follow from the length.
-    changes_loss = name in _CHANGE_THE_LOSS or (name == "data.length" and run.task.kind == "span")
+    # So of a text that is read in windows.
+    windows = run.task.kind == "span" or run.task.windows != "off"
+    changes_loss = name in _CHANGE_THE_LOSS or (name == "data.length" and windows)
     if changes_loss and run.evaluate.metric == "loss":
         raise ConfigError(
             f"{where}: {option} changes the loss itself, and the best setting would be chosen by it; choose by another "

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file
 from contexture.data.visible import visible
+from contexture.requests.arguments import check_place
 
 SUFFIXES = (".tex", ".csv", ".md")
 
@@ -35,8 +36,12 @@ _LATEX = {
 _MARKDOWN = re.compile(r"([\\`*_|<>\[\]])")
 
 
-def check_table(file: Path) -> None:
-    """Raises: DataError for a path where no table can be written."""
+def check_table(file: Path, *read: str) -> None:
+    """Raises: DataError for a path where no table can be written, and for one of the files that are read."""
+    try:
+        check_place(file, *read, option="table")
+    except ValueError as error:
+        raise DataError(str(error)) from None
     if file.suffix not in SUFFIXES:
         raise DataError(f"--table {file}: a table ends in .tex, .csv or .md; give such a name")
     if not file.parent.is_dir():
@@ -98,7 +103,9 @@ def _latex_cell(cell: Cell) -> str:
     text = "".join(_LATEX.get(sign, sign) for sign in shown(cell))
     # Numbers are set as mathematics, for the minus sign.
     text = re.sub(r"(?<!\S)-?\d+(\.\d+)?(e[+-]\d+)?(?!\S)", _latex_number, text) if _is_number(cell) else text
-    return text.replace("$ ± $", r" \pm ").replace("±", r"$\pm$").replace("–", "--")
+    text = text.replace("$ ± $", r" \pm ").replace("±", r"$\pm$").replace("–", "--")
+    # The end of the row before would take these for arguments of its own.
+    return "{}" + text if text.startswith(("[", "*")) else text
 
 
 def _latex_number(match: re.Match[str]) -> str:

@@ -3,9 +3,11 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +24,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.options import BASE_WIDTH, rate_at_width
 from contexture.train.run_format_1 import default_fields, format_1_fields, upgrade
 
+logger = logging.getLogger(__name__)
 FORMAT = 2
 PREDICTIONS = 20
 """The default of data.max_predictions when the first run.json files were written; fingerprints count on it."""
@@ -214,14 +217,19 @@ def with_settings_of_the_start(run: Run, recipe: Run, directory: Path) -> Run:
         started = json.loads(read_plain(directory / "run.json"))["config"]["optim"]
     except (OSError, DataError, ValueError, RecursionError, KeyError, TypeError):
         return run  # a new run, or one whose damage is reported when the folder is opened
-    if not isinstance(started, dict):
-        return run
+    return with_optim_of_the_start(run, recipe, started) if isinstance(started, dict) else run
+
+
+def with_optim_of_the_start(run: Run, recipe: Run, started: Mapping[str, Any]) -> Run:
+    """As `with_settings_of_the_start`. started: the section optim as the first start has written it."""
     optim, rate = run.optim, started.get("peak_lr")
     if optim.mix_lr == recipe.optim.mix_lr and "mix_lr" not in started:
         optim = dataclasses.replace(optim, mix_lr=0.0)
     if run.task.kind != "off" and optim.peak_lr == recipe.optim.peak_lr and isinstance(rate, float) and rate > 0:
         width = getattr(run.model, "hidden", BASE_WIDTH)
-        optim = dataclasses.replace(optim, peak_lr=rate) if rate_at_width(rate, width) == optim.peak_lr else optim
+        if rate != optim.peak_lr and rate_at_width(rate, width) == optim.peak_lr:
+            logger.info(f"learning rate {rate:g}, with which it was started; one at {optim.peak_lr:g} is another run")
+            optim = dataclasses.replace(optim, peak_lr=rate)
     return dataclasses.replace(run, optim=optim)
 
 

@@ -28,9 +28,10 @@ def evaluate_command(argv: list[str]) -> TwofoldResult | None:
     args = parse(EvaluationArgs, argv, "evaluate")
     requests = requests_of(without_shared(args.runs), args)
     if args.table:
-        check_table(Path(args.table))
-    for request in requests:
-        read(request.folder)
+        check_table(Path(args.table))  # before a folder that is no run is an error
+    tasks = [read(request.folder).run.task for request in requests]
+    if args.table:
+        check_table(Path(args.table), *(file for task in tasks for file in (*task.train, *task.dev, *task.test)))
     from contexture.train.cpu_memory import tune_cpu_allocator
     from contexture.train.evaluation.evaluate import evaluate_run, evaluate_runs
 

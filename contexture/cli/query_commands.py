@@ -218,7 +218,10 @@ def _with_settings(compared: "Comparison") -> list[dict[str, Cell]]:
     rows: list[dict[str, Cell]] = []
     for n, figures in enumerate(compared["runs"]):
         row: dict[str, Cell] = {"run": figures["run"], **{name: values[n] for name, *values in settings}}
-        rows.append({**row, **cast(dict[str, Cell], figures)})
+        row |= cast(dict[str, Cell], figures)
+        for each in (metric for metric in compared["metrics"] if metric["run"] == figures["run"]):
+            row |= {each["metric"]: each["newest"], f"best {each['metric']}": each["best"]}
+        rows.append(row)
     return rows
 
 
@@ -297,6 +300,6 @@ def slim_command(argv: list[str]) -> TwofoldResult:
     with Signals("stopped, nothing was removed; the same command starts again") as signals:
         result = slim(Path(request.run), checkpoint_of(request.step), signals.check)
     removed = ", ".join(map(str, result["removed_steps"])) or "none"
-    freed = f"{result['bytes_before'] - result['bytes_after']:,} of {result['bytes_before']:,} bytes"
+    freed = f"{max(result['bytes_before'] - result['bytes_after'], 0):,} of {result['bytes_before']:,} bytes"
     shown = {"run": result["run"], "kept": f"the parameters of step {result['step']}"}
     return TwofoldResult(json=dict(result), shown={**shown, "removed checkpoints": removed, "freed": freed})

@@ -18,6 +18,7 @@ from contexture.requests import FinetuneRequest, NoOptions, PlanRequest, Prepare
 from contexture.table_files import check_table, write_table
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.grid.folder import with_settings_of_the_start
 from contexture.train.run.signals import NOTHING_WRITTEN, Signals
 from contexture.train.run_file import read, to_json
 
@@ -140,19 +141,25 @@ def _planned(argv: list[str]) -> tuple[PlanRequest, str]:
     from contexture.configs import recipe
     from contexture.configs.finetuning import finetune_run
 
-    argv = expand_aliases(argv)
+    given, (file, argv) = argv, take_option(expand_aliases(argv), "--config")
     name = argv[0] if argv and not argv[0].startswith("-") else ""
     is_run = bool(name) and (Path(name) / "run.json").exists()
     task = find_option(argv, "--task.name") or find_option(argv, "--task.kind")
     if wants_help(argv) or not name or not (task or is_run):
-        request, _, name = _recipe(argv, "plan", PlanRequest)
+        request, _, name = _recipe(given, "plan", PlanRequest)
         return request, name
     base = read(Path(name)).run if is_run else recipe(name)
     if task:  # of a GPT, the tokens that separate a task's texts add three rows
         base = finetune_run(base, "", task, task_vocabulary=getattr(base.model, "vocab", 0) + 3)
-    base = apply_exclusive_options(base, argv)
+    base = apply_exclusive_options(with_settings(base, read_settings(file), file), argv)
     default = PlanRequest(**{field.name: getattr(base, field.name) for field in dataclasses.fields(Run)})
-    return parse(PlanRequest, argv[1:], f"plan {name}", default), name
+    request = parse(PlanRequest, argv[1:], f"plan {name}", default)
+    if request.run.reads_features and request.data.features != "off":
+        raise ConfigError(
+            "with optim.frozen=backbone a step trains the heads alone, on stored features of the backbone, and needs "
+            "little; give --data.features off to plan the step that computes the backbone too"
+        )
+    return request, name
 
 
 def tokenizer_command(argv: list[str]) -> Result:
@@ -254,9 +261,10 @@ def _train_grid(argv: list[str]) -> TwofoldResult:
             raise ConfigError("--grid wants a field and its values: --grid optim.peak-lr=2e-5,3e-5")
         grid = make_grid(request.run, read_grid(request.grid, request.run), request.seeds, options)
         check_effects({*options, *settings, *grid.values}, grid.runs, base)
+        grid = with_settings_of_the_start(grid, base)
         check_grid(grid)
         if request.table:
-            check_table(Path(request.table))
+            check_table(Path(request.table), *request.task.train, *request.task.dev, *request.task.test)
         _check_examples(grid.runs)
         signals.check()
         result = train_grid(grid, base, signals)

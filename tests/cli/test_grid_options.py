@@ -99,6 +99,8 @@ def test_lengths_of_questions_are_not_compared_by_a_loss_over_other_windows():
         make_grid(run, lengths)
     assert len(make_grid(with_options(run, {"evaluate.metric": "f1"}), lengths).runs) == 2
     assert len(make_grid(RUN, {"data.length": [8, 16]}).runs) == 2
+    with pytest.raises(ConfigError, match="data.length changes the loss itself"):
+        make_grid(with_options(RUN, {"task.windows": "mean"}), {"data.length": [8, 16]})
 
 
 def test_another_command_has_no_grid(here, capsys):

@@ -1,6 +1,7 @@
 """Tables as files: what a reader of each format finds in them."""
 
 import csv
+import json
 import re
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from contexture.cli import main as cli
 from contexture.cli.grid_options import table_rows
 from contexture.data.errors import DataError
 from contexture.table_files import PlusMinus, check_table, write_table
@@ -83,12 +85,35 @@ def test_compare_writes_figures_beside_the_settings_that_differ(tmp_path):
         run = Run(steps=9, optim=OptimConfig(peak_lr=rate))
         (tmp_path / name).mkdir()
         write(tmp_path / name, RunRecord(run=run, tokenizer="a", data="b"))
-        (tmp_path / name / "metrics.jsonl").write_text(f'{{"step": 9, "split": "dev", "loss": {rate}}}\n')
+        lines = [f'{{"step": {n}, "split": "dev", "loss": {rate}, "accuracy": {0.9 - 0.1 * n}}}\n' for n in (1, 9)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
     json_of("compare", tmp_path / "low", tmp_path / "high", "--table", tmp_path / "t.csv")
     rows = _rows(tmp_path / "t.csv")
     assert [row["optim.peak-lr"] for row in rows] == ["0.0001", "0.001"]
     assert [float(row["held_out_loss"]) for row in rows] == [1e-4, 1e-3]
     assert [row["run"] for row in rows] == [str(tmp_path / "low"), str(tmp_path / "high")]
+    assert [(float(row["accuracy"]), float(row["best accuracy"])) for row in rows] == [(0.0, 0.8)] * 2
+
+
+def test_a_table_does_not_replace_examples_that_are_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("dev.csv").write_text("text,label\nthe old cat,animal\na queen,person\n")
+    shutil.copytree(GOLDEN / "task_format_2", "run")
+    shutil.copytree(GOLDEN / "bert_format_2", "bert")
+    tree = json.loads(Path("run/run.json").read_text())
+    tree["config"]["task"] |= {"dev": [str(tmp_path / "dev.csv")], "dev_fraction": 0.0}
+    Path("run/run.json").write_text(json.dumps(tree))
+    grid = "finetune bert --task.kind classify --task.train dev.csv --seeds 1 --dir new"
+    for words in ("evaluate run --table dev.csv", f"{grid} --table dev.csv --task.dev-fraction 0.5"):
+        before = Path("dev.csv").read_bytes()
+        assert cli.main(words.split()) == 2
+        assert "--table dev.csv is the input itself" in capsys.readouterr().err
+        assert Path("dev.csv").read_bytes() == before
+
+
+def test_a_name_in_brackets_is_no_argument_of_the_row_before(tmp_path):
+    write_table(tmp_path / "t.tex", [{"run": "a", "loss": 1.0}, {"run": "[b]", "loss": 2.0}])
+    assert "\n{}[b] &" in (tmp_path / "t.tex").read_text()
 
 
 def test_layers_have_a_column_for_each_weight(tmp_path):

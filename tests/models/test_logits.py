@@ -213,7 +213,9 @@ def test_logits_that_tell_nothing_apart_score_nothing(value: float):
 def test_a_prediction_out_of_a_tie_is_named_and_counts_as_no_hit():
     """The first of the labels that score alike is named; no metric of the evaluation counts it."""
     rows = np.zeros(4, ROW)
-    split: Any = SimpleNamespace(kind="classify", labels=("a", "b"), choices=1, take=lambda numbers: rows[numbers])
+    split: Any = SimpleNamespace(
+        kind="classify", labels=("a", "b"), choices=1, windows="off", take=lambda numbers: rows[numbers]
+    )
     split.origin = lambda row: "dev.tsv:1"
     held_out: Any = SimpleNamespace(split=split, numbers=lambda step: np.arange(4), ends_window=lambda step: True)
     answers = PredictionCollector(held_out)

@@ -51,7 +51,10 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
     record = read(folder)
     with contextlib.closing(lock_folder(folder)):
         place = (folder / "checkpoints").resolve()
-        aside, new = (place.with_name(f"{place.name}.{end}") for end in ("full", "slim"))
+        if place.is_mount():
+            raise ConfigError(f"{place} is a disk of its own, whose folder cannot be replaced; slim a copy of the run")
+        # Names of its own: a folder beside the checkpoints may be somebody's copy of them.
+        aside, new = (place.with_name(f"{place.name}.contexture-slim-{end}") for end in ("old", "new"))
         if aside.exists() and not place.exists():
             os.rename(aside, place)  # a kill came between the two renames below
         if not place.exists() or not steps(place):
@@ -71,6 +74,8 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
             os.rename(new, place)
             shutil.rmtree(aside)
         except OSError as error:
+            if steps(place) and not aside.exists():
+                write(folder, record)  # nothing was taken from it
             raise CheckpointError(f"{error.filename or place}: {error.strerror or error}; nothing is lost") from None
         finally:
             shutil.rmtree(new, ignore_errors=True)
@@ -89,11 +94,14 @@ def _has_more(place: Path) -> bool:
 
 def _copy(source: Path, folder: Path, check: Callable[[], None]) -> int:
     """Writes the parameters of a checkpoint as the only one of a folder; returns its step."""
+    source = source.resolve()  # Orbax reads absolute paths
     meta, words = read_json(source)
     state = epath.Path(source / "state")
     with orbax_silenced(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader, ThreadPoolExecutor(1) as thread:
         tree = _readable(lambda: reader.metadata(state).tree, "state")
         facts = by_path(tree)
+        if lost := [name for name in words if name not in facts]:
+            raise CheckpointError(f"array {lost[0]}: is missing")
 
         def read_one(name: str) -> np.ndarray:
             check()

@@ -204,6 +204,8 @@ class Predictor:
         context = self.run.data.context
         limit, windows = self.run.data.length, self.run.task.windows
         window = window_of(self.run.task, limit)
+        if window and any(isinstance(example, Pair) for example in given):
+            raise DataError(f"{origin}: a pair of texts, and the run reads single texts, in windows; give one text")
         encoded = encode_chunk(given, kind, numbers, labels, 0, self.report, layout, context, window)
         same_shape(encoded, self.pair, origin)
         if before or after:

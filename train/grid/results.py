@@ -73,6 +73,8 @@ def deciding_step(folder: Path) -> int | None:
     if not saved or not (folder / "run.json").exists():
         return None
     record = read(folder)
+    if record.slimmed:
+        return saved[-1]  # the one that answered for the run when the others were removed
     try:
         meta = read_meta(folder / "checkpoints" / str(saved[-1]))
     except CheckpointError:

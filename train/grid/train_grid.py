@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contexture.data.storage import check_run_path
+from contexture.train import run_file
 from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.evaluation.request import EvaluationRequest
@@ -134,7 +135,13 @@ def _checked_start(run: Run, before: folders.Checkpoint | None) -> folders.Check
             now: folders.Checkpoint = {"step": step, "digest": digest_of(folder / str(step))}
         except CheckpointError:  # damaged: the one before it is taken
             continue
-        if before is not None and now["digest"] != before["digest"]:
+        # A digest is of all arrays; a slimmed run has the parameters alone, as they were.
+        same = before is None or now["digest"] == before["digest"]
+        if (
+            before is not None
+            and not same
+            and not (now["step"] == before["step"] and run_file.read(folder.parent).slimmed)
+        ):
             raise ConfigError(
                 f"{run.init.run} is not what it was when runs of this grid began from its step {before['step']} (now "
                 f"step {step}), so that further runs could not be compared; put it back, or give another --dir"

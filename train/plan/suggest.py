@@ -93,7 +93,10 @@ def nearest(run: Run, devices: Topology, name: str = "") -> Plan | None:
             if devices.chip is None:
                 return None
             chip, sizes = named_devices(devices.name)
-            devices = topology(f"{chip}:{'x'.join(map(str, grown(chip, sizes)))}")
+            try:
+                devices = topology(f"{chip}:{'x'.join(map(str, grown(chip, sizes)))}")
+            except ConfigError:  # there is no larger slice of that form
+                return None
         for candidate in sorted(candidates(run, devices), key=lambda candidate: candidate.seconds):
             saves = _saves(candidate.run)
             if any(all(map(operator.le, saves, others)) for others in failed):

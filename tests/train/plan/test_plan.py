@@ -141,6 +141,9 @@ def test_what_a_microbatch_is_estimated_to_keep_is_what_a_compiled_step_needs(
         (["--topology", "v5litepod-12"], "topology='v5litepod-12' is not CHIP:SIZE"),
         (["--topology", "v5p-7"], "topology='v5p-7' is not CHIP:SIZE"),
         (["--topology", "a100-60g:8"], "there is no chip 'a100-60g'"),
+        (["--topology", "cpu:8", "--task.kind", "classify", "--optim.frozen", "backbone"],
+         "with optim.frozen=backbone a step trains the heads alone, on stored features of the backbone, and needs"),
+        (["--topology", "cpu:8", "--task.kind", "classify", "--config", "no.yaml"], "--config no.yaml: no such file"),
         (["--topology", "t4:"], "topology='t4:' is not CHIP:SIZE"),
         (["--topology", "cpu:8", "--task.kind", "classify", "--data.path", "a"], "--data.path is for pretraining on"),
         (["--topology", "cpu:8", "--task.kind", "classifies"], "there is no task 'classifies' (did you mean"),
@@ -248,6 +251,13 @@ def test_nearest_looks_at_more_devices_of_the_same_kind(monkeypatch):
     monkeypatch.setattr("contexture.train.plan.suggest.plan", planned_by(lambda run: 2.0**30))
     found = nearest(tiny(), dataclasses.replace(some("t4:1x1"), name="t4:1"))
     assert found is not None and found["topology"] == "t4:1x4" and seen == ["t4:1x1", "t4:1x2", "t4:1x4"]
+
+
+def test_where_no_slice_is_larger_nothing_is_nearest(monkeypatch):
+    monkeypatch.setattr("contexture.train.plan.suggest.plan", planned_by(lambda run: 2.0**30))
+    for name in ("v5p:4x4x12", "v5e:4x12"):
+        devices = Topology(name, CHIPS[name[:3]], jax.devices()[:1], 1.0)
+        assert nearest(tiny(), devices) is None
 
 
 def test_a_fine_tuning_is_planned(monkeypatch, tmp_path):
