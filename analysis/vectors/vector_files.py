@@ -51,7 +51,7 @@ def resolve(file: Path, layers: str, pool: str, of: str = "auto", *, overwrite: 
         of = "sentences" if sentences else "words" if suffix == ".txt" else "tokens"
     given = f"of={of}" if pool == "auto" else f"pool={pool}"
     if suffix in MATRIX and (of != "sentences" or pool == "none"):
-        raise DataError(f"{file}: {given} gives several vectors for each line; give --to *.hdf5, *.npz or *.tsv")
+        raise DataError(f"{file}: {given} gives several vectors for each line; give --to *.hdf5, *.npz, *.tsv or *.txt")
     if suffix in BY_LINE and of == "sentences":
         raise DataError(
             f"{file}: {given} gives a vector for each line; give --to *.npy, *.parquet, *.safetensors or *.tsv"

@@ -123,9 +123,10 @@ def plan_command(argv: list[str]) -> StreamingResult:
         write(fit_column(describe(made), COLUMN, terminal_width()))
         if made["fits"]:
             return made
+        write("\n")
         logger.info("it does not fit; looking for what does")
         found = nearest(request.run, devices, name)
-        write("\n" + fit_column(describe_nearest(found), COLUMN, terminal_width()))
+        write(fit_column(describe_nearest(found), COLUMN, terminal_width()))
         return _with_code({**made, "nearest": found}, fits=False)
 
     return StreamingResult(work)

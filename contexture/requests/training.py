@@ -39,8 +39,8 @@ class PlanRequest(RunRequest):
     --task.name it is the fine-tuning of a recipe's model, or of a run."""
 
     topology: Annotated[str, tyro.conf.arg(metavar="DEVICES")] = ""
-    """The devices: TPUs by the shape of their slice or their cloud name (v5e:4x4, v5litepod-16, v5p:4x4x4, v4-32,
-    v6e:8x8), GPUs as hosts × GPUs (h100:1x8, h200:4x8, a100-80g:8, a100-40g:8, rtx4090:1, l4, t4), or cpu:8."""
+    """The devices: v5e:4x4, v5litepod-16, v5p:4x4x4, v4-32, v6e:8x8, h100:1x8 (hosts × GPUs), h200:4x8, a100-40g:8,
+    rtx4090:1, l4, t4 or cpu:8."""
     suggest: bool = False
     """Try meshes, microbatches, remat and attention, and rank what fits."""
 

@@ -45,6 +45,7 @@ MISTAKES = {
     "zeroshot bert --task qa --input text.txt": "--task qa is for a GPT, which writes its answers; bert is a run of",
     "neighbours bert --input text.txt": "give --text TEXT, or --queries FILE with a sentence in each line",
     "similarity bert --input text.txt --dimensions 2": "dimensions= is for whitened vectors; give --whiten too, or",
+    "slim bert --step 7": "bert holds no checkpoint of step 7; those there are of step 120",
     "layers": "layers needs runs: contexture layers RUN … [--to FILE]",
     "probe bert --train train.tsv --dev train.tsv --to new --task poss": "there is no task 'poss' (did you mean pos?);",
     # values that are no values, or out of range

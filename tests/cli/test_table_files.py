@@ -106,7 +106,7 @@ def test_a_table_does_not_replace_examples_that_are_read(tmp_path, monkeypatch, 
     grid = "finetune bert --task.kind classify --task.train dev.csv --seeds 1 --dir new"
     for words in ("evaluate run --table dev.csv", f"{grid} --table dev.csv --task.dev-fraction 0.5"):
         before = Path("dev.csv").read_bytes()
-        assert cli.main(words.split()) == 2
+        assert cli.main(list(map(str, words.split()))) == 2
         assert "--table dev.csv is the input itself" in capsys.readouterr().err
         assert Path("dev.csv").read_bytes() == before
 

@@ -16,7 +16,7 @@ from etils import epath
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import host_digest
 from contexture.train.checkpoints.initial import Leaf, write_checkpoint
-from contexture.train.checkpoints.meta import Step, first_line, read_json
+from contexture.train.checkpoints.meta import Step, find_steps, first_line, read_json
 from contexture.train.checkpoints.orbax_logging import orbax_silenced
 from contexture.train.checkpoints.read_back import read_arrays, read_back
 from contexture.train.checkpoints.transfer import first_good
@@ -49,6 +49,8 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
     no checkpoint is good, or the folder cannot be written.
     """
     record = read(folder)
+    if (folder / "checkpoints").exists():  # else a kill may have come between the two renames below
+        find_steps(folder, step)
     with contextlib.closing(lock_folder(folder)):
         place = (folder / "checkpoints").resolve()
         if place.is_mount():
@@ -56,7 +58,7 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
         # Names of its own: a folder beside the checkpoints may be somebody's copy of them.
         aside, new = (place.with_name(f"{place.name}.contexture-slim-{end}") for end in ("old", "new"))
         if aside.exists() and not place.exists():
-            os.rename(aside, place)  # a kill came between the two renames below
+            os.rename(aside, place)
         if not place.exists() or not steps(place):
             raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
         for left in (aside, new):

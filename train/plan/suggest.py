@@ -98,16 +98,19 @@ def nearest(run: Run, devices: Topology, name: str = "") -> Plan | None:
             except ConfigError:  # there is no larger slice of that form
                 return None
         for candidate in sorted(candidates(run, devices), key=lambda candidate: candidate.seconds):
-            saves = _saves(candidate.run)
-            if any(all(map(operator.le, saves, others)) for others in failed):
-                continue  # a way that divides the memory at least as finely did not fit
-            if tried == MAX_PROGRAMS:
-                return None
-            tried += 1
-            made = _compiled(candidate.run, devices, name)
-            if made["fits"]:
-                return made
-            failed.append(saves)
+            way: Run | None = candidate.run
+            while way is not None:
+                saves = _saves(way)
+                if any(all(map(operator.le, saves, others)) for others in failed):
+                    break  # a way that divides the memory at least as finely did not fit
+                if tried == MAX_PROGRAMS:
+                    return None
+                tried += 1
+                made = _compiled(way, devices, name)
+                if made["fits"]:
+                    return made
+                failed.append(saves)
+                way = _smaller(way, devices)
     return None
 
 

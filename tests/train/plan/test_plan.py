@@ -238,6 +238,14 @@ def test_what_does_not_fit_ends_with_the_nearest_that_does(monkeypatch, capsys):
     assert capsys.readouterr().out.rstrip().endswith("none was found; give more devices, or a smaller --data.batch")
 
 
+def test_nearest_takes_more_parts_before_other_meshes(monkeypatch):
+    """One device, of which a part of a batch is all that fits."""
+    devices = dataclasses.replace(topology("cpu:1"), memory=2.0**22)
+    monkeypatch.setattr("contexture.train.plan.suggest.plan", planned_by(lambda run: 2.0**24 / run.optim.accumulate))
+    found = nearest(tiny(), devices)
+    assert found is not None and (found["accumulate"], found["devices"]) == (4, 1)
+
+
 def test_nearest_looks_at_more_devices_of_the_same_kind(monkeypatch):
     """A stand-in: devices of which only four or more have the memory."""
     seen = list[str]()
