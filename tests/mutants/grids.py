@@ -58,7 +58,7 @@ GRIDS = (
     *mutants_of(
         "train/grid/train_grid.py",
         ("grid.runs-on-other-examples", "for folder in stored[:1]:", "for folder in stored[:0]:", _EXAMPLES),
-        ("grid.runs-from-other-parameters", 'and now["digest"] != before["digest"]', "and False", _START),
+        ("grid.runs-from-other-parameters", 'now["digest"] == before["digest"]', "True", _START),
         ("grid.metric-that-no-run-has", 'if names and result["metric"] not in names:', "if False:", _METRIC),
     ),
     *mutants_of(
@@ -67,7 +67,7 @@ GRIDS = (
         ("grid.value-twice", "if value in values:", "if False:", _MISTAKES),
         ("grid.field-given-besides", "if other in given), None):", "if other in ()), None):", _MISTAKES),
         ("grid.loss-that-varies", 'if changes_loss and run.evaluate.metric == "loss":', "if False:", _MISTAKES),
-        ("grid.loss-of-other-windows", ' or (name == "data.length" and run.task.kind == "span")', "", _WINDOWS),
+        ("grid.loss-of-other-windows", ' or (name == "data.length" and windows)', "", _WINDOWS),
     ),
     *mutants_of(
         "train/checkpoints/transfer.py",

@@ -1,0 +1,100 @@
+"""`contexture plan` of what does not fit, and of fine-tunings: which steps are compiled, and which is the nearest."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import cast
+
+import jax
+
+from contexture.cli import main as cli
+from contexture.train import mesh as meshes
+from contexture.train.config import Run
+from contexture.train.plan import topology as topologies
+from contexture.train.plan.chips import CHIPS
+from contexture.train.plan.plan import Plan, abstract_step
+from contexture.train.plan.suggest import nearest
+from contexture.train.plan.topology import Topology, topology
+from contexture.train.run_file import RunRecord, write
+from tests.train.plan.test_plan import TINY, eight_devices, tiny
+
+__all__ = ["eight_devices"]  # the fixture of the other plans
+
+
+def planned_by(needs: Callable[[Run], float]) -> Callable[..., Plan]:
+    """A stand-in for the compiler: bytes of a device from the run's mesh and parts."""
+
+    def plan(run: Run, devices: Topology, name: str = "") -> Plan:
+        total, mesh = needs(run), {axis: getattr(run.mesh, axis) for axis in ("data", "fsdp", "tensor")}
+        memory = {"parameters": 0, "optimizer": 0, "carry": 0, "batch": 0, "saved_activations": 0, "temporaries": total}
+        return cast(Plan, {
+            "recipe": name, "topology": devices.name, "devices": len(devices.devices), "mesh": mesh, "length": 16,
+            "batch": run.data.batch, "accumulate": run.optim.accumulate, "remat": "none", "attention": "", "fits":
+            total <= devices.memory, "parameters": 1, "compiler_options": {}, "compile_seconds": 0.0, "warnings": [],
+            "bytes_per_device": {**memory, "total": total, "available": devices.memory},
+        })  # fmt: skip
+
+    return plan
+
+
+def test_what_does_not_fit_ends_with_the_nearest_that_does(monkeypatch, capsys):
+    devices = dataclasses.replace(topology("cpu:4"), memory=2.0**22)
+    monkeypatch.setattr(topologies, "topology", lambda text: devices)
+    for module in ("plan", "suggest"):
+        by_fsdp = planned_by(lambda run: 2.0**23 / run.mesh.fsdp)
+        monkeypatch.setattr(f"contexture.train.plan.{module}.plan", by_fsdp)
+    words = ["plan", "bert.tiny", "--topology", "cpu:8", *map(str, TINY)]
+    assert cli.main([*words, "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert not result["fits"] and result["nearest"]["fits"] and result["nearest"]["mesh"]["fsdp"] >= 2
+    assert cli.main([*words, "--mesh.fsdp", "4"]) == 0
+    monkeypatch.setattr("contexture.train.plan.suggest.plan", planned_by(lambda run: 2.0**30))
+    capsys.readouterr()
+    assert cli.main(words) == 1
+    assert capsys.readouterr().out.rstrip().endswith("none was found; give more devices, or a smaller --data.batch")
+
+
+def test_nearest_takes_more_parts_before_other_meshes(monkeypatch):
+    """One device, of which a part of a batch is all that fits."""
+    devices = dataclasses.replace(topology("cpu:1"), memory=2.0**22)
+    monkeypatch.setattr("contexture.train.plan.suggest.plan", planned_by(lambda run: 2.0**24 / run.optim.accumulate))
+    found = nearest(tiny(), devices)
+    assert found is not None and (found["accumulate"], found["devices"]) == (4, 1)
+
+
+def test_nearest_looks_at_more_devices_of_the_same_kind(monkeypatch):
+    """A stand-in: devices of which only four or more have the memory."""
+    seen = list[str]()
+
+    def some(text: str) -> Topology:
+        seen.append(text)
+        devices = jax.devices()[: int(text.partition(":1x")[2])]
+        return Topology(text, CHIPS["t4"], devices, 2.0**40 if len(devices) >= 4 else 1.0)
+
+    monkeypatch.setattr("contexture.train.plan.suggest.topology", some)
+    monkeypatch.setattr("contexture.train.plan.suggest.plan", planned_by(lambda run: 2.0**30))
+    found = nearest(tiny(), dataclasses.replace(some("t4:1x1"), name="t4:1"))
+    assert found is not None and found["topology"] == "t4:1x4" and seen == ["t4:1x1", "t4:1x2", "t4:1x4"]
+
+
+def test_where_no_slice_is_larger_nothing_is_nearest(monkeypatch):
+    monkeypatch.setattr("contexture.train.plan.suggest.plan", planned_by(lambda run: 2.0**30))
+    for name in ("v5p:4x4x12", "v5e:4x12"):
+        devices = Topology(name, CHIPS[name[:3]], jax.devices()[:1], 1.0)
+        assert nearest(tiny(), devices) is None
+
+
+def test_a_fine_tuning_is_planned(monkeypatch, tmp_path):
+    """Of a recipe's model, or of a run: with a head for a class, and none for words."""
+    runs = list[Run]()
+    write(tmp_path, RunRecord(run=tiny()))
+    monkeypatch.setattr(
+        "contexture.train.plan.plan.plan", lambda run, *_: runs.append(run) or planned_by(lambda run: 1.0)(run, *_)
+    )
+    for name in ("bert.tiny", str(tmp_path)):
+        for task in ([], ["--task.kind", "classify"]):
+            assert cli.main(["plan", name, "--topology", "cpu:8", *map(str, TINY), *task]) == 0
+    assert [run.task.kind for run in runs] == ["off", "classify"] * 2
+    with jax.set_mesh(meshes.build(runs[1].mesh, jax.devices()[:8])):
+        heads = [set(abstract_step(run, meshes.build(run.mesh, jax.devices()[:8]))[1].params) for run in runs]
+    assert heads[0] == heads[2] and heads[1] == heads[3] == {"backbone", "heads_classify"} != heads[0]
