@@ -53,12 +53,12 @@ class ImportRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class SlimRequest:
-    """A run without what only training needs: optimizer state, and all checkpoints but one."""
+    """Remove the optimizer state of a run, and all checkpoints but one."""
 
     run: tyro.conf.Positional[Annotated[str, RUN]]
-    """The folder of the run. It can be used, exported and begun from as before, and can no longer be resumed."""
+    """The folder of the run. It can still be evaluated, exported and fine-tuned. Its training cannot be resumed."""
     step: Annotated[str, STEP] = ""
-    """The checkpoint to leave: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    """The checkpoint to keep: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
     newest good one."""
 
 

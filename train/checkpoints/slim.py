@@ -1,4 +1,4 @@
-"""Takes from a run what only training needs: optimizer state, and all checkpoints but one."""
+"""Removes the optimizer state of a run, and all checkpoints but one."""
 
 import contextlib
 import dataclasses
@@ -38,8 +38,8 @@ class Slimmed(TypedDict):
 def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: None) -> Slimmed:
     """Leaves of a run the parameters of one checkpoint; returns what was removed.
 
-    The run can be used, exported, and begun from as before, and can no longer be resumed. What is left is written anew
-    and read back whole before anything is removed: a kill loses nothing.
+    The run can still be evaluated, exported and fine-tuned. Its training cannot be resumed. The new checkpoint is
+    written and read back whole before the old ones are removed: a kill loses nothing.
 
     Args:
         step: the checkpoint to leave; None is the one that answers for the run, as `find_steps` says.
