@@ -148,9 +148,8 @@ def _is_empty(value: object) -> bool:
 
 def _files_of(examples: Any, name: str, folder: Path) -> tuple[str, ...]:
     """Returns the files of examples: those that are given, or the one that has what is in memory."""
-    if not is_paths(examples):
-        return (str(_inputs(folder, name)),)
-    return (str(examples),) if isinstance(examples, str | Path) else tuple(map(str, examples))
+    files = _files(examples)
+    return (str(_inputs(folder, name)),) if files is None else files
 
 
 def _inputs(folder: Path, name: str) -> Path:
@@ -192,10 +191,10 @@ def _train(run: Run, base: Run) -> Path:
 
 
 def _train_grid(grid: Grid, base: Run) -> Path:
-    grid = with_settings_of_the_start(grid, base)
     from contexture.train.grid.train_grid import train_grid
     from contexture.train.run.signals import Signals
 
+    grid = with_settings_of_the_start(grid, base)
     signals = Signals()
     try:
         train_grid(grid, base, signals)
@@ -249,9 +248,7 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         files = _files(dev)
         if files is None:
-            file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "dev.jsonl"
-            file.write_bytes(as_jsonl(records(dev, read(Path(runs[0])).run.task.kind, "dev")))
-            files = (str(file),)
+            files = (_written(dev, runs[0], stack.enter_context(tempfile.TemporaryDirectory())),)
         steps = (step,) if isinstance(step, int | str) else tuple(step)
         try:
             options = EvaluationOptions(
@@ -273,6 +270,13 @@ def evaluate(
         if isinstance(run, str | Path):
             return dict(evaluate.evaluate_run(requests[0]))
         return {"runs": list(map(dict, evaluate.evaluate_runs(requests)))}
+
+
+def _written(examples: Any, run: Place, folder: str) -> str:
+    """Writes examples in memory, of the run's kind of task, as a file; returns its path."""
+    file = Path(folder) / "dev.jsonl"
+    file.write_bytes(as_jsonl(records(examples, read(Path(run)).run.task.kind, "dev")))
+    return str(file)
 
 
 def _files(given: Any) -> tuple[str, ...] | None:

@@ -7,7 +7,7 @@ Each row is a dict of numbers and lists: `probe_rows.ProbeRow`.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,7 +92,11 @@ def probe(
             labels = label_names(sentences)
             given = {"train": sentences, "dev": dev[task], **({"test": test[task]} if test else {})}
             sets = {name: _encoded(each, place, features, labels, task, name) for name, each in given.items()}
-            row = _probe_seeds(sets, features, numbers, layers, control, training or ProbeTraining(), seeds, cancel)
+            row = _over_seeds(
+                lambda each, sets=sets: _probe_task(sets, features, numbers, layers, control, each, cancel),
+                training or ProbeTraining(),
+                seeds,
+            )
             row |= {"labels": len(labels), "left_out": {n: s.left_out for n, s in sets.items()}}
             row |= {"unknown_labels": {n: dict(s.unknown) for n, s in sets.items() if n != "train"}}
             at = {"run": str(model.folder), "family": model.run.family, "step": model.step, "task": task}
@@ -122,30 +126,19 @@ def _encoded(
     return examples
 
 
-_OVER_SEEDS = (
+_AVERAGED = (
     *("f1", "precision", "recall", "lexical_f1", "centre_of_gravity", "divergence", "expected_layer"),
     *("control_f1", "selectivity"),
 )
 """The figures whose mean over seeds has a meaning."""
 
 
-def _probe_seeds(
-    sets: Mapping[str, ProbeExamples],
-    features: SpanFeatures,
-    numbers: Sequence[int],
-    layers: str,
-    control: bool,
-    training: ProbeTraining,
-    seeds: int,
-    cancel: CancelToken,
-) -> ProbeRow:
-    rows = [
-        _probe_task(sets, features, numbers, layers, control, replace(training, seed=training.seed + n), cancel)
-        for n in range(seeds)
-    ]
+def _over_seeds(probe_once: Callable[[ProbeTraining], ProbeRow], training: ProbeTraining, seeds: int) -> ProbeRow:
+    """Returns the row of the first seed, with the mean and the deviation over all where there are several."""
+    rows = [probe_once(replace(training, seed=training.seed + n)) for n in range(seeds)]
     if seeds == 1:
         return rows[0]
-    figures = [{name: row[name] for name in _OVER_SEEDS if name in row} for row in rows]
+    figures = [{name: row[name] for name in _AVERAGED if name in row} for row in rows]
     return {**rows[0], "seeds": seeds, "over_seeds": spreads(figures)}
 
 

@@ -197,4 +197,5 @@ class ProbeRequest:
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"lr={self.lr} is not above 0")
         if not 0 <= self.seed <= 2**31 - self.seeds:
-            raise ValueError(f"seed={self.seed} is not in [0, 2^31)")
+            last = f" to {self.seed + self.seeds - 1}" if self.seeds > 1 else ""
+            raise ValueError(f"seed={self.seed}{last} is not in [0, 2^31); give a smaller --seed")

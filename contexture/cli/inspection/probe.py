@@ -1,6 +1,6 @@
 """`contexture probe`: argv → what is printed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +33,9 @@ def probe_command(argv: list[str]) -> TwofoldResult:
     files = {name: _files(getattr(request, name), name) for name in ("train", "dev", "test")}
     # Runs and their steps first, which are quickly read.
     records = {run: read(Path(run)).run for run in without_shared(request.runs)}
-    from contexture.analysis.probing.probe import probe
-    from contexture.analysis.probing.probe_figure import draw_probes
-    from contexture.analysis.probing.probe_rows import FILE, read_rows, write_rows
+    from contexture.analysis.probing.probe_rows import FILE, read_rows
     from contexture.analysis.probing.span_features import check_layers
     from contexture.analysis.probing.targets import check_task, read_sentences
-    from contexture.analysis.probing.train_probes import ProbeTraining
     from contexture.train.evaluation.steps import steps_named
 
     for run in records.values():
@@ -53,35 +50,7 @@ def probe_command(argv: list[str]) -> TwofoldResult:
         name: {task: [each for path in paths for each in read_sentences(path, task)] for task in tasks}
         for name, paths in files.items()
     }
-    training = ProbeTraining(
-        learning_rate=request.lr,
-        epochs=request.epochs,
-        patience=request.patience,
-        batch=request.batch,
-        seed=request.seed,
-    )
-    new: list[ProbeRow] = []
-    everything: list[ProbeRow] = []
-    folder.mkdir(parents=True, exist_ok=True)
-    with Signals(f"stopped; {folder / FILE} has the runs and steps that were done") as signals:
-        for run in records:
-            for step in steps[run]:
-                rows = probe(
-                    run,
-                    sets["train"],
-                    sets["dev"],
-                    sets["test"] if files["test"] else None,
-                    folder=folder,
-                    step=step,
-                    layers=request.layers,
-                    control=request.control,
-                    training=training,
-                    seeds=request.seeds,
-                    cancel=signals,
-                )
-                everything = write_rows(folder, rows)
-                new += rows
-        figures = draw_probes(everything, folder, request.theme)
+    new, figures = _train_probes(request, sets, steps)
     result: Result = {
         "to": str(folder / FILE),
         "figures": [str(file) for file in figures],
@@ -93,6 +62,48 @@ def probe_command(argv: list[str]) -> TwofoldResult:
         write_table(Path(request.table), rows)
     printed = [{name: shown(x) if isinstance(x, PlusMinus) else x for name, x in row.items()} for row in rows]
     return TwofoldResult(result, {**result, "probes": printed})
+
+
+def _train_probes(
+    request: ProbeRequest, sets: "dict[str, dict[str, list[Sentence]]]", steps: Mapping[str, Sequence[int | None]]
+) -> "tuple[list[ProbeRow], list[Path]]":
+    """Trains the probes of each run and each of its steps, and draws all rows of the folder.
+
+    Returns: (the new rows, the figures).
+    """
+    from contexture.analysis.probing.probe import probe
+    from contexture.analysis.probing.probe_figure import draw_probes
+    from contexture.analysis.probing.probe_rows import FILE, write_rows
+    from contexture.analysis.probing.train_probes import ProbeTraining
+
+    folder = Path(request.to)
+    training = ProbeTraining(
+        learning_rate=request.lr,
+        epochs=request.epochs,
+        patience=request.patience,
+        batch=request.batch,
+        seed=request.seed,
+    )
+    new: list[ProbeRow] = []
+    rows: list[ProbeRow] = []
+    folder.mkdir(parents=True, exist_ok=True)
+    with Signals(f"stopped; {folder / FILE} has the runs and steps that were done") as signals:
+        for run, step in [(name, step) for name in steps for step in steps[name]]:
+            new += probe(
+                run,
+                sets["train"],
+                sets["dev"],
+                sets["test"] if request.test else None,
+                folder=folder,
+                step=step,
+                layers=request.layers,
+                control=request.control,
+                training=training,
+                seeds=request.seeds,
+                cancel=signals,
+            )
+            rows = write_rows(folder, new)
+        return new, draw_probes(rows, folder, request.theme)
 
 
 def _files(given: Strings, name: str) -> list[Path]:
