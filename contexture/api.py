@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from contexture import configs
 from contexture.analysis.call_arguments import with_hints
-from contexture.data.inputs import Examples, as_jsonl, is_paths, records
-from contexture.data.storage import atomic_file, check_run_path
+from contexture.data.inputs import Examples
+from contexture.example_files import as_file, files_given, files_of, is_empty, write_examples
 from contexture.grid import first_values, make_grid
 from contexture.option_scope import check_effects
 from contexture.options import with_options
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.request import EvaluationOptions, requests_of
-from contexture.train.grid.folder import GRID, with_settings_of_the_start
+from contexture.train.grid.folder import with_settings_of_the_start
 from contexture.train.grid.settings import Grid
 from contexture.train.options import MeshConfig
-from contexture.train.run.folder import INPUTS
-from contexture.train.run_file import read
 
 if TYPE_CHECKING:
     from contexture.analysis.trained_model import TrainedModel
@@ -109,10 +107,10 @@ def finetune(
 
     Raises: as `pretrain`.
     """
-    given = {name: value for name, value in (("train", train), ("dev", dev), ("test", test)) if not _is_empty(value)}
+    given = {name: value for name, value in (("train", train), ("dev", dev), ("test", test)) if not is_empty(value)}
     base = _task_of(Path(source), Path(dir), task, random=bool((options or {}).get("init.random")))
     names = _names(options)
-    files = {f"task.{name}": _files_of(examples, name, Path(dir)) for name, examples in given.items()}
+    files = {f"task.{name}": files_of(examples, name, Path(dir)) for name, examples in given.items()}
     common = {**(options or {}), **files, "dir": str(dir)}
     try:
         run = with_options(base, common)
@@ -123,11 +121,11 @@ def finetune(
             raise error from None
     if grid is None and seeds is None:
         check_effects(names, [run], base)
-        _write_examples(given, run.task.kind, Path(dir))
+        write_examples(given, run.task.kind, Path(dir))
         return _train(run, base)
     runs = make_grid(run, grid or {}, 1 if seeds is None else seeds, names, "grid")
     check_effects({*names, *runs.values}, runs.runs, base)
-    _write_examples(given, run.task.kind, Path(dir))  # what is refused above leaves nothing behind
+    write_examples(given, run.task.kind, Path(dir))  # what is refused above leaves nothing behind
     return _train_grid(runs, base)
 
 
@@ -140,40 +138,6 @@ def _task_of(source: Path, folder: Path, name: str, *, random: bool) -> Run:
 
     run, place = load_source_run(source, folder)
     return task_run(run, place, str(source), name, random=random)
-
-
-def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, str | list | tuple) and not value)
-
-
-def _files_of(examples: Any, name: str, folder: Path) -> tuple[str, ...]:
-    """Returns the files of examples: those that are given, or the one that has what is in memory."""
-    files = _files(examples)
-    return (str(_inputs(folder, name)),) if files is None else files
-
-
-def _inputs(folder: Path, name: str) -> Path:
-    return folder / INPUTS / f"{name}.jsonl"
-
-
-def _write_examples(given: Mapping[str, Any], kind: str, folder: Path) -> None:
-    """Writes the examples in memory into the run's folder."""
-    for name, examples in given.items():
-        if not is_paths(examples):
-            _write_inputs(as_jsonl(records(examples, kind, name)), _inputs(folder, name), folder)
-
-
-def _write_inputs(content: bytes, file: Path, folder: Path) -> None:
-    if file.is_file() and file.read_bytes() == content:
-        return
-    check_run_path(folder)
-    if any((folder / "checkpoints").glob("[0-9]*")) or (folder / GRID).exists():
-        raise ConfigError(f"{folder} was trained with another {file.name}; give the same examples, or another dir")
-    if folder.exists() and not (folder / "run.json").exists() and set(folder.iterdir()) - {folder / INPUTS}:
-        raise ConfigError(f"{folder} holds other files and no run.json: it is no run's folder; give another dir")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(file) as part:
-        part.write_bytes(content)
 
 
 def _train(run: Run, base: Run) -> Path:
@@ -246,9 +210,9 @@ def evaluate(
 
     runs = (run,) if isinstance(run, str | Path) else tuple(run)
     with contextlib.ExitStack() as stack:
-        files = _files(dev)
+        files = files_given(dev)
         if files is None:
-            files = (_written(dev, runs[0], stack.enter_context(tempfile.TemporaryDirectory())),)
+            files = (as_file(dev, runs[0], stack.enter_context(tempfile.TemporaryDirectory())),)
         steps = (step,) if isinstance(step, int | str) else tuple(step)
         try:
             options = EvaluationOptions(
@@ -270,22 +234,6 @@ def evaluate(
         if isinstance(run, str | Path):
             return dict(evaluate.evaluate_run(requests[0]))
         return {"runs": list(map(dict, evaluate.evaluate_runs(requests)))}
-
-
-def _written(examples: Any, run: Place, folder: str) -> str:
-    """Writes examples in memory, of the run's kind of task, as a file; returns its path."""
-    file = Path(folder) / "dev.jsonl"
-    file.write_bytes(as_jsonl(records(examples, read(Path(run)).run.task.kind, "dev")))
-    return str(file)
-
-
-def _files(given: Any) -> tuple[str, ...] | None:
-    """Returns the files that are given, None for examples in memory."""
-    if _is_empty(given):
-        return ()
-    if not is_paths(given):
-        return None
-    return (str(given),) if isinstance(given, str | Path) else tuple(map(str, given))
 
 
 @with_hints
