@@ -98,6 +98,7 @@ MISTAKES = {
     "finetune bert --task sst2 --task.kind tag --dir new": "task.name=sst2 does not fit task.kind=tag; give one of",
     f"pretrain bert.tiny {NEW} --init gpt": "gpt is a run of the family gpt, and this model one of bert; begin from",
     "pretrain bert.tiny --dir new --data.path txet.txt": "data.path names no such file or folder; check the path",
+    f"pretrain bert.tiny {NEW} --data.tokenizer vocab": "vocab: data.tokenizer names no such file or folder; check the",
     "pretrain bert.tiny --dir new --data.path train.tsv": "a table of examples, and data.path wants text; learn a task",
     f"pretrain bert.tiny {NEW} --config no.yaml": "--config no.yaml: no such file; give the run.json of a run, or a",
     f"pretrain bert.tiny {NEW} --config bad.yaml": "bad.yaml: there is no option 'optim.peek_lr' (did you mean optim.",

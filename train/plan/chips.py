@@ -135,7 +135,8 @@ def named_devices(text: str) -> tuple[str, Sequence[int]]:
     number = re.fullmatch(r"(v\d\w*)-([1-9]\d{0,4})", name)
     if number and not colon:
         chip = _OTHER_NAMES.get(number[1], number[1])
-        return chip, slice_shape(chip, int(number[2]) // (2 if chip in _TWO_CORES else 1))
+        chips, rest = divmod(int(number[2]), 2 if chip in _TWO_CORES else 1)
+        return chip, () if rest else slice_shape(chip, chips)
     name = name.replace("_", "-").removeprefix("nvidia-")
     name = name[:-1] if re.search(r"-\d+gb$", name) else name
     chip = _OTHER_NAMES.get(name, name)

@@ -39,7 +39,7 @@ def describe(made: Plan) -> str:
         rows += [("largest array", f"{_gib(row['bytes'])} {row['array']} {row['source']}".rstrip())
                  for row in made["largest_arrays"]]  # fmt: skip
         sent = ", ".join(f"{kind} {_gib(t['bytes'])} in {t['count']:.0f}" for kind, t in made["collectives"].items())
-        rows += [("FLOPs a device", f"{made['flops'] / 1e12:.3g}e12, of the model {made['model_flops'] / 1e12:.3g}e12"),
+        rows += [("FLOPs a device", f"{made['flops']:.3g}, of the model {made['model_flops']:.3g}"),
                  ("memory traffic", _gib(made["memory_traffic"])), ("messages", sent or "none")]  # fmt: skip
     if "step_ms" in made:
         made = cast(TimedPlan, made)

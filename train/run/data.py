@@ -138,8 +138,8 @@ def open_shards(directory: Path, run: Run) -> Shards:
 
 
 def check_text(run: Run, directory: Path) -> None:
-    """Raises DataError if a new run, whose folder is not made yet, would find no text, or none in UTF-8; ConfigError
-    for a family that is not pretrained."""
+    """Raises DataError if a new run, whose folder is not made yet, would find no text, none in UTF-8, or no
+    tokenizer; ConfigError for a family that is not pretrained."""
     if (
         run.task.kind == "off"
         and run.stream
@@ -148,6 +148,8 @@ def check_text(run: Run, directory: Path) -> None:
     ):
         check_beginnings(expand(run.data.path, "data.path"))
         check_beginnings(expand(run.data.dev, "data.dev") if run.data.dev else [])
+        if run.data.tokenizer and not Path(run.data.tokenizer).exists():
+            raise DataError(f"{run.data.tokenizer}: data.tokenizer names no such file or folder; check the path")
 
 
 def _prepared_folder(run: Run) -> Path | None:

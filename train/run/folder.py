@@ -157,15 +157,10 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
     if (directory / "run.json").exists():
         old = run_file.read(directory)
         existing = old.run
-        if old.imported:
-            raise ConfigError(
-                f"{directory} was imported: begin from it, --init.run {directory}, and give another --dir"
-            )
-        if old.slimmed:
-            raise ConfigError(
-                f"{directory} was slimmed and has no optimizer state to resume from: begin from it, --init.run "
-                f"{directory}, and give another --dir"
-            )
+        begin = "contexture finetune" if run.task.kind != "off" else "--init.run"
+        for applies, why in ((old.imported, "imported"), (old.slimmed, "slimmed and has no optimizer state")):
+            if applies:
+                raise ConfigError(f"{directory} was {why}: begin from it, {begin} {directory}, and give another --dir")
         run = run_file.with_data_facts(run, words=old.words, pair=old.pair)
     changes = changed_fields(run, old) if old else {}
     fixed = [name for name in changes if not run_file.may_change(name)]

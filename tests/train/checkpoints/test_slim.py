@@ -86,7 +86,7 @@ def test_a_slimmed_run_is_not_resumed(run: Path):
     before = {
         file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name not in ("lock", "log.txt")
     }
-    with pytest.raises(ConfigError, match="was slimmed and has no optimizer state to resume from: begin from it"):
+    with pytest.raises(ConfigError, match="was slimmed and has no optimizer state: begin from it, --init.run"):
         contexture.pretrain(contexture.train.run_file.read(run).run, {"dir": str(run)})  # pyright: ignore[reportAttributeAccessIssue]
     assert before == {file: file.read_bytes() for file in before}
 

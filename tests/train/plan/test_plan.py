@@ -188,6 +188,7 @@ def test_a_mistake_is_one_line(capsys, words, line):
         ("cpu", "cpu", ()),
         ("v5e", "v5e", ()),
         ("v5litepod-1", "v5e", ()),
+        ("v4-9", "v4", ()),
         ("v5e:", "v5e", ()),
     ],
 )
