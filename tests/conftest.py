@@ -23,6 +23,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.helpers.commands import devices  # noqa: E402
+from tests.processor_time import ProcessorTime  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.interchange.hub_server import Hub
@@ -41,6 +42,7 @@ QUICKLY_COMPILED = (
 def pytest_configure(config: pytest.Config) -> None:
     if "not long" in config.option.markexpr:
         os.environ["XLA_FLAGS"] += QUICKLY_COMPILED
+    config.pluginmanager.register(ProcessorTime())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
