@@ -18,7 +18,7 @@ from contexture.train.checkpoints.initial import write_first
 from contexture.train.checkpoints.late_evaluation import text_digest
 from contexture.train.interchange import convert
 from contexture.train.interchange.huggingface_export import _labels_of
-from contexture.train.interchange.huggingface_import import _labels
+from contexture.train.interchange.huggingface_import import _GELU, _bert, _gpt1, _gpt2, _labels
 from contexture.train.interchange.imported_model import Settings, note_unread
 from tests.helpers.commands import run_command
 from tests.helpers.logs import logged
@@ -219,3 +219,27 @@ def test_a_setting_that_nothing_knows_is_named(tmp_path: Path):
     many = Settings({f"x{n}": n for n in range(20)})
     note_unread(tmp_path / "config.json", many, notes)
     assert notes[1].endswith(" and 12 more")
+
+
+# transformers 4 and 5, configuration_bert.py, configuration_gpt2.py, configuration_openai.py.
+_LEFT_OUT = {
+    _bert: {"vocab": 30522, "length": 512, "layers": 12, "hidden": 768, "heads": 12, "ffn": 3072, "segments": 2,
+            "gelu": "erf", "eps": 1e-12, "dropout": 0.1, "attention_dropout": 0.1, "head_dropout": 0.1,
+            "init_std": 0.02, "tied": True},
+    _gpt2: {"vocab": 50257, "length": 1024, "layers": 12, "hidden": 768, "heads": 12, "ffn": 3072, "gelu": "tanh",
+            "eps": 1e-5, "dropout": 0.1, "attention_dropout": 0.1, "init_std": 0.02, "tied": True, "norm": "pre"},
+    _gpt1: {"vocab": 40478, "length": 512, "layers": 12, "hidden": 768, "heads": 12, "ffn": 3072, "gelu": "tanh",
+            "eps": 1e-5, "dropout": 0.1, "attention_dropout": 0.1, "init_std": 0.02, "tied": True, "norm": "post"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("read", _LEFT_OUT, ids=lambda read: read.__name__.strip("_"))
+def test_what_a_configuration_leaves_out_has_the_library_s_value(read):
+    """The library itself says so in the parity suite. Each name that is there is read, and changes its own field."""
+    config = read(Path("config.json"), {}, *([] if read is _bert else [[]]))
+    assert {name: getattr(config, name) for name in _LEFT_OUT[read]} == _LEFT_OUT[read]
+
+
+def test_each_name_of_gelu_is_one_formula():
+    exact = {"gelu": "erf", "gelu_python": "erf", "relu": "relu"}
+    assert exact | dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "tanh") == _GELU

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from contexture.analysis.probing.probe import _probe_task
 from contexture.analysis.probing.probe_examples import ProbeExamples, control_task, encode_targets
 from contexture.analysis.probing.probe_scores import (
     centre_of_gravity,
@@ -21,6 +22,7 @@ from contexture.analysis.probing.train_probes import (
     predict_labels,
     train_probes,
 )
+from contexture.data.cancel import NEVER
 from tests.analysis.probing.synthetic import joined, synthetic_task
 from tests.helpers.parity_rule import assert_close, close
 
@@ -169,3 +171,17 @@ def test_predictions_do_not_depend_on_the_batch():
     counts_many, losses_many = measure_probes(probes.params, probes.layers_PN, dev, units, 32)
     assert counts_one == counts_many
     close(losses_one, losses_many)
+
+
+def test_the_best_layer_is_chosen_on_dev_and_measured_on_test():
+    """The label stands in layers 1 and 3 of the training set, in 1 of dev, and in 3 of test."""
+    parts = {"train": synthetic_task(600, carrier=1), "dev": synthetic_task(150, carrier=1, seed=1),
+             "test": synthetic_task(150, carrier=3, seed=2)}  # fmt: skip
+    parts["train"][1][:, 3] = parts["train"][1][:, 1]
+    starts = np.cumsum([0, *(len(units) for _, units in parts.values())])
+    sets = {name: replace(own, spans_TS2=own.spans_TS2 + start)
+            for (name, (own, _)), start in zip(parts.items(), starts, strict=False)}  # fmt: skip
+    features = SpanFeatures(np.concatenate([units for _, units in parts.values()]), [], [], 1)
+    row = _probe_task(sets, features, [0, 1, 2, 3], "each", False, HOW, NEVER)
+    assert row["split"] == "test" and row["best_layer"] == 1 and row["f1"] == row["layer_f1"][1] < 0.6
+    assert row["layer_f1"][3] > 0.97

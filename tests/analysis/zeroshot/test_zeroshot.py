@@ -10,7 +10,7 @@ import pytest
 
 import contexture
 from contexture.analysis.zeroshot.alternatives import MEASURES, choose, filled
-from contexture.analysis.zeroshot.continuations import score_continuations
+from contexture.analysis.zeroshot.continuations import ScoredContinuation, score_continuations
 from contexture.analysis.zeroshot.files import book_questions, passages, with_shots
 from contexture.analysis.zeroshot.lambada import lambada, split_passage
 from contexture.analysis.zeroshot.word_perplexity import join_tokens, word_perplexity
@@ -290,3 +290,56 @@ def test_a_tie_of_alternatives_is_no_hit(gpt, label: int):
 def test_a_hit_is_greater_than_all_others():
     assert is_hit(np.array([0.0, 2.0, 1.0]), 1) and not is_hit(np.array([0.0, 2.0, 1.0]), 0)
     assert not any(is_hit(np.array(scores), n) for scores in ([2.0, 2.0, 1.0], [math.nan, 1.0, 0.0]) for n in range(3))
+
+
+def _scored(monkeypatch, module: str, *scores: ScoredContinuation) -> None:
+    monkeypatch.setattr(f"contexture.analysis.zeroshot.{module}.score_continuations", lambda *_, **__: iter(scores))
+
+
+def test_each_accuracy_of_a_choice_is_its_own_count(gpt, monkeypatch):
+    """The log probabilities, tokens and bytes of these alternatives each prefer another one; ÄÖÜ has six bytes."""
+    own = ["ÄÖÜ", "abcd", "fgh"]
+    by_hand = {"accuracy": [-9.0, -7.0, -6.0], "accuracy_per_token": [-9 / 4, -7 / 4, -6 / 1],
+               "accuracy_per_byte": [-9 / 6, -7 / 4, -6 / 3]}  # fmt: skip
+    assert [int(np.argmax(each)) for each in by_hand.values()] == [2, 1, 0]
+    assert np.argmax(np.array([-9, -7, -6]) / [len(each) for each in own]) != 0  # by characters it is another one
+    for label in range(3):
+        _scored(monkeypatch, "alternatives", *(
+            ScoredContinuation(p, n, p, False, False, 0) for p, n in zip([-9.0, -7.0, -6.0], [4, 4, 1], strict=True)
+        ))  # fmt: skip
+        result = choose(gpt, ["the cat sees"], [own], [label])
+        for name, values in by_hand.items():
+            assert result[name] == float(np.argmax(values) == label), (name, label)
+
+
+def test_white_space_around_an_alternative_is_no_part_of_it(gpt, monkeypatch):
+    assert filled("The cat", "  sat. ", 0) == filled("The cat", "sat.", 0) == ("The cat", " sat.")
+    for choices in (("ab", "abcd"), (" ab   ", "\tabcd\n")):
+        _scored(monkeypatch, "alternatives", *(ScoredContinuation(p, 1, p, False, False, 0) for p in (-4.0, -7.0)))
+        assert choose(gpt, ["the"], [choices], [1])["accuracy_per_byte"] == 1.0  # -4 / 2 < -7 / 4
+
+
+def test_lambada_s_last_word_and_its_last_token_are_two_figures(gpt, monkeypatch):
+    _scored(
+        monkeypatch, "lambada",
+        ScoredContinuation(-3.0, 2, -1.0, False, True, 0), ScoredContinuation(-1.0, 1, -1.0, True, True, 0),
+        ScoredContinuation(-8.0, 3, -4.0, False, False, 0),
+    )  # fmt: skip
+    result = lambada(gpt, ["a b", "c d", "e f"])
+    assert (result["accuracy"], result["last_token_accuracy"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert (result["loss"], result["last_token_loss"]) == (4.0, 2.0)
+    assert (result["perplexity"], result["last_token_perplexity"]) == pytest.approx((math.exp(4), math.exp(2)))
+
+
+def test_the_last_of_an_elmo_is_its_last_word_read_forward(elmo):
+    """By forward losses of the sentence alone: that of its end and those of the other direction are no part."""
+    from contexture.analysis.zeroshot.continuations import _both_directions
+    from contexture.analysis.bilm_score import lanes
+    from contexture.data.tokenizers.word_level import word_tokenizer
+
+    sentence = "the cat sees the dog".split()
+    batch = lanes([sentence], word_tokenizer(elmo.tokenizer), 1)
+    forward = np.asarray(_both_directions(elmo.model.config, elmo.params, batch)["forward"].loss_BL)[0]
+    (each,) = score_continuations(elmo, [("the cat sees", "the dog")])
+    close(each.last, -forward[4])
+    assert len({round(float(x), 4) for x in forward[3:6]}) == 3

@@ -116,6 +116,8 @@ def test_a_long_line_is_cut_between_characters(tmp_path_factory: pytest.TempPath
     "pieces",
     [
         ["Dr. Who left.", "He ran!", "Why?"],
+        ["He said no.", "She left."],  # an abbreviation before a number alone
+        ["See no. 5 of art. 3.", "It ends."],
         ['"Stop!" he said.', '"Go."', "She went (really?)", "Yes."],
         ["At 3 p.m. J. R. Smith met No. 5 in the U.S. today... and so on.", "E.g. this vs. That, i.e. these.", "End"],
         ["It cost $3.50 on St. Mark's Pl. near here.", "12 men came."],

@@ -7,7 +7,7 @@ import pytest
 
 from contexture.models.encoding import Encoding
 from contexture.models.heads.language_model import MaskedLmHead, NextSentenceHead
-from contexture.models.heads.tasks import PooledHead, SpanHead, TokenHead
+from contexture.models.heads.tasks import PooledHead, SpanHead, SpanPointerHead, TokenHead
 from tests.helpers.parity_rule import close
 
 B, L, D, V, P, C = 2, 5, 6, 11, 3, 4
@@ -59,4 +59,14 @@ def test_other_heads_are_one_linear_map_without_dropout_in_evaluation(module, re
     encoding = _encoding()
     params, p = _drawn(module, {})
     expected = np.asarray(getattr(encoding, reads), np.float64) @ p["kernel"] + p["bias"]
+    close(module.apply({"params": params}, encoding, {}), expected)
+
+
+def test_a_left_to_right_model_s_span_is_pointed_at_by_its_last_token():
+    """logits[l, c] = hidden[l] · query[c] / √D + linear(hidden[l])[c], query = linear(pooled)."""
+    encoding, module = _encoding(), SpanPointerHead(SIZES | {"C": 2}, INIT, jnp.float32)
+    params, p = _drawn(module, {})
+    hidden, pooled = (np.asarray(x, np.float64) for x in (encoding.hidden_BLD, encoding.pooled_BD))
+    query = np.einsum("bd,dce->bce", pooled, p["query"]["kernel"].reshape(D, 2, D)) + p["query"]["bias"].reshape(2, D)
+    expected = np.einsum("bld,bcd->blc", hidden, query) / np.sqrt(D) + hidden @ p["kernel"] + p["bias"]
     close(module.apply({"params": params}, encoding, {}), expected)

@@ -12,7 +12,7 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
 from contexture.models.encoding import Encoding
 from contexture.models.heads.crf import LinearChainCRF
-from contexture.models.heads.layer_mix import MixedFeatures, ScalarMix, learned_mixes
+from contexture.models.heads.layer_mix import MixedFeatures, MixPooledHead, ScalarMix, learned_mixes
 from contexture.models.model import build
 from contexture.models.shapes import by_path, dims_of
 from contexture.train.config import Run
@@ -215,3 +215,21 @@ def test_settings_that_mean_nothing_are_refused():
         Run(model=BertConfig(**{**sizes, "layers": layers}), data=DataConfig(length=8), **parts)
         with pytest.raises(ValueError, match=f"head.mix={mix} reads {layers} layers, and the model has {layers - 1}"):
             Run(model=BertConfig(**{**sizes, "layers": layers - 1}), data=DataConfig(length=8), **parts)
+
+
+def test_two_texts_are_matched_by_both_their_distance_and_their_product():
+    """linear([u, v, |u - v|, u·v]), each text as [max, mean] over its words (Conneau et al. 2017, section 3.1)."""
+    rng = np.random.default_rng(4)
+    states = tuple(jnp.asarray(rng.standard_normal((4, 4, 6)), jnp.float32) for _ in range(3))
+    mask = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]], np.int32)
+    encoding = Encoding(states[-1], jnp.asarray(mask), states=states)
+    head = MixPooledHead({"C": 3}, jax.nn.initializers.normal(), jnp.float32, head=HeadConfig(mix="top", pair=True))
+    shapes = jax.eval_shape(head.init, jax.random.key(0), encoding, {})["params"]
+    params = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), shapes)
+    got: Any = head.apply({"params": params}, encoding, {})
+    gamma = params["features"]["mix"]["gamma"]
+    for row in range(2):
+        words = [gamma * np.asarray(states[-1], np.float64)[n][mask[n] > 0] for n in (2 * row, 2 * row + 1)]
+        u, v = (np.concatenate([each.max(0), each.mean(0)]) for each in words)
+        matched = np.concatenate([u, v, np.abs(u - v), u * v])
+        assert_close(got[row], matched @ params["out"]["kernel"] + params["out"]["bias"], atol=1e-4)

@@ -147,3 +147,11 @@ def test_the_names_of_the_scores_are_known_before_they_are_measured(counts):
         for has_answer in [True] * counts[0] + [False] * counts[1]
     ]
     assert metric_names("span", (), counts) == [*figures(scored)]
+
+
+def test_of_equal_thresholds_the_first_is_taken():
+    """The sums are 1, 2, 1, 2: as in the official search, a later threshold has to be better to be taken."""
+    cases = [scored(False, 1.0, 0.0), scored(True, 1.0, 1.0), scored(False, 0.0, 2.0), scored(True, 1.0, 3.0)]
+    sums = [sum(each.forced[1] if each.null <= t else each.silent[1] for each in cases) for t in (-1, 0, 1, 2, 3)]
+    assert sums == [2.0, 2.0, 3.0, 2.0, 3.0]
+    assert best_threshold(cases, 1) == (0.75, 1.5)

@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.tasks.tagging.entity_schemes import entity_tags, why_no_entities
+from contexture.train.evaluation.predictions import majority_baseline
 from contexture.train.evaluation.task_metrics import (
     class_table,
     classified,
@@ -280,3 +283,13 @@ def test_many_labels_in_few_examples_do_not_warn():
 def test_nothing_to_score_is_an_error(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_the_number_that_is_always_answered_is_training_s_mean():
+    answers = {"train": np.array([1.0, 2.0, 6.0]), "dev": np.array([5.0, 7.0])}
+    splits: Any = {name: SimpleNamespace(spans=None, answers=lambda own=own: own) for name, own in answers.items()}
+    store: Any = SimpleNamespace(kind="regress", splits=splits, counts=())
+    assert majority_baseline(store, splits["dev"]) == {"mean_mse": 10.0}  # of dev's own mean, 6, it would be 1
+    counts: Any = SimpleNamespace(kind="classify", splits=splits, counts=(3, 1))
+    labels: Any = SimpleNamespace(spans=None, answers=lambda: np.array([1, 1, 0]))
+    assert majority_baseline(counts, labels) == {"majority_accuracy": pytest.approx(1 / 3)}
