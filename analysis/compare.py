@@ -162,6 +162,8 @@ def _metric_cells(rows: Sequence[ComparedMetric]) -> list[dict[str, str]]:
 
 def _differences(names: Sequence[str], runs: Sequence[Run]) -> list[dict[str, str]]:
     flat = [{"model.family": run.family, **fields(run)} for run in runs]
+    for each in flat:  # a run has one length: what the other option says has no effect
+        del each["epochs" if each["steps"] else "steps"]
     rows = []
     for setting in dict.fromkeys(name for each in flat for name in each if name != "dir"):
         values = [_shown(each.get(setting, "–")) for each in flat]

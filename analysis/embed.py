@@ -159,6 +159,20 @@ def word_splitter(model: Model, tokenizer: Tokenizer | OpenVocabulary) -> WordSp
     return split
 
 
+def pool_of(of: str, pool: str | None) -> str:
+    """Returns the pooling of vectors of sentences, words or tokens; None is the usual one.
+
+    Raises: DataError for something else, and a pooling where there is a vector for each word or token.
+    """
+    if of not in ("sentences", "words", "tokens"):
+        raise DataError(f"of={of!r} is not one of sentences, words, tokens")
+    if of == "sentences":
+        return pool or "mean-words"
+    if pool is not None:
+        raise DataError(f"pool={pool!r} is for sentences, and has no meaning for of={of!r}; leave it out")
+    return "none"
+
+
 def word_vectors(vectors: np.ndarray, split: SplitWords) -> np.ndarray:
     """[…, units, D] → [..., words, D]: the mean of each word's pieces."""
     sums = np.concatenate([np.zeros_like(vectors[..., :1, :]), np.cumsum(vectors, -2, dtype=np.float64)], -2)

@@ -117,7 +117,7 @@ class TrainedModel:
         texts: Any,
         *,
         of: Unit = "sentences",
-        pool: Pool = "mean-words",
+        pool: Pool | None = None,
         layers: Layers = "last",
         batch: int = 64,
     ) -> np.ndarray | list[np.ndarray]:
@@ -128,15 +128,14 @@ class TrainedModel:
             of="tokens"     for each text an array [tokens, D], a BERT's [CLS] and [SEP] too
 
         of      words stand between spaces, or are given as lists of words; a word of several pieces has their mean
-        pool    of sentences: mean of all tokens; mean-words, without a BERT's [CLS] and [SEP]; last; cls
+        pool    of sentences: mean-words (the default), without a BERT's [CLS] and [SEP]; mean of all tokens; last; cls
         layers  "last"; "all", the words' own first; one number, from 0, or from -1 at the end; or several. "all" and
                 several put a dim of layers before the others: [N, layers, D], [layers, words, D]
         batch   texts at a time
 
         Raises: DataError for what is no text, layers that the model lacks, and options that do not fit.
         """
-        if of not in ("sentences", "words", "tokens"):
-            raise DataError(f"of={of!r} is not one of sentences, words, tokens")
+        how = embed.pool_of(of, pool)
         given, one = texts_of(texts)
         names, single = layer_names(layers, self.model.config.layers)
         if of == "words":
@@ -146,7 +145,7 @@ class TrainedModel:
             arrays = [embed.word_vectors(array, each) for array, each in zip(arrays, cut, strict=True)]
         else:
             units = embed.units_of(given, self.model, self.tokenizer)
-            arrays = self._embed(units, layers=names, pool=pool if of == "sentences" else "none", batch=batch)
+            arrays = self._embed(units, layers=names, pool=how, batch=batch)
         if single and names != "last":
             arrays = [array[0] for array in arrays]
         if one:

@@ -23,7 +23,7 @@ GPUS = ("t4", "l4", "rtx4090", "a100-40g", "a100", "h100", "h200")
 HEAD = """# What fits on which GPU
 
 GiB that a step of a training needs of one GPU, by `make gpu-plans`: the step that `pretrain` and `finetune` run,
-compiled ahead of time and not run. A T4 has no kernel for attention here, and stores its weights in memory. JAX takes
+compiled ahead of time and not run. A T4 has no kernel for attention here, and stores the attention weights. JAX takes
 three quarters of a GPU's memory (`XLA_PYTHON_CLIENT_MEM_FRACTION`). `contexture plan RECIPE --topology rtx4090:1` plans
 any other training, and names the nearest that fits where it does not. A larger batch fits in parts:
 `--optim.accumulate 4`.

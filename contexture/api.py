@@ -16,7 +16,6 @@ from contexture.options import with_options
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.request import EvaluationOptions, requests_of
-from contexture.train.grid.folder import with_settings_of_the_start
 from contexture.train.grid.settings import Grid
 from contexture.train.options import MeshConfig
 
@@ -158,7 +157,6 @@ def _train_grid(grid: Grid, base: Run) -> Path:
     from contexture.train.grid.train_grid import train_grid
     from contexture.train.run.signals import Signals
 
-    grid = with_settings_of_the_start(grid, base)
     signals = Signals()
     try:
         train_grid(grid, base, signals)

@@ -198,9 +198,15 @@ def check_scope(names: Collection[str], run: Run, where: str = "") -> None:
 
 
 def check_effects(names: Collection[str], runs: Sequence[Run], recipe: Run) -> None:
-    """Raises: ConfigError for an option given (optim.lora_alpha) that differs from the recipe's and that none of these
-    runs, whose options are all known, has a use for beside its others. A run that exists goes on with what it has."""
-    usual, new = fields(recipe), [run for run in runs if not (Path(run.dir) / "run.json").exists()]
+    """Refuses options given (optim.lora_alpha) that have no effect in any of these runs, as their other options stand.
+
+    An option of the recipe's own value is let pass. A run whose folder exists is not looked at: it goes on with what it
+    has.
+
+    Raises: ConfigError.
+    """
+    usual = fields(recipe)
+    new = [run for run in runs if not (run.dir and (Path(run.dir) / "run.json").exists())]
     for name in names:
         need = _NEEDS.get(name)
         changed = [run for run in new if fields(run).get(name) != usual.get(name)]

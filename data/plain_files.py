@@ -22,6 +22,8 @@ COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 """Compressed files that are read, by the last suffix of their names."""
 COLUMNAR = (".parquet", ".arrow", ".feather")
 """Binary tables, which `data.text.columnar` reads."""
+IN_FOLDERS = (".txt", ".jsonl", *COLUMNAR)
+"""Files of text that a folder stands for. *.json is not among them: such files often hold something else than data."""
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz")
 _MAGIC = (
     (0, b"\x1f\x8b", ".gz"), (4, b"1AY&SY", ".bz2"), (0, b"\xfd7zXZ\x00", ".xz"), (0, b"\x28\xb5\x2f\xfd", ".zst"),

@@ -61,7 +61,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
         with open(part, "rb") as written:
             os.fsync(written.fileno())
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
+        _name_file(error, path)
         part.unlink(missing_ok=True)
         raise
     finally:
@@ -89,11 +90,18 @@ def atomic_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
             _replace(path, part)
         else:
             os.rename(part, path)  # onto an empty folder or none: a folder with files makes this fail
-    except BaseException:
+    except BaseException as error:
+        _name_file(error, path)
         shutil.rmtree(part, ignore_errors=True)  # made here, under a name that nobody else has
         raise
     finally:
         _unfinished.discard(part)
+
+
+def _name_file(error: BaseException, path: Path) -> None:
+    """Gives an error of the system the name of what was written, where it has none, as on a full disk."""
+    if isinstance(error, OSError) and error.filename is None and error.strerror:
+        error.filename = str(path)
 
 
 def _replace(folder: Path, part: Path) -> None:
@@ -171,6 +179,8 @@ def check_free(path: Path | str, overwrite: bool = False) -> None:
             raise DataError(f"{path}: a mounted disk, which a folder cannot replace; give a folder inside it")
         if real.exists() and not real.is_dir():
             raise DataError(f"{path}: a file where a folder is wanted; give another folder")
+        if real in (here := Path.cwd().resolve(), *here.parents):
+            raise DataError(f"{path}: the current folder or one above it, which cannot be replaced; give another")
         # The folder that exists and that new ones would be made in.
         above = next(folder for folder in real.parents if folder.exists())
     except OSError as error:

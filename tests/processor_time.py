@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -37,8 +37,8 @@ class ProcessorTime:
         self._compiling = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
-    def _heard(self, event: str, seconds: float, **_: Any) -> None:
-        self._compiling += seconds if event == _COMPILING else 0.0
+    def _heard(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self._compiling += duration_secs if event == _COMPILING else 0.0
 
     def _now(self) -> Spent:
         processes = _of_processes()
@@ -58,8 +58,9 @@ class ProcessorTime:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        for name, spent in report.user_properties:
+        for name, value in report.user_properties:
             if name == "processor_time":
+                spent = cast(Spent, value)
                 file = report.nodeid.partition("::")[0]
                 self.by_file[file] = [a + b for a, b in zip(self.by_file[file], spent, strict=True)]
                 self.by_test[report.nodeid] = spent

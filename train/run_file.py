@@ -7,7 +7,6 @@ import logging
 import os
 import types
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,6 @@ from contexture.data.visible import visible_json
 from contexture.models.config import MAX_SIZE, ElmoConfig, VectorsConfig
 from contexture.train.config import FAMILIES, Run, fields
 from contexture.train.errors import ConfigError
-from contexture.train.options import BASE_WIDTH, rate_at_width
 from contexture.train.run_format_1 import default_fields, format_1_fields, upgrade
 
 logger = logging.getLogger(__name__)
@@ -210,27 +208,16 @@ def _warmup_within(steps: int, warmup: int) -> int:
 def with_settings_of_the_start(run: Run, recipe: Run, directory: Path) -> Run:
     """Returns the run with settings that its first version had not, as the run in `directory` has them.
 
-    Runs of earlier versions train their mixing weights at the rate of all else, and small models at the papers' rate
-    for large ones. They go on so unless the user gives another rate than the recipe's.
+    Runs of earlier versions train their mixing weights at the rate of all else. They go on so unless the user gives
+    another rate than the recipe's.
     """
     try:
         started = json.loads(read_plain(directory / "run.json"))["config"]["optim"]
     except (OSError, DataError, ValueError, RecursionError, KeyError, TypeError):
         return run  # a new run, or one whose damage is reported when the folder is opened
-    return with_optim_of_the_start(run, recipe, started) if isinstance(started, dict) else run
-
-
-def with_optim_of_the_start(run: Run, recipe: Run, started: Mapping[str, Any]) -> Run:
-    """As `with_settings_of_the_start`. started: the section optim as the first start has written it."""
-    optim, rate = run.optim, started.get("peak_lr")
-    if optim.mix_lr == recipe.optim.mix_lr and "mix_lr" not in started:
-        optim = dataclasses.replace(optim, mix_lr=0.0)
-    if run.task.kind != "off" and optim.peak_lr == recipe.optim.peak_lr and isinstance(rate, float) and rate > 0:
-        width = getattr(run.model, "hidden", BASE_WIDTH)
-        if rate != optim.peak_lr and rate_at_width(rate, width) == optim.peak_lr:
-            logger.info(f"learning rate {rate:g}, with which it was started; one at {optim.peak_lr:g} is another run")
-            optim = dataclasses.replace(optim, peak_lr=rate)
-    return dataclasses.replace(run, optim=optim)
+    if not isinstance(started, dict) or "mix_lr" in started or run.optim.mix_lr != recipe.optim.mix_lr:
+        return run
+    return dataclasses.replace(run, optim=dataclasses.replace(run.optim, mix_lr=0.0))
 
 
 def warmup_note(given: Run, run: Run) -> str:

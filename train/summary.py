@@ -80,7 +80,7 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
 
 
 def _rate_note(run: Run, recipe: Run) -> str:
-    """Returns where the learning rate of a small model comes from, unless the user gave one; else ""."""
+    """Returns where the learning rate of a small model comes from, unless the user gave another; else ""."""
     width, rate = getattr(run.model, "hidden", BASE_WIDTH), run.optim.peak_lr
     fine_tunes = run.task.kind != "off" and isinstance(run.model, TransformerConfig)
     if not fine_tunes or width >= BASE_WIDTH or rate != recipe.optim.peak_lr:

@@ -114,17 +114,28 @@ def _gains(row: ProbeRow) -> bool:
 
 
 def _summary(row: ProbeRow) -> str:
-    parts = [f"F1 {row['f1']:.3f}"]
+    """Returns the figures of a row; of several seeds their mean and deviation, as tables have them."""
+    over_seeds = row.get("over_seeds", {})
+
+    def shown(name: str, digits: int = 3) -> str:
+        mean, deviation = (over_seeds.get(name, {}).get(part) for part in ("mean", "deviation"))
+        if mean is None or deviation is None:
+            return f"{row[name]:.{digits}f}"
+        return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+
+    parts = [f"F1 {shown('f1')}"]
     if "lexical_f1" in row:
-        parts.append(f"words alone {row['lexical_f1']:.3f}")
+        parts.append(f"words alone {shown('lexical_f1')}")
     if "centre_of_gravity" in row:
-        parts.append(f"centre {row['centre_of_gravity']:.2f}")
+        parts.append(f"centre {shown('centre_of_gravity', 2)}")
     if _gains(row):
-        parts.append(f"expected layer {row['expected_layer']:.2f}")
+        parts.append(f"expected layer {shown('expected_layer', 2)}")
     if "best_layer" in row:
         parts.append(f"best layer {row['best_layer']}")
     if "selectivity" in row:
-        parts.append(f"selectivity {row['selectivity']:.3f}")
+        parts.append(f"selectivity {shown('selectivity')}")
+    if over_seeds:
+        parts.append(f"bars of the first of {row['seeds']} seeds")
     return ", ".join(parts)
 
 

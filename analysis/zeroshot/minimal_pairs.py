@@ -61,7 +61,7 @@ def read_pairs(files: Sequence[Path]) -> list[MinimalPair]:
                 if not isinstance(row.get(name), str) or not str(row[name]).strip():
                     raise DataError(f"{file}:{number}: no string `{name}`; {_EXPECTED}")
             names = ("sentence_good", "sentence_bad", "UID", "linguistics_term", "field")
-            pairs.append(MinimalPair(*(str(row.get(name, "")) for name in names)))
+            pairs.append(MinimalPair(*("" if row.get(name) is None else str(row[name]) for name in names)))
     if not pairs:
         raise DataError(f"{', '.join(map(str, files))}: no pairs of sentences; {_EXPECTED}")
     return pairs

@@ -217,7 +217,8 @@ def _with_settings(compared: "Comparison") -> list[dict[str, Cell]]:
     settings = [list(row.values()) for row in compared["differences"]]
     rows: list[dict[str, Cell]] = []
     for n, figures in enumerate(compared["runs"]):
-        row: dict[str, Cell] = {"run": figures["run"], **{name: values[n] for name, *values in settings}}
+        row: dict[str, Cell] = {"run": figures["run"]}
+        row |= {f"{name} (setting)" if name in figures else name: values[n] for name, *values in settings}
         row |= cast(dict[str, Cell], figures)
         for each in (metric for metric in compared["metrics"] if metric["run"] == figures["run"]):
             row |= {each["metric"]: each["newest"], f"best {each['metric']}": each["best"]}

@@ -18,7 +18,6 @@ from contexture.requests import FinetuneRequest, NoOptions, PlanRequest, Prepare
 from contexture.table_files import check_table, write_table
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.grid.folder import with_settings_of_the_start
 from contexture.train.run.signals import NOTHING_WRITTEN, Signals
 from contexture.train.run_file import read, to_json
 
@@ -152,9 +151,11 @@ def _planned(argv: list[str]) -> tuple[PlanRequest, str]:
     base = read(Path(name)).run if is_run else recipe(name)
     if task:  # of a GPT, the tokens that separate a task's texts add three rows
         base = finetune_run(base, "", task, task_vocabulary=getattr(base.model, "vocab", 0) + 3)
-    base = apply_exclusive_options(with_settings(base, read_settings(file), file), argv)
+    start, settings = base, read_settings(file)
+    base = apply_exclusive_options(with_settings(base, settings, file), argv)
     default = PlanRequest(**{field.name: getattr(base, field.name) for field in dataclasses.fields(Run)})
     request = parse(PlanRequest, argv[1:], f"plan {name}", default)
+    check_effects({*option_names(argv), *_own(settings, file)}, [request.run], start)
     if request.run.reads_features and request.data.features != "off":
         raise ConfigError(
             "with optim.frozen=backbone a step trains the heads alone, on stored features of the backbone, and needs "
@@ -262,7 +263,6 @@ def _train_grid(argv: list[str]) -> TwofoldResult:
             raise ConfigError("--grid wants a field and its values: --grid optim.peak-lr=2e-5,3e-5")
         grid = make_grid(request.run, read_grid(request.grid, request.run), request.seeds, options)
         check_effects({*options, *settings, *grid.values}, grid.runs, base)
-        grid = with_settings_of_the_start(grid, base)
         check_grid(grid)
         if request.table:
             check_table(Path(request.table), *request.task.train, *request.task.dev, *request.task.test)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import tyro
 
+from contexture.data.plain_files import IN_FOLDERS, inner_suffix
 from contexture.train.checkpoints.meta import Step
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.request import Strings
@@ -34,7 +35,8 @@ def checkpoint_of(step: str) -> Step:
 
 
 def check_place(to: Place, *read: Place | Sequence[Place], option: str = "to") -> None:
-    """Refuses a place to write to that is empty or one of the files that are read, by any name or link.
+    """Refuses a place to write to that is empty, one of the files that are read, by any name or link, or among the
+    texts of a folder that is read.
 
     An unset shell variable gives an empty path, which would be the current folder.
 
@@ -49,6 +51,8 @@ def check_place(to: Place, *read: Place | Sequence[Place], option: str = "to") -
             if str(file) and _is_same(to, file):
                 other = "" if str(file) == str(to) else f" ({file})"
                 raise ValueError(f"--{option} {to} is the input itself{other}; give another file")
+            if str(file) and _is_text_inside(to, file):
+                raise ValueError(f"--{option} {to} is among the texts of {file}, which is read; give another folder")
 
 
 def check_effect(request: object, names: Sequence[str], has_effect: bool, what: str) -> None:
@@ -62,6 +66,11 @@ def check_effect(request: object, names: Sequence[str], has_effect: bool, what: 
         if field.name in names and not has_effect and getattr(request, field.name) != field.default:
             option = field.name.replace("_", "-")
             raise ValueError(f"{option}= is for {what} too, or leave --{option} out")
+
+
+def _is_text_inside(to: Place, folder: Place) -> bool:
+    """Returns whether a file has the place and the suffix of a text in a folder."""
+    return os.path.isdir(folder) and inner_suffix(Path(to)) in IN_FOLDERS and _is_same(Path(to).parent, folder)
 
 
 def _is_same(one: Place, other: Place) -> bool:

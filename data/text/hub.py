@@ -225,7 +225,7 @@ def _unreachable(name: str, what: str, hub: str, error: BaseException) -> Connec
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return ConnectionError(f"{name}: not in the cache, and HF_HUB_OFFLINE=1 forbids to download it")
+        return ConnectionError(f"{name}: not in the cache, and HF_HUB_OFFLINE=1 forbids downloading it")
     where = "no such folder here, and " if what == "model" else ""
     reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
     return ConnectionError(f"{name}: {where}{hub} does not answer ({reason}); check the network, or copy the files")

@@ -18,6 +18,7 @@ from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import (
     COLUMNAR,
     COMPRESSED,
+    IN_FOLDERS,
     Seen,
     check_content,
     check_plain,
@@ -30,8 +31,6 @@ from contexture.data.text.json_rows import json_objects
 from contexture.data.text.lines import lines, split_lines
 from contexture.data.text.sentences import sentences
 
-IN_FOLDERS = (".txt", ".jsonl", *COLUMNAR)
-"""Files that a folder stands for. *.json is not among them: such files often hold something else than data."""
 _ROWS = (".jsonl", ".json", *COLUMNAR)
 _WANTED = {
     ".jsonl": 'every line of a *.jsonl is like {"text": "…"}',

@@ -205,6 +205,10 @@ def test_columns_of_the_real_libraries_are_lists(models, task_run):
         (lambda m: m["elmo"].score("a \ud800"), "document 0: half a character, U+D800, at place 2"),
         (lambda m: next(sentence_vectors(m["bert"], ["\ud800"], Pooling())), "the text: half a character, U+D800"),
         (lambda m: m["bert"].predict("a"), "was pretrained and not fine-tuned for a task"),
+        (
+            lambda m: m["bert"].embed("a", of="words", pool="mean"),
+            "pool='mean' is for sentences, and has no meaning for",
+        ),
     ],
 )
 def test_mistakes_are_one_clear_line(models, call, line):

@@ -29,6 +29,17 @@ def test_an_export_replaces_an_earlier_one_alone(tmp_path, capsys):
     assert _files(tmp_path / "hf") == {**exported, "notes.txt": b"mine"}
 
 
+def test_the_current_folder_is_not_replaced(tmp_path, capsys, monkeypatch):
+    """A shell would stand in a folder that is no more."""
+    run = (GOLDEN / "bert_format_2").resolve()
+    assert run_command(capsys, "export", run, "hf", "--to", tmp_path / "a" / "hf")[0] == 0
+    for here, to in ((tmp_path / "a" / "hf", "."), (tmp_path / "a" / "hf", ".."), (tmp_path / "a", tmp_path / "a")):
+        monkeypatch.chdir(here)
+        code, err = run_command(capsys, "export", run, "hf", "--to", to, "--overwrite")
+        assert code == 2 and "the current folder or one above it, which cannot be replaced" in err, err
+    assert (tmp_path / "a" / "hf" / "config.json").exists()
+
+
 def test_predictions_replace_a_file(tmp_path, capsys):
     (tmp_path / "new.jsonl").write_text('{"text": "the old cat"}\n')
     to = tmp_path / "answers.jsonl"

@@ -92,3 +92,9 @@ def test_no_command_writes_over_what_it_reads(tmp_path, monkeypatch, kind, place
             with pytest.raises(ValueError, match="is the input itself"):
                 kind(**given)
     kind(**{**values, option: "in.tsv", place: "out.tsv"})
+    # A folder stands for its texts: what is put among them would be read as one of them.
+    (tmp_path / "texts").mkdir()
+    os.symlink("texts", "linked")
+    for to in ("texts/a.jsonl", "linked/a.jsonl.gz"):
+        with pytest.raises(ValueError, match="is among the texts of texts, which is read; give another folder"):
+            kind(**{**values, option: "texts", place: to})

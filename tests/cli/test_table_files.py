@@ -82,7 +82,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
 
 def test_compare_writes_figures_beside_the_settings_that_differ(tmp_path):
     for name, rate in (("low", 1e-4), ("high", 1e-3)):
-        run = Run(steps=9, optim=OptimConfig(peak_lr=rate))
+        run = Run(steps=9 if name == "low" else 8, optim=OptimConfig(peak_lr=rate))
         (tmp_path / name).mkdir()
         write(tmp_path / name, RunRecord(run=run, tokenizer="a", data="b"))
         lines = [f'{{"step": {n}, "split": "dev", "loss": {rate}, "accuracy": {0.9 - 0.1 * n}}}\n' for n in (1, 9)]
@@ -90,6 +90,8 @@ def test_compare_writes_figures_beside_the_settings_that_differ(tmp_path):
     json_of("compare", tmp_path / "low", tmp_path / "high", "--table", tmp_path / "t.csv")
     rows = _rows(tmp_path / "t.csv")
     assert [row["optim.peak-lr"] for row in rows] == ["0.0001", "0.001"]
+    # A setting of a figure's name is a column of its own.
+    assert [row["steps (setting)"] for row in rows] == ["9", "8"] and "steps" in rows[0]
     assert [float(row["held_out_loss"]) for row in rows] == [1e-4, 1e-3]
     assert [row["run"] for row in rows] == [str(tmp_path / "low"), str(tmp_path / "high")]
     assert [(float(row["accuracy"]), float(row["best accuracy"])) for row in rows] == [(0.0, 0.8)] * 2

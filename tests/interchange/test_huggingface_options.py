@@ -216,6 +216,8 @@ def test_a_setting_that_nothing_knows_is_named(tmp_path: Path):
     assert notes == [
         "config.json has settings that are not known here and were not read: residual_scale, rope_theta"
     ]  # fmt: skip
+    note_unread(tmp_path / "config.json", Settings({"a\x1bb": 1}), notes)
+    assert "were not read: a\\x1bb" in notes.pop()
     many = Settings({f"x{n}": n for n in range(20)})
     note_unread(tmp_path / "config.json", many, notes)
     assert notes[1].endswith(" and 12 more")

@@ -48,7 +48,7 @@ TASKS = (
     ),
     *mutants_of(
         "train/plan/chips.py",
-        ("plan.cores-are-chips", "(2 if chip in _TWO_CORES else 1)", "1",
+        ("plan.cores-are-chips", ", 2 if chip in _TWO_CORES else 1)", ", 1)",
          f"{_PLANS}test_devices_are_named_as_people_name_them"),
     ),
     *mutants_of(

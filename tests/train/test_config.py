@@ -15,9 +15,7 @@ import pytest
 from contexture.cli import main as cli
 from contexture.cli import training_commands
 from contexture.configs import recipe, task
-from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.models.config import BertConfig
 from contexture.train.checkpoints.meta import read_meta
 from contexture.train.config import Run, fields
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
@@ -192,14 +190,3 @@ def test_an_older_run_keeps_the_rate_of_its_mixing_weights(tmp_path):
     assert with_settings_of_the_start(own, given, tmp_path) == own
     write(tmp_path, RunRecord(run=given))
     assert with_settings_of_the_start(given, given, tmp_path) == given
-
-
-def test_an_older_fine_tuning_of_a_small_model_keeps_its_learning_rate(tmp_path):
-    small = Run(dir=str(tmp_path), model=BertConfig(hidden=128, heads=2), task=TaskConfig(kind="classify"), epochs=1.0)
-    recipe, older, other = (
-        replace(small, optim=OptimConfig(peak_lr=rate), steps=0) for rate in (3e-4, 5e-5, 2e-5)
-    )  # fmt: skip
-    for started, expected in ((older, older), (recipe, recipe), (other, recipe)):
-        write(tmp_path, RunRecord(run=started))
-        assert with_settings_of_the_start(recipe, recipe, tmp_path) == expected
-        assert with_settings_of_the_start(other, recipe, tmp_path) == other

@@ -26,7 +26,7 @@ def test_a_best_step_whose_checkpoint_was_not_saved_is_reported_as_such(tmp_path
     with logged() as messages:
         log_end(parts, tmp_path, 0, 4, 0.0, Best(rank=0.5, step=2))
     (line,) = (message for message in messages if " of 2 evaluations: at step 2" in message)
-    assert ("no checkpoint was saved there: --evaluate.patience saves at each" in line) != kept
+    assert ("there is no checkpoint of it: --evaluate.patience saves at each" in line) != kept
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Checkpoints of parameters alone, written one array at a time: a model is never in memory whole."""
 
 import asyncio
+import errno
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from contexture.models.interchange.renaming import nested
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import host_digest
 from contexture.train.checkpoints.late_evaluation import text_digest
-from contexture.train.checkpoints.meta import FORMAT, Meta
+from contexture.train.checkpoints.meta import FORMAT, Meta, write_failure
 from contexture.train.checkpoints.orbax_logging import orbax_silenced
 
 Array = np.ndarray
@@ -55,12 +56,19 @@ class _OneByOne(type_handlers.NumpyHandler):
         super().__init__(deepcopy_host_arrays=False)
         self._turn = asyncio.Semaphore(1)
         self.failed: list[BaseException] = []
+        self.not_made: list[BaseException] = []
 
     async def _open_and_write(self, value: Any, tspec: dict[str, Any], ts_context: Any) -> None:
         async with self._turn:
             if not self.failed:
                 try:
-                    await super()._open_and_write(value.make(), tspec, ts_context)
+                    array = value.make()
+                except BaseException as error:
+                    self.failed.append(error)
+                    self.not_made.append(error)
+                    raise
+                try:
+                    await super()._open_and_write(array, tspec, ts_context)
                 except BaseException as error:
                     # Orbax would replace the error by its own; and no further array needs to be made.
                     self.failed.append(error)
@@ -101,9 +109,11 @@ def write_checkpoint(step: Path, leaves: Mapping[str, Leaf], meta: Meta) -> None
     try:
         with orbax_silenced(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as writer:
             writer.save((step / "state").absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunked))
-    except BaseException:
-        if handler.failed:
-            raise handler.failed[0] from None
+    except BaseException as error:
+        if handler.not_made:
+            raise handler.not_made[0] from None
+        if isinstance(error, Exception) and not isinstance(error, OSError):  # of many kinds, where Orbax cannot write
+            raise OSError(errno.EIO, write_failure(handler.failed[0] if handler.failed else error), str(step)) from None
         raise
     # The items of train.checkpoints.manager, in the order of their digests: arrays, meta, digest.
     meta = {**meta, "shapes": {path: list(leaf.shape) for path, leaf in by_name.items()}}

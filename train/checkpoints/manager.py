@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,16 @@ from contexture.data.storage import numbered, without_parents
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import digests
 from contexture.train.checkpoints.late_evaluation import text_digest, write
-from contexture.train.checkpoints.meta import FORMAT, Meta, best_step, first_line, rank_of, read_json, read_meta
+from contexture.train.checkpoints.meta import (
+    FORMAT,
+    Meta,
+    best_step,
+    first_line,
+    rank_of,
+    read_json,
+    read_meta,
+    write_failure,
+)
 from contexture.train.checkpoints.orbax_logging import orbax_silenced, silence_orbax
 from contexture.train.checkpoints.read_back import read_back
 from contexture.train.distributed import processes
@@ -300,12 +308,9 @@ class Checkpoints:
                 f"{self.directory.parent} was moved or removed while it trains, and its newest step is not saved; "
                 "start the same command again, with --dir where the run is now"
             )
-        space = re.search(r"No space left|File too large|ENOSPC|EFBIG|RESOURCE_EXHAUSTED", str(error))
-        files = "Too many open files" in str(error)
-        why = "too many open files (ulimit -n)" if files else "the disk is full" if space else first_line(error)
         good = steps(self.directory)
         last = f"the last good checkpoint is of step {good[-1]}" if good else "there is no checkpoint yet"
-        return CheckpointError(f"could not write a checkpoint to {self.directory}: {why}; {last}")
+        return CheckpointError(f"could not write a checkpoint to {self.directory}: {write_failure(error)}; {last}")
 
     @property
     def finished(self) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -34,6 +35,13 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     return text if len(text) < 160 else text[:157] + "…"
+
+
+def write_failure(error: BaseException) -> str:
+    """Returns why a checkpoint could not be written, by the messages of TensorStore and of the system."""
+    if re.search(r"No space left|File too large|ENOSPC|EFBIG|RESOURCE_EXHAUSTED", str(error)):
+        return "the disk is full"
+    return "too many open files (ulimit -n)" if "Too many open files" in str(error) else first_line(error)
 
 
 def read_json(directory: Path) -> tuple[Meta, dict[str, int]]:
@@ -85,6 +93,16 @@ def best_checkpoint(folder: Path, metric: str) -> tuple[int | None, dict[int, fl
     return best_step(ranks), ranks
 
 
+def slim_places(folder: Path) -> tuple[Path, Path, Path]:
+    """Returns a run's checkpoints, and where `contexture slim` puts the old ones and the new one for a moment.
+
+    Their names are its own: a folder beside the checkpoints may be somebody's copy of them.
+    """
+    place = (folder / "checkpoints").resolve()
+    old, new = (place.with_name(f"{place.name}.contexture-slim-{end}") for end in ("old", "new"))
+    return place, old, new
+
+
 def find_steps(folder: Path, step: Step) -> list[int]:
     """Returns the steps of the checkpoints that may answer for a run, in the order in which they are tried.
 
@@ -95,6 +113,8 @@ def find_steps(folder: Path, step: Step) -> list[int]:
     """
     existing = steps(folder / "checkpoints")
     if not existing:
+        if slim_places(folder)[1].exists():
+            raise ConfigError(f"{folder} was left in the middle of `contexture slim`; give that command again")
         raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
     if isinstance(step, int):
         if step not in existing:

@@ -16,10 +16,9 @@ from etils import epath
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import host_digest
 from contexture.train.checkpoints.initial import Leaf, write_checkpoint
-from contexture.train.checkpoints.meta import Step, find_steps, first_line, read_json
+from contexture.train.checkpoints.meta import Step, find_steps, first_line, read_json, slim_places
 from contexture.train.checkpoints.orbax_logging import orbax_silenced
 from contexture.train.checkpoints.read_back import read_arrays, read_back
-from contexture.train.checkpoints.transfer import first_good
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.run.folder import lock_folder, steps
 from contexture.train.run_file import read, write
@@ -46,17 +45,15 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
         check: called between two arrays, before anything is removed; it may raise.
 
     Raises: ConfigError for a folder that is no run, that is in use, or without such a checkpoint; CheckpointError where
-    no checkpoint is good, or the folder cannot be written.
+    the checkpoint cannot be read, or the folder cannot be written; nothing is removed then.
     """
     record = read(folder)
     if (folder / "checkpoints").exists():  # else a kill may have come between the two renames below
         find_steps(folder, step)
     with contextlib.closing(lock_folder(folder)):
-        place = (folder / "checkpoints").resolve()
+        place, aside, new = slim_places(folder)
         if place.is_mount():
             raise ConfigError(f"{place} is a disk of its own, whose folder cannot be replaced; slim a copy of the run")
-        # Names of its own: a folder beside the checkpoints may be somebody's copy of them.
-        aside, new = (place.with_name(f"{place.name}.contexture-slim-{end}") for end in ("old", "new"))
         if aside.exists() and not place.exists():
             os.rename(aside, place)
         if not place.exists() or not steps(place):
@@ -66,8 +63,10 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
         if not _has_more(place):
             (kept,), size = steps(place), _bytes(place)
             return {"run": str(folder), "step": kept, "removed_steps": [], "bytes_before": size, "bytes_after": size}
+        # No other one is taken where this one cannot be read: the reason may pass, and what is removed is gone.
+        kept = find_steps(folder, step)[0]
         try:
-            kept = first_good(folder, step, lambda source: _copy(source, new, check))
+            _copy(folder / "checkpoints" / str(kept), new, check)
             before, after = _bytes(place), _bytes(new)
             # Said first: a run that is taken for slim and is not loses nothing.
             write(folder, dataclasses.replace(record, slimmed=True))
@@ -75,6 +74,10 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
             os.rename(place, aside)
             os.rename(new, place)
             shutil.rmtree(aside)
+        except CheckpointError as error:
+            others = ", ".join(str(each) for each in steps(place) if each != kept)
+            hint = f"; --step N keeps another one: {others}" if others else ""
+            raise CheckpointError(f"checkpoint of step {kept}: {error}; nothing was removed{hint}") from None
         except OSError as error:
             if steps(place) and not aside.exists():
                 write(folder, record)  # nothing was taken from it
@@ -94,8 +97,8 @@ def _has_more(place: Path) -> bool:
         return True
 
 
-def _copy(source: Path, folder: Path, check: Callable[[], None]) -> int:
-    """Writes the parameters of a checkpoint as the only one of a folder; returns its step."""
+def _copy(source: Path, folder: Path, check: Callable[[], None]) -> None:
+    """Writes the parameters of a checkpoint as the only one of a folder."""
     source = source.resolve()  # Orbax reads absolute paths
     meta, words = read_json(source)
     state = epath.Path(source / "state")
@@ -115,13 +118,8 @@ def _copy(source: Path, folder: Path, check: Callable[[], None]) -> int:
             return array
 
         leaves = {name: _leaf(name, facts[name], read_one) for name in words if name.startswith("params/")}
-        try:
-            write_checkpoint(folder / source.name, leaves, meta)
-            read_back(folder / source.name, whole=True)
-        except CheckpointError:
-            shutil.rmtree(folder, ignore_errors=True)  # the next good one follows
-            raise
-    return meta["step"]
+        write_checkpoint(folder / source.name, leaves, meta)
+        read_back(folder / source.name, whole=True)
 
 
 def _readable(get: Callable[[], Any], what: str) -> Any:

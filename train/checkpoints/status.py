@@ -69,8 +69,10 @@ def status(folder: Path) -> RunStatus:
     step = max([train.get("step", 0), *saved])
     total, process = record.total_steps or run.steps or None, holder_of(folder)
     best = _best(folder, saved[-1]) if saved else _Best()
-    early = step != total and 0 < run.evaluate.patience <= best.evals_without_improvement
-    trained = "slimmed" if record.slimmed else "done" if early or step == total else "stopped"
+    early = bool(saved) and saved[-1] != total and 0 < run.evaluate.patience <= best.evals_without_improvement
+    # Its last records may be written before the last checkpoint is: the same command then goes on.
+    finished = early or (bool(saved) and saved[-1] == total)
+    trained = "slimmed" if record.slimmed else "done" if finished else "stopped"
     state = "training" if process else "imported" if record.imported else trained
     kind = run.task.name if run.task.name != "off" else run.task.kind
     return {

@@ -12,7 +12,7 @@ from contexture.train import metrics
 from contexture.train.errors import ConfigError
 
 NO_CHECKPOINT = (
-    "no checkpoint was saved there: --evaluate.patience saves at each evaluation, --save.every N every N steps"
+    "there is no checkpoint of it: --evaluate.patience saves at each evaluation, --save.every N every N steps"
 )
 
 

@@ -4,7 +4,6 @@ grid.json holds what the runs have in common, the values that vary, the checkpoi
 that diverged: these have no figures of their own to tell.
 """
 
-import dataclasses
 import json
 import logging
 import os
@@ -91,23 +90,6 @@ def diverged_runs(grid: Grid) -> dict[str, str]:
     _check_base(grid, old)
     _check_larger(grid, old)
     return dict(old["diverged"])
-
-
-def with_settings_of_the_start(grid: Grid, recipe: Run) -> Grid:
-    """Returns a grid with settings that its first version had not, as the grid in its folder has them
-    (`run_file.with_settings_of_the_start`)."""
-    old = _read(grid.folder)
-    started = old["config"].get("optim") if old is not None else None
-    if not isinstance(started, dict) or "optim.peak_lr" in grid.values:
-        return grid
-    optim = run_file.with_optim_of_the_start(grid.base, recipe, started).optim
-    rate = {"peak_lr": optim.peak_lr}
-
-    def changed(run: Run) -> Run:
-        return dataclasses.replace(run, optim=dataclasses.replace(run.optim, **rate))
-
-    settings = [dataclasses.replace(each, runs=tuple(map(changed, each.runs))) for each in grid.settings]
-    return dataclasses.replace(grid, base=changed(grid.base), settings=tuple(settings))
 
 
 def check_runs(grid: Grid) -> None:

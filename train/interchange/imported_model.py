@@ -10,6 +10,7 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece
+from contexture.data.visible import visible
 from contexture.models.config import BertConfig, ModelConfig
 from contexture.models.interchange.renaming import CheckpointFormat, NameTable, check
 from contexture.train.config import Run
@@ -216,7 +217,7 @@ def note_unread(where: Path, tree: Settings, notes: list[str]) -> None:
     unread = sorted(name for name in tree.keys() - tree.seen - _NO_SETTINGS if tree.get(name) is not None)
     if unread:
         more = f" and {len(unread) - 8} more" if unread[8:] else ""
-        names = ", ".join(name[:40] for name in unread[:8])
+        names = ", ".join(visible(name[:40]) for name in unread[:8])
         notes.append(f"{where.name} has settings that are not known here and were not read: {names}{more}")
 
 

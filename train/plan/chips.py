@@ -149,10 +149,12 @@ def named_devices(text: str) -> tuple[str, Sequence[int]]:
 def slice_shape(chip: str, chips: int) -> tuple[int, ...]:
     """Returns the usual shape of a slice of so many TPU chips; () if there is none: their number is a power of two.
 
-    v5e and v6e are grids, v4 and v5p tori of three axes.
+    v5e and v6e are grids, of one chip too; v4 and v5p tori of three axes.
     """
     axes = 3 if chip in _TWO_CORES else 2
     power = chips.bit_length() - 1
+    if chips == 1 and axes == 2:
+        return (1, 1)
     if chips < 4 or chips != 2**power:
         return ()
     if axes == 3 and chips == 4:

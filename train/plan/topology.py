@@ -56,6 +56,8 @@ def topology(text: str) -> Topology:
         examples = ", ".join(_EXAMPLES[chip.platform] if chip else example for example in
                              ([""] if chip else _EXAMPLES.values()))  # fmt: skip
         wrong = f"topology={text!r} is not CHIP:SIZE" if chip or name == "cpu" else f"there is no chip {name!r}"
+        if chip and not sizes and "-" in text:
+            wrong = f"there is no slice {text!r}: the number of its chips is a power of two"
         raise ConfigError(f"{wrong}; give {', '.join(CHIPS)} or cpu and its size, such as {examples}")
     _check_compiler(chip)
     from jax.experimental import topologies

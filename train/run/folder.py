@@ -227,12 +227,13 @@ def flag(name: str) -> str:
 
 
 def as_option(name: str, value: object) -> str:
-    """Returns a setting as the command line takes it: --data.dev a b, --init.random, --data.no-lowercase."""
+    """Returns a setting as the command line takes it: --data.dev a b, --init.random, --data.no-lowercase;
+    no --data.dev where it is empty."""
     section, dot, last = name.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
         return f"--{section}{dot}{last if value else f'no-{last}'}"
     words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f"--{section}{dot}{last} {words}".rstrip()
+    return f"--{section}{dot}{last} {words}" if words else f"no --{section}{dot}{last}"
 
 
 def write_run_json(

@@ -56,6 +56,13 @@ def test_titles_name_the_run():
     assert axes.get_title(loc="left").startswith("pos, gpt at step 2,000: F1 0.890, best layer 2")
 
 
+def test_a_title_has_the_mean_of_all_seeds_as_tables_have_it():
+    row: ProbeRow = {**mixed("runs/gpt"), "seeds": 2, "over_seeds": {"f1": {"mean": 0.24, "deviation": 0.037}}}
+    (axes,) = tasks_figure([row]).axes
+    title = axes.get_title(loc="left")
+    assert "F1 0.240 ± 0.037, words alone 0.300" in title and title.endswith("bars of the first of 2 seeds")
+
+
 def test_equal_differences_of_a_map_are_equal_differences_of_colour():
     """The lightness of cividis rises about linearly: 0.32 and 0.36 differ by a tenth of the scale."""
     (image,) = maps(steps_figure({("pos", "cumulative"): [mixed("a"), mixed("b")]}))

@@ -11,7 +11,7 @@ import pytest
 import contexture
 from contexture.analysis.zeroshot.alternatives import choose
 from contexture.analysis.zeroshot.lambada import lambada, split_passage
-from contexture.analysis.zeroshot.minimal_pairs import MinimalPair, minimal_pairs
+from contexture.analysis.zeroshot.minimal_pairs import MinimalPair, minimal_pairs, read_pairs
 from contexture.analysis.zeroshot.standard_error import of_sum, standard_error
 from tests.helpers.commands import json_of, run_command
 from tests.helpers.parity_rule import close
@@ -139,3 +139,10 @@ def test_what_is_no_file_of_pairs_is_one_line(tmp_path, capsys, name, text, line
         (tmp_path / name).write_text(text)
     code, err = run_command(capsys, "zeroshot", GOLDEN / "gpt_format_2", "--task", "blimp", "--input", given)
     assert code == 2 and line in err and len(err.splitlines()) == 1, err
+
+
+def test_a_field_that_is_null_is_missing(tmp_path):
+    row = {"sentence_good": "a b", "sentence_bad": "b a", "UID": "u", "field": None}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    (pair,) = read_pairs([tmp_path / "a.jsonl"])
+    assert (pair.field, pair.term) == ("", "")

@@ -129,7 +129,7 @@ def test_without_a_network_a_data_set_is_read_from_the_cache(films: Hub, tmp_pat
     assert files_of_hub.cached_files(f"{SET}/texts") == []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert files_of_hub.local_files(address) == files
-    with pytest.raises(ConnectionError, match="not in the cache, and HF_HUB_OFFLINE=1 forbids to download it"):
+    with pytest.raises(ConnectionError, match="not in the cache, and HF_HUB_OFFLINE=1 forbids downloading it"):
         files_of_hub.local_files(f"{SET}/texts")
 
 

@@ -16,7 +16,7 @@ from contexture.train.checkpoints.slim import slim
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.grid.results import deciding_step
 from contexture.train.run.folder import lock_folder
-from tests.helpers.commands import json_of
+from tests.helpers.commands import json_of, run_command
 
 WORDS = ["the cat sat", "a dog"]
 
@@ -145,16 +145,40 @@ def test_a_kill_at_any_place_loses_nothing(run: Path, monkeypatch, link: bool):
     assert json.loads((run / "run.json").read_text())["slimmed"] is True
 
 
-def test_a_damaged_checkpoint_is_not_the_one_that_is_left(run: Path):
-    newest = max((run / "checkpoints").iterdir(), key=lambda step: int(step.name))
-    other = run / "checkpoints" / "1"
-    if not other.exists():
-        shutil.copytree(newest, other)
-    for data in (other / "state" / "d").iterdir():
-        data.write_bytes(b"x" * data.stat().st_size)
-    with pytest.raises(CheckpointError, match="no good checkpoint in"):
-        slim(run, 1)
-    assert newest.exists() and other.exists() and not contexture.train.run_file.read(run).slimmed  # pyright: ignore[reportAttributeAccessIssue]
+@pytest.mark.parametrize(
+    ("failing", "line"),
+    [
+        ("read_arrays", r"of step 40: array .*: cannot be read \(a passing fault\); nothing was removed; --step N"),
+        ("host_digest", r"do not match their digest; nothing was removed; --step N keeps another one: 30"),
+        ("write", r"run/checkpoints\S*/40: the disk is full; nothing is lost"),
+    ],
+)
+def test_what_cannot_be_read_or_written_removes_nothing(run: Path, monkeypatch, failing: str, line: str):
+    """Another checkpoint is never taken in its place: the reason may pass, and what is removed is gone."""
+
+    def files() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "lock"}
+
+    def fail(*_: object, **__: object) -> int:
+        if failing == "host_digest":
+            return -1
+        raise OSError("a passing fault") if failing == "read_arrays" else ValueError("No space left on device")
+
+    before = files()
+    if failing == "write":
+        monkeypatch.setattr("orbax.checkpoint.type_handlers.NumpyHandler._open_and_write", fail)
+    else:
+        monkeypatch.setattr(slimming, failing, fail)
+    with pytest.raises(CheckpointError, match=line):
+        slim(run)
+    assert files() == before
+
+
+def test_a_kill_between_two_renames_is_told(run: Path, capsys):
+    (run / "checkpoints").rename(run / "checkpoints.contexture-slim-old")
+    code, err = run_command(capsys, "evaluate", run)
+    assert code == 2 and "run was left in the middle of `contexture slim`; give that command again" in err, err
+    assert json_of("slim", run)["step"] == 40 and (run / "checkpoints" / "40").is_dir()
 
 
 @pytest.mark.parametrize(

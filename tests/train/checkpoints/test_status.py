@@ -39,6 +39,16 @@ def test_a_run_that_was_stopped(folder):
     assert "stopped, step 300 of 400 (75%)" in describe_status(now)
 
 
+def test_a_run_whose_last_save_was_killed_is_not_done(folder):
+    """Its last records are there, and the same command goes on from the checkpoint before."""
+    (folder / "metrics.jsonl").write_text(_record(400))
+    for name in ("390", "400.orbax-checkpoint-tmp"):
+        (folder / "checkpoints" / name).mkdir(parents=True)
+    assert (status(folder)["state"], status(folder)["checkpoint"]) == ("stopped", 390)
+    (folder / "checkpoints" / "400.orbax-checkpoint-tmp").rename(folder / "checkpoints" / "400")
+    assert status(folder)["state"] == "done"
+
+
 def test_a_run_that_trains_now_is_seen_and_not_disturbed(folder):
     (folder / "metrics.jsonl").write_text(_record(4, seconds_left=61.2, tokens_per_second=1234.5))
     with lock_run_dir(folder) as lock:

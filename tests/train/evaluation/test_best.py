@@ -181,7 +181,7 @@ def evaluations(metric: str, *values: float | None) -> list[dict[str, Any]]:
 def test_a_better_step_without_a_checkpoint_is_named_beside_the_best_that_has_one(metric: str, values: Any):
     records = evaluations(metric, *values)
     note = note_better(records, metric, 30, [10, 30]) or ""
-    assert note.startswith(f"step 20 was better than step 30 ({metric} {values[2]} against 0.5), but no checkpoint")
+    assert note.startswith(f"step 20 was better than step 30 ({metric} {values[2]} against 0.5), but there is no")
     assert "--evaluate.patience saves" in note and "--save.every" in note and "\n" not in note
 
 

@@ -12,7 +12,7 @@ from contexture.grid import make_grid
 from contexture.options import with_options
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.grid.folder import diverged_runs, with_settings_of_the_start, write
+from contexture.train.grid.folder import diverged_runs, write
 from contexture.train.grid.settings import Grid, as_options
 from contexture.train.grid.train_grid import check_grid
 from contexture.train.run_file import read
@@ -80,21 +80,6 @@ def test_a_second_start_with_other_settings_is_refused_by_name(tmp_path, values,
     with pytest.raises(ConfigError, match=re.escape(f"{tmp_path} {line}")):
         open_or_create(make_grid(changed, values, seeds))
     assert (tmp_path / "grid.json").read_bytes() == before
-
-
-def test_an_older_grid_goes_on_at_its_learning_rate(tmp_path):
-    """Its runs were started when a narrow model had the papers' rate; one that is given is another grid."""
-    recipe = with_options(BASE, {"dir": str(tmp_path)})
-    assert recipe.optim.peak_lr == 1e-3
-    older = with_options(recipe, {"optim.peak_lr": 5e-5})
-    open_or_create(make_grid(older, {}, 2))
-    grid = with_settings_of_the_start(make_grid(recipe, {}, 2), recipe)
-    assert grid == make_grid(older, {}, 2) and open_or_create(grid) == {}
-    other = make_grid(with_options(recipe, {"optim.peak_lr": 2e-3}), {}, 2)
-    with pytest.raises(ConfigError, match="holds a grid with --optim.peak-lr 5e-05, not 0.002"):
-        open_or_create(with_settings_of_the_start(other, recipe))
-    rates = make_grid(recipe, VALUES, 2)
-    assert with_settings_of_the_start(rates, recipe) == rates
 
 
 def test_values_and_seeds_may_be_added_and_what_decides_nothing_may_change(tmp_path):
