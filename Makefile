@@ -1,4 +1,4 @@
-# make test | test-oldest | long | lint | docs | parity | mutants | fuzz MINUTES=30 | demo | bench | plans | gpu-plans | soak | screenshots | lock | clean  PYTHON=python3.12 chooses the interpreter of .venv
+# make test | test-oldest | long | lint | docs | parity | mutants [RANDOM=300 SEED=1] | fuzz MINUTES=30 | demo | bench | plans | gpu-plans | soak | screenshots | lock | clean  PYTHON=python3.12 chooses the interpreter of .venv
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
@@ -73,8 +73,8 @@ docs: $(DOCS)     ## the documentation as a site, in site/; links and references
 parity: $(PARITY) ## against torch and transformers
 	$(BIN)/python -m pytest -m parity -n 2 --dist worksteal
 
-mutants: $(STAMP) ## one-line faults that the quick suite must see; goes on where it was stopped
-	$(BIN)/python -m tests.mutants
+mutants: $(STAMP) ## one-line faults that the quick suite must see; goes on where it was stopped; RANDOM=300 SEED=1: drawn by chance
+	$(BIN)/python -m tests.mutants $(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0))
 
 MINUTES ?= 30
 fuzz: $(STAMP)    ## damaged and odd inputs for every parser and the command line; what is found is kept in tests/fuzz/found

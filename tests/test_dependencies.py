@@ -37,6 +37,7 @@ TOOLS = {
     "ipykernel": "runs the notebooks of examples/",
     "pyright": "a command of `make lint`",
     "pytest-timeout": "a plugin of pytest",
+    "pytest-cov": "a plugin of pytest",
     "pytest-xdist": "a plugin of pytest",
     "ruff": "a command of `make lint`",
     "setuptools": "builds the editable install",

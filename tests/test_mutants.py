@@ -10,6 +10,7 @@ import pytest
 
 from tests.mutants import __main__ as runner
 from tests.mutants.origin import foreign
+from tests.mutants.random_faults import faults_of, is_fault
 from tests.mutants.row import ROOT, Mutant, Stale
 from tests.mutants.tables import MUTANTS
 
@@ -161,3 +162,25 @@ def test_modules_of_another_checkout_are_refused(tmp_path):
                                              (None, "killed (timeout)")])  # fmt: skip
 def test_an_exit_code_of_pytest_has_one_meaning(code, outcome):
     assert runner.verdict(code, "")[0] == outcome
+
+
+_SOURCE = '''def f(a, b=1):
+    """Doc 1 < 2."""
+    if a < b and a:
+        return g(a, b, k="ä")[0]
+    logger.info("x" + "y")
+    raise ValueError(a < b)
+'''
+
+
+def test_faults_by_chance_are_of_every_kind_and_of_code_alone():
+    faults = [fault for fault in faults_of("x.py", _SOURCE) if is_fault(fault, _SOURCE)]
+    assert {(fault.line, fault.old, fault.new) for fault in faults} == {
+        *((1, "1", "2"), (1, "1", "0")),  # a default
+        *((3, "<", "<="), (3, "and", "or"), (3, "a < b and a", "(not (a < b and a))")),
+        *((4, "a, b", "b, a"), (4, 'k="ä"', ""), (4, '"ä"', "'äx'"), (4, "0", "1"), (4, "0", "-1")),
+    }
+    for fault in faults:
+        before, after = _SOURCE.splitlines(), fault.apply(_SOURCE).splitlines()
+        changed = [n for n, (a, b) in enumerate(zip(before, after, strict=True), 1) if a != b]
+        assert changed == [fault.line]

@@ -20,10 +20,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants.origin import PACKAGES
+from tests.mutants.random_faults import Fault, drawn
 from tests.mutants.row import ROOT, Mutant, Stale
 from tests.mutants.tables import MUTANTS
 
@@ -95,7 +97,7 @@ def verdict(code: int | None, output: str) -> tuple[str, str]:
 class Runner:
     """Works through rows on copies of the tree."""
 
-    def __init__(self, rows: list[Mutant], jobs: int, fresh: bool) -> None:
+    def __init__(self, rows: Sequence[Mutant | Fault], jobs: int, fresh: bool) -> None:
         self.rows, self.jobs, self.total = rows, jobs, len(rows)
         self.kept: dict[str, list[str | float]] = {}
         if KEPT.is_file():
@@ -105,7 +107,7 @@ class Runner:
         self.lock, self.trees = threading.Lock(), queue.Queue[Path]()
         self.baselines = {row.tests: threading.Lock() for row in rows}
 
-    def key(self, row: Mutant, mutated: bool = True) -> str:
+    def key(self, row: Mutant | Fault, mutated: bool = True) -> str:
         """A digest of the row, the file that it mutates and the files of its tests; or of the tests and all the code,
         for how they fare without a fault. Of the copy, so that a change while the rows are run is for the next run."""
         tests = {test.partition("::")[0] for test in row.tests} | {"conftest.py", "helpers/parity_rule.py"}
@@ -128,8 +130,10 @@ class Runner:
             part.write_text(json.dumps(self.kept, indent=0), "utf-8")
             os.replace(part, KEPT)
 
-    def baseline(self, row: Mutant, tree: Path) -> tuple[float, str]:
+    def baseline(self, row: Mutant | Fault, tree: Path) -> tuple[float, str]:
         """(the seconds that the row's tests take without a fault, what is wrong where they do not pass)."""
+        if isinstance(row, Fault):
+            return row.seconds, "" if row.tests else "no test reaches the line"
         with self.baselines[row.tests]:
             key = self.key(row, mutated=False)
             if key in self.kept:
@@ -142,7 +146,7 @@ class Runner:
                 self.keep(key, seconds, "")
             return seconds, wrong
 
-    def look(self, row: Mutant, tree: Path) -> tuple[str, str]:
+    def look(self, row: Mutant | Fault, tree: Path) -> tuple[str, str]:
         try:
             whole = (tree / row.file).read_text("utf-8")
             mutated = row.apply(whole)
@@ -158,7 +162,7 @@ class Runner:
             write(tree / row.file, whole)
         return verdict(code, output)
 
-    def work(self, row: Mutant) -> None:
+    def work(self, row: Mutant | Fault) -> None:
         tree, started = self.trees.get(), time.monotonic()
         key = self.key(row)
         try:
@@ -177,7 +181,12 @@ class Runner:
             self.results[row.name] = verdict, time.monotonic() - started
             print(f"[{len(self.results):3}/{self.total}] {verdict:12} {note:>6}  {row.name}", flush=True)
             if verdict not in GOOD:
-                print(f"    {row.file}: {row.old!r} → {row.new!r}\n    {' '.join(row.ids())}\n    {why}", flush=True)
+                more = len(row.ids()) - 5
+                shown = " ".join(row.ids()[:5]) + (f" and {more} more" if more > 0 else "")
+                print(
+                    f"    {row.file}: {row.old!r} → {row.new!r}\n    {shown}\n    {why}",
+                    flush=True,
+                )
 
     def run(self) -> bool:
         """Whether every fault was seen."""
@@ -209,7 +218,16 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="copies that are worked on at once")
     parser.add_argument("--fresh", action="store_true", help="forget what is known of these rows")
     parser.add_argument("--list", action="store_true", help="the names alone")
+    parser.add_argument("--random", type=int, metavar="N", help="faults of N lines drawn by chance")
+    parser.add_argument("--seed", type=int, default=0, help="by which they are drawn")
     asked = parser.parse_args(words)
+    if asked.random:
+        faults = drawn(asked.random, asked.seed)
+        runner = Runner(faults, max(asked.jobs, 1), asked.fresh)
+        runner.run()
+        killed = sum(verdict in GOOD for verdict, _ in runner.results.values())
+        print(f"seed {asked.seed}: {killed} of {len(faults)} killed, {killed / len(faults):.1%}")
+        return 0
     rows = [row for row in MUTANTS if not asked.only or any(fnmatch.fnmatch(row.name, name) for name in asked.only)]
     if not rows:
         parser.error(f"no row is called {' '.join(asked.only)}; --list shows them")

@@ -1,0 +1,261 @@
+"""One-line faults drawn by chance from all source lines: `python -m tests.mutants --random 300 --seed 1`.
+
+A line is drawn, then one of the faults that it can have: another operator, comparison, constant, index, axis, argument,
+default or condition. The tests that reach the line must see it, the fastest first. What they reach is recorded once by
+coverage's contexts, and again where the code or the tests have changed.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.mutants.origin import PACKAGES
+from tests.mutants.row import ROOT, Stale
+
+REACHED = ROOT / ".cache" / "reached"
+"""coverage.sqlite and seconds.json of the quick suite, and the digest of what they were made of."""
+_OTHER = {
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.BitOr: "&",
+    ast.BitAnd: "|", ast.LShift: ">>", ast.RShift: "<<", ast.Pow: "*",
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
+    ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is", ast.And: "or", ast.Or: "and",
+}  # fmt: skip
+"""What stands in the place of an operator or a comparison."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault in one line, with the interface of a row of the tables. line: from 1; start, end: of the text that it
+    replaces, in bytes of the line."""
+
+    file: str
+    line: int
+    start: int
+    end: int
+    old: str
+    new: str
+    tests: tuple[str, ...] = ()
+    seconds: float = 0.0
+    """What the tests take without the fault."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}:{self.line}:{self.start} {self.old} → {self.new}"
+
+    def apply(self, text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        raw = lines[self.line - 1].encode()
+        if raw[self.start : self.end].decode() != self.old:
+            raise Stale(f"{self.name}: the line is another one now")
+        lines[self.line - 1] = (raw[: self.start] + self.new.encode() + raw[self.end :]).decode()
+        return "".join(lines)
+
+    def ids(self) -> tuple[str, ...]:
+        return self.tests
+
+
+def faults_of(file: str, source: str) -> list[Fault]:
+    """Returns all faults that the lines of a file may have; `is_fault` says of one whether it is any."""
+    lines = [line.encode() for line in source.splitlines()]
+    found = {
+        Fault(file, line, start, end, lines[line - 1][start:end].decode(), new)
+        for node in _code(ast.parse(source))
+        for line, start, end, new in _changes(node, lines)
+    }
+    return sorted(found, key=lambda fault: (fault.line, fault.start, fault.new))
+
+
+def is_fault(fault: Fault, source: str) -> bool:
+    """Returns whether a file with the fault can be read by Python, and says something else than without it."""
+    try:
+        return ast.dump(ast.parse(fault.apply(source))) != ast.dump(ast.parse(source))
+    except (SyntaxError, ValueError):
+        return False
+
+
+def _code(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yields the nodes whose change is one of behaviour: no docstring, no type, no message of an error or a log."""
+    for name, value in ast.iter_fields(tree):
+        if name in ("annotation", "returns") or isinstance(tree, ast.JoinedStr | ast.Import | ast.ImportFrom):
+            continue
+        if name == "decorator_list" and isinstance(tree, ast.ClassDef):  # frozen or not, it computes the same
+            continue
+        for node in value if isinstance(value, list) else [value]:
+            if not isinstance(node, ast.AST):
+                continue
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                continue  # a docstring, or the text below an attribute
+            if isinstance(node, ast.Raise) or _speaks(node):
+                continue
+            yield node
+            yield from _code(node)
+
+
+def _speaks(node: ast.AST) -> bool:
+    """Returns whether a node logs or warns."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    owner = call.func if isinstance(call, ast.Call) else None
+    return (
+        isinstance(owner, ast.Attribute)
+        and isinstance(owner.value, ast.Name)
+        and owner.value.id in ("logger", "warnings")
+    )
+
+
+def _changes(node: ast.AST, lines: list[bytes]) -> Iterator[tuple[int, int, int, str]]:
+    """Yields (line, first byte, byte behind, the new text) of the faults of a node that stands on one line."""
+    if isinstance(node, ast.BinOp):
+        yield from _between(node.left, node.right, node.op, lines)
+    elif isinstance(node, ast.Compare):
+        for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
+            yield from _between(left, right, op, lines)
+    elif isinstance(node, ast.BoolOp):
+        yield from _between(node.values[0], node.values[1], node.op, lines)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub) and _is_one_line(node):
+        assert node.end_col_offset is not None
+        yield node.lineno, node.col_offset, node.operand.col_offset, ""
+    elif isinstance(node, ast.Constant) and _is_one_line(node):
+        assert node.end_col_offset is not None
+        for new in _constants(node.value):
+            yield node.lineno, node.col_offset, node.end_col_offset, new
+    elif isinstance(node, ast.If | ast.IfExp | ast.While) and _is_one_line(node.test):
+        test = node.test
+        assert test.end_col_offset is not None
+        text = lines[test.lineno - 1][test.col_offset : test.end_col_offset].decode()
+        yield test.lineno, test.col_offset, test.end_col_offset, f"(not ({text}))"
+    elif isinstance(node, ast.Call):
+        yield from _arguments(node, lines)
+
+
+def _between(left: ast.expr, right: ast.expr, op: ast.AST, lines: list[bytes]) -> Iterator[tuple[int, int, int, str]]:
+    """Yields the change of the operator between two operands on one line."""
+    new = _OTHER.get(type(op))
+    if new is None or left.end_lineno != right.lineno or left.end_col_offset is None:
+        return
+    gap = lines[right.lineno - 1][left.end_col_offset : right.col_offset].decode()
+    old = gap.strip("() ")
+    if old and gap.count(old) == 1:
+        start = left.end_col_offset + len(gap[: gap.index(old)].encode())
+        yield right.lineno, start, start + len(old.encode()), new
+
+
+def _constants(value: object) -> Iterator[str]:
+    if isinstance(value, bool) or value is None:
+        yield str(not value) if value is not None else "0"
+    elif isinstance(value, int):
+        yield str(value + 1)
+        yield str(value - 1) if value > 0 else "-1"
+    elif isinstance(value, float):
+        yield repr(value * 2 if value else 1.0)
+    elif isinstance(value, str) and value and " " not in value:  # with a space it is a message
+        yield repr(value + "x")
+
+
+def _arguments(node: ast.Call, lines: list[bytes]) -> Iterator[tuple[int, int, int, str]]:
+    """Yields a call without one of its named arguments, and one with its first two exchanged."""
+    for each in node.keywords:
+        if each.arg is None or not _is_one_line(each):
+            continue
+        assert each.end_col_offset is not None
+        line, end = lines[each.lineno - 1], each.end_col_offset
+        behind = end + 2 if line[end : end + 2] == b", " else end
+        yield each.lineno, each.col_offset, behind, ""
+    if len(node.args) > 1 and all(map(_is_one_line, node.args[:2])) and node.args[0].lineno == node.args[1].lineno:
+        a, b = node.args[:2]
+        if isinstance(a, ast.Starred) or isinstance(b, ast.Starred):
+            return
+        assert a.end_col_offset is not None and b.end_col_offset is not None
+        line = lines[a.lineno - 1]
+        first, second = (line[x.col_offset : x.end_col_offset].decode() for x in (a, b))
+        between = line[a.end_col_offset : b.col_offset].decode()
+        yield a.lineno, a.col_offset, b.end_col_offset, f"{second}{between}{first}"
+
+
+def _is_one_line(node: ast.expr | ast.keyword) -> bool:
+    return node.lineno == node.end_lineno
+
+
+def source_files() -> list[Path]:
+    """Returns the source files, without those of tests, benchmarks and examples."""
+    own = {file for name in PACKAGES for file in (ROOT / name).rglob("*.py") if "__pycache__" not in file.parts}
+    return sorted({file.resolve() for file in own})
+
+
+def drawn(count: int, seed: int) -> list[Fault]:
+    """Returns so many faults of lines drawn by chance, each line at most once, with the tests that reach them."""
+    record()
+    sources = {str(file.relative_to(ROOT)): file.read_text("utf-8") for file in source_files()}
+    by_line: dict[tuple[str, int], list[Fault]] = {}
+    for name, source in sources.items():
+        for fault in faults_of(name, source):
+            by_line.setdefault((name, fault.line), []).append(fault)
+    rng, reached = random.Random(seed), Reached()
+    lines = sorted(by_line)
+    rng.shuffle(lines)
+    faults: list[Fault] = []
+    for line in lines:
+        fault = rng.choice(by_line[line])
+        if len(faults) < count and is_fault(fault, sources[fault.file]):
+            faults.append(reached.with_tests(fault))
+    return faults
+
+
+class Reached:
+    """Which tests reach a line, the fastest first."""
+
+    def __init__(self) -> None:
+        self._db = sqlite3.connect(REACHED / "coverage.sqlite")
+        self._seconds = {
+            name: spent[0] for name, spent in json.loads((REACHED / "seconds.json").read_text())["tests"].items()
+        }
+
+    def with_tests(self, fault: Fault) -> Fault:
+        tests = self._of_lines(fault.file, fault.line) or self._of_lines(fault.file, None)
+        seconds = {test: self._seconds.get(test, 1.0) for test in tests}
+        ordered = sorted(tests, key=lambda test: (seconds[test], test))
+        return replace(fault, tests=tuple(ordered), seconds=sum(seconds.values()))
+
+    def _of_lines(self, file: str, line: int | None) -> set[str]:
+        """Returns the tests that reach a line, or any line of the file: one that is run at import has no test."""
+        from coverage.numbits import numbits_to_nums
+
+        tables = "line_bits join context on context.id = context_id join file on file.id = file_id"
+        query = f"select context.context, numbits from {tables} where file.path = ?"
+        rows = self._db.execute(query, (str(ROOT / file),))
+        names = {context.rpartition("|")[0] for context, bits in rows if line is None or line in numbits_to_nums(bits)}
+        return names - {""}
+
+
+def _digest() -> str:
+    digest = hashlib.sha256()
+    for file in [*source_files(), *sorted((ROOT / "tests").rglob("*.py"))]:
+        digest.update(str(file).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def record() -> None:
+    """Runs the quick suite and keeps which lines each test reaches, unless that is known."""
+    known = REACHED / "digest"
+    if known.is_file() and known.read_text() == _digest():
+        return
+    REACHED.mkdir(parents=True, exist_ok=True)
+    print("recording which tests reach which lines: the quick suite, about twice as slow", flush=True)
+    packages = [f"--cov={name}" for name in PACKAGES]
+    env = {
+        **os.environ,
+        "COVERAGE_FILE": str(REACHED / "coverage.sqlite"),
+        "PROCESSOR_TIME": str(REACHED / "seconds.json"),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *packages, "--cov-context=test"]
+    done = subprocess.run([*command, "--cov-report="], cwd=ROOT, env=env)
+    if done.returncode:
+        raise SystemExit("the quick suite fails without a fault; mend it first")
+    known.write_text(_digest())
