@@ -8,6 +8,7 @@ from contexture.data.cancel import CancelToken
 from contexture.data.config import STREAMS
 from contexture.data.errors import DataError
 from contexture.data.layouts import with_task_tokens
+from contexture.data.plain_files import check_plain
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import move_aside
@@ -149,6 +150,7 @@ def check_text(run: Run, directory: Path) -> None:
         check_beginnings(expand(run.data.path, "data.path"))
         check_beginnings(expand(run.data.dev, "data.dev") if run.data.dev else [])
         if run.data.tokenizer and not Path(run.data.tokenizer).exists():
+            check_plain(run.data.tokenizer)  # a bucket is named as one
             raise DataError(f"{run.data.tokenizer}: data.tokenizer names no such file or folder; check the path")
 
 
