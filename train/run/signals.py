@@ -36,6 +36,8 @@ def end_at_once() -> None:
     Not by an exception: raised in a callback of jax or in a destructor it is ignored, and the command goes on, or C++
     aborts. Nor by Python's handler alone, which waits until a compiler returns: a thread reads the signals' numbers.
     """
+    with contextlib.suppress(OSError):  # there may be no stderr
+        _terminal[:] = [os.dup(2)]
     for number in EXIT_CODE:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup, or a shell's `&` in a script, leaves it
             signal.signal(number, _end)
@@ -46,6 +48,8 @@ def end_at_once() -> None:
         threading.Thread(target=_watch, args=(pipe,), name="signals", daemon=True).start()
 
 
+_terminal = [2]
+"""Stderr as it was at the start: while a program is compiled, what comes to stderr is kept back."""
 _ending = threading.Lock()
 _ender: list[int] = []
 """The thread that ends the process."""
@@ -65,7 +69,7 @@ def _end(number: int, frame: types.FrameType | None = None) -> NoReturn:
     try:
         if not again:
             remove_unfinished()
-        os.write(2, f"{NAME[signal.Signals(number)]}: {STOPPED}\n".encode())
+        os.write(_terminal[0], f"{NAME[signal.Signals(number)]}: {STOPPED}\n".encode())
     finally:  # also where nothing can be removed, or nobody reads what is said
         os._exit(EXIT_CODE[signal.Signals(number)])
 

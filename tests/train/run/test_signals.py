@@ -32,6 +32,21 @@ print("went on")
     return subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True, env=env)
 
 
+def test_a_signal_is_told_while_stderr_is_kept_back():
+    """As `plan` does while a program is compiled."""
+    kept_back = """
+import os, signal, time
+from contexture.train.run.signals import end_at_once
+end_at_once()
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+    env = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", kept_back], stderr=subprocess.PIPE, text=True, env=env, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "Ctrl-C: stopped; the same command starts again\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("where", ["destructor", "compiled"])
 def test_a_signal_ends_a_process_at_once_and_leaves_no_partial_file(tmp_path, monkeypatch, where, number):
@@ -46,8 +61,10 @@ def test_a_signal_ends_a_process_at_once_and_leaves_no_partial_file(tmp_path, mo
 
 def test_a_signal_ends_a_process_whose_line_nobody_reads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    process = _start("os.close(2); " + _BUSY["compiled"])
-    assert process.stdout is not None and process.stdout.readline()
+    process = _start(_BUSY["compiled"])
+    assert process.stdout is not None and process.stderr is not None and process.stdout.readline()
+    process.stderr.close()
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=20) == ("", "") and process.returncode == 75
+    assert process.stdout.read() == "" and process.wait(20) == 75
+    process.stdout.close()
     assert not any(tmp_path.iterdir())
