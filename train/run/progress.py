@@ -162,7 +162,8 @@ class ProgressDisplay:
         if self._bar is not None and trains:
             self._bar.update(self._task, completed=step, figures=figures, seconds_left=record.get("seconds_left"))
         elif not trains or step >= self._steps or time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
+            # A held-out line does not take the place of one with the speed and the time that is left.
+            self._last_line = time.monotonic() if trains else self._last_line
             left = record.get("seconds_left")
             end = [f"{duration(left)} left"] if left else []
             which = "" if trains else " held out"

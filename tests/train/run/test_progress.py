@@ -51,6 +51,20 @@ def test_the_bar_is_one_line_of_the_terminal(width):
     assert ("tokens/s" in bars[-1]) == (width >= 80)
 
 
+def test_a_held_out_line_does_not_take_the_place_of_one_with_the_time_that_is_left(monkeypatch):
+    """An evaluation every 10 seconds, and the figures of training 4 seconds after each."""
+    now = [100.0]
+    monkeypatch.setattr("contexture.train.run.progress.time.monotonic", lambda: now[0])
+    display = ProgressDisplay(Console(file=io.StringIO()), steps=20000, done=0)
+    with logged() as lines:
+        for step in (100, 200, 300):
+            display.show({**RECORD, "step": step})
+            now[0] += 6
+            display.show({"step": step, "split": "dev", "loss": 5.0})
+            now[0] += 4
+    assert [("held out" in line, "left" in line) for line in lines] == [(False, True), (True, False)] * 3
+
+
 def test_without_a_terminal_progress_is_lines():
     display = ProgressDisplay(Console(file=io.StringIO()), steps=2000, done=0)
     with logged() as lines:
