@@ -26,6 +26,10 @@ FILES = {
     "lambada_test.jsonl": '{"text": "the cat sees the dog"}\n{"text": "a small dog likes my brother"}\n',
     "cbtest_CN_test_2500ex.txt": f"{STORY}21 the XXXXX sees .\tcat\t\tcat|dog|sea|bird\n\n",
     "swag.csv": SWAG,
+    "blimp/data/anaphor_number_agreement.jsonl": json.dumps({
+        "sentence_good": "the cats see", "sentence_bad": "the cats sees", "UID": "anaphor_number_agreement",
+        "linguistics_term": "anaphor_agreement", "field": "morphology",
+    }) + "\n",
     "wiki.test.tokens": " \n = The cat = \n \n the cat sees a dog . \n a dog sees the sea . \n",
     "coqa-dev-v1.0.json": json.dumps({"data": [
         {"story": "the cat sees", "questions": [{"input_text": "Who?"}], "answers": [{"input_text": "the cat"}]}
@@ -50,6 +54,7 @@ def run_in(folder: Path, command: list[str], gpt: Path) -> dict:
     """Runs a command in a folder that holds its files and `runs/gpt`; returns its result."""
     shutil.copytree(gpt, folder / "runs" / "gpt")
     for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
     program, *words = command
     assert program == "contexture"
