@@ -10,9 +10,9 @@ import pytest
 
 from tests.mutants import __main__ as runner
 from tests.mutants.origin import foreign
-from tests.mutants.random_faults import faults_of, is_fault
 from tests.mutants.row import ROOT, Mutant, Stale
 from tests.mutants.tables import MUTANTS
+from tests.random_faults import faults_of, is_fault
 
 AREAS = """masking nsp pairs draws negatives layout windows lanes characters words held-out ramp shards wordpiece bpe
 tables conll labels align class-weights task-batches norm gelu linear ffn attention bert embeddings gpt1 gpt mlm choice

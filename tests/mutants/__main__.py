@@ -25,9 +25,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants.origin import PACKAGES
-from tests.mutants.random_faults import Fault, drawn
 from tests.mutants.row import ROOT, Mutant, Stale
 from tests.mutants.tables import MUTANTS
+from tests.random_faults import Fault, drawn
 
 KILLED, SURVIVED, STALE, BROKEN, TIMEOUT = "killed", "SURVIVED", "STALE", "BROKEN TESTS", "killed (timeout)"
 GOOD = (KILLED, TIMEOUT)

@@ -70,7 +70,7 @@ def status(folder: Path) -> RunStatus:
     total, process = record.total_steps or run.steps or None, holder_of(folder)
     best = _best(folder, saved[-1]) if saved else _Best()
     early = bool(saved) and saved[-1] != total and 0 < run.evaluate.patience <= best.evals_without_improvement
-    # Its last records may be written before the last checkpoint is: the same command then goes on.
+    # metrics.jsonl may have the last step before its checkpoint is saved; a killed run then resumes from an older one.
     finished = early or (bool(saved) and saved[-1] == total)
     trained = "slimmed" if record.slimmed else "done" if finished else "stopped"
     state = "training" if process else "imported" if record.imported else trained

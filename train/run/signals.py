@@ -49,7 +49,7 @@ def end_at_once() -> None:
 
 
 _terminal = [2]
-"""Stderr as it was at the start: while a program is compiled, what comes to stderr is kept back."""
+"""A duplicate of stderr, made at the start: `plan` redirects stderr to a file while XLA compiles."""
 _ending = threading.Lock()
 _ender: list[int] = []
 """The thread that ends the process."""

@@ -40,7 +40,7 @@ def test_a_run_that_was_stopped(folder):
 
 
 def test_a_run_whose_last_save_was_killed_is_not_done(folder):
-    """Its last records are there, and the same command goes on from the checkpoint before."""
+    """metrics.jsonl has the last step, but its checkpoint was not saved: training resumes from step 390."""
     (folder / "metrics.jsonl").write_text(_record(400))
     for name in ("390", "400.orbax-checkpoint-tmp"):
         (folder / "checkpoints" / name).mkdir(parents=True)

@@ -322,10 +322,10 @@ def test_help_names_the_options_of_a_plan():
 
 
 def test_an_interrupt_ends_a_plan_while_it_compiles(door):
-    """On a busy machine the interpreter may take its time to look at the signal; the compiler takes minutes."""
     process = door("plan", "bert.large", "--topology", "cpu:8", "--model.unroll", "24", wait=False)
     line = process.stderr.readline()
     assert line.startswith("compiling bert.large for cpu:8"), line + process.stderr.read()
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60) == ("", "Ctrl-C: stopped; the same command starts again\n")
+    # At once, and not when the compiler returns.
+    assert process.communicate(timeout=20) == ("", "Ctrl-C: stopped; the same command starts again\n")
     assert process.returncode == 130

@@ -16,9 +16,10 @@ _BUSY = {
 }
 
 
-def _start(busy: str) -> subprocess.Popen[str]:
+def _start(busy: str, before: str = "") -> subprocess.Popen[str]:
     code = f"""
 import ctypes, os, sys, time
+{before}
 from pathlib import Path
 from contexture.data.storage import atomic_file, atomic_folder
 from contexture.train.run.signals import end_at_once
@@ -32,9 +33,9 @@ print("went on")
     return subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True, env=env)
 
 
-def test_a_signal_is_told_while_stderr_is_kept_back():
-    """As `plan` does while a program is compiled."""
-    kept_back = """
+def test_the_message_of_a_signal_is_shown_while_stderr_is_redirected():
+    """`plan` redirects it to a file while XLA compiles."""
+    redirected = """
 import os, signal, time
 from contexture.train.run.signals import end_at_once
 end_at_once()
@@ -43,7 +44,7 @@ os.kill(os.getpid(), signal.SIGINT)
 time.sleep(60)
 """
     env = {"PYTHONPATH": str(ROOT), "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", kept_back], stderr=subprocess.PIPE, text=True, env=env, timeout=60)
+    done = subprocess.run([sys.executable, "-c", redirected], stderr=subprocess.PIPE, text=True, env=env, timeout=60)
     assert (done.returncode, done.stderr) == (130, "Ctrl-C: stopped; the same command starts again\n")
 
 
@@ -65,6 +66,15 @@ def test_a_signal_ends_a_process_whose_line_nobody_reads(tmp_path, monkeypatch):
     assert process.stdout is not None and process.stderr is not None and process.stdout.readline()
     process.stderr.close()
     process.send_signal(signal.SIGTERM)
-    assert process.stdout.read() == "" and process.wait(20) == 75
+    assert process.wait(20) == 75 and process.stdout.read() == ""
     process.stdout.close()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_signal_ends_a_process_that_has_no_stderr(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = _start(_BUSY["compiled"], before="os.close(2)")
+    assert process.stdout is not None and process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20) == ("", "") and process.returncode == 75
     assert not any(tmp_path.iterdir())
