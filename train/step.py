@@ -391,9 +391,10 @@ def _evaluation_step(model: Model, objective: Objective, mesh: Mesh, encoder: En
 
     def with_carry(params: Params, batch: Batch, carry: Carry | None) -> tuple[dict[str, Sum], Predictions, Carry]:
         batch = batch if encoder is None else encoder.add(params, batch)
-        # The first batch gets zeros of the shapes that the step hands on, so that one program serves all batches.
+        # The first batch gets zeros of the shapes that the step hands on, so that one program serves all batches. What
+        # is traced for the shapes is kept, and is the program itself where the model has no carry.
         if carry is None:
-            shapes = jax.eval_shape(lambda: step(params, batch, {}))[2]
+            shapes = jitted.eval_shape(params, batch, {})[2]
             carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jitted(params, batch, carry)
 

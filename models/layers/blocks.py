@@ -228,12 +228,13 @@ def scan_layers(
     unroll: int = 0,
     remat: str = "auto",
     states: bool = False,
+    initializing: bool = False,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Runs x_BLD through N layers of block, named `layers`. Call it inside a compact method.
 
     Layer n computes x = block(*arguments)(x, n, *shared), with n an i32 array. Parameters are stacked on a leading N
     axis, whether the loop is scanned or unrolled, so that checkpoints do not depend on it. unroll, remat: as in
-    TransformerConfig.
+    TransformerConfig. initializing: whether parameters are made.
 
     Returns the last layer's output and, when asked for states, every layer's.
     """
@@ -262,6 +263,9 @@ def scan_layers(
         in_axes=(0,) + (nn.broadcast,) * len(shared),  # pyright: ignore[reportArgumentType]
         length=layers,
         unroll=turns,
+        # Flax would trace the layer once more, to learn what is the same in all layers: nothing here is. Initial values
+        # are drawn by the keys of that second time, so that a seed gives the values that it always gave.
+        check_constancy_invariants=initializing,
     )
     x_BLD, every_layer = scanned(name="layers")(x_BLD, jnp.arange(layers, dtype=jnp.int32), *shared)
     return x_BLD, () if every_layer is None else tuple(every_layer)
