@@ -9,7 +9,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -37,6 +37,7 @@ SHARED = ROOT.parent / "shared"
 QUICKLY_COMPILED = (
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
 )
+QUICK_EXAMPLES = 15
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,7 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _examples(config.option.markexpr, items)
     given: str | None = config.getoption("part")
     if given is None:
         return
@@ -59,6 +62,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     in_part = [zlib.crc32(item.nodeid.encode()) % parts == part for item in items]
     config.hook.pytest_deselected(items=[item for item, kept in zip(items, in_part, strict=True) if not kept])
     items[:] = [item for item, kept in zip(items, in_part, strict=True) if kept]
+
+
+def _examples(chosen: str, items: list[pytest.Item]) -> None:
+    """Gives the tests of hypothesis few examples in the quick suite; the long suite runs them too, with all of theirs."""
+    from hypothesis import is_hypothesis_test, settings
+
+    for item in items:
+        function: Any = getattr(item, "obj", None)
+        if not is_hypothesis_test(function):
+            continue
+        if chosen == "long":
+            item.add_marker("long")
+        elif "not long" in chosen:
+            own = function._hypothesis_internal_use_settings
+            few = min(own.max_examples, QUICK_EXAMPLES)
+            function._hypothesis_internal_use_settings = settings(own, max_examples=few)
 
 
 @pytest.fixture(scope="session")
