@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from contexture.analysis.probing.probe_rows import ProbeRow
-from contexture.train.run.plots import COLOURS, PICTURES, Theme, add_legend_below, add_title, new_figure, save_figure
+from contexture.train.run.plots import COLOURS, Theme, add_legend_below, add_title, new_figure, save_pictures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,18 +28,13 @@ def draw_probes(rows: Sequence[ProbeRow], folder: Path, theme: Theme = "light") 
         if key not in newest or row["step"] >= newest[key]["step"]:
             newest[key] = row
     drawn = sorted(newest.values(), key=lambda row: (row["run"], _depth(row)))[-_MOST_ROWS:]
-    files = _save(lambda theme: tasks_figure(drawn, theme), folder, "probe", theme)
+    files = save_pictures(lambda theme: tasks_figure(drawn, theme), folder, "probe", theme)
     groups: dict[tuple[str, str], list[ProbeRow]] = {}
     for row in rows:
         groups.setdefault((row["task"], row["probes"]), []).append(row)
     several = {key: group for key, group in groups.items() if len({(row["run"], row["step"]) for row in group}) > 1}
-    return files + (_save(lambda theme: steps_figure(several, theme), folder, "steps", theme) if several else [])
-
-
-def _save(draw: "Callable[[Theme], Figure]", folder: Path, name: str, theme: Theme) -> list[Path]:
-    files = [folder / f"{name}{suffix}" for suffix in PICTURES]
-    for file in files:
-        save_figure(draw("light" if file.suffix == ".svg" else theme), file)
+    if several:
+        files += save_pictures(lambda theme: steps_figure(several, theme), folder, "steps", theme)
     return files
 
 

@@ -27,12 +27,11 @@ from contexture.data.visible import visible
 from contexture.train.evaluation.task_metrics import LabelRow
 from contexture.train.run.plots import (
     COLOURS,
-    PICTURES,
     Theme,
     add_legend_below,
     add_title,
     new_figure,
-    save_figure,
+    save_pictures,
     unknown_letters_as_boxes,
 )
 
@@ -92,12 +91,10 @@ def write_figures(
     _write_csv(folder / "labels.csv", [["label", "precision", "recall", "f1", "support"], *cells])
     bins = calibration_bins(predictions)
     with unknown_letters_as_boxes():  # the CSV has them
-        for suffix in PICTURES:
-            colours: Theme = "light" if suffix == ".svg" else theme
-            save_figure(_confusion_figure(matrix, names, title, colours), folder / f"confusion{suffix}")
-            save_figure(_label_figure(rows, title, colours), folder / f"labels{suffix}")
-            if bins is not None:
-                save_figure(_calibration_figure(bins, title, colours), folder / f"calibration{suffix}")
+        save_pictures(lambda colours: _confusion_figure(matrix, names, title, colours), folder, "confusion", theme)
+        save_pictures(lambda colours: _label_figure(rows, title, colours), folder, "labels", theme)
+        if bins is not None:
+            save_pictures(lambda colours: _calibration_figure(bins, title, colours), folder, "calibration", theme)
     return None if bins is None else {"error": bins.error, "bins": BINS, "examples": int(bins.counts.sum())}
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -32,6 +32,8 @@ COLOURS: dict[Theme, tuple[str, ...]] = {
 _INK: dict[Theme, str] = {"light": "#1f1f1f", "dark": "#e6e6e6"}
 _PAPER: dict[Theme, str] = {"light": "#fdfdfd", "dark": "#181a1b"}
 _GRID: dict[Theme, str] = {"light": "#d9d9d9", "dark": "#3c3f41"}
+_FIRST_DRAWING = 10.0
+"""Seconds of a run before its figure is drawn for the first time."""
 _MOST_POINTS = 2000
 """More steps than the picture has columns are drawn as the span of their losses."""
 
@@ -108,6 +110,19 @@ def save_figure(figure: "Figure", path: Path) -> None:
             figure.savefig(part, format="png")
 
 
+def save_pictures(draw: Callable[[Theme], "Figure"], folder: Path, name: str, theme: Theme = "light") -> list[Path]:
+    """Writes the figure that `draw` gives as each of PICTURES, and returns the files. theme: of PNG and PDF; an SVG
+    follows its reader's."""
+    figures: dict[Theme, Figure] = {}
+    files = [folder / f"{name}{suffix}" for suffix in PICTURES]
+    for file in files:
+        colours: Theme = "light" if file.suffix == ".svg" else theme
+        figure = figures[colours] = figures.get(colours) or draw(colours)
+        save_figure(figure, file)
+        figure.set_layout_engine("none")  # it is laid out now; that again would take as long as to write it
+    return files
+
+
 def _pdf(figure: "Figure") -> bytes:
     import matplotlib
 
@@ -176,8 +191,8 @@ def read_curves(records: Iterable[Record], metrics: Sequence[str] = ()) -> Curve
     return Curves(by_split, by_name, np.array(speeds), sampled)
 
 
-def draw_loss(curves: Curves, path: Path, baseline: float | None = None, title: str = "") -> None:
-    """Draws each step's loss faint, their running mean, the held-out loss, and the baseline; a picture by the name.
+def loss_figure(curves: Curves, baseline: float | None = None, title: str = "") -> "Figure":
+    """Returns a figure of each step's loss, faint, their running mean, the held-out loss, and the baseline.
 
     A sampled softmax's loss is far below that of the whole vocabulary: where a run is trained with the one and
     evaluated with the other, each has axes of its own.
@@ -205,7 +220,7 @@ def draw_loss(curves: Curves, path: Path, baseline: float | None = None, title: 
     if apart:
         axes[1].set_xlim(axes[0].get_xlim())
     add_title(axes[0], title)
-    save_figure(figure, path)
+    return figure
 
 
 def _draw_steps(axes: "Axes", losses: np.ndarray) -> None:
@@ -239,7 +254,8 @@ class LiveLossFigure:
     def __init__(self, folder: Path, baseline: float | None, title: str) -> None:
         self._folder, self._baseline, self._title = folder, baseline, title
         self._thread: threading.Thread | None = None
-        self._next = 0.0
+        # A run of seconds has its figure at its end alone.
+        self._next = time.monotonic() + _FIRST_DRAWING
 
     def update(self) -> None:
         """Draws in the background, if it is time."""
@@ -256,16 +272,16 @@ class LiveLossFigure:
     def draw(self) -> None:
         """Draws now."""
         self.close()
-        curves = self._read()
-        for suffix in PICTURES:
-            draw_loss(curves, self._folder / f"loss{suffix}", self._baseline, self._title)
+        figure = self._figure()
+        save_pictures(lambda _: figure, self._folder, "loss")
 
-    def _read(self) -> Curves:
-        return read_curves(read_metrics(self._folder / "metrics.jsonl"))
+    def _figure(self) -> "Figure":
+        curves = read_curves(read_metrics(self._folder / "metrics.jsonl"))
+        return loss_figure(curves, self._baseline, self._title)
 
     def _draw_and_wait(self) -> None:
         start = time.monotonic()
         # A full disk is reported by what must be written: metrics and checkpoints.
         with contextlib.suppress(OSError):
-            draw_loss(self._read(), self._folder / "loss.png", self._baseline, self._title)
+            save_figure(self._figure(), self._folder / "loss.png")
         self._next = time.monotonic() + 50 * (time.monotonic() - start)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from contexture.train.run import plots
 from contexture.train.run.plots import COLOURS, LiveLossFigure, add_title, new_figure, read_curves, svg_text
-from contexture.train.run.plots import draw_loss as draw_curves
 
 PNG = b"\x89PNG\r\n"
 
@@ -18,8 +18,8 @@ def _records(steps: int, **figures: float) -> list[dict[str, object]]:
     return [*train, {"step": steps, "split": "dev", "loss": 7.5}]
 
 
-def draw_loss(records: list[dict[str, object]], *options: object) -> None:
-    draw_curves(read_curves(records), *options)  # pyright: ignore[reportArgumentType]
+def draw_loss(records: list[dict[str, object]], path: Path, baseline: float | None = None, title: str = "") -> None:
+    plots.save_figure(plots.loss_figure(read_curves(records), baseline, title), path)
 
 
 def _texts(svg: Path) -> list[str]:
@@ -85,9 +85,12 @@ def test_every_colour_of_the_dark_cycle_is_readable_on_dark_paper():
 
 
 def test_a_live_figure_is_drawn_and_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch):
-    from contexture.train.run import plots
-
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 2.0}\n')
+    figure = LiveLossFigure(tmp_path, None, "run")
+    figure.update()  # a run of seconds is drawn at its end
+    figure.close()
+    assert not (tmp_path / "loss.png").exists()
+    monkeypatch.setattr(plots, "_FIRST_DRAWING", 0.0)
     figure = LiveLossFigure(tmp_path, None, "run")
     figure.update()
     figure.close()
@@ -97,7 +100,8 @@ def test_a_live_figure_is_drawn_and_a_full_disk_does_not_end_the_run(tmp_path, m
     figure.close()
     assert not (tmp_path / "loss.png").exists()
     figure.draw()
-    assert all((tmp_path / name).exists() for name in ("loss.png", "loss.svg", "loss.pdf"))
+    starts = {"png": PNG, "svg": b"<?xml", "pdf": b"%PDF"}
+    assert all((tmp_path / f"loss.{kind}").read_bytes().startswith(start) for kind, start in starts.items())
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
