@@ -73,7 +73,7 @@ docs: $(DOCS)     ## the documentation as a site, in site/; links and references
 parity: $(PARITY) ## against torch and transformers
 	$(BIN)/python -m pytest -m parity -n 2 --dist worksteal
 
-mutants: $(STAMP) ## one-line faults that the quick suite must see; goes on where it was stopped; RANDOM=300 SEED=1: drawn by chance
+mutants: $(STAMP) ## one-line faults that the tests must see; goes on where it was stopped; RANDOM=300 SEED=1: drawn by chance
 	$(BIN)/python -m tests.mutants $(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0))
 
 MINUTES ?= 30

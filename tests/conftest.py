@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _examples(chosen: str, items: list[pytest.Item]) -> None:
-    """Gives the tests of hypothesis few examples in the quick suite; the long suite runs them too, with all of theirs."""
+    """Gives the tests of hypothesis few examples in the quick suite; the long one runs them too, with all of theirs."""
     from hypothesis import is_hypothesis_test, settings
 
     for item in items:
@@ -93,11 +93,30 @@ def environment() -> Callable[[int], dict[str, str]]:
     return around
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_loss_figure(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs of this process draw no curves at their end, which takes a tenth of a small run, but in their own tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.name != "test_plots.py":
+            patch.setattr("contexture.train.run.plots.LiveLossFigure.draw", lambda figure: figure.close())
+        yield
+
+
 @pytest.fixture(scope="module")
 def one_device():
     """The commands of this module, called in this process, see one device: eight are compiled for at twice the time."""
     with devices(1):
         yield
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training in this process ends with code 130 where its steps would begin: what a start does is done then."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("contexture.train.loop._run_steps", interrupt)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import re
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import packages_distributions
 
 import pytest
@@ -46,6 +46,11 @@ TOOLS = {
 
 
 @functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+@functools.cache
 def _imported(folders: tuple[str, ...]) -> set[str]:
     """The third-party distributions that the files of these folders import anywhere, functions among them."""
     names: set[str] = set()
@@ -55,7 +60,7 @@ def _imported(folders: tuple[str, ...]) -> set[str]:
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module.partition(".")[0])
-    installed = packages_distributions()
+    installed = _distributions()
     imported = names - sys.stdlib_module_names - OURS
     return {canonicalize_name(installed.get(name, [name])[0]) for name in imported}
 

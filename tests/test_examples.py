@@ -70,6 +70,7 @@ def _script() -> ModuleType:
     return module
 
 
+@pytest.mark.long
 def test_the_page_that_fine_tunes_runs_from_a_run(tiny_run, tmp_path, capsys, monkeypatch, one_device):
     finetune = contexture.finetune
     monkeypatch.setattr(

@@ -15,7 +15,7 @@ from tests.fuzz.worker import smaller
 
 pytestmark = pytest.mark.usefixtures("one_device")
 FILES = sorted(FOUND.glob("*/*"))
-SMOKE = 8
+SMOKE = 3
 """Cases of a fast target in the quick suite; a slow one has one."""
 
 

@@ -5,6 +5,7 @@ beside such folders is one too. What imports what among them must have an order.
 """
 
 import ast
+import functools
 import graphlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,7 @@ def _imports(body: list[ast.stmt], inside_functions: bool) -> Iterator[str]:
                 yield from _imports(getattr(node, part, []), inside_functions)
 
 
+@functools.cache
 def _imported(module: str, inside_functions: bool = True) -> set[str]:
     return set(_imports(ast.parse(MODULES[module].read_text("utf-8")).body, inside_functions))
 

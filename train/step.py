@@ -391,8 +391,7 @@ def _evaluation_step(model: Model, objective: Objective, mesh: Mesh, encoder: En
 
     def with_carry(params: Params, batch: Batch, carry: Carry | None) -> tuple[dict[str, Sum], Predictions, Carry]:
         batch = batch if encoder is None else encoder.add(params, batch)
-        # The first batch gets zeros of the shapes that the step hands on, so that one program serves all batches. What
-        # is traced for the shapes is kept, and is the program itself where the model has no carry.
+        # The first batch gets zeros of the shapes that the step hands on: one program, traced once, serves all batches.
         if carry is None:
             shapes = jitted.eval_shape(params, batch, {})[2]
             carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -47,11 +47,12 @@ def test_examples_are_found():
 
 
 @pytest.fixture
-def runs(tiny_run, gpt_run, text_folder, tmp_path: Path, monkeypatch) -> Path:
+def runs(request, place, text_folder, tmp_path: Path, monkeypatch) -> Path:
     """A folder with what examples name: runs, text, a treebank and a conversation."""
     (tmp_path / "runs").mkdir()
-    shutil.copytree(tiny_run, tmp_path / "runs" / "mine")
-    shutil.copytree(gpt_run, tmp_path / "runs" / "gpt")
+    shutil.copytree(GOLDEN / "bert_format_2", tmp_path / "runs" / "mine")
+    gpt = request.getfixturevalue("gpt_run") if place in LONG else GOLDEN / "gpt_format_2"
+    shutil.copytree(gpt, tmp_path / "runs" / "gpt")
     for name in ("text", "my_text"):
         shutil.copytree(text_folder, tmp_path / name)
     word = "{}\t{}\t_\t{}\t_\t_\t{}\t{}\t_\t_\n"
@@ -64,7 +65,14 @@ def runs(tiny_run, gpt_run, text_folder, tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("place", "code"), EXAMPLES, ids=[place for place, _ in EXAMPLES])
+# Those that train, as test_functions.py does too; those that write 50 tokens, more than the golden GPT takes.
+LONG = ("README.md-0", "README.md-1", "pretrain", "finetune", "probing.md-0", "api.md-1", "zeroshot.md-0")
+
+
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [pytest.param(*each, id=each[0], marks=pytest.mark.long if each[0] in LONG else ()) for each in EXAMPLES],
+)
 def test_an_example_runs(runs, place, code, monkeypatch):
     if "pretrain(" in code:
         shutil.rmtree(runs / "runs" / "mine")  # it is made by the example
@@ -72,7 +80,7 @@ def test_an_example_runs(runs, place, code, monkeypatch):
         monkeypatch.setattr(contexture, "pretrain", lambda run, options=None: pretrain(run, (options or {}) | _SMALL))
     if "finetune(" in code:
         finetune = contexture.finetune
-        quick = {"epochs": 1, "data.batch": 2}
+        quick = {"epochs": 1, "data.batch": 8}
         monkeypatch.setattr(contexture, "finetune", lambda *a, options=None, **k: finetune(*a, options=quick, **k))
     given: dict[str, object] = {"contexture": contexture}
     if code.startswith("for part in model."):

@@ -13,6 +13,8 @@ from contexture.options import with_options
 from contexture.train.run_file import read
 from tests.helpers.commands import json_of
 
+GOLDEN = Path(__file__).parents[1] / "golden"
+BERT = GOLDEN / "bert_format_2"
 pytestmark = pytest.mark.usefixtures("one_device")
 TRAIN = [(f"the {animal} sees the river", "animal") for animal in ("cat", "dog", "bird", "fish")]
 TRAIN += [(f"the {person} sees the river", "person") for person in ("queen", "brother", "man", "king")]
@@ -80,16 +82,16 @@ def test_a_run_is_trained_and_resumed(tiny_words, text_folder, tmp_path, caplog)
         contexture.pretrain("bert.tiny", {**options, "data.path": "nowhere", "dir": tmp_path / "other"})
 
 
-def test_a_task_is_learned_from_rows_in_memory(tiny_run, tmp_path):
+def test_a_task_is_learned_from_rows_in_memory(tmp_path):
     """And the same call resumes; other rows are refused, and leave those of the run as they are."""
-    folder = contexture.finetune(tiny_run, train=TRAIN, dev=TRAIN[:2], dir=tmp_path / "run", options=SMALL)
+    folder = contexture.finetune(BERT, train=TRAIN, dev=TRAIN[:2], dir=tmp_path / "run", options=SMALL)
     assert read(folder).labels == ("animal", "person") and read(folder).counts == (4, 4)
     step = contexture.open(folder).step
-    assert contexture.finetune(tiny_run, train=TRAIN, dev=TRAIN[:2], dir=tmp_path / "run", options=SMALL) == folder
+    assert contexture.finetune(BERT, train=TRAIN, dev=TRAIN[:2], dir=tmp_path / "run", options=SMALL) == folder
     assert contexture.open(folder).step == step == 2
     before = (folder / "inputs" / "train.jsonl").read_bytes()
     with pytest.raises(contexture.ConfigError, match="was trained with another train.jsonl"):
-        contexture.finetune(tiny_run, train=TRAIN[1:], dev=TRAIN[:2], dir=folder, options=SMALL)
+        contexture.finetune(BERT, train=TRAIN[1:], dev=TRAIN[:2], dir=folder, options=SMALL)
     assert (folder / "inputs" / "train.jsonl").read_bytes() == before
     rows = [{"text": text, "label": label} for text, label in TRAIN]
     for dev in (TRAIN, rows, {"text": [t for t, _ in TRAIN], "label": [label for _, label in TRAIN]}):
@@ -110,24 +112,24 @@ def test_a_task_is_learned_from_rows_in_memory(tiny_run, tmp_path):
         ("classify", "nowhere.tsv", "nowhere.tsv: task.train names no such file"),
     ],
 )
-def test_examples_that_are_wrong_give_one_clear_line(tiny_run, tmp_path, task, train, line):
+def test_examples_that_are_wrong_give_one_clear_line(tmp_path, task, train, line):
     with pytest.raises((contexture.ConfigError, contexture.DataError)) as caught:
-        contexture.finetune(tiny_run, task, train=train, dir=tmp_path / "run", options=SMALL)
+        contexture.finetune(BERT, task, train=train, dir=tmp_path / "run", options=SMALL)
     assert line in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
-def test_a_model_is_exported_and_imported(tiny_run, tmp_path):
-    exported = contexture.export_model(tiny_run, "hf", tmp_path / "hf")
+def test_a_model_is_exported_and_imported(tmp_path):
+    exported = contexture.export_model(BERT, "hf", tmp_path / "hf")
     run = contexture.import_model("hf", exported, tmp_path / "run")
-    a, b = contexture.open(tiny_run), contexture.open(run)
+    a, b = contexture.open(BERT), contexture.open(run)
     assert a.embed("the cat").tolist() == b.embed("the cat").tolist()
-    for call in (lambda: contexture.export_model(tiny_run, "onnx", tmp_path / "x"),  # pyright: ignore[reportArgumentType]
+    for call in (lambda: contexture.export_model(BERT, "onnx", tmp_path / "x"),  # pyright: ignore[reportArgumentType]
                  lambda: contexture.import_model("onnx", exported, tmp_path / "y")):  # pyright: ignore[reportArgumentType]  # fmt: skip
         with pytest.raises(contexture.ConfigError, match="format 'onnx' is not one of"):
             call()
 
 
-def test_warnings_are_logged_and_nothing_is_printed(gpt_run, caplog, capsys):
+def test_warnings_are_logged_and_nothing_is_printed(caplog, capsys):
     with caplog.at_level(logging.WARNING, "contexture"):
-        contexture.open(gpt_run).embed("the cat sees the river " * 400)
+        contexture.open(GOLDEN / "gpt_format_2").embed("the cat sees the river " * 400)
     assert "truncated 1 of 1 texts" in caplog.text and capsys.readouterr() == ("", "")

@@ -25,7 +25,7 @@ TEXTS = ["the cat sees the river .", "my brother likes the moon and the sea .", 
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[str, contexture.TrainedModel]:
+def models(one_device) -> dict[str, contexture.TrainedModel]:
     return {family: contexture.open(GOLDEN / name) for family, name in FAMILIES.items()}
 
 
@@ -124,15 +124,15 @@ def test_masks_of_one_text_and_of_several(models):
     assert [len(mask) for mask in one] == [3, 3] and several[0] == one and len(several[1]) == 1
 
 
-def test_predictions_of_texts_pairs_dicts_and_columns(task_run):
-    model = contexture.open(task_run())
+def test_predictions_of_texts_pairs_dicts_and_columns(one_device):
+    model = contexture.open(GOLDEN / "task_format_2")
     texts = ["the cat sees a red house", "my brother paints"]
     expected = model.predict(texts)
     assert model.predict(texts[0])["prediction"] == expected[0]["prediction"]
     for given in ({"text": texts}, [{"text": text} for text in texts], np.array(texts), iter(texts), tuple(texts)):
         assert [each["prediction"] for each in model.predict(given)] == [each["prediction"] for each in expected]
     assert model.predict([]) == []
-    tagger = contexture.open(task_run("tag"))
+    tagger = contexture.open(GOLDEN / "elmo_task_format_1")
     (words,) = tagger.predict([{"words": ["the", "cat"]}])
     assert words["predictions"] == tagger.predict([["the", "cat"]])[0]["predictions"]
 
@@ -163,13 +163,13 @@ def test_columns_of_other_libraries_are_lists(models, method):
     close(models["elmo"].embed(Column(method, TEXTS)), models["elmo"].embed(TEXTS))
 
 
-def test_columns_of_the_real_libraries_are_lists(models, task_run):
+def test_columns_of_the_real_libraries_are_lists(models):
     pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
     arrow = pytest.importorskip("pyarrow")
     expected = models["elmo"].embed(TEXTS)
     for column in (pandas.Series(TEXTS), polars.Series(TEXTS), arrow.array(TEXTS), arrow.chunked_array([TEXTS])):
         close(models["elmo"].embed(column), expected)
-    model, table = contexture.open(task_run()), {"text": TEXTS}
+    model, table = contexture.open(GOLDEN / "task_format_2"), {"text": TEXTS}
     answers = [each["prediction"] for each in model.predict(TEXTS)]
     for frame in (pandas.DataFrame(table), polars.DataFrame(table), arrow.table(table)):
         assert [each["prediction"] for each in model.predict(frame)] == answers
@@ -288,10 +288,12 @@ print("unchanged")
 """
 
 
-def test_calls_change_nothing_in_the_caller_s_process(environment, tiny_run, task_run, tmp_path: Path):
+@pytest.mark.long
+def test_calls_change_nothing_in_the_caller_s_process(environment, tmp_path: Path):
     import subprocess
 
-    command = [sys.executable, "-c", CALLS, str(tiny_run), str(task_run()), str(tmp_path / "to")]
+    runs = [str(GOLDEN / name) for name in ("bert_format_2", "task_format_2")]
+    command = [sys.executable, "-c", CALLS, *runs, str(tmp_path / "to")]
     finished = subprocess.run(command, capture_output=True, text=True, env=environment(1), cwd=ROOT, check=False)
     assert finished.stdout.strip() == "unchanged", finished.stderr[-3000:]
 

@@ -35,7 +35,9 @@ def _replaced(tree: dict, name: str, value: str) -> str:
     return json.dumps(tree).replace('"@"', value)
 
 
-@pytest.mark.parametrize("name", ["bert.tiny", "gpt.tiny", "elmo.tiny"])
+@pytest.mark.parametrize(
+    "name", ["bert.tiny", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt.tiny", "elmo.tiny"))]
+)
 def test_every_number_of_run_json_is_taken_or_refused_in_one_line(tmp_path, name):
     tree = {"format": 2, "config": to_json(recipe(name))}
     started, refused = time.monotonic(), 0
@@ -56,7 +58,17 @@ def test_every_number_of_run_json_is_taken_or_refused_in_one_line(tmp_path, name
     assert refused > 300 and time.monotonic() - started < 60
 
 
-@pytest.mark.parametrize("value", ["-1", "1000000000000000", "1e15", "nan", "inf", "many", "9" * 400])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "-1",
+        "nan",
+        *(
+            pytest.param(value, marks=pytest.mark.long)
+            for value in ("1000000000000000", "1e15", "inf", "many", "9" * 400)
+        ),
+    ],
+)
 def test_every_number_of_the_command_line_is_taken_or_refused_in_one_line(value):
     base = recipe("bert.tiny")
     for option in ("model.vocab", "model.layers", "model.dropout", "data.batch", "data.length", "data.ramp-from",

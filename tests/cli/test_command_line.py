@@ -1,6 +1,8 @@
 """The command line: results to stdout, one clear line for every mistake, exit codes that scripts can rely on."""
 
+import functools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 import contexture
@@ -163,11 +166,11 @@ def test_a_vocabulary_larger_than_the_model_is_refused(capsys, tmp_path, text_fo
     assert code == 2 and "the vocabulary has 205 tokens, more than model.vocab=150" in last, last
 
 
-def test_text_that_changed_is_refused(capsys, tmp_path, text_folder, tiny_words):
+def test_text_that_changed_is_refused(capsys, tmp_path, text_folder, tiny_words, begun):
     folder, text = tmp_path / "run", tmp_path / "text"
     shutil.copytree(text_folder, text)
     words = [w if w != str(text_folder) else text for w in tiny_words]
-    assert cli.main([*map(str, words), "--steps", "6", "--dir", str(folder)]) == 0
+    assert cli.main([*map(str, words), "--steps", "6", "--dir", str(folder)]) == 130
     with open(text / "text0.txt", "a") as file:
         file.write("More.\n")
     code, last = last_line_of(capsys, *words, "--steps", "6", "--dir", folder)
@@ -205,6 +208,7 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(environment, capsys, ti
     assert "starting at step 0" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_that_diverges_stops_with_its_last_good_checkpoint(capsys, tiny_words, tmp_path):
     words = [*tiny_words, "--optim.peak-lr", "1e18", "--optim.warmup", "0", "--save.every", "1", "--log.every", "1",
              "--optim.clip", "0", "--optim.max-skipped", "5", "--dir", tmp_path / "run"]  # fmt: skip
@@ -238,10 +242,9 @@ def test_commands_check_where_they_write_before_they_work(capsys, tmp_path, text
     assert code == 2 and "data.dev-fraction=2.0 is not in [0, 1)" in last
 
 
-def test_json_alone_goes_to_stdout(door, tiny_run):
-    done = door("evaluate", tiny_run, "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_json_alone_goes_to_stdout(capfd, tiny_run):
+    assert cli.main(["evaluate", str(tiny_run), "--json"]) == 0
+    result = json.loads(capfd.readouterr().out)
     assert set(result) == {"run", "step", "split", "examples", "metrics"}
     assert result["step"] == 40 and result["split"] == "dev" and result["examples"] > 0
     assert {"loss", "mlm_accuracy", "nsp_accuracy", "unigram_loss", "unigram_accuracy"} <= set(result["metrics"])
@@ -251,7 +254,8 @@ def test_json_alone_goes_to_stdout(door, tiny_run):
 
 
 def test_commands_without_a_model_import_no_jax():
-    for words in (
+    """All of them, one after the other in one process."""
+    commands = (
         ["--help"],
         ["recipes"],
         ["recipes", "--json"],
@@ -262,13 +266,13 @@ def test_commands_without_a_model_import_no_jax():
         ["--version"],
         ["completion", "bash"],
         ["completion", "--words", "pretrain", "bert.tiny", "--op"],
-    ):
-        code = (
-            f"import sys; from contexture.cli import main as cli; cli.main({words!r}); sys.exit('jax' in sys.modules)"
-        )
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, (words, done.stderr)
-        assert done.stdout.strip()
+    )
+    code = "import sys; from contexture.cli import main as cli\n"
+    code += f"for words in {commands!r}: print('>', cli.main(words), 'jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    printed = re.split(r"^> (.*)\n", done.stdout, flags=re.M)
+    assert done.returncode == 0 and printed[1::2] == ["0 False"] * len(commands), (printed[1::2], done.stderr)
+    assert all(page.strip() for page in printed[0:-1:2])
 
 
 def test_every_recipe_says_its_command_and_what_to_expect():
@@ -294,7 +298,7 @@ def test_a_gpt_is_not_begun_on_word_pieces(capsys, tmp_path, text_folder, tiny_r
     refused(*words, shards.folder)
 
 
-def test_tokenizer_prepare_and_pretrain_from_shards(capsys, tmp_path, text_folder):
+def test_tokenizer_prepare_and_pretrain_from_shards(capsys, tmp_path, text_folder, begun):
     words = [
         "tokenizer",
         "wordpiece",
@@ -312,7 +316,7 @@ def test_tokenizer_prepare_and_pretrain_from_shards(capsys, tmp_path, text_folde
              "--tokenizer", tmp_path / "words", "--json"]  # fmt: skip
     assert cli.main([*map(str, words)]) == 0
     assert json.loads(capsys.readouterr().out)["dev"]["documents"] > 0
-    assert cli.main([*pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "shards", "--steps", 6)]) == 0
+    assert cli.main([*pretrain("--dir", tmp_path / "run", "--data.path", tmp_path / "shards", "--steps", 6)]) == 130
     assert not (tmp_path / "run" / "data").exists()
     code, last = last_line_of(capsys, *words)
     assert code == 2 and "already holds something" in last
@@ -326,5 +330,6 @@ def test_show_and_load_open_a_run(capsys, tiny_run):
 
     model, params, tokenizer = contexture.load(tiny_run)
     batch = bert_texts(tokenizer, ["The cat sees the river.", ("One old man.", "He likes a red house.")], 16)
-    out: Any = model.apply({"params": params}, {**batch, "slots": batch["tokens"][:, :2]}, states=True)
+    apply: Any = jax.jit(functools.partial(model.apply, states=True))
+    out = apply({"params": params}, {**batch, "slots": batch["tokens"][:, :2]})
     assert out.encoding.hidden_BLD.shape == (2, 16, 32) and len(out.encoding.states) == 3

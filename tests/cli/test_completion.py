@@ -91,6 +91,7 @@ TRIED = (
 )
 
 
+@pytest.mark.long
 def test_bash_completes(shell):
     for words, expected in TRIED:
         line = " ".join(f"'{word}'" for word in ("contexture", *words))

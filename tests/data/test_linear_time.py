@@ -21,6 +21,9 @@ from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.registry import learn
 
 SIZE = 1 << 20
+QUICK = 1 << 17
+"""Letters of a line, and in the quick suite."""
+SIZES = (QUICK, pytest.param(SIZE, marks=pytest.mark.long))
 MARKS = [*string.punctuation, "。", "！", "？", "…", " ", "a"]
 MIXED = [". ", "a.", '".', '."', ".)", ") ", "? ! ", "。”", " .", "'a", "a-", "\t ", "1.", '""', "<>", "\u0301\u0316"]
 KINDS = ("wordpiece", "byte-bpe", "sentencepiece-unigram", "sentencepiece-bpe", "words", "gpt1-bpe")
@@ -31,15 +34,17 @@ def line(mark: str, size: int = SIZE) -> str:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mark", [*MARKS, *(pytest.param(mark, marks=pytest.mark.long) for mark in MIXED)])
-def test_a_long_line_of_marks_is_split_into_sentences_at_once(mark: str):
+def test_a_long_line_of_marks_is_split_into_sentences_at_once(mark: str, size: int):
     """Nothing of it is lost, whatever comes behind."""
-    for text in (line(mark), line(mark) + "x"):
+    for text in (line(mark, size), line(mark, size) + "x"):
         split = sentences(text)
         assert len("".join("".join(split).split())) == len("".join(text.split()))
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     "mark",
     [
@@ -49,9 +54,9 @@ def test_a_long_line_of_marks_is_split_into_sentences_at_once(mark: str):
         *(pytest.param(m, marks=pytest.mark.long) for m in ("\u0301\u0316", "\u0344\u0316", "\u0f73\u0f71")),
     ],
 )
-def test_a_long_line_of_marks_is_cleaned_up_at_once(mark: str):
+def test_a_long_line_of_marks_is_cleaned_up_at_once(mark: str, size: int):
     """Of marks that combine it is their order that takes time: by their class, lowest first."""
-    for text in (line(mark), "x" + line(mark) + "x"):
+    for text in (line(mark, size), "x" + line(mark, size) + "x"):
         assert standardized(text) == " ".join(standardized(text).split())
 
 
@@ -146,20 +151,20 @@ def read_tables(text: str, folder: Path) -> None:
             read = conll.conll if "conll" in name else lambda path: tables.separated(path, True)
             exhaust(read(folder / name).rows)
         except DataError:
-            assert len(content) > SIZE
+            assert len(content) > len(text)
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tokenizer_reads_a_long_line_of_stops_at_once(kind: str, tokenizers, tmp_path):
     """The long suite has every mark, and all else that reads text."""
-    encode(tokenizers[kind], line("."), tmp_path)
+    encode(tokenizers[kind], line(".", QUICK), tmp_path)
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("mark", [".", '"'])
 def test_tables_of_marks_are_read_at_once(mark: str, tmp_path):
-    read_tables(line(mark), tmp_path)
+    read_tables(line(mark, QUICK), tmp_path)
 
 
 @pytest.mark.long

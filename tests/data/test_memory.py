@@ -51,7 +51,7 @@ def _write_text(file: Path, megabytes: float, border: str) -> None:
 @pytest.mark.parametrize(
     ("border", "small", "large"),
     [
-        pytest.param("\n", 4, 10, id="no_blank_line-small"),
+        pytest.param("\n", 4, 10, id="no_blank_line-small", marks=pytest.mark.long),
         pytest.param("\n\n", 4, 40, id="documents-small", marks=pytest.mark.long),
         pytest.param("\n", 10, 200, id="no_blank_line-large", marks=pytest.mark.long),
         pytest.param("\n\n", 10, 200, id="documents-large", marks=pytest.mark.long),

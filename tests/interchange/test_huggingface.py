@@ -322,6 +322,7 @@ def test_an_imported_choice_is_evaluated_and_asked(folder, tmp_path):
     assert len(answer["scores"]) == 3
 
 
+@pytest.mark.long
 def test_two_imports_into_one_folder_leave_one_whole_run(door, folder, tmp_path):
     both = [door("import", "hf", folder, "--to", tmp_path / "run", wait=False) for _ in range(2)]
     errors = [process.communicate()[1] for process in both]

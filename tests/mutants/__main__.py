@@ -66,7 +66,17 @@ def write(file: Path, text: str) -> None:
 def run_tests(tree: Path, ids: tuple[str, ...], timeout: float) -> tuple[int | None, str]:
     """pytest's exit code in a tree, None where it took too long; and the end of what it said."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=line", "--durations=0"]
-    command += ["--durations-min=60", "-p", "no:cacheprovider", "-p", "tests.mutants.origin", *ids]
+    # A row may name a test of the long suite too; programs are compiled as in the quick one.
+    command += [
+        "-m",
+        "not long or long",
+        "--durations-min=60",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.mutants.origin",
+        *ids,
+    ]
     command += ["--basetemp", str(tree.with_name(f"{tree.name}-temporary"))]  # another pytest would clear the usual one
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "PYTEST", "COV"))}
     env["PYTHONPATH"] = str(tree)  # of the commands that tests start

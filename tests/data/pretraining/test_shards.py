@@ -239,7 +239,10 @@ def test_what_progress_raises_comes_through_and_leaves_nothing(
     assert size and not os.listdir(tmp_path / "deep")
 
 
-@pytest.mark.parametrize("kind", ["lines", "a_long_line", "blank_lines", "a_long_document"])
+@pytest.mark.parametrize(
+    "kind",
+    ["lines", *(pytest.param(k, marks=pytest.mark.long) for k in ("a_long_line", "blank_lines", "a_long_document"))],
+)
 def test_progress_is_told_every_half_megabyte_read_or_tokenised(tmp_path: Path, kind: str):
     if kind == "a_long_document":
         file = tmp_path / "a.jsonl"

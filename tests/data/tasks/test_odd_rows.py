@@ -251,12 +251,14 @@ def test_where_every_row_wants_an_answer_empty_texts_keep_their_place(tmp_path):
         list(examples(str(tmp_path / "t.tsv"), task, labelled=False, report=report))
 
 
+@pytest.fixture(scope="module")
+def published_tokenizers(shared):
+    return [load_tokenizer(shared / "data" / name) for name in ("vocab_gpt1", "vocab_gpt2")]
+
+
 @pytest.mark.parametrize("word", ["\ufe0f", "\u200b", "\u200d", " ", "\x01"])
-def test_every_tokenizer_reads_a_word_without_a_piece(shared, word):
-    data = shared / "data"
-    tokenizers = [
-        TOKENIZER, load_tokenizer(data / "vocab_gpt1"), load_tokenizer(data / "vocab_gpt2"), Words([*SPECIAL, "w1"])
-    ]  # fmt: skip
+def test_every_tokenizer_reads_a_word_without_a_piece(published_tokenizers, word):
+    tokenizers = [TOKENIZER, *published_tokenizers, Words([*SPECIAL, "w1"])]
     assert isinstance(tokenizers[1], Gpt1BPE) and isinstance(tokenizers[2], ByteBPE)
     for tokenizer in tokenizers:
         report = FileReport("f", reader(tokenizer))

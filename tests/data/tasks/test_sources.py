@@ -18,7 +18,7 @@ from tests.helpers.commands import done
 from tests.helpers.tfds_sets import build
 from tests.train.run.test_formats import GOLDEN
 
-pytestmark = pytest.mark.usefixtures("one_device")
+pytestmark = [pytest.mark.usefixtures("one_device"), pytest.mark.long]
 
 BASE = GOLDEN / "run_format_1"
 SPEED = ("tokens_per_second", "seconds_left", "mfu", "data_wait")

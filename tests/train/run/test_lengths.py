@@ -16,6 +16,7 @@ from contexture.train.step import TrainStep
 from tests.helpers.commands import done
 
 pytestmark = pytest.mark.usefixtures("one_device")
+GOLDEN = Path(__file__).parents[2] / "golden"
 WORDS = "the cat a small dog one old man the queen my brother that bird sees likes follows finds".split()
 
 
@@ -67,7 +68,8 @@ def short(one_device, source, files, tmp_path_factory) -> Path:
         return tuned(source, files, "classify", tmp_path_factory.mktemp("short") / "run")
 
 
-@pytest.mark.parametrize("kind", ["classify", pytest.param("tag", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["classify", "tag"])
 def test_numbers_are_those_of_full_padding(source, files, kind, tmp_path, monkeypatch):
     """With dropout, in training, evaluation and prediction; records stay in the order of the file."""
     shapes = set()
@@ -107,6 +109,7 @@ def test_numbers_are_those_of_full_padding(source, files, kind, tmp_path, monkey
         assert record["scores"] == pytest.approx(other["scores"], abs=2e-6)
 
 
+@pytest.mark.long
 def test_a_run_of_several_lengths_that_is_stopped_is_the_same_run(source, short, files, tmp_path, monkeypatch):
     """The lengths follow from the step, and each program gives what it gave, whether it was compiled ahead or not."""
     stopped = tmp_path / "stopped"
@@ -126,7 +129,25 @@ def test_a_run_of_several_lengths_that_is_stopped_is_the_same_run(source, short,
     assert figures(stopped) == figures(short)
 
 
-def test_predictions_of_a_long_file_keep_its_order(short, files, monkeypatch):
+def test_an_evaluation_has_the_figures_and_the_order_of_full_padding(files, tmp_path, monkeypatch):
+    dev, text = tmp_path / "dev.tsv", (files / "classify.dev.tsv").read_text("utf-8")
+    dev.write_text(text.replace("\t0\n", "\tanimal\n").replace("\t1\n", "\tperson\n"), "utf-8")
+
+    def evaluated(most: int) -> tuple[dict, list[dict]]:
+        monkeypatch.setattr(lengths, "MAX_LENGTHS", most)
+        result = contexture.evaluate(GOLDEN / "task_format_2", dev=dev, batch=8, to=tmp_path / str(most))
+        lines = Path(result["predictions"]).read_text("utf-8").splitlines()
+        return result["metrics"], [json.loads(line) for line in lines]
+
+    (whole, expected), (metrics, records) = evaluated(1), evaluated(3)
+    assert metrics == pytest.approx(whole, rel=1e-6)
+    assert [record["id"] for record in records] == [record["id"] for record in expected]
+    for record, other in zip(records, expected, strict=True):
+        assert record["prediction"] == other["prediction"]
+        assert record["scores"] == pytest.approx(other["scores"], abs=2e-6)
+
+
+def test_predictions_of_a_long_file_keep_its_order(files, monkeypatch):
     monkeypatch.setattr(predict, "MIN_SAVING", 0.05)
     shapes = set()
     inner = HeldOutTask.read
@@ -138,7 +159,7 @@ def test_predictions_of_a_long_file_keep_its_order(short, files, monkeypatch):
 
     monkeypatch.setattr(HeldOutTask, "read", read)
     texts = [line.split("\t")[0] for line in (files / "classify.dev.tsv").read_text("utf-8").splitlines()[1:]]
-    model = contexture.open(short)
+    model = contexture.open(GOLDEN / "task_format_2")
     together = model.predict(texts)
     # Otherwise all are in the file's order anyway.
     assert len(shapes) > 1

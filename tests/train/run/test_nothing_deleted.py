@@ -16,6 +16,7 @@ from contexture.train.run.report import read_metrics
 from tests.conftest import TINY
 from tests.helpers.commands import run_command
 
+TASK = Path(__file__).parents[2] / "golden" / "task_format_2"
 pytestmark = pytest.mark.usefixtures("one_device")
 
 
@@ -59,12 +60,12 @@ def test_a_run_json_without_its_data_entry_and_other_text_is_refused(tiny_words,
     assert files_of(copied, "checkpoints", "tokenizer") == before
 
 
-def test_records_that_no_crash_explains_are_kept_beside(tiny_words, copied, capsys):
+def test_records_that_no_crash_explains_are_kept_beside(tiny_words, copied, capsys, begun):
     """All checkpoints are gone: the run starts over, and what it had recorded stays."""
     before = (copied / "metrics.jsonl").read_bytes()
     shutil.move(copied / "checkpoints", copied.parent / "checkpoints")
     code, err = run_command(capsys, *tiny_words, "--dir", copied)
-    assert code == 0 and "starting at step 0" in err and "steps beyond step 0; kept it in" in err, err
+    assert code == 130 and "starting at step 0" in err and "steps beyond step 0; kept it in" in err, err
     assert (copied / "earlier-1" / "metrics.jsonl").read_bytes() == before
 
 
@@ -84,24 +85,24 @@ def test_a_torn_last_line_is_nothing_to_keep(tiny_words, copied, capsys):
     assert not (copied / "earlier-1").exists()
 
 
-def test_other_settings_before_the_first_checkpoint_move_what_is_there_aside(tiny_words, copied, capsys):
+def test_other_settings_before_the_first_checkpoint_move_what_is_there_aside(tiny_words, copied, capsys, begun):
     shutil.rmtree(copied / "checkpoints")
     before, described = files_of(copied, "data", "tokenizer"), (copied / "run.json").read_text()
     code, err = run_command(capsys, *tiny_words, "--dir", copied, "--seed", "7", "--steps", "6")
-    assert code == 0 and f"starting over; moved what it held to {copied / 'earlier-1'}" in err, err
+    assert code == 130 and f"starting over; moved what it held to {copied / 'earlier-1'}" in err, err
     assert files_of(copied / "earlier-1", "data", "tokenizer") == before
     assert (copied / "earlier-1" / "run.json").read_text() == described
 
 
-def test_what_a_stopped_start_left_is_used(tiny_words, tmp_path, capsys, monkeypatch):
+def test_what_a_stopped_start_left_is_used(tiny_words, tmp_path, capsys, monkeypatch, begun):
     """Tokenised text whose run.json was not finished is opened, and not made again."""
     folder = tmp_path / "run"
-    assert run_command(capsys, *tiny_words, "--dir", folder, "--steps", "6", "--save.every", "6")[0] == 0
+    assert run_command(capsys, *tiny_words, "--dir", folder)[0] == 130
     tree = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({k: tree[k] for k in ("format", "config", "versions")}))
-    shutil.rmtree(folder / "checkpoints")
     monkeypatch.setattr("contexture.train.run.data.prepare", lambda *_: pytest.fail("the text was tokenised again"))
-    assert run_command(capsys, *tiny_words, "--dir", folder, "--steps", "6", "--save.every", "6")[0] == 0
+    assert run_command(capsys, *tiny_words, "--dir", folder)[0] == 130
+    assert json.loads((folder / "run.json").read_text()) == tree
 
 
 def test_a_folder_of_the_user_s_beside_the_target_is_left_alone(tmp_path, text_folder):
@@ -179,6 +180,7 @@ def test_a_start_leaves_alone_what_others_write_and_own_in_its_folder(tiny_words
         assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "my notes")]
 
 
+@pytest.mark.long
 def test_a_refused_start_leaves_the_vocabulary_of_a_run(text_folder, tmp_path, capsys):
     """Prepared text that was replaced by text of another vocabulary: the run is the same afterwards."""
     lines = [line for file in sorted(text_folder.iterdir()) for line in file.read_text("utf-8").splitlines()]
@@ -203,10 +205,10 @@ def test_checkpoints_on_a_disk_that_is_not_there_are_waited_for(tiny_words, copi
     assert (copied / "metrics.jsonl").read_bytes() == before and not list(copied.glob("earlier-*"))
 
 
-def test_a_file_of_the_users_is_never_written_over(task_run, task_files, tmp_path, capsys):
+def test_a_file_of_the_users_is_never_written_over(task_files, tmp_path, capsys):
     theirs = tmp_path / "answers.jsonl"
     theirs.write_text("mine")
-    code, err = run_command(capsys, "predict", task_run(), "--input", task_files / "classify.dev.tsv", "--to", theirs)
+    code, err = run_command(capsys, "predict", TASK, "--input", task_files / "classify.dev.tsv", "--to", theirs)
     assert code == 2 and f"--to {theirs} is there already; give another name, or --overwrite" in err, err
     assert theirs.read_text() == "mine" and [file.name for file in tmp_path.iterdir()] == ["answers.jsonl"]
 
@@ -218,7 +220,7 @@ def test_only_names_of_partial_files_are_partial():
 
 @pytest.mark.parametrize("command", ["pretrain", "evaluate", "prepare", "predict"])
 def test_a_bucket_is_refused_in_one_line_and_makes_no_folder(
-    command, tiny_words, task_run, task_files, tmp_path, capsys, monkeypatch
+    command, tiny_words, task_files, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     words = {
@@ -228,7 +230,7 @@ def test_a_bucket_is_refused_in_one_line_and_makes_no_folder(
     }  # fmt: skip
     if command == "predict":
         rows = task_files / "classify.dev.tsv"
-        words["predict"] = ["predict", task_run(), "--input", rows, "--to", "gs://bucket/answers.jsonl"]
+        words["predict"] = ["predict", TASK, "--input", rows, "--to", "gs://bucket/answers.jsonl"]
     code, err = run_command(capsys, *words[command])
     assert code == 2 and "buckets are not supported yet" in err and len(err.splitlines()) == 1, err
     assert list(tmp_path.iterdir()) == [] and ("gs://b/x: " in err or command != "prepare")

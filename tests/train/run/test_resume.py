@@ -28,6 +28,7 @@ from contexture.train.options import MeshConfig, SaveConfig
 from contexture.train.run.data import open_shards
 from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create
+from tests.helpers.commands import run_command
 from tests.helpers.logs import logged
 
 
@@ -137,6 +138,7 @@ def carried(folder: Path) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(state.carry)]
 
 
+@pytest.mark.long
 def test_another_batch_does_not_go_on_with_what_was_carried(elmo_words, elmo_run, tmp_path, capsys):
     folder = tmp_path / "wider"
     shutil.copytree(elmo_run, folder)
@@ -171,11 +173,11 @@ def test_a_checkpoint_from_before_there_was_a_carry_is_read(tmp_path):
     assert np.array_equal(actual.params["backbone"]["norm"]["scale"], np.arange(3))
 
 
-def test_a_finished_run_stays_as_it_is(door, tiny_words, tiny_run, tmp_path):
+def test_a_finished_run_stays_as_it_is(one_device, tiny_words, tiny_run, tmp_path, capsys):
     folder = tmp_path / "again"
     shutil.copytree(tiny_run, folder)
-    done = door(*tiny_words, "--dir", folder)
-    assert done.returncode == 0 and "resuming from step 40" in done.stderr
+    code, err = run_command(capsys, *tiny_words, "--dir", folder)
+    assert code == 0 and "resuming from step 40" in err
     assert_same_run(folder, tiny_run)
 
 
@@ -206,22 +208,14 @@ def test_data_that_changed_on_disk_is_not_trained_on(tiny_words, tiny_run, tmp_p
         assert "DataError" in capsys.readouterr().err, file
 
 
-def test_figures_that_are_lost_are_said(door, tiny_words, tiny_run, tmp_path):
-    folder = tmp_path / "lost"
-    shutil.copytree(tiny_run, folder)
-    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_bytes(b"".join([*lines[:5], b"{\xff\n", *lines[6:]]))
-    done = door(*tiny_words, "--dir", folder)
-    assert done.returncode == 0 and "holds 39 of the 40 steps done" in done.stderr, done.stderr
-
-
-def test_a_longer_run_goes_on(door, tiny_words, tiny_run, tmp_path):
+@pytest.mark.long
+def test_a_longer_run_goes_on(one_device, tiny_words, tiny_run, tmp_path, capsys):
     folder = tmp_path / "longer"
     shutil.copytree(tiny_run, folder)
-    done = door(*tiny_words, "--dir", folder, "--steps", "45", "--json")
-    assert done.returncode == 0, done.stderr
-    assert "--steps is now 45, was 40" in done.stderr
-    assert json.loads(done.stdout)["step"] == 45
+    code = cli.main([*tiny_words, "--dir", str(folder), "--steps", "45", "--json"])
+    printed = capsys.readouterr()
+    assert code == 0 and "--steps is now 45, was 40" in printed.err, printed.err
+    assert json.loads(printed.out)["step"] == 45 == recorded(folder)
 
 
 def harm_truncate(file: Path) -> None:
@@ -293,6 +287,7 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
         assert open_shards(tiny_run, run).fingerprint
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_said_and_the_run_is_the_same(door, tiny_words, tiny_run, tmp_path):
     folder = tmp_path / "damaged"
     shutil.copytree(tiny_run, folder)

@@ -33,8 +33,8 @@ def ranks(folder: Path) -> dict[int, float | None]:
 
 @pytest.fixture(scope="module")
 def words(tiny_words: list[str]) -> list[str]:
-    """40 steps with an evaluation of several batches every 10, at which there is no checkpoint but at 20 and 40."""
-    return [*tiny_words, "--evaluate.every", "10", "--evaluate.batch", "4", "--save.every", "20"]
+    """12 steps with an evaluation of several batches every 3, at which there is no checkpoint but at 6 and 12."""
+    return [*tiny_words, "--steps", "12", "--evaluate.every", "3", "--evaluate.batch", "4", "--save.every", "6"]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def terminate_in(patch: pytest.MonkeyPatch, evaluation: int, batch: int) -> list
 
 @pytest.mark.parametrize(
     ("evaluation", "step"),
-    [pytest.param(0, 10, marks=pytest.mark.long), (1, 20), pytest.param(3, 40, marks=pytest.mark.long)],
+    [pytest.param(0, 3, marks=pytest.mark.long), (1, 6), pytest.param(3, 12, marks=pytest.mark.long)],
 )
 def test_a_run_stopped_in_an_evaluation_is_the_same_run(words, whole, tmp_path, capsys, evaluation, step):
     folder = tmp_path / "run"
@@ -87,23 +87,24 @@ def test_a_run_stopped_in_an_evaluation_is_the_same_run(words, whole, tmp_path, 
     assert figures(folder) == figures(whole)
     kept, expected = ranks(folder), ranks(whole)
     assert {step: kept[step] for step in expected} == expected and best_step(kept) == best_step(expected)
-    assert "unevaluated" not in read_meta(folder / "checkpoints" / "40")
+    assert "unevaluated" not in read_meta(folder / "checkpoints" / "12")
 
 
+@pytest.mark.long
 def test_a_run_killed_while_it_makes_up_for_an_evaluation_is_the_same_run(words, whole, tmp_path, capsys):
     """After the record was written, before the checkpoint knows: that checkpoint is whole, no record stands twice."""
     folder = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         terminate_in(patch, 1, 1)
         assert run_command(capsys, *words, "--dir", folder)[0] == 75
-    before = read_meta(folder / "checkpoints" / "20")
+    before = read_meta(folder / "checkpoints" / "6")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("contexture.train.checkpoints.manager.write", _no_disk)
         code, err = run_command(capsys, *words, "--dir", folder)
-    assert code == 1 and read_meta(folder / "checkpoints" / "20") == before and before["unevaluated"], err
-    assert [(r["step"], r["split"]) for r in figures(folder)].count((20, "dev")) == 1
+    assert code == 1 and read_meta(folder / "checkpoints" / "6") == before and before["unevaluated"], err
+    assert [(r["step"], r["split"]) for r in figures(folder)].count((6, "dev")) == 1
     code, err = run_command(capsys, *words, "--dir", folder)
-    assert code == 0 and "resuming from step 20" in err, err
+    assert code == 0 and "resuming from step 6" in err, err
     assert figures(folder) == figures(whole) and ranks(folder) == ranks(whole)
 
 
@@ -151,13 +152,14 @@ def test_a_batch_that_grows_is_evaluated_as_one_that_does_not(words, tmp_path, c
     assert code == 0 and [r["step"] for r in held_out] == [10], err
 
 
+@pytest.mark.long
 def test_a_run_that_is_moved_while_it_trains_is_not_split(words, tmp_path, capsys, monkeypatch):
     """The next checkpoint is refused, nothing appears at the old place, and the moved run resumes."""
     folder, moved = tmp_path / "run", tmp_path / "moved"
     inner = loop.evaluate
 
     def move(*given: Any, **more: Any) -> Any:
-        if not moved.exists() and folder.exists() and (folder / "checkpoints" / "20").exists():
+        if not moved.exists() and folder.exists() and (folder / "checkpoints" / "6").exists():
             shutil.move(folder, moved)
         return inner(*given, **more)
 
@@ -167,4 +169,4 @@ def test_a_run_that_is_moved_while_it_trains_is_not_split(words, tmp_path, capsy
     assert not folder.exists()
     monkeypatch.undo()
     code, err = run_command(capsys, *words, "--dir", moved)
-    assert code == 0 and "resuming from step 20" in err, err
+    assert code == 0 and "resuming from step 6" in err, err
