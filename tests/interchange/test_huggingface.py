@@ -17,17 +17,27 @@ from safetensors.numpy import load_file, save_file
 
 import contexture
 from contexture.cli import main as cli
+from contexture.data.cancel import CancelToken
 from contexture.models.config import TransformerConfig
 from contexture.train.interchange import convert
 from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.interchange.sentence_transformers import with_padding
 from contexture.train.run.signals import Interrupted
 from contexture.train.run_file import read
-from tests.helpers.cancel import Calling
 from tests.helpers.commands import done, run_command
 from tests.interchange.hf_folders import GOLDEN, Change, config_with, raw_with, refused
 
 pytestmark = pytest.mark.usefixtures("one_device")
+
+
+class Calling(CancelToken):
+    """A token that calls a function, which may raise."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.function = function
+
+    def check(self) -> None:
+        self.function()
 
 
 def leaves(run: Path) -> dict[str, np.ndarray]:

@@ -210,6 +210,7 @@ def test_erf_and_tanh_differ_a_little(params: Any, answer: Outputs):
     assert 1e-5 < _off(other.heads, answer.heads) < 2e-2
 
 
+@pytest.mark.long
 def test_bfloat16_computes_with_float32_parameters(params: Any, answer: Outputs, scanned: tuple[jax.Array, Any]):
     config = dataclasses.replace(CONFIG, dtype="bfloat16")
     made = jax.eval_shape(lambda: build(config, HEADS).init(jax.random.key(0), BATCH)["params"])

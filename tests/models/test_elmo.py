@@ -316,6 +316,7 @@ def whole(trained: Trained) -> tuple[list[Any], list[Any]]:
     return trained()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_a_step_in_parts_is_the_whole_step(trained, whole, parts):
     """Each part has its lanes' own masks and carry, and all of them the same negatives. Each step starts from the same

@@ -18,6 +18,7 @@ from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import Outputs, build
 from contexture.models.sharding import partition_spec
 from contexture.train.losses import cross_entropy
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs
 
 PRE = GptConfig(vocab=61, length=24, layers=4, hidden=24, heads=3, ffn=40, dropout=0.2, unroll=1)
@@ -59,8 +60,10 @@ def _apply(config: GptConfig, params: Any, batch: Any, states: bool = False) -> 
     return build(config, ("lm",)).apply({"params": params}, batch, states=states)  # pyright: ignore[reportReturnType]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [("pre", False), ("banded", True), ("one table", False), *long(*((n, p) for n in CONFIGS for p in (False, True)))],
+)
 def test_gpt_never_looks_ahead(name: str, packed: bool, params: Any):
     """Bit for bit: what stands at a place or behind it changes no state, logit or loss before it."""
     batch = dict(BATCH)
@@ -123,7 +126,7 @@ def test_a_band_holds_as_many_keys_as_it_says(params: Any):
         assert changed == list(range(place, min(place + 3, L)))
 
 
-@pytest.mark.parametrize("limit", [1, 3 * B * 61, 5 * B * 61, 1 << 30])
+@pytest.mark.parametrize("limit", [3 * B * 61, *long(1, 5 * B * 61, 1 << 30)])
 def test_a_loss_in_parts_is_the_whole_loss(limit: int, params: Any, monkeypatch: pytest.MonkeyPatch):
     """Value, hits and gradients are those of a softmax over all logits at once."""
     monkeypatch.setattr(softmax, "MAX_LOGITS", limit)
@@ -192,7 +195,7 @@ def test_dropout_falls_on_the_one_table_once_a_step(params: Any):
         assert (first == first[0, 0]).all() == one_table
 
 
-@pytest.mark.parametrize("name", ["pre", "post", "banded"])
+@pytest.mark.parametrize("name", ["banded", *long("pre", "post")])
 def test_writing_a_token_at_a_time_is_reading_them_all(name: str, params: Any):
     """Prompts of unequal length read at once, then token by token: at each step the states of the whole text."""
     config, lengths = CONFIGS[name], BATCH["mask"].sum(1) - 3
@@ -213,7 +216,7 @@ def test_writing_a_token_at_a_time_is_reading_them_all(name: str, params: Any):
         assert_close(decode.logits(config, apart, hidden[:, 0]), expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("init", ["paper", "released"])
+@pytest.mark.parametrize("init", ["paper", *long("released")])
 def test_kernels_into_the_residual_stream_are_drawn_smaller(init: Any):
     config = GptConfig(vocab=500, length=200, layers=8, hidden=96, heads=3, ffn=384, init=init)
     drawn = jax.jit(build(config).init)(jax.random.key(0), BATCH)["params"]["backbone"]

@@ -19,6 +19,7 @@ from contexture.models.shapes import path_of
 from contexture.train.evaluation.predictions import PredictionCollector
 from contexture.train.losses import Sum, cross_entropy, has_best
 from contexture.train.objectives import OBJECTIVES, WithLmLoss, WithMixPenalty
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
 
 SIZES = {"vocab": 9, "length": 6, "layers": 1, "hidden": 8, "heads": 2, "ffn": 8, "dtype": "bfloat16"}
@@ -143,7 +144,7 @@ def test_a_linear_map_s_float32_result_is_that_of_its_rounded_factors_and_so_are
     jax.tree.map(functools.partial(assert_close, rtol=0.0), second, first)
 
 
-@pytest.mark.parametrize("limit", [1, 1 << 30])
+@pytest.mark.parametrize("limit", [1, *long(1 << 30)])
 def test_the_softmax_over_words_adds_its_bias_in_float32(limit: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("contexture.models.heads.chunked_softmax.MAX_LOGITS", limit)
     rng = np.random.default_rng(4)

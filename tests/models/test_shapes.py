@@ -1,8 +1,10 @@
 """The alphabet at work: sizes by letter, parameters by path, and how arrays are cut over a mesh."""
 
 import dataclasses
+import functools
 import itertools
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from contexture.models.model import FAMILIES, build, example
 from contexture.models.shapes import LETTERS, PARAMETER_DIMS, by_path, check, count, dims_of, path_of
 from contexture.models.sharding import MESH_AXES, RULES, constrain, partition_spec
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
+from tests.helpers.long import long
 
 FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP", "next": "i32 BL",
           "next_weights": "f32 BL"}  # fmt: skip
@@ -27,11 +30,10 @@ def _shapes(config, heads=("mlm", "nsp")):
     return jax.eval_shape(lambda: model.init(jax.random.key(0), example(FIELDS, {"B": 1, "L": 8, "P": 2}))["params"])
 
 
-@pytest.fixture(scope="module")
-def every_recipe_s_parameters():
-    """{"bert.base": {path: shape}, …}, with the heads of its objective."""
-    return {name: {path: x.shape for path, x in _made(recipe())["params"].items()} for name, recipe in
-            recipes().items()}  # fmt: skip
+@functools.cache
+def _parameters(name: str) -> dict[str, tuple[int, ...]]:
+    """{path: shape} of a recipe, with the heads of its objective."""
+    return {path: x.shape for path, x in _made(recipes()[name]())["params"].items()}
 
 
 def _made(run):
@@ -75,6 +77,12 @@ PUBLISHED_GPT = {
 }
 
 PUBLISHED_ELMO = {"elmo.small": 13.59, "elmo.medium": 28.03, "elmo.original": 93.60, "elmo.original_5_5b": 93.60}
+QUICK = ("bert.tiny", "bert.base", "gpt.tiny", "gpt.gpt1", "gpt.gpt2_124m", "elmo.tiny", "elmo.small")
+"""The others differ from them in sizes alone."""
+
+
+def _cases(names: Iterable[str]) -> list[Any]:
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
 def test_every_published_size_has_a_recipe():
@@ -82,15 +90,15 @@ def test_every_published_size_has_a_recipe():
     assert recipes().keys() == PUBLISHED.keys() | PUBLISHED_GPT.keys() | PUBLISHED_ELMO.keys() | ours
 
 
-@pytest.mark.parametrize("name", PUBLISHED_ELMO)
-def test_an_elmo_recipe_has_as_many_parameters_as_were_published(name: str, every_recipe_s_parameters):
+@pytest.mark.parametrize("name", _cases(PUBLISHED_ELMO))
+def test_an_elmo_recipe_has_as_many_parameters_as_were_published(name: str):
     c = recipes()[name]().model
     assert isinstance(c, ElmoConfig)
     F, J, U = 2048, c.projection, c.cells
     filters = sum(width * 16 * count + count for width, count in c.filters)
     words = 261 * 16 + filters + c.highway * 2 * (F * F + F) + F * J + J
     backbone = words + 2 * c.layers * (2 * J * 4 * U + 4 * U + U * J)
-    counted = {path: int(np.prod(shape)) for path, shape in every_recipe_s_parameters[name].items()}
+    counted = {path: int(np.prod(shape)) for path, shape in _parameters(name).items()}
     assert sum(n for path, n in counted.items() if path.startswith("backbone/")) == backbone
     assert sum(counted.values()) == backbone + c.vocab * (J + 1)
     assert round(backbone / 1e6, 2) == PUBLISHED_ELMO[name]
@@ -107,25 +115,25 @@ def test_what_elmo_carries_has_dims():
         check(x, dims_of(f"carry/{path}"), **sizes)
 
 
-@pytest.mark.parametrize("name", PUBLISHED_GPT)
-def test_a_gpt_recipe_has_as_many_parameters_as_were_published(name: str, every_recipe_s_parameters):
+@pytest.mark.parametrize("name", _cases(PUBLISHED_GPT))
+def test_a_gpt_recipe_has_as_many_parameters_as_were_published(name: str):
     c, expected = recipes()[name]().model, PUBLISHED_GPT[name]
     assert isinstance(c, GptConfig)
-    counted = sum(int(np.prod(shape)) for shape in every_recipe_s_parameters[name].values())
+    counted = sum(int(np.prod(shape)) for shape in _parameters(name).values())
     D = c.hidden
     assert counted == (c.vocab + c.length) * D + c.layers * (12 * D * D + 13 * D) + 2 * D * (c.norm == "pre")
     assert abs(counted / 1e6 - expected) <= (0.005 if expected < 1000 else 0.05 if expected < 1e5 else 5)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_recipe_has_as_many_parameters_as_were_published(name: str, every_recipe_s_parameters):
+@pytest.mark.parametrize("name", _cases(PUBLISHED))
+def test_a_recipe_has_as_many_parameters_as_were_published(name: str):
     c = recipes()[name]().model
     assert isinstance(c, BertConfig)
     V, L, T, N, D, F = c.vocab, c.length, c.segments, c.layers, c.hidden, c.ffn
     block = 4 * (D * D + D) + 2 * D * F + F + D + 4 * D
     backbone = (V + L + T + 2) * D + N * block + D * D + D
     heads = D * D + D + 2 * D + V + 2 * D + 2
-    counted = {path: int(np.prod(shape)) for path, shape in every_recipe_s_parameters[name].items()}
+    counted = {path: int(np.prod(shape)) for path, shape in _parameters(name).items()}
     assert sum(n for path, n in counted.items() if path.startswith("backbone/")) == backbone
     assert sum(counted.values()) == backbone + heads
     alone, with_heads = PUBLISHED[name]
@@ -134,9 +142,10 @@ def test_a_recipe_has_as_many_parameters_as_were_published(name: str, every_reci
     assert F == 4 * D and D // c.heads == 64
 
 
-def test_every_parameter_has_dims(every_recipe_s_parameters):
+@pytest.mark.parametrize("names", [QUICK, *long((tuple(recipes()),))], ids=["quick", "all"])
+def test_every_parameter_has_dims(names):
     """Exactly one row matches (dims_of raises otherwise), with the right rank and, by letter, the right size."""
-    for name, shapes in every_recipe_s_parameters.items():
+    for name, shapes in ((name, _parameters(name)) for name in names):
         c = recipes()[name]().model
         sizes = FAMILIES[type(c)].sizes(c, 2)
         for path, shape in shapes.items():
@@ -153,8 +162,8 @@ def test_every_parameter_of_static_vectors_has_dims():
     assert by_path(shapes)["backbone/embeddings/tokens"].shape == (9, 4)
 
 
-def test_every_row_of_dims_is_some_parameter_s(every_recipe_s_parameters):
-    paths = every_recipe_s_parameters["bert.tiny"].keys() | every_recipe_s_parameters["gpt.tiny"].keys()
+def test_every_row_of_dims_is_some_parameter_s():
+    paths = _parameters("bert.tiny").keys() | _parameters("gpt.tiny").keys()
     choice = _shapes(recipes()["gpt.tiny"]().model, ("choice", "span"))
     paths |= {path_of(path) for path, _ in jax.tree.leaves_with_path(choice)}
     paths |= by_path(_shapes(dataclasses.replace(recipes()["gpt.tiny"]().model, tied=False), ("lm",))).keys()
@@ -222,11 +231,11 @@ def test_an_array_is_cut_by_its_letters(dims, shape, axes, expected):
     assert partition_spec(dims, shape, axes) == PartitionSpec(*expected)
 
 
-def test_no_axis_serves_twice_and_every_cut_divides(every_recipe_s_parameters):
+def test_no_axis_serves_twice_and_every_cut_divides():
     for axes in itertools.product((1, 2, 3, 4, 8), repeat=3):
         mesh: dict[str, int] = dict(zip(MESH_AXES, axes, strict=True))
         for name in ("bert.base", "bert.multilingual"):
-            for path, shape in every_recipe_s_parameters[name].items():
+            for path, shape in _parameters(name).items():
                 taken = [
                     e if isinstance(e, tuple) else (e,) if e else () for e in partition_spec(dims_of(path), shape, mesh)
                 ]

@@ -28,6 +28,7 @@ from tests.helpers.attention_cases import (
     draw_tokens,
     gradients,
 )
+from tests.helpers.long import long
 from tests.helpers.parity_rule import close, off
 
 # Lengths that tiles do not divide, and one that they do.
@@ -37,6 +38,7 @@ CASES = {
     "padded_16_bit": Case("padded", 45, 64, "bfloat16", 0.0),
     "causal_16_bit": Case("causal", 64, 96, "bfloat16", 0.1),
 }
+QUICK = [("tpu", "padded"), ("tpu_long", "packed_banded"), ("gpu", "causal_16_bit"), ("gpu", "packed_banded")]
 TILES = {"tpu": (32, 16), "gpu": (16, 16), "tpu_long": (16, 32)}
 
 
@@ -76,10 +78,8 @@ def near(a: np.ndarray, b: np.ndarray, name: str, tolerance: float) -> None:
 @pytest.mark.parametrize(
     ("kernel", "name"),
     [
-        (kernel, name)
-        for kernel in KERNELS
-        for name in CASES
-        if kernel != "tpu_long" or name in ("packed_banded", "padded_16_bit")
+        *QUICK,
+        *long(*((kernel, name) for kernel in KERNELS for name in CASES if (kernel, name) not in QUICK)),
     ],
 )
 @settings(max_examples=6, deadline=None, derandomize=True)
@@ -194,7 +194,7 @@ def kept_by(attend: Any, length: int, heads: int, B: int, key: DropoutKey) -> np
     return kept
 
 
-@pytest.mark.parametrize("length", [64, 131])
+@pytest.mark.parametrize("length", [131, *long(64)])
 def test_masks_are_the_reference_s_bit_for_bit(length: int):
     """Whatever the size of the tiles: 131 is cut in three by one kernel and is one padded tile for the other."""
     key = dropout_key(11, jnp.int32(2), jnp.arange(2) + 30)
@@ -210,6 +210,7 @@ def test_masks_are_the_reference_s_bit_for_bit(length: int):
         assert np.array_equal(actual, expected)
 
 
+@pytest.mark.long
 def test_masks_of_a_shorter_sequence_are_those_of_the_longest():
     """However far a batch is padded, its tokens lose the same weights."""
     key = dropout_key(11, jnp.int32(2), jnp.arange(2) + 30)
@@ -237,7 +238,7 @@ def test_masks_of_a_shorter_sequence_are_those_of_the_longest():
 MESH = ("data", "fsdp", "tensor")
 
 
-@pytest.mark.parametrize(("kernel", "rows", "heads"), [("tpu", 4, 2), ("gpu", 4, 2), ("tpu", 2, 3)])
+@pytest.mark.parametrize(("kernel", "rows", "heads"), [("tpu", 2, 3), *long(("tpu", 4, 2), ("gpu", 4, 2))])
 def test_devices_have_their_own_sequences_and_heads(kernel: str, rows: int, heads: int):
     """On eight devices the same results and masks as on one. Where four of them hold the same sequences and heads,
     each computes the whole of their gradients, and none are summed."""

@@ -1,5 +1,6 @@
 """The maps that all transformers of the house are made of."""
 
+import itertools
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from contexture.models.layers.attention.reference import attend
 from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Linear, Norm, matmul
 from contexture.models.layers.dropout import dropout, dropout_key
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close
 
 SIZES = {"D": 6, "H": 2, "K": 5, "F": 9}
@@ -35,6 +37,9 @@ def test_a_product_s_gradient_is_that_of_the_plain_one_whichever_factor_is_wider
         near(a, b, 1e-5 if a.itemsize == 4 else 1e-2)
 
 
+SHAPES = [(2, 5, 7, 3, 4), (3, 1, 6, 1, 5), (1, 4, 4, 2, 1), (2, 6, 1, 2, 3)]
+
+
 @pytest.mark.parametrize("equation", ["BLD,DHK->BLHK", "BLHK,HKD->BLD", "BLD,DF->BLF"])
 def test_a_linear_map_is_its_equation(equation):
     given_letters, letters = equation.split("->")[0].split(",")
@@ -48,9 +53,15 @@ def test_a_linear_map_is_its_equation(equation):
     assert_close(linear.apply({"params": params}, x), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("shape", [(2, 5, 7, 3, 4), (3, 1, 6, 1, 5), (1, 4, 4, 2, 1), (2, 6, 1, 2, 3)])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "rate"),
+    [
+        (SHAPES[0], jnp.float32, 0.3),
+        (SHAPES[3], jnp.float32, 0.0),
+        (SHAPES[1], jnp.bfloat16, 0.0),
+        *long(*itertools.product(SHAPES, (jnp.float32, jnp.bfloat16), (0.0, 0.3))),
+    ],
+)
 def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate):
     B, L, M, H, K = shape
     draw, sound = np.random.default_rng(0), dropout_key(3, jnp.int32(5), jnp.arange(B))

@@ -47,6 +47,7 @@ def test_the_rows_that_are_computed_are_little_more_than_the_word_types(devices:
             assert devices * parts * size <= 1.25 * types + devices, (types, limit)
 
 
+@pytest.mark.long
 def test_devices_share_the_rows_of_any_table(monkeypatch: pytest.MonkeyPatch):
     """Eight devices, and a table that they do not divide: each computes its eighth; the words, and the gradients, are
     those of one device."""

@@ -135,6 +135,7 @@ def test_cells_are_summed_in_float32_where_products_take_bfloat16():
     close(cells[:, 0, 0], expected, tolerance=1e-6)
 
 
+@pytest.mark.long
 def test_bfloat16_changes_layers_and_gradients_by_its_rounding_alone():
     """Over forty steps with a carry: states, and each parameter's gradient, which is float32 like the parameter."""
     sizes, x = {"N": 2, "J": 16, "G": 4, "U": 32}, jnp.asarray(_drawn(B, 40, 16, seed=7), jnp.float32)
@@ -158,6 +159,7 @@ def test_bfloat16_changes_layers_and_gradients_by_its_rounding_alone():
         assert_differs(a.astype(jnp.float32), b)
 
 
+@pytest.mark.long
 def test_under_fsdp_each_kernel_is_gathered_once_and_nothing_inside_the_loops():
     """Each device of eight has its rows of the kernels and its own sequences: all it needs of the others is the rest of
     the kernels, before the first loop, and the sums of their gradients, after the last."""

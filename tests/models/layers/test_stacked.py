@@ -16,6 +16,7 @@ from contexture.models.layers.stacked import stack_layers, unstack_layers
 from contexture.models.model import build
 from contexture.train import mesh as meshes
 from contexture.train.options import MeshConfig
+from tests.helpers.long import long
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BERT = BertConfig(vocab=61, length=24, segments=2, layers=4, hidden=64, heads=4, ffn=256)
@@ -31,7 +32,7 @@ def _forward(config: Any) -> tuple[Any, Any]:
     return jax.jit(lambda params: model.apply({"params": params}, BATCH).encoding.hidden_BLD), params
 
 
-@pytest.mark.parametrize("config", [BERT, GPT], ids=["bert", "gpt"])
+@pytest.mark.parametrize("config", [BERT, *long(GPT)], ids=["bert", "gpt"])
 def test_layers_apart_give_the_same_bits_and_no_kernel_is_copied_out_of_a_stack(config: Any):
     forward, params = _forward(config)
     apart = unstack_layers(params, config)
@@ -77,6 +78,7 @@ def test_the_bits_are_the_same_in_every_dtype_and_with_the_compiler_s_usual_opti
     assert (apart == stacked).all() and apart.std() > 0.1
 
 
+@pytest.mark.long
 def test_what_embeds_predicts_and_scores_gives_each_layer_arrays_of_its_own(monkeypatch):
     given = []
     monkeypatch.setattr(model_module, "stack_layers", lambda params: given.append(params) or stack_layers(params))

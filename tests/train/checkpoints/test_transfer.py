@@ -17,6 +17,7 @@ from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.options import InitConfig, MeshConfig
 from contexture.train.step import create
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_differs
 from tests.train.run.test_formats import GOLDEN
 
@@ -101,7 +102,7 @@ def stored(folder: Path) -> dict[str, np.ndarray]:
     return arrays(params)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), *long(((2, 2, 2),))])
 def test_what_is_kept_is_kept_to_the_bit_on_any_mesh(source, tiny_run, shape):
     params, _, messages = begin(source, shape)
     was = stored(tiny_run)
@@ -142,9 +143,9 @@ def test_redrawn_layers_are_the_top_ones_and_the_rest_is_kept_to_the_bit(source,
 @pytest.mark.parametrize(
     ("family", "count"),
     [
-        ("bert", 1),
-        *(pytest.param(family, 1, marks=pytest.mark.long) for family in ("gpt", "elmo")),
-        *((family, 2) for family in ("bert", "gpt", "elmo")),
+        ("bert", 2),
+        ("gpt", 2),
+        *long(*((family, 1) for family in ("bert", "gpt", "elmo")), ("elmo", 2)),
     ],
 )
 def test_every_family_has_layers_to_redraw(family, count):

@@ -94,6 +94,7 @@ def test_processes_with_two_folders_are_refused(door, tiny_words, tmp_path):
     assert not folders[1].exists()
 
 
+@pytest.mark.long
 def test_processes_with_other_settings_are_refused_by_name(door, tiny_words, tmp_path):
     folder, more = tmp_path / "run", {1: ["--optim.peak-lr", "7e-4"]}
     for code, stderr in finish(start_job(door, [*tiny_words, *SOON], [folder, folder], free_port(), more)):

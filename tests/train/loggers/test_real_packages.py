@@ -39,6 +39,7 @@ def result_of(program: str, folder: Path, **more: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_a_run_of_wandb_that_the_user_has_open_stays_open_and_gets_nothing(tmp_path):
     program = """
 import wandb
@@ -58,6 +59,7 @@ print(json.dumps({"own": files, **ids}))
     assert [row["train/step"] for row in history(file)] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_run_of_mlflow_that_was_deleted_is_sent_whole_to_a_new_one(tmp_path):
     program = """
 from mlflow import MlflowClient

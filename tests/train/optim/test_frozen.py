@@ -20,6 +20,7 @@ from contexture.train.optim.optimizers import lr_multipliers, optimizer
 from contexture.train.options import MeshConfig, OptimConfig, SaveConfig
 from contexture.train.setup import check_frozen
 from contexture.train.step import create, train_step
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs
 
 RUN = Run(
@@ -47,6 +48,7 @@ def _trained(run: Run, steps: int = 3) -> tuple[Any, list[float], Any]:
     return state, losses, first
 
 
+@pytest.mark.long
 def test_a_frozen_backbone_draws_no_dropout_and_heads_keep_theirs():
     still = dataclasses.replace(RUN.model, dropout=0.0, attention_dropout=0.0, head_dropout=0.5)
     _, given, _ = _trained(
@@ -67,9 +69,7 @@ def test_a_frozen_backbone_has_no_moments_and_stays_as_it_is():
         assert np.array_equal(x, after[path]) == path.startswith("backbone"), path
 
 
-@pytest.mark.parametrize(
-    "name", ["bert", *(pytest.param(name, marks=pytest.mark.long) for name in ("adamw", "gpt1", "adagrad"))]
-)
+@pytest.mark.parametrize("name", long("bert", "adamw", "gpt1", "adagrad"))
 def test_the_step_of_the_heads_is_that_of_a_backbone_at_rate_zero(name):
     """Without the backbone's moments the heads are moved by the same numbers."""
     optim = dataclasses.replace(RUN.optim, name=name)

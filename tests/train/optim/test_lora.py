@@ -24,6 +24,7 @@ from contexture.train.objectives import batch_sizes, loss, objective_of
 from contexture.train.optim.lora import add_adapters, merged, split
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.step import State, create
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs
 from tests.train.test_mesh import BERT, ELMO, GPT, batches_of, losses_on, on_text
 
@@ -83,7 +84,7 @@ def by_hand(params: Any, scale: float) -> dict[str, np.ndarray]:
     return result
 
 
-@pytest.mark.parametrize("family", FAMILY_RUNS)
+@pytest.mark.parametrize("family", ["bert", "elmo", *long("gpt")])
 def test_a_merged_kernel_is_the_sum_of_its_own_and_of_the_scaled_product(family):
     run = FAMILY_RUNS[family]
     if isinstance(run.model, ElmoConfig):
@@ -205,6 +206,7 @@ def test_adapters_and_heads_are_trained_and_nothing_else(run, trained):
     assert len([path for path in moments if "lora/" in path or "heads_" in path]) == 2 * count
 
 
+@pytest.mark.long
 def test_no_mesh_and_no_microbatch_changes_the_losses(run, batches, trained):
     losses, state, mesh = losses_on(run, batches, (2, 2, 2), 2)
     assert_close(losses, trained[0], rtol=1e-5)
@@ -213,6 +215,7 @@ def test_no_mesh_and_no_microbatch_changes_the_losses(run, batches, trained):
     assert any(path.endswith("/a") for path in sharded) and any(path.endswith("/b") for path in sharded)
 
 
+@pytest.mark.long
 def test_the_loss_of_a_step_is_that_of_the_merged_model(text_folder, tmp_path):
     """Merged by hand, in a model that knows of no adapters; dropout off."""
     run = adapted(on_text(BERT, text_folder), dropout=0.0, attention_dropout=0.0)
@@ -235,6 +238,7 @@ def test_the_loss_of_a_step_is_that_of_the_merged_model(text_folder, tmp_path):
     assert_differs(np.asarray(expected), np.asarray(other), 1e-4)
 
 
+@pytest.mark.long
 def test_adapters_train_under_8_bit_factors(text_folder, tmp_path):
     run = adapted(on_text(BERT, text_folder))
     batches = batches_of(run, tmp_path / "shards")

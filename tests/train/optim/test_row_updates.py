@@ -21,6 +21,7 @@ from contexture.train.optim.row_updates import select_rows
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.plan.plan import CompiledPlan, plan
 from contexture.train.plan.topology import topology
+from tests.helpers.long import long
 from tests.helpers.parity_rule import close
 
 V, B, STEPS = 401, 8, 3
@@ -127,6 +128,7 @@ def test_rows_of_other_words_keep_their_bits_and_read_ones_move(by_rows):
             assert not moved[others].any() and moved[[V - 1, 0, 7]].all(), path
 
 
+@pytest.mark.long
 def test_a_step_by_rows_in_parts_is_the_whole_step(by_rows):
     metrics, states = train(accumulate=4, given=by_rows[1])
     near(metrics, by_rows[0])
@@ -143,7 +145,7 @@ def test_a_skipped_step_changes_no_row(by_rows):
 
 @pytest.mark.parametrize(
     ("shape", "parts"),
-    [((1, 4, 2), 2), *(pytest.param(shape, 1, marks=pytest.mark.long) for shape in ((2, 2, 2), (8, 1, 1)))],
+    long(((1, 4, 2), 2), ((2, 2, 2), 1), ((8, 1, 1), 1)),
 )
 def test_a_step_by_rows_is_the_same_on_eight_devices(by_rows, shape, parts):
     metrics, states = train(shape, given=by_rows[1], accumulate=parts)
@@ -154,7 +156,7 @@ def test_a_step_by_rows_is_the_same_on_eight_devices(by_rows, shape, parts):
 
 @pytest.mark.parametrize(
     ("shape", "vocab"),
-    [((2, 2, 2), V), ((1, 2, 4), V - 1), pytest.param((2, 2, 2), V - 1, marks=pytest.mark.long)],
+    long(((2, 2, 2), V), ((1, 2, 4), V - 1), ((2, 2, 2), V - 1)),
 )
 def test_no_device_is_sent_rows_that_the_partitioner_cannot_move(shape, vocab):
     """Where tensor divides the vocabulary, and where it divides the width alone. Nor are rows cut by another dim."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 import jax
+import pytest
 
 from contexture.cli import main as cli
 from contexture.train import mesh as meshes
@@ -62,6 +63,7 @@ def test_nearest_takes_more_parts_before_other_meshes(monkeypatch):
     assert found is not None and (found["accumulate"], found["devices"]) == (4, 1)
 
 
+@pytest.mark.long
 def test_nearest_looks_at_more_devices_of_the_same_kind(monkeypatch):
     """A stand-in: devices of which only four or more have the memory."""
     seen = list[str]()
@@ -77,6 +79,7 @@ def test_nearest_looks_at_more_devices_of_the_same_kind(monkeypatch):
     assert found is not None and found["topology"] == "t4:1x4" and seen == ["t4:1x1", "t4:1x2", "t4:1x4"]
 
 
+@pytest.mark.long
 def test_where_no_slice_is_larger_nothing_is_nearest(monkeypatch):
     monkeypatch.setattr("contexture.train.plan.suggest.plan", planned_by(lambda run: 2.0**30))
     for name in ("v5p:4x4x12", "v5e:4x12"):
@@ -84,6 +87,7 @@ def test_where_no_slice_is_larger_nothing_is_nearest(monkeypatch):
         assert nearest(tiny(), devices) is None
 
 
+@pytest.mark.long
 def test_a_fine_tuning_is_planned(monkeypatch, tmp_path):
     """Of a recipe's model, or of a run: with a head for a class, and none for words."""
     runs = list[Run]()

@@ -26,6 +26,7 @@ from contexture.train.plan.suggest import _activations, suggest
 from contexture.train.plan.topology import topology
 from tests.conftest import ROOT
 from tests.helpers.commands import run_command
+from tests.helpers.long import long
 from tests.models.layers.test_attention_compiled import installed
 
 TINY = ["--model.layers", 2, "--model.hidden", 16, "--model.heads", 2, "--model.ffn", 32, "--model.vocab", 64,
@@ -47,7 +48,7 @@ def eight_devices() -> None:
     assert len(jax.devices()) == 8
 
 
-@pytest.mark.parametrize("name", [pytest.param("bert.tiny", marks=pytest.mark.long), "gpt.gpt2_124m"])
+@pytest.mark.parametrize("name", long("bert.tiny", "gpt.gpt2_124m"))
 def test_a_plan_s_memory_is_that_of_the_run_s_own_step(name):
     run = tiny(name, fsdp=2, tensor=2)
     made = plan(run, topology("cpu:8"), name)
@@ -307,6 +308,7 @@ def test_a_run_that_counts_in_epochs_or_begins_with_small_batches_is_billed_as_s
     assert code == 2 and stderr.endswith("--suggest plans one size of batch; leave --data.ramp-from out")
 
 
+@pytest.mark.long
 def test_the_options_of_a_suggestion_are_those_of_its_plan():
     made = timed(tiny())
     best: TimedPlan = {**made, "attention": "reference: as asked", "remat": "dots", "accumulate": 4}

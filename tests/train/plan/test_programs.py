@@ -75,6 +75,7 @@ def test_the_reference_s_arrays_of_all_weights_are_seen(name):
     assert made["squares"] and not made["tables_in_loops"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(1, 8, 1), pytest.param((2, 2, 2), marks=pytest.mark.long)])
 def test_no_chunk_of_positions_moves_the_table(monkeypatch, shape):
     """On CPUs, whose reference attention does hold arrays of all weights."""
