@@ -15,6 +15,7 @@ from contexture.train.evaluation.predict import Predictor
 from contexture.train.run.report import read_metrics
 from tests.helpers.parity_rule import assert_differs
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 pytestmark = pytest.mark.usefixtures("one_device")
 
 
@@ -42,6 +43,7 @@ def from_run(words: list[str], run: Path) -> list[str]:
     return [words[0], str(run), *words[2:]]
 
 
+@pytest.mark.long
 def test_a_task_is_learned(task_run):
     for kind in ("classify", "tag"):
         held = [r for r in read_metrics(task_run(kind) / "metrics.jsonl") if r["split"] == "dev"][-1]
@@ -51,8 +53,8 @@ def test_a_task_is_learned(task_run):
     assert json.loads((task_run() / "run.json").read_text())["labels"] == ["animal", "person", "thing"]
 
 
-def test_one_knows_what_was_taken_over(capsys, words, tmp_path, tiny_run):
-    assert finetune(words(), tmp_path / "run", "--steps", 1) == 0
+def test_one_knows_what_was_taken_over(capsys, words, tmp_path, tiny_run, begun):
+    assert finetune(words(), tmp_path / "run", "--steps", 1) == 130
     messages = stderr_of(capsys)
     assert f"parameters from {tiny_run}, step 40" in messages and "kept backbone/… (23 tensors)" in messages
     for line in ("new heads_classify/kernel", "dropped heads_mlm/bias", "dropped heads_nsp/kernel"):
@@ -61,6 +63,30 @@ def test_one_knows_what_was_taken_over(capsys, words, tmp_path, tiny_run):
     assert "160 examples in sequences of" in messages and "1 steps are 0.10 epochs; 97 examples held out" in messages
 
 
+def test_the_same_labels_keep_their_head_and_others_drop_it(capsys, words, tmp_path, begun):
+    """Said before the first step; of labels that are the same but for one, the head is new."""
+    lines = [f"the cat sees {n}\t{('animal', 'person', 'thing')[n % 3]}\n" for n in range(12)]
+    for count, said in ((2, ["kept heads_classify/… (2 tensors)"]),
+                        (3, ["dropped heads_classify/kernel 8×2", "new heads_classify/kernel 8×3"])):  # fmt: skip
+        kept = [line for n, line in enumerate(lines) if n % 3 < count]
+        (tmp_path / "train.tsv").write_text("text\tlabel\n" + "".join(kept))
+        files = ["--task.train", tmp_path / "train.tsv", "--data.length", "24"]
+        asked = [
+            "finetune",
+            str(GOLDEN / "task_format_2"),
+            "--task.kind",
+            "classify",
+            "--data.batch",
+            "4",
+            "--steps",
+            "1",
+        ]
+        assert finetune(asked, tmp_path / str(count), *files) == 130
+        messages = stderr_of(capsys)
+        assert all(line in messages for line in said), messages
+
+
+@pytest.mark.long
 def test_the_same_task_keeps_its_head_and_another_drops_it(capsys, words, task_run, tmp_path):
     """And what is frozen is not touched: here the head, the embeddings and the lower of two layers."""
     head, kernel = "heads_classify/kernel", "backbone/layers/ffn/in/kernel"
@@ -104,6 +130,7 @@ def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tin
     assert "done: 4 steps in" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_epochs_are_counted_as_the_original_counts(capsys, words, tmp_path):
     by_epochs = [*words()[:-2], "--epochs", "0.55", "--optim.warmup-fraction", "0.4"]
     assert finetune(by_epochs, tmp_path / "run") == 0
@@ -114,18 +141,19 @@ def test_epochs_are_counted_as_the_original_counts(capsys, words, tmp_path):
     assert "--epochs 0.55, not 0.35; a run can only be made longer" in capsys.readouterr().err
 
 
-def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_folder, tmp_path):
+def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_folder, tmp_path, begun):
     """Pretraining goes on from another run with its vocabulary, and gives the next fine-tuning."""
     text = text_folder / "text1.txt"
     words = ["pretrain", "bert.tiny", "--init", tiny_run, "--data.path", text, "--dir", tmp_path / "run",
              *("--model.layers 2 --model.hidden 32 --model.heads 2 --model.ffn 64 --model.vocab 150 --steps 2 "
                "--data.length 32 --data.max-predictions 5 --data.batch 16 --optim.warmup 1").split()]  # fmt: skip
-    assert cli.main([*map(str, words)]) == 0
+    assert cli.main([*map(str, words)]) == 130
     assert "kept heads_mlm/… (5 tensors)" in stderr_of(capsys)
     vocabularies = [(folder / "tokenizer" / "vocab.txt").read_bytes() for folder in (tiny_run, tmp_path / "run")]
     assert vocabularies[0] == vocabularies[1]
 
 
+@pytest.mark.long
 def test_a_file_and_texts_at_hand_are_answered_alike(task_run, task_files, tmp_path):
     for kind, suffix in (("classify", "tsv"), ("tag", "conllu")):
         source, to = task_files / f"{kind}.dev.{suffix}", tmp_path / kind / "said.jsonl"
@@ -143,16 +171,18 @@ def test_a_file_and_texts_at_hand_are_answered_alike(task_run, task_files, tmp_p
     assert answer in ("animal", "person", "thing")
 
 
-def test_gaps_are_filled_by_likelihood(capsys, tiny_run):
-    gaps = contexture.open(tiny_run).fill("The [MASK] sees the river. [MASK] old man.", top=3)
+def test_gaps_are_filled_by_likelihood(capsys):
+    run = GOLDEN / "bert_format_2"
+    gaps = contexture.open(run).fill("The [MASK] sees the river. [MASK] old man.", top=3)
     assert [len(gap) for gap in gaps] == [3, 3]
     assert all(0 < b["score"] <= a["score"] < 1 for gap in gaps for a, b in zip(gap, gap[1:], strict=False))
-    whole = contexture.open(tiny_run).fill("The [MASK] sees", top=10**6)[0]
+    whole = contexture.open(run).fill("The [MASK] sees", top=10**6)[0]
     assert sum(piece["score"] for piece in whole) == pytest.approx(1.0, abs=1e-5)
-    assert cli.main(["fill", str(tiny_run), "--text", "the [MASK]"]) == 0
+    assert cli.main(["fill", str(run), "--text", "the [MASK]"]) == 0
     assert "masks 1\n  token" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_it_goes_on_without_the_run_that_it_began_from(capsys, words, task_run, tmp_path):
     """Also from two files of one name; and what would shorten it changes nothing."""
     import shutil
@@ -187,6 +217,10 @@ def test_words_that_contradict_each_other(capsys, words, tmp_path):
     assert finetune(words(), Path(words()[1])) == 2 and "is the run to begin from; give another --dir" in stderr_of(
         capsys
     )
+
+
+@pytest.mark.long
+def test_a_warmup_of_a_fine_tuning_is_counted_in_steps(words, tmp_path):
     assert finetune([*words(), "--optim.warmup", "6"], tmp_path / "run", "--steps", "8") == 0
     rates = [r["learning_rate"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if r["split"] == "train"]
     assert rates[:6] == pytest.approx([5e-3 * n / 6 for n in range(1, 7)], rel=1e-5)

@@ -74,6 +74,7 @@ def test_step_0_is_the_source_and_only_adapters_and_heads_change(source, tmp_pat
     assert changed == kernels | {path for path in before if path.startswith("heads_")}
 
 
+@pytest.mark.long
 def test_a_task_is_learned_and_its_run_answers_as_any_other(lora_task, capsys):
     figures = held_out(lora_task)[-1]
     assert figures["accuracy"] > figures["majority_accuracy"] + 0.2
@@ -106,6 +107,7 @@ def test_a_run_that_was_stopped_is_the_whole_run(lora_task, task_words, tmp_path
     assert all(np.array_equal(x, stored(folder)[path]) for path, x in stored(lora_task).items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", ["frozen", "lora-rank"])
 def test_the_next_training_begins_from_merged_kernels(lora_task, task_words, tmp_path, capsys, option):
     """With and without adapters of its own."""
@@ -119,6 +121,7 @@ def test_the_next_training_begins_from_merged_kernels(lora_task, task_words, tmp
     assert all(np.array_equal(x, after[path]) for path, x in before.items() if path.startswith("backbone/"))
 
 
+@pytest.mark.long
 def test_new_tokens_of_a_gpt_are_reported_as_frozen(gpt_run, task_words, tmp_path, capsys):
     done("finetune", gpt_run, *task_words()[2:], *LORA, "--steps", "1", "--dir", tmp_path / "run")
     assert "3 new token embeddings are frozen at their random initial values" in " ".join(
@@ -128,6 +131,7 @@ def test_new_tokens_of_a_gpt_are_reported_as_frozen(gpt_run, task_words, tmp_pat
     assert code == 2 and "adds three tokens, which the base model lacks" in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_an_export_has_merged_kernels_and_one_for_peft_has_the_adapters(lora_task, tiny_run, tmp_path):
     done("export", lora_task, "hf", "--to", tmp_path / "whole")
     done("export", lora_task, "peft", "--to", tmp_path / "peft")
@@ -148,7 +152,7 @@ def test_an_export_has_merged_kernels_and_one_for_peft_has_the_adapters(lora_tas
     assert "library_name: peft" in card and "PeftModel.from_pretrained" in card
 
 
-def test_what_adapters_cannot_be_is_one_line(tiny_run, tiny_words, elmo_run, elmo_words, task_words, tmp_path, capsys):
+def test_what_adapters_cannot_be_is_one_line(tiny_run, tiny_words, task_words, tmp_path, capsys):
     folder = tmp_path / "run"
     for words, line in (
         ([*tiny_words, *LORA], "optim.lora-rank=4 adapts a trained backbone, and no init.run leaves it random"),

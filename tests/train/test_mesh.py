@@ -30,6 +30,7 @@ from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create, train_step
 from tests.helpers.jobs import finish, free_port, start_job
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
 
 STEPS = 20
@@ -135,7 +136,7 @@ def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, 
             assert {4 * shard.data.nbytes for shard in array.addressable_shards} == {array.nbytes}
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 1, 1), marks=pytest.mark.long)])
+@pytest.mark.parametrize("shape", long(((2, 2, 2),), ((1, 1, 1),)))
 def test_a_run_goes_on_with_another_attention(run, batches, one_device, shape):
     """Ten steps with arrays of weights, and ten with the kernel that stores none, under dropout: the same losses."""
     half = STEPS // 2
@@ -261,6 +262,7 @@ def test_two_processes_in_four_parts_are_one_run(door, tiny_words, tmp_path):
     assert_close(losses(tmp_path / "two"), losses(tmp_path / "whole"), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_mistake_ends_both_processes_at_once_in_one_line(door, tiny_words, tmp_path):
     text = tiny_words[tiny_words.index("--data.path") + 1]
     words = [word if word != text else "/nowhere" for word in tiny_words]

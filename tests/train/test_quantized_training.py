@@ -19,6 +19,7 @@ from contexture.models.gpt import Gpt
 from contexture.models.shapes import Params
 from contexture.train.config import Run
 from tests.helpers.commands import run_command
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs
 from tests.train.test_mesh import BERT, GPT, batches_of, losses_on, on_text
 
@@ -45,7 +46,7 @@ def text(
     return made
 
 
-@pytest.mark.parametrize(("family", "kind"), [("bert", "int8"), pytest.param("gpt", "fp8", marks=pytest.mark.long)])
+@pytest.mark.parametrize(("family", "kind"), long(("bert", "int8"), ("gpt", "fp8")))
 def test_losses_are_near_those_of_whole_factors_on_any_mesh(text, family, kind):
     run, batches, whole = text(family)
     losses = losses_on(quantized(run, kind), batches, (1, 1, 1), 1)[0]
@@ -57,7 +58,7 @@ def test_losses_are_near_those_of_whole_factors_on_any_mesh(text, family, kind):
     assert_close(on_mesh, losses, rtol=NEAR[kind] / 5)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.long), "fp8"])
+@pytest.mark.parametrize("kind", long("int8", "fp8"))
 def test_a_model_writes_what_it_computes_of_the_whole_text(kind):
     """Decoding multiplies each token by kernels of queries, keys and values apart; the model does so at once."""
     config = GptConfig(vocab=50, length=16, layers=2, hidden=16, heads=2, ffn=32, quantization=kind)

@@ -65,6 +65,7 @@ def test_the_old_moments_are_written_over_in_place(stepper):
     assert "%state_opt" in program and not copied, copied
 
 
+@pytest.mark.long
 def test_runs_that_differ_in_seed_and_rate_share_a_step_and_have_their_own_numbers():
     """To the bit those of a step of their own, dropout on; another setting has another step."""
     mesh, objective = meshes.build(MeshConfig(), jax.devices()[:1]), OBJECTIVES[RUN.objective]
@@ -135,7 +136,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(stepper, poiso
 @pytest.mark.parametrize(
     ("frozen", "quantization"),
     [
-        ({"frozen_layers": 1}, "none"),
+        pytest.param({"frozen_layers": 1}, "none", marks=pytest.mark.long),
         pytest.param({"frozen": ("embeddings", "ffn")}, "none", marks=pytest.mark.long),
         pytest.param({"frozen_layers": 1}, "int8", marks=pytest.mark.long),
     ],
