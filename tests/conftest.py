@@ -5,11 +5,12 @@ parity compile them as users do.
 """
 
 import fcntl
+import gc
 import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 ROOT = Path(__file__).parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -38,18 +39,21 @@ QUICKLY_COMPILED = (
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
 )
 QUICK_EXAMPLES = 15
+MOST_MEMORY = 3 << 29
+"""Bytes of a process of the suite, beyond which its compiled programs are dropped between two files."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if "not long" in config.option.markexpr:
         os.environ["XLA_FLAGS"] += QUICKLY_COMPILED
-    config.pluginmanager.register(ProcessorTime())
+    config.pluginmanager.register(ProcessorTime(), "processor time")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part", metavar="K/N", help="run part K of the tests that are chosen, of N parts (K from 0), by their names"
     )
+    parser.addoption("--budget", action="store_true", help="fail where a file takes more processor time than it may")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -102,6 +106,16 @@ def no_loss_figure(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_dropped() -> Iterator[None]:
+    """Compiled programs of many files take gigabytes; the next files find those that they need in the cache on disk."""
+    yield
+    pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
+    if pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+        jax.clear_caches()
+        gc.collect()
+
+
 @pytest.fixture(scope="module")
 def one_device():
     """The commands of this module, called in this process, see one device: eight are compiled for at twice the time."""
@@ -120,11 +134,14 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+def once(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Callable[[str, Callable[[Path], None]], Path]:
     """A folder that many tests read: `once("whole", make)` → the folder, made by `make(folder)`. Where tests run in
     several processes, the first that wants it makes it and the others wait."""
     base = tmp_path_factory.getbasetemp()
     base = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
+    time_of = cast(ProcessorTime, pytestconfig.pluginmanager.get_plugin("processor time"))
 
     def made(name: str, make: Callable[[Path], None]) -> Path:
         folder = base / name
@@ -133,7 +150,8 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
         with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not done.exists():
-                make(folder)
+                with time_of.shared(f"once: {name}"):
+                    make(folder)
                 done.touch()
         return folder
 

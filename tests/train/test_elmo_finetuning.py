@@ -21,6 +21,7 @@ from tests.helpers.parity_rule import worst
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
+ELMO = Path(__file__).parents[1] / "golden" / "elmo_format_2"
 WORDS = Words(["<S>", "</S>", "<UNK>", "the"], "punctuation")
 
 
@@ -124,11 +125,11 @@ def test_the_biLM_stays_as_it_was(tagger: Path, elmo_run: Path):
     assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (before, after)), strict=True))
 
 
-def test_the_softmax_has_a_row_for_each_word_and_no_more(elmo_run: Path):
+def test_the_softmax_has_a_row_for_each_word_and_no_more():
     """Rows without a word would never be told from one in training, and count in what is held out."""
-    _, params, tokenizer = contexture.load(elmo_run)
-    assert len(params["heads_bilm"]["bias"]) == tokenizer.size == read(elmo_run).run.model.vocab
-    assert json.loads((elmo_run / "run.json").read_text())["config"]["model"]["vocab"] > tokenizer.size
+    _, params, tokenizer = contexture.load(ELMO)
+    assert len(params["heads_bilm"]["bias"]) == tokenizer.size == read(ELMO).run.model.vocab
+    assert json.loads((ELMO / "run.json").read_text())["config"]["model"]["vocab"] > tokenizer.size
 
 
 def test_a_penalty_on_the_mix_stands_beside_a_gpt_s_words():
@@ -146,9 +147,9 @@ def test_a_chain_is_an_elmo_s():
         Run(task=TaskConfig(kind="tag"), head=HeadConfig(mix="all", crf=True))
 
 
-def test_mistakes_are_one_line(elmo_run: Path, task_files: Path, tmp_path: Path, capsys):
+def test_mistakes_are_one_line(task_files: Path, tmp_path: Path, capsys):
     train = str(task_files / "tag.train.conllu")
-    finetune = ["finetune", str(elmo_run), "--task.kind", "tag", "--task.train", train, "--dir", str(tmp_path / "x")]
+    finetune = ["finetune", str(ELMO), "--task.kind", "tag", "--task.train", train, "--dir", str(tmp_path / "x")]
     for words, message in (
         ([*finetune, "--head.mix", "off"], "has no meaning for head.mix=off"),
         ([*finetune, "--head.crf", "--task.class-weights", "balanced"], "head.crf scores the tags"),
@@ -156,11 +157,10 @@ def test_mistakes_are_one_line(elmo_run: Path, task_files: Path, tmp_path: Path,
         ([*finetune, "--model.stateful"], "model.stateful has no meaning for a task"),
         ([*finetune, "--optim.layer-decay", "0.5"], "optim.layer-decay has no meaning where optim.frozen=backbone"),
         (["pretrain", "elmo.tiny", "--head.mix", "all"], "head.mix=all has no meaning for task.kind=off"),
-        (["layers", str(elmo_run)], "mixes no layers"),
+        (["layers", str(ELMO)], "mixes no layers"),
         (["layers"], "layers needs runs"),
-        (["layers", str(elmo_run), "--to", "x.gif"], "x.gif: a figure ends in .png, .svg or .pdf"),
-        (["fill", str(elmo_run), "--text", "a [MASK]"], "this run is an ELMo"),
-        (["evaluate", str(elmo_run), "--batch", "10000"], "evaluate.batch"),
+        (["layers", str(ELMO), "--to", "x.gif"], "x.gif: a figure ends in .png, .svg or .pdf"),
+        (["fill", str(ELMO), "--text", "a [MASK]"], "this run is an ELMo"),
     ):
         assert cli.main(words) == 2, words
         error = capsys.readouterr().err.strip().splitlines()[-1]

@@ -4,12 +4,15 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any, NoReturn
 
 import jax
+import numpy as np
 import pytest
 
 import contexture
 from contexture.models.config import BertConfig, GptConfig
+from contexture.models.gpt import Gpt
 from contexture.models.layers.attention.choice import choose
 from tests.helpers.commands import run_command
 from tests.train.run.test_formats import GOLDEN
@@ -59,6 +62,25 @@ def test_packed_text_has_no_cudnn():
         choose(dataclasses.replace(GPT, attention="cudnn"), "gpu", packed=True)
     with pytest.raises(ValueError, match="pallas does not go on TPU v2"):
         choose(dataclasses.replace(GPT, attention="pallas"), "TPU v2")
+
+
+@pytest.mark.parametrize(("packed", "kernel"), [(True, "pallas"), (False, "cudnn")])
+def test_a_gpt_asks_for_a_kernel_that_keeps_packed_documents_apart(packed: bool, kernel: str, monkeypatch):
+    """cuDNN's would have each document see those before it in its sequence."""
+    config = dataclasses.replace(GPT, vocab=9, length=8, layers=1, hidden=16, heads=2, ffn=8)
+    batch = {name: np.ones((2, 8), np.int32) for name in ("tokens", "mask", *(["packs"] if packed else []))}
+    params = jax.eval_shape(Gpt(config).init, jax.random.key(0), batch)
+    chosen = []
+
+    def choosing(*words: Any, **more: Any) -> NoReturn:
+        chosen.append(choose(*words, **more).name)
+        raise InterruptedError
+
+    monkeypatch.setattr("contexture.models.gpt.platform", lambda: "gpu")
+    monkeypatch.setattr("contexture.models.gpt.choose", choosing)
+    with pytest.raises(InterruptedError):
+        jax.eval_shape(Gpt(config).apply, params, batch)
+    assert chosen == [kernel]
 
 
 def test_a_run_asks_for_it_in_one_line_before_anything_is_written(capsys, text_folder: Path, tmp_path: Path):
