@@ -43,13 +43,13 @@ $(OLDEST): requirements-oldest.lock pyproject.toml
 	.venv-oldest/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation -e .
 	touch $@
 
-test: $(STAMP)    ## the suite on two cores, its ten slowest tests named
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(STAMP)    ## the quick suite on two cores, with its processor time by file
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(if $(CI),--budget)
 
 test-oldest: $(OLDEST) ## the same on the lowest versions that pyproject.toml allows
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
 
-long: $(STAMP)    ## what takes minutes each; PART=0/2 or 1/2: one half of it
+long: $(STAMP)    ## all other cases of the laws, and what takes minutes each; PART=0/2 or 1/2: one half of it
 	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600 $(if $(PART),--part $(PART))
 
 # pyright and mkdocstrings do not follow editable installs: they get a folder that links contexture.models to models/, and
