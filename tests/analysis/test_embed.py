@@ -16,6 +16,7 @@ from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.train.run.signals import Signals
 from tests.conftest import ROOT
 from tests.helpers.commands import json_of, run_command
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs, close
 
 Opened = tuple[Any, Any, Any]
@@ -163,7 +164,7 @@ def test_words_that_are_wrong_give_one_clear_line(elmo_run, text, tmp_path, caps
     assert sorted(tmp_path.iterdir()) == existing and (tmp_path / "taken.npz").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("name", ["run_format_1", pytest.param("gpt_format_1", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["run_format_1", *long("gpt_format_1")])
 def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
     """Of a BERT with [CLS] and [SEP], whatever stands beside a line in its batch; what is too long is cut and
     counted; each pool is of the vectors that its name says."""

@@ -1,6 +1,5 @@
 """Writing and scoring with a small GPT: what is sampled, where texts end, what is counted; and mistakes."""
 
-import json
 import math
 from typing import Any
 
@@ -220,13 +219,13 @@ def test_an_empty_prompt_begins_a_document_where_there_is_a_token_for_it(writer:
         generate(model, params, Endless(), [""], Sampling())  # pyright: ignore[reportArgumentType]
 
 
-def test_the_commands_write_and_score(gpt_run, door, tmp_path):
-    """From a run of its own; --json is one object, else the text itself comes out."""
-    done = door("generate", gpt_run, "--prompt", "The cat", "--tokens", "9", "--seed", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    texts = json.loads(done.stdout)["texts"]
-    plain = door("generate", gpt_run, "--prompt", "The cat", "--tokens", "9", "--seed", "1")
-    assert plain.stdout == "The cat" + texts[0]["text"] + "\n" and texts[0]["tokens"] == 9
+def test_the_commands_write_and_score(gpt_run, capsys, tmp_path):
+    """--json is one object, else the text itself comes out."""
+    words = ["generate", gpt_run, "--prompt", "The cat", "--tokens", "9", "--seed", "1"]
+    texts = json_of(*words)["texts"]
+    capsys.readouterr()
+    done(*words)
+    assert capsys.readouterr().out == "The cat" + texts[0]["text"] + "\n" and texts[0]["tokens"] == 9
     (tmp_path / "a.txt").write_text("The cat sees the river.\n\nMy brother paints.\n", "utf-8")
     result = json_of("score", gpt_run, "--input", tmp_path / "a.txt", "--documents", "blank_lines")
     assert result["documents"] == 2 and 1 < result["perplexity"] < 300

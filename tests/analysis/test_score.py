@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import contexture
 from contexture.analysis import masked_score
 from contexture.analysis.score import score
 from contexture.data.errors import DataError
@@ -16,7 +17,8 @@ from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ElmoConfig
 from contexture.models.model import build, example
 from tests.helpers.commands import done, json_of, run_command
-from tests.helpers.parity_rule import close
+from tests.helpers.long import long
+from tests.helpers.parity_rule import assert_differs, close
 
 Opened = tuple[Any, Any, Any]
 """(model, parameters, tokenizer)."""
@@ -39,7 +41,7 @@ def nats_of(logits: np.ndarray, label: int) -> float:
     return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[label])
 
 
-@pytest.mark.parametrize(("length", "stride", "batch"), [(0, 0, 3), (6, 0, 1), (6, 2, 8), (3, 1, 4)])
+@pytest.mark.parametrize(("length", "stride", "batch"), [(6, 2, 8), *long((0, 0, 3), (6, 0, 1), (3, 1, 4))])
 def test_a_bert_s_score_masks_each_token_alone(bert: Opened, length, stride, batch):
     """Each once, in the window that scores it; rows of the table beyond the vocabulary are no tokens."""
     model, params, pieces = bert
@@ -138,6 +140,16 @@ def test_mistakes_are_one_clear_line(bert: Opened, elmo: Opened):
     ):
         with pytest.raises(DataError, match=message):
             call()
+
+
+def test_windows_are_as_long_as_in_training_where_no_length_is_given(gpt_run):
+    """Of a model that takes longer ones."""
+    model = contexture.open(gpt_run)
+    text, trained = "the cat sees the river . " * 12, model.run.data.length
+    given, longer = (model.score(text, length=length) for length in (trained, 2 * trained))
+    assert model.score(text) == given and given["length"] == trained
+    assert given["tokens"] == longer["tokens"] > 2 * trained
+    assert_differs(given["loss"], longer["loss"], 1e-3)
 
 
 def test_the_command_scores_every_family(tiny_run, elmo_run, tmp_path, capsys):

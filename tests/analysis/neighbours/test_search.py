@@ -17,6 +17,8 @@ from contexture.data.errors import DataError
 from contexture.models.heads.layer_mix import learned_mixes
 from tests.helpers.commands import done, json_of
 from tests.helpers.parity_rule import assert_close, close
+from tests.train.evaluation.played_runs import played_training
+from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
 LINES = [
@@ -29,9 +31,12 @@ LINES = [
 ]
 
 
-@pytest.fixture(params=["tiny_run", "gpt_run", "elmo_run"])
+RUN = GOLDEN / "bert_format_2"
+
+
+@pytest.fixture(scope="module", params=["bert", "gpt", "elmo"])
 def model(request) -> contexture.TrainedModel:
-    return contexture.open(request.getfixturevalue(request.param))
+    return contexture.open(GOLDEN / f"{request.param}_format_2")
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +79,14 @@ def test_the_nearest_words_are_those_of_all_cosines(model):
     assert_close([each["cosine"] for each in got["neighbours"]], [cosines[n] for n in order], atol=1e-5)
 
 
-def test_a_learned_mix_weighs_the_layers(tiny_run, tmp_path):
+def test_a_learned_mix_weighs_the_layers(tmp_path):
     for name in ("train", "dev"):
         (tmp_path / f"{name}.tsv").write_text("words\ttags\n" + "the cat\tD N\na dog\tD N\n" * 4)
-    words = f"finetune {tiny_run} --task.kind tag --task.train {tmp_path}/train.tsv --task.dev {tmp_path}/dev.tsv"
+    words = f"finetune {RUN} --task.kind tag --task.train {tmp_path}/train.tsv --task.dev {tmp_path}/dev.tsv"
     words += f" --dir {tmp_path}/run --steps 8 --data.batch 8 --head.mix all --optim.frozen backbone --lr 1e-3"
     words += " --optim.mix-lr 0.1"
-    done(*words.split())
+    with played_training(8):
+        done(*words.split())
     run = contexture.open(tmp_path / "run")
     weights = np.array(learned_mixes(run.params)["input"]["weights"], np.float32)
     assert np.ptp(weights) > 0.01
@@ -88,20 +94,20 @@ def test_a_learned_mix_weighs_the_layers(tiny_run, tmp_path):
     got = np.concatenate(list(sentence_vectors(run, LINES, Pooling(layers="mix"))))
     close(got, expected, tolerance=1e-5)
     with pytest.raises(DataError, match="layers=mix, and .* has learned no mix of layers; give a number, or a run"):
-        list(sentence_vectors(contexture.open(tiny_run), LINES, Pooling(layers="mix")))
+        list(sentence_vectors(contexture.open(RUN), LINES, Pooling(layers="mix")))
 
 
-def test_the_commands_give_what_the_functions_do(tiny_run, text, tmp_path):
-    model = contexture.open(tiny_run)
+def test_the_commands_give_what_the_functions_do(text, tmp_path):
+    model = contexture.open(RUN)
     (tmp_path / "queries.txt").write_text("my dog\nthe queen\n")
-    got = json_of("neighbours", tiny_run, "--input", text, "--queries", tmp_path / "queries.txt", "--top", "2")
+    got = json_of("neighbours", RUN, "--input", text, "--queries", tmp_path / "queries.txt", "--top", "2")
     assert got["queries"] == sentence_neighbours(model, lambda: iter(LINES), ["my dog", "the queen"], top=2)
-    got = json_of("neighbours", tiny_run, "--input", text, "--text", "my dog", "--word", "dog", "--layers", "0")
+    got = json_of("neighbours", RUN, "--input", text, "--text", "my dog", "--word", "dog", "--layers", "0")
     assert got["queries"] == [word_neighbours(model, lambda: iter(LINES), "my dog", "dog", how=Pooling(layers="0"))]
 
     rows = [("the cat", "a cat", 4.5), ("my dog", "the queen", 1.0), ("one bird", "that bird", 5.0), ("a", "the", 2.0)]
     (tmp_path / "sts.tsv").write_text("sentence1\tsentence2\tscore\n" + "".join(f"{a}\t{b}\t{s}\n" for a, b, s in rows))
-    result = json_of("similarity", tiny_run, "--input", tmp_path / "sts.tsv", "--to", tmp_path / "cosines.txt")
+    result = json_of("similarity", RUN, "--input", tmp_path / "sts.tsv", "--to", tmp_path / "cosines.txt")
     cosines = [model.similarity(a, b) for a, b, _ in rows]
     close([float(line) for line in (tmp_path / "cosines.txt").read_text().split()], cosines)
     scores = [score for *_, score in rows]
@@ -110,7 +116,7 @@ def test_the_commands_give_what_the_functions_do(tiny_run, text, tmp_path):
           [stats.spearmanr(cosines, scores)[0], stats.pearsonr(cosines, scores)[0]])  # fmt: skip
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"sentence1": "a cat", "sentence2": "a dog"}) + "\n")
     assert read_pairs(str(tmp_path / "pairs.jsonl")) == ([("a cat", "a dog")], None)
-    assert "spearman" not in json_of("similarity", tiny_run, "--input", tmp_path / "pairs.jsonl")
+    assert "spearman" not in json_of("similarity", RUN, "--input", tmp_path / "pairs.jsonl")
     whitened = pair_similarities(model, [row[:2] for row in rows], whiten=True, dimensions=2)
     assert whitened.shape == (4,) and np.abs(whitened).max() <= 1 + 1e-6
 
@@ -155,12 +161,12 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_one_line(tiny_run, text, tmp_path, capsys, words):
+def test_a_mistake_is_one_line(text, tmp_path, capsys, words):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "bad.tsv").write_text("sentence1\tsentence2\tscore\na\tb\thigh\n")
     (tmp_path / "one.tsv").write_text("sentence\tscore\na\t1\n")
     (tmp_path / "wide.tsv").write_text("a\tb\tc\nx\ty\t1\n")
-    places = {"RUN": tiny_run, "TEXT": text, "WIDE": tmp_path / "wide.tsv",
+    places = {"RUN": RUN, "TEXT": text, "WIDE": tmp_path / "wide.tsv",
               "EMPTY": tmp_path / "empty.txt", "BAD": tmp_path / "bad.tsv",
               "ONE": tmp_path / "one.tsv"}  # fmt: skip
     assert cli.main([str(places.get(word, word)) for word in words.split()]) == 2

@@ -24,9 +24,12 @@ from contexture.analysis.probing.train_probes import (
 )
 from contexture.data.cancel import NEVER
 from tests.analysis.probing.synthetic import joined, synthetic_task
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close
 
 HOW = ProbeTraining(learning_rate=3e-3, epochs=6, batch=32)
+CARRIERS = ((0, 1), (2, 1), (3, 1), (2, 2))
+"""A layer, and the spans of a target."""
 CUMULATIVE = [list(range(n + 1)) for n in range(4)]
 
 
@@ -36,12 +39,14 @@ def _f1(train: ProbeExamples, dev: ProbeExamples, units: np.ndarray, which: list
     return [micro_f1(each) for each in counts]
 
 
-@pytest.mark.parametrize(("carrier", "spans"), [(0, 1), (2, 1), (3, 1), pytest.param(2, 2, marks=pytest.mark.long)])
-def test_a_label_in_one_layer_is_there_for_mix_and_cumulative_scores(carrier: int, spans: int):
+@pytest.mark.parametrize(
+    ("carrier", "spans", "count", "rate"), [(2, 1, 300, 1e-2), *long(*((n, k, 600, 3e-3) for n, k in CARRIERS))]
+)
+def test_a_label_in_one_layer_is_there_for_mix_and_cumulative_scores(carrier: int, spans: int, count: int, rate: float):
     train, dev, units = joined(
-        synthetic_task(600, carrier=carrier, spans=spans), synthetic_task(150, carrier=carrier, spans=spans, seed=1)
+        synthetic_task(count, carrier=carrier, spans=spans), synthetic_task(150, carrier=carrier, spans=spans, seed=1)
     )
-    how = replace(HOW, epochs=12, patience=12)
+    how = replace(HOW, learning_rate=rate, epochs=round(7200 * 3e-3 / rate / count), patience=12)
     probes = train_probes(train, dev, units, layers_of(CUMULATIVE, 4), how)
     counts, _ = measure_probes(probes.params, probes.layers_PN, dev, units, 32)
     scores = [micro_f1(each) for each in counts]
@@ -56,12 +61,14 @@ def test_a_label_in_one_layer_is_there_for_mix_and_cumulative_scores(carrier: in
         assert found is not None and abs(found - carrier) < 0.25
 
 
+@pytest.mark.long
 def test_each_layer_alone_has_the_label_or_has_it_not():
     train, dev, units = joined(synthetic_task(600), synthetic_task(150, seed=1))
     scores = _f1(train, dev, units, [[0], [1], [2], [3]])
     assert int(np.argmax(scores)) == 2 and scores[2] > 0.97 and max(scores[:2] + scores[3:]) < 0.6
 
 
+@pytest.mark.long
 def test_shuffled_labels_fall_to_the_majority():
     shares = 0.8, 0.2
     train, dev, units = joined(
@@ -86,6 +93,7 @@ def _word_task(count: int, types: int, seed: int) -> tuple[ProbeExamples, np.nda
     return ProbeExamples(spans, labels, np.zeros(count, int), words, 0, {}), units
 
 
+@pytest.mark.long
 def test_a_probe_that_knows_words_by_heart_has_no_selectivity():
     train, dev, units = joined(_word_task(900, 24, 0), _word_task(200, 24, 1))
     score = _f1(train, dev, units, [[0, 1]])[0]
@@ -94,6 +102,7 @@ def test_a_probe_that_knows_words_by_heart_has_no_selectivity():
     assert score > 0.97 and abs(score - control) < 0.03
 
 
+@pytest.mark.long
 def test_features_without_the_word_leave_the_control_task_unsolved():
     train, dev, units = joined(synthetic_task(600), synthetic_task(150, seed=1))
     drawn = np.random.default_rng(0).integers(40, size=750)
@@ -163,7 +172,8 @@ def test_a_probe_that_is_done_stays_as_it_is():
 
 def test_predictions_do_not_depend_on_the_batch():
     train, dev, units = joined(synthetic_task(200, spans=2), synthetic_task(45, seed=1, spans=2))
-    dev = replace(dev, spans_TS2=dev.spans_TS2 - np.random.default_rng(0).integers(5, size=(45, 2, 1)) * [[[1, 0]]])
+    longer = np.random.default_rng(0).choice([0, 3], size=(45, 2, 1))  # few widths, each of which is compiled for
+    dev = replace(dev, spans_TS2=dev.spans_TS2 - longer * [[[1, 0]]])
     probes = train_probes(train, dev, units, layers_of(CUMULATIVE, 4), replace(HOW, epochs=2))
     one, many = (predict_labels(probes, dev, units, batch) for batch in (1, 32))
     close(one, many)
@@ -175,13 +185,13 @@ def test_predictions_do_not_depend_on_the_batch():
 
 def test_the_best_layer_is_chosen_on_dev_and_measured_on_test():
     """The label stands in layers 1 and 3 of the training set, in 1 of dev, and in 3 of test."""
-    parts = {"train": synthetic_task(600, carrier=1), "dev": synthetic_task(150, carrier=1, seed=1),
+    parts = {"train": synthetic_task(300, carrier=1), "dev": synthetic_task(150, carrier=1, seed=1),
              "test": synthetic_task(150, carrier=3, seed=2)}  # fmt: skip
     parts["train"][1][:, 3] = parts["train"][1][:, 1]
     starts = np.cumsum([0, *(len(units) for _, units in parts.values())])
     sets = {name: replace(own, spans_TS2=own.spans_TS2 + start)
             for (name, (own, _)), start in zip(parts.items(), starts, strict=False)}  # fmt: skip
     features = SpanFeatures(np.concatenate([units for _, units in parts.values()]), [], [], 1)
-    row = _probe_task(sets, features, [0, 1, 2, 3], "each", False, HOW, NEVER)
+    row = _probe_task(sets, features, [0, 1, 2, 3], "each", False, replace(HOW, learning_rate=1e-2), NEVER)
     assert row["split"] == "test" and row["best_layer"] == 1 and row["f1"] == row["layer_f1"][1] < 0.6
     assert row["layer_f1"][3] > 0.97

@@ -1,12 +1,13 @@
 """Probes of runs of the three families, from features to files and figures."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from contexture.analysis.probing import span_features
+from contexture.analysis.probing import probe_figure, span_features
 from contexture.analysis.probing.probe import probe
 from contexture.analysis.probing.probe_figure import draw_probes
 from contexture.analysis.probing.probe_rows import FILE, ProbeRow, read_rows, write_rows
@@ -17,6 +18,7 @@ from contexture.data.errors import DataError
 from contexture.train.errors import CheckpointError
 from tests.helpers.commands import json_of, run_command
 from tests.helpers.logs import logged
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close
 from tests.train.run.test_formats import GOLDEN
 
@@ -81,7 +83,7 @@ def _sentences(count: int, *extra: Sentence) -> list[Sentence]:
     ] + list(extra)
 
 
-@pytest.mark.parametrize("name", [pytest.param(RUNS[0], marks=pytest.mark.long), *RUNS[1:]])
+@pytest.mark.parametrize("name", [RUNS[0], *long(*RUNS[1:])])
 def test_every_family_is_probed(tmp_path, name):
     sets = {"edges": _sentences(24)}
     (row,) = probe(GOLDEN / name, sets, {"edges": _sentences(10)}, folder=tmp_path, training=FAST)
@@ -152,29 +154,56 @@ def _words(*more: object, runs=(GOLDEN / RUNS[0],), to="probes") -> list[object]
     return ["probe", *runs, "--train", "train.jsonl", "--dev", "dev.jsonl", "--to", to, "--epochs", "1", *more]
 
 
+@pytest.fixture
+def unwritten(monkeypatch) -> None:
+    """Figures are made, but their files hold nothing: to lay them out and write them takes most of a small probe."""
+
+    def save(draw, folder: Path, name: str, theme: str = "light") -> list[Path]:
+        assert draw(theme).axes
+        files = [folder / f"{name}.{kind}" for kind in ("png", "svg", "pdf")]
+        for file in files:
+            file.touch()
+        return files
+
+    monkeypatch.setattr(probe_figure, "save_pictures", save)
+
+
+@pytest.mark.long
+def test_the_command_writes_pictures(spans):
+    runs = (GOLDEN / RUNS[0], GOLDEN / RUNS[1])
+    last = json_of(*_words("--no-control", "--step", "all", runs=runs))
+    assert len(last["figures"]) == 6 and all((spans / file).stat().st_size > 2000 for file in last["figures"])
+
+
+@pytest.mark.usefixtures("unwritten")
 def test_the_command_keeps_the_rows_of_several_calls_and_draws_them(spans):
     first = json_of(*_words("--no-control"))
     assert [row["task"] for row in first["probes"]] == ["train"] and first["to"] == f"probes/{FILE}"
     assert first["figures"] == ["probes/probe.png", "probes/probe.svg", "probes/probe.pdf"]
     json_of(*_words("--task", "mine", "--no-control"))
-    both = (GOLDEN / RUNS[0], GOLDEN / RUNS[1])
+    both = (GOLDEN / RUNS[0], shutil.copytree(GOLDEN / RUNS[0], spans / "another"))
     last = json_of(*_words("--task", "mine", "--no-control", "--step", "all", runs=both))
     rows = read_rows(spans / "probes")
     assert [(Path(row["run"]).name, row["task"]) for row in rows] == [
-        (RUNS[0], "train"), (RUNS[0], "mine"), (RUNS[1], "mine"),
+        (RUNS[0], "train"), (RUNS[0], "mine"), ("another", "mine"),
     ]  # fmt: skip
     assert last["figures"][3:] == ["probes/steps.png", "probes/steps.svg", "probes/steps.pdf"]
-    assert all((spans / file).stat().st_size > 2000 for file in last["figures"])
+    assert all((spans / file).is_file() for file in last["figures"])
 
 
-def test_several_seeds_have_the_mean_and_the_deviation_of_probes_trained_alone(spans, capsys):
-    alone = [json_of(*_words("--seed", 3 + n, to=f"alone{n}"))["probes"][0] for n in range(3)]
-    (row,) = json_of(*_words("--seed", 3, "--seeds", 3, "--table", "t.csv"))["probes"]
-    assert row["seeds"] == 3 and {name: x for name, x in row.items() if name not in ("seeds", "over_seeds")} == alone[0]
+@pytest.mark.usefixtures("unwritten")
+@pytest.mark.parametrize("count", [2, *long(3)])
+def test_several_seeds_have_the_mean_and_the_deviation_of_probes_trained_alone(spans, capsys, count):
+    alone = [json_of(*_words("--seed", 3 + n, to=f"alone{n}"))["probes"][0] for n in range(count)]
+    (row,) = json_of(*_words("--seed", 3, "--seeds", count, "--table", "t.csv"))["probes"]
+    assert (
+        row["seeds"] == count
+        and {name: x for name, x in row.items() if name not in ("seeds", "over_seeds")} == alone[0]
+    )
     assert {"f1", "lexical_f1", "centre_of_gravity", "selectivity", "control_f1"} <= row["over_seeds"].keys()
     for name in ("f1", "centre_of_gravity", "selectivity"):
         values = np.array([each[name] for each in alone])
-        expected = values.sum() / 3, (((values - values.sum() / 3) ** 2).sum() / 2) ** 0.5
+        expected = values.sum() / count, (((values - values.sum() / count) ** 2).sum() / (count - 1)) ** 0.5
         spread = row["over_seeds"][name]
         assert_close([spread["mean"], spread["deviation"]], expected, rtol=1e-9, atol=1e-12)
     assert read_rows(spans / "probes") == [row]
@@ -184,6 +213,7 @@ def test_several_seeds_have_the_mean_and_the_deviation_of_probes_trained_alone(s
     assert code == 2 and "seeds=0 is not a number of at least 1" in err
 
 
+@pytest.mark.usefixtures("unwritten")
 def test_people_see_the_main_figures(spans, capsys):
     code, _ = run_command(capsys, *_words("--layers", "each", "--task", "mine"))
     assert code == 0
@@ -249,7 +279,9 @@ def test_a_row_takes_the_place_of_its_older_one(tmp_path):
     ]  # fmt: skip
 
 
-def test_figures_have_the_newest_step_and_a_map_of_all(tmp_path):
+@pytest.mark.parametrize("written", [False, *long(True)])
+def test_figures_have_the_newest_step_and_a_map_of_all(tmp_path, written, request):
+    written or request.getfixturevalue("unwritten")
     each = {"probes": "each", "layer_f1": [0.1, 0.2, 0.3], "layer_selectivity": [0.0, 0.1, 0.1], "best_layer": 2}
     rows = [_row("pos", 1), _row("pos", 12, f1=0.75), _row("srl", 1, expected_layer=None), _row("ner", 1, **each)]
     files = draw_probes(rows, tmp_path)

@@ -13,6 +13,7 @@ from contexture.analysis.senses.senses_page import write_senses_page
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from tests.helpers.commands import json_of
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
 from tests.train.run.test_formats import GOLDEN
 
@@ -66,9 +67,9 @@ def test_the_command_gives_what_the_function_does(here: Path):
 @pytest.mark.parametrize(
     ("projection", "run"),
     [
-        *(("pca", f"{family}_format_2") for family in ("bert", "gpt", "elmo")),
-        ("tsne", "bert_format_2"),
-        *(pytest.param("tsne", f"{family}_format_2", marks=pytest.mark.long) for family in ("gpt", "elmo")),
+        ("pca", "bert_format_2"),
+        *long(*(("pca", f"{family}_format_2") for family in ("gpt", "elmo"))),
+        *long(*(("tsne", f"{family}_format_2") for family in ("bert", "gpt", "elmo"))),
     ],
 )
 def test_a_figure_and_a_page_are_drawn_of_every_family(here: Path, run: str, projection: str):

@@ -164,6 +164,7 @@ def test_an_axis_keeps_its_sign_from_layer_to_layer():
     close(points[0], points[1])
 
 
+@pytest.mark.long
 def test_t_sne_keeps_groups_apart():
     unit_ND, groups = _apart(np.random.default_rng(3))
     points = project(unit_ND[:, None], "tsne")[0][0]

@@ -17,11 +17,13 @@ from contexture.analysis.token_scores.token_scores import Prediction, ScoredToke
 from contexture.cli import main as cli
 from contexture.data.layouts import elmo_lines
 from tests.helpers.commands import json_of
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
 RUNS = {"forward": "gpt_format_2", "masked": "bert_format_2", "backward": "elmo_format_2"}
+WINDOWS: list[dict[str, int]] = [{}, {"length": 7, "stride": 2}]
 TEXTS = ["the cat sat. a dog", "the mat"]
 
 
@@ -107,8 +109,14 @@ def test_an_elmo_s_predictions_are_those_of_both_directions():
             check(shown[place].predictions[direction], kernel @ hidden + bias, label, words.token)
 
 
-@pytest.mark.parametrize("run", RUNS.values())
-@pytest.mark.parametrize("windows", [{}, {"length": 7, "stride": 2}])
+@pytest.mark.parametrize(
+    ("run", "windows"),
+    [
+        (RUNS["forward"], WINDOWS[1]),
+        (RUNS["backward"], WINDOWS[0]),
+        *long(*((run, windows) for run in RUNS.values() for windows in WINDOWS)),
+    ],
+)
 def test_what_is_summed_is_the_score(run: str, windows: dict[str, int]):
     model = contexture.open(GOLDEN / run)
     if model.run.family == "elmo" and windows:
@@ -132,7 +140,7 @@ def _data(page: str) -> dict[str, Any]:
     return json.loads(block)
 
 
-@pytest.mark.parametrize("run", RUNS.values())
+@pytest.mark.parametrize("run", [RUNS["forward"], *long(RUNS["masked"], RUNS["backward"])])
 def test_the_command_s_page_has_the_predictions_and_text_stays_text(run: str, tmp_path: Path):
     text, to = "the cat </script><!-- sat", tmp_path / "page.html"
     result = json_of("score", GOLDEN / run, "--text", text, "--to", to, "--top", "2")

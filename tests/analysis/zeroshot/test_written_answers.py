@@ -220,6 +220,7 @@ def test_an_article_that_is_too_long_loses_its_end(gpt, limit):
     assert len(gpt.tokenizer.encode(longer)) > limit or not lost  # no more of it fits
 
 
+@pytest.mark.long
 def test_a_long_article_is_counted_and_its_beginning_read(gpt):
     article = "the cat sees the dog . " * 200
     result = summarize(gpt, ReferencedTexts([article, "the cat"], [("x",), ("y",)]), tokens=16)
@@ -301,6 +302,7 @@ def test_the_command_reads_a_table_and_writes_answers(gpt_run, shared: Path, tmp
     assert result["examples"] == 1 and {"rouge1", "rouge2", "rougeL"} <= result.keys()
 
 
+@pytest.mark.long
 def test_the_libraries_are_loaded_for_their_tasks_alone():
     program = (
         "import sys, contexture.analysis.zeroshot.written_answers, contexture.cli.inspection.zeroshot\n"

@@ -18,6 +18,7 @@ from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.train.losses import is_hit
 from tests.helpers.commands import json_of
+from tests.helpers.long import long
 from tests.helpers.parity_rule import close
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -49,7 +50,7 @@ def nats(model: contexture.TrainedModel, text: str) -> float:
     return result["loss"] * result["tokens"]
 
 
-@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("batch", [3, *long(1, 8)])
 def test_a_gpt_s_continuation_has_the_rest_of_the_whole_text_s_log_probability(gpt, batch):
     scored = list(score_continuations(gpt, PAIRS, batch=batch))
     close([each.log_prob for each in scored], [nats(gpt, a) - nats(gpt, a + b) for a, b in PAIRS])

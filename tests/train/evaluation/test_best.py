@@ -57,6 +57,14 @@ def every_run() -> list[Run]:
     return runs
 
 
+def runs_of_every_metric() -> list[Run]:
+    """The least of them that measure all there is."""
+    mix = HeadConfig(mix="all", mix_l2=0.1, cells=4)
+    runs = [small("bert.tiny"), small("gpt.tiny"), small("elmo.tiny"), tuned("gpt.tiny", "choice", lm_weight=0.5)]
+    runs += [tuned("bert.tiny", kind) for kind in ("classify", "regress", "span")]
+    return [*runs, tuned("elmo.tiny", "tag", head=dataclasses.replace(mix, crf=True))]
+
+
 def measured_by(run: Run) -> set[str]:
     """The names of all that a run's training and its evaluation measure."""
     labels = LABELS.get(run.objective, ())
@@ -71,8 +79,9 @@ def measured_by(run: Run) -> set[str]:
     return {*trained, *measured(model, objective, run, params, no_store), *of_task}
 
 
-def test_every_metric_that_is_measured_has_a_direction():
-    runs = every_run()
+@pytest.mark.parametrize("runs_of", [runs_of_every_metric, pytest.param(every_run, marks=pytest.mark.long)])
+def test_every_metric_that_is_measured_has_a_direction(runs_of):
+    runs = runs_of()
     assert {run.objective for run in runs} == OBJECTIVES.keys() - {"static"}  # static vectors alone measure nothing
     measured = set().union(*map(measured_by, runs))
     baselines = {

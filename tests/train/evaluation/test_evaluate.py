@@ -91,7 +91,7 @@ def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
 @pytest.mark.parametrize(
     ("kind", "count", "batch"),
     [
-        ("classify", 1, 7),
+        pytest.param("classify", 1, 7, marks=pytest.mark.long),
         pytest.param("classify", 8, 1, marks=pytest.mark.long),
         pytest.param("regress", 8, 64, marks=pytest.mark.long),
         ("tag", 8, 7),
@@ -101,12 +101,9 @@ def test_batch_and_devices_change_no_prediction(evaluated, kind, count, batch):
     same(evaluated(kind, count, batch), evaluated(kind, 1, 64), f"{count} devices, batch {batch}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("kind", "batch"),
-    [
-        ("classify", 7),
-        *(pytest.param(kind, batch, marks=pytest.mark.long) for kind in ("regress", "tag") for batch in (1, 64)),
-    ],
+    ("kind", "batch"), [("classify", 7), *((kind, batch) for kind in ("regress", "tag") for batch in (1, 64))]
 )
 def test_two_processes_change_no_prediction(evaluated, door, task_run, tmp_path, kind, batch):
     result = evaluate_in_two_processes(door, task_run(kind), batch, tmp_path)
@@ -130,6 +127,7 @@ def same(actual: Evaluated, expected: Evaluated, where: str) -> None:
             assert_close(ours, theirs, atol=1e-5, err_msg=where)
 
 
+@pytest.mark.usefixtures("one_device")
 def test_the_best_checkpoint_is_taken_with_a_word_on_a_better_step_that_has_none(task_run, tmp_path):
     run = shutil.copytree(task_run("classify"), tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
@@ -164,13 +162,15 @@ def test_several_files_have_a_row_each(task_run, task_files, tmp_path, kind, mon
         assert figures and figures == pytest.approx({name: one["metrics"][name] for name in figures}, rel=1e-6)
 
 
+@pytest.mark.usefixtures("one_device")
 def test_other_files_several_steps_and_splits(capsys, task_run, task_files, tmp_path):
     run = task_run("classify")
     every = contexture.evaluate(run, step="all", to=str(tmp_path / "all"))
     assert [one["step"] for one in every["checkpoints"]] == [50, 60]
     best = contexture.evaluate(run, step="best", to=str(tmp_path / "best"))
-    losses = {one["step"]: one["metrics"]["loss"] for one in every["checkpoints"]}
-    assert best["step"] == min(losses, key=lambda step: losses[step])
+    records = map(json.loads, lines_of(run / "metrics.jsonl"))
+    losses = {record["step"]: record["loss"] for record in records if record["split"] == "dev"}
+    assert best["step"] == min(losses, key=lambda step: losses[step]) == 50
     dev = str(task_files / "classify.dev.tsv")
     again = contexture.evaluate(run, dev=dev, step=50, to=str(tmp_path / "file"))
     assert again["step"] == 50 and again["metrics"] == every["checkpoints"][0]["metrics"]

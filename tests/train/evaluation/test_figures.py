@@ -5,6 +5,7 @@ import json
 import warnings
 from collections import Counter
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,10 +14,14 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 import contexture
+from contexture.train.evaluation import figures
 from contexture.train.evaluation.figures import (
     MOST_LABELS,
     NO_PREDICTION,
     LabelledPredictions,
+    _calibration_figure,
+    _confusion_figure,
+    _label_figure,
     _most_frequent,
     calibration_bins,
     confusion,
@@ -44,11 +49,12 @@ def drawn(labels: int, count: int, seed: int = 0) -> LabelledPredictions:
 
 @pytest.fixture(scope="module")
 def evaluated(task_run, tmp_path_factory):
-    """kind → (what evaluate says, its predictions, the folder of its figures)."""
+    """kind → (what evaluate says, its predictions, the folder of its figures, without the pictures)."""
 
     def evaluate(kind: str) -> tuple[dict, list[dict], Path]:
         to = tmp_path_factory.mktemp(kind)
-        with devices(1):
+        with devices(1), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(figures, "save_pictures", lambda *_: None)
             result = json_of("evaluate", task_run(kind), "--to", to, "--figures", to / "figures")
         records = [json.loads(line) for line in Path(result["predictions"]).read_text("utf-8").splitlines()]
         return result, records, to / "figures"
@@ -59,7 +65,7 @@ def evaluated(task_run, tmp_path_factory):
 @pytest.mark.parametrize("kind", ["classify", "tag"])
 def test_counts_and_rates_equal_an_independent_count(evaluated, kind):
     result, records, folder = evaluated(kind)
-    assert result["figures"] == str(folder) and PICTURES < {file.name for file in folder.iterdir()}
+    assert result["figures"] == str(folder)
     if kind == "tag":
         pairs = [pair for r in records for pair in zip(r["labels"], r["predictions"], strict=True)]
         scores = [score for r in records for score in r["scores"]]
@@ -131,8 +137,77 @@ def test_rare_labels_stand_together_in_a_picture_and_no_count_is_lost():
 LONG = ("a label whose name is a whole sentence of its own, which nobody expects", "$x^2$ _{", "好", "<b>&amp;</b>")
 
 
-@pytest.mark.parametrize("labels", [("only",), ("0", "1"), LONG, tuple(f"intent {n}" for n in range(150))], ids=len)
-@pytest.mark.parametrize("theme", ["light", "dark"])
+MANY = tuple(f"intent {n}" for n in range(150))
+
+
+def test_pictures_show_the_counts_and_the_rates():
+    predictions = drawn(4, 400)
+    predictions = LabelledPredictions(LONG, predictions.gold, predictions.predicted, predictions.confidence)
+    matrix, names = confusion(predictions)
+    axes, bar = cast(Any, _confusion_figure(matrix, names, "a title", "light").axes)
+    (mesh,) = axes.collections
+    assert np.ma.filled(mesh.get_array(), 0.0) == pytest.approx(matrix / matrix.sum(1, keepdims=True))
+    written = {text.get_position(): text.get_text() for text in axes.texts}
+    for (row, column), count in np.ndenumerate(matrix):
+        assert written[column + 0.5, row + 0.5] == str(count)
+    shown = [label.get_text() for label in axes.get_yticklabels()]
+    assert shown[1:] == [*LONG[1:]] and [label.get_text() for label in axes.get_xticklabels()] == [*shown, names[-1]]
+    first, last = shown[0].split(" … ")
+    assert LONG[0].startswith(first) and LONG[0].endswith(last) and len(first + last) > 20
+    assert axes.yaxis_inverted() and (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "label")
+    assert bar.get_ylabel() == "share of the label"
+
+    rows = class_table(predictions.gold, predictions.predicted, LONG)
+    (axes,) = cast(Any, _label_figure(rows, "a title", "dark").axes)
+    marks = {str(line.get_label()): [*line.get_data()[0]] for line in axes.lines}
+    names_of = {"precision": "precision", "recall": "recall", "F1": "f1"}
+    assert marks == {name: [row[field] for row in rows] for name, field in names_of.items()}
+    assert [text.get_text() for text in axes.texts] == [str(row["count"]) for row in rows]
+    (lines,) = axes.collections
+    for n, (low, high) in enumerate(path.vertices for path in lines.get_paths()):
+        rates = sorted(rows[n][field] for field in names_of.values())
+        assert [*low, *high] == [rates[0], n, rates[-1], n]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1] and axes.get_xlabel() == "at the right: how often each occurs"
+
+
+def test_many_labels_are_drawn_without_counts_and_the_most_frequent_alone():
+    predictions = drawn(150, 2000)
+    matrix, names = confusion(predictions)
+    axes, _ = _confusion_figure(matrix, names, "a title", "light").axes
+    assert not axes.texts and len(axes.get_yticklabels()) == MOST_LABELS
+    rows = class_table(predictions.gold, predictions.predicted, MANY)
+    (axes,) = _label_figure(rows, "a title", "light").axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    fewest = min(row["count"] for row in rows if row["label"] in labels)
+    assert len(labels) == MOST_LABELS and labels == [row["label"] for row in rows if row["label"] in labels]
+    assert all(row["count"] <= fewest for row in rows if row["label"] not in labels)
+    assert axes.get_xlabel().startswith(f"the {MOST_LABELS} most frequent of 150 labels (all: labels.csv); ")
+
+
+def test_a_calibration_shows_each_bin_at_its_place():
+    bins = calibration_bins(drawn(4, 400))
+    assert bins is not None
+    above, below = cast(Any, _calibration_figure(bins, "a title", "dark").axes)
+    bars = [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in above.patches]
+    assert bars == [(low, pytest.approx(0.1), rate) for low, rate in zip(bins.low, bins.accuracy, strict=True)]
+    (lines,) = above.collections
+    for path, low, mean in zip(lines.get_paths(), bins.low, bins.confidence, strict=True):
+        assert path.vertices.tolist() == [[low, mean], [pytest.approx(low + 0.1), mean]]
+    assert [bar.get_height() for bar in below.patches] == [count / bins.counts.sum() for count in bins.counts]
+    written = [text.get_text() for text in above.texts] + [above.get_title(), above.get_title("left")]
+    assert any(f"error {bins.error:.4f} (10 bins, n = {bins.counts.sum()})" in text for text in written)
+    assert above.get_xlim() == below.get_xlim() == (0, 1) and above.get_ylabel() == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("theme", "labels"),
+    [
+        ("dark", ("0", "1")),
+        *(pytest.param("light", labels, marks=pytest.mark.long) for labels in (("only",), ("0", "1"), LONG, MANY)),
+        *(pytest.param("dark", labels, marks=pytest.mark.long) for labels in (("only",), LONG, MANY)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else len(value),
+)
 def test_any_labels_are_drawn(tmp_path, labels, theme):
     predictions = drawn(len(labels), 400)
     predictions = LabelledPredictions(labels, predictions.gold, predictions.predicted, predictions.confidence)
@@ -168,9 +243,21 @@ def test_what_has_no_labels_has_no_figures(task_run, tiny_run, tmp_path, capsys)
     assert not to.exists()
 
 
-def test_several_runs_have_a_folder_each(task_run, tmp_path):
+def test_several_runs_have_a_folder_each(task_run, tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(figures, "save_pictures", lambda make, *where: saved.append(where))
     runs = [task_run("classify"), task_run("tag")]
     with devices(1):
         result = contexture.evaluate(runs, to=tmp_path / "to", figures=tmp_path / "figures", theme="dark")
-    assert [one["figures"] for one in result["runs"]] == [str(tmp_path / "figures" / run.name) for run in runs]
-    assert all((tmp_path / "figures" / run.name / "confusion.png").is_file() for run in runs)
+    folders = [tmp_path / "figures" / run.name for run in runs]
+    assert [one["figures"] for one in result["runs"]] == [*map(str, folders)]
+    names = ("confusion", "labels", "calibration")
+    assert saved == [(folder, name, "dark") for folder in folders for name in names]
+    assert all((folder / "confusion.csv").is_file() for folder in folders)
+
+
+@pytest.mark.long
+def test_an_evaluation_draws_every_picture(task_run, tmp_path):
+    with devices(1):
+        contexture.evaluate(task_run("tag"), to=tmp_path / "to", figures=tmp_path / "figures")
+    assert PICTURES < {file.name for file in (tmp_path / "figures").iterdir()}

@@ -13,6 +13,7 @@ import contexture
 from contexture.train import run_file
 from contexture.train.evaluation import predict
 from tests.helpers.commands import done, json_of, run_command
+from tests.train.evaluation.played_runs import played_training
 
 pytestmark = pytest.mark.usefixtures("one_device")
 NLI = ["entailment", "neutral", "contradiction"]
@@ -71,7 +72,9 @@ def test_mnli_is_named_by_its_files_and_writes_names(named, tmp_path, capsys):
     assert {file.name: file.read_text() for file in to.iterdir()} == before
 
 
-@pytest.mark.parametrize("columns", ["sentence1\tsentence2", "#1 String\t#2 String"])
+@pytest.mark.parametrize(
+    "columns", [pytest.param("sentence1\tsentence2", marks=pytest.mark.long), "#1 String\t#2 String"]
+)
 def test_a_pair_of_classes_is_written_as_numbers(named, tmp_path, columns):
     run, to = named("pairs", "mrpc", ["equivalent", "not_equivalent"]), tmp_path / "glue"
     pairs = [f"{a}\t{b}" for a, b in zip(SENTENCES, SENTENCES[1:] + SENTENCES[:1], strict=True)]
@@ -136,8 +139,9 @@ def test_questions_are_answered_by_their_ids(tiny_run, tmp_path, unanswerable):
     train = write_questions(tmp_path / "train.json", asked)
     dev = write_questions(tmp_path / "dev.json", [{"id": "d", "question": ASKED[0], "answers": [answer]}])
     test = write_questions(tmp_path / "test.json", [{"id": f"q{n}", "question": x} for n, x in enumerate(ASKED)])
-    done("finetune", tiny_run, "--task.kind", "span", "--task.train", train, "--task.dev", dev, "--data.length", 32,
-         "--task.stride", 8, "--steps", 2, "--data.batch", 8, "--dir", run)  # fmt: skip
+    with played_training(2):
+        done("finetune", tiny_run, "--task.kind", "span", "--task.train", train, "--task.dev", dev, "--data.length",
+             32, "--task.stride", 8, "--steps", 2, "--data.batch", 8, "--dir", run)  # fmt: skip
     result = json_of("evaluate", run, "--submission", tmp_path / "to", "--dev", test)
     given = json.loads((tmp_path / "to" / "predictions.json").read_text())
     answers = contexture.predict(run, [(question, CONTEXT) for question in ASKED])

@@ -16,9 +16,12 @@ from contexture.data.tasks.features.stored_features import FeatureFiles, Feature
 from contexture.models.shapes import by_path
 from contexture.train.features import extraction
 from contexture.train.run.report import read_metrics
-from tests.helpers.commands import devices, done
+from tests.helpers.commands import devices, done, run_command
+from tests.train.evaluation.played_runs import played_training, zeros_at_the_start
+from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
+BERT = GOLDEN / "bert_format_2"
 WORDS = "the cat a small dog one old man the queen my brother that bird sees likes follows finds".split()
 
 
@@ -68,8 +71,8 @@ def figures(folder: Path) -> list[dict]:
     return [{k: x for k, x in r.items() if k not in timed} for r in read_metrics(folder / "metrics.jsonl")]
 
 
-def same(one: Path, other: Path) -> None:
-    assert figures(one) == figures(other) and len(figures(one)) == 26
+def same(one: Path, other: Path, count: int = 26) -> None:
+    assert figures(one) == figures(other) and len(figures(one)) == count
     params, others = (by_path(contexture.load(folder)[1]) for folder in (one, other))
     for path, x in params.items():
         assert np.array_equal(x, others[path]), path
@@ -80,14 +83,22 @@ CASES = {
     "gpt": ("classify", "tag", "choice", "span"),
     "elmo": ("tag", "pairs", "choice", "span"),
 }
-QUICK = [("bert", "classify"), ("bert", "tag")]
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"),
-    [pytest.param(family, kind, marks=() if (family, kind) in QUICK else pytest.mark.long)
-     for family, kinds in CASES.items() for kind in kinds],
-)  # fmt: skip
+def test_losses_and_parameters_of_a_few_steps_are_those_of_computing_each_time(tiny_run, files, tmp_path, monkeypatch):
+    """To the bit, in training and evaluation, at two lengths, with dropout in the head."""
+    monkeypatch.setattr(lengths, "MAX_LENGTHS", 2)
+    words = words_of(tiny_run, files, "classify", "--steps", "6", "--evaluate.every", "6")
+    with zeros_at_the_start():
+        done(*words, "--dir", tmp_path / "disk")
+        done(*words, "--dir", tmp_path / "off", "--data.features", "off")
+    assert list((tmp_path / "disk" / "features").glob("train-*")) and not (tmp_path / "off" / "features").exists()
+    same(tmp_path / "disk", tmp_path / "off", 7)
+    assert by_path(contexture.load(tmp_path / "disk")[1])["heads_classify/kernel"].any()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("family", "kind"), [(family, kind) for family, kinds in CASES.items() for kind in kinds])
 def test_losses_and_parameters_are_those_of_computing_each_time(request, files, family, kind, tmp_path):
     """To the bit, in training and evaluation, at several lengths, with dropout in the head."""
     source = request.getfixturevalue({"bert": "tiny_run", "gpt": "gpt_run", "elmo": "elmo_run"}[family])
@@ -110,14 +121,17 @@ def test_on_eight_devices_they_are_too(elmo_run, tiny_run, files, tmp_path, more
             same(tmp_path / f"{kind}-disk", tmp_path / f"{kind}-off")
 
 
+SHORT = ("--data.length", "24")
+
+
 @pytest.fixture(scope="module")
-def run(one_device, tiny_run, files, tmp_path_factory) -> Path:
+def run(one_device, files, tmp_path_factory) -> Path:
     """A tagger of a frozen BERT, to be copied. Of one length: whether one set of files serves several depends on how
     the machine's programs sum."""
     folder = tmp_path_factory.mktemp("stored") / "run"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, played_training(8):
         patch.setattr(lengths, "MAX_LENGTHS", 1)
-        done(*words_of(tiny_run, files, "tag", "--steps", "8"), "--dir", folder)
+        done(*words_of(BERT, files, "tag", *SHORT, "--steps", "8"), "--dir", folder)
     return folder
 
 
@@ -135,10 +149,44 @@ def counted(monkeypatch) -> list[int]:
     return added
 
 
-def test_a_run_that_is_resumed_reads_what_is_there(run, tiny_run, files, tmp_path, counted, capsys, monkeypatch):
-    """And what is damaged, or of other parameters, is computed again."""
+def test_a_start_reads_what_is_there_and_computes_what_is_damaged(
+    run, files, tmp_path, counted, capsys, monkeypatch, begun
+):
     monkeypatch.setattr(lengths, "MAX_LENGTHS", 1)
     shutil.copytree(run, tmp_path / "run")
+    folder = tmp_path / "run" / "features"
+    [train], [dev] = list(folder.glob("train-*")), list(folder.glob("dev-*"))
+    whole = (train / "states.bin").read_bytes()
+    (folder / "train-of-another-backbone").mkdir()
+    words = words_of(BERT, files, "tag", *SHORT, "--steps", "12", "--dir", str(tmp_path / "run"))
+    assert run_command(capsys, *words)[0] == 130
+    assert not counted and not (folder / "train-of-another-backbone").exists()
+
+    damaged = bytearray(whole)
+    damaged[len(damaged) // 2] ^= 1
+    (train / "states.bin").write_bytes(bytes(damaged))
+    (dev / "index.json").write_text("{}")
+    code, err = run_command(capsys, *words)
+    assert code == 130 and sum(counted) == 90 + 41 and err.count("computing it again") == 2
+    assert (train / "states.bin").read_bytes() == whole
+    assert run_command(capsys, *words)[0] == 130 and sum(counted) == 90 + 41
+
+
+@pytest.fixture(scope="module")
+def trained(one_device, tiny_run, files, tmp_path_factory) -> Path:
+    """That tagger, trained."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lengths, "MAX_LENGTHS", 1)
+        done(*words_of(tiny_run, files, "tag", "--steps", "8"), "--dir", folder)
+    return folder
+
+
+@pytest.mark.long
+def test_a_run_that_is_resumed_reads_what_is_there(trained, tiny_run, files, tmp_path, counted, capsys, monkeypatch):
+    """And what is damaged, or of other parameters, is computed again."""
+    monkeypatch.setattr(lengths, "MAX_LENGTHS", 1)
+    shutil.copytree(trained, tmp_path / "run")
     folder = tmp_path / "run" / "features"
     [train], [dev] = list(folder.glob("train-*")), list(folder.glob("dev-*"))
     (folder / "train-of-another-backbone").mkdir()
@@ -166,7 +214,7 @@ def test_a_run_that_is_resumed_reads_what_is_there(run, tiny_run, files, tmp_pat
 def test_no_padding_is_stored_and_no_layer_that_no_head_reads(run):
     [train] = (run / "features").glob("train-*")
     tokens = np.fromfile(train / "places.bin", "<i8").reshape(-1, 2)[:, 1]
-    assert (train / "states.bin").stat().st_size == tokens.sum() * 32 * 4 and len(tokens) == 90
+    assert (train / "states.bin").stat().st_size == tokens.sum() * 8 * 4 and len(tokens) == 90
     assert tokens.max() > tokens.min() and not (train / "pooled.bin").exists()
 
 
@@ -177,7 +225,8 @@ def test_the_runs_of_a_grid_share_what_is_computed(tiny_run, files, tmp_path, co
     monkeypatch.setattr(extraction, "_same_bits", lambda one, other, places: len(one) == len(other) == 90)
     words = words_of(tiny_run, files, "classify", "--steps", "4")
     at = words.index("--optim.peak-lr")
-    done(*words[:at], *words[at + 2 :], "--grid", "lr=1e-2,1e-3", "--seeds", "2", "--dir", tmp_path / "grid")
+    with played_training(4):
+        done(*words[:at], *words[at + 2 :], "--grid", "lr=1e-2,1e-3", "--dir", tmp_path / "grid")
     assert sum(counted) == 90 + 41
     # So few examples are all tried, at each of three lengths.
     assert tried[: 3 * 90] == 3 * list(range(90))
@@ -185,10 +234,12 @@ def test_the_runs_of_a_grid_share_what_is_computed(tiny_run, files, tmp_path, co
     assert not list((tmp_path / "grid").glob("*/features"))
 
 
-def test_a_full_disk_is_one_line(tiny_run, files, tmp_path, capsys, monkeypatch):
+def test_a_full_disk_is_one_line(files, tmp_path, capsys, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
-    assert cli.main([*words_of(tiny_run, files, "tag"), "--dir", str(tmp_path / "small")]) == 1
+    words = words_of(BERT, files, "tag", *SHORT)
+    with zeros_at_the_start():
+        assert cli.main([*words, "--dir", str(tmp_path / "small")]) == 1
     [line] = [line for line in capsys.readouterr().err.splitlines() if "Error" in line]
     assert "GB are free; make room, or give --data.features off" in " ".join(line.split())
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -197,14 +248,16 @@ def test_a_full_disk_is_one_line(tiny_run, files, tmp_path, capsys, monkeypatch)
         raise OSError(28, "No space left on device", "states.bin")
 
     monkeypatch.setattr(FeatureWriter, "add", full)
-    assert cli.main([*words_of(tiny_run, files, "tag"), "--dir", str(tmp_path / "full")]) == 1
+    with zeros_at_the_start():
+        assert cli.main([*words, "--dir", str(tmp_path / "full")]) == 1
     assert "No space left on device" in capsys.readouterr().err
     assert not list((tmp_path / "full" / "features").iterdir())
 
 
-def test_what_does_not_fit_is_computed_for_each_step_and_said(tiny_run, files, tmp_path, capsys):
-    done(*words_of(tiny_run, files, "classify", "--steps", "2", "--data.ramp-from", "4", "--data.ramp-steps", "1"),
-         "--dir", tmp_path / "ramp")  # fmt: skip
+def test_what_does_not_fit_is_computed_for_each_step_and_said(files, tmp_path, capsys):
+    with played_training(2):
+        done(*words_of(BERT, files, "classify", *SHORT, "--steps", "2", "--data.ramp-from", "4", "--data.ramp-steps",
+                       "1"), "--dir", tmp_path / "ramp")  # fmt: skip
     assert "is computed for each step: batches grow (data.ramp-from)" in capsys.readouterr().err
     assert not (tmp_path / "ramp" / "features").exists()
 

@@ -19,6 +19,7 @@ from contexture.train.run.report import read_metrics
 from tests.conftest import ROOT
 from tests.helpers.commands import json_of, run_command
 from tests.helpers.parity_rule import assert_differs
+from tests.train.evaluation.played_runs import played_training, zeros_at_the_start
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -44,9 +45,19 @@ def words(files: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def grid(words, tmp_path_factory, request) -> Path:
-    """That grid, trained without interruption, and what it printed beside it."""
-    folder = tmp_path_factory.mktemp("grids") / "whole"
+def grid(words, tmp_path_factory) -> Path:
+    """That grid, as its training leaves it, with numbers that are drawn, and what it printed beside it."""
+    with played_training(3, evaluates=True):
+        return done_grid(tmp_path_factory.mktemp("grids") / "whole", words)
+
+
+@pytest.fixture(scope="module")
+def trained_grid(words, tmp_path_factory) -> Path:
+    """That grid, trained without interruption."""
+    return done_grid(tmp_path_factory.mktemp("grids") / "trained", words)
+
+
+def done_grid(folder: Path, words: list[str]) -> Path:
     out, err = folder.with_suffix(".out"), folder.with_suffix(".err")
     with pytest.MonkeyPatch.context() as patch, out.open("w") as stdout, err.open("w") as stderr:
         patch.setattr(sys, "stdout", stdout)
@@ -69,10 +80,12 @@ def parameters(folder: Path) -> dict[str, np.ndarray]:
     return {path: np.asarray(x) for path, x in by_path(contexture.load(folder)[1]).items()}
 
 
-def test_a_run_of_a_grid_is_the_run_trained_alone_to_the_bit(grid, files, tmp_path):
+@pytest.mark.long
+def test_a_run_of_a_grid_is_the_run_trained_alone_to_the_bit(trained_grid, files, tmp_path):
     """Here the last one, whose step was compiled for the first; dropout on."""
     alone = ["finetune", str(BERT), *files, "--lr", "2e-2", "--seed", "1", "--dir", str(tmp_path / "alone")]
     assert cli.main(alone) == 0
+    grid = trained_grid
     run = grid / "peak-lr=0.02-seed1"
     assert figures(run) == figures(tmp_path / "alone")
     mine, other = parameters(run), parameters(tmp_path / "alone")
@@ -87,12 +100,20 @@ def test_a_run_of_a_grid_is_the_run_trained_alone_to_the_bit(grid, files, tmp_pa
     )
 
 
-def test_rates_and_seeds_share_one_compiled_step(grid):
-    printed = grid.with_suffix(".err").read_text()
-    assert printed.count("compiling the training step") == 1
+def test_rates_and_seeds_share_one_compiled_step(files, tmp_path, capsys):
+    words = ["finetune", BERT, *files, "--grid", "lr=1e-3,2e-2", "--seeds", "2"]
+    with zeros_at_the_start():
+        code, printed = run_command(capsys, *words, "--dir", tmp_path / "grid")
+    assert code == 0 and printed.count("compiling the training step") == 1
     assert [line.split(":")[0] for line in printed.splitlines() if line.startswith("run ")] == [
         f"run {n} of 4" for n in (1, 2, 3, 4)
     ]
+    kernels = [
+        parameters(tmp_path / "grid" / f"peak-lr={name}")["heads_classify/kernel"]
+        for name in ("0.02-seed1", "0.02-seed0", "0.001-seed1")
+    ]
+    assert_differs(kernels[0], kernels[1], 1e-3)
+    assert_differs(kernels[0], kernels[2], 1e-3)
 
 
 def test_the_table_is_that_of_the_runs_own_figures(grid):
@@ -142,7 +163,8 @@ def test_only_what_is_missing_is_trained_and_the_table_is_the_same(grid, words, 
     shutil.copytree(grid, folder)
     shutil.rmtree(folder / "peak-lr=0.001-seed1")
     shutil.rmtree(folder / "peak-lr=0.02-seed0" / "checkpoints" / "3")
-    code, err = run_command(capsys, *words, "--dir", folder)
+    with played_training(3, evaluates=True):
+        code, err = run_command(capsys, *words, "--dir", folder)
     assert code == 0 and "2 of 4 runs are to be trained" in err
     assert "run 2 of 4" in err and "run 3 of 4" in err and "run 1 of 4" not in err
     moved = (folder / "results.json").read_text().replace(str(folder), str(grid))
@@ -211,7 +233,8 @@ def test_runs_that_would_begin_from_another_checkpoint_are_not_added(grid, words
     line = f"{base} is not what it was when runs of this grid began from its step {newest} (now step {newest + 1})"
     assert code == 2 and line in err and "put it back, or give another --dir" in err
     shutil.rmtree(base / "checkpoints" / str(newest + 1))
-    code, err = run_command(capsys, *more)  # wherever RUN lies by now
+    with played_training(3):
+        code, err = run_command(capsys, *more)  # wherever RUN lies by now
     assert code == 0 and "2 of 6 runs are to be trained" in err
 
 
@@ -255,7 +278,7 @@ def test_a_run_that_diverges_is_noted_and_its_setting_is_never_the_best(files, t
 
 
 @pytest.mark.long
-def test_a_grid_in_python_is_that_of_the_command(grid, tmp_path):
+def test_a_grid_in_python_is_that_of_the_command(tmp_path):
     rows = [
         (f"the cat sees the {what}", "ab"[n % 2]) for n, what in enumerate(("river", "boat", "moon", "old man") * 4)
     ]

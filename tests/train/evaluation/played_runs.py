@@ -1,0 +1,107 @@
+"""Runs as a training leaves them, without the training: what their checkpoints hold is drawn at random.
+
+All else of a run is the program's own: data, vocabulary, run.json, metrics.jsonl, checkpoints. It takes a fifth of a
+run's time, whose half is the compilation of the first state and of the step.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from contexture.models.layers.stacked import unstack_layers
+from contexture.train import loop
+from tests.helpers.commands import devices, done
+
+SUFFIX = {"classify": "tsv", "pairs": "csv", "regress": "jsonl", "tag": "conllu"}
+DEVIATIONS = {
+    "bias": 0.01, "heads_span": 0.02, "heads_": 0.06, "query": 0.15, "key": 0.15, "value": 0.5,
+    "['out']['kernel']": 0.5, "tokens": 0.5,
+}  # fmt: skip
+"""Of the noise of parameters, by the first of these that their name holds."""
+
+
+@contextmanager
+def zeros_at_the_start() -> Iterator[None]:
+    """A training in this process begins with zeros, which nothing is compiled for, and then with the other run's."""
+    created = loop.create
+
+    def create(*words: Any) -> Any:
+        _, shapes, shardings = created(*words)
+        return lambda: jax.tree.map(_zeros, shapes, shardings), shapes, shardings
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "create", create)
+        yield
+
+
+@contextmanager
+def played_training(*saved: int, evaluates: bool = False) -> Iterator[None]:
+    """A training in this process saves these steps at once; the last are the run's. evaluates: it measures them.
+
+    Where nothing is measured, the first of the steps is recorded as the best.
+    """
+
+    def run_steps(parts: Any, state: Any, start: int, unevaluated: bool, best: Any, functions: Any,
+                  checkpoints: Any, report: Any, figure: Any, signals: Any) -> int:  # fmt: skip
+        run, first = parts.run, state.params
+        rng = np.random.default_rng([start, run.seed, round(1e6 * run.optim.peak_lr)])
+        for step in saved:
+            params = jax.tree_util.tree_map_with_path(functools.partial(_moved, rng, run.task.kind == "off"), first)
+            if run.optim.freezes_backbone:
+                params = {**params, "backbone": first["backbone"]}
+            number = jax.device_put(np.asarray(step, np.int32), state.step.sharding)
+            state = dataclasses.replace(state, params=params, step=number)
+            held: dict[str, float] = {"loss": 1 - 1 / step}
+            if evaluates:
+                whole = unstack_layers(params, parts.run.model)
+                held, _ = loop.evaluate(functions[1], parts.objective, whole, parts.held_out, parts.mesh)
+            records = [{"step": step, "split": "train", "loss": 1 / step}]
+            records += [{"step": step, "split": "dev", **held}] * (parts.held_out is not None)
+            report.record(records, checkpoints.finished)
+            best.update(step, held["loss"])
+            meta = {"seed": 0, "lines_read": 0, "best": dataclasses.asdict(best), "rank": held["loss"]}
+            checkpoints.save(step, state, {**meta, "metric": "loss"}, held["loss"], last=step == saved[-1])
+        checkpoints.wait()
+        report.release(saved[-1])
+        checkpoints.close()
+        return saved[-1]
+
+    with pytest.MonkeyPatch.context() as patch, zeros_at_the_start(), devices(1):
+        patch.setattr(loop, "_run_steps", run_steps)
+        yield
+
+
+def _zeros(shape: Any, sharding: Any) -> jax.Array:
+    return jax.device_put(np.zeros(shape.shape, shape.dtype), sharding)
+
+
+def _moved(rng: np.random.Generator, evenly: bool, path: Any, x: jax.Array) -> jax.Array:
+    """The numbers with noise beside them: of a task much where a text's tokens come in, so that they decide what comes
+    out, and little in heads and where rounding errors grow; of a model of language evenly."""
+    name = jax.tree_util.keystr(path)
+    own = (of for part, of in DEVIATIONS.items() if part in name and (not evenly or part == "bias"))
+    deviation = next(own, 0.15 if evenly else 0.1)
+    added = np.ones(x.shape) if "scale" in name else rng.normal(0, deviation, x.shape)
+    return jax.device_put(np.asarray(x) + added.astype(x.dtype), x.sharding)
+
+
+def played_pretraining(folder: Path, words: list[str], evaluates: bool = True) -> None:
+    """A run of text with checkpoints of steps 30 and 40, and the figures of its held-out text."""
+    with played_training(30, 40, evaluates=evaluates):
+        done(*words, "--dir", folder)
+
+
+def played_task(folder: Path, source: Path, files: Path, kind: str) -> None:
+    """A task's run with checkpoints of steps 50 and 60."""
+    train, dev = (files / f"{kind}.{split}.{SUFFIX[kind]}" for split in ("train", "dev"))
+    own = "classify" if kind == "pairs" else kind
+    words = ["finetune", source, "--task.kind", own, "--task.train", train, "--task.dev", dev, "--steps", 60]
+    with played_training(50, 60):
+        done(*words, "--data.batch", 16, "--save.every", 10, "--log.every", 5, "--dir", folder)
