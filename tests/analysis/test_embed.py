@@ -109,6 +109,7 @@ def test_the_batch_changes_no_vector(opened: Opened, whole, batch):
         near(got, expected)
 
 
+@pytest.mark.long
 def test_layers_and_pools_are_parts_of_all(opened: Opened, whole):
     lines = [line.split() for line in TEXT]
     for layers, chosen in (("last", 2), ("0,2", [0, 2]), ("1", [1]), ("2,0", [2, 0])):
@@ -238,6 +239,7 @@ def test_nothing_is_left_of_what_was_stopped(elmo_run, text, tmp_path, capsys, m
     assert seen[-1] and not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pool", ["none", *(pytest.param(pool, marks=pytest.mark.long) for pool in ("mean", "last"))])
 def test_sorted_by_length_sentences_keep_their_order_and_their_vectors(opened, pool, monkeypatch):
     """Sentences of 0 to 40 words, in two windows of several batches; padded to few lengths, each has the vectors that

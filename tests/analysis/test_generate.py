@@ -22,6 +22,7 @@ from contexture.models.model import build
 from contexture.train.run_file import read
 from tests.helpers.commands import done, json_of
 from tests.helpers.parity_rule import assert_close
+from tests.train.evaluation.played_runs import played_training
 
 Opened = tuple[Any, Any, Any]
 """(model, parameters, tokenizer)."""
@@ -45,11 +46,17 @@ def write(writer: Opened, prompts: list[str], how: Sampling = Sampling(), **more
     return [line["text"] for line in generate(*writer, prompts, how, **{"tokens": 12, **more})]
 
 
+@pytest.mark.long
 def test_a_text_does_not_depend_on_its_batch(writer: Opened):
     """The same prompts one at a time, in pairs and together, of unequal length: the same texts for the same seed."""
     prompts = ["the cat", "a", "the queen paints two apples. the", "my"]
     together = write(writer, prompts, seed=3)
     assert together == write(writer, prompts, seed=3, batch=2) != write(writer, prompts, seed=4)
+
+
+@pytest.mark.long
+def test_the_likeliest_text_does_not_depend_on_its_batch(writer: Opened):
+    prompts = ["the cat", "a", "the queen paints two apples. the", "my"]
     greedy = Sampling(temperature=0.0)
     assert write(writer, prompts, greedy) == write(writer, prompts, greedy, batch=1)
 
@@ -278,7 +285,8 @@ def test_characters_count_what_is_scored_alone(tmp_path):
         "--data.vocabulary characters --data.documents blank_lines --model.layers 1 --model.hidden 8 --model.heads 2 "
         "--model.ffn 8 --data.length 8 --data.batch 2 --steps 2 --optim.warmup 1"
     )
-    done("pretrain", "gpt.tiny", "--data.path", tmp_path / "a.txt", *words.split(), "--dir", tmp_path / "r")
+    with played_training(2):
+        done("pretrain", "gpt.tiny", "--data.path", tmp_path / "a.txt", *words.split(), "--dir", tmp_path / "r")
     (tmp_path / "b.txt").write_text("ab\n\na\n\nbab\n\n", "utf-8")
     result = json_of("score", tmp_path / "r", "--input", tmp_path / "b.txt", "--documents", "blank_lines")
     assert result["documents"] == 3 and result["tokens"] == result["bytes"]

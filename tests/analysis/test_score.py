@@ -147,9 +147,9 @@ def test_windows_are_as_long_as_in_training_where_no_length_is_given(gpt_run):
     model = contexture.open(gpt_run)
     text, trained = "the cat sees the river . " * 12, model.run.data.length
     given, longer = (model.score(text, length=length) for length in (trained, 2 * trained))
-    assert model.score(text) == given and given["length"] == trained
+    assert model.score(text) == given and given.get("length") == trained
     assert given["tokens"] == longer["tokens"] > 2 * trained
-    assert_differs(given["loss"], longer["loss"], 1e-3)
+    assert_differs(given["loss"], longer["loss"], 1e-4)
 
 
 def test_the_command_scores_every_family(tiny_run, elmo_run, tmp_path, capsys):

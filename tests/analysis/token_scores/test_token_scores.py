@@ -85,6 +85,7 @@ def test_a_bert_s_predictions_are_those_of_each_masked_token():
         check(one.predictions["masked"], logits, whole[place], pieces.token, 3)
 
 
+@pytest.mark.long
 def test_an_elmo_s_predictions_are_those_of_both_directions():
     model = contexture.open(GOLDEN / RUNS["backward"])
     words: Any = model.tokenizer
