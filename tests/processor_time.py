@@ -16,10 +16,13 @@ from typing import Any, cast
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BUDGET = 25.0
-"""Seconds that a file of the quick suite may take, on a machine half as fast as that of CONTRIBUTING.md."""
-LARGER: dict[str, float] = {}
-"""Files that may take more, each for a reason that stands beside it."""
+BUDGET = 90.0
+"""Seconds that a file of the quick suite may take where both cores are busy: three times those of a machine at rest."""
+LARGER = {
+    "tests/data/tasks/test_mistakes.py": 150.0,  # a classifier and a tagger are trained by the commands themselves
+    "tests/api/test_trained_model.py": 120.0,  # every method of every family is compiled
+}
+"""Files that may take more."""
 CAUSES = ("seconds", "processes", "compiling")
 """All of a test's time; of it: that of other processes, and that of XLA's compilation in this one, in wall time."""
 Spent = tuple[float, ...]
