@@ -113,16 +113,7 @@ class Bert(nn.Module):
         if implementation == "reference":
             mask = padding_bias(mask_BL)
         out_BLD, layers = scan_layers(
-            Block,
-            (c,),
-            x_BLD,
-            mask,
-            dropout_key,
-            layers=c.layers,
-            unroll=c.unroll,
-            remat=c.remat,
-            states=states,
-            initializing=self.is_initializing(),
+            Block, c, x_BLD, mask, dropout_key, states=states, initializing=self.is_initializing()
         )
         # [CLS] through a layer that pretraining trains with next-sentence prediction; classifiers start from it.
         pooled_BD = jnp.tanh(Linear("BD,D_->B_", size, kernel_init(c), dtype, name="pooler")(out_BLD[:, 0]))

@@ -195,16 +195,7 @@ class Gpt(nn.Module):
             masks = causal_biases(c, column_BL, column_BL, visible_BLM)
         x_BLD, table_VD = embeddings(c)(tokens_BL, batch.get("positions"), dropout_key, _EMBEDDINGS)
         out_BLD, layers = scan_layers(
-            Block,
-            (c,),
-            x_BLD,
-            masks,
-            dropout_key,
-            layers=c.layers,
-            unroll=c.unroll,
-            remat=c.remat,
-            states=states,
-            initializing=self.is_initializing(),
+            Block, c, x_BLD, masks, dropout_key, states=states, initializing=self.is_initializing()
         )
         if c.norm == "pre":
             out_BLD = Norm(c.eps, jnp.dtype(c.dtype), c.biases, name="norm")(out_BLD)

@@ -7,6 +7,7 @@ parity compile them as users do.
 import fcntl
 import gc
 import os
+import signal
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,8 @@ MOST_MEMORY = 3 << 29
 def pytest_configure(config: pytest.Config) -> None:
     if "not long" in config.option.markexpr:
         os.environ["XLA_FLAGS"] += QUICKLY_COMPILED
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as behind a shell's `&`; commands inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(ProcessorTime(), "processor time")
 
 
@@ -106,6 +109,15 @@ def no_loss_figure(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def first_states_as_the_suite_compiles(pytestconfig: pytest.Config) -> Iterator[None]:
+    """The quick suite's flags optimise less than the options of their own that programs of first states have."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "not long" in pytestconfig.option.markexpr:
+            patch.setattr("contexture.train.step.CPU_OPTIONS_OF_FIRST_STATE", {})
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def programs_are_dropped() -> Iterator[None]:
     """Compiled programs of many files take gigabytes; the next files find those that they need in the cache on disk."""
@@ -124,13 +136,16 @@ def one_device():
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def start_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A training in this process ends with code 130 where its steps would begin: what a start does is done then."""
+    from tests.helpers.random_runs import first_states
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("contexture.train.loop._run_steps", interrupt)
+    with first_states():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -106,12 +106,12 @@ class ProcessorTime:
         ]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.config.getoption("budget") and self.over_budget():
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if (output := getattr(session.config, "workeroutput", None)) is not None:
             import resource
 
             output["processor_time"] = (*self._now(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+        elif session.config.getoption("budget") and self.over_budget():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -88,16 +88,13 @@ def without_step_settings(run: Run) -> Run:
     The step is traced from this run. So it cannot hold a seed, a rate or a place of one run as a constant.
     """
     optim = run.optim if _has_constant_rate(run) else dataclasses.replace(run.optim, peak_lr=1.0)
-    return dataclasses.replace(
-        run,
-        optim=optim,
-        seed=0,
-        dir="",
-        save=SaveConfig(),
-        log=LogConfig(),
-        evaluate=EvaluateConfig(),
-        init=InitConfig(),
-    )
+    cleared = dict(save=SaveConfig(), log=LogConfig(), evaluate=EvaluateConfig(), init=InitConfig())
+    return dataclasses.replace(run, optim=optim, seed=0, dir="", **cleared)
+
+
+CPU_OPTIONS_OF_FIRST_STATE = {"xla_backend_optimization_level": 1}
+"""The program that draws a first state runs once: a CPU's code for it is compiled in half of the time if little
+optimised, and gives the same bits."""
 
 
 def create(
@@ -136,8 +133,7 @@ def _create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[jax.Array], S
     # shape: the devices of a plan are not there, and can make none.
     shapes = jax.eval_shape(state, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = meshes.state_shardings(mesh, shapes, shapes.params)
-    # It runs once: a CPU's code for it is compiled in half of the time if little optimised, and gives the same bits.
-    options = {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
+    options = CPU_OPTIONS_OF_FIRST_STATE if mesh.devices.flat[0].platform == "cpu" else None
     jitted = jax.jit(state, out_shardings=shardings, compiler_options=options)
     return jitted, shapes, shardings
 

@@ -221,20 +221,17 @@ class FeedForward(nn.Module):
 
 def scan_layers(
     block: Callable[..., nn.Module],
-    arguments: tuple[object, ...],
+    config: TransformerConfig,
     x_BLD: jax.Array,
     *shared: object,
-    layers: int,
-    unroll: int = 0,
-    remat: str = "auto",
-    states: bool = False,
-    initializing: bool = False,
+    states: bool,
+    initializing: bool,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Runs x_BLD through N layers of block, named `layers`. Call it inside a compact method.
 
-    Layer n computes x = block(*arguments)(x, n, *shared), with n an i32 array. Parameters are stacked on a leading N
-    axis, whether the loop is scanned or unrolled, so that checkpoints do not depend on it. unroll, remat: as in
-    TransformerConfig. initializing: whether parameters are made.
+    Layer n computes x = block(config)(x, n, *shared), with n an i32 array. Parameters are stacked on a leading N axis,
+    whether the loop is scanned or unrolled, so that checkpoints do not depend on it. initializing: whether parameters
+    are made.
 
     Returns the last layer's output and, when asked for states, every layer's.
     """
@@ -243,7 +240,7 @@ def scan_layers(
     class Layer(nn.Module):
         @nn.compact
         def __call__(self, x: jax.Array, layer: jax.Array, *shared: object) -> tuple[jax.Array, jax.Array | None]:
-            inner = block(*arguments, name="layer")
+            inner = block(config, name="layer")
             # The block's parameters become this wrapper's own: their path is layers/attention, not
             # layers/layer/attention.
             nn.share_scope(self, inner)
@@ -251,7 +248,8 @@ def scan_layers(
             x = constrain(inner(x, layer, *shared), "BLD")
             return x, (x if states else None)
 
-    turns = layers_per_iteration(unroll, layers, remat)
+    layers, remat = config.layers, config.remat
+    turns = layers_per_iteration(config.unroll, layers, remat)
     if remat == "auto":
         remat = "none" if turns == layers > 1 else choose_remat(x_BLD, layers)
     # Inside a scan XLA cannot merge the recomputation with the forward pass, so no barriers against CSE are needed.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.commands import devices, done
-from tests.train.evaluation.played_runs import played_pretraining, played_task
+from tests.helpers.random_runs import random_pretraining, random_task
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +20,8 @@ def browser(tmp_path_factory) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def tiny_run(once, tiny_words: list[str]) -> Path:
-    """The run of text of all tests, played."""
-    return once("played/whole", lambda folder: played_pretraining(folder, tiny_words))
+    """The run of text of all tests, with weights drawn at random."""
+    return once("random/whole", lambda folder: random_pretraining(folder, tiny_words))
 
 
 @pytest.fixture(scope="session")
@@ -37,14 +37,14 @@ def gpt_run(once, gpt_words: list[str]) -> Path:
 
 @pytest.fixture(scope="session")
 def elmo_run(once, elmo_words: list[str]) -> Path:
-    return once("played/elmo", lambda folder: played_pretraining(folder, elmo_words, evaluates=False))
+    return once("random/elmo", lambda folder: random_pretraining(folder, elmo_words, evaluates=False))
 
 
 @pytest.fixture(scope="session")
 def task_run(once, tiny_run: Path, task_files: Path) -> Callable[..., Path]:
-    """The fine-tuning of all tests, played, of a kind: `task_run("tag")` → its folder."""
+    """The fine-tuning of all tests, with weights drawn at random, of a kind: `task_run("tag")` → its folder."""
 
     def run(kind: str = "classify") -> Path:
-        return once(f"played/{kind}", lambda folder: played_task(folder, tiny_run, task_files, kind))
+        return once(f"random/{kind}", lambda folder: random_task(folder, tiny_run, task_files, kind))
 
     return run

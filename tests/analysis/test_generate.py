@@ -22,7 +22,7 @@ from contexture.models.model import build
 from contexture.train.run_file import read
 from tests.helpers.commands import done, json_of
 from tests.helpers.parity_rule import assert_close
-from tests.train.evaluation.played_runs import played_training
+from tests.helpers.random_runs import random_training
 
 Opened = tuple[Any, Any, Any]
 """(model, parameters, tokenizer)."""
@@ -285,7 +285,7 @@ def test_characters_count_what_is_scored_alone(tmp_path):
         "--data.vocabulary characters --data.documents blank_lines --model.layers 1 --model.hidden 8 --model.heads 2 "
         "--model.ffn 8 --data.length 8 --data.batch 2 --steps 2 --optim.warmup 1"
     )
-    with played_training(2):
+    with random_training(2):
         done("pretrain", "gpt.tiny", "--data.path", tmp_path / "a.txt", *words.split(), "--dir", tmp_path / "r")
     (tmp_path / "b.txt").write_text("ab\n\na\n\nbab\n\n", "utf-8")
     result = json_of("score", tmp_path / "r", "--input", tmp_path / "b.txt", "--documents", "blank_lines")

@@ -166,7 +166,7 @@ def test_a_vocabulary_larger_than_the_model_is_refused(capsys, tmp_path, text_fo
     assert code == 2 and "the vocabulary has 205 tokens, more than model.vocab=150" in last, last
 
 
-def test_text_that_changed_is_refused(capsys, tmp_path, text_folder, tiny_words, begun):
+def test_text_that_changed_is_refused(capsys, tmp_path, text_folder, tiny_words, start_only):
     folder, text = tmp_path / "run", tmp_path / "text"
     shutil.copytree(text_folder, text)
     words = [w if w != str(text_folder) else text for w in tiny_words]
@@ -298,7 +298,7 @@ def test_a_gpt_is_not_begun_on_word_pieces(capsys, tmp_path, text_folder, tiny_r
     refused(*words, shards.folder)
 
 
-def test_tokenizer_prepare_and_pretrain_from_shards(capsys, tmp_path, text_folder, begun):
+def test_tokenizer_prepare_and_pretrain_from_shards(capsys, tmp_path, text_folder, start_only):
     words = [
         "tokenizer",
         "wordpiece",

@@ -1,11 +1,9 @@
-"""ELMo's laws: what each direction may know, what is carried, what padding may change; and the original's vectors."""
+"""ELMo's laws: what each direction may know, what is carried, what padding may change."""
 
 import dataclasses
-import json
 from functools import partial
 from typing import Any
 
-import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,12 +22,13 @@ from contexture.models.layers.char_cnn import CharCnn
 from contexture.models.model import build, example
 from contexture.train import mesh as meshes
 from contexture.train.config import Run
+from contexture.train.losses import means
 from contexture.train.objectives import OBJECTIVES
 from contexture.train.optim.optimizers import optimizer
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create, evaluation_step, train_step
-from tests.helpers.commands import json_of
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs, close
 
 CONFIG = ElmoConfig(
@@ -171,7 +170,10 @@ def test_no_gradient_comes_from_the_side_that_is_predicted():
 # Padding
 
 
-def test_padding_changes_nothing(params):
+@pytest.mark.parametrize(
+    "names", [("behind the end", "no word's"), *long((("columns", "rows", "types"),))], ids=["the same", "more"]
+)
+def test_padding_changes_nothing(params, names):
     """What stands behind a line's end, in lines that only fill up, and in rows that no word has: bit for bit. More of
     each makes another program, whose sums are rounded otherwise."""
     plain = elmo_lines(LINES, 6)
@@ -188,7 +190,7 @@ def test_padding_changes_nothing(params):
         "rows": ({"index": np.pad(noisy, [(0, 3), (0, 0)]), "mask": np.pad(mask, [(0, 3), (0, 0)])}, 1e-6),
         "types": ({"types": np.pad(types, [(0, 40), (0, 0)], constant_values=7)}, 1e-6),
     }
-    for name, (more, atol) in others.items():
+    for name, (more, atol) in ((name, others[name]) for name in names):
         got = run(params, {**plain, **more})[0]
         for row, words in enumerate(LINES):
             inside = (slice(None), row, slice(len(words)))
@@ -204,9 +206,10 @@ def test_words_may_be_cut_where_padding_follows():
     module = CharCnn(sizes(dataclasses.replace(CONFIG, filters=filters)), filters, "relu", 1, jnp.float32)
     weights = drawn(jax.eval_shape(module.init, jax.random.key(0), types))
     longest = len("short") + 2
-    whole, shorter = (np.asarray(module.apply(weights, t)) for t in (types, types[:, : longest + 5]))
+    apply = jax.jit(module.apply)
+    whole, shorter = (np.asarray(apply(weights, t)) for t in (types, types[:, : longest + 5]))
     assert np.array_equal(shorter, whole)
-    assert_differs(module.apply(weights, types[:, : longest - 1]), whole)
+    assert_differs(apply(weights, types[:, : longest - 1]), whole)
 
 
 # What is carried
@@ -327,6 +330,7 @@ def test_a_step_in_parts_is_the_whole_step(trained, whole, parts):
         near((got.params, got.carry), (expected.params, expected.carry))
 
 
+@pytest.mark.long
 def test_a_step_that_is_skipped_changes_no_parameter_and_keeps_the_carry_finite(trained, whole):
     measured, states = trained(poison=1)
     assert [int(metrics["skipped"]) for metrics in measured] == [0, 1, 1]
@@ -365,6 +369,15 @@ def test_a_sampled_perplexity_is_never_called_full(trained, params):
     assert "full_perplexity" in sums and "sampled_perplexity" not in sums and jax.tree.leaves(carry)
 
 
+def test_the_full_perplexity_is_that_of_both_directions_losses(params, batches):
+    objective, batch = OBJECTIVES["bilm"], batches.read(0)
+    figures = {name: float(x) for name, x in means(objective.sums(run(params, batch)[0], batch)).items()}
+    mean = (figures["forward_loss"] + figures["backward_loss"]) / 2
+    assert abs(figures["forward_loss"] - figures["backward_loss"]) > 1e-2
+    assert figures["full_perplexity"] == pytest.approx(np.exp(mean), rel=1e-5)
+
+
+@pytest.mark.long
 def test_a_run_s_figures_say_which_perplexity_they_are(elmo_run):
     records = list(read_metrics(elmo_run / "metrics.jsonl"))
     names = {split: set().union(*(r for r in records if r["split"] == split)) for split in ("train", "dev")}
@@ -375,25 +388,3 @@ def test_a_run_s_figures_say_which_perplexity_they_are(elmo_run):
     assert last["full_perplexity"] == pytest.approx(
         np.exp((last["forward_loss"] + last["backward_loss"]) / 2), rel=1e-5
     )
-
-
-# The original
-
-
-def test_the_original_s_vectors_for_its_own_sentences(shared, published_elmo, tmp_path):
-    """Three lines at a time, each going on from the line three before it, as its vectors were made: file k holds the
-    lines k, k + 3, …, of each the two directions of the top layer."""
-    golden = shared / "data" / "golden_bilm_tf" / "model"
-    sentences = json.loads((golden / "lm_embeddings_sentences.json").read_text("utf-8"))
-    lines = [of[number] for number in range(10) for of in sentences]
-    (tmp_path / "text.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    to = ("--input", tmp_path / "text.txt", "--to", tmp_path / "v.hdf5")
-    summary = json_of("embed", published_elmo, *to, "--layers", "last", "--batch", 3, "--stateful")
-    assert summary["lines"] == 30
-    with h5py.File(tmp_path / "v.hdf5") as ours:
-        for k in range(3):
-            with h5py.File(golden / f"lm_embeddings_{k}.hdf5") as theirs:
-                for number in range(10):
-                    expected: Any = theirs[str(number)]
-                    got: Any = ours[str(3 * number + k)]
-                    assert_close(got[()], np.concatenate([*expected[()]], -1), atol=1e-6, rtol=0)

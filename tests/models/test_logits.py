@@ -68,16 +68,18 @@ def _batch() -> dict[str, jax.Array]:
 LAST_BIAS = ("bias", "out/bias")
 
 
-def _head(name: str) -> tuple[Any, Encoding, Any]:
+@functools.cache
+def _head(name: str) -> tuple[Any, Any]:
+    """(the shapes of a head's parameters, the program: parameters → logits)."""
     config, head, settings = HEADS[name]
     module = build(config, (head,), 3, settings).heads[head]
-    encoding = _encoding(config, A if head == "choice" or settings.pair else 1)
-    params = module.init(jax.random.key(0), encoding, _batch())["params"]
-    return module, encoding, params
+    encoding, batch = _encoding(config, A if head == "choice" or settings.pair else 1), _batch()
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), encoding, batch)["params"])
+    return shapes, jax.jit(lambda params: module.apply({"params": params}, encoding, batch))
 
 
-def _logits(module: Any, encoding: Encoding, params: Any) -> np.ndarray:
-    logits = module.apply({"params": params}, encoding, _batch())
+def _logits(name: str, params: Any) -> np.ndarray:
+    logits = _head(name)[1](params)
     assert logits.dtype == jnp.float32
     return np.asarray(logits)
 
@@ -85,23 +87,20 @@ def _logits(module: Any, encoding: Encoding, params: Any) -> np.ndarray:
 @pytest.mark.parametrize("name", HEADS)
 def test_a_bias_reaches_the_logits_whole(name: str):
     """Where all else is zero, the answer is the bias, which bfloat16 would round to 1000."""
-    module, encoding, params = _head(name)
     last = jax.tree_util.tree_map_with_path(
-        lambda path, x: jnp.full_like(x, 1000.3) if path_of(path) in LAST_BIAS else jnp.zeros_like(x),
-        params,
+        lambda path, x: np.full(x.shape, 1000.3 * (path_of(path) in LAST_BIAS), x.dtype), _head(name)[0]
     )
-    assert_close(_logits(module, encoding, last), np.float32(1000.3), rtol=0.0)
+    assert_close(_logits(name, last), np.float32(1000.3), rtol=0.0)
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_logits_are_no_bfloat16_numbers(name: str):
-    module, encoding, params = _head(name)
     rng = np.random.default_rng(2)
     drawn = jax.tree_util.tree_map_with_path(
-        lambda path, x: jnp.asarray(rng.standard_normal(x.shape) * (path_of(path) not in LAST_BIAS), jnp.float32),
-        params,
+        lambda path, x: np.float32(rng.standard_normal(x.shape) * (path_of(path) not in LAST_BIAS)),
+        _head(name)[0],
     )  # without the last bias, whose own digits would hide those that a product has lost
-    logits = _logits(module, encoding, drawn)
+    logits = _logits(name, drawn)
     rounded = np.asarray(jnp.asarray(logits).astype(jnp.bfloat16).astype(jnp.float32))
     assert (logits != rounded).mean() > 0.9
 
@@ -164,7 +163,7 @@ def test_the_softmax_over_words_adds_its_bias_in_float32(limit: int, monkeypatch
         scored = next_token_loss(x_BLD, table_VD, next_BL, weights_BL, bias_V)
         return scored.total, (scored.loss_BL, scored.hit_BL)
 
-    actual, expected = (jax.value_and_grad(f, has_aux=True)(bias_V) for f in (ours, plain))
+    actual, expected = (jax.jit(jax.value_and_grad(f, has_aux=True))(bias_V) for f in (ours, plain))
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert_close(a, b, rtol=1e-4, atol=1e-4)
 

@@ -30,7 +30,7 @@ GRIDS = (
          "", _STEP),
         ("grid.start-of-one-seed", "return lambda: jitted(jax.random.key(run.seed)), shapes, shardings",
          "return lambda: jitted(jax.random.key(0)), shapes, shardings", _STEP),
-        ("grid.compiled-for-each-seed", "        seed=0,\n", "", _STEP),
+        ("grid.compiled-for-each-seed", "seed=0, ", "", _STEP),
         ("grid.mixing-rate-shared", "return run.head.mix != \"off\" and run.optim.mix_lr > 0.0", "return False",
          _MIXED),
     ),

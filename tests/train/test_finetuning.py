@@ -1,6 +1,7 @@
 """A pretrained run becomes a model that does somebody's task; and that one goes on to the next."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from contexture.models.shapes import path_of
 from contexture.train.evaluation.predict import Predictor
 from contexture.train.run.report import read_metrics
 from tests.helpers.parity_rule import assert_differs
+from tests.helpers.random_runs import first_states
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -28,6 +30,12 @@ def finetune(words: list[str], folder: Path, *more: object) -> int:
     return cli.main([*words, "--dir", str(folder), *map(str, more)])
 
 
+@pytest.fixture
+def drawn_states() -> Iterator[None]:
+    with first_states():
+        yield
+
+
 @pytest.fixture(scope="module")
 def words(task_words):
     """Short runs: 8 steps, saved once."""
@@ -37,6 +45,9 @@ def words(task_words):
 def stderr_of(capsys: pytest.CaptureFixture[str]) -> str:
     """What was told on stderr, a space between words."""
     return " ".join(capsys.readouterr().err.split())
+
+
+SMALL = ["--data.length", "24", "--steps", "1"]
 
 
 def from_run(words: list[str], run: Path) -> list[str]:
@@ -53,34 +64,27 @@ def test_a_task_is_learned(task_run):
     assert json.loads((task_run() / "run.json").read_text())["labels"] == ["animal", "person", "thing"]
 
 
-def test_one_knows_what_was_taken_over(capsys, words, tmp_path, tiny_run, begun):
-    assert finetune(words(), tmp_path / "run", "--steps", 1) == 130
+def test_one_knows_what_was_taken_over(capsys, words, tmp_path, start_only):
+    source = GOLDEN / "bert_format_2"
+    assert finetune([*from_run(words(), source), *SMALL], tmp_path / "run") == 130
     messages = stderr_of(capsys)
-    assert f"parameters from {tiny_run}, step 40" in messages and "kept backbone/… (23 tensors)" in messages
+    assert f"parameters from {source}, step 120" in messages and "kept backbone/… (23 tensors)" in messages
     for line in ("new heads_classify/kernel", "dropped heads_mlm/bias", "dropped heads_nsp/kernel"):
         assert line in messages
     assert "classify.train.tsv: text from column 'text', label from column 'label'" in messages
     assert "160 examples in sequences of" in messages and "1 steps are 0.10 epochs; 97 examples held out" in messages
 
 
-def test_the_same_labels_keep_their_head_and_others_drop_it(capsys, words, tmp_path, begun):
+def test_the_same_labels_keep_their_head_and_others_drop_it(capsys, words, tmp_path, start_only):
     """Said before the first step; of labels that are the same but for one, the head is new."""
-    lines = [f"the cat sees {n}\t{('animal', 'person', 'thing')[n % 3]}\n" for n in range(12)]
+    asked = [*from_run(words(), GOLDEN / "task_format_2"), *SMALL]
+    lines = [f"the cat sees {n}\t{('animal', 'person', 'thing')[n % 3]}\n" for n in range(18 * 3)]
     for count, said in ((2, ["kept heads_classify/… (2 tensors)"]),
                         (3, ["dropped heads_classify/kernel 8×2", "new heads_classify/kernel 8×3"])):  # fmt: skip
         kept = [line for n, line in enumerate(lines) if n % 3 < count]
         (tmp_path / "train.tsv").write_text("text\tlabel\n" + "".join(kept))
-        files = ["--task.train", tmp_path / "train.tsv", "--data.length", "24"]
-        asked = [
-            "finetune",
-            str(GOLDEN / "task_format_2"),
-            "--task.kind",
-            "classify",
-            "--data.batch",
-            "4",
-            "--steps",
-            "1",
-        ]
+        (tmp_path / "dev.tsv").write_text("text\tlabel\n" + "".join(kept).replace("cat", "dog"))
+        files = ["--task.train", tmp_path / "train.tsv", "--task.dev", tmp_path / "dev.tsv"]
         assert finetune(asked, tmp_path / str(count), *files) == 130
         messages = stderr_of(capsys)
         assert all(line in messages for line in said), messages
@@ -111,11 +115,16 @@ def test_class_weights_change_the_loss_and_not_what_is_counted(words, tmp_path):
     assert_differs(first[0]["loss"], first[1]["loss"], 1e-4)
 
 
-def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tiny_run, tmp_path):
+PATIENT = [
+    *(*SMALL, "--evaluate.every", "1", "--evaluate.patience", "2", "--evaluate.metric", "accuracy"),
+    *("--optim.frozen", "backbone", "--optim.peak-lr", "1e-9", "--steps", "40"),
+]
+
+
+def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tmp_path, drawn_states):
     """Its backbone is frozen, and is that of the run it began from to the bit."""
-    folder = tmp_path / "run"
-    patient = [*words(), "--evaluate.every", "1", "--evaluate.patience", "2", "--evaluate.metric", "accuracy",
-               "--optim.frozen", "backbone", "--optim.peak-lr", "1e-9", "--steps", "40"]  # fmt: skip
+    folder, source = tmp_path / "run", GOLDEN / "bert_format_2"
+    patient = [*from_run(words(), source), *PATIENT]
     assert finetune(patient, folder) == 0
     out, err = capsys.readouterr()
     assert "done: 3 steps in" in err and " next: contexture predict " in err.splitlines()[-1] and not out
@@ -124,9 +133,15 @@ def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tin
     assert "resuming from step 3" in messages and "stopped early: no better accuracy since step 1" in messages
     assert [r["step"] for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"] == [1, 2, 3]
     assert contexture.evaluate(folder, step="best", to=str(tmp_path / "best"))["step"] == 1
-    before, after = parameters(tiny_run), parameters(folder)
+    before, after = parameters(source), parameters(folder)
     assert all(np.array_equal(before[path], x) for path, x in after.items() if path.startswith("backbone"))
-    assert finetune([*patient, "--evaluate.patience", "3"], folder) == 0
+
+
+@pytest.mark.long
+def test_more_patience_lets_a_stopped_run_go_on(capsys, words, tmp_path):
+    words = [*from_run(words(), GOLDEN / "bert_format_2"), *PATIENT]
+    assert finetune(words, tmp_path / "run") == 0 and "done: 3 steps in" in capsys.readouterr().err
+    assert finetune([*words, "--evaluate.patience", "3"], tmp_path / "run") == 0
     assert "done: 4 steps in" in capsys.readouterr().err
 
 
@@ -141,7 +156,8 @@ def test_epochs_are_counted_as_the_original_counts(capsys, words, tmp_path):
     assert "--epochs 0.55, not 0.35; a run can only be made longer" in capsys.readouterr().err
 
 
-def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_folder, tmp_path, begun):
+@pytest.mark.long
+def test_text_of_the_task_tunes_the_pretraining_first(capsys, tiny_run, text_folder, tmp_path, start_only):
     """Pretraining goes on from another run with its vocabulary, and gives the next fine-tuning."""
     text = text_folder / "text1.txt"
     words = ["pretrain", "bert.tiny", "--init", tiny_run, "--data.path", text, "--dir", tmp_path / "run",

@@ -67,6 +67,8 @@ def test_step_0_is_the_source_and_only_adapters_and_heads_change(source, tmp_pat
     assert_differs(first["loss"], last["loss"], 1e-6)
     assert_close(json_of("evaluate", folder)["metrics"]["loss"], last["loss"], rtol=1e-6)
     before, after = stored(source), stored(folder)
+    tokenizers = [{of.name: of.read_bytes() for of in (run / "tokenizer").iterdir()} for run in (source, folder)]
+    assert tokenizers[0] == tokenizers[1]
     assert all(np.array_equal(x, after[path]) for path, x in before.items() if path.startswith("backbone/"))
     assert any(path.endswith("/b") and x.any() for path, x in after.items())
     changed = {path for path, x in opened(folder).items() if not np.array_equal(x, before[path])}

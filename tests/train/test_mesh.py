@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,19 @@ from contexture.data.tasks.encode_examples import encode
 from contexture.data.text.sources import expand, texts
 from contexture.data.tokenizers.registry import learn
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.objectives import objective_of
+from contexture.train.objectives import batch_fields, objective_of
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create, train_step
 from tests.helpers.jobs import finish, free_port, start_job
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
+from tests.helpers.random_runs import drawn
 
 STEPS = 20
 
@@ -85,18 +88,19 @@ def losses_on(
     shape: tuple[int, int, int],
     accumulate: int,
     labels: tuple[str, ...] = (),
-    initial: State | None = None,
+    initial: State | Callable[[State], State] | None = None,
     numbers: range = range(STEPS),
 ) -> tuple[np.ndarray, Any, Mesh]:
-    """(20 losses, the final state, the mesh), from the state `begun`, or one drawn on the mesh."""
+    """(20 losses, the final state, the mesh), from a state given, or made of its shapes, or drawn on the mesh."""
     run = dataclasses.replace(run, optim=dataclasses.replace(run.optim, accumulate=accumulate))
     config = MeshConfig(data=shape[0], fsdp=shape[1], tensor=shape[2])
     mesh = meshes.build(config, jax.devices()[: int(np.prod(shape))])
     objective = objective_of(run)
     model = model_of(run, labels)
     with jax.set_mesh(mesh):
-        make, _, shardings = create(model, run, mesh)
+        make, shapes, shardings = create(model, run, mesh)
         step = train_step(model, objective, run, shardings)
+        initial = initial(shapes) if callable(initial) else initial
         state, losses = make() if initial is None else jax.device_put(initial, shardings), []
         for number in numbers:
             batch = meshes.shard_batch(mesh, batches.read(number), batches.fields, run.data.batch)
@@ -115,7 +119,7 @@ def one_device(run: Run, batches: Batches):
     [
         pytest.param((1, 1, 1), 4, marks=pytest.mark.long),
         pytest.param((2, 2, 2), 1, marks=pytest.mark.long),
-        ((2, 2, 2), 4),
+        pytest.param((2, 2, 2), 4, marks=pytest.mark.long),
         pytest.param((8, 1, 1), 1, marks=pytest.mark.long),
         pytest.param((8, 1, 1), 4, marks=pytest.mark.long),
     ],
@@ -125,15 +129,49 @@ def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, 
     assert_close(losses, one_device[0], rtol=1e-5)
     assert losses[-1] < losses[0]
     if shape == (2, 2, 2):
-        ffn = [state.params["backbone"]["layers"]["ffn"][name]["kernel"] for name in ("in", "out")]
-        moments = [
-            moment["backbone"]["layers"]["ffn"][name]["kernel"]
-            for moment in (state.opt[1].mu, state.opt[1].nu)
-            for name in ("in", "out")
-        ]
-        for array in ffn + moments:
+        assert_in_quarters(state)
+
+
+def assert_in_quarters(state: State) -> None:
+    """Of eight devices each holds a quarter of a kernel and of its moments."""
+    params: Any = state.params
+    moments: Any = state.opt
+    for tree in (params, moments[1].mu, moments[1].nu):
+        for array in (tree["backbone"]["layers"]["ffn"][name]["kernel"] for name in ("in", "out")):
             assert len(array.addressable_shards) == 8
             assert {4 * shard.data.nbytes for shard in array.addressable_shards} == {array.nbytes}
+
+
+class MadeUpBatches:
+    """Of a GPT: words at random, in windows of two documents; the second half of some lines has no weight."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.fields = run, batch_fields(run)
+
+    def read(self, number: int) -> dict[str, np.ndarray]:
+        B, L, rng = self.run.data.batch, self.run.data.length, np.random.default_rng(number)
+        words, weights = rng.integers(0, self.run.model.vocab, (B, L + 1), np.int32), np.ones((B, L), np.float32)
+        weights[::3, L // 2 :] = 0.0
+        packs = np.repeat(np.array([1, 2], np.int32), L // 2)
+        lines = {
+            "packs": packs,
+            "positions": np.tile(np.arange(L // 2, dtype=np.int32), 2),
+            "mask": np.ones(L, np.int32),
+        }
+        return {"tokens": words[:, :-1], "next": words[:, 1:], "next_weights": weights, "valid": np.ones(B, np.float32),
+                **{name: np.tile(line, (B, 1)) for name, line in lines.items()}}  # fmt: skip
+
+
+def test_steps_in_parts_on_a_mesh_are_those_of_one_device():
+    """From one state, without dropout; a part counts by its share of the weight."""
+    run = dataclasses.replace(GPT, model=dataclasses.replace(GPT.model, dropout=0.0, attention_dropout=0.0))
+    batches: Any = MadeUpBatches(run)
+    expected, one, _ = losses_on(run, batches, (1, 1, 1), 1, initial=drawn, numbers=range(4))
+    losses, state, _ = losses_on(run, batches, (2, 2, 2), 4, initial=drawn, numbers=range(4))
+    assert_close(losses, expected, rtol=1e-5)
+    assert_in_quarters(state)
+    table = "backbone/embeddings/tokens"
+    assert_close(by_path(state.params)[table], by_path(one.params)[table], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", long(((2, 2, 2),), ((1, 1, 1),)))

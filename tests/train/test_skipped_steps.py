@@ -18,6 +18,7 @@ from contexture.train.objectives import OBJECTIVES, Objective, batch_fields, bat
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.step import create, train_step
 from tests.helpers.long import long
+from tests.helpers.random_runs import drawn
 
 OPTIM = OptimConfig(name="adamw", schedule="linear", peak_lr=1e-2, warmup=0)
 RUNS = {
@@ -64,9 +65,9 @@ def test_a_finite_loss_with_a_gradient_that_is_not_finite_is_skipped(name):
     batch |= {k: jnp.minimum(batch[k], 1) for k in ("segments", "is_random", "mask") if k in batch}
     good, bad = ({**batch, "valid": batch["valid"] * valid} for valid in (2.0, 1.0))
     with jax.set_mesh(mesh):
-        make, _, shardings = create(build(run.model, objective.heads), run, mesh)
+        _, shapes, shardings = create(build(run.model, objective.heads), run, mesh)
         step = train_step(build(run.model, objective.heads), objective, run, shardings)  # pyright: ignore[reportArgumentType]
-        state, metrics = step(make(), good)
+        state, metrics = step(jax.device_put(drawn(shapes), shardings), good)
         assert np.isfinite(metrics["grad_norm"]) and int(metrics["skipped"]) == 0
         before = jax.device_get((state.params, state.opt, state.carry))
         assert all(np.any(x) for x in jax.tree.leaves(before[1]))

@@ -24,6 +24,7 @@ from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.throughput import activation_floats
 from contexture.train.step import create, train_step, without_step_settings
 from tests.helpers.parity_rule import assert_close, assert_differs, close
+from tests.helpers.random_runs import drawn
 
 RUN = Run(
     model=BertConfig(vocab=50, length=16, layers=1, hidden=16, heads=2, ffn=24),
@@ -53,8 +54,8 @@ def stepper():
     objective = OBJECTIVES[RUN.objective]
     model = build(RUN.model, objective.heads)
     with jax.set_mesh(mesh):
-        make, _, shardings = create(model, RUN, mesh)
-        yield make, train_step(model, objective, RUN, shardings)
+        _, shapes, shardings = create(model, RUN, mesh)
+        yield lambda: jax.device_put(drawn(shapes), shardings), train_step(model, objective, RUN, shardings)
 
 
 def test_the_old_moments_are_written_over_in_place(stepper):

@@ -30,7 +30,7 @@ def test_a_run_made_longer_has_the_schedule_of_its_new_length():
     assert fingerprint(run, "", "") == fingerprint(longer, "", "")  # so that it may resume
 
 
-def test_the_warmup_is_said_and_run_json_keeps_what_was_given(capsys, tmp_path, tiny_words, one_device, begun):
+def test_the_warmup_is_said_and_run_json_keeps_what_was_given(capsys, tmp_path, tiny_words, one_device, start_only):
     words = [*tiny_words, "--optim.warmup", "500", "--steps", "10"]
     for _ in range(2):
         code, err = run_command(capsys, *words, "--dir", tmp_path / "run")

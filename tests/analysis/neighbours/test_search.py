@@ -17,7 +17,7 @@ from contexture.data.errors import DataError
 from contexture.models.heads.layer_mix import learned_mixes
 from tests.helpers.commands import done, json_of
 from tests.helpers.parity_rule import assert_close, close
-from tests.train.evaluation.played_runs import played_training
+from tests.helpers.random_runs import random_training
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -85,7 +85,7 @@ def test_a_learned_mix_weighs_the_layers(tmp_path):
     words = f"finetune {RUN} --task.kind tag --task.train {tmp_path}/train.tsv --task.dev {tmp_path}/dev.tsv"
     words += f" --dir {tmp_path}/run --steps 8 --data.batch 8 --head.mix all --optim.frozen backbone --lr 1e-3"
     words += " --optim.mix-lr 0.1"
-    with played_training(8):
+    with random_training(8):
         done(*words.split())
     run = contexture.open(tmp_path / "run")
     weights = np.array(learned_mixes(run.params)["input"]["weights"], np.float32)

@@ -281,7 +281,8 @@ def test_a_row_takes_the_place_of_its_older_one(tmp_path):
 
 @pytest.mark.parametrize("written", [False, *long(True)])
 def test_figures_have_the_newest_step_and_a_map_of_all(tmp_path, written, request):
-    written or request.getfixturevalue("unwritten")
+    if not written:
+        request.getfixturevalue("unwritten")
     each = {"probes": "each", "layer_f1": [0.1, 0.2, 0.3], "layer_selectivity": [0.0, 0.1, 0.1], "best_layer": 2}
     rows = [_row("pos", 1), _row("pos", 12, f1=0.75), _row("srl", 1, expected_layer=None), _row("ner", 1, **each)]
     files = draw_probes(rows, tmp_path)

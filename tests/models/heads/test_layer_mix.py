@@ -28,7 +28,7 @@ def test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out():
     chain = LinearChainCRF(3)
     params = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in
               (("steps", (3, 3)), ("first", (3,)), ("last", (3,)))}  # fmt: skip
-    made: Any = chain.apply({"params": params}, logits, np.where(MASK > 0, tags, -1), MASK)
+    made: Any = jax.jit(chain.apply)({"params": params}, logits, np.where(MASK > 0, tags, -1), MASK)
 
     def score(row: int, path: tuple[int, ...]) -> float:
         own = sum(logits[row, at, tag] for at, tag in enumerate(path))
@@ -152,10 +152,11 @@ def test_a_chain_is_that_of_the_words_with_tags_wherever_they_stand():
     answer: Any = jax.jit(crf.apply)({"params": params}, batch)
     answer, chain = answer.heads["tag"], params["heads_tag"].pop("chain")
     logits: Any = jax.jit(plain.apply)({"params": params}, batch)
+    of_words = jax.jit(LinearChainCRF(3).apply)
     for row, (first, last) in enumerate([(0, 4), (1, 3), (2, 4), (0, 4)]):
         own = logits.heads["tag"][row : row + 1, first:last]
         tags, ones = batch["tags"][row : row + 1, first:last], np.ones((1, last - first), np.int32)
-        alone: Any = jax.jit(LinearChainCRF(3).apply)({"params": chain}, own, tags, ones)
+        alone: Any = of_words({"params": chain}, own, tags, ones)
         assert_close(answer.loss_B[row], alone.loss_B[0], atol=1e-5)
         assert_close(answer.marginals_BLC[row, first:last], alone.marginals_BLC[0], atol=1e-5)
         assert answer.best_BL[row, first:last].tolist() == alone.best_BL[0].tolist()

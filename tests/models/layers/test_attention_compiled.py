@@ -27,7 +27,7 @@ def test_kernels_compile_without_an_array_of_all_weights(platform: str, name: st
     if not installed(COMPILERS[platform]):
         pytest.skip(f"needs the compiler for {name}: pip install '.[plan-{platform}]'")
     lengths = ["512", "1024", "2048", "8192", "65536"]
-    command = [sys.executable, "-m", "tests.helpers.compile_attention", platform, name, *lengths]
+    command = [sys.executable, "-m", "tests.helpers.compile.attention", platform, name, *lengths]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     programs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

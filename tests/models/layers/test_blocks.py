@@ -24,17 +24,40 @@ def near(actual, expected, share=1e-5):
     close(np.asarray(actual, np.float64), np.asarray(expected, np.float64), tolerance=share)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("sizes", [(5, 7, 2), (4, 3, 8)], ids=str)
+def test_a_product_s_gradient_is_that_of_the_plain_one(sizes, dtype):
+    T, D, F = sizes
+    assert_product(T, D, F, dtype)
+
+
+@pytest.mark.long
 @settings(deadline=None, max_examples=12)
 @given(st.tuples(*[st.integers(1, 9)] * 3), st.sampled_from([jnp.float32, jnp.bfloat16]))
 def test_a_product_s_gradient_is_that_of_the_plain_one_whichever_factor_is_wider(sizes, dtype):
     T, D, F = sizes
+    assert_product(T, D, F, dtype)
+
+
+def assert_product(T, D, F, dtype):
     draw = np.random.default_rng(T * 100 + D * 10 + F)
     x_TD, kernel_DF, dy_TF = (jnp.asarray(draw.normal(size=shape), dtype) for shape in ((T, D), (D, F), (T, F)))
-    result, back = jax.vjp(matmul, x_TD, kernel_DF)
-    plain, plain_back = jax.vjp(jnp.matmul, x_TD, kernel_DF)
-    for a, b in zip((result, *back(dy_TF)), (plain, *plain_back(dy_TF)), strict=True):
+    for a, b in zip(
+        *(with_gradients(product)(dy_TF, x_TD, kernel_DF) for product in (matmul, jnp.matmul)), strict=True
+    ):
         assert a.dtype == b.dtype == dtype
         near(a, b, 1e-5 if a.itemsize == 4 else 1e-2)
+
+
+def with_gradients(function):
+    """(result's gradient, *arguments) → (the result, the arguments' gradients), in one program."""
+
+    @jax.jit
+    def program(dy, *arguments):
+        result, back = jax.vjp(function, *arguments)
+        return result, *back(dy)
+
+    return program
 
 
 SHAPES = [(2, 5, 7, 3, 4), (3, 1, 6, 1, 5), (1, 4, 4, 2, 1), (2, 6, 1, 2, 3)]
@@ -57,7 +80,6 @@ def test_a_linear_map_is_its_equation(equation):
     ("shape", "dtype", "rate"),
     [
         (SHAPES[0], jnp.float32, 0.3),
-        (SHAPES[3], jnp.float32, 0.0),
         (SHAPES[1], jnp.bfloat16, 0.0),
         *long(*itertools.product(SHAPES, (jnp.float32, jnp.bfloat16), (0.0, 0.3))),
     ],
@@ -74,10 +96,9 @@ def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate)
         weights = jax.nn.softmax(jnp.einsum("BLHK,BMHK->BHLM", q, k) / np.sqrt(K) + bias, axis=-1)
         return jnp.einsum("BHLM,BMHK->BLHK", dropout(weights, rate, sound, 2), v)
 
-    actual, back = jax.vjp(lambda q, k, v: attend(q, k, v, bias, rate=rate, dropout_key=sound, site=2), q, k, v)
-    expected, plain_back = jax.vjp(formula, *(x.astype(jnp.float32) for x in (q, k, v)))
-    pairs = zip(("y", *"qkv"), (actual, *back(dy)), (expected, *plain_back(dy.astype(jnp.float32))), strict=True)
-    for name, a, b in pairs:
+    actual = with_gradients(lambda q, k, v: attend(q, k, v, bias, rate=rate, dropout_key=sound, site=2))(dy, q, k, v)
+    expected = with_gradients(formula)(*(x.astype(jnp.float32) for x in (dy, q, k, v)))
+    for name, a, b in zip(("y", *"qkv"), actual, expected, strict=True):
         assert a.dtype == dtype
         if M == 1 and name in "qk":  # a single key has all the weight, whatever q and k are
             assert not np.asarray(a, np.float64).any() and not np.asarray(b).any()
@@ -125,18 +146,20 @@ def test_a_norm_and_its_gradient_are_those_of_the_formula(eps):
         return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + eps) * scale[None] + bias[None]
 
     norm, params = Norm(eps), {"scale": jnp.asarray(scale, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}
-    actual, back = jax.vjp(lambda x: norm.apply({"params": params}, x), jnp.asarray(x, jnp.float32))
+    given = np.float32(dy), np.float32(x)
+    actual = with_gradients(lambda x: norm.apply({"params": params}, x))(*given)
     with jax.enable_x64(True):
-        expected, plain_back = jax.vjp(formula, jnp.asarray(x))
-        near(actual, expected)
-        near(back(jnp.asarray(dy, jnp.float32))[0], plain_back(jnp.asarray(dy))[0])
+        for a, b in zip(actual, with_gradients(formula)(dy, x), strict=True):
+            near(a, b)
 
 
 def test_a_feed_forward_is_two_maps_with_an_activation_between():
     ffn = FeedForward(SIZES, "tanh", jax.nn.initializers.normal(1.0), jnp.float32)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 6)), jnp.float32)
-    params = ffn.init(jax.random.key(0), x)["params"]
+    shapes = jax.eval_shape(ffn.init, jax.random.key(0), x)["params"]
+    draw = np.random.default_rng(1)
+    params = jax.tree.map(lambda x: np.float32(draw.normal(size=x.shape)), shapes)
     into, out = (jax.tree.map(lambda x: np.asarray(x, np.float64), params[name]) for name in ("in", "out"))
     inner = np.asarray(x, np.float64) @ into["kernel"] + into["bias"]
     inner = 0.5 * inner * (1 + np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3)))
-    near(ffn.apply({"params": params}, x), inner @ out["kernel"] + out["bias"])
+    near(jax.jit(ffn.apply)({"params": params}, x), inner @ out["kernel"] + out["bias"])

@@ -83,6 +83,6 @@ def test_the_gradient_compiles_for_a_gpu_without_flags():
     """The compiler found no tiles for products whose rows are words and positions."""
     if importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
         pytest.skip("needs the compiler for h200: pip install '.[plan-gpu]'")
-    command = [sys.executable, "-m", "tests.helpers.compile_char_cnn"]
+    command = [sys.executable, "-m", "tests.helpers.compile.char_cnn"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "compiled" in done.stdout, done.stderr[-3000:]

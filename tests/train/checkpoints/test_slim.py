@@ -17,6 +17,7 @@ from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.grid.results import deciding_step
 from contexture.train.run.folder import lock_folder
 from tests.helpers.commands import json_of, run_command
+from tests.helpers.long import long
 
 WORDS = ["the cat sat", "a dog"]
 
@@ -99,7 +100,7 @@ def test_a_run_of_parameters_alone_stays_as_it_is(run: Path):
     assert before == {file: file.stat().st_mtime_ns for file in before}
 
 
-@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("link", [True, *long(False)])
 def test_a_kill_at_any_place_loses_nothing(run: Path, monkeypatch, link: bool):
     """Each rename and removal is the last thing that one process does; the next one ends the work."""
     if link:

@@ -19,6 +19,7 @@ from contexture.train.options import InitConfig, MeshConfig
 from contexture.train.step import create
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_differs
+from tests.helpers.random_runs import drawn
 from tests.train.run.test_formats import GOLDEN
 
 RUN = Run(init=InitConfig(run="runs/a"))
@@ -80,8 +81,8 @@ def begin(run: Run, shape: tuple[int, int, int] = (1, 1, 1)):
                         jax.devices()[: int(np.prod(shape))])  # fmt: skip
     messages: list[Any] = []
     with jax.set_mesh(mesh):
-        make, _, _ = create(model_of(run, ()), run, mesh)
-        fresh = make()
+        _, shapes, shardings = create(model_of(run, ()), run, mesh)
+        fresh = jax.device_put(drawn(shapes), shardings)
         state = begin_from(run, (), run.model.vocab, fresh, mesh, lambda title, columns, rows: messages.extend(rows))
 
         return arrays(state.params), arrays(fresh.params), messages
@@ -153,9 +154,10 @@ def test_every_family_has_layers_to_redraw(family, count):
     run = run_file.read(GOLDEN / f"{family}_format_2").run
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
-        make, _, _ = create(model_of(run, ()), dataclasses.replace(run, seed=1), mesh)
-        old, fresh = make().params, jax.tree.map(lambda x: x + 1.0, make().params)
-        params = arrays(redraw_layers(old, fresh, count))
+        old = drawn(create(model_of(run, ()), run, mesh)[1]).params
+        fresh = jax.tree.map(lambda x: x + np.float32(1.0), old)
+        kept, redrawn = jax.device_put((old, fresh), meshes.replicated(mesh))
+        params = arrays(redraw_layers(kept, redrawn, count))
     old, fresh = arrays(old), arrays(fresh)
     layered = [path for path in params if path.startswith("backbone/layers/")]
     assert layered and any("backward" in path for path in layered) == (run.family == "elmo")

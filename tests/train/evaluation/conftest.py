@@ -8,21 +8,21 @@ import pytest
 
 from contexture.train.compilation.programs import Programs
 from contexture.train.evaluation import evaluate, predict
-from tests.train.evaluation.played_runs import played_pretraining, played_task
+from tests.helpers.random_runs import random_pretraining, random_task
 
 
 @pytest.fixture(scope="session")
 def tiny_run(once, tiny_words: list[str]) -> Path:
-    """The run of text of all tests, played."""
-    return once("played/whole", lambda folder: played_pretraining(folder, tiny_words))
+    """The run of text of all tests, with weights drawn at random."""
+    return once("random/whole", lambda folder: random_pretraining(folder, tiny_words))
 
 
 @pytest.fixture(scope="session")
 def task_run(once, tiny_run: Path, task_files: Path) -> Callable[..., Path]:
-    """The fine-tuning of all tests, played, of a kind: `task_run("tag")` → its folder."""
+    """The fine-tuning of all tests, with weights drawn at random, of a kind: `task_run("tag")` → its folder."""
 
     def run(kind: str = "classify") -> Path:
-        return once(f"played/{kind}", lambda folder: played_task(folder, tiny_run, task_files, kind))
+        return once(f"random/{kind}", lambda folder: random_task(folder, tiny_run, task_files, kind))
 
     return run
 

@@ -16,7 +16,7 @@ from contexture.train.evaluation import predict
 from contexture.train.run.data import open_data
 from contexture.train.run_file import fingerprint, read
 from tests.helpers.commands import done
-from tests.train.evaluation.played_runs import played_training
+from tests.helpers.random_runs import random_training
 from tests.train.evaluation.test_evaluate import lines_of
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -57,10 +57,10 @@ def tagger(once, tiny_run: Path, files: Path) -> Path:
     """A tagger that has learned nothing: its numbers are drawn."""
 
     def make(folder: Path) -> None:
-        with played_training(50, 60):
+        with random_training(50, 60):
             done(*_words(tiny_run, files), "--data.context", "document", "--dir", folder)
 
-    return once("played/document_tagger", make)
+    return once("random/document_tagger", make)
 
 
 @pytest.fixture(scope="module")

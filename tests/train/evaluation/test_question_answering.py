@@ -18,7 +18,7 @@ from contexture.train.evaluation.squad_metrics import normalised
 from contexture.train.run.report import read_metrics
 from tests.helpers.commands import devices, done
 from tests.helpers.jobs import evaluate_in_two_processes
-from tests.train.evaluation.played_runs import played_training
+from tests.helpers.random_runs import random_training
 
 SIZES = {
     "bert": "--data.length 48 --optim.peak-lr 4e-3",
@@ -73,10 +73,10 @@ def answering(tiny_run, question_files, once) -> Path:
     """A BERT whose numbers are drawn: its answers are poor, and its windows many."""
 
     def make(folder: Path) -> None:
-        with played_training(6, evaluates=True):
+        with random_training(6, evaluates=True):
             done(*words_of(tiny_run, question_files, "bert", folder, 6))
 
-    return once("played/answering", make)
+    return once("random/answering", make)
 
 
 def answers_of(folder: Path) -> list[dict]:

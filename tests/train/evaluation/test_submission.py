@@ -13,7 +13,7 @@ import contexture
 from contexture.train import run_file
 from contexture.train.evaluation import predict
 from tests.helpers.commands import done, json_of, run_command
-from tests.train.evaluation.played_runs import played_training
+from tests.helpers.random_runs import random_training
 
 pytestmark = pytest.mark.usefixtures("one_device")
 NLI = ["entailment", "neutral", "contradiction"]
@@ -139,7 +139,7 @@ def test_questions_are_answered_by_their_ids(tiny_run, tmp_path, unanswerable):
     train = write_questions(tmp_path / "train.json", asked)
     dev = write_questions(tmp_path / "dev.json", [{"id": "d", "question": ASKED[0], "answers": [answer]}])
     test = write_questions(tmp_path / "test.json", [{"id": f"q{n}", "question": x} for n, x in enumerate(ASKED)])
-    with played_training(2):
+    with random_training(2):
         done("finetune", tiny_run, "--task.kind", "span", "--task.train", train, "--task.dev", dev, "--data.length",
              32, "--task.stride", 8, "--steps", 2, "--data.batch", 8, "--dir", run)  # fmt: skip
     result = json_of("evaluate", run, "--submission", tmp_path / "to", "--dev", test)

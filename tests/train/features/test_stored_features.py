@@ -17,7 +17,7 @@ from contexture.models.shapes import by_path
 from contexture.train.features import extraction
 from contexture.train.run.report import read_metrics
 from tests.helpers.commands import devices, done, run_command
-from tests.train.evaluation.played_runs import played_training, zeros_at_the_start
+from tests.helpers.random_runs import first_states, random_training, zeros
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -89,7 +89,7 @@ def test_losses_and_parameters_of_a_few_steps_are_those_of_computing_each_time(t
     """To the bit, in training and evaluation, at two lengths, with dropout in the head."""
     monkeypatch.setattr(lengths, "MAX_LENGTHS", 2)
     words = words_of(tiny_run, files, "classify", "--steps", "6", "--evaluate.every", "6")
-    with zeros_at_the_start():
+    with first_states(zeros):
         done(*words, "--dir", tmp_path / "disk")
         done(*words, "--dir", tmp_path / "off", "--data.features", "off")
     assert list((tmp_path / "disk" / "features").glob("train-*")) and not (tmp_path / "off" / "features").exists()
@@ -129,7 +129,7 @@ def run(one_device, files, tmp_path_factory) -> Path:
     """A tagger of a frozen BERT, to be copied. Of one length: whether one set of files serves several depends on how
     the machine's programs sum."""
     folder = tmp_path_factory.mktemp("stored") / "run"
-    with pytest.MonkeyPatch.context() as patch, played_training(8):
+    with pytest.MonkeyPatch.context() as patch, random_training(8):
         patch.setattr(lengths, "MAX_LENGTHS", 1)
         done(*words_of(BERT, files, "tag", *SHORT, "--steps", "8"), "--dir", folder)
     return folder
@@ -150,7 +150,7 @@ def counted(monkeypatch) -> list[int]:
 
 
 def test_a_start_reads_what_is_there_and_computes_what_is_damaged(
-    run, files, tmp_path, counted, capsys, monkeypatch, begun
+    run, files, tmp_path, counted, capsys, monkeypatch, start_only
 ):
     monkeypatch.setattr(lengths, "MAX_LENGTHS", 1)
     shutil.copytree(run, tmp_path / "run")
@@ -225,7 +225,7 @@ def test_the_runs_of_a_grid_share_what_is_computed(tiny_run, files, tmp_path, co
     monkeypatch.setattr(extraction, "_same_bits", lambda one, other, places: len(one) == len(other) == 90)
     words = words_of(tiny_run, files, "classify", "--steps", "4")
     at = words.index("--optim.peak-lr")
-    with played_training(4):
+    with random_training(4):
         done(*words[:at], *words[at + 2 :], "--grid", "lr=1e-2,1e-3", "--dir", tmp_path / "grid")
     assert sum(counted) == 90 + 41
     # So few examples are all tried, at each of three lengths.
@@ -238,7 +238,7 @@ def test_a_full_disk_is_one_line(files, tmp_path, capsys, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
     words = words_of(BERT, files, "tag", *SHORT)
-    with zeros_at_the_start():
+    with first_states(zeros):
         assert cli.main([*words, "--dir", str(tmp_path / "small")]) == 1
     [line] = [line for line in capsys.readouterr().err.splitlines() if "Error" in line]
     assert "GB are free; make room, or give --data.features off" in " ".join(line.split())
@@ -248,14 +248,14 @@ def test_a_full_disk_is_one_line(files, tmp_path, capsys, monkeypatch):
         raise OSError(28, "No space left on device", "states.bin")
 
     monkeypatch.setattr(FeatureWriter, "add", full)
-    with zeros_at_the_start():
+    with first_states(zeros):
         assert cli.main([*words, "--dir", str(tmp_path / "full")]) == 1
     assert "No space left on device" in capsys.readouterr().err
     assert not list((tmp_path / "full" / "features").iterdir())
 
 
 def test_what_does_not_fit_is_computed_for_each_step_and_said(files, tmp_path, capsys):
-    with played_training(2):
+    with random_training(2):
         done(*words_of(BERT, files, "classify", *SHORT, "--steps", "2", "--data.ramp-from", "4", "--data.ramp-steps",
                        "1"), "--dir", tmp_path / "ramp")  # fmt: skip
     assert "is computed for each step: batches grow (data.ramp-from)" in capsys.readouterr().err

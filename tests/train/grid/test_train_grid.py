@@ -19,7 +19,7 @@ from contexture.train.run.report import read_metrics
 from tests.conftest import ROOT
 from tests.helpers.commands import json_of, run_command
 from tests.helpers.parity_rule import assert_differs
-from tests.train.evaluation.played_runs import played_training, zeros_at_the_start
+from tests.helpers.random_runs import first_states, random_training, zeros
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -47,7 +47,7 @@ def words(files: list[str]) -> list[str]:
 @pytest.fixture(scope="module")
 def grid(words, tmp_path_factory) -> Path:
     """That grid, as its training leaves it, with numbers that are drawn, and what it printed beside it."""
-    with played_training(3, evaluates=True):
+    with random_training(3, evaluates=True):
         return done_grid(tmp_path_factory.mktemp("grids") / "whole", words)
 
 
@@ -102,7 +102,7 @@ def test_a_run_of_a_grid_is_the_run_trained_alone_to_the_bit(trained_grid, files
 
 def test_rates_and_seeds_share_one_compiled_step(files, tmp_path, capsys):
     words = ["finetune", BERT, *files, "--grid", "lr=1e-3,2e-2", "--seeds", "2"]
-    with zeros_at_the_start():
+    with first_states(zeros):
         code, printed = run_command(capsys, *words, "--dir", tmp_path / "grid")
     assert code == 0 and printed.count("compiling the training step") == 1
     assert [line.split(":")[0] for line in printed.splitlines() if line.startswith("run ")] == [
@@ -163,7 +163,7 @@ def test_only_what_is_missing_is_trained_and_the_table_is_the_same(grid, words, 
     shutil.copytree(grid, folder)
     shutil.rmtree(folder / "peak-lr=0.001-seed1")
     shutil.rmtree(folder / "peak-lr=0.02-seed0" / "checkpoints" / "3")
-    with played_training(3, evaluates=True):
+    with random_training(3, evaluates=True):
         code, err = run_command(capsys, *words, "--dir", folder)
     assert code == 0 and "2 of 4 runs are to be trained" in err
     assert "run 2 of 4" in err and "run 3 of 4" in err and "run 1 of 4" not in err
@@ -233,7 +233,7 @@ def test_runs_that_would_begin_from_another_checkpoint_are_not_added(grid, words
     line = f"{base} is not what it was when runs of this grid began from its step {newest} (now step {newest + 1})"
     assert code == 2 and line in err and "put it back, or give another --dir" in err
     shutil.rmtree(base / "checkpoints" / str(newest + 1))
-    with played_training(3):
+    with random_training(3):
         code, err = run_command(capsys, *more)  # wherever RUN lies by now
     assert code == 0 and "2 of 6 runs are to be trained" in err
 

@@ -22,6 +22,7 @@ from contexture.train.setup import check_frozen
 from contexture.train.step import create, train_step
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs
+from tests.helpers.random_runs import drawn
 
 RUN = Run(
     model=BertConfig(vocab=40, hidden=16, ffn=32, layers=2, heads=2, length=16, dropout=0.5, attention_dropout=0.5),
@@ -39,8 +40,9 @@ def _trained(run: Run, steps: int = 3) -> tuple[Any, list[float], Any]:
     ones: Any = example(batch_fields(run), batch_sizes(run, 8))
     batch = {**ones, "tokens": rng.integers(0, 40, (8, 16)), "tags": rng.integers(0, 3, (8, 16))}
     with meshes.use(mesh, "float32"):
-        make, _, shardings = create(model, run, mesh)
-        state, first, step = make(), jax.device_get(make()), train_step(model, objective, run, shardings)
+        _, shapes, shardings = create(model, run, mesh)
+        first, step = drawn(shapes), train_step(model, objective, run, shardings)
+        state = jax.device_put(first, shardings)
         losses: list[float] = []
         for _ in range(steps):
             state, metrics = step(state, {name: x.astype(ones[name].dtype) for name, x in batch.items()})

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 import jax
@@ -23,6 +24,7 @@ from contexture.train.plan.plan import CompiledPlan, plan
 from contexture.train.plan.topology import topology
 from tests.helpers.long import long
 from tests.helpers.parity_rule import close
+from tests.helpers.random_runs import drawn
 
 V, B, STEPS = 401, 8, 3
 RUN = Run(
@@ -59,26 +61,41 @@ def read(batch: Batch) -> np.ndarray:
     return np.unique(np.concatenate([batch[name].ravel() for name in ("next", "next_backward", "negatives")]))
 
 
+@cache
+def stepper(shape: tuple[int, int, int], accumulate: int, whole: bool) -> tuple[Any, Any, Any, Any]:
+    """(the mesh, the first state, its shardings, the step), each compiled once."""
+    run = dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, accumulate=accumulate))
+    mesh = meshes.build(MeshConfig(data=shape[0], fsdp=shape[1], tensor=shape[2]), jax.devices()[: int(np.prod(shape))])
+    objective = OBJECTIVES["bilm"]
+    with jax.set_mesh(mesh):
+        _, shapes, shardings = steps.create(build(run.model, objective.heads), run, mesh)
+        step = steps.train_step(build(run.model, objective.heads), objective, run, shardings)
+    return mesh, drawn(shapes, moments=1.0), shardings, step
+
+
 def train(
-    shape: tuple[int, int, int] = (1, 1, 1), poison: int = -1, given: list[Any] | None = None, **optim: Any
+    shape: tuple[int, int, int] = (1, 1, 1),
+    poison: int = -1,
+    given: list[Any] | None = None,
+    accumulate: int = 1,
+    whole: bool = False,
 ) -> tuple[list[Any], list[Any]]:
     """(metrics of each step, the states before the first step and after each).
 
     poison: the step where a weight is NaN. given: the states to start from, if not where the step before has ended.
+    whole: the step updates the whole table.
     """
-    run = dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, **optim))
-    mesh = meshes.build(MeshConfig(data=shape[0], fsdp=shape[1], tensor=shape[2]), jax.devices()[: int(np.prod(shape))])
-    objective = OBJECTIVES["bilm"]
-    with jax.set_mesh(mesh):
-        make, _, shardings = steps.create(build(run.model, objective.heads), run, mesh)
-        step = steps.train_step(build(run.model, objective.heads), objective, run, shardings)
-        metrics, states = [], [jax.device_get(make())]
+    mesh, fresh, shardings, step = stepper(shape, accumulate, whole)
+    with jax.set_mesh(mesh), pytest.MonkeyPatch.context() as patch:
+        if whole:
+            patch.setattr(steps, "select_rows", lambda run, batch: (batch, None))
+        metrics, states = [], [fresh]
         for number in range(STEPS):
             batch = batch_of(number)
             if number == poison:
                 batch["next_weights"][1, 2] = np.nan
             start = jax.device_put(given[number] if given else states[-1], shardings)
-            result = step(start, meshes.shard_batch(mesh, batch, batch_fields(run), B))
+            result = step(start, meshes.shard_batch(mesh, batch, batch_fields(RUN), B))
             state, measured = jax.device_get(result)
             states.append(state)
             metrics.append(measured)
@@ -102,9 +119,7 @@ def by_rows() -> tuple[list[Any], list[Any]]:
 @pytest.fixture(scope="module")
 def dense(by_rows) -> tuple[list[Any], list[Any]]:
     """Each step from the state that the step by rows starts from."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "select_rows", lambda run, batch: (batch, None))
-        return train(given=by_rows[1])
+    return train(given=by_rows[1], whole=True)
 
 
 def test_a_step_by_rows_is_the_step_on_the_whole_table(by_rows, dense):
@@ -208,9 +223,7 @@ def table_reads(function: Callable[..., Any], *args: Any) -> dict[str, int]:
 
 def test_a_step_reads_and_writes_the_rows_of_each_table_once(by_rows):
     """Kernel and bias, and their accumulators: a gather and a scatter each, and nothing else as large as they are."""
-    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
+    mesh, _, _, step = stepper((1, 1, 1), 1, False)
     with jax.set_mesh(mesh):
-        model, objective = build(RUN.model, OBJECTIVES["bilm"].heads), OBJECTIVES["bilm"]
-        _, _, shardings = steps.create(model, RUN, mesh)
-        counts = table_reads(steps.train_step(model, objective, RUN, shardings), by_rows[1][0], batch_of(0))
+        counts = table_reads(step, by_rows[1][0], batch_of(0))
     assert counts == {"gather": 4, "scatter": 4}

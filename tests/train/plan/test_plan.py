@@ -96,9 +96,16 @@ def test_where_no_loop_goes_over_the_layers_what_is_kept_is_unknown():
 
 
 def test_the_command_prints_one_json_object(capsys):
-    words = ["plan", "bert.tiny", "--topology", "cpu:8", *TINY, "--json"]
-    assert cli.main([str(word) for word in words]) == 0
+    words = ["plan", "bert.tiny", "--topology", "cpu:8", *TINY, "--model.dropout", 0, "--model.attention-dropout", 0]
+    assert cli.main([str(word) for word in (*words, "--json")]) == 0
     made = json.loads(capsys.readouterr().out)
+    memory, available = made["bytes_per_device"], made["bytes_per_device"].pop("available", None)
+    assert made["fits"] == (available is None or memory["total"] <= available) and made["warnings"] == []
+    counted = memory["optimizer"] - 2 * memory["parameters"]  # beside the moments, how many steps they have seen
+    assert memory["parameters"] == 4 * made["parameters"] and counted in (0, 4) and memory["batch"] > 0
+    assert made["flops"] > 0.8 * made["model_flops"] and "all-reduce" in made["collectives"]
+    memory["available"] = available
+    assert "8 of cpu:8 as data 8" in describe(made)
     assert made["recipe"] == "bert.tiny" and made["batch"] == 8 and made["devices"] == 8
     assert made["largest_arrays"][0].keys() == {"bytes", "array", "opcode", "source"}
 

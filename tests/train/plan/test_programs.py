@@ -21,7 +21,7 @@ from contexture.train.plan.chips import CHIPS
 from contexture.train.plan.hlo import Program, parse
 from contexture.train.plan.topology import topology
 from tests.conftest import ROOT
-from tests.helpers.compile_recipe import findings, squares, tables_in_loops
+from tests.helpers.compile.recipe import findings, squares, tables_in_loops
 from tests.models.layers.test_attention_compiled import COMPILERS, installed
 
 # Few layers and sequences, at the length of the whole recipe. No other size of a model or a batch is its length: an
@@ -46,7 +46,7 @@ def compiled(words: str) -> dict[str, Any]:
     platform = CHIPS[words.partition("--topology ")[2].partition(":")[0]].platform
     if not installed(COMPILERS[platform]):
         pytest.skip(f"needs the compiler for a {platform}: pip install '.[plan-{platform}]'")
-    command = [sys.executable, "-m", "tests.helpers.compile_recipe", *words.split()]
+    command = [sys.executable, "-m", "tests.helpers.compile.recipe", *words.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

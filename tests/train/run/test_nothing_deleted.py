@@ -60,7 +60,7 @@ def test_a_run_json_without_its_data_entry_and_other_text_is_refused(tiny_words,
     assert files_of(copied, "checkpoints", "tokenizer") == before
 
 
-def test_records_that_no_crash_explains_are_kept_beside(tiny_words, copied, capsys, begun):
+def test_records_that_no_crash_explains_are_kept_beside(tiny_words, copied, capsys, start_only):
     """All checkpoints are gone: the run starts over, and what it had recorded stays."""
     before = (copied / "metrics.jsonl").read_bytes()
     shutil.move(copied / "checkpoints", copied.parent / "checkpoints")
@@ -85,7 +85,7 @@ def test_a_torn_last_line_is_nothing_to_keep(tiny_words, copied, capsys):
     assert not (copied / "earlier-1").exists()
 
 
-def test_other_settings_before_the_first_checkpoint_move_what_is_there_aside(tiny_words, copied, capsys, begun):
+def test_other_settings_before_the_first_checkpoint_move_what_is_there_aside(tiny_words, copied, capsys, start_only):
     shutil.rmtree(copied / "checkpoints")
     before, described = files_of(copied, "data", "tokenizer"), (copied / "run.json").read_text()
     code, err = run_command(capsys, *tiny_words, "--dir", copied, "--seed", "7", "--steps", "6")
@@ -94,7 +94,7 @@ def test_other_settings_before_the_first_checkpoint_move_what_is_there_aside(tin
     assert (copied / "earlier-1" / "run.json").read_text() == described
 
 
-def test_what_a_stopped_start_left_is_used(tiny_words, tmp_path, capsys, monkeypatch, begun):
+def test_what_a_stopped_start_left_is_used(tiny_words, tmp_path, capsys, monkeypatch, start_only):
     """Tokenised text whose run.json was not finished is opened, and not made again."""
     folder = tmp_path / "run"
     assert run_command(capsys, *tiny_words, "--dir", folder)[0] == 130

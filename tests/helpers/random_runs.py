@@ -6,7 +6,7 @@ run's time, whose half is the compilation of the first state and of the step.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from contexture.models.layers.stacked import unstack_layers
+from contexture.models.shapes import path_of
 from contexture.train import loop
+from contexture.train.step import State
 from tests.helpers.commands import devices, done
 
 SUFFIX = {"classify": "tsv", "pairs": "csv", "regress": "jsonl", "tag": "conllu"}
@@ -27,14 +29,29 @@ DEVIATIONS = {
 """Of the noise of parameters, by the first of these that their name holds."""
 
 
+def drawn(shapes: State, moments: float = 0.0) -> State:
+    """A first state of these shapes: numbers of deviation 0.1, norms about one, moments as given."""
+    rng = np.random.default_rng(0)
+    params = jax.tree_util.tree_map_with_path(
+        lambda k, x: (0.1 * rng.standard_normal(x.shape) + ("scale" in path_of(k))).astype(x.dtype), shapes.params
+    )
+    rest = zeros(shapes)
+    opt = jax.tree.map(lambda x: x if np.issubdtype(x.dtype, np.integer) else x + x.dtype.type(moments), rest.opt)
+    return dataclasses.replace(rest, params=params, opt=opt)
+
+
+def zeros(shapes: State) -> State:
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+
+
 @contextmanager
-def zeros_at_the_start() -> Iterator[None]:
-    """A training in this process begins with zeros, which nothing is compiled for, and then with the other run's."""
+def first_states(make: Callable[[State], State] = drawn) -> Iterator[None]:
+    """Trainings in this process begin with states made of their shapes, which nothing is compiled for."""
     created = loop.create
 
-    def create(*words: Any) -> Any:
+    def create(*words: Any) -> tuple[Callable[[], State], State, State]:
         _, shapes, shardings = created(*words)
-        return lambda: jax.tree.map(_zeros, shapes, shardings), shapes, shardings
+        return lambda: jax.device_put(make(shapes), shardings), shapes, shardings
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "create", create)
@@ -42,7 +59,7 @@ def zeros_at_the_start() -> Iterator[None]:
 
 
 @contextmanager
-def played_training(*saved: int, evaluates: bool = False) -> Iterator[None]:
+def random_training(*saved: int, evaluates: bool = False) -> Iterator[None]:
     """A training in this process saves these steps at once; the last are the run's. evaluates: it measures them.
 
     Where nothing is measured, the first of the steps is recorded as the best.
@@ -73,13 +90,9 @@ def played_training(*saved: int, evaluates: bool = False) -> Iterator[None]:
         checkpoints.close()
         return saved[-1]
 
-    with pytest.MonkeyPatch.context() as patch, zeros_at_the_start(), devices(1):
+    with pytest.MonkeyPatch.context() as patch, first_states(zeros), devices(1):
         patch.setattr(loop, "_run_steps", run_steps)
         yield
-
-
-def _zeros(shape: Any, sharding: Any) -> jax.Array:
-    return jax.device_put(np.zeros(shape.shape, shape.dtype), sharding)
 
 
 def _moved(rng: np.random.Generator, evenly: bool, path: Any, x: jax.Array) -> jax.Array:
@@ -92,16 +105,16 @@ def _moved(rng: np.random.Generator, evenly: bool, path: Any, x: jax.Array) -> j
     return jax.device_put(np.asarray(x) + added.astype(x.dtype), x.sharding)
 
 
-def played_pretraining(folder: Path, words: list[str], evaluates: bool = True) -> None:
+def random_pretraining(folder: Path, words: list[str], evaluates: bool = True) -> None:
     """A run of text with checkpoints of steps 30 and 40, and the figures of its held-out text."""
-    with played_training(30, 40, evaluates=evaluates):
+    with random_training(30, 40, evaluates=evaluates):
         done(*words, "--dir", folder)
 
 
-def played_task(folder: Path, source: Path, files: Path, kind: str) -> None:
+def random_task(folder: Path, source: Path, files: Path, kind: str) -> None:
     """A task's run with checkpoints of steps 50 and 60."""
     train, dev = (files / f"{kind}.{split}.{SUFFIX[kind]}" for split in ("train", "dev"))
     own = "classify" if kind == "pairs" else kind
     words = ["finetune", source, "--task.kind", own, "--task.train", train, "--task.dev", dev, "--steps", 60]
-    with played_training(50, 60):
+    with random_training(50, 60):
         done(*words, "--data.batch", 16, "--save.every", 10, "--log.every", 5, "--dir", folder)

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 from contexture.models.config import ElmoConfig  # noqa: E402
 from contexture.models.elmo import sizes  # noqa: E402
 from contexture.models.layers.char_cnn import CharCnn  # noqa: E402
-from tests.helpers.compile_attention import devices  # noqa: E402
+from tests.helpers.compile.attention import devices  # noqa: E402
 
 
 def main() -> None:

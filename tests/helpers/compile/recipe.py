@@ -1,4 +1,4 @@
-"""Plans a recipe and looks at the compiled program: `python -m tests.helpers.compile_recipe RECIPE --topology …` prints
+"""Plans a recipe and looks at the compiled program: `python -m tests.helpers.compile.recipe RECIPE --topology …` prints
 the findings as a JSON line."""
 
 import dataclasses

@@ -1,5 +1,5 @@
 """Compiles attention and its gradients for devices that are not here, and prints what the programs are, a JSON line for
-each length: `compile_attention.py tpu v5e:2x2 512 2048`."""
+each length: `python -m tests.helpers.compile.attention tpu v5e:2x2 512 2048`."""
 
 import json
 import os
