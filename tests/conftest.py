@@ -25,6 +25,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.helpers.commands import devices  # noqa: E402
+from tests.helpers.small_text import write_tasks, write_text  # noqa: E402
 from tests.processor_time import ProcessorTime  # noqa: E402
 
 if TYPE_CHECKING:
@@ -57,6 +58,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--part", metavar="K/N", help="run part K of the tests that are chosen, of N parts (K from 0), by their names"
     )
     parser.addoption("--budget", action="store_true", help="fail where a file takes more processor time than it may")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: garbage is looked for in what tests make, and seldom, which saves a tenth."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -121,9 +129,12 @@ def first_states_as_the_suite_compiles(pytestconfig: pytest.Config) -> Iterator[
 @pytest.fixture(scope="module", autouse=True)
 def programs_are_dropped() -> Iterator[None]:
     """Compiled programs of many files take gigabytes; the next files find those that they need in the cache on disk."""
+    from contexture.train.compilation import programs
+
     yield
     pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
     if pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+        programs.forget()
         jax.clear_caches()
         gc.collect()
 
@@ -198,31 +209,7 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def text_folder(once) -> Path:
     """A small corpus with structure: 60 documents whose sentences have a subject that the document keeps."""
-    return once("text", _write_text)
-
-
-def _write_text(folder: Path) -> None:
-    import random
-
-    rng = random.Random(1)
-    folder.mkdir()
-    subjects = ["the cat", "a small dog", "one old man", "the queen", "my brother", "that bird"]
-    verbs = ["sees", "likes", "follows", "finds", "remembers", "paints"]
-    objects = ["the river", "a red house", "two apples", "the long road", "his letter", "many stars", "the sea"]
-    places = ["in spring", "at night", "near the town", "with care", "again and again", "without a word"]
-    for number in range(2):
-        documents = []
-        for _ in range(30):
-            subject = rng.choice(subjects)
-            lines = [
-                " ".join(
-                    f"{subject} {rng.choice(verbs)} {rng.choice(objects)} {rng.choice(places)}."
-                    for _ in range(rng.randint(1, 4))
-                )
-                for _ in range(rng.randint(2, 8))
-            ]
-            documents.append("\n".join(line.capitalize() for line in lines))
-        (folder / f"text{number}.txt").write_text("\n\n".join(documents) + "\n", "utf-8")
+    return once("text", write_text)
 
 
 TINY = (
@@ -320,43 +307,7 @@ def task_files(once) -> Path:
     classify.*.tsv (text, label: who is spoken of), pairs.*.csv (first, second, label: is it the same one),
     regress.*.jsonl (text, score: how many words), tag.*.conllu (upos).
     """
-    return once("tasks", _write_tasks)
-
-
-def _write_tasks(folder: Path) -> None:
-    import csv
-    import json
-    import random
-
-    rng = random.Random(2)
-    folder.mkdir()
-    subjects = {"the cat": "animal", "a small dog": "animal", "that bird": "animal", "one old man": "person",
-                "the queen": "person", "my brother": "person", "the river": "thing", "his letter": "thing"}  # fmt: skip
-    verbs = ["sees", "likes", "follows", "finds", "remembers", "paints"]
-    objects = ["a red house", "two apples", "the long road", "many stars", "the sea"]
-    tags = {"the": "DET", "a": "DET", "that": "DET", "one": "NUM", "two": "NUM", "my": "PRON", "his": "PRON"}
-    tags |= dict.fromkeys(verbs, "VERB") | dict.fromkeys(["small", "old", "red", "long", "many"], "ADJ")
-
-    def sentence() -> tuple[str, str]:
-        subject = rng.choice(list(subjects))
-        return f"{subject} {rng.choice(verbs)} {rng.choice(objects)}", subjects[subject]
-
-    for split, count in (("train", 160), ("dev", 97)):
-        sentences = [sentence() for _ in range(count)]
-        with open(folder / f"classify.{split}.tsv", "w", encoding="utf-8") as file:
-            file.write("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in sentences))
-        with open(folder / f"pairs.{split}.csv", "w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["sentence1", "sentence2", "label"])
-            for (a, kind), (b, other) in zip(sentences, sentences[1:] + sentences[:1], strict=True):
-                rows.writerow([a, b, "same" if kind == other else "other"])
-        with open(folder / f"regress.{split}.jsonl", "w", encoding="utf-8") as file:
-            file.writelines(json.dumps({"text": t, "score": len(t.split()) / 4}) + "\n" for t, _ in sentences)
-        with open(folder / f"tag.{split}.conllu", "w", encoding="utf-8") as file:
-            for text, _ in sentences:
-                for n, word in enumerate(text.split(), 1):
-                    file.write(f"{n}\t{word}\t_\t{tags.get(word, 'NOUN')}" + "\t_" * 6 + "\n")
-                file.write("\n")
+    return once("tasks", write_tasks)
 
 
 SUFFIX = {"classify": "tsv", "pairs": "csv", "regress": "jsonl", "tag": "conllu"}

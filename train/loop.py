@@ -21,7 +21,7 @@ from contexture.train import mesh as meshes
 from contexture.train.checkpoints.manager import Checkpoints
 from contexture.train.checkpoints.transfer import begin_from
 from contexture.train.compilation.ahead import CompilesAhead
-from contexture.train.compilation.programs import Programs, shapes_of
+from contexture.train.compilation.programs import shapes_of
 from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_folder, agree_on_run
@@ -58,15 +58,13 @@ class Evaluated(TypedDict, total=False):
     unevaluated: bool
 
 
-def train(
-    run: Run, recipe: Run, signals: Signals, programs: Programs | None = None, features: Path | None = None
-) -> Path:
+def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None) -> Path:
     """Trains `run` in its folder, from its newest good checkpoint if there is one, and returns the folder.
 
-    recipe: the run before the user's options. programs, features: the compiled steps that the runs of a grid share, and
-    the folder for what their frozen backbones compute (None: one in the run's own). Raises
-    ConfigError, DataError, CheckpointError; MemoryError or OSError if the system's limits are too low; Diverged after
-    optim.max_skipped steps in a row without finite numbers; Interrupted on SIGTERM and Ctrl-C, with everything saved.
+    recipe: the run before the user's options. features: the folder for what the frozen backbones of a grid compute
+    (None: one in the run's own). Raises ConfigError, DataError, CheckpointError; MemoryError or OSError if the system's
+    limits are too low; Diverged after optim.max_skipped steps in a row without finite numbers; Interrupted on SIGTERM
+    and Ctrl-C, with everything saved.
     """
     if not run.dir:
         raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
@@ -80,7 +78,7 @@ def train(
     cpu_memory.tune_cpu_allocator(activation_floats(run))
     with processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
         try:
-            _train(run, recipe, folder, signals, programs or Programs(), features)
+            _train(run, recipe, folder, signals, features)
         except OSError as error:
             raise CheckpointError(
                 f"{error.filename or folder}: {error.strerror or error}; what was saved before is whole"
@@ -88,7 +86,7 @@ def train(
     return folder
 
 
-def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Programs, features: Path | None) -> None:
+def _train(run: Run, recipe: Run, folder: Path, signals: Signals, features: Path | None) -> None:
     start_time = time.monotonic()
     mesh = meshes.build(run.mesh)
     agree_on_run(run)
@@ -126,7 +124,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Prog
         parts, fingerprint = prepare(run, folder, mesh, signals)
         given, run = run, parts.run
         report.steps = run.steps
-        make, shapes, shardings = create(parts.model, run, mesh, programs)
+        make, shapes, shardings = create(parts.model, run, mesh)
         if run.evaluate.metric != "loss":
             # A metric that is not measured is refused now, not at the first evaluation.
             names = measured(parts.model, parts.objective, run, shapes.params, parts.store)
@@ -159,8 +157,8 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, programs: Prog
         title = f"{folder.name}: {run.family}, {run.task.kind if run.task.kind != 'off' else 'pretraining'}"
         figure = LiveLossFigure(folder, parts.baseline.get("unigram_loss"), title)
         stack.callback(figure.close)
-        step_function = train_step(parts.model, parts.objective, run, shardings, programs)
-        evaluation = evaluation_step(parts.model, parts.objective, mesh, run, programs)
+        step_function = train_step(parts.model, parts.objective, run, shardings)
+        evaluation = evaluation_step(parts.model, parts.objective, mesh, run)
         if start < run.steps:
             store_features(parts, state.params, step_function.encoder, folder, features, signals)
         ahead = _compiles_ahead(parts, step_function, expected)

@@ -17,7 +17,7 @@ from contexture.models.shapes import Params, dims_of, path_of
 from contexture.models.sharding import constrain
 from contexture.train import mesh as meshes
 from contexture.train.compilation.encoder import Encoder, make_encoder
-from contexture.train.compilation.programs import Programs, Shapes, shapes_of
+from contexture.train.compilation.programs import Shapes, shapes_of, shared
 from contexture.train.config import Run
 from contexture.train.losses import Sum, means
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss
@@ -85,53 +85,64 @@ def _has_constant_rate(run: Run) -> bool:
 def without_step_settings(run: Run) -> Run:
     """Returns the run with all that its step is compiled for: the same for any two runs that can share the step.
 
-    The step is traced from this run. So it cannot hold a seed, a rate or a place of one run as a constant.
+    The step is traced from this run. So it cannot hold a seed, a rate, a file or a folder of one run as a constant.
     """
     optim = run.optim if _has_constant_rate(run) else dataclasses.replace(run.optim, peak_lr=1.0)
     cleared = dict(save=SaveConfig(), log=LogConfig(), evaluate=EvaluateConfig(), init=InitConfig())
-    return dataclasses.replace(run, optim=optim, seed=0, dir="", **cleared)
+    data = dataclasses.replace(run.data, path=(), dev=(), tokenizer="")
+    task = dataclasses.replace(run.task, train=(), dev=(), test=())
+    return dataclasses.replace(run, optim=optim, data=data, task=task, seed=0, dir="", **cleared)
 
 
 CPU_OPTIONS_OF_FIRST_STATE = {"xla_backend_optimization_level": 1}
-"""The program that draws a first state runs once: a CPU's code for it is compiled in half of the time if little
-optimised, and gives the same bits."""
+"""Its program runs once: if little optimised it is compiled in half of the time, and gives the same bits."""
 
 
-def create(
-    model: Model, run: Run, mesh: Mesh, programs: Programs | None = None
-) -> tuple[Callable[[], State], State, State]:
-    """Returns (make, shapes, shardings) of a fresh state: `make()` returns it sharded over the mesh from the start.
-
-    programs: those of the runs before, of whose function this run takes the one that fits.
-    """
-    key = ("create", *_key(model, run, mesh))
-    jitted, shapes, shardings = (programs or Programs()).get(key, lambda: _create(model, run, mesh))
+def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], State, State]:
+    """Returns (make, shapes, shardings) of a fresh state: `make()` returns it sharded over the mesh from the start."""
+    optim, of_batch = without_step_settings(run).optim, (*batch_fields(run).items(), *batch_sizes(run, 1).items())
+    key = ("create", repr(model), mesh, optim, run.data.batch, of_batch)
+    jitted, shapes, shardings = shared(key, lambda: _create(model, run, mesh))
     return lambda: jitted(jax.random.key(run.seed)), shapes, shardings
 
 
+def parameter_shapes(model: Model, run: Run, mesh: Mesh) -> Params:
+    """Returns the shapes of a run's parameters alone, with the shardings that they have in its state."""
+
+    def make() -> Params:
+        shapes = jax.eval_shape(lambda key: _variables(model, run, key)["params"], jax.eval_shape(jax.random.key, 0))
+        shardings = meshes.state_shardings(mesh, shapes, shapes)
+        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+
+    adapters = (run.optim.lora_rank, run.optim.lora_targets)
+    return shared(("parameters", repr(model), mesh, run.family, adapters), make)
+
+
+def _variables(model: Model, run: Run, key: jax.Array) -> dict[str, Params]:
+    """Returns fresh parameters with adapters, and the carry of a batch of one sequence."""
+    variables = model.init(key, example(batch_fields(run), batch_sizes(run, 1)))
+    return {**variables, "params": add_adapters(variables["params"], run, key)}
+
+
 def _key(model: Model, run: Run, mesh: Mesh) -> tuple[Hashable, ...]:
-    """Returns what the functions of a run are traced from. Its model follows from its configuration and the number of
-    labels, which stands in the sizes of the heads."""
-    sizes = {name: getattr(head, "sizes", {}) for name, head in model.heads.items()}
-    return without_step_settings(run), mesh, tuple((name, *sorted(size.items())) for name, size in sizes.items())
+    """Returns what the functions of a run are traced from. A model's text has its heads' sizes."""
+    return without_step_settings(run), mesh, repr(model)
 
 
 def _create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[jax.Array], State], State, State]:
-    run = without_step_settings(run)
-    sizes = batch_sizes(run, 1)
     tx = optimizer(run.optim)
 
     def state(key: jax.Array) -> State:
-        variables = model.init(key, example(batch_fields(run), sizes))
-        zero, params = jnp.zeros((), jnp.int32), add_adapters(variables["params"], run, key)
-        # The example is a batch of one sequence: its carry has the shapes of all but the first dim.
+        variables = _variables(model, run, key)
+        zero, params = jnp.zeros((), jnp.int32), variables["params"]
+        # Its carry is that of one sequence: the shapes of all but the first dim.
         carry = jax.tree.map(lambda x: jnp.zeros((run.data.batch, *x.shape[1:]), x.dtype), variables.get("carry", {}))
         return State(zero, params, tx.init(split(params, run.optim)[1]), zero, zero, carry)
 
     # Only shapes are computed here; the compiled function creates each array where it lives, never whole on one device.
     # The key is an argument: runs that differ in their seeds alone share the compiled function. Of the key too only the
     # shape: the devices of a plan are not there, and can make none.
-    shapes = jax.eval_shape(state, jax.eval_shape(lambda: jax.random.key(0)))
+    shapes = jax.eval_shape(state, jax.eval_shape(jax.random.key, 0))
     shardings = meshes.state_shardings(mesh, shapes, shapes.params)
     options = CPU_OPTIONS_OF_FIRST_STATE if mesh.devices.flat[0].platform == "cpu" else None
     jitted = jax.jit(state, out_shardings=shardings, compiler_options=options)
@@ -167,24 +178,20 @@ class TrainStep:
         return self.jitted.lower(state, batch, self.settings)
 
 
-def train_step(
-    model: Model, objective: Objective, run: Run, shardings: State, programs: Programs | None = None
-) -> TrainStep:
+def train_step(model: Model, objective: Objective, run: Run, shardings: State) -> TrainStep:
     """Returns the jitted step (state, batch) → (state, metrics); loss or gradient that are not finite change nothing.
 
-    The state given is donated. metrics are scalars that are the same on every device. programs: as for `create`; they
-    are of one objective for each configuration.
+    The state given is donated. metrics are scalars that are the same on every device.
     """
     mesh = cast(Mesh, cast(NamedSharding, shardings.step).mesh)
-    key = ("step", *_key(model, run, mesh))
-    programs = programs or Programs()
-    encoder = _encoder(model, run, mesh, programs)
-    jitted, compiled = programs.get(key, lambda: (_train_step(model, objective, run, shardings, encoder), {}))
+    key = ("step", repr(objective), *_key(model, run, mesh))
+    encoder = _encoder(model, run, mesh)
+    jitted, compiled = shared(key, lambda: (_train_step(model, objective, run, shardings, encoder), {}))
     return TrainStep(jitted, step_settings(run), compiled, encoder)
 
 
-def _encoder(model: Model, run: Run, mesh: Mesh, programs: Programs) -> Encoder | None:
-    return programs.get(("encoder", *_key(model, run, mesh)), lambda: make_encoder(model, run, mesh))
+def _encoder(model: Model, run: Run, mesh: Mesh) -> Encoder | None:
+    return shared(("encoder", *_key(model, run, mesh)), lambda: make_encoder(model, run, mesh))
 
 
 def _train_step(model: Model, objective: Objective, run: Run, shardings: State, encoder: Encoder | None) -> Any:
@@ -362,19 +369,15 @@ def _all_finite(carry: Carry) -> jax.Array:
     return jnp.stack([jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(carry))]).all()
 
 
-def evaluation_step(
-    model: Model, objective: Objective, mesh: Mesh, run: Run | None = None, programs: Programs | None = None
-) -> EvaluationStep:
+def evaluation_step(model: Model, objective: Objective, mesh: Mesh, run: Run | None = None) -> EvaluationStep:
     """Returns the jitted (params, batch, carry) → (sums, predictions, next carry), without dropout.
 
-    carry: of the batch before; None before the first. All results are whole on every process. run, programs: as for
-    `create`.
+    carry: of the batch before; None before the first. All results are whole on every process. run: whose frozen
+    backbone may be computed apart; None: the model is run whole.
     """
-    if run is None or programs is None:
-        return _evaluation_step(model, objective, mesh, make_encoder(model, run, mesh) if run is not None else None)
-    encoder = _encoder(model, run, mesh, programs)
-    key = ("evaluation", *_key(model, run, mesh))
-    return programs.get(key, lambda: _evaluation_step(model, objective, mesh, encoder))
+    encoder = _encoder(model, run, mesh) if run is not None else None
+    key = ("evaluation", repr(objective), repr(model), mesh, run and without_step_settings(run))
+    return shared(key, lambda: _evaluation_step(model, objective, mesh, encoder))
 
 
 def _evaluation_step(model: Model, objective: Objective, mesh: Mesh, encoder: Encoder | None) -> EvaluationStep:

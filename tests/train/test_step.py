@@ -14,7 +14,7 @@ from contexture.models.config import BertConfig, HeadConfig
 from contexture.models.model import build
 from contexture.models.shapes import by_path, path_of
 from contexture.train import mesh as meshes
-from contexture.train.compilation.programs import Programs
+from contexture.train.compilation import programs
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.best import Best, unigram_baseline, value_to_minimise
@@ -70,11 +70,11 @@ def test_the_old_moments_are_written_over_in_place(stepper):
 def test_runs_that_differ_in_seed_and_rate_share_a_step_and_have_their_own_numbers():
     """To the bit those of a step of their own, dropout on; another setting has another step."""
     mesh, objective = meshes.build(MeshConfig(), jax.devices()[:1]), OBJECTIVES[RUN.objective]
-    model, shared = build(RUN.model, objective.heads), Programs()
+    model = build(RUN.model, objective.heads)
 
-    def two_steps(run: Run, programs: Programs | None) -> tuple[dict[str, np.ndarray], Any]:
-        make, _, shardings = create(model, run, mesh, programs)
-        step = train_step(model, objective, run, shardings, programs)
+    def two_steps(run: Run) -> tuple[dict[str, np.ndarray], Any]:
+        make, _, shardings = create(model, run, mesh)
+        step = train_step(model, objective, run, shardings)
         state, metrics = step(step(make(), a_batch(0))[0], a_batch(1))
         assert float(metrics["learning_rate"]) == np.float32(run.optim.peak_lr) * np.float32(0.9)
         return jax.device_get(by_path(state.params)), step.jitted
@@ -84,25 +84,26 @@ def test_runs_that_differ_in_seed_and_rate_share_a_step_and_have_their_own_numbe
 
     with jax.set_mesh(mesh):
         runs = [RUN, changed(5, peak_lr=3e-2), changed(2**31 - 1), changed(0, peak_lr=3e-2)]
-        results = [two_steps(run, shared) for run in runs]
+        results = [two_steps(run) for run in runs]
         assert len({id(jitted) for _, jitted in results}) == 1 and results[0][1]._cache_size() == 1
         for run, (params, _) in zip(runs[:2], results, strict=False):
-            alone = two_steps(run, None)[0]
+            programs.forget()
+            alone = two_steps(run)[0]
             assert all(np.array_equal(params[path], alone[path]) for path in alone)
         kernels = [params["backbone/layers/ffn/in/kernel"] for params, _ in results]
         for n, kernel in enumerate(kernels):
             for other in kernels[:n]:
                 assert_differs(kernel, other, 1e-3)
         # The seed decides both the first parameters and, from the same ones, the masks.
-        made = [create(model, run, mesh, shared) for run in runs[:2]]
+        made = [create(model, run, mesh) for run in runs[:2]]
         starts = [by_path(make().params)["backbone/layers/ffn/in/kernel"] for make, _, _ in made]
         assert_differs(starts[0], starts[1], 1e-2)
-        steps = [train_step(model, objective, run, made[0][2], shared) for run in runs[:2]]
+        steps = [train_step(model, objective, run, made[0][2]) for run in runs[:2]]
         losses = [step(made[0][0](), a_batch())[1]["loss"] for step in steps]
         assert_differs(losses[0], losses[1], 1e-3)
         for run in (changed(0, weight_decay=0.5), dataclasses.replace(RUN, steps=11)):
-            _, _, shardings = create(model, run, mesh, shared)
-            assert train_step(model, objective, run, shardings, shared).jitted is not results[0][1]
+            _, _, shardings = create(model, run, mesh)
+            assert train_step(model, objective, run, shardings).jitted is not results[0][1]
 
 
 def test_a_step_that_mixes_layers_at_a_rate_of_their_own_is_of_one_rate():

@@ -22,7 +22,6 @@ from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints import manager
 from contexture.train.checkpoints.meta import Step, find_steps
-from contexture.train.compilation.programs import Programs
 from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.objectives import objective_of
@@ -30,7 +29,7 @@ from contexture.train.optim.lora import ADAPTERS, merged
 from contexture.train.optim.optimizers import lr_multipliers
 from contexture.train.run.data import read_tokenizer
 from contexture.train.run_file import RunRecord
-from contexture.train.step import State, create
+from contexture.train.step import State, parameter_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -98,22 +97,18 @@ def load_parameters(
     step: Step = None,
     *,
     merge: bool = True,
-    programs: Programs | None = None,
 ) -> Loaded:
     """Returns the parameters alone (no optimizer) of a checkpoint, sharded over the mesh.
 
     Logs it where the best checkpoint answers and is not the newest. The model gets the attention of the devices here,
     which need not be those that it was trained on.
-    Adapters are merged into their kernels, unless `merge` is False. programs: as for `create`.
+    Adapters are merged into their kernels, unless `merge` is False.
 
     Raises ConfigError if there is no such step, CheckpointError if none is good.
     """
     run = with_attention_of_this_device(run)
     model = model_of(run, labels)
-    _, shapes, shardings = create(model, run, mesh, programs)
-    expected = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes.params, shardings.params
-    )
+    expected = parameter_shapes(model, run, mesh)
 
     def read(directory: Path) -> Loaded:
         params, meta = manager.restore(directory, expected, mesh, "params")

@@ -1,5 +1,7 @@
-"""Compiled programs that the runs of one process share."""
+"""Compiled programs that all of one process shares."""
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
@@ -10,20 +12,36 @@ T = TypeVar("T")
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 """The shapes of a batch's arrays, in the order of their names."""
 
+MOST = 32
+"""So many functions are kept, with their programs: those of about ten runs that differ in more than rate and seed."""
+_kept: OrderedDict[Hashable, Any] = OrderedDict()
+_lock = threading.Lock()
+
 
 def shapes_of(batch: Mapping[str, jax.Array | np.ndarray]) -> Shapes:
     """Returns the shapes that a batch's program is compiled for."""
     return tuple(batch[name].shape for name in sorted(batch))
 
 
-class Programs:
-    """Jitted functions that the runs of one process share, by all that they were traced from."""
+def shared(key: Hashable, make: Callable[[], T]) -> T:
+    """Returns what `make` returned for this key, which names all that its jitted functions are traced from.
 
-    def __init__(self) -> None:
-        self._made: dict[Hashable, Any] = {}
+    The second training of a notebook, the runs of a grid and the checkpoints of an evaluation are traced and compiled
+    once. Of more than `MOST` keys the one that was longest without use is dropped.
+    """
+    with _lock:
+        if key in _kept:
+            _kept.move_to_end(key)
+            return _kept[key]
+    made = make()
+    with _lock:
+        _kept[key] = made
+        if len(_kept) > MOST:
+            _kept.popitem(last=False)
+    return made
 
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns what `make` returned for this key the first time."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+
+def forget() -> None:
+    """Drops all that is kept."""
+    with _lock:
+        _kept.clear()

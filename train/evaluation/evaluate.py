@@ -31,7 +31,6 @@ from contexture.train import run_file
 from contexture.train.checkpoints import manager
 from contexture.train.checkpoints.meta import read_meta
 from contexture.train.checkpoints.transfer import first_good, load_parameters
-from contexture.train.compilation.programs import Programs
 from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
@@ -149,21 +148,18 @@ def report_odd(held_out: HeldOut) -> dict[str, float]:
     return odd
 
 
-def evaluate_run(
-    request: EvaluationRequest, cancel: CancelToken = NEVER, programs: Programs | None = None
-) -> EvaluationResult:
+def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> EvaluationResult:
     """Evaluates the checkpoint that answers for a run (`find_steps`), or those of `request.step`.
 
-    It uses the run's own mesh if that fits the devices here, else all of them as copies. programs: the compiled steps
-    of the runs before, of which this run takes the one that fits. Raises ConfigError if the folder is no run or holds
-    nothing out, DataError for the user's files, CheckpointError if no checkpoint is good.
+    It uses the run's own mesh if that fits the devices here, else all of them as copies. Raises ConfigError if the
+    folder is no run or holds nothing out, DataError for the user's files, CheckpointError if no checkpoint is good.
     """
     folder = request.folder
     record = run_file.read(folder)
     if request.submission:
         return cast(EvaluationResult, write_submission(request, record, cancel))
     with processes.joined(request.mesh, lambda: manager.steps(folder / "checkpoints")):
-        return _evaluate_run(folder, record, request, cancel, programs)
+        return _evaluate_run(folder, record, request, cancel)
 
 
 def evaluate_runs(requests: Sequence[EvaluationRequest], cancel: CancelToken = NEVER) -> list[EvaluationResult]:
@@ -185,21 +181,19 @@ def evaluate_runs(requests: Sequence[EvaluationRequest], cancel: CancelToken = N
                 submitted[file] = request.folder
         for step in steps_named(request.folder, request.steps, record.run.evaluate.metric)[-1:]:
             first_good(request.folder, step, read_meta)
-    programs, results = Programs(), list[EvaluationResult]()
+    results = list[EvaluationResult]()
     for request in requests:
         cancel.check()
         logger.info(f"evaluating {request.run}")
         try:
-            results.append(evaluate_run(request, cancel, programs))
+            results.append(evaluate_run(request, cancel))
         except (ConfigError, DataError, CheckpointError) as error:
             logger.warning(f"{request.run} was not evaluated: {error}")
             results.append(cast(EvaluationResult, {"run": str(request.folder), "error": str(error)}))
     return results
 
 
-def _evaluate_run(
-    folder: Path, record: RunRecord, request: EvaluationRequest, cancel: CancelToken, programs: Programs | None
-) -> EvaluationResult:
+def _evaluate_run(folder: Path, record: RunRecord, request: EvaluationRequest, cancel: CancelToken) -> EvaluationResult:
     meshes.find_devices()  # before anything else asks jax for them
     if request.watch:
         record = wait_for_first(folder, cancel)
@@ -216,7 +210,7 @@ def _evaluate_run(
     with meshes.use(mesh, run.model.dtype), open_request(folder, record, request, mesh, cancel) as data:
         odd = report_odd(data.held_out)
         agree_on_content(folder, run, data.held_out.tokenizer, data.store)
-        evaluation = _Evaluation(folder, record, request, data, mesh, programs, cancel)
+        evaluation = _Evaluation(folder, record, request, data, mesh, cancel)
         if not request.every_step:
             results = evaluation.of_steps(steps)
             return _joined(folder, request, data.held_out.count, odd, results)
@@ -236,11 +230,10 @@ class _Evaluation:
         request: EvaluationRequest,
         data: HeldOutData,
         mesh: Mesh,
-        programs: Programs | None,
         cancel: CancelToken,
     ) -> None:
         self.folder, self.record, self.run, self.request = folder, record, record.run, request
-        self.data, self.mesh, self.programs, self.cancel = data, mesh, programs or Programs(), cancel
+        self.data, self.mesh, self.cancel = data, mesh, cancel
         self.objective = objective_of(self.run)
         self.known = baseline(data.held_out, data.store, cancel) if data.store is not None else {}
 
@@ -312,8 +305,8 @@ class _Evaluation:
     def _evaluate(self, number: int | None) -> CheckpointResult:
         """Returns the result of a checkpoint. Raises CheckpointError if it is not good, ConfigError if it is gone."""
         folder, held_out = self.folder, self.data.held_out
-        loaded = load_parameters(folder, self.run, self.record.labels, self.mesh, number, programs=self.programs)
-        step = evaluation_step(loaded.model, self.objective, self.mesh, self.run, self.programs)
+        loaded = load_parameters(folder, self.run, self.record.labels, self.mesh, number)
+        step = evaluation_step(loaded.model, self.objective, self.mesh, self.run)
         file = _predictions_file(folder, self.request, loaded.step) if self.run.task.kind != "off" else None
         threshold = self._threshold(loaded.step)
         if isinstance(held_out, HeldOutTask) and self.record.counts and threshold is not None:

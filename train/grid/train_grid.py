@@ -83,10 +83,9 @@ def _train(
     signals: Signals,
 ) -> None:
     # Imported here: a grid that is complete needs no jax.
-    from contexture.train.compilation.programs import Programs
     from contexture.train.loop import train
 
-    programs, runs = Programs(), grid.runs
+    runs = grid.runs
     logger.info(f"{len(missing)} of {len(runs)} runs are to be trained")
     for run in missing:
         signals.check()
@@ -95,7 +94,7 @@ def _train(
             start = _checked_start(run, start)
             folders.write(grid, diverged, start)
         try:
-            train(run, recipe, signals, programs, grid.folder / folders.FEATURES)
+            train(run, recipe, signals, grid.folder / folders.FEATURES)
         except Diverged as error:
             logger.warning(f"{run.dir} diverged: {error}")
             diverged[Path(run.dir).name] = str(error)
@@ -177,14 +176,12 @@ def _measure_test(result: GridResult, files: tuple[str, ...], signals: Signals) 
     assert best is not None
     unmeasured = [run for run in best["runs"] if read_test_figures(run, digests) is None]
     if unmeasured:
-        from contexture.train.compilation.programs import Programs
         from contexture.train.evaluation.evaluate import evaluate_run
 
-        programs = Programs()
         for run in unmeasured:
             signals.check()
             logger.info(f"measuring {run['run']} on the test examples")
             # These files, and not those that the run was started with: others may be given by now.
             request = EvaluationRequest(run["run"], split="test", dev=files, step=run.get("step", ()))
-            write_test_figures(run, evaluate_run(request, signals, programs).get("metrics", {}), digests)
+            write_test_figures(run, evaluate_run(request, signals).get("metrics", {}), digests)
     result["test"] = spreads(read_test_figures(run, digests) or {} for run in best["runs"])

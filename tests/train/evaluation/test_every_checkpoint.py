@@ -22,7 +22,7 @@ import contexture
 from contexture.cli import main as cli
 from contexture.data.tasks.lengths import MAX_LENGTHS
 from contexture.train.checkpoints import manager, transfer
-from contexture.train.compilation.programs import Programs
+from contexture.train.compilation import programs
 from contexture.train.evaluation import evaluate as module
 from contexture.train.evaluation import steps as watch
 from contexture.train.run.folder import lock_folder
@@ -156,7 +156,7 @@ def test_nothing_is_compiled_or_encoded_twice(run, task_files, caplog, monkeypat
     encode = held_out.encode
     monkeypatch.setattr(held_out, "encode", lambda *words: encoded.append(words) or encode(*words))
     jax.clear_caches()
-    monkeypatch.setattr(module, "Programs", Programs)
+    programs.forget()
     monkeypatch.setattr(logging.getLogger("jax"), "propagate", True)
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
         result = contexture.evaluate(run, step="all", dev=str(task_files / "classify.dev.tsv"))
