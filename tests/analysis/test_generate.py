@@ -21,6 +21,7 @@ from contexture.models.config import BertConfig, GptConfig, Sampling
 from contexture.models.model import build
 from contexture.train.run_file import read
 from tests.helpers.commands import done, json_of
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
 from tests.helpers.random_runs import random_training
 
@@ -258,7 +259,7 @@ def test_a_mistake_in_the_words_of_generate(words: list[str], message: str, gpt_
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["--tokens", "40"]])
+@pytest.mark.parametrize("words", [["--tokens", "40"], *long([])])
 def test_it_is_said_where_a_text_gets_longer_than_those_of_the_training(words: list[str], gpt_run, capsys):
     trained = read(gpt_run).run.data.length
     assert cli.main(["generate", str(gpt_run), "--prompt", "the cat sees the river", *words]) == 0

@@ -10,6 +10,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.mesh import find_devices
 from contexture.train.run import plugin_errors
 from tests.helpers.logs import logged
+from tests.helpers.long import long
 from tests.models.layers.test_attention_compiled import COMPILERS, installed
 from tests.train.run.test_formats import GOLDEN
 
@@ -135,7 +136,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", ["pretrain", "show"])
+@pytest.mark.parametrize("name", ["show", *long("pretrain")])
 def test_a_platform_without_a_device_is_one_line(door, tmp_path, name):
     _refuses(door, tmp_path, name)
 

@@ -25,6 +25,7 @@ from contexture.train.interchange.sentence_transformers import with_padding
 from contexture.train.run.signals import Interrupted
 from contexture.train.run_file import read
 from tests.helpers.commands import done, run_command
+from tests.helpers.long import long
 from tests.interchange.hf_folders import GOLDEN, Change, config_with, raw_with, refused
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -45,7 +46,7 @@ def leaves(run: Path) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(params)}
 
 
-@pytest.mark.parametrize("name", ["run_format_1", "task_format_1"])
+@pytest.mark.parametrize("name", ["task_format_1", *long("run_format_1")])
 def test_a_run_that_goes_out_comes_back_bit_for_bit(name: str, tmp_path: Path):
     """Parameters, vocabulary, labels, and what makes the model."""
     golden = GOLDEN / name

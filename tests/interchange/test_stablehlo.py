@@ -118,7 +118,7 @@ def test_a_tagger_s_program_gives_the_tags_of_predict(exported, tmp_path, enviro
 def test_the_example_shows_inputs_and_their_outputs(exported, name):
     folder = exported(name)
     description = json.loads((folder / "model.json").read_text())
-    example = np.load(folder / "example.npz")
+    example = dict(np.load(folder / "example.npz"))
     program = jax.export.deserialize(bytearray((folder / "model.stablehlo").read_bytes()))
     assert set(program.platforms) == {"cpu", "cuda", "tpu"}
     inputs = {name: example[f"inputs/{name}"] for name in description["inputs"]}

@@ -60,7 +60,8 @@ COMMANDS = (
     ),
     *mutants_of(
         "train/step.py",
-        ("plan.key-on-a-device", "jax.eval_shape(lambda: jax.random.key(0))", "jax.random.key(0)",
+        ("plan.key-on-a-device", "(state, jax.eval_shape(jax.random.key, 0))",
+         "(state, jax.random.key(0))",
          "train/plan/test_plan.py::test_a_state_s_shapes_are_computed_without_a_device"),
     ),
     *mutants_of(

@@ -14,6 +14,7 @@ from contexture.models.config import ElmoConfig
 from contexture.models.elmo import sizes
 from contexture.models.layers.char_cnn import CharCnn
 from contexture.models.model import Outputs, build
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close
 from tests.train.run.test_formats import GOLDEN
 
@@ -38,7 +39,7 @@ def _means_of(inputs: np.ndarray, params: dict[str, np.ndarray], layer: int, con
     return np.array(means).T
 
 
-@pytest.mark.parametrize("run", ["elmo_format_2", "elmo_task_format_1"])
+@pytest.mark.parametrize("run", ["elmo_task_format_1", *long("elmo_format_2")])
 def test_gates_are_those_of_the_equations_in_both_directions(run: str):
     model = contexture.open(GOLDEN / run)
     got = model.gates(TEXT)

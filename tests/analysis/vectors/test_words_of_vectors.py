@@ -10,6 +10,7 @@ import pytest
 import contexture
 from contexture import requests
 from tests.helpers.commands import json_of, run_command
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
 from tests.train.run.test_formats import GOLDEN
 
@@ -28,7 +29,7 @@ def _embed(run: str, text: Path, name: str, *options: object) -> dict[str, Any]:
     return json_of("embed", GOLDEN / run, "--input", text, "--to", text.parent / name, *options)
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [RUNS[0], *long(*RUNS[1:])])
 def test_a_file_of_words_has_the_rows_that_python_gives(run, text, tmp_path):
     counts = _embed(run, text, "words.npz", "--of", "words")
     expected = contexture.open(GOLDEN / run).embed(LINES, of="words", layers="all")

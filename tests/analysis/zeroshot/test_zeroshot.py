@@ -76,7 +76,7 @@ def test_a_gpt_s_context_loses_its_beginning_where_both_are_too_long(gpt):
         list(score_continuations(gpt, [("a", long)]))
 
 
-@pytest.mark.parametrize("family", ["gpt", "bert"])
+@pytest.mark.parametrize("family", ["gpt", *long("bert")])
 def test_one_warning_names_the_length_of_training(family, request, caplog):
     model = request.getfixturevalue(family)
     trained = model.run.data.length

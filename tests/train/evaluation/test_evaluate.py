@@ -15,6 +15,7 @@ from contexture.cli import main as cli
 from tests.helpers.commands import devices
 from tests.helpers.jobs import evaluate_in_two_processes
 from tests.helpers.logs import logged
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
 
 Evaluated = tuple[dict, list[dict]]
@@ -137,7 +138,7 @@ def test_the_best_checkpoint_is_taken_with_a_word_on_a_better_step_that_has_none
     assert [m for m in messages if m.startswith("warning: step 40 was better than step ")]
 
 
-@pytest.mark.parametrize("kind", ["classify", pytest.param("regress", marks=pytest.mark.long), "tag"])
+@pytest.mark.parametrize("kind", ["tag", *long("regress", "classify")])
 def test_several_files_have_a_row_each(task_run, task_files, tmp_path, kind, monkeypatch):
     """A row holds the figures of its file evaluated alone: languages side by side."""
     # Padded alike: the last digits of predictions depend on it, and so does the order of two that are nearly equal, by
