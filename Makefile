@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: test test-oldest long lint docs parity mutants fuzz demo bench plans gpu-plans soak screenshots lock clean
 
+# Images of containers often forbid bytecode: each process, and each worker of the tests, would compile all sources anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -49,7 +52,7 @@ test: $(STAMP)    ## the quick suite on two cores, with its processor time by fi
 test-oldest: $(OLDEST) ## the same on the lowest versions that pyproject.toml allows
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
 
-long: $(STAMP)    ## all other cases of the laws, and what takes minutes each; PART=0/2 or 1/2: one half of it
+long: $(STAMP)    ## all other cases of the laws, and what takes minutes each; PART=0/4: its first quarter
 	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600 $(if $(PART),--part $(PART))
 
 # pyright and mkdocstrings do not follow editable installs: they get a folder that links contexture.models to models/, and

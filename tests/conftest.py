@@ -4,6 +4,7 @@ The quick suite has XLA leave its programs as they come, which compiles them in 
 parity compile them as users do.
 """
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -118,11 +119,12 @@ def no_loss_figure(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def first_states_as_the_suite_compiles(pytestconfig: pytest.Config) -> Iterator[None]:
-    """The quick suite's flags optimise less than the options of their own that programs of first states have."""
-    with pytest.MonkeyPatch.context() as patch:
-        if "not long" in pytestconfig.option.markexpr:
-            patch.setattr("contexture.train.step.CPU_OPTIONS_OF_FIRST_STATE", {})
+def drawn_first_states(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Trainings of the quick suite in this process begin with numbers that NumPy draws by their seed: the program that
+    draws a run's own is compiled for three seconds, and has laws of its own."""
+    from tests.helpers.random_runs import first_states
+
+    with first_states() if "not long" in pytestconfig.option.markexpr else contextlib.nullcontext():
         yield
 
 
@@ -147,16 +149,13 @@ def one_device():
 
 
 @pytest.fixture
-def start_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def start_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training in this process ends with code 130 where its steps would begin: what a start does is done then."""
-    from tests.helpers.random_runs import first_states
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("contexture.train.loop._run_steps", interrupt)
-    with first_states():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ import pytest
 from contexture.models.layers.stacked import unstack_layers
 from contexture.models.shapes import path_of
 from contexture.train import loop
+from contexture.train.optim.lora import ADAPTERS
 from contexture.train.step import State
 from tests.helpers.commands import devices, done
 
@@ -29,29 +30,33 @@ DEVIATIONS = {
 """Of the noise of parameters, by the first of these that their name holds."""
 
 
-def drawn(shapes: State, moments: float = 0.0) -> State:
-    """A first state of these shapes: numbers of deviation 0.1, norms about one, moments as given."""
-    rng = np.random.default_rng(0)
-    params = jax.tree_util.tree_map_with_path(
-        lambda k, x: (0.1 * rng.standard_normal(x.shape) + ("scale" in path_of(k))).astype(x.dtype), shapes.params
-    )
-    rest = zeros(shapes)
+def drawn(shapes: State, seed: int = 0, moments: float = 0.0) -> State:
+    """A first state of these shapes: numbers of deviation 0.1, norms about one, moments as given; adapters add zero."""
+    rng = np.random.default_rng(seed)
+
+    def numbers(keys: Any, x: Any) -> np.ndarray:
+        path = path_of(keys)
+        spread = 0.0 if path.startswith(ADAPTERS) and path.endswith("/b") else 0.1
+        return (spread * rng.standard_normal(x.shape) + ("scale" in path)).astype(x.dtype)
+
+    params = jax.tree_util.tree_map_with_path(numbers, shapes.params)
+    rest = zeros(shapes, seed)
     opt = jax.tree.map(lambda x: x if np.issubdtype(x.dtype, np.integer) else x + x.dtype.type(moments), rest.opt)
     return dataclasses.replace(rest, params=params, opt=opt)
 
 
-def zeros(shapes: State) -> State:
+def zeros(shapes: State, _: int) -> State:
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
 
 
 @contextmanager
-def first_states(make: Callable[[State], State] = drawn) -> Iterator[None]:
-    """Trainings in this process begin with states made of their shapes, which nothing is compiled for."""
+def first_states(make: Callable[[State, int], State] = drawn) -> Iterator[None]:
+    """Trainings in this process begin with states made of their shapes and seed, which nothing is compiled for."""
     created = loop.create
 
     def create(*words: Any) -> tuple[Callable[[], State], State, State]:
         _, shapes, shardings = created(*words)
-        return lambda: jax.device_put(make(shapes), shardings), shapes, shardings
+        return lambda: jax.device_put(make(shapes, words[1].seed), shardings), shapes, shardings
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "create", create)

@@ -1,7 +1,6 @@
 """A pretrained run becomes a model that does somebody's task; and that one goes on to the next."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from contexture.models.shapes import path_of
 from contexture.train.evaluation.predict import Predictor
 from contexture.train.run.report import read_metrics
 from tests.helpers.parity_rule import assert_differs
-from tests.helpers.random_runs import first_states
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -28,12 +26,6 @@ def parameters(folder: Path, step: int | None = None) -> dict[str, np.ndarray]:
 
 def finetune(words: list[str], folder: Path, *more: object) -> int:
     return cli.main([*words, "--dir", str(folder), *map(str, more)])
-
-
-@pytest.fixture
-def drawn_states() -> Iterator[None]:
-    with first_states():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +113,7 @@ PATIENT = [
 ]
 
 
-def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tmp_path, drawn_states):
+def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tmp_path):
     """Its backbone is frozen, and is that of the run it began from to the bit."""
     folder, source = tmp_path / "run", GOLDEN / "bert_format_2"
     patient = [*from_run(words(), source), *PATIENT]
