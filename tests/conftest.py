@@ -40,6 +40,7 @@ SHARED = ROOT.parent / "shared"
 # Without expensive passes, and without the fusion emitters of MLIR, which take half of the time.
 QUICKLY_COMPILED = (
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1"
 )
 QUICK_EXAMPLES = 15
 MOST_MEMORY = 3 << 29

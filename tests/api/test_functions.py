@@ -12,6 +12,7 @@ from contexture.configs import recipes
 from contexture.options import with_options
 from contexture.train.run_file import read
 from tests.helpers.commands import json_of
+from tests.helpers.random_runs import random_training
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BERT = GOLDEN / "bert_format_2"
@@ -72,7 +73,8 @@ def test_a_run_is_trained_and_resumed(tiny_words, text_folder, tmp_path, caplog)
     model = {f"model.{name}": value for name, value in (("layers", 1), ("hidden", 16), ("heads", 2), ("ffn", 16),
                                                         ("vocab", 150))}  # fmt: skip
     options = {**model, "data.path": text_folder, "data.length": 16, "data.batch": 4, "dir": tmp_path / "run"}
-    folder = contexture.pretrain("bert.tiny", {**options, "steps": 2, "optim.warmup": 1})
+    with random_training(2):
+        folder = contexture.pretrain("bert.tiny", {**options, "steps": 2, "optim.warmup": 1})
     assert folder == tmp_path / "run" and contexture.open(folder).step == 2
     with pytest.raises(contexture.ConfigError, match="holds a run of --steps 2, not 1"):
         contexture.pretrain("bert.tiny", {**options, "steps": 1, "optim.warmup": 1})

@@ -13,6 +13,7 @@ import contexture
 from contexture.cli import main as cli
 from tests.cli.test_command_line import last_line_of
 from tests.helpers.logs import logged
+from tests.helpers.random_runs import random_training
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -96,8 +97,9 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[object], line: str) 
 
 @pytest.fixture(scope="module")
 def classified(place: Path) -> tuple[Path, str]:
-    """A classifier of three rows, one of them too long, and what was said: begun with a broken file, then mended."""
-    with pytest.MonkeyPatch.context() as patch:
+    """A classifier of three rows, one of them too long, and what was said: begun with a broken file, then mended.
+    Its weights are drawn at random."""
+    with pytest.MonkeyPatch.context() as patch, random_training(2):
         patch.chdir(place)
         train = place / "three.tsv"
         train.write_text(FILES["short.tsv"])
@@ -112,7 +114,7 @@ def classified(place: Path) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def tagged(place: Path) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, random_training(2):
         patch.chdir(place)
         words = ["--task.kind", "tag", "--task.train", "long.jsonl", "--task.dev", "held.jsonl", "--dir", "tagged"]
         code, _, err = run_captured(*finetune("base", *words))
