@@ -96,7 +96,7 @@ def test_the_suite_tries_the_trackers_that_users_install(extra: str):
     )
 
 
-def test_pages_and_messages_name_extras_that_exist_and_install_them_from_the_clone():
+def test_pages_and_messages_name_extras_that_exist():
     texts = [path.read_text("utf-8") for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "README.md")]
     texts += [path.read_text("utf-8") for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")]
     commands = [line for text in texts for line in text.splitlines() if "pip install" in line]

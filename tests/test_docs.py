@@ -140,7 +140,7 @@ def settings_commands(tmp_path, monkeypatch) -> list[list[str]]:
     return [command.split()[1:] for command in commands]
 
 
-def test_the_page_s_file_of_settings_sets_what_it_says(settings_commands):
+def test_the_pages_file_of_settings_sets_what_it_says(settings_commands):
     show, (_, *options) = settings_commands
     folder = options.index("--dir")
     for words, steps in ((show, 20), (["show", *options[:folder], *options[folder + 2 :]], 10)):
@@ -153,7 +153,7 @@ def test_the_page_s_file_of_settings_sets_what_it_says(settings_commands):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("one_device")
-def test_the_page_s_file_of_settings_trains(settings_commands, text_folder):
+def test_the_pages_file_of_settings_trains(settings_commands, text_folder):
     shutil.copytree(text_folder, "text")
     done(*settings_commands[1], *"--model.vocab 150 --model.ffn 16 --batch 4".split())
     assert read(Path("runs/mine")).run.steps == 10

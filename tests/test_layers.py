@@ -7,6 +7,7 @@ beside such folders is one too. What imports what among them must have an order.
 import ast
 import functools
 import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,3 +141,13 @@ def test_no_file_and_no_folder_is_too_large():
         for file in files:
             lines = len(file.read_text("utf-8").splitlines())
             assert lines <= MOST_LINES, f"{file} has {lines} lines; part it in two"
+
+
+def test_names_of_tests_are_sentences_of_at_most_70_letters():
+    """Each is there once in its file: of two of one name Python would run the second alone. No possessive is torn."""
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        names = re.findall(r"^def (test_\w+)\(", file.read_text("utf-8"), re.M)
+        assert len(names) == len(set(names)), f"{file}: {[name for name in names if names.count(name) > 1]}"
+        for name in names:
+            assert len(name) <= 70, f"{file}: {name} has {len(name)} letters; shorten it"
+            assert not re.search(r"_s(_|$)", name), f"{file}: {name}: write an_elmos, not an_elmo_s"

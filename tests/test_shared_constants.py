@@ -37,5 +37,5 @@ def test_batches_hold_what_a_backbone_reads(backbone: dict[str, str], batches: t
     assert all(fields.items() >= backbone.items() for fields in batches)
 
 
-def test_each_family_has_a_configuration_and_each_that_is_pretrained_a_stream():
+def test_each_family_has_a_configuration_and_a_stream():
     assert FAMILIES.keys() == SEQUENCES.keys() == STREAMS.keys() | {"vectors"}

@@ -59,7 +59,7 @@ def in_hdf5(file: Path) -> dict[str, np.ndarray]:
         return {str(name): np.asarray(opened[name]) for name in opened}
 
 
-def test_both_kinds_of_file_hold_every_line_s_vectors(elmo_run, text, whole, tmp_path):
+def test_both_kinds_of_file_hold_every_lines_vectors(elmo_run, text, whole, tmp_path):
     """By the line's number, [layers, words, width], in single precision; a word that is cut is counted."""
     summaries = [_embed(elmo_run, text, tmp_path / name, "--batch", 7) for name in ("v.hdf5", "v.npz")]
     lines = [line.split() for line in TEXT]

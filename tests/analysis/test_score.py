@@ -42,7 +42,7 @@ def nats_of(logits: np.ndarray, label: int) -> float:
 
 
 @pytest.mark.parametrize(("length", "stride", "batch"), [(6, 2, 8), *long((0, 0, 3), (6, 0, 1), (3, 1, 4))])
-def test_a_bert_s_score_masks_each_token_alone(bert: Opened, length, stride, batch):
+def test_a_berts_score_masks_each_token_alone(bert: Opened, length, stride, batch):
     """Each once, in the window that scores it; rows of the table beyond the vocabulary are no tokens."""
     model, params, pieces = bert
     documents = ["a bd c e a b c", "e", "", "c c b"]
@@ -69,7 +69,7 @@ def test_a_bert_s_score_masks_each_token_alone(bert: Opened, length, stride, bat
     assert "perplexity" not in result and "masked alone" in result["convention"] and result["unknown"] == 0
 
 
-def test_what_a_vocabulary_lacks_is_counted_and_no_word_has_no_perplexity_by_word(bert: Opened):
+def test_unknown_words_are_counted_and_no_word_has_no_perplexity(bert: Opened):
     result: Any = score(*bert, ["a 漢 c ☃", "b"])
     assert (result["tokens"], result["unknown"], result["words"]) == (5, 2, 5)
     assert {"word_pseudo_perplexity", "pseudo_perplexity"} <= result.keys()
@@ -96,7 +96,7 @@ def elmo() -> Opened:
     return model, jax.tree.map(lambda x: 0.5 * rng.standard_normal(x.shape).astype(np.float32), params), words
 
 
-def test_an_elmo_s_score_is_that_of_both_directions_word_by_word(elmo: Opened):
+def test_an_elmos_score_is_that_of_both_directions_word_by_word(elmo: Opened):
     """Each prefix read anew, and its last state compared with every word of the vocabulary."""
     model, params, words = elmo
     text = "The cat sees the dog. The cat!\nthe\n"

@@ -42,7 +42,7 @@ def _totals() -> TextCounts:
 
 @pytest.mark.parametrize("end", [0, None])
 @pytest.mark.parametrize(("length", "stride"), [(4, 4), (4, 1), (4, 3), (7, 2), (50, 50)])
-def test_every_token_is_scored_once_with_as_much_context_as_a_window_holds(length, stride, end):
+def test_every_token_is_scored_once_with_all_context_of_its_window(length, stride, end):
     """Windows of length + 1 ids, `stride` apart; of each the tokens that no window before has scored."""
     text, totals = "abc defghij", _totals()
     tokenizer: Tokenizer = Letters(end)  # pyright: ignore[reportAssignmentType]

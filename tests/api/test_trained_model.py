@@ -241,7 +241,7 @@ def test_names_of_other_libraries_are_told_by_their_names_here(models, call, err
 @pytest.mark.parametrize(
     "name", [FAMILIES["gpt"], "elmo_task_format_1", *long(FAMILIES["bert"], FAMILIES["elmo"], "task_format_2")]
 )
-def test_what_load_s_documentation_shows_works_on_every_kind_of_run(name):
+def test_what_loads_documentation_shows_works_on_every_kind_of_run(name):
     model, params, tokenizer = contexture.load(GOLDEN / name)
     batch = text_batch(tokenizer, ["the cat sat .", "it slept ."])
     forward: Any = jax.jit(partial(model.apply, only=()))
@@ -292,7 +292,7 @@ print("unchanged")
 
 
 @pytest.mark.long
-def test_calls_change_nothing_in_the_caller_s_process(environment, tmp_path: Path):
+def test_calls_change_nothing_in_the_callers_process(environment, tmp_path: Path):
     import subprocess
 
     runs = [str(GOLDEN / name) for name in ("bert_format_2", "task_format_2")]

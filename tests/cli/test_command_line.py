@@ -218,7 +218,7 @@ def test_a_run_that_diverges_stops_with_its_last_good_checkpoint(capsys, tiny_wo
     assert any(folder.iterdir())
 
 
-def test_evaluate_fits_the_devices_there_are_and_says_what_it_fell_back_from(capsys, tiny_run, tmp_path):
+def test_evaluate_fits_the_devices_and_says_what_it_fell_back_from(capsys, tiny_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(tiny_run, folder)
     described = json.loads((folder / "run.json").read_text())

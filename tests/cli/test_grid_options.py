@@ -92,7 +92,7 @@ def test_what_is_no_grid_in_python_is_one_clear_line(values, message):
     assert message in str(error.value)
 
 
-def test_lengths_of_questions_are_not_compared_by_a_loss_over_other_windows():
+def test_losses_over_other_windows_are_not_compared():
     run = with_options(finetune_run(read(GOLDEN / "bert_format_2").run, "bert", "span"), {"data.length": 16})
     lengths = {"data.length": [16, 24]}
     with pytest.raises(ConfigError, match="data.length changes the loss itself, .* such as --evaluate.metric f1"):

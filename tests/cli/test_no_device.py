@@ -55,7 +55,7 @@ def test_what_to_install_is_advised_for_platforms_that_have_it(monkeypatch, plat
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_a_plug_in_that_fails_is_one_line_where_there_is_a_gpu_and_else_none(monkeypatch, caplog, has_gpu):
+def test_a_plug_in_that_fails_is_one_line_where_there_is_a_gpu(monkeypatch, caplog, has_gpu):
     log = logging.getLogger("jax._src.xla_bridge")
 
     def devices():

@@ -60,7 +60,7 @@ none."""
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_option_is_refused_where_it_has_no_effect_and_taken_where_it_has_one(name: str):
+def test_an_option_is_refused_where_it_has_no_effect(name: str):
     run, value, without, beside = CASES[name]
     refused, taken = (with_options(run, {**others, name: value}) for others in (without, beside))
     with pytest.raises(ConfigError, match=f"^{name.replace('_', '-')} has no meaning "):

@@ -36,7 +36,7 @@ def settings(name: str, content: str):
         ("a.json", '{"steps": 7, "optim": {"peak_lr": 1e-3, "no_decay": ["bias"]}, "data": {"path": "text/"}}'),
     ],
 )
-def test_names_are_nested_or_dotted_and_values_are_those_of_the_command_line(name, content):
+def test_names_are_nested_or_dotted_with_the_command_lines_values(name, content):
     if "head.mix" in content:
         content = content.replace("head.mix: off\n", "")
     run = settings(name, content)

@@ -28,7 +28,7 @@ ROWS = [
 ]
 
 
-def test_latex_escapes_its_special_characters_and_sets_numbers_as_mathematics(tmp_path):
+def test_latex_escapes_special_characters_and_sets_numbers_as_mathematics(tmp_path):
     write_table(tmp_path / "t.tex", ROWS)
     lines = (tmp_path / "t.tex").read_text("utf-8").splitlines()
     assert lines[1:5] == [r"\begin{tabular}{lrrrl}", r"\toprule", r"run & f1 & loss & n & best \\", r"\midrule"]

@@ -197,7 +197,7 @@ FINE_TUNING = {
 
 
 @pytest.mark.parametrize("name", task_recipes())
-def test_a_task_is_fine_tuned_as_bert_s_paper_says(name):
+def test_a_task_is_fine_tuned_as_berts_paper_says(name):
     assert task_recipes().keys() == TASKS.keys()
     actual, (peak_lr, epochs) = fields(task_recipes()[name]()), TASKS[name]
     expected = {**FINE_TUNING, "optim.peak_lr": peak_lr, "epochs": epochs, **OTHER_SIZES.get(name, {})}
@@ -247,7 +247,7 @@ def test_the_attention_of_another_run_is_not_inherited(model, recipe_of):
 
 
 @pytest.mark.parametrize("random", [False, True])
-def test_an_elmo_s_task_is_trained_over_a_frozen_mix(random):
+def test_an_elmos_task_is_trained_over_a_frozen_mix(random):
     """Frozen and without dropout below, 0.5 above (AllenNLP's Elmo); all else is chosen here."""
     actual = fields(finetune_run(Run(model=ElmoConfig()), "runs/elmo", "classify", random=random))
     expected = {
@@ -267,11 +267,11 @@ def test_an_elmo_s_task_is_trained_over_a_frozen_mix(random):
         (ElmoConfig(), {"dropout": 0.1, "head_dropout": 0.5}),
     ],
 )
-def test_a_family_s_dropout_is_the_original_s_unless_said_otherwise(config, rates):
+def test_a_familys_dropout_is_the_originals_unless_said_otherwise(config, rates):
     assert {name: value for name, value in vars(config).items() if "dropout" in name} == rates
 
 
-def test_a_run_s_defaults_are_bert_s():
+def test_a_runs_defaults_are_berts():
     actual, expected = _numbers(Run()), COMMON[BERT]
     assert {field: actual[field] for field in expected} == expected
     assert OptimConfig().clip == 1.0 and OptimConfig().max_skipped == 10

@@ -64,7 +64,7 @@ def _unmasked(batch: dict[str, np.ndarray]) -> np.ndarray:
     return tokens
 
 
-def test_batches_are_the_slow_original_s(batches: PairBatches, shards: Shards, config: DataConfig):
+def test_batches_are_the_slow_originals(batches: PairBatches, shards: Shards, config: DataConfig):
     """Every line of pass 0, laid out and cut by hand from lists of tokens."""
     kept = DOCUMENTS[: shards.splits["train"].documents]
     slow = {}

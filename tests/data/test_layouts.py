@@ -22,7 +22,7 @@ def _words(ids: list[int]) -> str:
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30) | st.none()), min_size=1, max_size=5), st.integers(5, 30)
 )
-def test_texts_are_laid_out_like_the_original_s(shapes, length):
+def test_texts_are_laid_out_like_the_originals(shapes, length):
     ids = [([5 + n for n in range(a)], None if b is None else [50 + n for n in range(b)]) for a, b in shapes]
     batch = bert_texts(TOKENIZER, [_words(a) if b is None else (_words(a), _words(b)) for a, b in ids], length)
     for row, (a, b) in enumerate(ids):
@@ -65,7 +65,7 @@ def test_a_line_is_described_with_its_guesses():
     )
 
 
-def test_a_word_of_several_pieces_is_described_whole_with_its_tag_behind_it():
+def test_a_word_of_several_pieces_is_described_whole_with_its_tag():
     words = ["w1", "unwanted", "w2-w3", "w4"]
     batch = bert_texts(TOKENIZER, [" ".join(words)], 12)
     pieces = [len(ids) for ids in TOKENIZER.encode(words)]

@@ -274,7 +274,7 @@ def test_nothing_is_left_of_what_was_not_finished(published, tmp_path, monkeypat
     assert sorted(tmp_path.iterdir()) == existing
 
 
-def test_another_family_s_run_is_not_exported(tmp_path, capsys):
+def test_another_familys_run_is_not_exported(tmp_path, capsys):
     run = ROOT / "tests" / "golden" / "run_format_1"
     code, err = run_command(capsys, "export", run, "bilm", "--to", tmp_path / "out")
     assert code == 2 and "is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe" in err

@@ -50,7 +50,7 @@ def gpt1(tmp_path: Path) -> Path:
     return folder
 
 
-def test_gpt1_s_shards_are_cut_into_its_tensors(gpt1, tmp_path):
+def test_gpt1s_shards_are_cut_into_its_tensors(gpt1, tmp_path):
     """Positions, tokens, then twelve tensors a layer; queries, keys and values lie side by side in one of them."""
     assert cli.main(["import", "gpt1-npy", str(gpt1), "--to", str(tmp_path / "run")]) == 0
     params: Any
@@ -129,7 +129,7 @@ def _claims(folder: Path) -> None:
         (lambda folder: (folder / "vocab_40000.bpe").unlink(), "vocab_40000.bpe: missing beside"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_gpt1_s_files_is_said(gpt1, capsys, change, line):
+def test_what_is_wrong_with_gpt1s_files_is_said(gpt1, capsys, change, line):
     change(gpt1)
     refused(capsys, gpt1, "gpt1-npy", line)
 
@@ -146,7 +146,7 @@ def google(shared: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(shared / "data" / "golden_keras_bert_ckpt", tmp_path / "google"))
 
 
-def test_google_s_checkpoint_is_a_run(google, tmp_path, capsys):
+def test_googles_checkpoint_is_a_run(google, tmp_path, capsys):
     file = google / "bert_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "residual_scale": 2.0, "use_cache": True}))
     code, err = run_command(capsys, "import", "bert-tf", google, "--to", tmp_path / "run", "--lowercase", "yes")
@@ -208,7 +208,7 @@ def _config(**values: Any) -> Callable[[Path], None]:
         (_bytes("vocab.txt", lambda raw: b""), "vocab.txt: the vocabulary is empty"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_google_s_files_is_said(google, capsys, change, line):
+def test_what_is_wrong_with_googles_files_is_said(google, capsys, change, line):
     for file in google.iterdir():
         file.chmod(0o644)
     change(google)

@@ -86,7 +86,7 @@ def test_without_a_network_the_cache_is_read(
 @pytest.mark.parametrize(
     "words", [("fill", "--text", "a [MASK]"), ("finetune", "--task.kind", "classify"), ("status",)]
 )
-def test_a_published_model_in_the_place_of_a_run_is_told_how_to_become_one(
+def test_a_published_model_in_the_place_of_a_run_is_told_how_to_import(
     words: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
 ):
     for name, line in ((NAME, "a published model of this name becomes a run first"), (folder, "becomes a run first")):

@@ -236,7 +236,7 @@ _LEFT_OUT = {
 
 
 @pytest.mark.parametrize("read", _LEFT_OUT, ids=lambda read: read.__name__.strip("_"))
-def test_what_a_configuration_leaves_out_has_the_library_s_value(read):
+def test_what_a_configuration_leaves_out_has_the_librarys_value(read):
     """The library itself says so in the parity suite. Each name that is there is read, and changes its own field."""
     config = read(Path("config.json"), {}, *([] if read is _bert else [[]]))
     assert {name: getattr(config, name) for name in _LEFT_OUT[read]} == _LEFT_OUT[read]

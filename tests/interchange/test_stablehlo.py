@@ -70,7 +70,7 @@ def _alone(folder: Path, inputs: dict[str, np.ndarray], tmp_path: Path, environm
 
 
 @pytest.mark.parametrize("name", [RUNS[0], *map(long, RUNS[1:3])])
-def test_a_pretrained_run_s_program_gives_its_layers_and_logits(exported, name, tmp_path, environment):
+def test_a_pretrained_runs_program_gives_its_layers_and_logits(exported, name, tmp_path, environment):
     """On a batch and a length of its own."""
     model = contexture.open(GOLDEN / name)
     inputs = text_batch(model.tokenizer, TEXTS, getattr(model.model.config, "length", None))
@@ -92,7 +92,7 @@ def test_a_pretrained_run_s_program_gives_its_layers_and_logits(exported, name, 
     assert not outputs
 
 
-def test_a_classifier_s_program_gives_the_probabilities_of_predict(exported, tmp_path, environment):
+def test_a_classifiers_program_gives_the_probabilities_of_predict(exported, tmp_path, environment):
     model = contexture.open(GOLDEN / "task_format_2")
     answers = model.predict(TEXTS)
     outputs = _alone(exported("task_format_2"), text_batch(model.tokenizer, TEXTS, 24), tmp_path, environment)
@@ -102,7 +102,7 @@ def test_a_classifier_s_program_gives_the_probabilities_of_predict(exported, tmp
 
 
 @pytest.mark.long
-def test_a_tagger_s_program_gives_the_tags_of_predict(exported, tmp_path, environment):
+def test_a_taggers_program_gives_the_tags_of_predict(exported, tmp_path, environment):
     """Those of an ELMo with a CRF, of sentences of several lengths."""
     model = contexture.open(GOLDEN / "elmo_task_format_1")
     words = [text.split() for text in TEXTS]

@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -------------------------------------------------------------------------------------------------------- the import
 
 
-def test_words_of_a_text_are_the_rows_of_the_file_and_unknown_ones_their_mean(run):
+def test_words_are_the_rows_of_the_file_and_unknown_ones_their_mean(run):
     model = contexture.open(run)
     (vectors,) = model.embed(["The cat xyzzy sat."], of="tokens")
     assert_close(vectors, np.stack([OF["the"], OF["cat"], MEAN, OF["sat"], OF["."]]), rtol=1e-6)
@@ -49,7 +49,7 @@ def test_words_of_a_text_are_the_rows_of_the_file_and_unknown_ones_their_mean(ru
     assert_close(all_layers[0], vectors[1:2], rtol=0)
 
 
-def test_embed_writes_the_means_of_words_and_counts_those_without_a_vector(run, tmp_path):
+def test_embed_writes_means_of_words_and_counts_those_without_a_vector(run, tmp_path):
     (tmp_path / "in.txt").write_text("The cat sat.\n\nbad xyzzy qux\n")
     result = json_of("embed", run, "--input", tmp_path / "in.txt", "--to", tmp_path / "v.npy")
     to = {"to": str(tmp_path / "v.npy")}
@@ -74,7 +74,7 @@ def test_words_are_looked_up_in_lower_case_where_the_file_has_no_capital(run, tm
     assert_close(lower, ROWS[[2, 1, 2]], rtol=0)
 
 
-def test_a_file_s_own_unknown_word_stands_for_all(tmp_path):
+def test_a_files_own_unknown_word_stands_for_all(tmp_path):
     file = write_vectors(tmp_path / "v.txt", ["<unk>", "cat"], ROWS[:2])
     contexture.import_model("vectors", file, tmp_path / "run", word_splitter="spaces")
     (vectors,) = contexture.open(tmp_path / "run").embed(["cat, cat"], of="tokens")

@@ -235,7 +235,7 @@ def test_dropout_is_on_with_noise_alone(params: Any, answer: Outputs, scanned: t
     assert abs(float(scanned[0]) - float(still)) > 1e-3
 
 
-def test_dropout_s_three_places_each_act(params: Any):
+def test_dropouts_three_places_each_act(params: Any):
     """On the embeddings, on the attention's weights, and on what both sublayers add."""
     made = dropout_key(3, jnp.int32(2), jnp.arange(B))
 

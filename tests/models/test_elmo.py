@@ -231,13 +231,13 @@ def test_a_sentence_is_encoded_alone_unless_asked_for(params):
 
 
 @pytest.mark.long
-def test_the_first_batch_of_a_stateful_model_is_that_of_a_stateless_one_to_the_bit(params):
+def test_the_first_batch_of_a_stateful_model_is_that_of_a_stateless_one(params):
     """Two programs, compiled as users compile them."""
     stateful, carry = run(params, elmo_lines(LINES), stateful=True)
     assert np.array_equal(layers(stateful), layers(run(params, elmo_lines(LINES))[0])) and carry
 
 
-def test_what_is_carried_is_the_state_at_each_line_s_end(params):
+def test_what_is_carried_is_the_state_at_each_lines_end(params):
     """Of a line that is padded it is the state behind its own last word."""
     _, together = run(params, elmo_lines(LINES), stateful=True)
     for row, words in enumerate(LINES):
@@ -331,7 +331,7 @@ def test_a_step_in_parts_is_the_whole_step(trained, whole, parts):
 
 
 @pytest.mark.long
-def test_a_step_that_is_skipped_changes_no_parameter_and_keeps_the_carry_finite(trained, whole):
+def test_a_skipped_step_changes_no_parameter_and_keeps_the_carry_finite(trained, whole):
     measured, states = trained(poison=1)
     assert [int(metrics["skipped"]) for metrics in measured] == [0, 1, 1]
     assert not np.isfinite(measured[1]["loss"]) and np.isfinite(measured[2]["loss"])
@@ -378,7 +378,7 @@ def test_the_full_perplexity_is_that_of_both_directions_losses(params, batches):
 
 
 @pytest.mark.long
-def test_a_run_s_figures_say_which_perplexity_they_are(elmo_run):
+def test_a_runs_figures_say_which_perplexity_they_are(elmo_run):
     records = list(read_metrics(elmo_run / "metrics.jsonl"))
     names = {split: set().union(*(r for r in records if r["split"] == split)) for split in ("train", "dev")}
     assert "sampled_perplexity" in names["train"] and "full_perplexity" not in names["train"]

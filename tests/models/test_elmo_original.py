@@ -10,7 +10,7 @@ from tests.helpers.commands import json_of
 from tests.helpers.parity_rule import assert_close
 
 
-def test_the_original_s_vectors_for_its_own_sentences(shared, published_elmo, tmp_path):
+def test_the_originals_vectors_for_its_own_sentences(shared, published_elmo, tmp_path):
     """Three lines at a time, each going on from the line three before it, as its vectors were made: file k holds the
     lines k, k + 3, …, of each the two directions of the top layer."""
     golden = shared / "data" / "golden_bilm_tf" / "model"

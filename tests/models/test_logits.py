@@ -105,7 +105,7 @@ def test_logits_are_no_bfloat16_numbers(name: str):
     assert (logits != rounded).mean() > 0.9
 
 
-def test_a_linear_map_s_float32_result_is_that_of_its_rounded_factors_and_so_are_its_gradients():
+def test_a_linear_map_in_float32_is_of_its_rounded_factors_with_gradients():
     sizes = {"B": 4, "D": 16, "C": 3}
     rng = np.random.default_rng(3)
     x = jnp.asarray(rng.standard_normal((4, 16)), jnp.bfloat16)

@@ -49,7 +49,7 @@ def test_published_round_trip():
     assert again.keys() == THEIRS.keys() and all(np.array_equal(again[name], THEIRS[name]) for name in again)
 
 
-def test_a_head_s_rows_stand_together_in_their_kernels():
+def test_a_heads_rows_stand_together_in_their_kernels():
     """Of 3 heads of 4 the number 2 of head 1 is number 6 of all; the last of all is the last in any order."""
     attention, theirs = PARAMS["backbone"]["layers"]["attention"], "bert.encoder.layer.1.attention."
     google = to_theirs(BERT_TF_FORMAT.table(("pooler", "mlm", "nsp")), PARAMS, SIZES)
@@ -64,7 +64,7 @@ def test_a_head_s_rows_stand_together_in_their_kernels():
     assert google["bert/encoder/layer_1/attention/output/dense/kernel"][1 * 4 + 2, 5] == out[1, 1, 2, 5]
 
 
-def test_the_decoder_repeats_the_token_table_and_the_head_s_bias():
+def test_the_decoder_repeats_the_token_table_and_the_heads_bias():
     assert np.array_equal(THEIRS["cls.predictions.decoder.weight"], PARAMS["backbone"]["embeddings"]["tokens"])
     assert np.array_equal(THEIRS["cls.predictions.decoder.bias"], PARAMS["heads_mlm"]["bias"])
     without = {name: x for name, x in THEIRS.items() if "decoder" not in name}
@@ -145,7 +145,7 @@ def test_every_table_accounts_for_each_number_once_and_goes_both_ways(name: str)
 
 
 @pytest.mark.parametrize("name", ["transformers", "gpt-2's own"])
-def test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order(name):
+def test_a_gpts_queries_keys_and_values_stand_side_by_side_in_this_order(name):
     """A head's columns together within each third; kernels [in, out], as in the originals."""
     table = GPT2_HF_FORMAT.table(("lm",)) if name == "transformers" else GPT2_TF_FORMAT.table(("lm",))
     theirs = {

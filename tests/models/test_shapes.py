@@ -162,7 +162,7 @@ def test_every_parameter_of_static_vectors_has_dims():
     assert by_path(shapes)["backbone/embeddings/tokens"].shape == (9, 4)
 
 
-def test_every_row_of_dims_is_some_parameter_s():
+def test_every_row_of_dims_is_some_parameters():
     paths = _parameters("bert.tiny").keys() | _parameters("gpt.tiny").keys()
     choice = _shapes(recipes()["gpt.tiny"]().model, ("choice", "span"))
     paths |= {path_of(path) for path, _ in jax.tree.leaves_with_path(choice)}
@@ -184,7 +184,7 @@ def test_a_parameter_without_a_row_is_an_error():
         dims_of("backbone/gate")
 
 
-def test_parameters_are_the_backbone_s_and_each_head_s():
+def test_parameters_are_the_backbones_and_each_heads():
     config = recipes()["bert.tiny"]().model
     assert _shapes(config).keys() == {"backbone", "heads_mlm", "heads_nsp"}
     assert _shapes(config, ()).keys() == {"backbone"}

@@ -3,16 +3,16 @@
 from tests.mutants.row import mutants_of
 
 _UNITS = "analysis/test_units.py"
-_ONCE = f"{_UNITS}::test_every_token_is_scored_once_with_as_much_context_as_a_window_holds"
+_ONCE = f"{_UNITS}::test_every_token_is_scored_once_with_all_context_of_its_window"
 _PIECES = "analysis/test_embed.py::test_pieces_have_the_vectors_of_their_model"
 _SORTED = "analysis/test_embed.py::test_sorted_by_length_sentences_keep_their_order_and_their_vectors"
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
-_MASKED = "analysis/test_score.py::test_a_bert_s_score_masks_each_token_alone"
-_BOTH = "analysis/test_score.py::test_an_elmo_s_score_is_that_of_both_directions_word_by_word"
+_MASKED = "analysis/test_score.py::test_a_berts_score_masks_each_token_alone"
+_BOTH = "analysis/test_score.py::test_an_elmos_score_is_that_of_both_directions_word_by_word"
 _BLIMP = "analysis/zeroshot/test_minimal_pairs.py::"
 _BLIMP_PAIRS = f"{_BLIMP}test_a_pair_is_right_where_the_acceptable_sentence_is_more_probable"
 _ZEROSHOT = "analysis/zeroshot/test_zeroshot.py::"
-_CONTINUED = f"{_ZEROSHOT}test_a_gpt_s_continuation_has_the_rest_of_the_whole_text_s_log_probability"
+_CONTINUED = f"{_ZEROSHOT}test_a_gpts_continuation_is_the_whole_text_less_its_context"
 _WRITERS = "analysis/zeroshot/test_written_answers.py::"
 _WRITTEN = f"{_WRITERS}test_greedy_answers_are_those_of_a_slow_loop"
 _NEIGHBOURS = "analysis/neighbours/test_nearest.py::"
@@ -50,7 +50,7 @@ ANALYSIS = (
     *mutants_of(
         "analysis/pages/one_page.py",
         ("page.less-than-sign-acts", '.replace("<", "\\\\u003c")', "",
-         f"{_PAGE}test_text_stays_text_and_nothing_but_the_page_s_own_script_may_run"),
+         f"{_PAGE}test_text_stays_text_and_nothing_but_the_pages_own_script_may_run"),
     ),
     *mutants_of(
         "analysis/attention/write_page.py",
@@ -72,7 +72,7 @@ ANALYSIS = (
     *mutants_of(
         "analysis/senses/layer_vectors.py",
         ("senses.another-word-of-the-sentence", "[number].place for number", "[number].place - 1 for number",
-         f"{_SENSES}test_a_word_s_vectors_are_those_of_embed_at_every_layer"),
+         f"{_SENSES}test_a_words_vectors_are_those_of_embed_at_every_layer"),
     ),
     *mutants_of(
         "analysis/senses/static_vector.py",
@@ -82,9 +82,9 @@ ANALYSIS = (
     *mutants_of(
         "analysis/token_scores/token_scores.py",
         ("tokens.rank-from-nought", "1 + (log_probs_PV > own_P1)", "(log_probs_PV > own_P1)",
-         f"{_TOKENS}test_a_gpt_s_predictions_are_those_of_each_prefix_alone"),
+         f"{_TOKENS}test_a_gpts_predictions_are_those_of_each_prefix_alone"),
         ("tokens.backward-in-reading-order", "len(rows[row]) - 2 - place if suffix else place + 1", "place + 1",
-         f"{_TOKENS}test_an_elmo_s_predictions_are_those_of_both_directions"),
+         f"{_TOKENS}test_an_elmos_predictions_are_those_of_both_directions"),
         ("tokens.context-is-shown-again", "range(end - new, end)", "range(end)",
          f"{_TOKENS}test_what_is_summed_is_the_score"),
     ),
@@ -93,7 +93,7 @@ ANALYSIS = (
         ("gates.begin-is-a-word", "[1 : count + 1, 0]", "[:count, 0]", _GATES),
         ("gates.backward-in-its-own-order", "own_LG[::-1]", "own_LG", _GATES),
         ("gates.shares-without-weights", 'np.array(mix["weights"], np.float32)[:, None] * ', "",
-         "analysis/attention/test_gates.py::test_each_word_s_shares_of_the_layers_are_weight_times_length"),
+         "analysis/attention/test_gates.py::test_each_words_shares_of_the_layers_are_weight_times_length"),
     ),
     *mutants_of(
         "analysis/score.py",
@@ -113,7 +113,7 @@ ANALYSIS = (
         ("zeroshot.context-is-scored", "own = slice(len(ids) - 1 - count, len(ids) - 1)",
          "own = slice(0, len(ids) - 1)", _CONTINUED),
         ("zeroshot.one-token-too-few", "range(first, first + len(own))", "range(first, first + len(own) - 1)",
-         f"{_ZEROSHOT}test_a_bert_s_continuation_is_that_of_each_masked_token"),
+         f"{_ZEROSHOT}test_a_berts_continuation_is_that_of_each_masked_token"),
     ),
     *mutants_of(
         "analysis/zeroshot/minimal_pairs.py",
@@ -129,7 +129,7 @@ ANALYSIS = (
     *mutants_of(
         "analysis/vectors/row_names.py",
         ("embed.words-are-tokens", 'if of == "words":', 'if of == "nothing":',
-         "analysis/vectors/test_words_of_vectors.py::test_words_of_an_elmo_stand_between_spaces_and_its_tokens_between_marks"),
+         "analysis/vectors/test_words_of_vectors.py::test_an_elmos_words_stand_between_spaces_and_tokens_between_marks"),
     ),
     *mutants_of(
         "analysis/vectors/text_files.py",
@@ -139,12 +139,12 @@ ANALYSIS = (
     *mutants_of(
         "analysis/probing/probe.py",
         ("probe.seeds-are-one", "seed=training.seed + n)", "seed=training.seed)",
-         "analysis/probing/test_probe_runs.py::test_several_seeds_have_the_mean_and_the_deviation_of_probes_trained_alone"),
+         "analysis/probing/test_probe_runs.py::test_several_seeds_have_mean_and_deviation_of_probes_trained_alone"),
     ),
     *mutants_of(
         "analysis/zeroshot/word_perplexity.py",
         ("zeroshot.words-of-the-joined-text", "own = line.split()", "own = join_tokens(line).split()",
-         f"{_ZEROSHOT}test_perplexity_by_word_divides_by_the_original_s_words"),
+         f"{_ZEROSHOT}test_perplexity_by_word_divides_by_the_originals_words"),
     ),
     *mutants_of(
         "analysis/zeroshot/written_answers.py",
@@ -152,7 +152,7 @@ ANALYSIS = (
         ("zeroshot.left-out-answer-counts", "if n != out", "if True",
          f"{_WRITERS}test_one_right_answer_is_left_out_in_turn"),
         ("zeroshot.rouge-without-stems", "use_stemmer=True)", "use_stemmer=False)",
-         f"{_WRITERS}test_summaries_have_the_library_s_rouge"),
+         f"{_WRITERS}test_summaries_have_the_librarys_rouge"),
     ),
     *mutants_of(
         "analysis/zeroshot/files.py",
@@ -237,7 +237,7 @@ EVALUATION = (
         ("evaluate.torn-line-continued", "file.write(b\"\\n\" * torn + ", "file.write(",
          f"{_EVERY}test_a_torn_line_is_left_out_and_those_behind_it_count"),
         ("evaluate.curve-hides-what-comes-behind", "or self._events is not None):", "and True):",
-         f"{_EVERY}test_the_curve_holds_each_step_once_beside_the_training_s"),
+         f"{_EVERY}test_the_curve_holds_each_step_once_beside_the_trainings"),
     ),
     *mutants_of(
         "train/evaluation/steps.py",
@@ -287,7 +287,7 @@ EVALUATION = (
         ("probe.expected-layer-from-0", "np.arange(1, len(scores)), gains", "np.arange(len(gains)), gains",
          f"{_PROBE}test_centre_differentials_and_expected_layer_are_their_formulas"),
         ("probe.f1-without-misses", "whole = 2 * counts.right + counts.wrong + counts.missed",
-         "whole = 2 * counts.right + counts.wrong", f"{_PROBE}test_micro_f1_is_scikit_learn_s"),
+         "whole = 2 * counts.right + counts.wrong", f"{_PROBE}test_micro_f1_is_scikit_learns"),
     ),
     *mutants_of(
         "analysis/probing/probe_model.py",

@@ -62,7 +62,7 @@ COMMANDS = (
         "train/step.py",
         ("plan.key-on-a-device", "(state, jax.eval_shape(jax.random.key, 0))",
          "(state, jax.random.key(0))",
-         "train/plan/test_plan.py::test_a_state_s_shapes_are_computed_without_a_device"),
+         "train/plan/test_plan.py::test_a_states_shapes_are_computed_without_a_device"),
     ),
     *mutants_of(
         "train/plan/topology.py",

@@ -4,10 +4,10 @@ from tests.mutants.row import mutants_of
 
 _MASKING = "data/pretraining/test_masking.py"
 _STREAMS = "data/pretraining/test_sentence_pairs.py::"
-_PLAN = f"{_STREAMS}test_the_plan_is_exactly_the_original_s"
+_PLAN = f"{_STREAMS}test_the_plan_is_exactly_the_originals"
 _DRAWS = f"{_STREAMS}test_draws_are_those_of_splitmix64_and_uniform"
 _ORDER = f"{_STREAMS}test_an_order_without_memory_is_a_permutation"
-_CUT = f"{_STREAMS}test_cutting_is_the_original_s_token_by_token"
+_CUT = f"{_STREAMS}test_cutting_is_the_originals_token_by_token"
 _WINDOWS = "data/pretraining/test_lm_windows.py::"
 _PACKED = f"{_WINDOWS}test_packed_documents_do_not_see_each_other"
 _LANES = "data/pretraining/test_bilm_lanes.py::"
@@ -63,9 +63,9 @@ PRETRAINING = (
     *mutants_of(
         "data/layouts.py",
         ("layout.segments-from-the-mark", "((place > a_end) &", "((place >= a_end) &",
-         "data/test_layouts.py::test_texts_are_laid_out_like_the_original_s"),
+         "data/test_layouts.py::test_texts_are_laid_out_like_the_originals"),
         ("layout.mask-without-the-end", "mask_BL = (place <= last)", "mask_BL = (place < last)",
-         "data/test_layouts.py::test_texts_are_laid_out_like_the_original_s"),
+         "data/test_layouts.py::test_texts_are_laid_out_like_the_originals"),
         ("layout.ties-cut-a", "over, half = a + b > room, room // 2", "over, half = a + b > room, (room + 1) // 2",
          _CUT),
         ("layout.cut-at-the-end-alone", "heads[rows] += np.bitwise_count(bits << spare)", "heads[rows] += 0",
@@ -161,7 +161,7 @@ PRETRAINING = (
         ("storage.part-left-behind", "        part.unlink(missing_ok=True)\n        raise", "        raise",
          "train/run/test_nothing_deleted.py::test_an_atomic_file_is_whole_or_as_it_was"),
         ("storage.other-files-deleted", " or not (part / name).exists():", ":",
-         "train/run/test_nothing_deleted.py::test_a_folder_is_overwritten_only_where_each_of_its_files_has_a_successor"),
+         "train/run/test_nothing_deleted.py::test_a_folder_is_overwritten_where_each_file_has_a_successor"),
         ("storage.folder-over-another", "check_free(path, overwrite)  # another process may have been faster",
          "shutil.rmtree(path, ignore_errors=True)",
          "train/run/test_nothing_deleted.py::test_an_atomic_folder_never_takes_the_place_of_another"),
@@ -201,10 +201,10 @@ PRETRAINING = (
     *mutants_of(
         "train/interchange/static_vectors.py",
         ("vectors.unknown-is-zero", "if known else mean_D", "if known else 0 * mean_D",
-         f"{_STATIC}test_words_of_a_text_are_the_rows_of_the_file_and_unknown_ones_their_mean"),
+         f"{_STATIC}test_words_are_the_rows_of_the_file_and_unknown_ones_their_mean"),
         ("vectors.padding-last", "[np.zeros((1, dim), np.float32), unknown_D[None], read.vectors_VD]",
          "[unknown_D[None], np.zeros((1, dim), np.float32), read.vectors_VD]",
-         f"{_STATIC}test_words_of_a_text_are_the_rows_of_the_file_and_unknown_ones_their_mean"),
+         f"{_STATIC}test_words_are_the_rows_of_the_file_and_unknown_ones_their_mean"),
     ),
     *mutants_of(
         "data/layouts.py",

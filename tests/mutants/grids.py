@@ -2,14 +2,14 @@
 
 from tests.mutants.row import mutants_of
 
-_STEP = "train/test_step.py::test_runs_that_differ_in_seed_and_rate_share_a_step_and_have_their_own_numbers"
+_STEP = "train/test_step.py::test_runs_of_other_seeds_and_rates_share_a_step_with_own_numbers"
 _MIXED = "train/test_step.py::test_a_step_that_mixes_layers_at_a_rate_of_their_own_is_of_one_rate"
 _COUNTS = "train/grid/test_grid_results.py::test_the_last_figures_count_and_with_patience_the_best_ones"
 _SPREAD = "train/grid/test_grid_results.py::test_a_spread_is_the_mean_and_the_deviation_of_a_sample"
-_BEST = "train/grid/test_grid_results.py::test_the_best_has_the_best_mean_in_the_metric_s_own_direction"
+_BEST = "train/grid/test_grid_results.py::test_the_best_has_the_best_mean_in_the_metrics_own_direction"
 _FOLDER = "train/grid/test_grid_folder.py::"
 _REFUSED = f"{_FOLDER}test_a_second_start_with_other_settings_is_refused_by_name"
-_ADDED = f"{_FOLDER}test_values_and_seeds_may_be_added_and_what_decides_nothing_may_change"
+_ADDED = f"{_FOLDER}test_values_and_seeds_may_be_added"
 _NAMES = f"{_FOLDER}test_each_setting_and_seed_has_a_run_of_its_own_folder"
 _MISTAKES = "cli/test_grid_options.py::test_a_mistake_in_a_grid_is_one_line_and_nothing_is_written"
 _EXAMPLES = "train/grid/test_train_grid.py::test_runs_on_other_examples_are_not_added"
@@ -17,7 +17,7 @@ _TEST = "train/grid/test_train_grid.py::test_the_test_figures_are_those_of_the_t
 _OTHERS = "train/grid/test_train_grid.py::test_a_run_of_other_settings_does_not_count_for_the_grid"
 _START = "train/grid/test_train_grid.py::test_runs_that_would_begin_from_another_checkpoint_are_not_added"
 _METRIC = "train/grid/test_train_grid.py::test_a_metric_that_no_run_has_is_refused"
-_WINDOWS = "cli/test_grid_options.py::test_lengths_of_questions_are_not_compared_by_a_loss_over_other_windows"
+_WINDOWS = "cli/test_grid_options.py::test_losses_over_other_windows_are_not_compared"
 _REDRAWN = "train/checkpoints/test_transfer.py::test_every_family_has_layers_to_redraw"
 _REDRAW = "train/test_config.py::test_layers_are_redrawn_only_where_they_are_taken_over_and_trained"
 

@@ -19,7 +19,7 @@ LOGGERS = (
     *mutants_of(
         "train/loggers/wandb_tracker.py",
         ("trackers.the-user-s-run-of-wandb-taken", 'reinit="create_new",', 'reinit="finish_previous",',
-         f"{_CLIENTS}test_a_run_of_wandb_that_the_user_has_open_stays_open_and_gets_nothing"),
+         f"{_CLIENTS}test_an_open_run_of_wandb_stays_open_and_gets_nothing"),
     ),
     *mutants_of(
         "train/loggers/mlflow_tracker.py",

@@ -11,9 +11,9 @@ _BERT_GOLDEN = "train/run/test_formats.py::test_a_run_of_format_1_loads_for_ever
 _GPT_GOLDEN = "train/run/test_formats.py::test_a_gpt_of_format_1_writes_and_scores_for_ever"
 _LSTM = "models/layers/test_lstm.py::"
 _EQUATIONS = f"{_LSTM}test_a_layer_is_its_equations"
-_LSTM_GRADIENT = f"{_LSTM}test_a_layer_s_gradient_is_that_of_its_equations"
-_SKIP = f"{_LSTM}test_layers_stand_on_each_other_and_a_skip_adds_the_input_of_all_but_the_first"
-_CNN = "models/layers/test_char_filters.py::test_a_word_is_the_largest_of_each_filter_through_highways_and_a_projection"
+_LSTM_GRADIENT = f"{_LSTM}test_a_layers_gradient_is_that_of_its_equations"
+_SKIP = f"{_LSTM}test_a_skip_adds_the_input_of_all_layers_but_the_first"
+_CNN = "models/layers/test_char_filters.py::test_a_word_is_its_largest_filters_through_highways_and_projection"
 _INIT = "models/test_elmo_init.py::test_every_parameter_is_drawn_as_the_original_draws_it"
 _QUANTIZED = "models/layers/test_quantization.py::"
 _DROPOUT = "models/layers/test_dropout.py::"
@@ -69,7 +69,7 @@ MODELS = (
         ("attention.tile-whole-tiles-of-keys", "jnp.where(key < s.length, logits, LOWEST)", "logits", _KERNEL),
         ("attention.tile-heads-share-masks", "head.astype(jnp.uint32) * length +",
          "head.astype(jnp.uint32) * 0 * length +",
-         f"{_KERNELS}test_masks_are_the_reference_s_bit_for_bit"),
+         f"{_KERNELS}test_masks_are_the_references_bit_for_bit"),
         ("attention.tile-diagonal-not-visited", "seen_BIJ &= longest_1IJ >= 0", "seen_BIJ &= longest_1IJ >= s.keys",
          _KERNEL),
         ("attention.tile-all-visited", "seen_BIJ &= longest_1IJ >= 0", "seen_BIJ &= longest_1IJ >= -10**6",
@@ -78,7 +78,7 @@ MODELS = (
         ("attention.rounding-of-weights-kept", "jnp.where(rounded_sum > 0.0, kept_sum, 1.0) /",
          "jnp.where(rounded_sum > 0.0, rounded_sum, 1.0) /", _EQUAL),
         ("attention.cost-of-one-product", "2 * products * pairs * width", "2 * pairs * width",
-         f"{_KERNELS}test_a_kernel_s_cost_is_that_of_its_products"),
+         f"{_KERNELS}test_a_kernels_cost_is_that_of_its_products"),
     ),
     *mutants_of(
         "models/layers/attention/tpu_kernel.py",
@@ -155,7 +155,7 @@ MODELS = (
         ("gpt.residual-init-always", 'if config.init == "paper" else 1.0', 'if config.init != "" else 1.0',
          "models/test_gpt.py::test_kernels_into_the_residual_stream_are_drawn_smaller"),
         ("gpt.pooled-one-early", "jnp.maximum(mask_BL.sum(1) - 1, 0)", "jnp.maximum(mask_BL.sum(1) - 2, 0)",
-         "parity/test_gpt1_original.py::test_the_loss_is_the_choice_s_and_half_of_the_words"),
+         "parity/test_gpt1_original.py::test_the_loss_is_the_choices_and_half_of_the_words"),
         ("gpt.pre-norm-no-residual", "x_BLD += dropout(attention(self.attention_norm(x_BLD))",
          "x_BLD = dropout(attention(self.attention_norm(x_BLD))", _GPT_GOLDEN),
         ("gpt.pre-norm-ffn-unnormed", "dropout(self.ffn(self.ffn_norm(x_BLD)), rate",
@@ -207,9 +207,9 @@ MODELS = (
          "models/heads/test_sampled_softmax.py"),
         ("sampled.no-bias", "logits + words.bias_X -", "logits -", "models/heads/test_sampled_softmax.py"),
         ("sampled.a-word-numbered-twice", "jnp.where(is_first_X, place_X, 0)", "place_X",
-         "models/heads/test_sampled_softmax.py::test_one_word_s_number_is_the_same_in_all_places"),
+         "models/heads/test_sampled_softmax.py::test_one_words_number_is_the_same_in_all_places"),
         ("sampled.words-in-the-order-of-sorting", "jax.lax.sort_key_val(from_X, number_X)[1]", "number_X",
-         "models/heads/test_sampled_softmax.py::test_one_word_s_number_is_the_same_in_all_places"),
+         "models/heads/test_sampled_softmax.py::test_one_words_number_is_the_same_in_all_places"),
         ("sampled.rows-sharded-as-the-table", '(batch["words"].shape[0], "__")', '(batch["words"].shape[0], "V_")',
          "train/optim/test_row_updates.py::test_no_device_is_sent_rows_that_the_partitioner_cannot_move"),
         ("elmo.init-softmax", "nn.initializers.normal(1.0 / math.sqrt(J)), (rows, J))",
@@ -242,7 +242,7 @@ MODELS = (
          f"{_LSTM}test_cells_are_summed_in_float32_where_products_take_bfloat16"),
         ("lstm.kernels-gathered-in-the-loop",
          'constrain(kernel_N_JGU, "N__GU"), constrain(projection_NUJ, "NU_")', "kernel_N_JGU, projection_NUJ",
-         f"{_LSTM}test_under_fsdp_each_kernel_is_gathered_once_and_nothing_inside_the_loops"),
+         f"{_LSTM}test_under_fsdp_each_kernel_is_gathered_once_and_outside_loops"),
         ("lstm.no-projection-clip", "preferred_element_type=jnp.float32), projection_clip)",
          "preferred_element_type=jnp.float32), 0.0)", _EQUATIONS),
         ("lstm.gradient-through-the-cell-clip", "through_clip(cell_BU, cell_clip,", "through_clip(cell_BU, 0.0,",
@@ -255,7 +255,7 @@ MODELS = (
         ("lstm.no-skip", "if self.skip and n else y_BLJ", "if self.skip and n < 0 else y_BLJ", _SKIP),
         ("lstm.skip-in-the-first", "if self.skip and n else y_BLJ", "if self.skip else y_BLJ", _SKIP),
         ("lstm.state-at-the-end-of-the-batch", "if position_B is None:", "if True:",
-         f"{_LSTM}test_a_line_s_state_is_that_at_its_own_last_place_and_goes_on_from_there"),
+         f"{_LSTM}test_a_lines_state_is_that_at_its_own_last_place"),
         ("elmo.init-projection", "glorot(in_axis=1, out_axis=2), (N, U, J)",
          "nn.initializers.normal(0.02), (N, U, J)", _INIT),
         ("elmo.init-kernel", "glorot(in_axis=(1, 2), out_axis=(3, 4))", "glorot(in_axis=2, out_axis=(3, 4))", _INIT),
@@ -270,7 +270,7 @@ MODELS = (
         ("char-cnn.highway-without-relu", "transformed = jax.nn.relu(Linear(", "transformed = (Linear(", _CNN),
         ("char-cnn.gradient-to-all-places", "hit_RPF = y_RPF == y_RPF.max(1, keepdims=True)",
          "hit_RPF = y_RPF <= y_RPF.max(1, keepdims=True)",
-         "models/layers/test_char_filters.py::test_a_word_s_gradient_goes_to_the_window_that_won"),
+         "models/layers/test_char_filters.py::test_a_words_gradient_goes_to_the_window_that_won"),
         ("elmo.init-carry-bias", "nn.initializers.constant(-2.0)", "nn.initializers.constant(0.0)", _INIT),
         ("elmo.init-characters", "_centred_uniform(1.0)", "(lambda *given: _centred_uniform(1.0)(*given) + 0.1)",
          _INIT),
@@ -288,7 +288,7 @@ MODELS = (
         ("mesh.odd-vocabulary-whole", "passed_on += (axis,)", "passed_on += ()",
          "models/test_shapes.py::test_an_array_is_cut_by_its_letters"),
         ("mesh.a-table-s-gradient-whole-to-all", 'PartitionSpec("data", *spec)', 'PartitionSpec("data")',
-         "models/layers/test_embeddings.py::test_copies_of_the_model_exchange_a_part_of_a_table_s_gradient"),
+         "models/layers/test_embeddings.py::test_copies_of_the_model_exchange_a_part_of_a_tables_gradient"),
     ),
     *mutants_of(
         "models/shapes.py",
@@ -298,7 +298,7 @@ MODELS = (
     *mutants_of(
         "models/interchange/renaming.py",
         ("interchange.qkv-order", '_QKV = "qkv"', '_QKV = "kqv"',
-         "models/test_name_tables.py::test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order"),
+         "models/test_name_tables.py::test_a_gpts_queries_keys_and_values_stand_side_by_side_in_this_order"),
         ("interchange.not-transposed", "order, split = [letters.index(letter) for letter in self.dims[1]]",
          "order, split = [*range(len(letters))]", "models/test_name_tables.py::test_published_round_trip"),
         ("interchange.unknown-tensors-pass", "if unknown := sorted(got - expected):", "if unknown := []:",
@@ -308,10 +308,10 @@ MODELS = (
         "models/interchange/name_tables.py",
         ("interchange.bert-heads-turned", '("attention.self.query.weight", "attention/query/kernel", "(HK)D -> DHK")',
          '("attention.self.query.weight", "attention/query/kernel", "(KH)D -> DHK")',
-         "models/test_name_tables.py::test_a_head_s_rows_stand_together_in_their_kernels"),
+         "models/test_name_tables.py::test_a_heads_rows_stand_together_in_their_kernels"),
         ("interchange.gpt2-ffn-transposed", '("mlp/c_fc/w", "ffn/in/kernel", "XDF -> DF")',
          '("mlp/c_fc/w", "ffn/in/kernel", "XFD -> DF")',
-         "models/test_name_tables.py::test_a_gpt_s_queries_keys_and_values_stand_side_by_side_in_this_order"),
+         "models/test_name_tables.py::test_a_gpts_queries_keys_and_values_stand_side_by_side_in_this_order"),
     ),
     *mutants_of(
         "models/decode.py",
@@ -352,7 +352,7 @@ MODELS = (
          "kernel_DF.T, jnp.float8_e4m3fn, jnp.float8_e4m3fn)",
          f"{_QUANTIZED}test_a_product_and_its_gradients_are_those_of_the_rounded_factors"),
         ("quantization.precision-of-float32", "precision=jax.lax.Precision.DEFAULT", "precision=None",
-         f"{_QUANTIZED}test_a_float32_model_s_precision_is_not_asked_of_8_bits"),
+         f"{_QUANTIZED}test_a_float32_models_precision_is_not_asked_of_8_bits"),
     ),
     *mutants_of(
         "models/layers/blocks.py",

@@ -5,7 +5,7 @@ from tests.mutants.row import mutants_of
 _CUT = "data/tasks/spans/test_windows.py::"
 _SLOW = f"{_CUT}test_windows_labels_and_places_are_those_of_the_slow_road"
 _CONTEXT = f"{_CUT}test_the_published_rule_of_most_context"
-_SHORT = f"{_CUT}test_a_short_context_is_one_window_and_a_stride_of_more_than_the_room_skips_nothing"
+_SHORT = f"{_CUT}test_a_short_context_is_one_window_and_a_wide_stride_skips_nothing"
 _FILES = "data/tasks/spans/test_files.py::"
 _LABEL = f"{_FILES}test_every_label_points_at_its_answer"
 _STORE = f"{_FILES}test_questions_are_stored_and_read_back_by_number"

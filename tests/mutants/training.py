@@ -5,11 +5,11 @@ from tests.mutants.row import mutants_of
 _OPTIM = "train/optim/test_optim.py::"
 _MIXES = "test_the_weights_of_a_mix_have_a_rate_of_their_own"
 _TEN = f"{_OPTIM}test_ten_updates_are_those_of_the_formula"
-_GPT1_ADAM = "parity/test_gpt1_original.py::test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps"
+_GPT1_ADAM = "parity/test_gpt1_original.py::test_the_optimizers_correction_falls_on_the_decay_too_and_not_on_eps"
 _MERGED = "train/optim/test_lora.py::test_a_merged_kernel_is_the_sum_of_its_own_and_of_the_scaled_product"
 _ROWS = "train/optim/test_row_updates.py::"
 _STEP = "train/test_step.py::"
-_PLUGIN = "cli/test_no_device.py::test_a_plug_in_that_fails_is_one_line_where_there_is_a_gpu_and_else_none"
+_PLUGIN = "cli/test_no_device.py::test_a_plug_in_that_fails_is_one_line_where_there_is_a_gpu"
 _SKIPPED = "train/test_skipped_steps.py::test_a_finite_loss_with_a_gradient_that_is_not_finite_is_skipped"
 _FROZEN = f"{_STEP}test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped"
 _WEIGHTS = "train/test_class_weights.py"
@@ -22,16 +22,14 @@ _KEPT = "train/run/test_nothing_deleted.py::"
 _AGREE = "train/distributed/test_agreement.py::test_a_fact_that_differs_between_processes_is_named_in_all"
 _STOPPED = "train/run/test_stopped_evaluation.py::test_a_run_stopped_in_an_evaluation_is_the_same_run"
 _MADE_UP = "train/run/test_stopped_evaluation.py::test_a_run_killed_while_it_makes_up_for_an_evaluation_is_the_same_run"
-_DIRECTIONS = (
-    "train/evaluation/test_best.py::test_the_best_is_the_lowest_of_what_is_better_lower_and_the_highest_of_all_else"
-)
+_DIRECTIONS = "train/evaluation/test_best.py::test_the_best_is_the_lowest_or_the_highest_as_its_metric_wants"
 
 TRAINING = (
     *mutants_of(
         "train/optim/optimizers.py",
         ("schedule.bert-falls-from-the-warm-up", "t / max(W, 1.0), 1.0 - jnp.minimum(t, T) / T",
          "t / max(W, 1.0), 1.0 - jnp.clip((t - W) / (T - W), 0.0, 1.0)",
-         f"{_OPTIM}test_the_original_s_rate_starts_at_zero_and_counts_its_fall_from_step_zero"),
+         f"{_OPTIM}test_the_originals_rate_starts_at_zero_and_falls_from_step_zero"),
         ("mix.at-the-rate-of-all", "value = mix if _is_mix(path) else value", "value = value", f"{_OPTIM}{_MIXES}"),
         ("mix.gamma-too", 'return path.endswith("mix/weights")', 'return "mix/" in path', f"{_OPTIM}{_MIXES}"),
         ("mix.only-beside-rates-of-layers", "if not layered and not frozen and mix == 1.0:",
@@ -47,7 +45,7 @@ TRAINING = (
          f"{_OPTIM}test_the_rate_ends_its_fall_at_decay_steps_and_stays_there"),
         ("schedule.gpt1-no-fall-in-the-warm-up", "t / max(W, 1e-9)) * (1.0 - jnp.minimum(t, T) / T)",
          "t / max(W, 1e-9) / (1.0 - t / T)) * (1.0 - jnp.minimum(t, T) / T)",
-         f"{_OPTIM}test_gpt_1_s_rate_falls_from_the_first_step_on_its_warm_up_included"),
+         f"{_OPTIM}test_gpt_1s_rate_falls_from_the_first_step_on_its_warm_up_included"),
         ("adam.bert-bias-corrected", "lambda: _scale_by_bert_adam(config.b1, config.b2, config.eps)",
          "lambda: optax.scale_by_adam(config.b1, config.b2, config.eps)", _TEN),
         ("adam.not-bias-corrected", "lambda: optax.scale_by_adam(config.b1, config.b2, config.eps)",
@@ -165,7 +163,7 @@ TRAINING = (
          '"accuracy": Sum((hit_BL * weights_BL).sum(), weights_BL.sum())', _WEIGHTS),
         ("objective.half-of-the-words-left-out", '{**self.task.terms, "lm_loss": self.weight}',
          '{**self.task.terms, "lm_loss": 0.5 * self.weight}',
-         "parity/test_gpt1_original.py::test_the_loss_is_the_choice_s_and_half_of_the_words"),
+         "parity/test_gpt1_original.py::test_the_loss_is_the_choices_and_half_of_the_words"),
         ("objective.directions-added", '{"forward_loss": 0.5, "backward_loss": 0.5}',
          '{"forward_loss": 1.0, "backward_loss": 1.0}',
          "train/test_objectives.py"),
@@ -186,7 +184,7 @@ TRAINING = (
          "        elif math.isfinite(rank):\n            self.evals_without_improvement += 1",
          f"{_STEP}test_the_best_is_the_first_of_the_smallest_ranks_and_nan_is_none"),
         ("unigram.nothing-added", "(counts_V + 1.0)", "(counts_V + 0.5)",
-         f"{_STEP}test_the_unigram_baseline_is_the_training_text_s_frequencies"),
+         f"{_STEP}test_the_unigram_baseline_is_the_training_texts_frequencies"),
     ),
     *mutants_of(
         "train/metrics.py",
@@ -295,9 +293,9 @@ TRAINING = (
         "train/run_file.py",
         ("identity.without-data", "json.dumps([fixed, tokenizer, data], sort_keys",
          "json.dumps([fixed, tokenizer], sort_keys",
-         "train/run/test_formats.py::test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else"),
+         "train/run/test_formats.py::test_a_runs_identity_is_what_makes_its_numbers_and_nothing_else"),
         ("identity.of-everything", "if not may_change(name) and value != usual[name]}", "if value != usual[name]}",
-         "train/run/test_formats.py::test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else"),
+         "train/run/test_formats.py::test_a_runs_identity_is_what_makes_its_numbers_and_nothing_else"),
         ("identity.of-defaults-too", "if not may_change(name) and value != usual[name]}", "if not may_change(name)}",
          f"{_CONFIG}::test_a_run_of_an_earlier_version_keeps_its_identity"),
         ("may-change.the-seed", '"steps", "epochs", "dir", "data.path"',
@@ -330,7 +328,7 @@ TRAINING = (
     *mutants_of(
         "train/options.py",
         ("defaults.clip", "clip: float = 1.0", "clip: float = 0.0",
-         "configs/test_recipes_published.py::test_a_run_s_defaults_are_bert_s"),
+         "configs/test_recipes_published.py::test_a_runs_defaults_are_berts"),
     ),
     *mutants_of(
         "train/run/signals.py",
@@ -360,7 +358,7 @@ TRAINING = (
     *mutants_of(
         "train/run/folder.py",
         ("settle.other-settings-written-over", 'aside = move_aside(directory, _OF_A_RUN, "earlier")', "aside = None",
-         f"{_KEPT}test_other_settings_before_the_first_checkpoint_move_what_is_there_aside"),
+         f"{_KEPT}test_other_settings_before_the_first_checkpoint_move_all_aside"),
         ("settle.a-trained-run-starts-over", "(fixed and not trained)", "fixed",
          "cli/test_command_line.py::test_another_model_in_an_old_folder_is_refused_by_name"),
         ("settle.other-data-taken", 'if was not in ("", now):', "if False:",

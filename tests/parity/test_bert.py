@@ -180,13 +180,13 @@ def _off(got: np.ndarray, expected: np.ndarray) -> float:
     return off_by(got, expected)
 
 
-def test_every_state_and_answer_is_transformers_s(both: Both):
+def test_every_state_and_answer_is_transformerss(both: Both):
     assert both.got.keys() == both.expected.keys() and len(both.got) == both.config.layers + 7
     off = {name: _off(both.got[name], expected) for name, expected in both.expected.items()}
     assert worst(off.values()) <= 1e-5, off
 
 
-def test_every_gradient_is_transformers_s(both: Both):
+def test_every_gradient_is_transformerss(both: Both):
     """All but the keys' biases, whose gradient is zero: they add the same to all that a query is compared with."""
     assert both.expected_grads.keys() == both.got_grads.keys() - dict(BERT_HF.repeats).keys()
     off = {}

@@ -96,7 +96,7 @@ def _lanes(seed: int, sampled: bool) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("rate", [0.0, 0.3], ids=["no dropout", "dropout"])
 @pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "full"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_two_steps_with_what_is_carried_are_the_reference_s(config: ElmoConfig, sampled: bool, rate: float):
+def test_two_steps_with_what_is_carried_are_the_references(config: ElmoConfig, sampled: bool, rate: float):
     config = dataclasses.replace(config, dropout=rate)
     options, objective = _options(config), OBJECTIVES["bilm"]
     weights: Any = reference.random_weights(options, V)
@@ -183,7 +183,7 @@ def test_sentences_are_encoded_as_by_the_reference(config: ElmoConfig):
             _near(ours * inside, theirs[:, 1:6].detach().numpy() * inside, f"layer {n}")
 
 
-def test_the_original_s_optimizer():
+def test_the_originals_optimizer():
     rng = np.random.default_rng(0)
     params = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("a", (3, 4)), ("b", (5,)))}
     config = OptimConfig(

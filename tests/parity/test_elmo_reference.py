@@ -208,7 +208,7 @@ def test_token_vectors_are_those_of_torchs_convolution(activation: str, width: i
 # Laws
 
 
-def test_a_skip_connection_changes_the_output_and_not_the_layers_own_state() -> None:
+def test_a_skip_connection_changes_the_output_and_not_the_state() -> None:
     w, x = elmo.random_weights(OPTIONS, V), normal(B, L, J)
     outputs, state = elmo.run_layers(x, w, OPTIONS, 0, lengths=LENGTHS)
     plain, plain_state = elmo.run_layers(x, w, with_lstm(use_skip_connections=False), 0, lengths=LENGTHS)

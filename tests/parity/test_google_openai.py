@@ -107,7 +107,7 @@ def test_what_tensorflow_writes_is_read(kind: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("parts", "objective"), [(("pooler", "classify"), "classify"), (("pooler", "span"), "span")])
-def test_google_s_fine_tuned_models_come_in(parts: tuple[str, ...], objective: str, tmp_path: Path):
+def test_googles_fine_tuned_models_come_in(parts: tuple[str, ...], objective: str, tmp_path: Path):
     config = BertConfig(vocab=9, length=8, segments=2, layers=2, hidden=12, heads=3, ffn=20)
     sizes = bert.sizes(config, 3 if objective == "classify" else 2)
     given = drawn(shapes_of(BERT_TF_FORMAT.table(parts), sizes))
@@ -126,7 +126,7 @@ def test_google_s_fine_tuned_models_come_in(parts: tuple[str, ...], objective: s
     same(back, params)
 
 
-def test_openai_s_gpt2_comes_in_as_transformers_has_it(tmp_path: Path):
+def test_openais_gpt2_comes_in_as_transformers_has_it(tmp_path: Path):
     """The same numbers under both names are the same run's parameters."""
     config = GptConfig(vocab=257, length=16, layers=2, hidden=12, heads=3, ffn=48)
     sizes = gpt.sizes(config)

@@ -91,7 +91,7 @@ def test_one_table_is_read_by_token_and_place_and_is_the_softmax(weights: dict[s
         close(a, b)
 
 
-def test_the_loss_is_the_choice_s_and_half_of_the_words(weights: dict[str, Any]):
+def test_the_loss_is_the_choices_and_half_of_the_words(weights: dict[str, Any]):
     """L3 of a multiple choice (ROCStories): cross entropy over the alternatives, each read at its last token, and 0.5
     of the mean over all sequences of each one's mean loss of a word."""
     rng = np.random.default_rng(3)
@@ -153,7 +153,7 @@ def test_a_pair_in_both_orders_is_read_from_the_sum_of_both():
     assert_close(both.heads["regress"], summed, rtol=1e-5, atol=1e-6)
 
 
-def test_the_optimizer_s_correction_falls_on_the_decay_too_and_not_on_eps():
+def test_the_optimizers_correction_falls_on_the_decay_too_and_not_on_eps():
     """Twelve steps of finetune-transformer-lm's Adam, its schedule and its clipping, on a matrix and a bias."""
     steps, rate, b1, b2, eps, decay, warm = 12, 6.25e-2, 0.9, 0.999, 1e-8, 0.01, 0.2
     config = OptimConfig(name="gpt1", schedule="gpt1", peak_lr=rate, warmup=0, warmup_fraction=warm, b1=b1, b2=b2,

@@ -218,7 +218,7 @@ def ours(name: str, folder: Path, batch: dict[str, np.ndarray]) -> dict[str, np.
 
 
 @pytest.mark.parametrize(("name", "odd"), CASES)
-def test_what_transformers_saved_answers_the_same_and_comes_out_bit_for_bit(name: str, odd: str, tmp_path: Path):
+def test_what_transformers_saved_answers_the_same_and_comes_out_alike(name: str, odd: str, tmp_path: Path):
     model = made(name, odd)
     model.save_pretrained(tmp_path / "theirs")
     vocabulary(tmp_path / "theirs", 0 if name in CLASSES else 2 if name.startswith("GPT2") else 1)
@@ -252,7 +252,7 @@ def test_what_transformers_saved_answers_the_same_and_comes_out_bit_for_bit(name
         ("OpenAIGPTLMHeadModel", "AutoModelForCausalLM"),
     ],
 )
-def test_its_auto_classes_load_what_comes_out_with_nothing_missing_or_unexpected(name, auto, tmp_path):
+def test_auto_classes_load_an_export_with_nothing_missing_or_unexpected(name, auto, tmp_path):
     model = made(name, next(iter(ODD if name in CLASSES else GPT_ODD)))
     model.save_pretrained(tmp_path / "theirs")
     vocabulary(tmp_path / "theirs", 0 if name in CLASSES else 2 if name.startswith("GPT2") else 1)

@@ -77,7 +77,7 @@ def batch_of(kind: str, rng: np.random.Generator) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["classify", "regress", "tag"])
-def test_a_task_s_head_is_equal(kind):
+def test_a_tasks_head_is_equal(kind):
     model, batch = theirs(kind), batch_of(kind, np.random.default_rng(4))
     asked = {"input_ids": "tokens", "token_type_ids": "segments", "attention_mask": "mask"}
     given: dict[str, Any] = {name: torch.from_numpy(batch[ours].astype(np.int64)) for name, ours in asked.items()}

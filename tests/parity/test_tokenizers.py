@@ -128,7 +128,7 @@ def test_long_words_end_alike(both: Any, length: int):
     agree(both, ["a" * length, "ab" * length, "é" * length])
 
 
-def test_a_vocabulary_with_the_original_s_limit_goes_out_whole(shared: Path, tmp_path: Path):
+def test_a_vocabulary_with_the_originals_limit_goes_out_whole(shared: Path, tmp_path: Path):
     """Words of 101 to 200 characters are read as the original reads them."""
     file = str(shared / "data" / "vocab_bert" / "bert-base-uncased-vocab.txt")
     ours = wordpiece(open_published(tmp_path, "wordpiece", file, True, [])[0])

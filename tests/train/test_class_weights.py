@@ -54,7 +54,7 @@ def test_a_loss_is_the_mean_over_the_weights_of_its_labels(kind):
     assert float(means(sums)["accuracy"]) == pytest.approx(hits.mean(), rel=1e-6)
 
 
-def test_a_batch_holds_the_weight_of_each_label_and_none_of_what_fills_it_up(tmp_path):
+def test_a_batch_holds_the_weight_of_each_label_and_none_of_padding(tmp_path):
     """In training and on held-out examples; a tag's stands where its word is read."""
     tokenizer = WordPiece([*SPECIAL, "w", "##x"], lowercase=True)
     data = DataConfig(batch=4, length=16, max_predictions=1)

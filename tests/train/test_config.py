@@ -54,7 +54,7 @@ def test_a_run_is_evaluated_ten_times_or_after_each_of_more_epochs(epochs, steps
     assert resolved.evaluate.every == every and resolved.steps // every >= min(10, resolved.steps)
 
 
-def test_gpt_1_s_warm_up_stays_a_share_of_the_steps():
+def test_gpt_1s_warm_up_stays_a_share_of_the_steps():
     optim = OptimConfig(name="gpt1", schedule="gpt1", warmup=0, warmup_fraction=0.002)
     run = resolve_schedule(dataclasses.replace(task("classify"), optim=optim), 1497)
     assert run.steps == 140 and run.optim.warmup_fraction == 0.002

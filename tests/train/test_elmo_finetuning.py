@@ -132,7 +132,7 @@ def test_the_softmax_has_a_row_for_each_word_and_no_more():
     assert json.loads((ELMO / "run.json").read_text())["config"]["model"]["vocab"] > tokenizer.size
 
 
-def test_a_penalty_on_the_mix_stands_beside_a_gpt_s_words():
+def test_a_penalty_on_the_mix_stands_beside_a_gpts_words():
     run = Run(
         model=GptConfig(),
         task=TaskConfig(kind="classify", lm_weight=0.5),
@@ -141,7 +141,7 @@ def test_a_penalty_on_the_mix_stands_beside_a_gpt_s_words():
     assert objective_of(run).terms == {"classify_loss": 1.0, "lm_loss": 0.5, "mix_penalty": 0.1}
 
 
-def test_a_chain_is_an_elmo_s():
+def test_a_chain_is_an_elmos():
     """A BERT's line has pieces between its words that bear no tag."""
     with pytest.raises(ValueError, match="head.crf scores the tags of an ELMo"):
         Run(task=TaskConfig(kind="tag"), head=HeadConfig(mix="all", crf=True))

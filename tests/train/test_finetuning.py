@@ -235,7 +235,7 @@ def test_a_warmup_of_a_fine_tuning_is_counted_in_steps(words, tmp_path):
 
 
 @pytest.mark.long
-def test_a_gpt_s_special_tokens_begin_with_fresh_rows(door, text_folder, task_files, tmp_path):
+def test_a_gpts_special_tokens_begin_with_fresh_rows(door, text_folder, task_files, tmp_path):
     """Also where the table had rows to spare: those were never trained for a token. All others are taken over."""
     sizes = (
         "--model.layers 1 --model.hidden 16 --model.heads 2 --model.ffn 32 --model.vocab 90 --data.length 32".split()

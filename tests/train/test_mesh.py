@@ -206,7 +206,7 @@ def elmo(text_folder: Path, tmp_path_factory: pytest.TempPathFactory):
         pytest.param((1, 1, 1), 4, marks=pytest.mark.long),
     ],
 )
-def test_an_elmo_s_losses_and_carry_are_those_of_one_device(elmo, shape, accumulate):
+def test_an_elmos_losses_and_carry_are_those_of_one_device(elmo, shape, accumulate):
     run, batches, initial, expected, whole = elmo
     losses, state, _ = losses_on(run, batches, shape, accumulate, initial=initial)
     assert_close(losses, expected, rtol=1e-5)
@@ -223,7 +223,7 @@ def test_an_elmo_s_losses_and_carry_are_those_of_one_device(elmo, shape, accumul
 
 
 @pytest.mark.long
-def test_a_task_s_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_files, tmp_path):
+def test_a_tasks_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_files, tmp_path):
     """Weights of classes, and words of unequal number in the parts: a part counts by its share of the weight; with
     GPT, the words' own loss beside it."""
     task = TaskConfig(kind="tag", train=(str(task_files / "tag.train.conllu"),), class_weights=("VERB=3", "DET=0.5"))

@@ -48,7 +48,7 @@ def test_masked_tokens_and_next_sentence_are_two_means():
     close(none, lines, tolerance=1e-6)  # 0/1e-5, not 0/0
 
 
-def test_a_bilm_s_loss_is_half_of_both_and_its_perplexity_that_of_both():
+def test_a_bilms_loss_is_half_of_both_and_its_perplexity_that_of_both():
     def scored(total: float) -> TokenLosses:
         return TokenLosses(jnp.float32(total), jnp.zeros((2, 3)), jnp.zeros((2, 3)))
 
@@ -61,7 +61,7 @@ def test_a_bilm_s_loss_is_half_of_both_and_its_perplexity_that_of_both():
     assert "sampled_perplexity" in _found("bilm", heads, batch | {"negatives": np.zeros((2, 3))})[1]
 
 
-def test_a_span_s_loss_is_half_the_sum_of_both_ends():
+def test_a_spans_loss_is_half_the_sum_of_both_ends():
     rng = np.random.default_rng(1)
     logits, starts, ends = rng.normal(size=(3, 5, 2)).astype(np.float32), np.array([0, 4, 2]), np.array([1, 4, 2])
     weights = np.array([1, 1, 0], np.float32)
@@ -70,7 +70,7 @@ def test_a_span_s_loss_is_half_the_sum_of_both_ends():
     close(_found("span", {"span": jnp.asarray(logits)}, batch)[0], both[:2].mean(), tolerance=1e-6)
 
 
-def test_a_regression_s_loss_is_the_squared_error_of_lines_that_count():
+def test_a_regressions_loss_is_the_squared_error_of_lines_that_count():
     values, targets = np.array([[1.0], [2.0], [9.0]], np.float32), np.array([0.5, 4.0, 0.0], np.float32)
     batch = {"targets": targets, "valid": np.array([1, 1, 0], np.float32)}
     assert _found("regress", {"regress": jnp.asarray(values)}, batch)[0] == pytest.approx((0.25 + 4) / 2)

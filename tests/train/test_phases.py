@@ -51,7 +51,7 @@ def test_more_slots_than_tokens_are_refused():
 
 
 @pytest.mark.parametrize("name", PHASES)
-def test_a_second_phase_is_the_last_tenth_of_the_first_at_four_times_its_length(name: str):
+def test_a_second_phase_is_a_tenth_of_the_first_at_four_times_its_length(name: str):
     first, second = configs.recipe(name.removesuffix("_phase2")), configs.recipe(name)
     assert (first.data.length, first.data.slots, second.data.length, second.data.slots) == (128, 20, 512, 77)
     assert second.model == first.model and second.data.batch == first.data.batch
@@ -62,7 +62,7 @@ def test_a_second_phase_is_the_last_tenth_of_the_first_at_four_times_its_length(
         assert part in text
 
 
-def test_the_paper_s_sizes_have_a_second_phase():
+def test_the_papers_sizes_have_a_second_phase():
     assert PHASES == [f"bert.{name}_phase2" for name in ("base", "large", "base_cased", "large_cased")]
 
 
@@ -74,7 +74,7 @@ def _begun(folder: Path, run: Run) -> Run:
     return run
 
 
-def test_a_run_that_was_begun_with_the_number_that_its_length_gives_resumes(tmp_path: Path):
+def test_a_run_that_stores_the_number_of_its_length_resumes(tmp_path: Path):
     follows = configs.recipe("bert.tiny")
     stored = dataclasses.replace(follows, data=dataclasses.replace(follows.data, max_predictions=20))
     assert run_file.fingerprint(stored, "t", "d") == run_file.fingerprint(follows, "t", "d")

@@ -67,7 +67,7 @@ def test_the_old_moments_are_written_over_in_place(stepper):
 
 
 @pytest.mark.long
-def test_runs_that_differ_in_seed_and_rate_share_a_step_and_have_their_own_numbers():
+def test_runs_of_other_seeds_and_rates_share_a_step_with_own_numbers():
     """To the bit those of a step of their own, dropout on; another setting has another step."""
     mesh, objective = meshes.build(MeshConfig(), jax.devices()[:1]), OBJECTIVES[RUN.objective]
     model = build(RUN.model, objective.heads)
@@ -196,11 +196,11 @@ def test_a_step_in_parts_is_the_whole_step(stepper, parts):
         close(actual[1][2][name], actual[0][2][name], name)
 
 
-def test_the_batch_a_step_wants_is_what_the_backbone_and_the_objective_read():
+def test_a_step_wants_what_the_backbone_and_the_objective_read():
     assert set(batch_fields(RUN)) == set(a_batch())
 
 
-def test_every_moment_has_its_parameter_s_place():
+def test_every_moment_has_its_parameters_place():
     mesh = meshes.build(MeshConfig(fsdp=2, tensor=2))
     model = build(RUN.model, OBJECTIVES[RUN.objective].heads)
     shardings: Any
@@ -221,7 +221,7 @@ def test_cross_entropy_is_minus_the_log_softmax():
     assert np.array_equal(hit, hits) and hits.any() and not hits.all()
 
 
-def test_the_unigram_baseline_is_the_training_text_s_frequencies():
+def test_the_unigram_baseline_is_the_training_texts_frequencies():
     losses = unigram_baseline(np.array([1, 5, 2]), np.array([1, 2, 1]))
     share = np.array([2, 6, 3]) / 11
     assert losses["unigram_loss"] == pytest.approx(-np.log(share[[1, 1, 2, 0]]).mean())
@@ -251,7 +251,7 @@ def test_the_best_is_the_first_of_the_smallest_ranks_and_nan_is_none():
     assert Best.stored(first) == Best.stored(dataclasses.asdict(best)) == best
 
 
-def test_what_a_step_works_on_grows_with_its_batch_and_decides_who_shares_an_arena():
+def test_a_steps_memory_grows_with_its_batch_and_decides_the_arenas():
     small, usual = recipe("gpt.shakespeare_char"), [recipe("gpt.tiny"), recipe("bert.tiny")]
     assert activation_floats(small) * 4 < 60e6 < min(activation_floats(run) * 4 for run in usual)
     twice = dataclasses.replace(small, data=dataclasses.replace(small.data, batch=2 * small.data.batch))

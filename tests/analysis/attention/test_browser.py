@@ -51,7 +51,7 @@ def bert_page(tmp_path: Path) -> Path:
     return _write(tmp_path / "page.html", "bert_format_2", "the cat sat", second="a mat")
 
 
-def test_a_hover_shows_a_token_s_weights_to_three_decimals_at_least(browser: Any, bert_page: Path):
+def test_a_hover_shows_a_tokens_weights_to_three_decimals_at_least(browser: Any, bert_page: Path):
     _open(browser, bert_page)
     before = _picture(browser)
     token = browser.find_element(By.ID, "query-1")
@@ -207,7 +207,7 @@ def test_no_request_leaves_the_page_and_text_staystext_of(browser: Any, tmp_path
     check_nothing_left_or_ran(browser, file)
 
 
-def test_an_elmo_s_page_shows_gates_and_layer_weights(browser: Any, tmp_path: Path):
+def test_an_elmos_page_shows_gates_and_layer_weights(browser: Any, tmp_path: Path):
     _open(browser, _write(tmp_path / "page.html", "elmo_task_format_1", "the cat sat"), "gates 1 ")
     gates = contexture.open(GOLDEN / "elmo_task_format_1").gates("the cat sat")
     press(browser, "j", Keys.ARROW_DOWN)

@@ -64,7 +64,7 @@ def test_gates_are_those_of_the_equations_in_both_directions(run: str):
         close(got["means"][number, 0], expected)
 
 
-def test_each_word_s_shares_of_the_layers_are_weight_times_length():
+def test_each_words_shares_of_the_layers_are_weight_times_length():
     model = contexture.open(GOLDEN / "elmo_task_format_1")
     mixes = model.gates(TEXT)["mixes"]
     assert [mix["place"] for mix in mixes] == ["input", "output"] and mixes[0]["layers"] == [0, 1, 2]
@@ -80,7 +80,7 @@ def test_a_run_without_a_learned_mix_has_gates_alone():
     assert contexture.open(GOLDEN / "elmo_format_2").gates("a cat")["mixes"] == []
 
 
-def test_a_model_s_outputs_do_not_depend_on_who_asks_for_gates():
+def test_a_models_outputs_do_not_depend_on_who_asks_for_gates():
     model = contexture.open(GOLDEN / "elmo_format_2")
     before = model.embed(TEXT)
     model.gates(TEXT)

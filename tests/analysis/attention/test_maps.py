@@ -131,7 +131,7 @@ def test_a_loaded_model_returns_plain_arrays():
     assert maps["segments"] == [0] * (first + 1) + [1] * (count - first - 1)
 
 
-def test_a_fine_tuned_gpt_reads_its_marks_and_a_pretrained_one_the_text_alone():
+def test_a_fine_tuned_gpt_reads_its_marks_and_a_pretrained_one_none():
     model = contexture.open(GOLDEN / "gpt_format_2")
     config, tokenizer = model.model.config, model.tokenizer
     assert isinstance(config, GptConfig)

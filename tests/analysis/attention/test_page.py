@@ -75,7 +75,7 @@ def test_thousandths_of_long_rows_take_few_bits_however_they_are_spread():
         assert len(pages.packed(numbers)) * 144 * 2 < 20e6, name
 
 
-def test_queries_and_keys_of_the_layers_that_have_room_are_spread_from_the_first_to_the_last():
+def test_queries_and_keys_that_have_room_are_spread_over_all_layers():
     sizes = {n: "x" * 10 for n in range(1, 13)}
     assert pages._spread(range(1, 13), sizes, 120) == list(range(1, 13))
     assert pages._spread(range(1, 13), sizes, 35) in ([1, 6, 12], [1, 7, 12])
@@ -83,7 +83,7 @@ def test_queries_and_keys_of_the_layers_that_have_room_are_spread_from_the_first
     assert pages._spread(range(1, 13), sizes, 5) == []
 
 
-def test_text_stays_text_and_nothing_but_the_page_s_own_script_may_run(tmp_path: Path):
+def test_text_stays_text_and_nothing_but_the_pages_own_script_may_run(tmp_path: Path):
     page = _page(tmp_path, "gpt_format_2", text=ATTACK, title=ATTACK)
     assert page.count("<script") == page.count("</script>") == 2 + 2 * 2  # data, the script, two arrays of two layers
     assert "<!--" not in page and ATTACK not in page
@@ -131,7 +131,7 @@ def test_a_page_says_which_layers_are_banded(tmp_path: Path):
     assert weights[:, seen].any() and not weights[:, ~seen].any()
 
 
-def test_an_elmo_s_page_has_gates_and_the_mixes_of_its_task(tmp_path: Path):
+def test_an_elmos_page_has_gates_and_the_mixes_of_its_task(tmp_path: Path):
     data = json.loads(_block(_page(tmp_path, "elmo_task_format_1", text="the cat sat", layers=2), "data"))
     gates = contexture.open(GOLDEN / "elmo_task_format_1").gates("the cat sat")
     assert data["views"] == ["gates", "mix"] and data["tokens"] == ["the", "cat", "sat"] and data["layers"] == [2]

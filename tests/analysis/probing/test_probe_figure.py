@@ -38,7 +38,7 @@ def names(figure: Figure) -> tuple[str, list[str]]:
     return axes.get_xlabel(), [label.get_text() for label in axes.get_xticklabels()]
 
 
-def test_steps_of_one_run_stand_on_an_axis_of_steps_and_runs_on_one_of_runs():
+def test_steps_stand_on_an_axis_of_steps_and_runs_on_one_of_runs():
     one = [alone("runs/gpt", step) for step in (100, 2000)]
     assert names(steps_figure({("pos", "each"): one})) == ("step of training", ["100", "2,000"])
     several = [alone("runs/gpt", 2000), alone("runs/elmo", 100)]

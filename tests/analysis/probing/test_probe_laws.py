@@ -143,7 +143,7 @@ def test_labels_that_the_training_set_lacks_are_missed():
     assert examples.words == [(("a", "cat"),), (("cat",),)]
 
 
-def test_control_labels_are_as_frequent_as_the_task_s():
+def test_control_labels_are_as_frequent_as_the_tasks():
     train, _ = synthetic_task(4000, shares=(0.7, 0.2, 0.1))
     control = control_task(train, train.labels_TC, 0)
     assert_close(control.labels_TC.mean(0), train.labels_TC.mean(0), atol=0.03)

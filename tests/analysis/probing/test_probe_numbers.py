@@ -109,7 +109,7 @@ def test_cross_entropy_is_its_definition():
 
 
 @pytest.mark.parametrize("probability", [0.05, 0.5, 0.9])
-def test_micro_f1_is_scikit_learn_s(probability: float):
+def test_micro_f1_is_scikit_learns(probability: float):
     rng = np.random.default_rng(1)
     gold, predicted = rng.random((40, 6)) < 0.3, rng.random((40, 6)) < probability
     counts = Counts(int((gold & predicted).sum()), int((~gold & predicted).sum()), int((gold & ~predicted).sum()))
@@ -118,7 +118,7 @@ def test_micro_f1_is_scikit_learn_s(probability: float):
     assert_close(precision_and_recall(counts), (precision, recall), rtol=1e-12)
 
 
-def test_counts_of_a_probe_are_scikit_learn_s_of_its_predictions():
+def test_counts_of_a_probe_are_scikit_learns_of_its_predictions():
     examples, units = synthetic_task(70, labels=5, spans=2)
     one = [probe_model.init_probe(jax.random.key(n), 4, 12, 2, 5) for n in range(2)]
     params = jax.tree.map(lambda *xs: np.stack(xs), *one)

@@ -35,7 +35,7 @@ def _features(model: TrainedModel, folder: Path, texts=TEXTS, **options):
 
 
 @pytest.mark.parametrize("name", [RUNS[0], *long(*RUNS[1:])])
-def test_a_span_s_units_are_the_pieces_of_its_words(tmp_path, name):
+def test_a_spans_units_are_the_pieces_of_its_words(tmp_path, name):
     model = TrainedModel(GOLDEN / name)
     with _features(model, tmp_path) as features:
         for number, words in enumerate(TEXTS):
@@ -193,7 +193,7 @@ def test_the_command_keeps_the_rows_of_several_calls_and_draws_them(spans):
 
 @pytest.mark.usefixtures("unwritten")
 @pytest.mark.parametrize("count", [2, *long(3)])
-def test_several_seeds_have_the_mean_and_the_deviation_of_probes_trained_alone(spans, capsys, count):
+def test_several_seeds_have_mean_and_deviation_of_probes_trained_alone(spans, capsys, count):
     alone = [json_of(*_words("--seed", 3 + n, to=f"alone{n}"))["probes"][0] for n in range(count)]
     (row,) = json_of(*_words("--seed", 3, "--seeds", count, "--table", "t.csv"))["probes"]
     assert (

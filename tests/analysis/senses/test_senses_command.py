@@ -89,7 +89,7 @@ def test_a_figure_and_a_page_are_drawn_of_every_family(here: Path, run: str, pro
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_word_that_the_figure_s_font_lacks_is_no_warning(here: Path):
+def test_a_word_that_the_figures_font_lacks_is_no_warning(here: Path):
     (here / "other.txt").write_text("猫 sat\nthe 猫\n")
     json_of("senses", RUN, "--word", "猫", "--input", "other.txt", "--to", "a.png")
 

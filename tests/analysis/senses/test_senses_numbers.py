@@ -78,7 +78,7 @@ def test_figures_are_those_of_all_pairs_one_by_one(model):
             assert row["silhouette"] == 0 and row["self_similarity"] == pytest.approx(1)
 
 
-def test_a_word_s_vectors_are_those_of_embed_at_every_layer(model):
+def test_a_words_vectors_are_those_of_embed_at_every_layer(model):
     texts = ["the cat sat", "a dog sat"]
     got = model.senses("sat", texts)
     words = model.embed(texts, of="words", layers="all")
@@ -123,7 +123,7 @@ def _apart(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return unit_length(np.eye(3, 16)[groups] * 4 + rng.standard_normal((60, 16)) * 0.5), groups
 
 
-def test_where_senses_are_apart_within_is_above_between_and_clusters_are_the_senses():
+def test_where_senses_are_apart_clusters_are_the_senses():
     unit_ND, groups_N = _apart(np.random.default_rng(0))
     within, between = mean_cosines(unit_ND, groups_N)
     assert within and between and within > 0.75 > 0.2 > between

@@ -89,7 +89,7 @@ def test_the_less_probable_a_token_the_stronger_its_colour(browser: Any, page: t
     assert len(set(shares)) > 2
 
 
-def test_an_elmo_s_directions_are_switched_and_shown_side_by_side(browser: Any, tmp_path: Path):
+def test_an_elmos_directions_are_switched_and_shown_side_by_side(browser: Any, tmp_path: Path):
     _write(tmp_path / "page.html", "elmo_format_2")
     open_page(browser, tmp_path / "page.html", "surprise forward -1")
     forward = _colours(browser)

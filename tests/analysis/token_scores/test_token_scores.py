@@ -45,7 +45,7 @@ def check(one: Prediction, logits: np.ndarray, label: int, name: Any, top: int =
     assert [guess["token"] for guess in one.guesses] == [name(id) for id in order[:top]]
 
 
-def test_a_gpt_s_predictions_are_those_of_each_prefix_alone():
+def test_a_gpts_predictions_are_those_of_each_prefix_alone():
     model = contexture.open(GOLDEN / RUNS["forward"])
     tokenizer = model.tokenizer
     (got,) = scored(model, TEXTS[:1])
@@ -64,7 +64,7 @@ def test_a_gpt_s_predictions_are_those_of_each_prefix_alone():
               row[place], tokenizer.token)  # fmt: skip
 
 
-def test_a_bert_s_predictions_are_those_of_each_masked_token():
+def test_a_berts_predictions_are_those_of_each_masked_token():
     model = contexture.open(GOLDEN / RUNS["masked"])
     pieces: Any = model.tokenizer
     (got,) = scored(model, TEXTS[:1], top=3, batch=2)
@@ -86,7 +86,7 @@ def test_a_bert_s_predictions_are_those_of_each_masked_token():
 
 
 @pytest.mark.long
-def test_an_elmo_s_predictions_are_those_of_both_directions():
+def test_an_elmos_predictions_are_those_of_both_directions():
     model = contexture.open(GOLDEN / RUNS["backward"])
     words: Any = model.tokenizer
     text = "the cat zzz"
@@ -142,7 +142,7 @@ def _data(page: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("run", [RUNS["forward"], *long(RUNS["masked"], RUNS["backward"])])
-def test_the_command_s_page_has_the_predictions_and_text_stays_text(run: str, tmp_path: Path):
+def test_the_commands_page_has_the_predictions_and_text_stays_text(run: str, tmp_path: Path):
     text, to = "the cat </script><!-- sat", tmp_path / "page.html"
     result = json_of("score", GOLDEN / run, "--text", text, "--to", to, "--top", "2")
     assert result["to"] == str(to)

@@ -79,7 +79,7 @@ def test_a_parquet_holds_the_texts_beside_the_vectors(tmp_path, monkeypatch):
         ("v.txt", "1", "none", "tokens", ("1", "none", "tokens")),
     ],
 )
-def test_a_file_s_kind_decides_what_is_left_to_it(tmp_path, name, layers, pool, of, expected):
+def test_a_files_kind_decides_what_is_left_to_it(tmp_path, name, layers, pool, of, expected):
     assert resolve(tmp_path / name, layers, pool, of) == expected
 
 
@@ -202,7 +202,7 @@ def test_rows_of_sentences_hold_their_text(tmp_path):
     assert written[2] == "0\tthe cat\t1\t3.39999995e+38\t0.333333343"
 
 
-def test_word2vec_s_form_is_read_as_a_file_of_word_vectors(tmp_path):
+def test_word2vecs_form_is_read_as_a_file_of_word_vectors(tmp_path):
     with vectors_file(tmp_path / "v.txt", "words", "last") as write:
         write("a b", ROWS[:2], ["a", "b"])
         write("", ROWS[:0], [])
@@ -213,7 +213,7 @@ def test_word2vec_s_form_is_read_as_a_file_of_word_vectors(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", " a", "a b", "\t"])
-def test_a_name_with_a_space_has_no_place_in_word2vec_s_form(tmp_path, name):
+def test_a_name_with_a_space_has_no_place_in_word2vecs_form(tmp_path, name):
     with pytest.raises(DataError, match="line 2: the token .* has a space or is empty, and word2vec's format"), (
         vectors_file(tmp_path / "v.txt")) as write:  # fmt: skip
         write("a", ROWS[:1], ["a"])

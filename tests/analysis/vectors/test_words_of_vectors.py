@@ -59,7 +59,7 @@ def test_a_file_of_tokens_names_the_token_of_each_row(run, text, tmp_path):
         assert names == own
 
 
-def test_words_of_an_elmo_stand_between_spaces_and_its_tokens_between_marks(text, tmp_path):
+def test_an_elmos_words_stand_between_spaces_and_tokens_between_marks(text, tmp_path):
     """Its own splitter takes punctuation off: four tokens, three words."""
     for of, names in (("tokens", ["the", "cat", ",", "sat"]), ("words", ["the", "cat,", "sat"])):
         _embed("elmo_format_2", text, f"{of}.npz", "--of", of)

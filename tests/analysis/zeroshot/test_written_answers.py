@@ -183,7 +183,7 @@ def test_one_right_answer_is_left_out_in_turn():
     assert leave_one_out("dog", ["a dog"]) == (1.0, 1.0) and leave_one_out("", []) == (1.0, 1.0)
 
 
-def test_summaries_have_the_library_s_rouge(gpt, monkeypatch):
+def test_summaries_have_the_librarys_rouge(gpt, monkeypatch):
     def no_network(*_: object) -> None:
         raise AssertionError("something is downloaded")
 
@@ -238,7 +238,7 @@ def test_a_summary_is_the_first_three_sentences():
 
 
 @pytest.mark.parametrize("tokenize", ["13a", "char", "zh", "intl", "none"])
-def test_translations_have_the_library_s_bleu(gpt, tokenize):
+def test_translations_have_the_librarys_bleu(gpt, tokenize):
     texts = ["the cat sees the dog", "a small dog", "the queen"]
     own = [row["answer"] for row in translate(gpt, ReferencedTexts(texts, [("x",)] * 3), tokens=24)["answers"]]
     right = [(f"{own[0]} now", "le chat"), (f"so {own[1]}",), (own[2], "la reine")]

@@ -51,7 +51,7 @@ def nats(model: contexture.TrainedModel, text: str) -> float:
 
 
 @pytest.mark.parametrize("batch", [3, *long(1, 8)])
-def test_a_gpt_s_continuation_has_the_rest_of_the_whole_text_s_log_probability(gpt, batch):
+def test_a_gpts_continuation_is_the_whole_text_less_its_context(gpt, batch):
     scored = list(score_continuations(gpt, PAIRS, batch=batch))
     close([each.log_prob for each in scored], [nats(gpt, a) - nats(gpt, a + b) for a, b in PAIRS])
     for (context, own), each in zip(PAIRS, scored, strict=True):
@@ -65,7 +65,7 @@ def test_a_gpt_s_continuation_has_the_rest_of_the_whole_text_s_log_probability(g
     assert each.greedy and each.last_greedy
 
 
-def test_a_gpt_s_context_loses_its_beginning_where_both_are_too_long(gpt):
+def test_a_gpts_context_loses_its_beginning_where_both_are_too_long(gpt):
     length = gpt.model.config.length
     long = " ".join(["the cat sees the dog"] * length)
     (each,) = score_continuations(gpt, [(long, " bird")])
@@ -92,7 +92,7 @@ def test_one_warning_names_the_length_of_training(family, request, caplog):
     ]
 
 
-def test_a_bert_s_continuation_is_that_of_each_masked_token(bert):
+def test_a_berts_continuation_is_that_of_each_masked_token(bert):
     (each,) = score_continuations(bert, [("the cat", " sees the dog")], batch=2)
     words, total = "the cat sees the dog".split(), 0.0
     for place in (2, 3, 4):
@@ -104,7 +104,7 @@ def test_a_bert_s_continuation_is_that_of_each_masked_token(bert):
     assert each.tokens == 3 and each.last_greedy == hit
 
 
-def test_an_elmo_s_continuation_is_the_mean_of_both_directions(elmo):
+def test_an_elmos_continuation_is_the_mean_of_both_directions(elmo):
     scored = list(score_continuations(elmo, [*PAIRS, ("", "the cat")], batch=2))
     close([each.log_prob for each in scored], [-nats(elmo, a + b) for a, b in [*PAIRS, ("", "the cat")]])
     assert [each.tokens for each in scored] == [2, 3, 1, 1, 2]
@@ -178,7 +178,7 @@ def test_tokens_are_joined_as_they_were_written(tokenised, plain):
     assert join_tokens(tokenised) == plain
 
 
-def test_perplexity_by_word_divides_by_the_original_s_words(gpt):
+def test_perplexity_by_word_divides_by_the_originals_words(gpt):
     lines = [" = One = ", "", " the cat , the dog ", " = = Part = = ", " a bird . ", " = Two = ", " my brother ", ""]
     result = word_perplexity(gpt, lines, "wikitext")
     articles = [" = One =\n\nthe cat, the dog\n == Part ==\na bird.", " = Two =\nmy brother"]
@@ -320,7 +320,7 @@ def test_white_space_around_an_alternative_is_no_part_of_it(gpt, monkeypatch):
         assert choose(gpt, ["the"], [choices], [1])["accuracy_per_byte"] == 1.0  # -4 / 2 < -7 / 4
 
 
-def test_lambada_s_last_word_and_its_last_token_are_two_figures(gpt, monkeypatch):
+def test_lambadas_last_word_and_its_last_token_are_two_figures(gpt, monkeypatch):
     _scored(
         monkeypatch, "lambada",
         ScoredContinuation(-3.0, 2, -1.0, False, True, 0), ScoredContinuation(-1.0, 1, -1.0, True, True, 0),

@@ -38,7 +38,7 @@ def _masked(lengths: list[int], L: int, numbers=None, **options) -> tuple[np.nda
     fraction=st.floats(0.0, 0.99),
     seed=st.integers(-3, 2**63),
 )
-def test_slots_are_candidates_in_order_and_as_many_as_the_original_s(lengths, room, predictions, fraction, seed):
+def test_slots_are_candidates_in_order_and_as_many_as_the_originals(lengths, room, predictions, fraction, seed):
     L = max(max(lengths) + room, predictions)
     tokens, candidates, masked = _masked(lengths, L, seed=seed, predictions=predictions, masked_fraction=fraction)
     assert masked.slots.dtype == masked.labels.dtype == masked.tokens.dtype == np.int32

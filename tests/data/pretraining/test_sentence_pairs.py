@@ -80,7 +80,7 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     length=st.integers(8, 60),
     short=st.sampled_from([0.0, 0.1, 0.9]),
 )
-def test_the_plan_is_exactly_the_original_s(shards, documents, seed, e, length, short):
+def test_the_plan_is_exactly_the_originals(shards, documents, seed, e, length, short):
     stream = SentencePairs(shards, "train", length=length, short_fraction=short, seed=seed)
     blocks = range(len(shards.splits["train"].blocks) - 1)
     assert len(blocks) > 5
@@ -90,7 +90,7 @@ def test_the_plan_is_exactly_the_original_s(shards, documents, seed, e, length, 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 12), sentences=st.integers(1, 6), length=st.integers(8, 24))
-def test_the_plan_of_any_text_is_the_original_s(tmp_path_factory, seed, count, sentences, length):
+def test_the_plan_of_any_text_is_the_originals(tmp_path_factory, seed, count, sentences, length):
     text = random_documents(seed, count, sentences)
     text[0] = [[5], *text[0]]
     shards = _prepared(tmp_path_factory.mktemp("any"), text, block=7)
@@ -170,7 +170,7 @@ def test_any_lines_in_any_order_are_the_same_lines(shards, numbers):
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 400), st.integers(1, 400), st.integers(8, 128), st.integers(0, 99), st.integers(0, 10**9))
-def test_cutting_is_the_original_s_token_by_token(a, b, length, seed, number):
+def test_cutting_is_the_originals_token_by_token(a, b, length, seed, number):
     a += 1
     one = lambda x: np.array([x])  # noqa: E731
     pairs = SpanPairs(one(0), one(a), one(1000), one(b), np.array([True]))

@@ -78,7 +78,7 @@ def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=6), st.integers(8, 20))
-def test_a_tag_stands_at_its_word_s_first_piece(sentences, length):
+def test_a_tag_stands_at_its_words_first_piece(sentences, length):
     actual = [Tagged(tuple(words), tuple(words), f"f:{n}") for n, words in enumerate(sentences)]
     labels = Labels()
     coded = encode_chunk(actual, "tag", TOKENIZER, labels, 0)

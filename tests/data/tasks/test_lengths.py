@@ -120,6 +120,6 @@ def test_a_length_holds_tokens_and_two_more(tokens, of):
     assert length == min((n for n in of if n >= max(tokens) + 2), default=of[-1])
 
 
-def test_long_sequences_of_a_frozen_backbone_with_attention_have_lengths_of_whole_vectors():
+def test_a_frozen_backbone_with_attention_has_lengths_of_whole_vectors():
     assert [frozen_step(longest, False) for longest in (8, 64, 65, 512)] == [16, 16, 64, 64]
     assert {frozen_step(longest, True) for longest in (8, 64, 65, 512)} == {16}

@@ -208,7 +208,7 @@ def test_bad_rows_fail_at_the_first_or_are_skipped_however_many(tmp_path):
     assert "left out 150 of 154 rows; the first: " in messages[0] and "train.tsv:2" in messages[0]
 
 
-def test_a_file_of_nothing_but_bad_rows_is_an_error_also_where_they_are_skipped(tmp_path):
+def test_a_file_of_bad_rows_alone_is_an_error_also_where_they_are_skipped(tmp_path):
     with pytest.raises(DataError, match=r"train\.tsv:2: 1 column .*\(120 of 120 rows are odd\)"):
         _encode(tmp_path, _tsv(*["w1"] * 120, only=True), bad_rows="skip")
 
@@ -289,7 +289,7 @@ def test_a_vocabulary_of_words_lacks_words_and_not_their_letters():
     assert unknown.commonest() == [("zebra", 2), ("the", 1), ("☃", 1)]
 
 
-def test_text_that_the_vocabulary_does_not_know_is_said_before_fine_tuning(tmp_path):
+def test_text_of_unknown_words_is_said_before_fine_tuning(tmp_path):
     _, messages = _encode(tmp_path, _tsv().replace("w3", "☃"))
     assert (
         len(messages) == 1

@@ -102,7 +102,7 @@ def test_types_become_cells(tmp_path: Path, name: str):
 
 
 @FILES
-def test_a_row_is_an_example_and_an_odd_one_its_row_s_error(tmp_path: Path, name: str):
+def test_a_row_is_an_example_and_an_odd_one_its_rows_error(tmp_path: Path, name: str):
     table = pa.table({"sentence": ["the cat", "the dog", None], "label": [1, 0, 1], "x": [b"", b"", b""]})
     file = str(write(table, tmp_path / name))
     check_sources([file], "task.train")

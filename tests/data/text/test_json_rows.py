@@ -111,7 +111,7 @@ def test_an_object_of_a_json_is_a_document(tmp_path: Path):
     assert list(source.chunks("files")) == ["one\n\ntwo", "", "three", ""]
 
 
-def test_an_object_of_a_json_is_an_example_and_an_odd_one_its_row_s_error(tmp_path: Path):
+def test_an_object_of_a_json_is_an_example_and_an_odd_one_its_rows_error(tmp_path: Path):
     (tmp_path / "a.json").write_text('[{"text": "a b", "label": 1}, {"text": "c", "label": true}]')
     read = list(examples(str(tmp_path / "a.json"), TaskConfig(kind="classify"), labelled=True))
     assert read == [Text("a b", "1", "a.json:0"), Text("c", "true", "a.json:1")]

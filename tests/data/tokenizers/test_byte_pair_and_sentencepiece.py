@@ -292,7 +292,7 @@ def gpt2(shared: Path) -> Tokenizer:
     return load_tokenizer(shared / "data" / "vocab_gpt2")
 
 
-def test_gpt2_s_cases_have_their_ids(gpt2: Tokenizer, shared: Path):
+def test_gpt2s_cases_have_their_ids(gpt2: Tokenizer, shared: Path):
     tokenizer = gpt2
     assert (tokenizer.kind, tokenizer.size, tokenizer.end) == ("byte-bpe", 50257, 50256)
     for name in ("encoded_tokens.json", "gpt2_encoded_tokens.json"):
@@ -306,7 +306,7 @@ def test_gpt2_s_cases_have_their_ids(gpt2: Tokenizer, shared: Path):
 
 @settings(max_examples=100, deadline=None)
 @given(ANY | ODD)
-def test_gpt2_s_vocabulary_is_lossless(gpt2: Tokenizer, text: str):
+def test_gpt2s_vocabulary_is_lossless(gpt2: Tokenizer, text: str):
     ids = _whole(gpt2, text)
     assert gpt2.decode(ids) == text
     assert [number for part in gpt2.encode(gpt2.split_long(text, 3)) for number in part] == ids
@@ -315,7 +315,7 @@ def test_gpt2_s_vocabulary_is_lossless(gpt2: Tokenizer, text: str):
 # GPT-1's own files
 
 
-def test_gpt1_s_vocabulary_keeps_its_ids(shared: Path):
+def test_gpt1s_vocabulary_keeps_its_ids(shared: Path):
     tokenizer = load_tokenizer(shared / "data" / "vocab_gpt1")
     assert (tokenizer.kind, tokenizer.size, tokenizer.unk, tokenizer.end) == ("gpt1-bpe", 40478, 0, None)
     ids = _whole(tokenizer, "The Cat\n\nsat ☃ (there)!!\n")
@@ -341,7 +341,7 @@ def test_gpt1_s_vocabulary_keeps_its_ids(shared: Path):
         ("", ""),
     ],
 )
-def test_gpt1_s_clean_up_is_the_original_s(text: str, clean: str):
+def test_gpt1s_clean_up_is_the_originals(text: str, clean: str):
     assert standardized(text) == clean
 
 
@@ -354,7 +354,7 @@ def _cases(shared: Path) -> list[str]:
 
 
 @pytest.mark.parity
-def test_gpt2_s_ids_are_those_of_transformers(shared: Path):
+def test_gpt2s_ids_are_those_of_transformers(shared: Path):
     transformers = pytest.importorskip("transformers")
     folder = shared / "data" / "vocab_gpt2"
     theirs = transformers.GPT2TokenizerFast(vocab=str(folder / "encoder.json"), merges=str(folder / "vocab.bpe"))
@@ -362,7 +362,7 @@ def test_gpt2_s_ids_are_those_of_transformers(shared: Path):
 
 
 @pytest.mark.parity
-def test_gpt1_s_ids_are_those_of_transformers(shared: Path):
+def test_gpt1s_ids_are_those_of_transformers(shared: Path):
     """On text that is clean already: their clean-up is another one."""
     transformers = pytest.importorskip("transformers")
     folder = shared / "data" / "vocab_gpt1"

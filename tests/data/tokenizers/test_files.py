@@ -150,7 +150,7 @@ def _model(**options: Any) -> bytes:
     return model.getvalue()
 
 
-def test_other_people_s_models_are_read_as_they_are(tmp_path: Path):
+def test_other_peoples_models_are_read_as_they_are(tmp_path: Path):
     (tmp_path / "their.model").write_bytes(_model())
     text = "  The  cat's ﬁne\n☃ "
     for path in (tmp_path, tmp_path / "their.model"):

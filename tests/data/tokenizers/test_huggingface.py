@@ -133,7 +133,7 @@ def test_without_a_word_on_case_a_bert_lower_cases(tmp_path: Path):
         ("byte-bpe", "<|endoftext|> $A", False),
     ],
 )
-def test_special_tokens_around_a_text_are_the_kind_s_own(kind: str, single: str, fits: bool, tmp_path: Path):
+def test_special_tokens_around_a_text_are_the_kinds_own(kind: str, single: str, fits: bool, tmp_path: Path):
     whole, pair = whole_of(kind), f"{single} $B:1" + (" [SEP]:1" if "[SEP]" in single else "")
     names = [name for name in (*PIECES, *PAIRS) if name in single]
     template = libraries.processors.TemplateProcessing(single, pair, [(name, 0) for name in names])

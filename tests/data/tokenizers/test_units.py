@@ -18,7 +18,7 @@ PIECES = [*SPECIAL, "a", "un", "##want", "##ed", "##,", ",", "'", "s", ".", "don
         ("it's, ok.", ["it", "'", "s", ",", "ok", "."]),
     ],
 )
-def test_what_a_text_s_words_are(text, words):
+def test_what_a_texts_words_are(text, words):
     assert WordPiece(PIECES, lowercase=True).words(text) == words
 
 

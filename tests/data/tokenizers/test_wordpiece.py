@@ -160,7 +160,7 @@ def _words(text: str, lowercase: bool) -> list[str]:
     return words
 
 
-def test_learned_vocabulary_begins_with_the_special_pieces_and_spells_its_text():
+def test_a_learned_vocabulary_has_its_special_pieces_and_spells_its_text():
     tokenizer = learn_wordpiece(TEXT, 120, lowercase=True)
     assert tokenizer.vocabulary[:5] == SPECIAL
     assert (tokenizer.pad, tokenizer.unk, tokenizer.cls, tokenizer.sep, tokenizer.mask) == (0, 1, 2, 3, 4)

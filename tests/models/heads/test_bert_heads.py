@@ -30,7 +30,7 @@ def _drawn(module, batch):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_a_masked_token_s_logits_are_a_dense_layer_its_activation_a_norm_and_a_biased_table(tied, activation):
+def test_logits_of_a_masked_token_are_those_of_the_equations(tied, activation):
     encoding, slots = _encoding(), np.array([[0, 3, 4], [2, 2, 0]], np.int32)
     module = MaskedLmHead(SIZES, activation, 1e-3, INIT, jnp.float32, tied)
     params, p = _drawn(module, {"slots": slots})
@@ -62,7 +62,7 @@ def test_other_heads_are_one_linear_map_without_dropout_in_evaluation(module, re
     close(module.apply({"params": params}, encoding, {}), expected)
 
 
-def test_a_left_to_right_model_s_span_is_pointed_at_by_its_last_token():
+def test_a_left_to_right_models_span_is_pointed_at_by_its_last_token():
     """logits[l, c] = hidden[l] · query[c] / √D + linear(hidden[l])[c], query = linear(pooled)."""
     encoding, module = _encoding(), SpanPointerHead(SIZES | {"C": 2}, INIT, jnp.float32)
     params, p = _drawn(module, {})

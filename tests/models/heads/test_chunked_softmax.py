@@ -68,7 +68,7 @@ def test_a_vocabulary_that_nothing_divides_has_the_losses_of_one_device(monkeypa
         assert not any(f"{D})" in line and f"({words}" in line for line in gathers), gathers
 
 
-def test_a_device_s_memory_says_how_many_logits_it_holds_at_once(monkeypatch):
+def test_a_devices_memory_says_how_many_logits_it_holds_at_once(monkeypatch):
     counts = {}
     for memory in (0.0, 16.0, 140.0):
         monkeypatch.setattr(chunked_softmax, "device_memory", lambda memory=memory: memory)
@@ -84,7 +84,7 @@ def test_a_device_s_memory_says_how_many_logits_it_holds_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "memory"), [("cpu", 0.0), ("TPU v5 lite", 15.75), ("NVIDIA H200", 140.4)])
-def test_a_device_s_memory_is_known_by_its_kind(monkeypatch, kind, memory):
+def test_a_devices_memory_is_known_by_its_kind(monkeypatch, kind, memory):
     class Device:
         device_kind = kind
 

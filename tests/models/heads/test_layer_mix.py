@@ -22,7 +22,7 @@ from tests.helpers.parity_rule import assert_close
 MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], np.int32)
 
 
-def test_a_chain_s_loss_and_best_path_are_those_of_all_paths_written_out():
+def test_a_chains_loss_and_best_path_are_those_of_all_paths_written_out():
     rng = np.random.default_rng(0)
     logits, tags = rng.standard_normal((4, 4, 3)).astype(np.float32), rng.integers(0, 3, (4, 4))
     chain = LinearChainCRF(3)
@@ -86,7 +86,7 @@ def _batch(pair: bool, columns: int = 4) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("name", "pair", "place", "lstm_layers"), [("tag", False, "both", 1), *long(("classify", True, "input", 2))]
 )
-def test_a_task_s_head_sees_words_alone(name: str, pair: bool, place: Any, lstm_layers: int):
+def test_a_tasks_head_sees_words_alone(name: str, pair: bool, place: Any, lstm_layers: int):
     """More columns of padding change no answer; every parameter has dims and a gradient."""
     head = HeadConfig(mix="all", mix_norm=True, place=place, cells=5, pair=pair, lstm_layers=lstm_layers)
     model = build(CONFIG, (name,), 3, head)
@@ -129,7 +129,7 @@ def test_each_choice_of_layers_gives_those_layers_times_gamma():
         assert_close(features.apply(params, encoding, None), 1.5 * x, atol=1e-6)
 
 
-def test_each_layer_of_the_task_s_lstm_reads_both_directions_of_the_one_below():
+def test_each_layer_of_the_tasks_lstm_reads_both_directions():
     head = HeadConfig(mix="top", cells=5, lstm_layers=3)
     shapes = jax.eval_shape(lambda: build(CONFIG, ("tag",), 3, head).init(jax.random.key(0), _batch(False))["params"])
     inputs = {path: x.shape for path, x in by_path(shapes).items() if path.endswith("forward/cell/ii/kernel")}

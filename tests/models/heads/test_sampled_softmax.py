@@ -66,7 +66,7 @@ def test_the_expected_count_of_a_word_falls_with_its_rank_and_is_a_chance():
     close(expected_count(jnp.asarray(ids), jnp.float32(1), V).sum(), 1.0)  # one draw finds one word
 
 
-def test_one_word_s_number_is_the_same_in_all_places():
+def test_one_words_number_is_the_same_in_all_places():
     """The example of the docstring, and words drawn: each number leads to its word, and numbers no word twice."""
     drawn = np.random.default_rng(0).integers(0, 8, (3, 2, 3))
     for shape, ids in (((1, 4), [7, 3, 7, 9]), ((2, 3), drawn[0])):
@@ -82,7 +82,7 @@ def test_one_word_s_number_is_the_same_in_all_places():
         assert (np.asarray(words)[unused] >= 10).all()
 
 
-def test_a_table_is_read_by_one_gather_and_its_gradient_written_by_one_scatter():
+def test_a_table_is_read_by_one_gather_and_written_by_one_scatter():
     x, kernel, bias, following, negatives = _inputs()
     batch = {"next": following, "next_backward": following[::-1], "negatives": np.stack([negatives, negatives[::-1]])}
 

@@ -206,7 +206,7 @@ def kept_by(attend: Any, length: int, heads: int, B: int, key: DropoutKey) -> np
 
 
 @pytest.mark.parametrize("length", [131, *long(64)])
-def test_masks_are_the_reference_s_bit_for_bit(length: int):
+def test_masks_are_the_references_bit_for_bit(length: int):
     """Whatever the size of the tiles: 131 is cut in three by one kernel and is one padded tile for the other."""
     key = dropout_key(11, jnp.int32(2), jnp.arange(2) + 30)
     nothing = AttentionMask(tokens_BM=jnp.ones((2, length), jnp.int32))
@@ -302,7 +302,7 @@ def test_of_packed_documents_padding_makes_no_block_visit_all():
     assert np.asarray(end_BI - first_BI).max() <= 3 and np.asarray(end_BJ - first_BJ).max() <= 3
 
 
-def test_a_kernel_s_cost_is_that_of_its_products():
+def test_a_kernels_cost_is_that_of_its_products():
     """Of the forward pass 4·B·H·L·M·K FLOPs, of the backward pass 10, or 14 by two kernels; half where causal."""
     B, L, H, K = 2, 1024, 3, 64
     x = jax.ShapeDtypeStruct((B, L, H, K), jnp.bfloat16)

@@ -26,7 +26,7 @@ def near(actual, expected, share=1e-5):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("sizes", [(5, 7, 2), (4, 3, 8)], ids=str)
-def test_a_product_s_gradient_is_that_of_the_plain_one(sizes, dtype):
+def test_a_products_gradient_is_that_of_the_plain_one(sizes, dtype):
     T, D, F = sizes
     assert_product(T, D, F, dtype)
 
@@ -34,7 +34,7 @@ def test_a_product_s_gradient_is_that_of_the_plain_one(sizes, dtype):
 @pytest.mark.long
 @settings(deadline=None, max_examples=12)
 @given(st.tuples(*[st.integers(1, 9)] * 3), st.sampled_from([jnp.float32, jnp.bfloat16]))
-def test_a_product_s_gradient_is_that_of_the_plain_one_whichever_factor_is_wider(sizes, dtype):
+def test_a_products_gradient_is_the_plain_one_whichever_factor_is_wider(sizes, dtype):
     T, D, F = sizes
     assert_product(T, D, F, dtype)
 

@@ -34,7 +34,7 @@ def _drawn(tree):
 
 
 @pytest.mark.parametrize(("longest", "activation"), [(R, "relu"), (4, "tanh"), *long((4, "relu"), (R, "tanh"))])
-def test_a_word_is_the_largest_of_each_filter_through_highways_and_a_projection(activation, longest):
+def test_a_word_is_its_largest_filters_through_highways_and_projection(activation, longest):
     """VALID convolutions over all 50 places, padding included: max over places, bias, activation; then the highways."""
     types = _types()[:longest]
     module = CharCnn({"E": E, "F": F, "J": J}, FILTERS, activation, 2, jnp.float32)
@@ -62,7 +62,7 @@ def moved_at(x, at, by):
     return moved
 
 
-def test_a_word_s_gradient_goes_to_the_window_that_won():
+def test_a_words_gradient_goes_to_the_window_that_won():
     """Compared with slow differences, on parameters without ties."""
     types = _types()[1:4]
     module = CharCnn({"E": E, "F": F, "J": J}, FILTERS, "tanh", 1, jnp.float32)

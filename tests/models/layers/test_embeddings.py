@@ -34,11 +34,11 @@ def on_mesh(shape: tuple[int, int, int], letters: str):
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (2, 4, 1), (2, 2, 2)])
-def test_a_table_s_gradient_on_a_mesh_is_that_of_one_device(shape):
+def test_a_tables_gradient_on_a_mesh_is_that_of_one_device(shape):
     assert_close(on_mesh(shape, "V_")[0], on_mesh((1, 1, 1), "V_")[0], rtol=1e-5, atol=1e-6)
 
 
-def test_copies_of_the_model_exchange_a_part_of_a_table_s_gradient():
+def test_copies_of_the_model_exchange_a_part_of_a_tables_gradient():
     """Over fsdp each device keeps its part; all eight together would exchange the whole."""
     _, text = on_mesh((2, 4, 1), "V_")
     sums = re.findall(r"= f32\[([\d,]+)\]\S* (?:all-reduce|reduce-scatter)\(", text)

@@ -58,7 +58,7 @@ def test_a_layer_is_its_equations(clips):
 
 
 @pytest.mark.parametrize("clips", [CLIPS[0], CLIPS[3], *long(*((clips,) for clips in CLIPS[1:3]))])
-def test_a_layer_s_gradient_is_that_of_its_equations(clips):
+def test_a_layers_gradient_is_that_of_its_equations(clips):
     """None goes to the state before the first step; none comes from the cells."""
     z, cell, hidden, kernel, projection = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), _inputs())
     dy = jnp.asarray(_drawn(L, B, J, seed=5), jnp.float32)
@@ -97,7 +97,7 @@ def _lstm(skip: bool, layers: int = 3):
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_layers_stand_on_each_other_and_a_skip_adds_the_input_of_all_but_the_first(skip):
+def test_a_skip_adds_the_input_of_all_layers_but_the_first(skip):
     got, params, x = _lstm(skip)
     kernel, bias, projection = (np.asarray(params[name], np.float64) for name in ("kernel", "bias", "projection"))
     for n, layer in enumerate(got):
@@ -108,7 +108,7 @@ def test_layers_stand_on_each_other_and_a_skip_adds_the_input_of_all_but_the_fir
         close(layer, x, str(n))
 
 
-def test_a_line_s_state_is_that_at_its_own_last_place_and_goes_on_from_there():
+def test_a_lines_state_is_that_at_its_own_last_place():
     sizes = {"N": 2, "J": J, "G": 4, "U": U}
     module = Lstm(sizes, 0.0, 0.0, True, 0.0, jnp.float32)
     x, last = jnp.asarray(_drawn(B, L, J, seed=6), jnp.float32), jnp.array([1, 3, 2])
@@ -168,7 +168,7 @@ def test_bfloat16_changes_layers_and_gradients_by_its_rounding_alone():
 
 
 @pytest.mark.long
-def test_under_fsdp_each_kernel_is_gathered_once_and_nothing_inside_the_loops():
+def test_under_fsdp_each_kernel_is_gathered_once_and_outside_loops():
     """Each device of eight has its rows of the kernels and its own sequences: all it needs of the others is the rest of
     the kernels, before the first loop, and the sums of their gradients, after the last."""
     sizes = {"N": 2, "J": 8, "G": 4, "U": 16}

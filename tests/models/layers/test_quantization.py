@@ -93,7 +93,7 @@ def test_results_have_the_activations_dtype_and_are_near_the_exact_ones(kind, sh
 
 
 @pytest.mark.parametrize("kind", ["int8", *long("fp8")])
-def test_a_token_s_result_depends_on_no_other_token(kind):
+def test_a_tokens_result_depends_on_no_other_token(kind):
     """Not on one that is much larger, nor on padding; one that is not finite is alone, and stays so."""
     x_TD, kernel_DF, dy_TF = drawn(1, 6, 32, 16)
     alone = quantized_matmul(x_TD[:1], kernel_DF, kind)
@@ -122,7 +122,7 @@ def test_small_gradients_keep_their_size_and_the_smallest_become_zeros(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_float32_model_s_precision_is_not_asked_of_8_bits(kind):
+def test_a_float32_models_precision_is_not_asked_of_8_bits(kind):
     """`highest` would have TPUs multiply in several passes."""
     x, kernel, _ = drawn(2, 8, 16, 8)
     with jax.default_matmul_precision("highest"):

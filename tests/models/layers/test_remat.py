@@ -26,7 +26,7 @@ def test_what_is_kept_leaves_room_for_parameters_and_moments(
     assert remat.choose_remat(x_BLD, layers) == expected
 
 
-def test_of_a_gpu_s_memory_counts_what_jax_takes(monkeypatch):
+def test_of_a_gpus_memory_counts_what_jax_takes(monkeypatch):
     """gpt3_1_3b on h200:1x8 would keep 108 GiB, more than the 105 that jax takes of 140."""
     monkeypatch.setattr(remat, "device_memory", lambda: 140.4)
     monkeypatch.setattr(remat, "model_shards", lambda: 8)

@@ -36,7 +36,7 @@ def _forward(config: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     "config", [dataclasses.replace(BERT, layers=2), *long(BERT, GPT)], ids=["bert of two", "bert", "gpt"]
 )
-def test_layers_apart_give_the_same_bits_and_no_kernel_is_copied_out_of_a_stack(config: Any):
+def test_layers_apart_give_the_same_bits_and_copy_no_kernel(config: Any):
     forward, params = _forward(config)
     apart = unstack_layers(params, config)
     assert (np.asarray(forward(apart)) == np.asarray(forward(params))).all()
@@ -72,9 +72,7 @@ def test_parameters_stay_as_they_are_where_that_would_gain_nothing(why: str):
     "changes", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"hidden": 60, "heads": 3}, {}], ids=str
 )
 @pytest.mark.parametrize("config", [BERT, GPT], ids=["bert", "gpt"])
-def test_the_bits_are_the_same_in_every_dtype_and_with_the_compiler_s_usual_options(
-    config: Any, changes: dict[str, Any]
-):
+def test_bits_are_the_same_in_every_dtype_and_with_usual_options(config: Any, changes: dict[str, Any]):
     config = dataclasses.replace(config, **changes)
     forward, params = _forward(config)
     apart, stacked = (np.asarray(forward(x).astype(jnp.float32)) for x in (unstack_layers(params, config), params))
@@ -82,7 +80,7 @@ def test_the_bits_are_the_same_in_every_dtype_and_with_the_compiler_s_usual_opti
 
 
 @pytest.mark.long
-def test_what_embeds_predicts_and_scores_gives_each_layer_arrays_of_its_own(monkeypatch):
+def test_what_reads_a_model_gives_each_layer_arrays_of_its_own(monkeypatch):
     given = []
     monkeypatch.setattr(model_module, "stack_layers", lambda params: given.append(params) or stack_layers(params))
     run, task = (contexture.open(GOLDEN / name) for name in ("bert_format_2", "task_format_2"))

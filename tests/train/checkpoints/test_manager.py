@@ -197,7 +197,7 @@ def test_a_checkpoint_that_cannot_be_read_back_replaces_none(tmp_path, mesh):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_reading_back_sees_arrays_that_differ_are_missing_or_have_another_shape(tmp_path, mesh, whole):
+def test_reading_back_sees_arrays_that_differ_or_are_missing(tmp_path, mesh, whole):
     _saved(tmp_path, mesh, count=2)
     folder = tmp_path / "checkpoints" / "2"
     read_back(folder, whole)

@@ -25,7 +25,7 @@ def run(tmp_path):
     return made
 
 
-def test_a_run_with_patience_answers_with_its_best_and_any_other_with_its_newest(run):
+def test_a_run_with_patience_answers_with_its_best_others_with_the_newest(run):
     accuracies = {10: 0.5, 20: 0.7, 30: 0.7, 40: 0.6}
     folder = run(accuracies)
     assert find_steps(folder, None) == [40, 30, 20, 10] and find_steps(folder, "best") == [20]
@@ -40,7 +40,7 @@ def test_a_damaged_best_is_passed_over_and_the_next_best_answers(run):
     assert find_steps(folder, None) == [30, 20, 10] and find_steps(folder, "best") == [30]
 
 
-def test_where_nothing_was_measured_the_newest_answers_and_the_best_is_refused(run):
+def test_without_a_measure_the_newest_answers_and_the_best_is_refused(run):
     folder = run({10: None, 20: float("nan")}, patience=1)
     assert find_steps(folder, None) == [20, 10]
     with pytest.raises(ConfigError, match="holds no checkpoint with a held-out accuracy; give --step N"):

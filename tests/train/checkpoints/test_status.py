@@ -124,7 +124,7 @@ def test_the_command_tells_of_several_runs(folder, tiny_run, capsys):
     assert cli.main(["status"]) == 2 and "status needs runs" in capsys.readouterr().err
 
 
-def test_a_folder_of_runs_lists_them_all_and_a_grid_s_shared_folders_are_no_runs(tmp_path, capsys, monkeypatch):
+def test_a_folder_of_runs_lists_all_and_no_shared_folder_of_a_grid(tmp_path, capsys, monkeypatch):
     for name in ("grid/lr1-seed0", "grid/lr1-seed1", "deeper/still/one"):
         (tmp_path / name).mkdir(parents=True)
         write(tmp_path / name, RunRecord(run=Run(steps=4), tokenizer="a", data="b", total_steps=4))

@@ -97,7 +97,7 @@ def test_every_metric_that_is_measured_has_a_direction(runs_of):
 
 
 @pytest.mark.parametrize("metric", metrics.BETTER)
-def test_the_best_is_the_lowest_of_what_is_better_lower_and_the_highest_of_all_else(metric: str):
+def test_the_best_is_the_lowest_or_the_highest_as_its_metric_wants(metric: str):
     lower = any(word in metric for word in ("loss", "perplexity", "penalty", "mse", "mae"))
     best = Best(metric)
     for step, value in enumerate([2.0, 3.0, 1.0], 1):
@@ -112,7 +112,7 @@ def test_the_best_is_the_lowest_of_what_is_better_lower_and_the_highest_of_all_e
      ("NVIDIA L40", 181e12), ("NVIDIA L40S", 362e12), ("TPU v5 lite", 197e12), ("TPU v5p", 459e12),
      ("TPU v6 lite", 918e12), ("TPU v3", 61.5e12), ("TPU v2", 22.5e12), ("TPU7x", 1153.5e12)],
 )  # fmt: skip
-def test_a_device_s_peak_is_its_own(kind: str, peak: float):
+def test_a_devices_peak_is_its_own(kind: str, peak: float):
     """Of a jax device: half of a TPU v3's chip."""
     assert peak_flops(kind) == peak
 
@@ -170,7 +170,7 @@ def test_a_metric_without_a_direction_is_refused():
         value_to_minimise("bleu", {"loss": 1.0, "bleu": 0.5})
 
 
-def test_a_perplexity_that_an_older_version_saved_with_its_sign_turned_is_put_right():
+def test_a_perplexity_saved_with_its_sign_turned_is_put_right():
     metas = {
         step: {"metric": "full_perplexity", "rank": rank, "held_out_loss": 1.0}
         for step, rank in {1: -90.0, 2: -40.0, 3: 30.0}.items()
@@ -187,7 +187,7 @@ def evaluations(metric: str, *values: float | None) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("metric", "values"), [("loss", (0.1, 0.9, 0.3, 0.5)), ("f1", (0.99, 0.1, 0.9, 0.5))])
-def test_a_better_step_without_a_checkpoint_is_named_beside_the_best_that_has_one(metric: str, values: Any):
+def test_a_better_step_without_a_checkpoint_is_named(metric: str, values: Any):
     records = evaluations(metric, *values)
     note = note_better(records, metric, 30, [10, 30]) or ""
     assert note.startswith(f"step 20 was better than step 30 ({metric} {values[2]} against 0.5), but there is no")

@@ -80,7 +80,7 @@ def test_a_tagger_learns_what_the_sentence_alone_does_not_say(trained_run, reque
     assert alone[0]["predictions"] == ["O", "O"]
 
 
-def test_each_word_counts_once_and_a_file_given_by_name_is_read_in_the_same_way(tagger: Path, files: Path):
+def test_each_word_counts_once_in_a_file_given_by_name_too(tagger: Path, files: Path):
     result = contexture.evaluate(tagger)
     assert result["examples"] == 93 and 0.0 < result["metrics"]["accuracy"] < 1.0
     assert read(tagger).run.data.context == "document" and ExampleStore.open(tagger / "data").context == "document"

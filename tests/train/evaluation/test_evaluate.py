@@ -129,7 +129,7 @@ def same(actual: Evaluated, expected: Evaluated, where: str) -> None:
 
 
 @pytest.mark.usefixtures("one_device")
-def test_the_best_checkpoint_is_taken_with_a_word_on_a_better_step_that_has_none(task_run, tmp_path):
+def test_the_best_checkpoint_is_taken_and_a_better_step_is_told(task_run, tmp_path):
     run = shutil.copytree(task_run("classify"), tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 40, "split": "dev", "loss": 1e-4}\n')

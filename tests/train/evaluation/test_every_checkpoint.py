@@ -127,7 +127,7 @@ def test_the_results_of_a_checkpoint_outlive_it(run):
     assert [row["metrics"] for row in moved["checkpoints"]] == [row["metrics"] for row in first["checkpoints"]]
 
 
-def test_the_curve_holds_each_step_once_beside_the_training_s(run):
+def test_the_curve_holds_each_step_once_beside_the_trainings(run):
     first = contexture.evaluate(run, step="all")
     expected = {row["step"]: row["metrics"]["loss"] for row in first["checkpoints"]}
     folder = run / "tensorboard" / "evaluated-dev"

@@ -208,7 +208,7 @@ def test_a_run_that_is_stopped_is_the_same_run(door, tiny_run, question_files, t
         ("tag", {"split": "test"}, None),
     ],
 )
-def test_other_questions_are_answered_with_the_threshold_of_the_checkpoints_own_dev_set(tmp_path, kind, more, expected):
+def test_other_questions_have_the_threshold_of_the_dev_set(tmp_path, kind, more, expected):
     """The dev set's own best threshold is searched anew; what is asked of test was never looked at."""
     figures = ((3, "dev", 0.5), (6, "train", 9.0), (6, "dev", -0.75), (9, "dev", 2.0))
     lines = [{"step": step, "split": split, "best_f1_threshold": value} for step, split, value in figures]

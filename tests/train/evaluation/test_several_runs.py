@@ -43,7 +43,7 @@ def test_several_runs_are_each_as_alone_and_share_a_program(runs, tiny_run, caps
     assert contexture.evaluate([*runs, tiny_run]) == {"runs": alone}
 
 
-def test_a_table_of_several_runs_ends_with_the_mean_and_the_deviation_of_each_metric(capsys):
+def test_a_table_of_runs_ends_with_mean_and_deviation_of_each_metric(capsys):
     runs: Any = [{"run": name, "step": 4, "metrics": {"accuracy": value, "mcc": 1.0}} for name, value in
                  (("a", 0.5), ("b", 0.7), ("c", 0.9))]  # fmt: skip
     runs.append({"run": "d", "error": "no good checkpoint"})

@@ -253,7 +253,7 @@ def test_a_threshold_moves_the_line_between_an_answer_and_none():
         ("-2", (), AnswerRules(unanswerable=True, threshold=-2.0)),
     ],
 )
-def test_whether_no_answer_is_one_follows_from_training_or_from_the_option(threshold, counts, expected):
+def test_whether_no_answer_is_one_follows_from_training_or_option(threshold, counts, expected):
     assert answer_rules(TaskConfig(kind="span", null_threshold=threshold), counts, 1.5) == expected
 
 

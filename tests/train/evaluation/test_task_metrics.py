@@ -285,7 +285,7 @@ def test_nothing_to_score_is_an_error(call, words):
         call()
 
 
-def test_the_number_that_is_always_answered_is_training_s_mean():
+def test_the_number_that_is_always_answered_is_trainings_mean():
     answers = {"train": np.array([1.0, 2.0, 6.0]), "dev": np.array([5.0, 7.0])}
     splits: Any = {name: SimpleNamespace(spans=None, answers=lambda own=own: own) for name, own in answers.items()}
     store: Any = SimpleNamespace(kind="regress", splits=splits, counts=())

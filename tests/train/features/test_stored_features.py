@@ -85,7 +85,7 @@ CASES = {
 }
 
 
-def test_losses_and_parameters_of_a_few_steps_are_those_of_computing_each_time(tiny_run, files, tmp_path, monkeypatch):
+def test_a_few_steps_are_those_of_computing_each_time(tiny_run, files, tmp_path, monkeypatch):
     """To the bit, in training and evaluation, at two lengths, with dropout in the head."""
     monkeypatch.setattr(lengths, "MAX_LENGTHS", 2)
     words = words_of(tiny_run, files, "classify", "--steps", "6", "--evaluate.every", "6")

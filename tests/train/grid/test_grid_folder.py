@@ -82,7 +82,7 @@ def test_a_second_start_with_other_settings_is_refused_by_name(tmp_path, values,
     assert (tmp_path / "grid.json").read_bytes() == before
 
 
-def test_values_and_seeds_may_be_added_and_what_decides_nothing_may_change(tmp_path):
+def test_values_and_seeds_may_be_added(tmp_path):
     write(grid_in(tmp_path), {"peak-lr=0.003,batch=8-seed1": "not finite"})
     larger = {"optim.peak_lr": (3e-3, 1e-3, 1e-2), "data.batch": (16, 8)}
     assert open_or_create(grid_in(tmp_path, larger, 5)) == {"peak-lr=0.003,batch=8-seed1": "not finite"}
@@ -119,7 +119,7 @@ def test_a_damaged_grid_file_is_one_line(tmp_path, content, line):
         open_or_create(grid_in(tmp_path))
 
 
-def test_a_folder_that_is_no_grid_s_is_refused(tmp_path):
+def test_a_folder_that_is_no_grids_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
     (tmp_path / "mine").mkdir()

@@ -89,7 +89,7 @@ def best_of(folder: Path, dev: dict[float, list[float | None]], metric: str, div
     return best and best["setting"]["optim.peak_lr"]
 
 
-def test_the_best_has_the_best_mean_in_the_metric_s_own_direction(tmp_path):
+def test_the_best_has_the_best_mean_in_the_metrics_own_direction(tmp_path):
     dev: dict[float, list[float | None]] = {0.1: [0.5, 0.6], 0.2: [0.9, 0.3], 0.3: [0.4, 0.9], 0.4: [0.35, 0.95]}
     assert best_of(tmp_path / "accuracy", dev, "accuracy") == 0.3  # of equals the first
     assert best_of(tmp_path / "mse", dev, "mse") == 0.1

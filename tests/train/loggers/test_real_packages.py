@@ -40,7 +40,7 @@ def result_of(program: str, folder: Path, **more: str) -> dict:
 
 
 @pytest.mark.long
-def test_a_run_of_wandb_that_the_user_has_open_stays_open_and_gets_nothing(tmp_path):
+def test_an_open_run_of_wandb_stays_open_and_gets_nothing(tmp_path):
     program = """
 import wandb
 own = wandb.init(project="own", dir=".", settings=wandb.Settings(silent=True))
@@ -78,7 +78,7 @@ print(json.dumps({"before": before, "after": after, "steps": steps, "status": st
 
 
 @pytest.mark.long
-def test_only_the_first_process_of_a_job_needs_the_tracker_s_package(door, tiny_words, tmp_path):
+def test_only_the_first_process_of_a_job_needs_the_trackers_package(door, tiny_words, tmp_path):
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "sitecustomize.py").write_text(
         "import sys\n"

@@ -49,7 +49,7 @@ def test_five_updates_are_those_of_the_formula(size):
 
 
 @pytest.mark.long
-def test_a_layer_moves_by_its_share_of_the_rate_and_a_frozen_one_not_at_all():
+def test_a_layer_moves_by_its_share_of_the_rate_a_frozen_one_not():
     """Of layers in one array the first stays to the bit; the second has a third of the last one's rate."""
     run = Run(
         model=BertConfig(vocab=50, length=16, layers=3, hidden=16, heads=2, ffn=24, dropout=0.0, attention_dropout=0.0),

@@ -92,6 +92,6 @@ def test_chances_are_others_at_each_update_and_place():
         assert abs(np.corrcoef(draws[a].ravel(), draws[b].ravel())[0, 1]) < 0.08
 
 
-def test_adagrad_s_sums_stay_in_float32():
+def test_adagrads_sums_stay_in_float32():
     with pytest.raises(ValueError, match="optim.moments=bfloat16 is for Adam"):
         OptimConfig(name="adagrad", moments="bfloat16")

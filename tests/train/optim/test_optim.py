@@ -26,7 +26,7 @@ def rate(config: OptimConfig, step: int, steps: int = T) -> float:
     return float(learning_rate(config, steps, jnp.int32(step)))
 
 
-def test_the_original_s_rate_starts_at_zero_and_counts_its_fall_from_step_zero():
+def test_the_originals_rate_starts_at_zero_and_falls_from_step_zero():
     config = OptimConfig(peak_lr=1e-4, warmup=10)
     assert rate(config, 0) == 0.0
     assert rate(config, 9) == pytest.approx(1e-4 * 9 / 10, rel=1e-6)
@@ -58,7 +58,7 @@ def test_the_rate_ends_its_fall_at_decay_steps_and_stays_there(schedule):
     assert rate(whole, 60) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5), rel=1e-5)  # halfway from 20 to 100
 
 
-def test_gpt_1_s_rate_falls_from_the_first_step_on_its_warm_up_included():
+def test_gpt_1s_rate_falls_from_the_first_step_on_its_warm_up_included():
     """(x/0.2 where x ≤ 0.2, else 1)·(1 - x), x = t/T; the fraction is not rounded to whole steps."""
     config = OptimConfig(name="gpt1", schedule="gpt1", warmup=0, warmup_fraction=0.205, peak_lr=2.0)
     for step in (0, 1, 10, 20, 21, 50, 99):

@@ -27,7 +27,7 @@ def layers(kernels_NDD, x_BD):
     return jax.lax.scan(lambda x, kernel: (jnp.sin(x @ kernel), None), x_BD, kernels_NDD)[0].sum()
 
 
-def test_a_loop_s_products_count_as_often_as_it_runs():
+def test_a_loops_products_count_as_often_as_it_runs():
     program = compiled(layers, (7, 64, 64), (32, 64))
     assert sum(costs.costs(program).flops.values()) == 2 * 7 * 32 * 64 * 64
 
@@ -53,7 +53,7 @@ def test_what_the_forward_loop_keeps_for_the_backward_loop_is_counted():
     st.integers(1, 2),
 )  # fmt: skip
 @example(1, 3, 3, 1, 0, 1, 2)
-def test_a_convolution_s_products_are_those_that_a_count_says(batch, length, size, stride, pad, dilate, window):
+def test_a_convolutions_products_are_those_that_a_count_says(batch, length, size, stride, pad, dilate, window):
     def convolve(x, kernel):
         dims = ("NWC", "WIO", "NWC")
         return jax.lax.conv_general_dilated(
@@ -101,7 +101,7 @@ ENTRY %main (x: bf16[8,64]) -> bf16[2,64] {
 
 
 @pytest.mark.parametrize(("start", "sent"), [("entry", 1), ("body", 3)])
-def test_a_tpu_s_message_that_overlaps_with_a_loop_counts_as_often_as_it_starts(start, sent):
+def test_a_message_that_overlaps_with_a_loop_counts_as_often_as_it_starts(start, sent):
     """Its compiler spreads a message over the fusions that it overlaps with; each of them names its channel."""
     first = "  %first = bf16[8,64]{1,0} fusion(%x), kind=kCustom, calls=%start"
     program = parse(f"""HloModule m

@@ -50,7 +50,7 @@ def eight_devices() -> None:
 
 
 @pytest.mark.parametrize("name", long("bert.tiny", "gpt.gpt2_124m"))
-def test_a_plan_s_memory_is_that_of_the_run_s_own_step(name):
+def test_a_plans_memory_is_that_of_the_runs_own_step(name):
     run = tiny(name, fsdp=2, tensor=2)
     made = plan(run, topology("cpu:8"), name)
     mesh = meshes.build(run.mesh, jax.devices()[:8])
@@ -72,7 +72,7 @@ def test_a_plan_s_memory_is_that_of_the_run_s_own_step(name):
     assert "8 of cpu:8 as data 2 × fsdp 2 × tensor 2" in text and "fits" in text and "MFU" not in text
 
 
-def test_a_state_s_shapes_are_computed_without_a_device(monkeypatch):
+def test_a_states_shapes_are_computed_without_a_device(monkeypatch):
     """Those of a plan are not there: nothing can run on them, not even what makes the key of the parameters."""
     make_key = jax.random.key
 
@@ -129,9 +129,7 @@ def test_suggestions_are_ranked_and_named_as_options(monkeypatch):
         ("gpt.gpt3_13b", 8, 8, 15, "none", 96.5),
     ],
 )
-def test_what_a_microbatch_is_estimated_to_keep_is_what_a_compiled_step_needs(
-    name, fsdp, tensor, sequences, remat, compiled
-):
+def test_the_estimate_of_a_microbatch_is_what_a_compiled_step_needs(name, fsdp, tensor, sequences, remat, compiled):
     """compiled: GiB of a device without the state, of the step on v5p:4x4x4."""
     run = configs.recipe(name)
     run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, fsdp=fsdp, tensor=tensor))
@@ -224,7 +222,7 @@ def test_a_compiler_that_is_missing_is_said_with_its_extra(capsys, monkeypatch, 
     assert code == 2 and stderr.endswith(f"which is not installed; {install_hint(extra)}")
 
 
-def test_options_of_xla_reach_the_step_and_the_user_s_win(monkeypatch):
+def test_options_of_xla_reach_the_step_and_the_users_win(monkeypatch):
     run = tiny()
     mesh = meshes.build(run.mesh, jax.devices()[:8])
     monkeypatch.setitem(meshes._COMPILER_OPTIONS, "cpu", {"xla_cpu_enable_fast_math": True, "xla_dump_to": ""})
@@ -266,7 +264,7 @@ def test_a_step_is_planned_for_devices_that_are_not_here(name):
     assert options and all(option.startswith("xla_gpu") == (platform == "gpu") for option in options)
 
 
-def test_what_a_step_too_large_would_need_is_read_of_the_compiler_s_refusal():
+def test_what_too_large_a_step_needs_is_read_of_the_compilers_refusal():
     from contexture.train.plan import plan as planning
 
     class Refusing:
@@ -301,7 +299,7 @@ def timed(run: Run) -> TimedPlan:
 
 
 @pytest.mark.long
-def test_a_run_that_counts_in_epochs_or_begins_with_small_batches_is_billed_as_such(capsys):
+def test_epochs_and_a_ramp_of_batches_are_billed_as_such(capsys):
     run = dataclasses.replace(tiny(), steps=100)
     whole = timed(run)
     assert whole["days"] == pytest.approx(100 * whole["step_ms"] / 8.64e7)

@@ -62,7 +62,7 @@ def test_a_step_of_few_layers_holds_none_of_these(name):
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("words", WHOLE)
-def test_a_whole_recipe_s_step_holds_none_of_these(words):
+def test_a_whole_recipes_step_holds_none_of_these(words):
     made = compiled(words)
     assert made["fits"] and made["loops"] > 1
     assert (made["squares"], made["tables_in_loops"], made["warnings"]) == ([], [], []), made
@@ -70,7 +70,7 @@ def test_a_whole_recipe_s_step_holds_none_of_these(words):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
-def test_the_reference_s_arrays_of_all_weights_are_seen(name):
+def test_the_references_arrays_of_all_weights_are_seen(name):
     made = compiled(f"{SMALL[name]} --topology {name} --model.attention reference --model.unroll 1")
     assert made["squares"] and not made["tables_in_loops"]
 

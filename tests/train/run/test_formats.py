@@ -106,7 +106,7 @@ def test_run_json_is_read_back_as_it_was_written():
 
 
 @pytest.mark.parametrize("name", ["run", "task", "gpt", "elmo", "elmo_task"])
-def test_a_record_of_format_1_is_written_in_format_2_and_read_back_the_same(name: str, tmp_path: Path):
+def test_a_record_of_format_1_is_written_in_format_2_and_reads_alike(name: str, tmp_path: Path):
     record = run_file.read(GOLDEN / f"{name}_format_1")
     run_file.write(tmp_path, record)
     tree = json.loads((tmp_path / "run.json").read_text())
@@ -161,7 +161,7 @@ def test_a_run_json_that_is_not_ours_is_one_clear_line(tmp_path, change, line):
         run_file.read(tmp_path)
 
 
-def test_a_run_s_identity_is_what_makes_its_numbers_and_nothing_else():
+def test_a_runs_identity_is_what_makes_its_numbers_and_nothing_else():
     run = run_file.read(GOLDEN / "run_format_1").run
     word = run_file.fingerprint(run, "t", "d")
     same = [{"steps": 99}, {"dir": "x"}, {"mesh": MeshConfig(fsdp=2)}, {"save": SaveConfig(every=7)}]

@@ -85,7 +85,7 @@ def test_a_torn_last_line_is_nothing_to_keep(tiny_words, copied, capsys):
     assert not (copied / "earlier-1").exists()
 
 
-def test_other_settings_before_the_first_checkpoint_move_what_is_there_aside(tiny_words, copied, capsys, start_only):
+def test_other_settings_before_the_first_checkpoint_move_all_aside(tiny_words, copied, capsys, start_only):
     shutil.rmtree(copied / "checkpoints")
     before, described = files_of(copied, "data", "tokenizer"), (copied / "run.json").read_text()
     code, err = run_command(capsys, *tiny_words, "--dir", copied, "--seed", "7", "--steps", "6")
@@ -105,7 +105,7 @@ def test_what_a_stopped_start_left_is_used(tiny_words, tmp_path, capsys, monkeyp
     assert json.loads((folder / "run.json").read_text()) == tree
 
 
-def test_a_folder_of_the_user_s_beside_the_target_is_left_alone(tmp_path, text_folder):
+def test_a_folder_of_the_users_beside_the_target_is_left_alone(tmp_path, text_folder):
     theirs = [tmp_path / ".shards.partial", tmp_path / ".shards.0123456.partial"]
     for folder in theirs:
         folder.mkdir()
@@ -135,7 +135,7 @@ def test_an_atomic_folder_never_takes_the_place_of_another(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a" / "y").read_text() == "theirs"
 
 
-def test_a_folder_is_overwritten_only_where_each_of_its_files_has_a_successor(tmp_path):
+def test_a_folder_is_overwritten_where_each_file_has_a_successor(tmp_path):
     def write(*names: str, overwrite: bool = True) -> None:
         with atomic_folder(tmp_path / "a", overwrite) as part:
             for name in names:

@@ -51,7 +51,7 @@ def test_the_bar_is_one_line_of_the_terminal(width):
     assert ("tokens/s" in bars[-1]) == (width >= 80)
 
 
-def test_a_held_out_line_does_not_take_the_place_of_one_with_the_time_that_is_left(monkeypatch):
+def test_a_held_out_line_replaces_none_with_the_time_that_is_left(monkeypatch):
     """An evaluation every 10 seconds, and the figures of training 4 seconds after each."""
     now = [100.0]
     monkeypatch.setattr("contexture.train.run.progress.time.monotonic", lambda: now[0])

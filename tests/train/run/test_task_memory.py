@@ -51,7 +51,7 @@ def test_reading_a_million_rows_takes_the_memory_of_a_tenth_of_them(tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_on_a_million_rows_takes_the_memory_of_one_on_a_tenth_of_them(tmp_path):
+def test_a_million_rows_take_the_memory_of_a_tenth_of_them(tmp_path):
     """The commands themselves; the first round, of few rows, leaves the compiled programs to the others."""
     peaks: dict[str, list[float]] = {"finetune": [], "predict": []}
     for place, count in enumerate((1_000, FEW, MANY)):

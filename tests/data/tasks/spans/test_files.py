@@ -92,7 +92,7 @@ def test_tables_are_read_by_the_usual_names_of_their_columns(tmp_path, name):
     assert [each.id for each in given] == (["7"] if name == "c.json" else [each.origin for each in given])
 
 
-def test_places_that_a_table_holds_as_fractions_are_read_if_they_are_whole(tmp_path):
+def test_places_that_a_table_holds_as_fractions_are_read_if_whole(tmp_path):
     rows = f"question,context,answer,answer_start\nab?,{CONTEXT},cd,3.0\ngh?,{CONTEXT},,\n"
     assert [each.answers for each in read(written(tmp_path, "a.csv", rows))] == [(Answer("cd", 3),), ()]
     for place in ("3.5", "nan", "inf", "1e400", "three", "1_0", "\u0663"):

@@ -136,7 +136,7 @@ def test_the_published_rule_of_most_context():
     assert window_spans(11, 5, 3) == windows
 
 
-def test_a_short_context_is_one_window_and_a_stride_of_more_than_the_room_skips_nothing():
+def test_a_short_context_is_one_window_and_a_wide_stride_skips_nothing():
     assert window_spans(4, 9, 3) == [(0, 4)]
     assert window_spans(0, 9, 3) == [(0, 0)]
     assert window_spans(10, 4, 100) == [(0, 4), (4, 4), (8, 2)]
